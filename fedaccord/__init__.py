@@ -1,0 +1,22 @@
+"""FedAccord: federated optimisation under client drift, for Flower."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedaccord.client_app import train_locally
+    from fedaccord.engine import simulate
+
+__all__ = ["simulate", "train_locally"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: a Flower app that takes one half does not load the other."""
+    if name == "simulate":
+        from fedaccord.engine import simulate
+
+        return simulate
+    if name == "train_locally":
+        from fedaccord.client_app import train_locally
+
+        return train_locally
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

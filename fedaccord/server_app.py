@@ -1,0 +1,91 @@
+"""The ServerApp: config in, strategy started, results out."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Result
+
+from fedaccord import records
+from fedaccord.config import RunConfig
+from fedaccord.runs import RunDirectory
+from fedaccord.strategies.base import FederatedStrategy, FederationError, Round
+from fedaccord.task import Task, load_task
+from fedaccord.task.vectors import FlatModel
+
+log = logging.getLogger("flwr")
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    try:
+        config = RunConfig.make(context.run_config)
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        task = load_task(**config.task(), num_clients=1, whole=True)  # its test samples
+        run(grid, config, task)
+    except (ValueError, FileNotFoundError, FederationError) as error:
+        log.error("%s", error)
+        raise SystemExit(1) from None
+
+
+def run(
+    grid: Grid,
+    config: RunConfig,
+    task: Task,
+    on_round: Callable[[Round], None] | None = None,
+    **facts: Any,
+) -> RunDirectory:
+    """One run of the configuration over ``grid``, written to its run directory.
+
+    ``facts`` go into summary.json. An interrupted or failed run leaves a directory that can be
+    read, with the model as it was then.
+    """
+
+    def record(round: Round) -> None:
+        directory.record({"round": round.number, **round.metrics}, round.clients)
+        if on_round:
+            on_round(round)
+
+    strategy = config.build_strategy(on_round=record)
+    initial = initial_arrays(task, config.strategy["precision"])
+    directory = RunDirectory(config.out_dir, config.name, config.flat)
+    log.info("run directory: %s", directory.path)
+    status = "failed"
+    try:
+        start(strategy, grid, initial, task, config.num_server_rounds)
+        status = "completed"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        arrays = strategy.current() or initial
+        directory.save_model({name: records.to_tensor(array) for name, array in arrays.items()})
+        directory.summarise(status, **facts)
+        log.info("run %s: %s", status, directory.path)
+    return directory
+
+
+def start(
+    strategy: FederatedStrategy, grid: Grid, initial: ArrayRecord, task: Task, num_rounds: int
+) -> Result:
+    """Run ``strategy`` with the task's test samples as its evaluation."""
+    layout = task.model(strategy.precision)
+
+    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
+        pieces = [records.to_tensor(arrays[name]).reshape(-1) for name in layout.names]
+        found: Mapping[str, float] = task.evaluate(torch.cat(pieces))
+        return MetricRecord(dict(found))
+
+    return strategy.start(grid, initial, num_rounds, evaluate_fn=evaluate)
+
+
+def initial_arrays(task: Task, precision: str) -> ArrayRecord:
+    """The parameters of a fresh model under their names."""
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    return records.to_record(FlatModel(task.module(), dtype=dtype).state_dict())

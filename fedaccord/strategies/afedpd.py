@@ -1,0 +1,109 @@
+"""A-FedPD: Aligning Dual-Drift is All Federated Primal-Dual Learning Needs.
+
+Sun, Shen, Tao. NeurIPS 2024, arXiv:2409.18915, Algorithm 1, with virtual dual updates.
+
+    client  w <- w - lr (g_i(w) + lam_i + rho (w - w^t))              K steps from w^t
+    duals   active:   lam_i <- lam_i + rho (w_{i,K} - w^t)
+            inactive: lam_i <- lam_i + rho (w_bar - w^t)              virtual; w_bar: active mean
+    server  lam_bar = mean of lam_i over all clients
+            w^{t+1} = w_bar + lam_bar / rho                           returned model: w_bar
+
+The listing keeps all duals on the server. Averaging its dual step over active and inactive
+clients gives lam_bar+ = lam_bar + rho (w_bar - w^t): the very step that an absent client misses. So
+a client keeps its own dual, and on its return the server tells it what it missed, lam_bar now minus
+lam_bar after its last round. The server holds lam_bar once per distinct round in which some client
+was last seen, never one vector per client.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from fedaccord.strategies.base import (
+    Client,
+    Cohort,
+    Cost,
+    Direction,
+    FederatedStrategy,
+    LocalRule,
+    Model,
+    Vector,
+    Work,
+    option,
+)
+
+
+class Down(NamedTuple):
+    w: Vector
+    missed: Vector | None  # sum of the virtual steps since the client's last round; None: zero
+
+
+class ClientState(NamedTuple):
+    lam: Vector  # lam_i at the end of the client's last round
+
+
+class ServerState(NamedTuple):
+    lam_bar: Vector
+    seen: dict[int, Vector]  # lam_bar after round t, for rounds t in which a client was last seen
+
+
+@dataclass(frozen=True)
+class AFedPDClient(LocalRule):
+    receives = Down
+
+    rho: float
+
+    def init(self, w: Vector, w_0: Vector) -> ClientState:
+        return ClientState(lam=torch.zeros_like(w))
+
+    def direction(self, down: Down, state: ClientState) -> Direction:
+        return Direction(shift=self.dual(down, state), rho=self.rho, anchor=down.w)
+
+    def finish(
+        self, w_K: Vector, down: Down, state: ClientState, work: Work
+    ) -> tuple[Model, ClientState]:
+        lam = self.dual(down, state) + self.rho * (w_K - down.w)
+        return Model(w_K), ClientState(lam)
+
+    def dual(self, down: Down, state: ClientState) -> Vector:
+        """lam_i^t: what the client left with and the virtual steps since."""
+        return state.lam if down.missed is None else state.lam + down.missed
+
+
+@dataclass(kw_only=True, eq=False)
+class AFedPD(FederatedStrategy):
+    cost = Cost(
+        *(2, 1, 1),
+        client=1,
+        server=2,
+        note="down 1 where nothing was missed; server +1 per round in which a client was last seen",
+    )
+
+    rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)
+
+    def rule(self) -> AFedPDClient:
+        return AFedPDClient(self.rho)
+
+    def init(self, w: Vector) -> ServerState:
+        return ServerState(lam_bar=torch.zeros_like(w), seen={})
+
+    def broadcast(self, w: Vector, state: ServerState, client: Client) -> Down:
+        if client.last_round == client.round - 1:  # nothing missed (before round 0: no dual yet)
+            return Down(w, None)
+        if client.last_round < 0:
+            return Down(w, state.lam_bar)
+        return Down(w, state.lam_bar - state.seen[client.last_round])
+
+    def aggregate(
+        self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
+    ) -> tuple[Vector, ServerState]:
+        w_bar = cohort.mean(ups.w)
+        lam_bar = state.lam_bar + self.rho * (w_bar - w)
+        seen = {t: v for t, v in state.seen.items() if t in cohort.last_rounds}
+        seen[cohort.round] = lam_bar
+        return w_bar + lam_bar / self.rho, ServerState(lam_bar, seen)
+
+    def headline(self, w: Vector, state: ServerState) -> Vector:
+        """w_bar, which the theorem and the listing's return value are about."""
+        return w - state.lam_bar / self.rho

@@ -1,0 +1,714 @@
+"""What every method is made of: vectors, the client half, the server half and the round loop."""
+
+import dataclasses
+import logging
+import math
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from fedaccord import records
+
+log = logging.getLogger("flwr")
+
+Vector = torch.Tensor  # (d,) all parameters of a model; formulas also hold over (..., d)
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def option(
+    default: Any,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: Sequence[str] = (),
+) -> Any:
+    """A dataclass field that is also a run-config key: its default, meaning and range.
+
+    low, high: inclusive bounds; above: an exclusive lower bound.
+    """
+    bounds = {"low": low, "high": high, "above": above, "choices": tuple(choices)}
+    return dataclasses.field(default=default, metadata={"doc": doc, **bounds})
+
+
+def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
+    """``value`` as the option's type. Raises ValueError, in one line, on a wrong type or range."""
+    kind: type = type(field.default)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{name}: expected {_name(kind)}, got {value!r}")
+    rule = field.metadata
+    if rule["choices"] and value not in rule["choices"]:
+        raise ValueError(f"{name}: expected one of {', '.join(rule['choices'])}, got {value!r}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"{name}: expected a finite number, got {value}")
+    allowed = range_text(field)
+    if (
+        (rule["low"] is not None and value < rule["low"])
+        or (rule["high"] is not None and value > rule["high"])
+        or (rule["above"] is not None and value <= rule["above"])
+    ):
+        raise ValueError(f"{name}: expected {allowed}, got {value}")
+    return value
+
+
+def range_text(field: "dataclasses.Field[Any]") -> str:
+    """The allowed range of an option in words."""
+    rule = field.metadata
+    words = {"low": "at least", "above": "above", "high": "at most"}
+    return " and ".join(f"{w} {rule[k]:g}" for k, w in words.items() if rule[k] is not None)
+
+
+def options(kind: type) -> "list[dataclasses.Field[Any]]":
+    return [f for f in dataclasses.fields(kind) if "doc" in f.metadata]
+
+
+def own_options(kind: "type[FederatedStrategy]") -> "list[dataclasses.Field[Any]]":
+    """The options that a method adds to those of every strategy."""
+    common = {f.name for f in options(FederatedStrategy)}
+    return [f for f in options(kind) if f.name not in common]
+
+
+def _name(kind: type) -> str:
+    return {float: "a number", int: "an integer", str: "a text", bool: "true or false"}[kind]
+
+
+# --- the client half ------------------------------------------------------------------------------
+
+
+class Model(NamedTuple):
+    """A message of one model: what is broadcast, or the local model after the last step."""
+
+    w: Vector
+
+
+class Nothing(NamedTuple):
+    """The state of a method without memory."""
+
+
+class Direction(NamedTuple):
+    """w <- w - lr (scale g(w) + shift + rho (w - anchor) + weight_decay w), all round long."""
+
+    scale: float = 1.0
+    shift: Vector | None = None  # None: zero
+    rho: float = 0.0
+    anchor: Vector | None = None
+
+
+class Work(NamedTuple):
+    """The local steps that were taken."""
+
+    w_0: Vector  # w_{i,0}
+    steps: int  # K_i
+    lr: float  # eta_t
+    examples: int  # samples of the client
+    loss: float  # mean training loss over the steps
+
+
+class LocalRule:
+    """The client half of a method: a frozen dataclass of its hyper-parameters.
+
+    State comes in and goes out; a rule keeps nothing. Returned vectors may be passed on by
+    reference, so none of them is changed in place afterwards.
+    """
+
+    receives: ClassVar[Any] = Model  # NamedTuple type of the broadcast; its field w is the model
+    sends: ClassVar[Any] = Model  # NamedTuple type of the reply; its field w is w_{i,K}
+
+    @property
+    def needs_initial(self) -> bool:
+        """Whether `init` looks at w^0, which the server then sends with a client's first order."""
+        return False
+
+    def init(self, w: Vector, w_0: Vector) -> Any:
+        """Client state before the first visit; w: the model received, w_0: w^0 if needed."""
+        return Nothing()
+
+    def start(self, down: Any, state: Any) -> Vector:
+        """w_{i,0}, where the local steps start."""
+        return down.w  # type: ignore[no-any-return]
+
+    def direction(self, down: Any, state: Any) -> Direction:
+        return Direction()
+
+    def gradient(self) -> Callable[..., Any] | None:
+        """The gradient oracle (see task/training.py); None: the batch's gradient at w."""
+        return None
+
+    def finish(self, w_K: Vector, down: Any, state: Any, work: Work) -> tuple[Any, Any]:
+        """The reply and the client's next state."""
+        return Model(w_K), state
+
+
+@dataclass(frozen=True)
+class PlugIn(LocalRule):
+    """A rule around another rule: whatever seat it does not take is the other's."""
+
+    rule: LocalRule = dataclasses.field(default_factory=LocalRule, kw_only=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "receives", self.rule.receives)
+        object.__setattr__(self, "sends", self.rule.sends)
+
+    @property
+    def needs_initial(self) -> bool:
+        return self.rule.needs_initial
+
+    def init(self, w: Vector, w_0: Vector) -> Any:
+        return self.rule.init(w, w_0)
+
+    def start(self, down: Any, state: Any) -> Vector:
+        return self.rule.start(down, state)
+
+    def direction(self, down: Any, state: Any) -> Direction:
+        return self.rule.direction(down, state)
+
+    def gradient(self) -> Callable[..., Any] | None:
+        return self.rule.gradient()
+
+    def finish(self, w_K: Vector, down: Any, state: Any, work: Work) -> tuple[Any, Any]:
+        return self.rule.finish(w_K, down, state, work)
+
+
+# --- the server half ------------------------------------------------------------------------------
+
+
+class Client(NamedTuple):
+    """A client as the server knows it."""
+
+    id: int
+    round: int  # t, the round that starts
+    last_round: int  # the last round whose reply was accepted; -1: none yet
+
+
+class Cohort:
+    """The active clients P^t whose replies were accepted, in the order of their ids."""
+
+    def __init__(
+        self,
+        clients: Sequence[int],
+        weights: Sequence[float],
+        *,
+        round: int,
+        num_clients: int,
+        last_rounds: frozenset[int],
+    ) -> None:
+        self.clients = clients
+        self.weights = weights  # of the mean; all 1 for uniform
+        self.round = round  # t
+        self.num_clients = num_clients  # C
+        self.last_rounds = last_rounds  # the rounds in which some client was last accepted
+        self._means: dict[int, Vector] = {}
+
+    @property
+    def participation(self) -> float:
+        """P / C."""
+        return len(self.clients) / self.num_clients
+
+    def mean(self, xs: Sequence[Vector] | Vector) -> Vector:
+        """A_P[x_i]: the mean over the active clients, weighted as the run says.
+
+        xs: a vector per active client, as a sequence or stacked.
+        """
+        if id(xs) not in self._means:  # the strategy and its metrics ask for the same mean
+            total = self._sum(xs, self.weights)
+            self._means[id(xs)] = total.div_(sum(self.weights))
+        return self._means[id(xs)]
+
+    def sum(self, xs: Sequence[Vector] | Vector) -> Vector:
+        """The plain sum over the active clients."""
+        return self._sum(xs, [1.0] * len(xs))
+
+    @staticmethod
+    def _sum(xs: Sequence[Vector] | Vector, weights: Sequence[float]) -> Vector:
+        total = weights[0] * xs[0]
+        for weight, x in zip(weights[1:], xs[1:], strict=True):
+            total.add_(x, alpha=weight)
+        return total
+
+
+class Cost(NamedTuple):
+    """What a method costs an active client a round, and what is kept, in vectors of d."""
+
+    down: float
+    up: float
+    gradients: float  # evaluations per local step
+    client: float  # persistent client state
+    server: float  # server state, the model included
+    note: str = ""
+
+
+class Round(NamedTuple):
+    """What is known at the end of a round; number 0 is the state before the first."""
+
+    number: int  # t + 1
+    w: Vector  # w^{t+1}, the model that the next round broadcasts
+    w_bar: Vector  # mean of the accepted local models
+    metrics: dict[str, float]
+    clients: list[dict[str, Any]]  # a row per asked client
+
+
+class FederationError(RuntimeError):
+    """The federation cannot go on; the message says why and what to do."""
+
+
+@dataclass(kw_only=True, eq=False)
+class FederatedStrategy(Strategy, ABC):
+    """The server half of a method, and the round loop that all of them share.
+
+    A subclass writes the paper: `rule` (its client half), `init`, `broadcast` and `aggregate`.
+    This class waits for the clients, draws cohorts, drops bad replies, evaluates and reports.
+    Works in any Flower ServerApp: ``strategy.start(grid=..., initial_arrays=..., num_rounds=...)``
+    with `fedaccord.train_locally` in the ClientApp.
+    """
+
+    cost: ClassVar[Cost] = Cost(down=1, up=1, gradients=1, client=0, server=1)
+
+    fraction_train: float = option(0.5, "share of all clients drawn each round", above=0, high=1)
+    sampling: str = option(
+        "fixed",
+        "cohorts of fixed size without replacement, or each client with probability fraction-train",
+        choices=("fixed", "bernoulli"),
+    )
+    seed: int = option(0, "seed of initial model, partition, cohorts, batches", low=0)
+    eval_every: int = option(1, "rounds between evaluations; the last is always evaluated", low=1)
+    round_timeout: float = option(3600.0, "seconds to wait for the replies of a round", above=0)
+    wait_timeout: float = option(600.0, "seconds to wait for all clients before round 1", above=0)
+    min_replies: int = option(1, "good replies that a round needs to count", low=1)
+    max_failed_rounds: int = option(3, "failed rounds in a row after which the run stops", low=1)
+    weighting: str = option(
+        "uniform",
+        "weights of the mean over active clients; the papers' methods use uniform",
+        choices=("uniform", "examples"),
+    )
+    lr: float = option(0.1, "local rate in round 1", above=0)
+    lr_decay: float = option(0.998, "factor on the local rate per round", above=0, high=1)
+    weight_decay: float = option(0.001, "local weight decay, outside clip and corrections", low=0)
+    clip_norm: float = option(10.0, "bound on the norm of the data gradient; 0: off", low=0)
+    local_epochs: int = option(5, "passes over the client's data a round", low=1)
+    local_steps: int = option(0, "steps a round instead of epochs; 0: count epochs", low=0)
+    batch_size: int = option(50, "local batch; 0: the whole client, in order, every step", low=0)
+    precision: str = option(
+        "float32",
+        "vectors and steps in float32 or float64; bfloat16: float32 with bfloat16 forward passes",
+        choices=("float32", "float64", "bfloat16"),
+    )
+
+    plugins: tuple[PlugIn, ...] = ()  # outermost last
+    participation: Sequence[Sequence[int]] | None = None  # explicit cohorts, one per round
+    on_round: Callable[[Round], None] | None = None
+
+    def __post_init__(self) -> None:
+        for field in options(type(self)):
+            setattr(self, field.name, check_option(field.name, getattr(self, field.name), field))
+        for plugin in self.plugins:
+            for field in options(type(plugin)):
+                check_option(field.name, getattr(plugin, field.name), field)
+        self._nodes: dict[int, int] = {}  # client id -> node id, of the connected clients
+        self._asked: set[int] = set()  # node ids that were asked who they are
+        self._sent: dict[int, Message] = {}  # client id -> this round's message
+        self._state: Any = None
+        self._w = self._w_0 = torch.empty(0)
+
+    # the method: what a subclass writes
+
+    @abstractmethod
+    def rule(self) -> LocalRule:
+        """The client half with this run's hyper-parameters."""
+
+    def init(self, w: Vector) -> Any:
+        """Server state before round 1."""
+        return Nothing()
+
+    def broadcast(self, w: Vector, state: Any, client: Client) -> Any:
+        """What one client receives."""
+        return Model(w)
+
+    @abstractmethod
+    def aggregate(self, w: Vector, ups: Any, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
+        """w^{t+1} and the next server state.
+
+        ups: the replies' NamedTuple with a tuple of vectors, one per client, in every field.
+        """
+
+    def headline(self, w: Vector, state: Any) -> Vector:
+        """The model that is evaluated, saved and returned."""
+        return w
+
+    # Flower's Strategy
+
+    def summary(self) -> None:
+        log.info("%s, client half %s", type(self).__name__, self.client_rule())
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One message per client of the round's cohort; connects and initialises before round 1."""
+        if self._state is None:
+            self._connect(grid)
+            self._initialise(arrays)
+        elif server_round > 1:
+            self._meet_new_nodes(grid)
+        t = server_round - 1
+        order = self._order(t)
+        self._sent = {i: self._message(i, order, config) for i in self._draw(t)}
+        return list(self._sent.values())
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The headline model after this round and its metrics; (None, None) for a failed round.
+
+        Raises FederationError after ``max_failed_rounds`` failed rounds in a row.
+        """
+        t = server_round - 1
+        good, rows = self._accept(t, replies)
+        if len(good) < self.min_replies:
+            self._fail(server_round, len(good))
+            self._last = Round(server_round, self._w, self._w, {"replies": len(good)}, rows)
+            return None, None
+        self._failed_rounds = 0
+        for i in good:
+            self._last_rounds[i] = t
+        if len(self._last_rounds) == self.num_clients:
+            self._w_0 = torch.empty(0)  # no client is left to be sent it
+        cohort = Cohort(
+            list(good),
+            [m["num-examples"] if self.weighting == "examples" else 1.0 for _, m in good.values()],
+            round=t,
+            num_clients=self.num_clients,
+            last_rounds=frozenset(self._last_rounds.values()),
+        )
+        kind = type(next(iter(good.values()))[0])
+        ups = kind(*zip(*(up for up, _ in good.values()), strict=True))
+        self._w, self._state = self.aggregate(self._w, ups, self._state, cohort)
+        w_bar = cohort.mean(ups.w)
+        metrics = self._metrics(ups.w, w_bar, [m for _, m in good.values()], rows)
+        self._last = Round(server_round, self._w, w_bar, metrics, rows)
+        return self.arrays(self.headline(self._w, self._state)), MetricRecord(dict(metrics))
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nothing: the server evaluates, through ``evaluate_fn``."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        return None
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the federation; arguments and result as Flower's own `Strategy.start`.
+
+        ``timeout`` (seconds, per round) takes the place of ``round_timeout``. ``evaluate_fn`` is
+        called on the headline model before round 1 and every ``eval_every`` rounds, and once more,
+        its metrics ending in ``-broadcast``, where the broadcast model is another one.
+        Raises ValueError on bad settings before any message is sent, FederationError when the
+        clients do not come or too many rounds fail in a row.
+        """
+        if self.participation is not None and len(self.participation) < num_rounds:
+            raise ValueError(
+                f"participation: expected a cohort for each of {num_rounds} rounds, "
+                f"got {len(self.participation)}"
+            )
+        self.summary()
+        result = Result(arrays=initial_arrays)
+        self._connect(grid)
+        self._initialise(initial_arrays)
+        self._last = Round(0, self._w, self._w, {}, [])
+        self._report(result, evaluate_fn, num_rounds)
+        for server_round in range(1, num_rounds + 1):
+            began = time.perf_counter()
+            config = ConfigRecord(dict(train_config or {}))
+            messages = self.configure_train(server_round, result.arrays, config, grid)
+            replies = grid.send_and_receive(messages, timeout=timeout or self.round_timeout)
+            arrays, metrics = self.aggregate_train(server_round, replies)
+            del replies
+            if arrays is not None and metrics is not None:
+                result.arrays = arrays
+                result.train_metrics_clientapp[server_round] = metrics
+            self._last.metrics["seconds"] = time.perf_counter() - began
+            self._report(result, evaluate_fn, num_rounds)
+        return result
+
+    # before round 1
+
+    def client_rule(self) -> LocalRule:
+        """The method's rule inside its plug-ins."""
+        rule = self.rule()
+        for plugin in self.plugins:
+            rule = replace(plugin, rule=rule)
+        return rule
+
+    def arrays(self, vector: Vector) -> ArrayRecord:
+        """A vector (d,) under the names and shapes of the initial arrays."""
+        pieces = vector.split([shape.numel() for shape in self._layout.values()])
+        views = [p.view(s) for p, s in zip(pieces, self._layout.values(), strict=True)]
+        return records.to_record(dict(zip(self._layout, views, strict=True)))
+
+    def current(self) -> ArrayRecord | None:
+        """The headline model as it is now; None before `start`."""
+        if self._state is None:
+            return None
+        return self.arrays(self.headline(self._w, self._state))
+
+    def client_state_like(self) -> Any:
+        """A client's state with vectors that hold nothing: its structure."""
+        w = self._w.to("meta")
+        return self._rule.init(w, w)
+
+    def _initialise(self, initial_arrays: ArrayRecord) -> None:
+        tensors = {name: records.to_tensor(array) for name, array in initial_arrays.items()}
+        if not tensors or not all(x.is_floating_point() for x in tensors.values()):
+            raise ValueError(
+                "initial_arrays: expected the floating-point parameters of a model, got "
+                f"{ {name: str(x.dtype) for name, x in tensors.items()} }"
+            )
+        dtype = torch.float64 if self.precision == "float64" else torch.float32
+        self._layout = {name: x.shape for name, x in tensors.items()}
+        self._w = torch.cat([x.reshape(-1).to(dtype) for x in tensors.values()])
+        self._w_0 = self._w
+        self._state = self.init(self._w)
+        self._rule = self.client_rule()
+        self._rule_text = records.dumps(self._rule)
+        self._last_rounds: dict[int, int] = {}
+        self._failed_rounds = 0
+
+    def _connect(self, grid: Grid) -> None:
+        """Wait until every client has said who it is."""
+        deadline = time.monotonic() + self.wait_timeout
+        self.num_clients = 0
+        self._nodes, self._asked = {}, set()
+        while not self.num_clients or len(self._nodes) < self.num_clients:
+            self._meet_new_nodes(grid)
+            if time.monotonic() > deadline:
+                missing = sorted(set(range(self.num_clients)) - set(self._nodes))
+                raise FederationError(
+                    f"expected {self.num_clients or 'some'} clients within {self.wait_timeout:g} s,"
+                    f" got {len(self._nodes)}; missing partition-ids: {missing or 'all'}. Start "
+                    "their SuperNodes or give them more time with wait-timeout"
+                )
+            if len(self._nodes) < (self.num_clients or 1):
+                time.sleep(0.1)
+        size = max(1, round(self.fraction_train * self.num_clients))
+        log.info("%d clients connected, %d a round", self.num_clients, size)
+
+    def _meet_new_nodes(self, grid: Grid) -> None:
+        """Ask nodes that were not there before which client they are; forget those that left."""
+        online = set(grid.get_node_ids())
+        gone = [i for i, node in self._nodes.items() if node not in online]
+        for i in gone:
+            log.warning("client %d is offline", i)
+            del self._nodes[i]
+        new = sorted(online - self._asked)
+        if not new:
+            return
+        self._asked |= set(new)
+        asked = [Message(records.hello(), node, MessageType.TRAIN) for node in new]
+        met: dict[int, int] = {}
+        for reply in grid.send_and_receive(asked, timeout=self.wait_timeout):
+            if reply.has_error():
+                # a node that died is reported by the SuperLink; any other error is the client's own
+                if reply.metadata.src_node_id in online:
+                    raise FederationError(f"a client could not start: {reply.error.reason}")
+                continue
+            i, num_clients = records.introduction(reply)
+            node = reply.metadata.src_node_id
+            if i in met:
+                raise FederationError(
+                    f"expected one SuperNode per partition-id, got two with partition-id={i} "
+                    f"(nodes {met[i]} and {node}): give each its own in --node-config"
+                )
+            if not 0 <= i < num_clients or self.num_clients not in (0, num_clients):
+                raise FederationError(
+                    f"expected partition-id below num-partitions, and one num-partitions for all "
+                    f"SuperNodes, got partition-id={i} num-partitions={num_clients}"
+                    + (f" beside num-partitions={self.num_clients}" if self.num_clients else "")
+                )
+            self.num_clients = num_clients
+            met[i] = node
+        for i in met.keys() & self._nodes.keys():
+            log.warning("client %d came back as another node, which takes its place", i)
+        self._nodes |= met
+
+    # a round
+
+    def _draw(self, t: int) -> list[int]:
+        """The active clients of round t, by a generator of (seed, t) over the sorted clients."""
+        clients = sorted(self._nodes)
+        if self.participation is not None:
+            wanted = sorted(set(self.participation[t]))
+            if wanted and not 0 <= wanted[0] <= wanted[-1] < self.num_clients:
+                raise ValueError(
+                    f"participation: expected clients 0..{self.num_clients - 1}, got {wanted}"
+                )
+            return [i for i in wanted if i in self._nodes]
+        generator = random.Random(f"cohort {self.seed} {t}")
+        if self.sampling == "bernoulli":
+            drawn: list[int] = []
+            while clients and not drawn:
+                drawn = [i for i in clients if generator.random() < self.fraction_train]
+            return drawn
+        size = max(1, round(self.fraction_train * self.num_clients))
+        return sorted(generator.sample(clients, min(size, len(clients))))
+
+    def _order(self, t: int) -> records.Order:
+        return records.Order(
+            round=t,
+            client=-1,
+            last_round=-1,
+            rule=self._rule_text,
+            shapes=records.shapes_text(self._layout.values()),
+            lr=self.lr * self.lr_decay**t,
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+            local_epochs=self.local_epochs,
+            local_steps=self.local_steps,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            precision=self.precision,
+        )
+
+    def _message(self, i: int, order: records.Order, config: ConfigRecord) -> Message:
+        last_round = self._last_rounds.get(i, -1)
+        order = order._replace(client=i, last_round=last_round)
+        down = self.broadcast(self._w, self._state, Client(i, order.round, last_round))
+        content = RecordDict(
+            {records.DOWN: records.pack(down), records.CONFIG: records.write_order(order, config)}
+        )
+        if self._rule.needs_initial and last_round < 0 < order.round:
+            content[records.INITIAL] = records.pack(Model(self._w_0))
+        return Message(content, self._nodes[i], MessageType.TRAIN)
+
+    def _accept(
+        self, t: int, replies: Iterable[Message]
+    ) -> tuple[dict[int, tuple[Any, dict[str, float]]], list[dict[str, Any]]]:
+        """The good replies by client, in client order, and a row per asked client."""
+        of_message = {m.metadata.message_id: i for i, m in self._sent.items()}
+        outcome: dict[int, Any] = dict.fromkeys(self._sent, "no reply in time")
+        for reply in replies:
+            i = of_message.get(reply.metadata.reply_to_message_id)
+            if i is not None:
+                outcome[i] = self._read(reply)
+        good, rows = {}, []
+        for i, read in outcome.items():  # in client order, as they were sent
+            row: dict[str, Any] = {"round": t + 1, "client": i}
+            if isinstance(read, str):
+                log.warning("round %d: dropped client %d: %s", t + 1, i, read)
+                rows.append(row | {"status": read})
+            else:
+                good[i] = read
+                rows.append(row | {"status": "ok"} | read[1])
+        return good, rows
+
+    def _read(self, reply: Message) -> tuple[Any, dict[str, float]] | str:
+        """(vectors, metrics) of a good reply, else what is wrong with it, in one line."""
+        if reply.has_error():
+            return " ".join(f"error {reply.error.code}: {reply.error.reason}".split())
+        arrays = reply.content.array_records
+        numbers = reply.content.metric_records.get(records.METRICS)
+        if set(arrays) != {records.UP} or numbers is None or "num-examples" not in numbers:
+            return (
+                f"expected the records {records.UP!r} and {records.METRICS!r} with num-examples, "
+                f"got {sorted(reply.content)}"
+            )
+        try:
+            up = records.unpack(self._rule.sends, arrays[records.UP], like=self._w)
+        except ValueError as error:
+            return str(error)
+        examples = numbers["num-examples"]
+        if not isinstance(examples, int) or examples <= 0:
+            return f"expected num-examples above 0, got {examples}"
+        for name, vector in zip(up._fields, up, strict=True):
+            if not torch.isfinite(vector).all():
+                return f"expected finite numbers, got NaN or Inf in {name!r}"
+        elements, up_bytes = records.size(arrays[records.UP])
+        return up, {**numbers, "up-vectors": elements / self._w.numel(), "up-bytes": up_bytes}  # type: ignore[dict-item]
+
+    def _fail(self, server_round: int, replies: int) -> None:
+        self._failed_rounds += 1
+        log.warning(
+            "round %d failed: expected at least %d good replies, got %d; the model stays",
+            *(server_round, self.min_replies, replies),
+        )
+        if self._failed_rounds >= self.max_failed_rounds:
+            raise FederationError(
+                f"{self._failed_rounds} rounds in a row had fewer than {self.min_replies} good "
+                "replies (see the reasons above); mend the clients, or lower lr if they diverged, "
+                "or raise max-failed-rounds"
+            )
+
+    def _metrics(
+        self,
+        locals: Sequence[Vector],
+        w_bar: Vector,
+        replies: list[dict[str, float]],
+        rows: list[dict[str, Any]],
+    ) -> dict[str, float]:
+        """The row of the round: losses, drift, traffic (summed over the cohort)."""
+        spread = sum(float((w_K - w_bar).square_().sum()) for w_K in locals) / len(locals)
+        drift = sum(float((w_K - self._w).square_().sum()) for w_K in locals) / len(locals)
+        down = [
+            records.size(record)
+            for message in self._sent.values()
+            for record in message.content.array_records.values()
+        ]
+        weights = [m["num-examples"] for m in replies]
+        losses = [m["train-loss"] * n for m, n in zip(replies, weights, strict=True)]
+        return {
+            "train-loss": sum(losses) / sum(weights),
+            "replies": len(replies),
+            "dropped": len(rows) - len(replies),
+            "drift": drift,  # (1/P) sum ||w_{i,K} - w^{t+1}||^2
+            "spread": spread,  # (1/P) sum ||w_{i,K} - w_bar^{t+1}||^2
+            "down-vectors": sum(n for n, _ in down) / self._w.numel(),
+            "down-bytes": sum(b for _, b in down),
+            "up-vectors": sum(m["up-vectors"] for m in replies),
+            "up-bytes": sum(m["up-bytes"] for m in replies),
+        }
+
+    def _report(
+        self,
+        result: Result,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+        num_rounds: int,
+    ) -> None:
+        """Evaluate where it is due, and hand the round on."""
+        number = self._last.number
+        if evaluate_fn and (number % self.eval_every == 0 or number == num_rounds):
+            headline = self.headline(self._w, self._state)
+            found = dict(evaluate_fn(number, self.arrays(headline)) or {})
+            if headline is not self._w:
+                beside = dict(evaluate_fn(number, self.arrays(self._w)) or {})
+                found |= {f"{name}-broadcast": value for name, value in beside.items()}
+            result.evaluate_metrics_serverapp[number] = MetricRecord(found)
+            self._last.metrics.update(found)  # type: ignore[arg-type]
+        text = ", ".join(f"{k} {v:.4g}" for k, v in self._last.metrics.items() if k in SHOWN)
+        log.info("[round %d/%d] %s", number, num_rounds, text)
+        if self.on_round:
+            self.on_round(self._last)
+
+
+SHOWN = ("train-loss", "test-loss", "test-accuracy", "replies", "seconds")

@@ -1,0 +1,38 @@
+"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
+
+McMahan, Moore, Ramage, Hampson, Aguera y Arcas. AISTATS 2017, arXiv:1602.05629, Algorithm 1.
+
+    client  w <- w - lr g_i(w)                        K steps from w^t
+    server  w^{t+1} = w^t + server_lr (w_bar - w^t),   w_bar = mean of the active clients' models
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedaccord.strategies.base import (
+    Cohort,
+    FederatedStrategy,
+    LocalRule,
+    Model,
+    Vector,
+    option,
+)
+
+
+@dataclass(frozen=True)
+class FedAvgClient(LocalRule):
+    """Plain SGD from the received model: every seat of `LocalRule` as it is."""
+
+
+@dataclass(kw_only=True, eq=False)
+class FedAvg(FederatedStrategy):
+    server_lr: float = option(1.0, "server rate: how far to go towards the average", low=0)
+
+    def rule(self) -> FedAvgClient:
+        return FedAvgClient()
+
+    def aggregate(self, w: Vector, ups: Model, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
+        w_bar = cohort.mean(ups.w)
+        return torch.lerp(w, w_bar, self.server_lr), state  # w + server_lr (w_bar - w)

@@ -1,0 +1,74 @@
+"""FedDyn: Federated Learning Based on Dynamic Regularization.
+
+Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. ICLR 2021, arXiv:2111.04263, Algorithm 1.
+
+    client  w <- w - lr (g_i(w) + lam_i + alpha (w - w^t))            K steps from w^t
+            lam_i <- lam_i + alpha (w_{i,K} - w^t)
+    server  lam_bar <- lam_bar + (P/C) alpha (w_bar - w^t)            mean of lam_i over all clients
+            w^{t+1} = w_bar + lam_bar / alpha
+
+The paper stores the gradient at the client and h at the server: lam_i = -grad L_i, lam_bar = -h.
+Inactive duals stay as they are. Weight decay and the clip touch neither lam_i nor the prox term;
+the authors' simulator folds alpha into weight decay, so that its clip depends on the norm of w.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from fedaccord.strategies.base import (
+    Cohort,
+    Cost,
+    Direction,
+    FederatedStrategy,
+    LocalRule,
+    Model,
+    Vector,
+    Work,
+    option,
+)
+
+
+class ClientState(NamedTuple):
+    lam: Vector  # lam_i
+
+
+class ServerState(NamedTuple):
+    lam_bar: Vector
+
+
+@dataclass(frozen=True)
+class FedDynClient(LocalRule):
+    alpha: float
+
+    def init(self, w: Vector, w_0: Vector) -> ClientState:
+        return ClientState(lam=torch.zeros_like(w))
+
+    def direction(self, down: Model, state: ClientState) -> Direction:
+        return Direction(shift=state.lam, rho=self.alpha, anchor=down.w)
+
+    def finish(
+        self, w_K: Vector, down: Model, state: ClientState, work: Work
+    ) -> tuple[Model, ClientState]:
+        return Model(w_K), ClientState(lam=state.lam + self.alpha * (w_K - down.w))
+
+
+@dataclass(kw_only=True, eq=False)
+class FedDyn(FederatedStrategy):
+    cost = Cost(down=1, up=1, gradients=1, client=1, server=2)
+
+    alpha: float = option(0.1, "strength of the dynamic regulariser", above=0)
+
+    def rule(self) -> FedDynClient:
+        return FedDynClient(self.alpha)
+
+    def init(self, w: Vector) -> ServerState:
+        return ServerState(lam_bar=torch.zeros_like(w))
+
+    def aggregate(
+        self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
+    ) -> tuple[Vector, ServerState]:
+        w_bar = cohort.mean(ups.w)
+        lam_bar = state.lam_bar + self.alpha * cohort.participation * (w_bar - w)
+        return w_bar + lam_bar / self.alpha, ServerState(lam_bar)

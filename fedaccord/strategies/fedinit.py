@@ -1,0 +1,21 @@
+"""FedInit: FedAvg with relaxed initialisation (see relaxed_init.py).
+
+Sun, Shen, Tao: Understanding How Consistency Works in Federated Learning via Stage-wise Relaxed
+Initialization. NeurIPS 2023, arXiv:2306.05706, Algorithm 1.
+
+    client  w_{i,0} = w^t + beta (w^t - l_i);   w <- w - lr g_i(w)   K steps;   l_i <- w_{i,K}
+    server  w^{t+1} = mean of the active clients' w_{i,K}
+"""
+
+from dataclasses import dataclass
+
+from fedaccord.strategies.base import Cost, PlugIn
+from fedaccord.strategies.fedavg import FedAvg
+from fedaccord.strategies.relaxed_init import RelaxedInit
+
+
+@dataclass(kw_only=True, eq=False)
+class FedInit(FedAvg):
+    cost = Cost(1, 1, 1, client=1, server=1, note="w^0 once, with a client's first order")
+
+    plugins: tuple[PlugIn, ...] = (RelaxedInit(beta=0.1),)

@@ -1,0 +1,88 @@
+"""SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020, arXiv:1910.06378, Algorithm 1, option II.
+
+    client  w <- w - lr (g_i(w) - c_i + c)                            K steps from w^t
+            c_i+ = c_i - c + (w_{i,0} - w_{i,K}) / (K lr)
+    server  w^{t+1} = w^t + server_lr (w_bar - w^t)
+            c <- c + (1/C) sum over the active clients of (c_i+ - c_i)       C, not P
+
+c and c_i start at zero, so mean over all clients of c_i = c always. Some released code starts them
+from the parameter values, which breaks that. c_i is formed from the true displacement, so that it
+stays an average of gradients when relaxed initialisation moves the start.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from fedaccord.strategies.base import (
+    Cohort,
+    Cost,
+    Direction,
+    FederatedStrategy,
+    LocalRule,
+    Vector,
+    Work,
+    option,
+)
+
+
+class Down(NamedTuple):
+    w: Vector
+    c: Vector
+
+
+class Up(NamedTuple):
+    w: Vector
+    dc_i: Vector  # c_i+ - c_i
+
+
+class ClientState(NamedTuple):
+    c_i: Vector
+
+
+class ServerState(NamedTuple):
+    c: Vector
+
+
+@dataclass(frozen=True)
+class ScaffoldClient(LocalRule):
+    receives = Down
+    sends = Up
+
+    def init(self, w: Vector, w_0: Vector) -> ClientState:
+        return ClientState(c_i=torch.zeros_like(w))
+
+    def direction(self, down: Down, state: ClientState) -> Direction:
+        return Direction(shift=down.c - state.c_i)
+
+    def finish(
+        self, w_K: Vector, down: Down, state: ClientState, work: Work
+    ) -> tuple[Up, ClientState]:
+        dc_i = (work.w_0 - w_K) / (work.steps * work.lr) - down.c
+        return Up(w_K, dc_i), ClientState(c_i=state.c_i + dc_i)
+
+
+@dataclass(kw_only=True, eq=False)
+class Scaffold(FederatedStrategy):
+    cost = Cost(down=2, up=2, gradients=1, client=1, server=2)
+
+    server_lr: float = option(1.0, "server rate: how far to go towards the average", low=0)
+
+    def rule(self) -> ScaffoldClient:
+        return ScaffoldClient()
+
+    def init(self, w: Vector) -> ServerState:
+        return ServerState(c=torch.zeros_like(w))
+
+    def broadcast(self, w: Vector, state: ServerState, client: object) -> Down:
+        return Down(w, state.c)
+
+    def aggregate(
+        self, w: Vector, ups: Up, state: ServerState, cohort: Cohort
+    ) -> tuple[Vector, ServerState]:
+        w_bar = cohort.mean(ups.w)
+        c = state.c + cohort.sum(ups.dc_i) / cohort.num_clients
+        return torch.lerp(w, w_bar, self.server_lr), ServerState(c)

@@ -1,0 +1,187 @@
+"""The learning task: clients' samples, a model, a loss. Knows no Flower and no method."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedaccord.task import datasets, models
+from fedaccord.task.evaluation import evaluate
+from fedaccord.task.partition import partition as partition_labels
+from fedaccord.task.training import Batch, Loss
+from fedaccord.task.vectors import FlatModel
+
+EVAL_BATCH = 1000
+Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
+
+
+@dataclass(eq=False)
+class Task:
+    """What the clients train and the server evaluates."""
+
+    module: Callable[[], nn.Module]  # a fresh model with its initial parameters
+    clients: "Clients"
+    test: Samples | None = None
+    loss: Loss = F.cross_entropy
+    device: torch.device | str = "cpu"
+    prepare: Callable[[Tensor, torch.dtype], Tensor] = lambda x, dtype: x.to(dtype)
+    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    _models: dict[torch.dtype, FlatModel] = field(default_factory=dict)
+
+    def model(self, precision: str = "float32") -> FlatModel:
+        """The model to compute with, made once and used again: set its w before you use it."""
+        dtype = torch.float64 if precision == "float64" else torch.float32
+        if dtype not in self._models:
+            self._models[dtype] = FlatModel(self.module(), dtype=dtype, device=self.device)
+        return self._models[dtype]
+
+    def num_examples(self, client: int) -> int:
+        return self.clients.size(client)
+
+    def train_batches(
+        self, client: int, round: int, batch_size: int, seed: int, dtype: torch.dtype
+    ) -> "TrainBatches":
+        """The client's batches of a round: a pass over it is an epoch, shuffled anew."""
+        entropy = np.random.SeedSequence([seed, round, client])
+        generator = torch.Generator().manual_seed(int(entropy.generate_state(1, np.uint64)[0]) >> 1)
+        return TrainBatches(self, self.clients.samples(client), batch_size, generator, dtype)
+
+    def evaluate(self, w: Tensor) -> dict[str, float]:
+        """test-loss and test-accuracy of the model at w (d,); empty without test samples."""
+        if self.test is None:
+            return {}
+        model = self.model("float64" if w.dtype == torch.float64 else "float32")
+        found = evaluate(model, w, self._test_batches(w.dtype), self.loss)
+        return {f"test-{name}": value for name, value in found.items()}
+
+    def _test_batches(self, dtype: torch.dtype) -> Iterator[Batch]:
+        assert self.test is not None
+        for x, y in zip(*(part.split(EVAL_BATCH) for part in self.test), strict=True):
+            yield self.prepare(x.to(self.device), dtype), to_targets(y.to(self.device), dtype)
+
+
+@dataclass(eq=False)
+class TrainBatches:
+    """Prepared batches on the task's device; every pass over it is one epoch.
+
+    ``batch_size=0``: the whole client as one batch, in order, without augmentation.
+    """
+
+    task: Task
+    samples: Samples
+    batch_size: int
+    generator: torch.Generator
+    dtype: torch.dtype
+
+    def __iter__(self) -> Iterator[Batch]:
+        x, y = (part.to(self.task.device) for part in self.samples)
+        y = to_targets(y, self.dtype)
+        if self.batch_size == 0:
+            yield self.task.prepare(x, self.dtype), y
+            return
+        for rows in torch.randperm(len(y), generator=self.generator).split(self.batch_size):
+            rows = rows.to(self.task.device)
+            batch = x[rows]
+            if self.task.augment is not None:
+                batch = self.task.augment(batch, self.generator)
+            yield self.task.prepare(batch, self.dtype), y[rows]
+
+
+def to_targets(y: Tensor, dtype: torch.dtype) -> Tensor:
+    """Class labels as they are, regression targets in the run's dtype."""
+    return y.to(dtype) if y.is_floating_point() else y
+
+
+@dataclass(eq=False)
+class Clients:
+    """Which samples each client holds: indices into one training set, or tensors of its own."""
+
+    x: Sequence[Tensor] | Tensor
+    y: Sequence[Tensor] | Tensor
+    parts: Sequence[np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        return len(self.y if self.parts is None else self.parts)
+
+    def size(self, client: int) -> int:
+        return len(self.y[client] if self.parts is None else self.parts[client])
+
+    def samples(self, client: int) -> Samples:
+        if self.parts is None:
+            return self.x[client], self.y[client]
+        rows = torch.from_numpy(self.parts[client])
+        return self.x[rows], self.y[rows]  # type: ignore[index]
+
+
+@lru_cache(maxsize=4)
+def load_task(
+    *,
+    dataset: str,
+    data_dir: str,
+    download: bool,
+    image_size: int,
+    partition: str,
+    alpha: float,
+    replacement: str,
+    classes_per_client: int,
+    partition_file: str,
+    model: str,
+    stem: str,
+    device: str,
+    seed: int,
+    num_clients: int,
+    whole: bool = False,
+) -> Task:
+    """The task of a run configuration, loaded once per process.
+
+    ``whole``: every client holds the whole training set, which is its own (a device with its own
+    data). Raises ValueError where data set, partition, model and number of clients do not fit.
+    """
+    data = datasets.load(dataset, data_dir, download=download, image_size=image_size)
+    labels = data.y_train.numpy()
+    if whole:
+        parts = [np.arange(len(labels))] * num_clients
+    else:
+        parts = partition_labels(
+            labels,
+            num_clients,
+            partition,
+            alpha=alpha,
+            replacement=replacement,
+            classes_per_client=classes_per_client,
+            file=partition_file,
+            seed=seed,
+        )
+    shape = tuple(data.x_train.shape[1:])
+
+    def module() -> nn.Module:
+        return models.build(model, shape, data.classes, stem=stem, seed=seed)
+
+    return Task(
+        module=module,
+        clients=Clients(data.x_train, data.y_train, parts),
+        test=(data.x_test, data.y_test),
+        device=find_device(device),
+        prepare=lambda x, dtype: datasets.normalise(x, data, dtype),
+        augment=datasets.augment if data.augment else None,
+    )
+
+
+def find_device(name: str) -> torch.device:
+    """Raises ValueError where the named device is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        have = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"device: expected one of {', '.join(have)}, got {name!r} ({reason})"
+        ) from error
+    return device

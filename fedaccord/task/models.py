@@ -1,0 +1,142 @@
+"""The models of the papers, by name; the parameters are their whole state, without statistics.
+
+linear, mlp and lenet start from PyTorch's default initialisation, resnet18 and vgg11 from
+torchvision's for convolutions, He's normal with fan-out.
+"""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import partial
+from math import prod
+
+import torch
+import torchvision
+from torch import nn
+
+Shape = tuple[int, ...]  # of one sample: (channels, height, width) or (features,)
+
+STEMS = {"imagenet": (7, 2, 3), "cifar": (3, 1, 1)}  # kernel, stride, padding of ResNet's conv1
+
+
+def build(
+    name: str, shape: Shape, classes: int, *, stem: str = "imagenet", seed: int = 0
+) -> nn.Module:
+    """A freshly initialised model, a pure function of the arguments.
+
+    shape: of one sample, (channels, height, width) or, for linear and mlp, also (features,).
+    stem: of resnet18: ``imagenet`` (7x7 stride 2, max-pool; the papers' code) or ``cifar``
+        (3x3 stride 1, no pool).
+
+    Raises ValueError for an unknown name or stem, and for a shape that the model cannot take.
+    """
+    if name not in MODELS:
+        hint = "".join(f" Did you mean {near!r}?" for near in get_close_matches(name, MODELS, 1))
+        raise ValueError(f"Expected a model among {', '.join(MODELS)}, got {name!r}.{hint}")
+    if stem not in STEMS:
+        raise ValueError(f"Expected a stem among {', '.join(STEMS)}, got {stem!r}.")
+    if classes < 2:
+        raise ValueError(f"Expected at least 2 classes, got {classes}.")
+    if not shape or min(shape) < 1:
+        raise ValueError(f"Expected a sample shape of positive sizes, got {tuple(shape)}.")
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed: it would also reseed the accelerators, which are not forked here.
+        torch.default_generator.manual_seed(seed)
+        return MODELS[name](shape, classes, stem)
+
+
+def linear(shape: Shape, classes: int, stem: str) -> nn.Module:
+    """Softmax regression."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
+
+
+def mlp(shape: Shape, classes: int, stem: str) -> nn.Module:
+    """The 2NN of arXiv:1602.05629: two hidden layers of 200."""
+    return nn.Sequential(nn.Flatten(), *_dense(prod(shape), 200, 200, classes))
+
+
+def lenet(shape: Shape, classes: int, stem: str) -> nn.Module:
+    """The 64-64-384-192 LeNet of the papers' code; 797,962 parameters on CIFAR-10."""
+    channels, height, width = _image("lenet", shape, smallest=16)
+    left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]  # after conv, pool, conv, pool
+    return nn.Sequential(
+        nn.Conv2d(channels, 64, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        *_dense(64 * prod(left), 384, 192, classes),
+    )
+
+
+def resnet18(shape: Shape, classes: int, stem: str) -> nn.Module:
+    """ResNet-18 with GroupNorm of 2 groups for BatchNorm; 11,181,642 parameters on CIFAR-10."""
+    channels, _, _ = _image("resnet18", shape)
+    net = torchvision.models.resnet18(num_classes=classes, norm_layer=partial(nn.GroupNorm, 2))
+    kernel, stride, padding = STEMS[stem]
+    net.conv1 = _he(nn.Conv2d(channels, 64, kernel, stride, padding, bias=False))
+    if stem == "cifar":
+        net.maxpool = nn.Identity()
+    return net
+
+
+def vgg11(shape: Shape, classes: int, stem: str) -> nn.Module:
+    """VGG-11 without normalisation or dropout; 9,750,922 parameters on CIFAR-10.
+
+    The form usual for CIFAR: the convolutions of configuration A (arXiv:1409.1556), five
+    max-pools, then 512-512-512-classes instead of ImageNet's 25088-4096-4096-classes. Larger
+    images are averaged to 1x1 before the classifier.
+    """
+    # PyTorch's default initialisation would shrink the signal in each of the eight convolutions:
+    # with no normalisation to restore it, the logits hardly depend on the image and SGD stays
+    # at chance level.
+    channels, _, _ = _image("vgg11", shape, smallest=32)
+    features: list[nn.Module] = []
+    for block in ([64], [128], [256, 256], [512, 512], [512, 512]):
+        for width in block:
+            features += [_he(nn.Conv2d(channels, width, kernel_size=3, padding=1)), nn.ReLU()]
+            channels = width
+        features += [nn.MaxPool2d(2)]
+    return nn.Sequential(
+        *features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *_dense(512, 512, 512, classes)
+    )
+
+
+MODELS: dict[str, Callable[[Shape, int, str], nn.Module]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "lenet": lenet,
+    "resnet18": resnet18,
+    "vgg11": vgg11,
+}
+
+
+def _dense(inputs: int, *outputs: int) -> list[nn.Module]:
+    """Linear layers with a ReLU between each two."""
+    layers: list[nn.Module] = []
+    for size in outputs:
+        layers += [nn.Linear(inputs, size), nn.ReLU()]
+        inputs = size
+    return layers[:-1]
+
+
+def _he(conv: nn.Conv2d) -> nn.Conv2d:
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    if conv.bias is not None:
+        nn.init.zeros_(conv.bias)
+    return conv
+
+
+def _image(name: str, shape: Shape, smallest: int = 1) -> Shape:
+    if len(shape) != 3:
+        raise ValueError(
+            f"Expected samples of shape (channels, height, width) for {name}, got {tuple(shape)}; "
+            "use linear or mlp for flat features."
+        )
+    if min(shape[1:]) < smallest:
+        raise ValueError(
+            f"Expected images of at least {smallest}x{smallest} for {name}, got "
+            f"{shape[1]}x{shape[2]}; use linear or mlp."
+        )
+    return shape

@@ -1,0 +1,274 @@
+"""Which client holds which samples: one array of indices per client.
+
+``dirichlet`` and ``pathological`` give every client its own prior over classes,
+
+    dirichlet      prior_i ~ Dir(alpha * 1_classes)
+    pathological   prior_i = 1/c on c classes chosen uniformly
+
+and then fill floor(n / num_clients) slots per client, one at a time over all clients:
+
+    draw a client uniformly among those that are not full
+    draw a class k from its prior
+    hand out a sample of class k
+
+This is the label skew of FedInit (arXiv:2306.05706), FedDyn (arXiv:2111.04263) and DisPFL
+(arXiv:2206.00187). It is not the other split that goes by the name Dirichlet, which cuts every
+class into proportions ~ Dir(alpha * 1_clients) and makes clients of unequal size.
+``replacement`` says which sample of the class is handed out:
+
+    none     the next unused one; an exhausted class is skipped and the class drawn again
+    cyclic   the next unused one; an exhausted class starts again from its first sample
+    iid      any one, uniformly: several clients may hold it
+"""
+
+import json
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+SCHEMES = ("iid", "dirichlet", "pathological", "file")
+REPLACEMENTS = ("none", "cyclic", "iid")
+MAX_ALPHA = 1e6  # beyond it all priors are uniform and the gamma variates lose their meaning
+
+
+def partition(
+    labels: NDArray[np.integer],
+    num_clients: int,
+    scheme: str = "dirichlet",
+    *,
+    alpha: float = 0.3,
+    replacement: str = "none",
+    classes_per_client: int = 2,
+    file: str = "",
+    seed: int = 0,
+) -> list[Ints]:
+    """The samples of every client, a pure function of the arguments (and of the file).
+
+    labels: (n,) the class of every sample, integers from 0.
+    scheme: ``iid`` (shuffle and cut; sizes differ by at most 1), ``dirichlet``, ``pathological``
+        or ``file``.
+    alpha: of ``dirichlet``, in (0, 1e6]; small: one class per client, large: equal priors.
+    replacement: of ``dirichlet`` and ``pathological``: ``none``, ``cyclic`` or ``iid``. With
+        ``none`` a client none of whose classes is left takes from the remaining classes, each
+        equally likely, so small alpha cannot keep every client pure.
+    classes_per_client: of ``pathological``.
+    file: of ``file``: JSON, {"0": [indices], "1": [...]} or a list of lists.
+
+    Raises ValueError for settings out of range and for a client without samples.
+    """
+    labels = _checked(labels)
+    _known("partition scheme", scheme, SCHEMES)
+    _known("replacement", replacement, REPLACEMENTS)
+    if num_clients < 1:
+        raise ValueError(f"Expected num_clients >= 1, got {num_clients}.")
+    if scheme == "file":
+        return _from_file(file, num_clients, len(labels))
+    if num_clients > len(labels):
+        raise ValueError(
+            f"Expected at least one sample per client, got {len(labels)} samples for "
+            f"{num_clients} clients; use fewer clients."
+        )
+
+    rng = np.random.default_rng(seed)
+    if scheme == "iid":
+        return np.array_split(rng.permutation(len(labels)), num_clients)
+    classes, class_of = np.unique(labels, return_inverse=True)
+    if scheme == "dirichlet":
+        priors = _dirichlet_priors(num_clients, len(classes), alpha, rng)
+    else:
+        priors = _pathological_priors(num_clients, len(classes), classes_per_client, rng)
+    return _fill(class_of, priors, replacement, rng)
+
+
+class Report(NamedTuple):
+    """How a partition came out; ``print`` shows it as a table."""
+
+    counts: Ints  # (num_clients, num_classes) samples held
+    duplicated: int  # distinct samples held more than once, by several clients or twice by one
+    unused: int  # samples that no client holds
+
+    def __str__(self) -> str:
+        sizes, present = self.counts.sum(axis=1), (self.counts > 0).sum(axis=1)
+        lines = [
+            f"{len(sizes)} clients, {sizes.min()} to {sizes.max()} samples and {present.min()} to "
+            f"{present.max()} of {self.counts.shape[1]} classes each; "
+            f"{self.duplicated} samples held more than once, {self.unused} unused",
+            "client  samples  classes  largest class",
+        ]
+        shown = 10
+        for i, row in enumerate(self.counts[:shown]):
+            share = row.max() / max(sizes[i], 1)
+            lines.append(f"{i:6}  {sizes[i]:7}  {present[i]:7}  {row.argmax():5} ({share:.0%})")
+        if len(sizes) > shown:
+            lines.append(f"   ... and {len(sizes) - shown} more clients")
+        return "\n".join(lines)
+
+
+def report(parts: list[Ints], labels: NDArray[np.integer]) -> Report:
+    """Count what a partition gives to whom. labels: (n,) as in ``partition``."""
+    labels = _checked(labels)
+    num_classes = int(labels.max(initial=-1)) + 1
+    counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
+    held = np.bincount(np.concatenate(parts), minlength=len(labels))
+    return Report(counts, int((held > 1).sum()), int((held == 0).sum()))
+
+
+def _dirichlet_priors(
+    num_clients: int, num_classes: int, alpha: float, rng: np.random.Generator
+) -> Floats:
+    if not 0 < alpha <= MAX_ALPHA:
+        raise ValueError(
+            f"Expected 0 < alpha <= {MAX_ALPHA:g}, got {alpha}; for equal class shares use the "
+            "scheme 'iid'."
+        )
+    # Generator.dirichlet breaks sticks when alpha < 0.1: unlike the legacy np.random.dirichlet,
+    # which normalises underflowed gamma variates, it gives no NaN rows however small alpha is.
+    return rng.dirichlet(np.full(num_classes, alpha), size=num_clients)
+
+
+def _pathological_priors(
+    num_clients: int, num_classes: int, classes_per_client: int, rng: np.random.Generator
+) -> Floats:
+    if not 1 <= classes_per_client <= num_classes:
+        raise ValueError(
+            f"Expected 1 <= classes_per_client <= {num_classes}, the number of classes in the "
+            f"labels, got {classes_per_client}."
+        )
+    row = (np.arange(num_classes) < classes_per_client) / classes_per_client
+    return rng.permuted(np.tile(row, (num_clients, 1)), axis=1)
+
+
+def _fill(class_of: Ints, priors: Floats, replacement: str, rng: np.random.Generator) -> list[Ints]:
+    """The loop of the module's docstring, without the loop.
+
+    class_of: (n,) in 0..classes-1, each present; priors: (num_clients, classes), rows sum to 1.
+
+    For ``none`` the law is exactly the loop's. For ``cyclic`` it differs in one detail from the
+    code of FedInit's authors: there, the draw that finds a class exhausted is thrown away before
+    the class starts again, which bends the prior of one slot per restart. Theirs also gives the
+    remainder n - num_clients * size to client 0; here nobody holds it and all sizes are equal.
+    """
+    num_clients, size = len(priors), len(class_of) // len(priors)
+    # "A client uniformly among those not full": give each client a Poisson clock and let it ring
+    # once per slot. Whose clock rings next is uniform among those that still ring.
+    rings = rng.exponential(size=(num_clients, size)).cumsum(axis=1)
+    client = rings.ravel().argsort() // size  # of every slot, in the order of the loop
+    drawn = _draw(priors, client, rng)
+
+    stock = np.bincount(class_of)
+    if replacement == "none":
+        _skip_exhausted(drawn, client, priors, stock, rng)
+    rank = rng.integers(stock[drawn]) if replacement == "iid" else _rank(drawn) % stock[drawn]
+    shuffled = rng.permutation(len(class_of))
+    by_class = shuffled[class_of[shuffled].argsort(kind="stable")]
+    first = stock.cumsum() - stock
+    sample = by_class[first[drawn] + rank]
+    return list(sample[client.argsort(kind="stable")].reshape(num_clients, size))
+
+
+def _draw(priors: Floats, client: Ints, rng: np.random.Generator) -> Ints:
+    """A class for every slot from the prior of its client; rows of priors need not sum to 1."""
+    num_clients, num_classes = priors.shape
+    cdf = priors.cumsum(axis=1)
+    cdf /= cdf[:, -1:]
+    # Client i's CDF moved to [i, i + 1], all in one sorted table. A float32 uniform is a multiple
+    # of 2^-24, so client + u is exact and below i + 1: a class without mass is never drawn.
+    table = (cdf + np.arange(num_clients)[:, None]).ravel()
+    u = rng.random(len(client), dtype=np.float32)
+    return np.searchsorted(table, client + u, side="right") - client * num_classes
+
+
+def _skip_exhausted(
+    drawn: Ints, client: Ints, priors: Floats, stock: Ints, rng: np.random.Generator
+) -> None:
+    """Redraw, in place, the slots of ``drawn`` that find their class exhausted.
+
+    Every pass takes the first such slot, closes its class, and redraws this and all later slots
+    of the class from priors restricted to the open ones. A draw that is not of a closed class
+    already follows the restricted prior, so this is the loop's law, in at most one pass per class.
+    """
+    is_open = np.ones(len(stock), dtype=bool)
+    while (late := np.flatnonzero(_rank(drawn) >= stock[drawn])).size:
+        exhausted = drawn[late[0]]
+        is_open[exhausted] = False
+        late = late[drawn[late] == exhausted]
+        rest = priors * is_open
+        rest[rest.sum(axis=1) == 0] = is_open  # nothing left of a client's classes: uniform
+        drawn[late] = _draw(rest, client[late], rng)
+
+
+def _rank(drawn: Ints) -> Ints:
+    """How many earlier slots drew the same class, for every slot."""
+    count = np.bincount(drawn)
+    key = drawn.astype(np.min_scalar_type(len(count)))  # of 8 or 16 bits: NumPy sorts by radix
+    rank = np.empty_like(drawn)
+    rank[key.argsort(kind="stable")] = np.arange(len(drawn)) - np.repeat(
+        count.cumsum() - count, count
+    )
+    return rank
+
+
+def _from_file(file: str, num_clients: int, num_samples: int) -> list[Ints]:
+    if not file:
+        raise ValueError("Expected a JSON file of indices for the scheme 'file', got no path.")
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"Cannot read the partition {file!r} as JSON: {error}.") from error
+
+    if isinstance(content, dict):
+        keys = [str(i) for i in range(len(content))]
+        if set(content) != set(keys):
+            wrong = sorted(set(content) - set(keys))[0]
+            raise ValueError(
+                f"Expected the clients in {file!r} to be named '0' to '{len(content) - 1}', "
+                f"got {wrong!r}."
+            )
+        content = [content[key] for key in keys]
+    if not isinstance(content, list):
+        raise ValueError(
+            f'Expected {{"0": [indices], ...}} or a list of lists in {file!r}, '
+            f"got {type(content).__name__}."
+        )
+    if len(content) != num_clients:
+        raise ValueError(
+            f"Expected {num_clients} clients in {file!r}, got {len(content)}; "
+            "set num_clients to the number in the file."
+        )
+    return [
+        _indices(part, f"client {i} in {file!r}", num_samples) for i, part in enumerate(content)
+    ]
+
+
+def _indices(part: object, whose: str, num_samples: int) -> Ints:
+    if not isinstance(part, list) or not part:
+        got = "an empty one" if part == [] else type(part).__name__
+        raise ValueError(f"Expected a non-empty list of indices for {whose}, got {got}.")
+    for index in part:
+        if type(index) is not int or not 0 <= index < num_samples:
+            raise ValueError(
+                f"Expected integers from 0 to {num_samples - 1} for {whose}, got {index!r}."
+            )
+    return np.array(part, dtype=np.int64)
+
+
+def _checked(labels: NDArray[np.integer]) -> Ints:
+    labels = np.asarray(labels)
+    if labels.ndim != 1 or labels.dtype.kind not in "iu" or (labels < 0).any():
+        raise ValueError(
+            "Expected labels as a 1-dimensional array of integers from 0, "
+            f"got {labels.dtype} of shape {labels.shape}."
+        )
+    return labels.astype(np.int64)
+
+
+def _known(what: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        hint = "".join(f" Did you mean {near!r}?" for near in get_close_matches(name, known, 1))
+        raise ValueError(f"Expected a {what} among {', '.join(known)}, got {name!r}.{hint}")

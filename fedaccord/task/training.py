@@ -1,0 +1,91 @@
+"""The local loop: every method of this package takes its local steps here."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedaccord.task.vectors import FlatModel
+
+Batch = tuple[Tensor, Tensor]  # inputs, targets
+Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions, targets) -> scalar
+AtPoint = Callable[[], Tensor]  # puts the batch's gradient at w into g, gives the loss
+Gradient = Callable[[FlatModel, AtPoint], Tensor]  # the oracle: leaves one in g
+
+
+class Descent(NamedTuple):
+    """What a local run did."""
+
+    steps: int
+    loss: float  # mean over the steps of the batch loss at the point before the step
+
+
+def sgd_gradient(model: FlatModel, at_point: AtPoint) -> Tensor:
+    """The plain oracle: the batch's gradient at w."""
+    return at_point()
+
+
+def descend(
+    model: FlatModel,
+    batches: Iterable[Batch],
+    loss: Loss,
+    *,
+    lr: float,
+    scale: float = 1.0,
+    shift: Tensor | None = None,
+    rho: float = 0.0,
+    anchor: Tensor | None = None,
+    weight_decay: float = 0.0,
+    clip_norm: float | None = None,
+    gradient: Gradient = sgd_gradient,
+    precision: str = "float32",
+) -> Descent:
+    """Walk ``model.w`` along a direction affine in the gradient, a step per batch:
+
+        w <- w - lr * (scale * clip(g(w)) + shift + rho * (w - anchor) + weight_decay * w)
+
+    Everything that does not depend on w or g is folded once, before the first step; a step then
+    costs the gradient and at most three passes over w, in place and without allocating:
+
+        w <- (1 - lr (rho + weight_decay)) w - lr scale clip(g) - lr (shift - rho anchor)
+
+    shift, anchor: (d,) or None for zero. clip_norm bounds the norm of the data gradient alone,
+    before anything is added to it. ``precision="bfloat16"`` runs the forward pass under autocast;
+    w, g and the step keep their dtype.
+    """
+    w, g, module = model.w, model.g, model.module
+    constant = _minus(shift, rho, anchor)
+    shrink = 1.0 - lr * (rho + weight_decay)
+    total = torch.zeros((), dtype=torch.float64, device=w.device)
+    steps = 0
+    module.train()
+    for inputs, targets in batches:
+
+        def at_point(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+            g.zero_()
+            with torch.autocast(w.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                predictions = module(inputs)
+            value = loss(predictions.to(w.dtype), targets)
+            value.backward()  # type: ignore[no-untyped-call]
+            return value.detach()
+
+        value = gradient(model, at_point)
+        with torch.no_grad():
+            total += value
+            if clip_norm is not None:
+                g.mul_((clip_norm / torch.linalg.vector_norm(g)).clamp_(max=1.0))
+            if shrink != 1.0:
+                w.mul_(shrink)
+            w.add_(g, alpha=-lr * scale)
+            if constant is not None:
+                w.add_(constant, alpha=-lr)
+        steps += 1
+    return Descent(steps, total.item() / max(steps, 1))
+
+
+def _minus(shift: Tensor | None, rho: float, anchor: Tensor | None) -> Tensor | None:
+    """shift - rho * anchor, or None where it is zero."""
+    if rho == 0.0 or anchor is None:
+        return shift
+    return -rho * anchor if shift is None else shift - rho * anchor

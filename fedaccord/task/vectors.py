@@ -1,0 +1,66 @@
+"""A module whose parameters live in one flat vector."""
+
+import torch
+from torch import Tensor, nn
+
+
+class FlatModel:
+    """A module together with its flat parameter vector w and flat gradient g.
+
+    The module's parameters are views into ``w`` and their ``.grad`` are views into ``g``, in the
+    order of ``module.parameters()``: a step on ``w`` is a step of the model, and a backward pass
+    adds into ``g``. Nothing is copied between the two.
+
+    w, g: (d,) of one dtype on one device.
+
+    Raises ValueError for a model that cannot be exchanged as its parameters alone: one with
+    running statistics or other persistent buffers, or without trainable parameters.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_exchangeable(module)
+        self.module = module.to(device=device, dtype=dtype)
+        parameters = list(self.module.parameters())
+        self.names = [name for name, _ in self.module.named_parameters()]
+        self.shapes = [p.shape for p in parameters]
+        self.w = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self.g = torch.zeros_like(self.w)
+        for p, w_p, g_p in zip(parameters, self.views(self.w), self.views(self.g), strict=True):
+            p.data = w_p
+            p.grad = g_p
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """A vector (d,) as one tensor per parameter, without copying."""
+        pieces = vector.split([shape.numel() for shape in self.shapes])
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def state_dict(self, vector: Tensor | None = None) -> dict[str, Tensor]:
+        """``vector`` (default: the current w) under the names of the module's parameters."""
+        views = self.views(self.w if vector is None else vector)
+        return dict(zip(self.names, views, strict=True))
+
+
+def check_exchangeable(module: nn.Module) -> None:
+    """Refuse a module that is more than its trainable parameters."""
+    persistent = sorted(module.state_dict().keys() - dict(module.named_parameters()).keys())
+    if persistent:
+        raise ValueError(
+            f"Expected a model whose state is its parameters alone; {type(module).__name__} also "
+            f"has {persistent[0]!r}. Replace BatchNorm by GroupNorm (running statistics differ on "
+            "every client and cannot be averaged), untie shared weights, and register constants "
+            "with persistent=False."
+        )
+    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
+    if frozen:
+        raise ValueError(
+            f"Expected every parameter to be trainable; {frozen[0]!r} has requires_grad=False. "
+            "Keep frozen parts outside the exchanged model."
+        )
+    if not any(True for _ in module.parameters()):
+        raise ValueError(f"Expected a model with parameters; {type(module).__name__} has none.")

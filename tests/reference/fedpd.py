@@ -1,0 +1,94 @@
+"""FedPD - arXiv:2005.11418, Algorithm 1, in dense numpy. All clients train in every round.
+
+    lam_i = 0, theta_{0,i} = theta_i = theta^0 for all i
+    for t = 0 .. T-1:
+        for all i:
+            K steps on
+                f_i(theta) + <lam_i, theta - theta_{0,i}> + (rho/2) ||theta - theta_{0,i}||^2:
+                theta <- theta - lr_t (g_i(theta) + lam_i + rho (theta - theta_{0,i}) + wd theta)
+            theta_i = theta_{i,K}
+            lam_i <- lam_i + rho (theta_i - theta_{0,i})
+            theta_{0,i}^+ = theta_i + lam_i / rho
+        if not skip[t]:   theta_0 = A_C[theta_{0,i}^+],  theta_{0,i} = theta_0 for all i
+        else:             theta_{0,i} = theta_{0,i}^+                            (no communication)
+
+rho = 1/eta of the paper. Decisions: `skip[t]` stands for the paper's coin with P(skip) = p;
+theta_{0,i}^+ takes the new dual (the released MATLAB takes the old one); local_init="server"
+starts the K steps from the anchor theta_{0,i}, which after a skipped round is the client's own,
+and "own" from the client's theta_i, which is a relaxed start with ri_beta = -1: so "own" refuses
+ri_beta. After a skipped round `weights` repeats the last broadcast model. A relaxed start is
+taken from the anchor: theta_{0,i} + ri_beta (theta_{0,i} - l_i).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .problem import (
+    Array,
+    Batches,
+    Cohorts,
+    History,
+    LastModels,
+    LeastSquares,
+    LocalGradient,
+    steps_of,
+)
+
+
+def run(
+    problem: LeastSquares,
+    w0: Array,
+    cohorts: Cohorts,
+    *,
+    lr: float,
+    local_steps: int | Sequence[int],
+    lr_decay: float = 1.0,
+    weight_decay: float = 0.0,
+    clip_norm: float | None = None,
+    batches: Batches | None = None,
+    rho: float = 0.1,
+    local_init: str = "server",
+    skip: Sequence[bool] | None = None,
+    ri_beta: float = 0.0,
+    ri_first_visit: str = "initial",
+    sam_rho: float = 0.0,
+) -> History:
+    C = problem.num_clients
+    if any(list(active) != list(range(C)) for active in cohorts):
+        raise ValueError("FedPD needs every client in every round")
+    if local_init not in ("server", "own") or (local_init == "own" and ri_beta != 0):
+        raise ValueError("local_init: 'server' or 'own', and no ri_beta with 'own'")
+    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
+    last = LastModels(w0, C, ri_beta, ri_first_visit)
+    theta_0 = w0.copy()
+    anchor = np.tile(w0, (C, 1))
+    theta_i = np.tile(w0, (C, 1))
+    lam = np.zeros((C, problem.dim))
+    weights, averages, lam_bar_trace = [w0], [w0], [np.zeros(problem.dim)]
+    for t in range(len(cohorts)):
+        lr_t = lr * lr_decay**t
+        for i in range(C):
+            th = last.start(i, anchor[i]) if local_init == "server" else theta_i[i]
+            for k in range(steps_of(local_steps, i)):
+                g = gradient(t, i, k, th)
+                th = th - lr_t * (g + lam[i] + rho * (th - anchor[i]) + weight_decay * th)
+            theta_i[i] = th
+            lam[i] = lam[i] + rho * (theta_i[i] - anchor[i])
+            anchor[i] = theta_i[i] + lam[i] / rho
+            last.store(i, th)
+        if skip is None or not skip[t]:
+            theta_0 = anchor.mean(axis=0)
+            anchor = np.tile(theta_0, (C, 1))
+        weights.append(theta_0)
+        averages.append(theta_i.mean(axis=0))
+        lam_bar_trace.append(lam.mean(axis=0))
+    return History(
+        np.array(weights),
+        np.array(averages),
+        {"lam": lam, "anchor": anchor, "last": last.table},
+        {"lam_bar": lam_bar_trace[-1]},
+        {"lam_bar": np.array(lam_bar_trace)},
+    )

@@ -1,0 +1,597 @@
+"""Data sets: what is loaded, how it is cached and mapped, what is refused, and the transforms."""
+
+import multiprocessing
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedaccord.task import datasets
+from fedaccord.task.datasets import Dataset, augment, load, normalise
+
+
+def same(a: Dataset, b: Dataset) -> bool:
+    tensors = zip(a[1:5], b[1:5], strict=True)
+    return all(torch.equal(s, t) for s, t in tensors) and (a.name, *a[5:]) == (b.name, *b[5:])
+
+
+def cannot_decode() -> datasets.Decoded:
+    raise AssertionError("decoded although cached")
+
+
+# The embedded default
+
+
+def test_digits_are_all_of_scikit_learns_images_rescaled(tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits
+
+    data = load("digits", cache_dir=tmp_path)
+    assert (data.x_train.shape, data.x_test.shape) == ((1438, 1, 8, 8), (359, 1, 8, 8))
+    assert data.x_train.dtype == data.x_test.dtype == torch.uint8
+    assert data.y_train.dtype == data.y_test.dtype == torch.int64
+    assert (data.name, data.classes, data.augment) == ("digits", 10, False)
+
+    def rows(x: Any, y: Any) -> list[tuple[int, ...]]:
+        pixels = np.asarray(x).reshape(len(x), -1).astype(int)
+        return [(int(label), *row) for label, row in zip(y, pixels.tolist(), strict=True)]
+
+    loaded = rows(data.x_train, data.y_train) + rows(data.x_test, data.y_test)
+    source = load_digits()
+    assert sorted(loaded) == sorted(rows(np.rint(source.images * 255 / 16), source.target))
+
+
+def test_digits_split_is_stratified_and_the_same_each_time(tmp_path: Path) -> None:
+    first = load("digits", cache_dir=tmp_path / "a")
+    assert same(first, load("digits", cache_dir=tmp_path / "b"))
+    test, train = first.y_test.bincount(), first.y_train.bincount()
+    assert (test / (test + train) - 0.2).abs().max() < 0.01
+
+
+def test_computed_constants_are_those_of_the_training_pixels(tmp_path: Path) -> None:
+    data = load("digits", cache_dir=tmp_path)
+    pixels = data.x_train.double() / 255
+    assert data.mean == pytest.approx([pixels.mean().item()], abs=1e-12)
+    assert data.std == pytest.approx([pixels.std(correction=0).item()], abs=1e-12)
+
+
+# The cache
+
+
+def test_second_load_does_not_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load("digits", cache_dir=tmp_path)
+    monkeypatch.setattr(datasets, "_decode_digits", cannot_decode)
+    assert same(first, load("digits", cache_dir=tmp_path))
+    with pytest.raises(AssertionError, match="although cached"):
+        load("digits", cache_dir=tmp_path / "other")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
+def test_tensors_lie_in_the_mapped_file_and_writes_stay_in_the_process(tmp_path: Path) -> None:
+    data = load("digits", cache_dir=tmp_path)
+    (file,) = tmp_path.iterdir()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    spans = [line.split()[0].split("-") for line in maps if line.endswith(str(file))]
+    for tensor in data[1:5]:
+        assert any(int(a, 16) <= tensor.data_ptr() < int(b, 16) for a, b in spans)
+    before = file.read_bytes()
+    data.x_train.fill_(7)
+    assert file.read_bytes() == before
+
+
+def load_at_once(npz: Path, barrier: Any, results: Any) -> None:
+    barrier.wait()
+    data = load("npz", str(npz), cache_dir=npz.parent / "cache")
+    results.put((data.x_train.numpy(), data.y_test.tolist()))
+
+
+def test_processes_may_write_the_cache_at_once(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((2000, 500), dtype=np.float32)
+    y = np.arange(2000) % 10
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(2), context.Queue()
+    arguments = (tmp_path / "data.npz", barrier, results)
+    processes = [context.Process(target=load_at_once, args=arguments) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for x_train, y_test in [results.get(timeout=300) for _ in processes]:
+        assert np.array_equal(x_train, x)
+        assert y_test == y.tolist()
+    for process in processes:
+        process.join()
+    assert len(list((tmp_path / "cache").iterdir())) == 1, "temporary files are left"
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(tensors: object, file: Path, metadata: object) -> None:
+        file.write_bytes(b"half of it")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(datasets, "save_file", full_disk)
+    with pytest.raises(ValueError, match=r"No space left.*FEDACCORD_CACHE"):
+        load("digits", cache_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: os.truncate(file, file.stat().st_size // 2),
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(bytes(1000)),
+    ],
+    ids=["truncated", "empty", "zeros"],
+)
+def test_a_damaged_cache_file_is_rebuilt(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    load("digits", cache_dir=tmp_path / "cache")
+    (file,) = (tmp_path / "cache").iterdir()
+    damage(file)
+    rebuilt = load("digits", cache_dir=tmp_path / "cache")
+    assert same(rebuilt, load("digits", cache_dir=tmp_path / "other"))
+    assert list((tmp_path / "cache").iterdir()) == [file]
+
+
+def test_an_unwritable_cache_folder_names_the_variable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot be written .* set FEDACCORD_CACHE"):
+        load("digits", cache_dir=tmp_path / "file" / "cache")
+
+
+def test_cache_folder_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDACCORD_CACHE", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    load("digits")
+    assert (tmp_path / "own").is_dir()
+    monkeypatch.delenv("FEDACCORD_CACHE")
+    assert datasets.cache_folder() == tmp_path / "xdg" / "fedaccord"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert datasets.cache_folder() == tmp_path / "home" / ".cache" / "fedaccord"
+
+
+# Real data
+
+
+@pytest.mark.data
+def test_fashion_mnist(real_data: Path) -> None:
+    data = load("fashion-mnist", str(real_data))
+    assert (data.x_train.shape, data.x_test.shape) == ((60_000, 1, 28, 28), (10_000, 1, 28, 28))
+    assert data.y_train.bincount().tolist() == [6000] * 10
+    assert data.y_test.bincount().tolist() == [1000] * 10
+    assert data.mean == pytest.approx([0.2860], abs=5e-5)  # as published by others
+    assert data.std == pytest.approx([0.3530], abs=5e-5)
+    assert not data.augment
+
+
+@pytest.mark.data
+def test_cifar10_from_image_files(real_data: Path) -> None:
+    data = load("cifar10", str(real_data))
+    assert (data.x_train.shape, data.x_test.shape) == ((50_000, 3, 32, 32), (10_000, 3, 32, 32))
+    assert data.y_train.bincount().tolist() == [5000] * 10
+    assert data.y_test.bincount().tolist() == [1000] * 10
+    assert (data.mean, data.std) == datasets.CONSTANTS["cifar10"]
+    measured = (data.x_train.float().mean((0, 2, 3)) / 255).tolist()
+    assert measured == pytest.approx(data.mean, abs=2e-3)  # the channels are in this order
+    assert data.augment
+    last = sorted((real_data / "cifar10" / "test" / "truck").iterdir())[-1]
+    assert np.array_equal(data.x_test[-1].permute(1, 2, 0), np.asarray(Image.open(last)))
+
+
+@pytest.mark.data
+def test_cifar10_in_the_folder_itself_is_found_too(real_data: Path, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for folder in (real_data / "cifar10" / split).iterdir():
+            (tmp_path / split / folder.name).mkdir(parents=True)
+            for file in sorted(folder.iterdir())[:2]:
+                (tmp_path / split / folder.name / file.name).symlink_to(file)
+    data = load("cifar10", str(tmp_path), cache_dir=tmp_path / "cache")
+    assert data.y_train.tolist() == [label for label in range(10) for _ in range(2)]
+    assert (data.mean, data.std) == datasets.CONSTANTS["cifar10"]
+
+
+# torchvision's own formats
+
+
+@pytest.fixture
+def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., np.ndarray]:
+    """Writes one of torchvision's CIFAR files and returns its images; their md5 is not checked."""
+    monkeypatch.setattr(
+        "torchvision.datasets.cifar.check_integrity", lambda path, md5: Path(path).is_file()
+    )
+    rng = np.random.default_rng(0)
+
+    def write(file: str, key: str, labels: list[int]) -> np.ndarray:
+        pixels = rng.integers(256, size=(len(labels), 3, 32, 32), dtype=np.uint8)
+        path = tmp_path / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pickle.dumps({"data": pixels.reshape(-1, 3 * 32 * 32), key: labels}))
+        return pixels
+
+    return write
+
+
+def test_cifar100_from_torchvisions_files(tmp_path: Path, cifar: Callable[..., np.ndarray]) -> None:
+    train = cifar("cifar-100-python/train", "fine_labels", [5, 99, 0, 42])
+    test = cifar("cifar-100-python/test", "fine_labels", [7, 7])
+    cifar("cifar-100-python/meta", "fine_label_names", [])
+    data = load("cifar100", str(tmp_path), cache_dir=tmp_path / "cache")
+    assert np.array_equal(data.x_train, train)
+    assert np.array_equal(data.x_test, test)
+    assert (data.y_train.tolist(), data.y_test.tolist()) == ([5, 99, 0, 42], [7, 7])
+    assert (data.classes, data.augment) == (100, True)
+    assert (data.mean, data.std) == datasets.CONSTANTS["cifar100"]
+
+
+def test_cifar10_prefers_torchvisions_files(
+    tmp_path: Path, cifar: Callable[..., np.ndarray]
+) -> None:
+    batches = [
+        cifar(f"cifar-10-batches-py/data_batch_{i}", "labels", [i, 9 - i]) for i in range(1, 6)
+    ]
+    cifar("cifar-10-batches-py/test_batch", "labels", [3])
+    cifar("cifar-10-batches-py/batches.meta", "label_names", [])
+    (tmp_path / "train").mkdir()
+    data = load("cifar10", str(tmp_path), cache_dir=tmp_path / "cache")
+    assert np.array_equal(data.x_train, np.concatenate(batches))
+    assert data.y_train.tolist() == [1, 8, 2, 7, 3, 6, 4, 5, 5, 4]
+    assert data.classes == 10
+
+
+@pytest.mark.parametrize("name", ["fashion-mnist", "cifar10", "cifar100"])
+def test_missing_data_says_how_to_get_it(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no .*download=true.*data-dir"):
+        load(name, str(tmp_path), cache_dir=tmp_path)
+
+
+def test_download_fetches_into_the_downloads_folder_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cifar: Callable[..., np.ndarray]
+) -> None:
+    fetched = []
+
+    def fetch(self: Any) -> None:
+        if not self._check_integrity():
+            fetched.append(self.root)
+            cifar("downloads/cifar-100-python/train", "fine_labels", [1])
+            cifar("downloads/cifar-100-python/test", "fine_labels", [2])
+            cifar("downloads/cifar-100-python/meta", "fine_label_names", [])
+
+    (tmp_path / "downloads").mkdir()
+    monkeypatch.setattr("torchvision.datasets.CIFAR100.download", fetch)
+    for _ in range(2):
+        assert load("cifar100", download=True, cache_dir=tmp_path).y_test.tolist() == [2]
+    assert [Path(folder) for folder in fetched] == [tmp_path / "downloads"]
+
+
+def test_incomplete_torchvision_data_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "cifar-100-python").mkdir()
+    with pytest.raises(ValueError, match=r"corrupted.*delete .*cifar-100-python"):
+        load("cifar100", str(tmp_path), cache_dir=tmp_path)
+
+
+# image-folder
+
+
+Draw = Callable[..., Path]
+
+
+@pytest.fixture
+def draw(tmp_path: Path) -> Draw:
+    """Saves a PNG of one colour as tmp_path/data/<split>/<class>/<file>."""
+
+    def save(
+        where: str, colour: int | tuple[int, int, int], size: tuple[int, int] = (6, 4)
+    ) -> Path:
+        path = tmp_path / "data" / where
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L" if isinstance(colour, int) else "RGB", size, colour).save(path)
+        return path
+
+    return save
+
+
+@pytest.fixture
+def pets(draw: Draw) -> Path:
+    draw("train/cat/2.png", (20, 0, 0))
+    draw("train/cat/1.png", (10, 1, 2))
+    draw("train/dog/1.PNG", (30, 0, 0))
+    draw("test/dog/1.png", (40, 0, 0))
+    root = draw("test/cat/1.png", (50, 0, 0)).parents[2]
+    (root / "train" / "cat" / "notes.txt").write_text("not an image")
+    return root
+
+
+def load_folder(root: Path, **options: Any) -> Dataset:
+    return load("image-folder", str(root), cache_dir=root.parent / "cache", **options)
+
+
+def test_image_folder(pets: Path) -> None:
+    data = load_folder(pets)
+    assert (data.x_train.shape, data.x_train.dtype) == ((3, 3, 4, 6), torch.uint8)
+    assert data.x_train[:, 0, 0, 0].tolist() == [10, 20, 30]
+    assert data.x_train[0, :, 3, 5].tolist() == [10, 1, 2]
+    assert data.x_test[:, 0, 0, 0].tolist() == [50, 40]
+    assert (data.y_train.tolist(), data.y_test.tolist()) == ([0, 0, 1], [0, 1])
+    assert (data.classes, data.augment) == (2, True)
+    assert data.mean == pytest.approx([20 / 255, 1 / 3 / 255, 2 / 3 / 255])
+    assert data.std[0] == pytest.approx((200 / 3) ** 0.5 / 255)
+
+
+def test_changed_images_are_decoded_anew(pets: Path, draw: Draw) -> None:
+    load_folder(pets)
+    draw("train/dog/2.png", (99, 0, 0))
+    assert load_folder(pets).x_train[:, 0, 0, 0].tolist() == [10, 20, 30, 99]
+    draw("train/dog/2.png", (77, 0, 0))  # the folder's own time stays
+    assert load_folder(pets).x_train[-1, 0, 0, 0] == 77
+    (pets / "train" / "dog" / "2.png").rename(pets / "train" / "cat" / "3.png")
+    assert load_folder(pets).y_train.tolist() == [0, 0, 0, 1]
+
+
+def test_only_all_grey_images_have_one_channel(draw: Draw) -> None:
+    for where in ("train/a/1.png", "train/b/1.png", "test/a/1.png"):
+        root = draw(where, 9).parents[2]
+    (root / "test" / "b").mkdir()
+    assert load_folder(root).x_train.shape == (2, 1, 4, 6)
+    draw("test/b/1.png", (1, 2, 3))
+    data = load_folder(root)
+    assert data.x_train.shape == (2, 3, 4, 6)
+    assert data.x_train[0, :, 0, 0].tolist() == [9, 9, 9]
+    assert data.x_test[1, :, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_an_empty_class_keeps_its_label(pets: Path) -> None:
+    for split in ("train", "test"):
+        (pets / split / "bird").mkdir()
+        (pets / split / "zebra").mkdir()
+    data = load_folder(pets)
+    assert (data.y_train.tolist(), data.classes) == ([1, 1, 2], 4)
+
+
+@pytest.mark.parametrize("size", [(60, 20), (20, 60)])
+def test_image_size_resizes_the_shorter_side_and_crops_the_centre(
+    draw: Draw, pets: Path, size: tuple[int, int]
+) -> None:
+    from torchvision.transforms.functional import center_crop, resize
+
+    noise = np.random.default_rng(0).integers(256, size=(size[1], size[0], 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    image.save(draw("test/dog/1.png", (0, 0, 0)))
+    data = load_folder(pets, image_size=10)
+    assert data.x_test.shape == (2, 3, 10, 10)
+    expected = center_crop(resize(image, 10), [10, 10])
+    assert np.array_equal(data.x_test[1].permute(1, 2, 0), np.asarray(expected))
+    assert load_folder(pets, image_size=5).x_test.shape == (2, 3, 5, 5)
+
+
+def test_image_folder_refuses_images_of_several_sizes(draw: Draw, pets: Path) -> None:
+    draw("test/dog/1.png", (1, 1, 1), size=(7, 4))
+    with pytest.raises(ValueError, match=r"one size, got 6x4 .* and 7x4 .* set image-size"):
+        load_folder(pets)
+
+
+def test_image_folder_refuses_an_unreadable_image(pets: Path) -> None:
+    (pets / "train" / "dog" / "9.jpg").write_text("no picture")
+    with pytest.raises(ValueError, match=r"expected an image in .*9\.jpg"):
+        load_folder(pets)
+
+
+def test_image_folder_refuses_missing_folders(tmp_path: Path, pets: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="found no train: point data-dir"):
+        load_folder(tmp_path)
+    (pets / "test").rename(pets / "validation")
+    with pytest.raises(FileNotFoundError, match="found no test: point data-dir"):
+        load_folder(pets)
+
+
+def test_image_folder_refuses_folders_without_images(pets: Path) -> None:
+    for file in (pets / "test").glob("*/*"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"expected images in .*test/<class>/\*, got none"):
+        load_folder(pets)
+
+
+def test_image_folder_refuses_fewer_than_two_classes(draw: Draw) -> None:
+    draw("train/cat/1.png", 1)
+    root = draw("test/cat/1.png", 1).parents[2]
+    with pytest.raises(ValueError, match=r"two or more classes.*got 1"):
+        load_folder(root)
+
+
+def test_image_folder_refuses_different_classes_in_train_and_test(draw: Draw, pets: Path) -> None:
+    draw("test/horse/1.png", (1, 1, 1))
+    with pytest.raises(ValueError, match=r"same class folders.*horse"):
+        load_folder(pets)
+
+
+# npz
+
+
+def load_npz(folder: Path, **arrays: Any) -> Dataset:
+    np.savez(folder / "data.npz", **arrays)
+    return load("npz", str(folder / "data.npz"), cache_dir=folder / "cache")
+
+
+def features(**changes: Any) -> dict[str, Any]:
+    arrays = {
+        "x_train": np.linspace(-1, 1, 15).reshape(5, 3),
+        "y_train": np.array([0, 1, 2, 1, 0]),
+        "x_test": np.ones((2, 3)),
+        "y_test": np.array([2, 0]),
+    }
+    return {key: value for key, value in (arrays | changes).items() if value is not None}
+
+
+def test_npz_colour_images_are_stored_channel_first(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(256, size=(7, 5, 6, 3), dtype=np.uint8)
+    labels = np.array([0, 1, 1, 0, 2, 0, 1], dtype=np.int32)
+    data = load_npz(
+        tmp_path, x_train=images[:5], y_train=labels[:5], x_test=images[5:], y_test=labels[5:]
+    )
+    assert np.array_equal(data.x_train, images[:5].transpose(0, 3, 1, 2))
+    assert np.array_equal(data.x_test, images[5:].transpose(0, 3, 1, 2))
+    assert (data.y_train.tolist(), data.y_test.tolist()) == ([0, 1, 1, 0, 2], [0, 1])
+    assert (data.y_train.dtype, data.classes, data.augment) == (torch.int64, 3, False)
+    assert data.mean == pytest.approx(images[:5].mean((0, 1, 2)) / 255)
+    assert data.std == pytest.approx(images[:5].std((0, 1, 2)) / 255)
+
+
+def test_npz_grey_images_gain_a_channel(tmp_path: Path) -> None:
+    grey = np.full((5, 8, 9), 255, dtype=np.uint8)
+    data = load_npz(tmp_path, **features(x_train=grey, x_test=grey[:2]))
+    assert (data.x_train.shape, data.x_test.shape) == ((5, 1, 8, 9), (2, 1, 8, 9))
+    assert (data.mean, data.std) == ((1.0,), (1.0,))  # a constant channel is not divided by zero
+
+
+def test_npz_features_stay_as_they_are(tmp_path: Path) -> None:
+    arrays = features()
+    data = load_npz(tmp_path, **arrays)
+    assert data.x_train.dtype == data.x_test.dtype == torch.float32
+    assert np.array_equal(data.x_train, arrays["x_train"].astype(np.float32))
+    assert (data.classes, data.mean, data.std) == (3, (), ())
+
+
+def test_npz_may_say_how_many_classes_there_are(tmp_path: Path) -> None:
+    assert load_npz(tmp_path, **features(classes=5)).classes == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x_test": None, "y_test": None}, "got none called x_test, y_test"),
+        ({"y_train": np.array([0, 1, 2, 1])}, r"x_train .* as 4 uint8 images"),
+        ({"y_train": np.array([0.0, 1, 2, 1, 0])}, r"integers from 0 on, got \(5,\) float64"),
+        ({"y_train": np.array([0, 1, -2, 1, 0])}, "from -2 on"),
+        ({"y_train": np.array([1, 2, 3, 2, 1])}, "got 3 in y_train and labels up to 3"),
+        ({"y_test": np.array([0, 3])}, "labels up to 3"),
+        ({"y_train": np.zeros(5, int), "y_test": np.zeros(2, int)}, "two or more classes"),
+        ({"classes": 2}, "labels up to 2"),
+        ({"x_train": np.ones((5, 4))}, r"alike, got \(4,\)"),
+        ({"x_train": np.ones((5, 3), np.int64)}, r"got \(5, 3\) int64"),
+        ({"x_train": np.ones((5, 3, 32, 32), np.uint8)}, r"got \(5, 3, 32, 32\) uint8"),
+        ({"x_train": np.full((5, 3), np.nan)}, "finite"),
+        ({"x_test": np.full((2, 3), 1e300)}, "finite"),
+        ({"y_test": np.array([0, None])}, "cannot be read"),  # pickled objects are not loaded
+    ],
+)
+def test_npz_refuses_bad_arrays(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        load_npz(tmp_path, **features(**changes))
+    assert "\n" not in str(error.value)
+
+
+def test_npz_refuses_other_files(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"found no file .* point data-dir to one"):
+        load("npz", cache_dir=tmp_path)
+    (tmp_path / "data.npz").write_text("x_train")
+    with pytest.raises(ValueError, match="not a zip archive"):
+        load("npz", str(tmp_path / "data.npz"), cache_dir=tmp_path)
+
+
+# Names and options
+
+
+def test_unknown_name_lists_the_known_and_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"digits, .*npz; got 'cifar-10': did you mean cifar10\?"):
+        load("cifar-10")
+
+
+@pytest.mark.parametrize(("name", "size"), [("digits", 16), ("image-folder", -1)])
+def test_image_size_is_only_for_image_folder(name: str, size: int) -> None:
+    with pytest.raises(ValueError, match=f"image-size: .* got {size} with {name}"):
+        load(name, image_size=size)
+
+
+# The transforms
+
+
+def images(b: int, c: int, h: int, w: int) -> torch.Tensor:
+    x = torch.randint(1, 256, (b, c, h, w), generator=torch.Generator().manual_seed(5))
+    return x.to(torch.uint8)  # never 0, so that the pad can be told from the image
+
+
+def dataset(mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
+    nothing = torch.empty(0)
+    return Dataset("test", nothing, nothing, nothing, nothing, 2, mean, std, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_normalise_is_the_formula(dtype: torch.dtype) -> None:
+    x = images(4, 3, 5, 6)
+    before = x.clone()
+    data = dataset(*datasets.CONSTANTS["cifar10"])
+    got = normalise(x, data, dtype)
+    expected = torch.empty(x.shape, dtype=torch.float64)
+    for channel in range(3):
+        expected[:, channel] = (x[:, channel].double() / 255 - data.mean[channel]) / data.std[
+            channel
+        ]
+    assert got.dtype == dtype
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(got.double(), expected, rtol=eps, atol=4 * 2 * min(eps, 2**-23))
+    assert torch.equal(x, before)
+
+
+def test_normalise_takes_further_leading_dimensions() -> None:
+    x, data = images(6, 3, 5, 6), dataset(*datasets.CONSTANTS["cifar100"])
+    stacked = normalise(x.view(2, 3, 3, 5, 6), data, torch.float32)
+    assert torch.equal(stacked.flatten(0, 1), normalise(x, data, torch.float32))
+
+
+def test_normalise_only_casts_features() -> None:
+    x = torch.tensor([[0.1, -300.0]])
+    assert torch.equal(normalise(x, dataset((), ()), torch.float64), x.double())
+
+
+def test_augment_is_a_shifted_possibly_mirrored_window_of_the_padded_image() -> None:
+    x = images(500, 3, 7, 9)
+    got = augment(x, torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    numbers = torch.randint(9 * 9 * 2, (500, 1), generator=generator).flatten().tolist()
+    seen = set()
+    for image, number, result in zip(x, numbers, got, strict=True):
+        top, left, flip = number // 18, number // 2 % 9, number % 2
+        padded = torch.zeros(3, 7 + 8, 9 + 8, dtype=torch.uint8)
+        padded[:, 4:-4, 4:-4] = image
+        window = padded[:, top : top + 7, left : left + 9]
+        assert torch.equal(result, window.flip(-1) if flip else window)
+        seen |= {("top", top), ("left", left), ("flip", flip)}
+    assert len(seen) == 9 + 9 + 2, "not every shift and flip occurs"
+
+
+def test_augment_is_reproduced_by_its_generator() -> None:
+    x = images(50, 1, 8, 8)
+    generator = torch.Generator().manual_seed(3)
+    first, second = augment(x, generator), augment(x, generator)
+    assert torch.equal(first, augment(x, torch.Generator().manual_seed(3)))
+    assert not torch.equal(first, second)
+
+
+def test_augment_mirrors_half_and_shifts_evenly() -> None:
+    """Measured on the images alone: a lit pixel at (4, 4) and a fainter one to its right."""
+    n = 40_000
+    x = torch.zeros(n, 1, 10, 10, dtype=torch.uint8)
+    x[:, 0, 4, 4], x[:, 0, 4, 5] = 200, 100
+    got = augment(x, torch.Generator().manual_seed(4))[:, 0]
+    lit = (got == 200).flatten(1).int().argmax(1)
+    faint = (got == 100).flatten(1).int().argmax(1)
+    mirrored = (faint < lit).double().mean().item()
+    assert abs(mirrored - 0.5) < 4 * 0.5 / n**0.5  # 4 standard errors
+    rows = (lit // 10).bincount(minlength=10).double() / n
+    assert rows[9] == 0
+    assert (rows[:9] - 1 / 9).abs().max() < 4 * (1 / 9 * 8 / 9 / n) ** 0.5
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_transforms_are_the_same_on_a_gpu() -> None:
+    x, data = images(50, 3, 32, 32), dataset(*datasets.CONSTANTS["cifar10"])
+    cpu = augment(x, torch.Generator().manual_seed(6))
+    gpu = augment(x.cuda(), torch.Generator().manual_seed(6))
+    assert torch.equal(gpu.cpu(), cpu)
+    there = normalise(gpu, data, torch.float32).cpu()
+    torch.testing.assert_close(there, normalise(cpu, data, torch.float32))

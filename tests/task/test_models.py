@@ -1,0 +1,157 @@
+import pytest
+import torch
+from torch import nn
+
+from fedaccord.task.models import MODELS, STEMS, build
+
+CIFAR = (3, 32, 32)
+
+
+def num_parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+def vector(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("linear", 3072 * 10 + 10),
+        ("mlp", (3072 * 200 + 200) + (200 * 200 + 200) + (200 * 10 + 10)),
+        # conv 4,864 + conv 102,464 + fc 614,784 + fc 73,920 + fc 1,930
+        ("lenet", 797_962),
+        # ImageNet's 11,689,512 - (512 * 1000 + 1000) + (512 * 10 + 10); GroupNorm has as many
+        # parameters as BatchNorm
+        ("resnet18", 11_181_642),
+        # convolutions of configuration A 9,220,480 + 2 * (512 * 512 + 512) + 512 * 10 + 10
+        ("vgg11", 9_750_922),
+    ],
+)
+def test_number_of_parameters_on_cifar10(name, expected):
+    assert num_parameters(build(name, CIFAR, 10)) == expected
+
+
+def test_cifar_stem_differs_in_the_first_kernel_only():
+    stems = [num_parameters(build("resnet18", CIFAR, 10, stem=stem)) for stem in STEMS]
+    assert stems[0] - stems[1] == 3 * 64 * (7 * 7 - 3 * 3)
+
+
+def test_cifar_stem_keeps_the_resolution():
+    sizes = {}
+    for stem in STEMS:
+        net = build("resnet18", CIFAR, 10, stem=stem)
+        net.layer4.register_forward_hook(
+            lambda module, x, y, stem=stem: sizes.update({stem: tuple(y.shape[2:])})
+        )
+        net(torch.zeros(1, *CIFAR))
+    assert sizes == {"imagenet": (1, 1), "cifar": (4, 4)}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"),
+    [
+        ("linear", (1, 8, 8), 10),
+        ("linear", (20,), 2),
+        ("mlp", (1, 8, 8), 10),
+        ("mlp", (20,), 3),
+        ("lenet", (1, 28, 28), 10),
+        ("lenet", (3, 16, 16), 10),
+        ("lenet", (3, 32, 40), 100),
+        ("resnet18", (1, 28, 28), 10),
+        ("resnet18", (1, 8, 8), 10),
+        ("vgg11", (1, 32, 32), 100),
+        ("vgg11", (3, 64, 64), 200),
+    ],
+)
+def test_output_shape_and_finite_gradients(name, shape, classes):
+    model = build(name, shape, classes)
+    x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    logits = model(x)
+    assert logits.shape == (2, classes)
+    nn.functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
+    for parameter in model.parameters():
+        assert parameter.grad.isfinite().all()
+        assert parameter.grad.any()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_the_whole_state(name):
+    model = build(name, CIFAR, 10)
+    assert not list(model.buffers())
+    assert model.state_dict().keys() == dict(model.named_parameters()).keys()
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_resnet18_normalises_each_sample_alone():
+    """GroupNorm: a sample's logits do not depend on the rest of its batch."""
+    net = build("resnet18", CIFAR, 10).train()
+    x = torch.randn(4, *CIFAR, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(net(x)[:1], net(x[:1]), rtol=1e-4, atol=1e-4)
+
+
+def test_vgg11_logits_depend_on_the_image():
+    """Without normalisation the signal must survive the depth: PyTorch's default loses it."""
+    net = build("vgg11", CIFAR, 10)
+    x = torch.randn(8, *CIFAR, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours = net(x).std(dim=0).mean()
+        for module in net:
+            if isinstance(module, nn.Conv2d):
+                module.reset_parameters()
+        default = net(x).std(dim=0).mean()
+    assert ours > 20 * default
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_a_function_of_its_arguments(name):
+    w = vector(build(name, CIFAR, 10, seed=3))
+    torch.manual_seed(99)
+    assert torch.equal(w, vector(build(name, CIFAR, 10, seed=3)))
+    assert not torch.equal(w, vector(build(name, CIFAR, 10, seed=4)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_callers_random_numbers_stay_as_they_were(name):
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    build(name, CIFAR, 10, seed=5)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_callers_gpu_random_numbers_stay_as_they_were():
+    torch.cuda.manual_seed(1)
+    expected = torch.rand(3, device="cuda")
+    torch.cuda.manual_seed(1)
+    build("linear", CIFAR, 10, seed=5)
+    assert torch.equal(torch.rand(3, device="cuda"), expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("resnet", CIFAR, 10),
+            "among linear, mlp, lenet, resnet18, vgg11, got 'resnet'.*resnet18",
+        ),
+        (("lenet", (1, 15, 28), 10), "at least 16x16 for lenet, got 15x28"),
+        (("vgg11", (3, 28, 28), 10), "at least 32x32 for vgg11, got 28x28"),
+        (("lenet", (64,), 10), r"\(channels, height, width\) for lenet, got \(64,\)"),
+        (("resnet18", (8, 8), 10), r"for resnet18, got \(8, 8\)"),
+        (("linear", CIFAR, 1), "at least 2 classes, got 1"),
+        (("linear", (), 10), r"positive sizes, got \(\)"),
+        (("mlp", (3, 0, 8), 10), r"positive sizes, got \(3, 0, 8\)"),
+    ],
+)
+def test_errors_say_what_was_expected(arguments, message):
+    with pytest.raises(ValueError, match=message) as error:
+        build(*arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_stem():
+    with pytest.raises(ValueError, match="among imagenet, cifar, got 'cifar10'"):
+        build("resnet18", CIFAR, 10, stem="cifar10")

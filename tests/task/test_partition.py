@@ -1,0 +1,288 @@
+import json
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedaccord.task.partition import REPLACEMENTS, _fill, partition, report
+
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 100))
+SKEWED = ("dirichlet", "pathological")
+
+
+def shares(parts, labels):
+    counts = report(parts, labels).counts
+    return counts / counts.sum(axis=1, keepdims=True)
+
+
+@st.composite
+def problems(draw):
+    """Labels, some classes rare or absent, and settings of a class-prior partition."""
+    labels = np.array(draw(st.lists(st.sampled_from([0, 1, 1, 3, 7]), min_size=1, max_size=60)))
+    settings = {
+        "num_clients": draw(st.integers(1, len(labels))),
+        "scheme": draw(st.sampled_from(SKEWED)),
+        "alpha": draw(st.sampled_from([1e-300, 1e-6, 0.1, 0.3, 1.0, 1e6])),
+        "classes_per_client": draw(st.integers(1, len(np.unique(labels)))),
+        "seed": draw(st.integers(0, 2**32)),
+    }
+    return labels, settings
+
+
+@given(problems(), st.sampled_from(REPLACEMENTS))
+def test_every_client_gets_the_same_number_of_valid_indices(problem, replacement):
+    labels, settings = problem
+    parts = partition(labels, replacement=replacement, **settings)
+    assert len(parts) == settings["num_clients"]
+    for part in parts:
+        assert part.dtype == np.int64
+        assert len(part) == len(labels) // settings["num_clients"]
+        assert part.min() >= 0
+        assert part.max() < len(labels)
+
+
+@given(problems(), st.sampled_from(REPLACEMENTS))
+def test_a_partition_is_a_function_of_its_arguments(problem, replacement):
+    labels, settings = problem
+    first = partition(labels, replacement=replacement, **settings)
+    np.random.seed(1)
+    again = partition(labels.astype(np.uint8), replacement=replacement, **settings)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@given(problems())
+def test_none_uses_every_index_at_most_once(problem):
+    labels, settings = problem
+    held = np.concatenate(partition(labels, replacement="none", **settings))
+    assert len(np.unique(held)) == len(held)
+
+
+@given(problems())
+def test_cyclic_repeats_a_sample_only_once_its_class_is_exhausted(problem):
+    """Any two samples of a class are held equally often, give or take one."""
+    labels, settings = problem
+    held = np.bincount(
+        np.concatenate(partition(labels, replacement="cyclic", **settings)), minlength=len(labels)
+    )
+    for k in np.unique(labels):
+        assert np.ptp(held[labels == k]) <= 1
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 100))
+def test_iid_cuts_all_samples_into_equal_sizes(n, num_clients, seed):
+    num_clients = min(n, num_clients)
+    parts = partition(np.zeros(n, dtype=int), num_clients, "iid", seed=seed)
+    sizes = [len(part) for part in parts]
+    assert len(parts) == num_clients
+    assert max(sizes) - min(sizes) <= 1
+    assert sorted(np.concatenate(parts)) == list(range(n))
+
+
+@pytest.mark.parametrize("scheme", ["iid", *SKEWED])
+def test_another_seed_gives_another_partition(scheme):
+    parts = [np.concatenate(partition(LABELS, 10, scheme, seed=seed)) for seed in range(4)]
+    assert all(not np.array_equal(a, b) for a, b in pairwise(parts))
+
+
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+@pytest.mark.parametrize("scheme", SKEWED)
+def test_samples_of_a_client_are_not_the_first_of_their_class(scheme, replacement):
+    """Which samples of a class are handed out is random, not the order of the data."""
+    settings = {"classes_per_client": 1, "replacement": replacement}
+    held = np.concatenate(partition(np.zeros(1000, dtype=int), 1, scheme, **settings))
+    assert abs(np.corrcoef(held, np.arange(1000))[0, 1]) < 0.15
+
+
+# The law: the loop of the module's docstring, one slot at a time.
+
+
+def fill_by_loop(class_of, priors, replacement, rng):
+    num_clients, size = len(priors), len(class_of) // len(priors)
+    parts = [[] for _ in priors]
+    pools = {k: list(rng.permutation(np.flatnonzero(class_of == k))) for k in set(class_of)}
+    left = {k: list(pool) for k, pool in pools.items()}
+    while any(len(part) < size for part in parts):
+        i = rng.integers(num_clients)
+        if len(parts[i]) == size:
+            continue
+        prior = priors[i].copy()
+        if replacement == "none":
+            remains = np.array([bool(left[k]) for k in range(len(prior))])
+            prior = prior * remains if (prior * remains).any() else remains / 1.0
+        k = rng.choice(len(prior), p=prior / prior.sum())
+        if replacement == "iid":
+            parts[i].append(rng.choice(pools[k]))
+            continue
+        left[k] = left[k] or list(pools[k])
+        parts[i].append(left[k].pop())
+    return [np.array(part) for part in parts]
+
+
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+def test_the_vectorised_form_has_the_law_of_the_loop(replacement):
+    """Same frequencies of the whole outcome (class counts of all clients and how often samples
+    are shared) on a problem small enough to see every outcome often. Classes 0 and 1 run out, and
+    client 2 is left with none of its classes."""
+    class_of = np.array([0, 1, 1, 2, 2, 2])
+    priors = np.array([[0.7, 0.3, 0.0], [0.5, 0.1, 0.4], [1.0, 0.0, 0.0]])
+    runs = 3000
+
+    def frequencies(fill, seed):
+        rng = np.random.default_rng(seed)
+        seen = {}
+        for _ in range(runs):
+            parts = fill(class_of, priors, replacement, rng)
+            counts, duplicated, _ = report(parts, class_of)
+            outcome = (*counts.ravel().tolist(), duplicated)
+            seen[outcome] = seen.get(outcome, 0) + 1
+        return seen
+
+    ours, loop = frequencies(_fill, 1), frequencies(fill_by_loop, 2)
+    # Two-sample chi-square: about its degrees of freedom when the laws agree.
+    outcomes = ours.keys() | loop.keys()
+    a, b = (np.array([seen.get(o, 0) for o in outcomes]) for seen in (ours, loop))
+    chi2, freedom = ((a - b) ** 2 / (a + b)).sum(), len(outcomes) - 1
+    assert freedom > 5
+    assert chi2 < freedom + 4 * np.sqrt(2 * freedom)
+
+
+def test_class_shares_of_a_client_approach_its_prior():
+    n = 200_000
+    priors = np.array([[0.6, 0.3, 0.1, 0.0], [0.0, 0.05, 0.05, 0.9]])
+    class_of = np.random.default_rng(0).integers(4, size=n)
+    parts = _fill(class_of, priors, "iid", np.random.default_rng(1))
+    np.testing.assert_allclose(shares(parts, class_of), priors, atol=5 * np.sqrt(0.25 / (n / 2)))
+
+
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
+def test_large_alpha_gives_equal_shares(replacement):
+    labels = np.repeat(np.arange(4), 10_000)
+    parts = partition(labels, 4, alpha=1e6, replacement=replacement)
+    np.testing.assert_allclose(shares(parts, labels), 0.25, atol=0.03)
+
+
+@pytest.mark.parametrize("replacement", ["cyclic", "iid"])
+def test_small_alpha_gives_one_class_per_client(replacement):
+    parts = partition(LABELS, 50, alpha=1e-6, replacement=replacement)
+    assert (shares(parts, LABELS).max(axis=1) == 1).all()
+
+
+def test_mean_prior_is_uniform_at_any_alpha():
+    """E[prior_i] is 1/classes: over many clients all classes are wanted equally."""
+    labels = np.tile(np.arange(5), 4000)
+    for alpha in (1e-6, 0.05, 0.3, 10.0):
+        wanted = shares(partition(labels, 2000, alpha=alpha, replacement="iid"), labels).mean(
+            axis=0
+        )
+        np.testing.assert_allclose(wanted, 0.2, atol=5 * np.sqrt(0.2 * 0.8 / 2000))
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1e-6])
+def test_strict_partition_ends_when_all_clients_want_one_class(alpha):
+    """Most clients' class is exhausted: they share what is left, and nothing is left over."""
+    labels = np.concatenate([np.zeros(990, dtype=int), np.arange(1, 11)])
+    result = report(partition(labels, 100, alpha=alpha, replacement="none"), labels)
+    assert result.duplicated == 0
+    assert result.unused == 0
+
+
+@pytest.mark.parametrize("replacement", ["cyclic", "iid"])
+def test_pathological_clients_have_their_number_of_classes_in_equal_shares(replacement):
+    labels = np.repeat(np.arange(10), 2000)
+    share = shares(
+        partition(labels, 10, "pathological", classes_per_client=2, replacement=replacement), labels
+    )
+    assert ((share > 0).sum(axis=1) == 2).all()
+    np.testing.assert_allclose(share[share > 0], 0.5, atol=0.06)
+
+
+def test_pathological_strict_partition_falls_back_when_its_classes_are_exhausted():
+    labels = np.repeat([0, 1], [2, 98])
+    parts = partition(labels, 10, "pathological", classes_per_client=1)
+    assert report(parts, labels).unused == 0
+
+
+def test_classes_may_have_gaps():
+    labels = np.array([2, 2, 9, 9, 9, 5])
+    assert report(partition(labels, 3), labels).counts.sum(axis=0)[[2, 5, 9]].tolist() == [2, 1, 3]
+
+
+def test_file_of_a_dictionary_or_of_lists(tmp_path):
+    parts = [[4, 0], [1, 2, 3], *[[i] for i in range(4, 13)]]
+    for name, content in [("l", parts), ("d", {str(i): p for i, p in enumerate(parts)})]:
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps(content))
+        read = partition(LABELS, len(parts), "file", file=str(path))
+        assert [part.tolist() for part in read] == parts
+        assert all(part.dtype == np.int64 for part in read)
+
+
+def test_report_counts_what_is_held():
+    labels = np.array([0, 0, 1, 2, 2])
+    result = report([np.array([0, 0, 2]), np.array([2, 3])], labels)
+    assert result.counts.tolist() == [[2, 1, 0], [0, 1, 1]]
+    assert result.duplicated == 2  # sample 0, twice in one client, and sample 2, in two
+    assert result.unused == 2  # samples 1 and 4
+    assert str(result).splitlines() == [
+        "2 clients, 2 to 3 samples and 2 to 2 of 3 classes each; "
+        "2 samples held more than once, 2 unused",
+        "client  samples  classes  largest class",
+        "     0        3        2      0 (67%)",
+        "     1        2        2      1 (50%)",
+    ]
+
+
+def test_report_of_many_clients_stays_short():
+    text = str(report(partition(LABELS, 100), LABELS))
+    assert len(text.splitlines()) < 15
+    assert "90 more clients" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_clients": 0}, "num_clients >= 1, got 0"),
+        ({"num_clients": 1001}, "1000 samples for 1001 clients"),
+        ({"scheme": "dirichlett"}, "got 'dirichlett'. Did you mean 'dirichlet'?"),
+        ({"replacement": "cycle"}, "none, cyclic, iid, got 'cycle'. Did you mean 'cyclic'?"),
+        ({"alpha": 0.0}, "0 < alpha <= 1e[+]06, got 0.0"),
+        ({"alpha": float("nan")}, "got nan"),
+        ({"alpha": float("inf")}, "got inf"),
+        ({"scheme": "pathological", "classes_per_client": 0}, "<= 10, .* got 0"),
+        ({"scheme": "pathological", "classes_per_client": 11}, "<= 10, .* got 11"),
+        ({"scheme": "file"}, "got no path"),
+        ({"scheme": "file", "file": "nowhere.json"}, "'nowhere.json' as JSON: .*No such file"),
+        ({"labels": LABELS / 2}, "integers from 0, got float64"),
+        ({"labels": LABELS - 1}, "integers from 0"),
+        ({"labels": LABELS[:, None]}, r"shape \(1000, 1\)"),
+    ],
+)
+def test_errors_say_what_was_expected(settings, message):
+    with pytest.raises(ValueError, match=message) as error:
+        partition(**{"labels": LABELS, "num_clients": 10} | settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[[0], [1]", "as JSON"),
+        ("3", "list of lists in .* got int"),
+        ("[[0]]", "Expected 2 clients in .* got 1"),
+        ('{"0": [0], "2": [1]}', "named '0' to '1', got '2'"),
+        ("[[0], []]", "client 1 in .* got an empty one"),
+        ("[[0], 1]", "client 1 in .* got int"),
+        ("[[0], [1000]]", "from 0 to 999 for client 1 in .* got 1000"),
+        ("[[0], [-1]]", "got -1"),
+        ("[[0], [1.0]]", "got 1.0"),
+        ("[[0], [true]]", "got True"),
+    ],
+)
+def test_errors_in_a_file_name_the_client(tmp_path, content, message):
+    path = tmp_path / "parts.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message) as error:
+        partition(LABELS, 2, "file", file=str(path))
+    assert "\n" not in str(error.value)
