@@ -14,12 +14,9 @@ from fedaccord.strategies import METHODS, PLUGINS
 from fedaccord.strategies.base import (
     FederatedStrategy,
     PlugIn,
-    check_option,
-    option,
-    options,
     own_options,
-    range_text,
 )
+from fedaccord.strategies.options import check_option, option, options, range_text
 from fedaccord.task.datasets import DATASETS
 from fedaccord.task.models import MODELS
 

@@ -211,19 +211,12 @@ def simulate(
 
     task = _task(config, clients, test, model, loss)
     grid = InProcessGrid(make_app(lambda _: task), len(task.clients))
-    recorder = _Recorder(strategy, grid, weights=record == "weights")
+    recorder = Recorder(strategy, grid, weights=record == "weights")
     strategy.on_round = recorder
     initial = server_app.initial_arrays(task, strategy.precision)
     with quiet():
-        result = server_app.start(strategy, grid, initial, task, rounds)
-    return History(
-        metrics=pd.DataFrame(recorder.rows),
-        model={name: records.to_tensor(array) for name, array in result.arrays.items()},
-        clients=recorder.client_states(),
-        weights=torch.stack(recorder.weights) if recorder.weights else None,
-        averages=torch.stack(recorder.averages) if recorder.averages else None,
-        states=recorder.states or None,
-    )
+        server_app.start(strategy, grid, initial, task, rounds)
+    return recorder.history()
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -262,7 +255,7 @@ def _task(
     return Task(module, Clients(xs, ys), test, loss, find_device(config.device))
 
 
-class _Recorder:
+class Recorder:
     """Keeps what `simulate` returns."""
 
     def __init__(self, strategy: FederatedStrategy, grid: InProcessGrid, weights: bool) -> None:
@@ -283,3 +276,15 @@ class _Recorder:
         like = self.strategy.client_state_like()
         saved = [records.load_state(context, like) for context in self.grid.contexts.values()]
         return [None if found is None else found[0] for found in saved]
+
+    def history(self) -> History:
+        model = self.strategy.current()
+        assert model is not None
+        return History(
+            metrics=pd.DataFrame(self.rows),
+            model={name: records.to_tensor(array) for name, array in model.items()},
+            clients=self.client_states(),
+            weights=torch.stack(self.weights) if self.keep else None,
+            averages=torch.stack(self.averages) if self.keep else None,
+            states=self.states if self.keep else None,
+        )

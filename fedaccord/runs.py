@@ -6,13 +6,16 @@ their place and moved there, tables grow by whole lines: a crash leaves the last
 """
 
 import csv
+import io
 import json
+import math
 import os
 import platform
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +27,50 @@ PACKAGES = ("fedaccord", "flwr", "torch", "torchvision", "numpy")
 WINDOW = 10  # last evaluations behind the window mean
 
 
+def place(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
+    """The folder of a run that begins now; where ``name`` is empty, one that is still free.
+
+    Raises ValueError, in one line, for a relative ``out_dir`` and for a name that leads out of it.
+    """
+    folder = Path(out_dir) if out_dir else Path.home() / "fedaccord-runs"
+    if not folder.is_absolute():
+        raise ValueError(
+            f"out-dir: expected an absolute path, got {out_dir!r}: "
+            f"a run may execute in another folder than yours; try {str(folder.absolute())!r}"
+        )
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"name: expected a folder below out-dir, got {name!r}; move it by out-dir")
+    if name:
+        return folder / name
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    first = folder / f"{settings['algo']}-{settings['dataset']}-seed{settings['seed']}-{stamp}"
+    path, number = first, 1
+    while os.path.lexists(path):
+        number += 1
+        path = folder / f"{first.name}-{number}"
+    return path
+
+
 class RunDirectory:
-    """Writes one run. Raises ValueError where the folder cannot be made or holds a run already."""
+    """Writes one run. Raises ValueError where the folder cannot be made or is there already."""
 
     def __init__(self, out_dir: str, name: str, settings: Mapping[str, Any]) -> None:
-        folder = Path(out_dir) if out_dir else Path.home() / "fedaccord-runs"
-        if not folder.is_absolute():
-            raise ValueError(
-                f"out-dir: expected an absolute path, got {out_dir!r}: "
-                f"a run may execute in another folder than yours; try {str(folder.absolute())!r}"
-            )
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        default = f"{settings['algo']}-{settings['dataset']}-seed{settings['seed']}-{stamp}"
-        self.path = folder / (name or default)
-        if (self.path / "config.toml").exists():
-            raise ValueError(
-                f"name: {self.path} holds a run already; choose another name or move it away"
-            )
+        self.path = place(out_dir, name, settings)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True)  # fails where it exists: two runs never share a folder
+        except FileExistsError:
+            raise ValueError(
+                f"name: {self.path} exists already; choose another name or move it away"
+            ) from None
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        try:
             config = {"run": _tables(settings), "versions": _versions(), "commit": _commit()}
             self._write("config.toml", tomli_w.dumps(config).encode())
         except OSError as error:
-            raise ValueError(
-                f"out-dir: cannot write to {self.path} ({error.strerror}); choose another folder"
-            ) from error
+            with suppress(OSError):
+                self.path.rmdir()
+            raise _unwritable(self.path, error) from error
         self._metrics = _Table(self.path / "metrics.csv")
         self._clients = _Table(self.path / "clients.csv")
         self._rows: list[dict[str, Any]] = []
@@ -77,12 +99,11 @@ class RunDirectory:
                 summary[f"{key}-best"] = max(seen) if key == "test-accuracy" else min(seen)
         for key in ("down-bytes", "up-bytes"):
             summary[key] = sum(row.get(key, 0) for row in self._rows)
-        self._write("summary.json", json.dumps(summary | more, indent=2).encode())
+        text = json.dumps({key: _json(value) for key, value in (summary | more).items()}, indent=2)
+        self._write("summary.json", text.encode())
 
     def _write(self, name: str, content: bytes) -> None:
-        beside = self.path / f".{name}.{os.getpid()}"
-        beside.write_bytes(content)
-        beside.replace(self.path / name)
+        _replace(self.path / name, content)
 
 
 class _Table:
@@ -98,24 +119,43 @@ class _Table:
         if new:
             rows = [*self._read(), *rows]
             self.columns += new
-            beside = self.path.with_suffix(".new")
-            self._append(beside, rows, header=True)
-            beside.replace(self.path)
+            _replace(self.path, self._text(rows, header=True).encode())
         elif rows:
-            self._append(self.path, rows)
+            with self.path.open("a", newline="") as file:
+                file.write(self._text(rows))
 
-    def _append(self, path: Path, rows: Iterable[Mapping[str, Any]], header: bool = False) -> None:
-        with path.open("w" if header else "a", newline="") as file:
-            writer = csv.DictWriter(file, self.columns)
-            if header:
-                writer.writeheader()
-            writer.writerows(rows)
+    def _text(self, rows: Iterable[Mapping[str, Any]], header: bool = False) -> str:
+        file = io.StringIO(newline="")
+        writer = csv.DictWriter(file, self.columns)
+        if header:
+            writer.writeheader()
+        writer.writerows(rows)
+        return file.getvalue()
 
     def _read(self) -> list[dict[str, Any]]:
         if not self.columns:
             return []
         with self.path.open(newline="") as file:
             return list(csv.DictReader(file))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file so that readers see the whole of its old or of its new content."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)  # there only where something above failed
+
+
+def _unwritable(path: Path, error: OSError) -> ValueError:
+    return ValueError(f"out-dir: cannot write to {path} ({error.strerror}); choose another folder")
+
+
+def _json(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null stands for what diverged."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _tables(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,14 +171,26 @@ def _tables(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    return {"python": platform.python_version()} | {p: version(p) for p in PACKAGES}
+    return {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # as where Flower runs the app's files without installing them
+        return ""
 
 
 def _commit() -> str:
-    """The commit of the code, where it runs from a checkout; else empty."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """The commit of the code and "-dirty" if it was changed since; empty without a checkout."""
+    checkout = Path(__file__).parents[1]
+    if not (checkout / ".git").exists():  # not the commit of a project that merely holds our files
+        return ""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(
+            [*command, "--exclude=*"], capture_output=True, text=True, timeout=5, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip()

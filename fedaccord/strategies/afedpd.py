@@ -30,8 +30,8 @@ from fedaccord.strategies.base import (
     Model,
     Vector,
     Work,
-    option,
 )
+from fedaccord.strategies.options import option
 
 
 class Down(NamedTuple):

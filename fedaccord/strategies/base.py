@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 import random
 import time
 from abc import ABC, abstractmethod
@@ -16,73 +15,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedaccord import records
+from fedaccord.strategies.options import check_option, option, options
 
 log = logging.getLogger("flwr")
 
 Vector = torch.Tensor  # (d,) all parameters of a model; formulas also hold over (..., d)
-
-
-# --- options --------------------------------------------------------------------------------------
-
-
-def option(
-    default: Any,
-    doc: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    choices: Sequence[str] = (),
-) -> Any:
-    """A dataclass field that is also a run-config key: its default, meaning and range.
-
-    low, high: inclusive bounds; above: an exclusive lower bound.
-    """
-    bounds = {"low": low, "high": high, "above": above, "choices": tuple(choices)}
-    return dataclasses.field(default=default, metadata={"doc": doc, **bounds})
-
-
-def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
-    """``value`` as the option's type. Raises ValueError, in one line, on a wrong type or range."""
-    kind: type = type(field.default)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not kind:
-        raise ValueError(f"{name}: expected {_name(kind)}, got {value!r}")
-    rule = field.metadata
-    if rule["choices"] and value not in rule["choices"]:
-        raise ValueError(f"{name}: expected one of {', '.join(rule['choices'])}, got {value!r}")
-    if kind is float and not math.isfinite(value):
-        raise ValueError(f"{name}: expected a finite number, got {value}")
-    allowed = range_text(field)
-    if (
-        (rule["low"] is not None and value < rule["low"])
-        or (rule["high"] is not None and value > rule["high"])
-        or (rule["above"] is not None and value <= rule["above"])
-    ):
-        raise ValueError(f"{name}: expected {allowed}, got {value}")
-    return value
-
-
-def range_text(field: "dataclasses.Field[Any]") -> str:
-    """The allowed range of an option in words."""
-    rule = field.metadata
-    words = {"low": "at least", "above": "above", "high": "at most"}
-    return " and ".join(f"{w} {rule[k]:g}" for k, w in words.items() if rule[k] is not None)
-
-
-def options(kind: type) -> "list[dataclasses.Field[Any]]":
-    return [f for f in dataclasses.fields(kind) if "doc" in f.metadata]
-
-
-def own_options(kind: "type[FederatedStrategy]") -> "list[dataclasses.Field[Any]]":
-    """The options that a method adds to those of every strategy."""
-    common = {f.name for f in options(FederatedStrategy)}
-    return [f for f in options(kind) if f.name not in common]
-
-
-def _name(kind: type) -> str:
-    return {float: "a number", int: "an integer", str: "a text", bool: "true or false"}[kind]
 
 
 # --- the client half ------------------------------------------------------------------------------
@@ -169,17 +106,21 @@ class PlugIn(LocalRule):
     def init(self, w: Vector, w_0: Vector) -> Any:
         return self.rule.init(w, w_0)
 
+    def base(self, state: Any) -> Any:
+        """The other rule's part of the client state; a plug-in with a memory overrides it."""
+        return state
+
     def start(self, down: Any, state: Any) -> Vector:
-        return self.rule.start(down, state)
+        return self.rule.start(down, self.base(state))
 
     def direction(self, down: Any, state: Any) -> Direction:
-        return self.rule.direction(down, state)
+        return self.rule.direction(down, self.base(state))
 
     def gradient(self) -> Callable[..., Any] | None:
         return self.rule.gradient()
 
     def finish(self, w_K: Vector, down: Any, state: Any, work: Work) -> tuple[Any, Any]:
-        return self.rule.finish(w_K, down, state, work)
+        return self.rule.finish(w_K, down, self.base(state), work)
 
 
 # --- the server half ------------------------------------------------------------------------------
@@ -319,7 +260,7 @@ class FederatedStrategy(Strategy, ABC):
         self._nodes: dict[int, int] = {}  # client id -> node id, of the connected clients
         self._asked: set[int] = set()  # node ids that were asked who they are
         self._sent: dict[int, Message] = {}  # client id -> this round's message
-        self._state: Any = None
+        self.state: Any = None
         self._w = self._w_0 = torch.empty(0)
 
     # the method: what a subclass writes
@@ -356,7 +297,7 @@ class FederatedStrategy(Strategy, ABC):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message per client of the round's cohort; connects and initialises before round 1."""
-        if self._state is None:
+        if self.state is None:
             self._connect(grid)
             self._initialise(arrays)
         elif server_round > 1:
@@ -393,11 +334,11 @@ class FederatedStrategy(Strategy, ABC):
         )
         kind = type(next(iter(good.values()))[0])
         ups = kind(*zip(*(up for up, _ in good.values()), strict=True))
-        self._w, self._state = self.aggregate(self._w, ups, self._state, cohort)
+        self._w, self.state = self.aggregate(self._w, ups, self.state, cohort)
         w_bar = cohort.mean(ups.w)
         metrics = self._metrics(ups.w, w_bar, [m for _, m in good.values()], rows)
         self._last = Round(server_round, self._w, w_bar, metrics, rows)
-        return self.arrays(self.headline(self._w, self._state)), MetricRecord(dict(metrics))
+        return self.arrays(self.headline(self._w, self.state)), MetricRecord(dict(metrics))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -470,9 +411,9 @@ class FederatedStrategy(Strategy, ABC):
 
     def current(self) -> ArrayRecord | None:
         """The headline model as it is now; None before `start`."""
-        if self._state is None:
+        if self.state is None:
             return None
-        return self.arrays(self.headline(self._w, self._state))
+        return self.arrays(self.headline(self._w, self.state))
 
     def client_state_like(self) -> Any:
         """A client's state with vectors that hold nothing: its structure."""
@@ -490,7 +431,7 @@ class FederatedStrategy(Strategy, ABC):
         self._layout = {name: x.shape for name, x in tensors.items()}
         self._w = torch.cat([x.reshape(-1).to(dtype) for x in tensors.values()])
         self._w_0 = self._w
-        self._state = self.init(self._w)
+        self.state = self.init(self._w)
         self._rule = self.client_rule()
         self._rule_text = records.dumps(self._rule)
         self._last_rounds: dict[int, int] = {}
@@ -532,7 +473,9 @@ class FederatedStrategy(Strategy, ABC):
             if reply.has_error():
                 # a node that died is reported by the SuperLink; any other error is the client's own
                 if reply.metadata.src_node_id in online:
-                    raise FederationError(f"a client could not start: {reply.error.reason}")
+                    raise FederationError(
+                        f"a client could not start: {_last_line(reply.error.reason)}"
+                    )
                 continue
             i, num_clients = records.introduction(reply)
             node = reply.metadata.src_node_id
@@ -594,7 +537,7 @@ class FederatedStrategy(Strategy, ABC):
     def _message(self, i: int, order: records.Order, config: ConfigRecord) -> Message:
         last_round = self._last_rounds.get(i, -1)
         order = order._replace(client=i, last_round=last_round)
-        down = self.broadcast(self._w, self._state, Client(i, order.round, last_round))
+        down = self.broadcast(self._w, self.state, Client(i, order.round, last_round))
         content = RecordDict(
             {records.DOWN: records.pack(down), records.CONFIG: records.write_order(order, config)}
         )
@@ -626,7 +569,7 @@ class FederatedStrategy(Strategy, ABC):
     def _read(self, reply: Message) -> tuple[Any, dict[str, float]] | str:
         """(vectors, metrics) of a good reply, else what is wrong with it, in one line."""
         if reply.has_error():
-            return " ".join(f"error {reply.error.code}: {reply.error.reason}".split())
+            return f"error {reply.error.code}: {_last_line(reply.error.reason)}"
         arrays = reply.content.array_records
         numbers = reply.content.metric_records.get(records.METRICS)
         if set(arrays) != {records.UP} or numbers is None or "num-examples" not in numbers:
@@ -698,7 +641,7 @@ class FederatedStrategy(Strategy, ABC):
         """Evaluate where it is due, and hand the round on."""
         number = self._last.number
         if evaluate_fn and (number % self.eval_every == 0 or number == num_rounds):
-            headline = self.headline(self._w, self._state)
+            headline = self.headline(self._w, self.state)
             found = dict(evaluate_fn(number, self.arrays(headline)) or {})
             if headline is not self._w:
                 beside = dict(evaluate_fn(number, self.arrays(self._w)) or {})
@@ -711,4 +654,17 @@ class FederatedStrategy(Strategy, ABC):
             self.on_round(self._last)
 
 
+def own_options(kind: "type[FederatedStrategy]") -> "list[dataclasses.Field[Any]]":
+    """The options that a method adds to those of every strategy."""
+    common = {f.name for f in options(FederatedStrategy)}
+    return [f for f in options(kind) if f.name not in common]
+
+
+def _last_line(reason: str | None) -> str:
+    """What was raised: Flower's simulation puts a whole traceback above it."""
+    lines = [line.strip() for line in (reason or "no reason given").splitlines() if line.strip()]
+    return lines[-1].removeprefix(RAISED).strip("'>")
+
+
+RAISED = "Exception ClientAppException occurred. Message: "
 SHOWN = ("train-loss", "test-loss", "test-accuracy", "replies", "seconds")

@@ -17,8 +17,8 @@ from fedaccord.strategies.base import (
     LocalRule,
     Model,
     Vector,
-    option,
 )
+from fedaccord.strategies.options import option
 
 
 @dataclass(frozen=True)

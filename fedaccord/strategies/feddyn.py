@@ -26,8 +26,8 @@ from fedaccord.strategies.base import (
     Model,
     Vector,
     Work,
-    option,
 )
+from fedaccord.strategies.options import option
 
 
 class ClientState(NamedTuple):

@@ -15,7 +15,8 @@ averaging models, which differs from the paper under partial participation.
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fedaccord.strategies.base import PlugIn, Vector, Work, option
+from fedaccord.strategies.base import PlugIn, Vector, Work
+from fedaccord.strategies.options import option
 
 
 class RelaxedState(NamedTuple):
@@ -43,11 +44,14 @@ class RelaxedInit(PlugIn):
         last = w_0 if self.first_visit == "initial" else w
         return RelaxedState(last, self.rule.init(w, w_0))
 
+    def base(self, state: RelaxedState) -> Any:
+        return state.base
+
     def start(self, down: Any, state: RelaxedState) -> Vector:
-        return self.rule.start(down, state.base) + self.beta * (down.w - state.last)
+        return super().start(down, state) + self.beta * (down.w - state.last)
 
     def finish(
         self, w_K: Vector, down: Any, state: RelaxedState, work: Work
     ) -> tuple[Any, RelaxedState]:
-        up, base = self.rule.finish(w_K, down, state.base, work)
+        up, base = super().finish(w_K, down, state, work)
         return up, RelaxedState(w_K, base)

@@ -25,8 +25,8 @@ from fedaccord.strategies.base import (
     LocalRule,
     Vector,
     Work,
-    option,
 )
+from fedaccord.strategies.options import option
 
 
 class Down(NamedTuple):

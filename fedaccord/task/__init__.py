@@ -114,7 +114,7 @@ class Clients:
         if self.parts is None:
             return self.x[client], self.y[client]
         rows = torch.from_numpy(self.parts[client])
-        return self.x[rows], self.y[rows]  # type: ignore[index]
+        return self.x[rows], self.y[rows]  # type: ignore[call-overload, index]
 
 
 @lru_cache(maxsize=4)

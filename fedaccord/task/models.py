@@ -73,7 +73,9 @@ def lenet(shape: Shape, classes: int, stem: str) -> nn.Module:
 def resnet18(shape: Shape, classes: int, stem: str) -> nn.Module:
     """ResNet-18 with GroupNorm of 2 groups for BatchNorm; 11,181,642 parameters on CIFAR-10."""
     channels, _, _ = _image("resnet18", shape)
-    net = torchvision.models.resnet18(num_classes=classes, norm_layer=partial(nn.GroupNorm, 2))
+    net: nn.Module = torchvision.models.resnet18(
+        num_classes=classes, norm_layer=partial(nn.GroupNorm, 2)
+    )
     kernel, stride, padding = STEMS[stem]
     net.conv1 = _he(nn.Conv2d(channels, 64, kernel, stride, padding, bias=False))
     if stem == "cifar":
@@ -88,10 +90,10 @@ def vgg11(shape: Shape, classes: int, stem: str) -> nn.Module:
     max-pools, then 512-512-512-classes instead of ImageNet's 25088-4096-4096-classes. Larger
     images are averaged to 1x1 before the classifier.
     """
+    channels, _, _ = _image("vgg11", shape, smallest=32)
     # PyTorch's default initialisation would shrink the signal in each of the eight convolutions:
     # with no normalisation to restore it, the logits hardly depend on the image and SGD stays
     # at chance level.
-    channels, _, _ = _image("vgg11", shape, smallest=32)
     features: list[nn.Module] = []
     for block in ([64], [128], [256, 256], [512, 512], [512, 512]):
         for width in block:

@@ -181,7 +181,8 @@ def _draw(priors: Floats, client: Ints, rng: np.random.Generator) -> Ints:
     # of 2^-24, so client + u is exact and below i + 1: a class without mass is never drawn.
     table = (cdf + np.arange(num_clients)[:, None]).ravel()
     u = rng.random(len(client), dtype=np.float32)
-    return np.searchsorted(table, client + u, side="right") - client * num_classes
+    drawn: Ints = np.searchsorted(table, client + u, side="right") - client * num_classes
+    return drawn
 
 
 def _skip_exhausted(

@@ -77,6 +77,13 @@ def test_output_shape_and_finite_gradients(name, shape, classes):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_logits_take_both_signs(name):
+    x = torch.randn(2, *CIFAR, generator=torch.Generator().manual_seed(0))
+    logits = build(name, CIFAR, 10)(x)
+    assert logits.min() < 0 < logits.max()
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_the_whole_state(name):
     model = build(name, CIFAR, 10)
     assert not list(model.buffers())

@@ -1,0 +1,77 @@
+"""Our methods on the test problem of the dense references, through the in-process engine."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from fedaccord import records, simulate, train_locally
+from fedaccord.engine import History, InProcessGrid, Recorder, quiet
+from fedaccord.strategies.base import FederatedStrategy
+from tests.reference.problem import Batches, Cohorts, LeastSquares
+
+
+def half_square(pred: Tensor, y: Tensor) -> Tensor:
+    """The loss that makes nn.Linear without bias the references' least squares."""
+    return 0.5 * ((pred - y) ** 2).sum()
+
+
+def linear(w0: np.ndarray) -> nn.Linear:
+    model = nn.Linear(len(w0), 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(torch.from_numpy(w0))
+    return model
+
+
+def run(
+    algo: str | FederatedStrategy,
+    problem: LeastSquares,
+    w0: np.ndarray,
+    schedule: Cohorts,
+    **keys: Any,
+) -> History:
+    """`simulate` with full-batch float64 steps, recording everything."""
+    keys = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None, "batch_size": 0} | keys
+    return simulate(
+        algo,
+        clients=problem.clients(),
+        model=linear(w0),
+        loss=half_square,
+        rounds=len(schedule),
+        participation=schedule,
+        dtype=torch.float64,
+        record="weights",
+        **keys,
+    )
+
+
+def run_on_batches(
+    strategy: FederatedStrategy,
+    problem: LeastSquares,
+    w0: np.ndarray,
+    schedule: Cohorts,
+    batches: Batches,
+) -> History:
+    """A strategy over a foreign ClientApp that takes its batches from a fixed schedule."""
+    data, app = problem.clients(), ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        chosen: Sequence[tuple[Tensor, Tensor]] = []
+        if not records.is_hello(message):
+            order = records.read_order(message)
+            x, y = data[order.client]
+            chosen = [(x[rows], y[rows]) for rows in batches[order.round][order.client]]
+        model = linear(np.zeros(problem.dim))
+        return train_locally(message, context, model=model, batches=chosen, loss=half_square)
+
+    grid = InProcessGrid(app, problem.num_clients)
+    recorder = Recorder(strategy, grid, weights=True)
+    strategy.participation, strategy.on_round = schedule, recorder
+    with quiet():
+        strategy.start(grid, ArrayRecord(linear(w0).state_dict()), len(schedule))
+    return recorder.history()
