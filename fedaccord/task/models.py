@@ -10,7 +10,6 @@ from functools import partial
 from math import prod
 
 import torch
-import torchvision
 from torch import nn
 
 Shape = tuple[int, ...]  # of one sample: (channels, height, width) or (features,)
@@ -73,6 +72,8 @@ def lenet(shape: Shape, classes: int, stem: str) -> nn.Module:
 def resnet18(shape: Shape, classes: int, stem: str) -> nn.Module:
     """ResNet-18 with GroupNorm of 2 groups for BatchNorm; 11,181,642 parameters on CIFAR-10."""
     channels, _, _ = _image("resnet18", shape)
+    import torchvision  # takes as long to import as torch, and few runs need it
+
     net: nn.Module = torchvision.models.resnet18(
         num_classes=classes, norm_layer=partial(nn.GroupNorm, 2)
     )

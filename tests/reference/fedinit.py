@@ -1,4 +1,4 @@
-"""FedInit - arXiv:2306.05706, Algorithm 1, in dense numpy: literal, no shared start helper.
+"""FedInit - arXiv:2306.05706, Algorithm 1, in dense numpy: literal, with its own start.
 
     w_{i,K}^{-1} = w^0 for all i
     for t = 0 .. T-1:

@@ -1,4 +1,4 @@
-"""A-FedPD without a table of duals: what is kept, what is sent, and the duals that it stands for."""
+"""A-FedPD without a table of duals: what is kept and sent, and the duals it stands for."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ SETTINGS: dict[str, Any] = {"lr": 0.04, "lr_decay": 0.99, "weight_decay": 0.02, 
 @pytest.mark.parametrize("beta", [0.0, 0.08])
 @pytest.mark.parametrize("active", [1, 4, C])
 def test_its_duals_are_those_of_the_dense_table(active: int, beta: float) -> None:
-    """A client's dual with the virtual steps it has missed equals its row of the listing's table."""
+    """A client's dual and the virtual steps it missed make its row of the listing's table."""
     schedule = problem.cohorts(C, active, T, seed=3)
     expected = afedpd.run(
         *(LEAST_SQUARES, W0, schedule), local_steps=K, rho=RHO, ri_beta=beta, **SETTINGS
