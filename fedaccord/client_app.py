@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from fedaccord import records
 from fedaccord.config import RunConfig
 from fedaccord.records import Order
-from fedaccord.strategies.base import LocalRule, Model, Work
+from fedaccord.strategies.base import LocalRule, Model, Rates, Work
 from fedaccord.task import Task, load_task
-from fedaccord.task.training import Batch, Loss, descend, sgd_gradient
+from fedaccord.task.training import Batch, Loss, descend, gradient_at_w
 from fedaccord.task.vectors import FlatModel
 
 log = logging.getLogger("flwr")
@@ -73,15 +73,17 @@ def _local_round(
     w_0 = rule.start(down, state)
     model.w.copy_(w_0)
     counter = _Counter(batches, device)
+    rates = Rates(order.lr, order.weight_decay)
+    oracle = rule.oracle(down, state, rates)
     done = descend(
         model,
         counter.steps(order.local_epochs, order.local_steps),
         loss,
-        **rule.direction(down, state)._asdict(),
+        **rule.direction(down, state, rates)._asdict(),
         lr=order.lr,
         weight_decay=order.weight_decay,
         clip_norm=order.clip_norm or None,
-        gradient=rule.gradient() or sgd_gradient,
+        oracle=oracle or gradient_at_w,
         precision=order.precision,
     )
     if not done.steps:
@@ -92,7 +94,7 @@ def _local_round(
             f"the local model diverged: NaN or Inf after {done.steps} steps at lr {order.lr:g}; "
             "lower lr or clip-norm"
         )
-    work = Work(w_0, done.steps, order.lr, examples or counter.examples, done.loss)
+    work = Work(w_0, done.steps, order.lr, examples or counter.examples, done.loss, oracle)
     up, state = rule.finish(w_K, down, state, work)
     metrics = MetricRecord(
         {"num-examples": work.examples, "train-loss": done.loss, "steps": done.steps}
@@ -145,10 +147,17 @@ class _Counter:
         self.examples = 0
 
     def _one_pass(self, first: bool) -> Iterator[Batch]:
+        seen = False
         for inputs, targets in self.batches:
+            seen = True
             if first:
                 self.examples += len(targets)
             yield inputs.to(self.device), targets.to(self.device)
+        if not seen and self.examples:
+            raise ValueError(
+                "expected batches that can be gone through more than once (a list, a DataLoader), "
+                f"got a {type(self.batches).__name__} that was used up after the first pass"
+            )
 
     def steps(self, epochs: int, steps: int) -> Iterator[Batch]:
         if steps == 0:
@@ -168,10 +177,10 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        task = task_of(context)  # also before an introduction: what is wrong shows before round 1
-        if records.is_hello(message):
-            task.num_examples(int(context.node_config.get(records.PARTITION_ID, 0)))
-            return records.introduce(message, context)
+        reply = records.introduce(message, context) if records.is_hello(message) else None
+        task = task_of(context)  # also with an introduction: what is wrong shows before round 1
+        if reply is not None:
+            return reply
         order = records.read_order(message)
         model = task.model(order.precision)
         batches = task.train_batches(

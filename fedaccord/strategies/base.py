@@ -22,6 +22,10 @@ log = logging.getLogger("flwr")
 Vector = torch.Tensor  # (d,) all parameters of a model; formulas also hold over (..., d)
 
 
+Oracle = Callable[[Any, Callable[[], Vector], Callable[[], None]], Vector]
+"""(model, at_point, clip) -> loss; leaves a clipped gradient in model.g (see task/training.py)."""
+
+
 # --- the client half ------------------------------------------------------------------------------
 
 
@@ -36,12 +40,20 @@ class Nothing(NamedTuple):
 
 
 class Direction(NamedTuple):
-    """w <- w - lr (scale g(w) + shift + rho (w - anchor) + weight_decay w), all round long."""
+    """w <- w - lr (scale g(w) + shift + rho (w - anchor) + decay wd w), all round long."""
 
     scale: float = 1.0
     shift: Vector | None = None  # None: zero
     rho: float = 0.0
     anchor: Vector | None = None
+    decay: float = 1.0  # factor on the run's weight decay wd
+
+
+class Rates(NamedTuple):
+    """The local rates of a round."""
+
+    lr: float  # eta_t
+    weight_decay: float
 
 
 class Work(NamedTuple):
@@ -52,6 +64,7 @@ class Work(NamedTuple):
     lr: float  # eta_t
     examples: int  # samples of the client
     loss: float  # mean training loss over the steps
+    oracle: Any = None  # the round's gradient oracle, with what it remembers
 
 
 class LocalRule:
@@ -77,11 +90,11 @@ class LocalRule:
         """w_{i,0}, where the local steps start."""
         return down.w  # type: ignore[no-any-return]
 
-    def direction(self, down: Any, state: Any) -> Direction:
+    def direction(self, down: Any, state: Any, rates: Rates) -> Direction:
         return Direction()
 
-    def gradient(self) -> Callable[..., Any] | None:
-        """The gradient oracle (see task/training.py); None: the batch's gradient at w."""
+    def oracle(self, down: Any, state: Any, rates: Rates) -> Oracle | None:
+        """The gradient oracle of this round; None: the batch's gradient at w."""
         return None
 
     def finish(self, w_K: Vector, down: Any, state: Any, work: Work) -> tuple[Any, Any]:
@@ -113,11 +126,11 @@ class PlugIn(LocalRule):
     def start(self, down: Any, state: Any) -> Vector:
         return self.rule.start(down, self.base(state))
 
-    def direction(self, down: Any, state: Any) -> Direction:
-        return self.rule.direction(down, self.base(state))
+    def direction(self, down: Any, state: Any, rates: Rates) -> Direction:
+        return self.rule.direction(down, self.base(state), rates)
 
-    def gradient(self) -> Callable[..., Any] | None:
-        return self.rule.gradient()
+    def oracle(self, down: Any, state: Any, rates: Rates) -> Oracle | None:
+        return self.rule.oracle(down, self.base(state), rates)
 
     def finish(self, w_K: Vector, down: Any, state: Any, work: Work) -> tuple[Any, Any]:
         return self.rule.finish(w_K, down, self.base(state), work)

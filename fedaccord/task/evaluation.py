@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fedaccord.task.training import Batch, Loss
+from fedaccord.task.training import Batch, Loss, sum_dtype
 from fedaccord.task.vectors import FlatModel
 
 
@@ -18,7 +18,7 @@ def evaluate(model: FlatModel, w: Tensor, batches: Iterable[Batch], loss: Loss) 
     """
     model.w.copy_(w)
     model.module.eval()
-    total = torch.zeros((), dtype=torch.float64, device=model.w.device)
+    total = torch.zeros((), dtype=sum_dtype(model.w.device), device=model.w.device)
     hits = torch.zeros((), dtype=torch.int64, device=model.w.device)
     examples, classes = 0, True
     for inputs, targets in batches:

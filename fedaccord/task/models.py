@@ -57,13 +57,13 @@ def lenet(shape: Shape, classes: int, stem: str) -> nn.Module:
     """The 64-64-384-192 LeNet of the papers' code; 797,962 parameters on CIFAR-10."""
     channels, height, width = _image("lenet", shape, smallest=16)
     left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]  # after conv, pool, conv, pool
-    return nn.Sequential(
+    return _ChannelsLast(
         nn.Conv2d(channels, 64, kernel_size=5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),  # after the pool: the same values and gradients from a quarter of the work
         nn.Conv2d(64, 64, kernel_size=5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         *_dense(64 * prod(left), 384, 192, classes),
     )
@@ -113,6 +113,19 @@ MODELS: dict[str, Callable[[Shape, int, str], nn.Module]] = {
     "resnet18": resnet18,
     "vgg11": vgg11,
 }
+
+
+class _ChannelsLast(nn.Sequential):
+    """Layers that see images channel last on a CPU, where pooling is vectorised in that layout.
+
+    The layout changes neither shapes nor parameters. It saves LeNet a quarter of a step; GroupNorm
+    loses by it, so that ResNet goes without.
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.device.type == "cpu":
+            x = x.contiguous(memory_format=torch.channels_last)
+        return super().forward(x)  # type: ignore[no-any-return]
 
 
 def _dense(inputs: int, *outputs: int) -> list[nn.Module]:

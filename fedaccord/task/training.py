@@ -11,7 +11,8 @@ from fedaccord.task.vectors import FlatModel
 Batch = tuple[Tensor, Tensor]  # inputs, targets
 Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions, targets) -> scalar
 AtPoint = Callable[[], Tensor]  # puts the batch's gradient at w into g, gives the loss
-Gradient = Callable[[FlatModel, AtPoint], Tensor]  # the oracle: leaves one in g
+Clip = Callable[[], None]  # bounds the norm of g
+Oracle = Callable[[FlatModel, AtPoint, Clip], Tensor]  # leaves a clipped gradient in g; the loss
 
 
 class Descent(NamedTuple):
@@ -21,9 +22,16 @@ class Descent(NamedTuple):
     loss: float  # mean over the steps of the batch loss at the point before the step
 
 
-def sgd_gradient(model: FlatModel, at_point: AtPoint) -> Tensor:
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """What losses are summed in: float64 where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def gradient_at_w(model: FlatModel, at_point: AtPoint, clip: Clip) -> Tensor:
     """The plain oracle: the batch's gradient at w."""
-    return at_point()
+    value = at_point()
+    clip()
+    return value
 
 
 def descend(
@@ -36,32 +44,41 @@ def descend(
     shift: Tensor | None = None,
     rho: float = 0.0,
     anchor: Tensor | None = None,
+    decay: float = 1.0,
     weight_decay: float = 0.0,
     clip_norm: float | None = None,
-    gradient: Gradient = sgd_gradient,
+    oracle: Oracle = gradient_at_w,
     precision: str = "float32",
 ) -> Descent:
     """Walk ``model.w`` along a direction affine in the gradient, a step per batch:
 
-        w <- w - lr * (scale * clip(g(w)) + shift + rho * (w - anchor) + weight_decay * w)
+        w <- w - lr * (scale * clip(g(w)) + shift + rho * (w - anchor) + decay * weight_decay * w)
 
     Everything that does not depend on w or g is folded once, before the first step; a step then
     costs the gradient and at most three passes over w, in place and without allocating:
 
-        w <- (1 - lr (rho + weight_decay)) w - lr scale clip(g) - lr (shift - rho anchor)
+        w <- (1 - lr (rho + decay wd)) w - lr scale clip(g) - lr (shift - rho anchor)
 
     shift, anchor: (d,) or None for zero. clip_norm bounds the norm of the data gradient alone,
-    before anything is added to it. ``precision="bfloat16"`` runs the forward pass under autocast;
-    w, g and the step keep their dtype.
+    before anything is added to it. ``oracle`` leaves the clipped gradient g(w) in ``model.g``: the
+    batch's at w, or one taken elsewhere; it leaves ``model.w`` as it found it.
+    ``precision="bfloat16"`` runs the forward pass under autocast; w, g and the step keep their
+    dtype.
     """
     w, g, module = model.w, model.g, model.module
     constant = _minus(shift, rho, anchor)
-    shrink = 1.0 - lr * (rho + weight_decay)
-    total = torch.zeros((), dtype=torch.float64, device=w.device)
+    shrink = 1.0 - lr * (rho + decay * weight_decay)
+    total = torch.zeros((), dtype=sum_dtype(w.device), device=w.device)
     steps = 0
     module.train()
+
+    def clip() -> None:
+        if clip_norm is not None:
+            g.mul_((clip_norm / torch.linalg.vector_norm(g)).clamp_(max=1.0))
+
     for inputs, targets in batches:
 
+        @torch.enable_grad()
         def at_point(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
             g.zero_()
             with torch.autocast(w.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
@@ -70,11 +87,8 @@ def descend(
             value.backward()  # type: ignore[no-untyped-call]
             return value.detach()
 
-        value = gradient(model, at_point)
         with torch.no_grad():
-            total += value
-            if clip_norm is not None:
-                g.mul_((clip_norm / torch.linalg.vector_norm(g)).clamp_(max=1.0))
+            total += oracle(model, at_point, clip)
             if shrink != 1.0:
                 w.mul_(shrink)
             w.add_(g, alpha=-lr * scale)
