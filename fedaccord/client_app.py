@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedaccord import records
 from fedaccord.config import RunConfig
 from fedaccord.records import Order
-from fedaccord.strategies.base import LocalRule, Model, Rates, Work
+from fedaccord.strategies.base import LocalRule, Model, Plan, Work
 from fedaccord.task import Task, load_task
 from fedaccord.task.training import Batch, Loss, descend, gradient_at_w
 from fedaccord.task.vectors import FlatModel
@@ -68,18 +68,18 @@ def _local_round(
         )
     rule: LocalRule = records.loads(order.rule, LocalRule)
     down = _to(device, records.unpack(rule.receives, message.content.array_records[records.DOWN]))
-    state = _client_state(message, context, order, rule, down, device)
+    state = _client_state(message, context, order, rule, down, model.w)
 
     w_0 = rule.start(down, state)
     model.w.copy_(w_0)
     counter = _Counter(batches, device)
-    rates = Rates(order.lr, order.weight_decay)
-    oracle = rule.oracle(down, state, rates)
+    plan = Plan(order.round, order.lr, order.weight_decay)
+    oracle = rule.oracle(down, state, plan)
     done = descend(
         model,
         counter.steps(order.local_epochs, order.local_steps),
         loss,
-        **rule.direction(down, state, rates)._asdict(),
+        **rule.direction(down, state, plan)._asdict(),
         lr=order.lr,
         weight_decay=order.weight_decay,
         clip_norm=order.clip_norm or None,
@@ -94,7 +94,8 @@ def _local_round(
             f"the local model diverged: NaN or Inf after {done.steps} steps at lr {order.lr:g}; "
             "lower lr or clip-norm"
         )
-    work = Work(w_0, done.steps, order.lr, examples or counter.examples, done.loss, oracle)
+    examples = examples or counter.examples
+    work = Work(w_0, done.steps, order.round, order.lr, examples, done.loss, oracle)
     up, state = rule.finish(w_K, down, state, work)
     metrics = MetricRecord(
         {"num-examples": work.examples, "train-loss": done.loss, "steps": done.steps}
@@ -111,22 +112,25 @@ def _client_state(
     order: Order,
     rule: LocalRule,
     down: tuple[Tensor, ...],
-    device: torch.device,
+    like: Tensor,
 ) -> tuple[Tensor, ...]:
-    w: Tensor = down.w  # type: ignore[attr-defined]
-    initial = message.content.array_records.get(records.INITIAL)
-    w_0 = w if initial is None else _to(device, records.unpack(Model, initial)).w
-    saved = records.load_state(context, rule.init(w.to("meta"), w_0.to("meta")))
+    nothing = like.to("meta")
+    saved = records.load_state(context, rule.init(nothing, nothing))
     if saved is None:
         if order.last_round >= 0:
             log.warning("client %d lost its state of round %d", order.client, order.last_round + 1)
+        w: Tensor | None = down.w  # type: ignore[attr-defined]
+        if w is None:
+            raise ValueError("expected a model from the server, as this client has lost its own")
+        initial = message.content.array_records.get(records.INITIAL)
+        w_0 = w if initial is None else _to(like.device, records.unpack(Model, initial)).w
         return rule.init(w, w_0)  # type: ignore[no-any-return]
     state, last_round = saved
     if last_round != order.last_round:
         log.warning(
             "client %d: its reply of round %d was not accepted", order.client, last_round + 1
         )
-    return _to(device, state)
+    return _to(like.device, state)
 
 
 def _to(device: torch.device | str, vectors: "records.Vectors") -> "records.Vectors":

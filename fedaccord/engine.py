@@ -208,6 +208,8 @@ def simulate(
     strategy = config.build_strategy() if isinstance(algo, str) else algo
     if cohorts is not None:
         strategy.participation = cohorts
+    elif participation is not None:
+        strategy.fraction_train = config.strategy["fraction_train"]
 
     task = _task(config, clients, test, model, loss)
     grid = InProcessGrid(make_app(lambda _: task), len(task.clients))
@@ -239,6 +241,8 @@ def _task(
     xs, ys = zip(*clients, strict=True)
     if any(len(x) != len(y) or not len(x) for x, y in clients):
         raise ValueError("clients: expected equally many inputs and targets, at least one each")
+    if test is not None and len(test[0]) != len(test[1]):
+        raise ValueError("test: expected equally many inputs and targets")
     if isinstance(model, str):
         shape = tuple(xs[0].shape[1:])
         classes = int(max(int(y.max()) for y in ys)) + 1

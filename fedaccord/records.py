@@ -135,19 +135,23 @@ def decode(encoded: dict[str, Any], base: type) -> Any:
     module, _, name = encoded["class"].partition(":")
     try:
         kind = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError, ValueError):
         kind = None
+    unknown = ValueError(
+        f"expected a message with a {base.__name__} that this client can import, got "
+        f"{encoded['class']!r}: install the same version of its package on server and clients"
+    )
     if not (isinstance(kind, type) and issubclass(kind, base)):
-        raise ValueError(
-            f"expected a message with a {base.__name__} that this client can import, got "
-            f"{encoded['class']!r}: install the same version of its package on server and clients"
-        )
+        raise unknown
     values = {
         name: decode(value, base) if isinstance(value, dict) and "class" in value else value
         for name, value in encoded.items()
         if name != "class"
     }
-    return kind(**values)
+    try:
+        return kind(**values)
+    except TypeError:  # fields of another version
+        raise unknown from None
 
 
 # --- messages -------------------------------------------------------------------------------------
@@ -250,6 +254,8 @@ def _fill(like: Vectors, record: ArrayRecord, prefix: str = "") -> Vectors:
     for name, value in zip(like._fields, like, strict=True):  # type: ignore[attr-defined]
         if isinstance(value, tuple):
             values.append(_fill(value, record, f"{prefix}{name}."))
+        elif value is None and prefix + name not in record:
+            values.append(None)
         else:
             values.append(to_tensor(record[prefix + name]))
     return type(like)(*values)

@@ -30,8 +30,8 @@ def main(grid: Grid, context: Context) -> None:
         task = load_task(**config.task(), num_clients=1, whole=True)  # its test samples
         run(grid, config, task)
     except (ValueError, FileNotFoundError, FederationError) as error:
-        log.error("%s", error)
-        raise SystemExit(1) from None
+        # without the traceback below `main`; a SystemExit would end a simulation as "completed"
+        raise error.with_traceback(None) from None
 
 
 def run(

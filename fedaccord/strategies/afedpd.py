@@ -28,7 +28,7 @@ from fedaccord.strategies.base import (
     FederatedStrategy,
     LocalRule,
     Model,
-    Rates,
+    Plan,
     Vector,
     Work,
 )
@@ -58,7 +58,7 @@ class AFedPDClient(LocalRule):
     def init(self, w: Vector, w_0: Vector) -> ClientState:
         return ClientState(lam=torch.zeros_like(w))
 
-    def direction(self, down: Down, state: ClientState, rates: Rates) -> Direction:
+    def direction(self, down: Down, state: ClientState, plan: Plan) -> Direction:
         return Direction(shift=self.dual(down, state), rho=self.rho, anchor=down.w)
 
     def finish(

@@ -49,9 +49,10 @@ class Direction(NamedTuple):
     decay: float = 1.0  # factor on the run's weight decay wd
 
 
-class Rates(NamedTuple):
-    """The local rates of a round."""
+class Plan(NamedTuple):
+    """The local settings of a round."""
 
+    round: int  # t
     lr: float  # eta_t
     weight_decay: float
 
@@ -61,6 +62,7 @@ class Work(NamedTuple):
 
     w_0: Vector  # w_{i,0}
     steps: int  # K_i
+    round: int  # t
     lr: float  # eta_t
     examples: int  # samples of the client
     loss: float  # mean training loss over the steps
@@ -75,7 +77,7 @@ class LocalRule:
     """
 
     receives: ClassVar[Any] = Model  # NamedTuple type of the broadcast; its field w is the model
-    sends: ClassVar[Any] = Model  # NamedTuple type of the reply; its field w is w_{i,K}
+    sends: ClassVar[Any] = Model  # NamedTuple type of the reply; a field w is w_{i,K}
 
     @property
     def needs_initial(self) -> bool:
@@ -90,10 +92,10 @@ class LocalRule:
         """w_{i,0}, where the local steps start."""
         return down.w  # type: ignore[no-any-return]
 
-    def direction(self, down: Any, state: Any, rates: Rates) -> Direction:
+    def direction(self, down: Any, state: Any, plan: Plan) -> Direction:
         return Direction()
 
-    def oracle(self, down: Any, state: Any, rates: Rates) -> Oracle | None:
+    def oracle(self, down: Any, state: Any, plan: Plan) -> Oracle | None:
         """The gradient oracle of this round; None: the batch's gradient at w."""
         return None
 
@@ -126,11 +128,11 @@ class PlugIn(LocalRule):
     def start(self, down: Any, state: Any) -> Vector:
         return self.rule.start(down, self.base(state))
 
-    def direction(self, down: Any, state: Any, rates: Rates) -> Direction:
-        return self.rule.direction(down, self.base(state), rates)
+    def direction(self, down: Any, state: Any, plan: Plan) -> Direction:
+        return self.rule.direction(down, self.base(state), plan)
 
-    def oracle(self, down: Any, state: Any, rates: Rates) -> Oracle | None:
-        return self.rule.oracle(down, self.base(state), rates)
+    def oracle(self, down: Any, state: Any, plan: Plan) -> Oracle | None:
+        return self.rule.oracle(down, self.base(state), plan)
 
     def finish(self, w_K: Vector, down: Any, state: Any, work: Work) -> tuple[Any, Any]:
         return self.rule.finish(w_K, down, self.base(state), work)
@@ -158,13 +160,17 @@ class Cohort:
         round: int,
         num_clients: int,
         last_rounds: frozenset[int],
+        steps: Sequence[int],
+        lr: float,
     ) -> None:
         self.clients = clients
+        self.steps = steps  # K_i of each
+        self.lr = lr  # eta_t
         self.weights = weights  # of the mean; all 1 for uniform
         self.round = round  # t
         self.num_clients = num_clients  # C
         self.last_rounds = last_rounds  # the rounds in which some client was last accepted
-        self._means: dict[int, Vector] = {}
+        self._means: dict[int, tuple[Any, Vector]] = {}
 
     @property
     def participation(self) -> float:
@@ -178,8 +184,8 @@ class Cohort:
         """
         if id(xs) not in self._means:  # the strategy and its metrics ask for the same mean
             total = self._sum(xs, self.weights)
-            self._means[id(xs)] = total.div_(sum(self.weights))
-        return self._means[id(xs)]
+            self._means[id(xs)] = xs, total.div_(sum(self.weights))  # xs too: it keeps its id
+        return self._means[id(xs)][1]
 
     def sum(self, xs: Sequence[Vector] | Vector) -> Vector:
         """The plain sum over the active clients."""
@@ -209,7 +215,7 @@ class Round(NamedTuple):
 
     number: int  # t + 1
     w: Vector  # w^{t+1}, the model that the next round broadcasts
-    w_bar: Vector  # mean of the accepted local models
+    w_bar: Vector  # mean of the accepted local models; w^{t+1} where they are not sent
     metrics: dict[str, float]
     clients: list[dict[str, Any]]  # a row per asked client
 
@@ -229,6 +235,7 @@ class FederatedStrategy(Strategy, ABC):
     """
 
     cost: ClassVar[Cost] = Cost(down=1, up=1, gradients=1, client=0, server=1)
+    refuses: ClassVar[dict[str, str]] = {}  # plug-in class -> why this method cannot take it
 
     fraction_train: float = option(0.5, "share of all clients drawn each round", above=0, high=1)
     sampling: str = option(
@@ -270,6 +277,10 @@ class FederatedStrategy(Strategy, ABC):
         for plugin in self.plugins:
             for field in options(type(plugin)):
                 check_option(field.name, getattr(plugin, field.name), field)
+            if why := self.refuses.get(type(plugin).__name__):
+                raise ValueError(
+                    f"{type(self).__name__} cannot take {type(plugin).__name__}: {why}"
+                )
         self._nodes: dict[int, int] = {}  # client id -> node id, of the connected clients
         self._asked: set[int] = set()  # node ids that were asked who they are
         self._sent: dict[int, Message] = {}  # client id -> this round's message
@@ -344,12 +355,17 @@ class FederatedStrategy(Strategy, ABC):
             round=t,
             num_clients=self.num_clients,
             last_rounds=frozenset(self._last_rounds.values()),
+            steps=[int(m["steps"]) for _, m in good.values()],
+            lr=self.lr * self.lr_decay**t,
         )
         kind = type(next(iter(good.values()))[0])
         ups = kind(*zip(*(up for up, _ in good.values()), strict=True))
         self._w, self.state = self.aggregate(self._w, ups, self.state, cohort)
-        w_bar = cohort.mean(ups.w)
-        metrics = self._metrics(ups.w, w_bar, [m for _, m in good.values()], rows)
+        metrics = self._metrics([m for _, m in good.values()], rows)
+        w_bar = self._w
+        if "w" in ups._fields:
+            w_bar = cohort.mean(ups.w)
+            metrics |= self._drift(ups.w, w_bar)
         self._last = Round(server_round, self._w, w_bar, metrics, rows)
         return self.arrays(self.headline(self._w, self.state)), MetricRecord(dict(metrics))
 
@@ -585,10 +601,11 @@ class FederatedStrategy(Strategy, ABC):
             return f"error {reply.error.code}: {_last_line(reply.error.reason)}"
         arrays = reply.content.array_records
         numbers = reply.content.metric_records.get(records.METRICS)
-        if set(arrays) != {records.UP} or numbers is None or "num-examples" not in numbers:
+        needed = {"num-examples", "steps", "train-loss"}
+        if set(arrays) != {records.UP} or numbers is None or not needed <= set(numbers):
             return (
-                f"expected the records {records.UP!r} and {records.METRICS!r} with num-examples, "
-                f"got {sorted(reply.content)}"
+                f"expected the records {records.UP!r} and {records.METRICS!r} with "
+                f"{', '.join(sorted(needed))}, got {sorted(reply.content)}"
             )
         try:
             up = records.unpack(self._rule.sends, arrays[records.UP], like=self._w)
@@ -598,7 +615,7 @@ class FederatedStrategy(Strategy, ABC):
         if not isinstance(examples, int) or examples <= 0:
             return f"expected num-examples above 0, got {examples}"
         for name, vector in zip(up._fields, up, strict=True):
-            if not torch.isfinite(vector).all():
+            if vector is not None and not torch.isfinite(vector).all():
                 return f"expected finite numbers, got NaN or Inf in {name!r}"
         elements, up_bytes = records.size(arrays[records.UP])
         return up, {**numbers, "up-vectors": elements / self._w.numel(), "up-bytes": up_bytes}  # type: ignore[dict-item]
@@ -617,15 +634,9 @@ class FederatedStrategy(Strategy, ABC):
             )
 
     def _metrics(
-        self,
-        locals: Sequence[Vector],
-        w_bar: Vector,
-        replies: list[dict[str, float]],
-        rows: list[dict[str, Any]],
+        self, replies: list[dict[str, float]], rows: list[dict[str, Any]]
     ) -> dict[str, float]:
-        """The row of the round: losses, drift, traffic (summed over the cohort)."""
-        spread = sum(float((w_K - w_bar).square_().sum()) for w_K in locals) / len(locals)
-        drift = sum(float((w_K - self._w).square_().sum()) for w_K in locals) / len(locals)
+        """The row of the round: loss and traffic, summed over the cohort."""
         down = [
             records.size(record)
             for message in self._sent.values()
@@ -637,13 +648,19 @@ class FederatedStrategy(Strategy, ABC):
             "train-loss": sum(losses) / sum(weights),
             "replies": len(replies),
             "dropped": len(rows) - len(replies),
-            "drift": drift,  # (1/P) sum ||w_{i,K} - w^{t+1}||^2
-            "spread": spread,  # (1/P) sum ||w_{i,K} - w_bar^{t+1}||^2
             "down-vectors": sum(n for n, _ in down) / self._w.numel(),
             "down-bytes": sum(b for _, b in down),
             "up-vectors": sum(m["up-vectors"] for m in replies),
             "up-bytes": sum(m["up-bytes"] for m in replies),
         }
+
+    def _drift(self, locals: Sequence[Vector], w_bar: Vector) -> dict[str, float]:
+        """Consistency Delta^t of the active clients, against w^{t+1} and against w_bar^{t+1}."""
+
+        def mean_square(centre: Vector) -> float:
+            return sum(float((w_K - centre).square_().sum()) for w_K in locals) / len(locals)
+
+        return {"drift": mean_square(self._w), "spread": mean_square(w_bar)}
 
     def _report(
         self,

@@ -30,7 +30,7 @@ class FedAvgClient(LocalRule):
 class FedAvg(FederatedStrategy):
     server_lr: float = option(1.0, "server rate: how far to go towards the average", low=0)
 
-    def rule(self) -> FedAvgClient:
+    def rule(self) -> LocalRule:
         return FedAvgClient()
 
     def aggregate(self, w: Vector, ups: Model, state: Any, cohort: Cohort) -> tuple[Vector, Any]:

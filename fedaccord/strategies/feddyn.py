@@ -24,7 +24,7 @@ from fedaccord.strategies.base import (
     FederatedStrategy,
     LocalRule,
     Model,
-    Rates,
+    Plan,
     Vector,
     Work,
 )
@@ -46,7 +46,7 @@ class FedDynClient(LocalRule):
     def init(self, w: Vector, w_0: Vector) -> ClientState:
         return ClientState(lam=torch.zeros_like(w))
 
-    def direction(self, down: Model, state: ClientState, rates: Rates) -> Direction:
+    def direction(self, down: Model, state: ClientState, plan: Plan) -> Direction:
         return Direction(shift=state.lam, rho=self.alpha, anchor=down.w)
 
     def finish(

@@ -8,14 +8,16 @@ Initialization. NeurIPS 2023, arXiv:2306.05706, Algorithm 1.
     end   l_i <- w_{i,K}
 
 Only the start moves. Anchors of prox and dual terms stay at w^t, and the server averages as the
-method says; the authors' simulator moves the anchor too, and adds mean displacements instead of
-averaging models, which differs from the paper under partial participation.
+method says. The authors' simulator moves the anchor too (center = start), and adds the mean
+displacement instead of averaging models (server = updates), which differs under partial
+participation.
 """
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fedaccord.strategies.base import PlugIn, Vector, Work
+from fedaccord.strategies.base import Direction, LocalRule, Plan, PlugIn, Vector, Work
+from fedaccord.strategies.fedavg import FedAvgClient
 from fedaccord.strategies.options import option
 
 
@@ -35,6 +37,25 @@ class RelaxedInit(PlugIn):
         "'current' starts at w^t",
         choices=("initial", "current"),
     )
+    center: str = option(
+        "server",
+        "anchor of prox and dual terms: w^t, or the relaxed start as in the authors' simulator",
+        choices=("server", "start"),
+    )
+    server: str = option(
+        "models",
+        "fedavg and fedinit average local models (the paper), or add mean displacements (the "
+        "authors' simulator)",
+        choices=("models", "updates"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.server == "updates" and type(self.rule) not in (LocalRule, FedAvgClient):
+            raise ValueError(
+                f"relaxed-init.server: expected 'models' with {type(self.rule).__name__}, got "
+                "'updates': only fedavg and fedinit have a server rule that adds displacements"
+            )
 
     @property
     def needs_initial(self) -> bool:
@@ -48,10 +69,22 @@ class RelaxedInit(PlugIn):
         return state.base
 
     def start(self, down: Any, state: RelaxedState) -> Vector:
-        return super().start(down, state) + self.beta * (down.w - state.last)
+        w = super().start(down, state)  # w^t
+        return w + self.beta * (w - state.last)
+
+    def direction(self, down: Any, state: RelaxedState, plan: Plan) -> Direction:
+        return super().direction(self.seen(down, state), state, plan)
+
+    def seen(self, down: Any, state: RelaxedState) -> Any:
+        """What the method takes for the broadcast: its anchor is the model in it."""
+        if self.center == "server":
+            return down
+        return down._replace(w=self.start(down, state))
 
     def finish(
         self, w_K: Vector, down: Any, state: RelaxedState, work: Work
     ) -> tuple[Any, RelaxedState]:
-        up, base = super().finish(w_K, down, state, work)
+        up, base = super().finish(w_K, self.seen(down, state), state, work)
+        if self.server == "updates":
+            up = up._replace(w=w_K - (work.w_0 - down.w))
         return up, RelaxedState(w_K, base)

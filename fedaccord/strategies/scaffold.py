@@ -23,7 +23,7 @@ from fedaccord.strategies.base import (
     Direction,
     FederatedStrategy,
     LocalRule,
-    Rates,
+    Plan,
     Vector,
     Work,
 )
@@ -56,7 +56,7 @@ class ScaffoldClient(LocalRule):
     def init(self, w: Vector, w_0: Vector) -> ClientState:
         return ClientState(c_i=torch.zeros_like(w))
 
-    def direction(self, down: Down, state: ClientState, rates: Rates) -> Direction:
+    def direction(self, down: Down, state: ClientState, plan: Plan) -> Direction:
         return Direction(shift=down.c - state.c_i)
 
     def finish(

@@ -1,0 +1,23 @@
+"""FedAdagrad: Adaptive Federated Optimization.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. ICLR 2021, arXiv:2003.00295,
+Algorithm 2.
+
+    as FedAdam (see fedadam.py), with   v <- v + D^2   and beta1 = 0
+"""
+
+from dataclasses import dataclass
+
+from fedaccord.strategies.base import Cost, Vector
+from fedaccord.strategies.fedadam import Adaptive
+from fedaccord.strategies.options import option
+
+
+@dataclass(kw_only=True, eq=False)
+class FedAdagrad(Adaptive):
+    cost = Cost(1, 1, 1, client=0, server=3, note="m is kept also at beta1 = 0, where it is D")
+
+    beta1: float = option(0.0, "decay of the first moment", low=0, high=1)
+
+    def second_moment(self, v: Vector, D: Vector) -> Vector:
+        return v + D**2

@@ -1,0 +1,65 @@
+"""FedAdam: Adaptive Federated Optimization.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. ICLR 2021, arXiv:2003.00295,
+Algorithm 2.
+
+    client  w <- w - lr g_i(w)                                        K steps from w^t
+    server  D = w_bar - w^t;   m <- beta1 m + (1 - beta1) D;   v <- beta2 v + (1 - beta2) D^2
+            w^{t+1} = w^t + server_lr m / (sqrt(v) + tau)             elementwise
+
+m starts at 0 and v at tau^2; there is no bias correction. Other code starts v at 0.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from fedaccord.strategies.base import Cohort, Cost, FederatedStrategy, LocalRule, Model, Vector
+from fedaccord.strategies.fedavg import FedAvgClient
+from fedaccord.strategies.options import option
+
+
+class ServerState(NamedTuple):
+    m: Vector
+    v: Vector
+
+
+@dataclass(kw_only=True, eq=False)
+class Adaptive(FederatedStrategy):
+    """The server step that FedAdam, FedYogi and FedAdagrad share."""
+
+    cost = Cost(down=1, up=1, gradients=1, client=0, server=3)
+
+    server_lr: float = option(0.1, "server rate; tried: 0.01, 0.05, 0.1, 1", above=0)
+    beta1: float = option(0.9, "decay of the first moment", low=0, high=1)
+    tau: float = option(0.001, "adaptivity: what is added to sqrt(v)", above=0)
+    v0: float = option(-1.0, "initial second moment; -1: tau^2", low=-1)
+
+    def rule(self) -> LocalRule:
+        return FedAvgClient()
+
+    def init(self, w: Vector) -> ServerState:
+        v0 = self.tau**2 if self.v0 == -1 else self.v0
+        return ServerState(m=torch.zeros_like(w), v=torch.full_like(w, v0))
+
+    @abstractmethod
+    def second_moment(self, v: Vector, D: Vector) -> Vector:
+        """The next v."""
+
+    def aggregate(
+        self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
+    ) -> tuple[Vector, ServerState]:
+        D = cohort.mean(ups.w) - w
+        m = self.beta1 * state.m + (1 - self.beta1) * D
+        v = self.second_moment(state.v, D)
+        return w + self.server_lr * m / (v.sqrt() + self.tau), ServerState(m, v)
+
+
+@dataclass(kw_only=True, eq=False)
+class FedAdam(Adaptive):
+    beta2: float = option(0.99, "decay of the second moment", low=0, high=1)
+
+    def second_moment(self, v: Vector, D: Vector) -> Vector:
+        return self.beta2 * v + (1 - self.beta2) * D**2

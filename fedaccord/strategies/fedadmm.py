@@ -1,0 +1,83 @@
+"""FedADMM: A Federated Primal-Dual Algorithm Allowing Partial Participation.
+
+Wang, Marella, Anderson. CDC 2022, arXiv:2203.15104, Algorithm 2.
+
+    client  w <- w - lr (g_i(w) + lam_i + rho (w - w^t))              K steps from w^t
+            lam_i <- lam_i + rho (w_{i,K} - w^t)
+            w_hat_i+ = w_{i,K} + lam_i / rho                          w_hat_i = w^0 at first
+    server  tracking:  w^{t+1} = w^t + (1/C) sum over active of (w_hat_i+ - w_hat_i)
+            active:    w^{t+1} = mean over active of w_hat_i+
+
+tracking makes w the mean of w_hat_i over all clients, stale ones included, and is exact at any
+participation. active is what A-FedPD's poster compares with; under partial participation the
+optimum is no fixed point of it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from fedaccord.strategies.base import (
+    Cohort,
+    Cost,
+    Direction,
+    FederatedStrategy,
+    LocalRule,
+    Model,
+    Plan,
+    Vector,
+    Work,
+)
+from fedaccord.strategies.options import option
+
+
+class Up(NamedTuple):
+    w_hat: Vector  # tracking: its change w_hat_i+ - w_hat_i; active: w_hat_i+
+
+
+class ClientState(NamedTuple):
+    lam: Vector
+    w_hat: Vector
+
+
+@dataclass(frozen=True)
+class FedADMMClient(LocalRule):
+    sends = Up
+
+    rho: float
+    variant: str
+
+    @property
+    def needs_initial(self) -> bool:
+        return True
+
+    def init(self, w: Vector, w_0: Vector) -> ClientState:
+        return ClientState(lam=torch.zeros_like(w), w_hat=w_0)
+
+    def direction(self, down: Model, state: ClientState, plan: Plan) -> Direction:
+        return Direction(shift=state.lam, rho=self.rho, anchor=down.w)
+
+    def finish(
+        self, w_K: Vector, down: Model, state: ClientState, work: Work
+    ) -> tuple[Up, ClientState]:
+        lam = state.lam + self.rho * (w_K - down.w)
+        w_hat = w_K + lam / self.rho
+        up = Up(w_hat - state.w_hat if self.variant == "tracking" else w_hat)
+        return up, ClientState(lam, w_hat)
+
+
+@dataclass(kw_only=True, eq=False)
+class FedADMM(FederatedStrategy):
+    cost = Cost(1, 1, 1, client=2, server=1, note="w^0 once, with a client's first order")
+
+    rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)
+    variant: str = option("tracking", "the server's mean", choices=("tracking", "active"))
+
+    def rule(self) -> LocalRule:
+        return FedADMMClient(self.rho, self.variant)
+
+    def aggregate(self, w: Vector, ups: Up, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
+        if self.variant == "active":
+            return cohort.mean(ups.w_hat), state
+        return w + cohort.sum(ups.w_hat) / cohort.num_clients, state

@@ -1,0 +1,42 @@
+"""FedAvgM: Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification.
+
+Hsu, Qi, Brown. 2019, arXiv:1909.06335, section 4.3.
+
+    client  w <- w - lr g_i(w)                                        K steps from w^t
+    server  v <- beta v + (w_bar - w^t);   w^{t+1} = w^t + server_lr v
+
+Flower's FedAvgM steps along (w_bar - w^t) + beta v instead (Nesterov's form).
+"""  # noqa: E501 - the paper's title
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from fedaccord.strategies.base import Cohort, Cost, FederatedStrategy, LocalRule, Model, Vector
+from fedaccord.strategies.fedavg import FedAvgClient
+from fedaccord.strategies.options import option
+
+
+class ServerState(NamedTuple):
+    v: Vector
+
+
+@dataclass(kw_only=True, eq=False)
+class FedAvgM(FederatedStrategy):
+    cost = Cost(down=1, up=1, gradients=1, client=0, server=2)
+
+    beta: float = option(0.9, "server momentum", low=0, high=1)
+    server_lr: float = option(1.0, "server rate", low=0)
+
+    def rule(self) -> LocalRule:
+        return FedAvgClient()
+
+    def init(self, w: Vector) -> ServerState:
+        return ServerState(v=torch.zeros_like(w))
+
+    def aggregate(
+        self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
+    ) -> tuple[Vector, ServerState]:
+        v = self.beta * state.v + (cohort.mean(ups.w) - w)
+        return w + self.server_lr * v, ServerState(v)

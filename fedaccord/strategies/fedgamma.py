@@ -1,0 +1,20 @@
+"""FedGamma: SCAFFOLD with SAM (see scaffold.py and sam.py).
+
+Dai, Yang, Sun, Liu, Tian, Wang, Tao: FedGAMMA: Federated Learning with Global Sharpness-Aware
+Minimization. IEEE TNNLS 2023, IEEE document 10269141.
+
+    client  w <- w - lr (g_i(w + rho g_i(w) / ||g_i(w)||) - c_i + c)
+"""
+
+from dataclasses import dataclass
+
+from fedaccord.strategies.base import Cost, PlugIn
+from fedaccord.strategies.sam import SAM
+from fedaccord.strategies.scaffold import Scaffold
+
+
+@dataclass(kw_only=True, eq=False)
+class FedGamma(Scaffold):
+    cost = Cost(down=2, up=2, gradients=2, client=1, server=2)
+
+    plugins: tuple[PlugIn, ...] = (SAM(rho=0.01),)

@@ -1,0 +1,126 @@
+"""FedPD: A Federated Learning Framework with Adaptivity to Non-IID Data.
+
+Zhang, Hong, Dhople, Yin, Liu. IEEE TSP 2021, arXiv:2005.11418, Algorithm 1.
+
+    state   w_i, lam_i, anchor_i
+    client  w <- w - lr (g_i(w) + lam_i + rho (w - anchor_i))         K steps from the anchor
+            lam_i <- lam_i + rho (w_{i,K} - anchor_i);   anchor_i <- w_{i,K} + lam_i / rho
+    server  with probability 1 - p:   w^{t+1} = mean over all clients of anchor_i, their next anchor
+            else nothing is sent, and clients go on from their own anchors
+
+rho = 1/eta of the paper. All clients take part in every round. local-init = own starts the steps
+from the client's own w_i, as the paper does; server, the default, starts from the anchor, as the
+rest of the family. The released code forms anchor_i with the old dual.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from fedaccord.strategies.base import (
+    Client,
+    Cohort,
+    Cost,
+    Direction,
+    FederatedStrategy,
+    LocalRule,
+    Plan,
+    Vector,
+    Work,
+)
+from fedaccord.strategies.options import option
+
+
+class Down(NamedTuple):
+    w: Vector | None  # None: the last round was not sent, go on from your own anchor
+
+
+class Up(NamedTuple):
+    anchor: Vector | None  # None: this round is not sent
+
+
+class ClientState(NamedTuple):
+    w: Vector  # w_i
+    lam: Vector
+    anchor: Vector
+
+
+def is_silent(p: float, seed: int, t: int) -> bool:
+    """Whether round t ends without communication: one coin that server and clients both know."""
+    return random.Random(f"fedpd {seed} {t}").random() < p
+
+
+@dataclass(frozen=True)
+class FedPDClient(LocalRule):
+    receives = Down
+    sends = Up
+
+    rho: float
+    p: float
+    local_init: str
+    seed: int
+
+    def init(self, w: Vector, w_0: Vector) -> ClientState:
+        return ClientState(w=w, lam=torch.zeros_like(w), anchor=w)
+
+    def anchor(self, down: Down, state: ClientState) -> Vector:
+        return state.anchor if down.w is None else down.w
+
+    def start(self, down: Down, state: ClientState) -> Vector:
+        return state.w if self.local_init == "own" else self.anchor(down, state)
+
+    def direction(self, down: Down, state: ClientState, plan: Plan) -> Direction:
+        return Direction(shift=state.lam, rho=self.rho, anchor=self.anchor(down, state))
+
+    def finish(
+        self, w_K: Vector, down: Down, state: ClientState, work: Work
+    ) -> tuple[Up, ClientState]:
+        lam = state.lam + self.rho * (w_K - self.anchor(down, state))
+        anchor = w_K + lam / self.rho
+        up = Up(None if is_silent(self.p, self.seed, work.round) else anchor)
+        return up, ClientState(w_K, lam, anchor)
+
+
+@dataclass(kw_only=True, eq=False)
+class FedPD(FederatedStrategy):
+    cost = Cost(1, 1, 1, client=3, server=1, note="down and up times 1 - p")
+
+    rho: float = option(0.1, "penalty of the augmented Lagrangian, 1/eta of the paper", above=0)
+    p: float = option(0.0, "probability that a round ends without communication", low=0, high=1)
+    local_init: str = option(
+        "server",
+        "start of the local steps: the anchor or the client's own model",
+        choices=("server", "own"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fraction_train < 1 or self.sampling != "fixed":
+            raise ValueError(
+                f"fedpd: expected all clients in every round, got fraction-train="
+                f"{self.fraction_train:g} with sampling={self.sampling}; set fraction-train=1, or "
+                "take fedadmm, feddyn or afedpd, which allow partial participation"
+            )
+
+        if self.local_init == "own" and any(
+            type(p).__name__ == "RelaxedInit" for p in self.plugins
+        ):
+            raise ValueError(
+                "fedpd: local-init=own starts from the client's own model, so relaxed "
+                "initialisation has no start to move; set local-init=server"
+            )
+
+    def rule(self) -> LocalRule:
+        return FedPDClient(self.rho, self.p, self.local_init, self.seed)
+
+    def broadcast(self, w: Vector, state: Any, client: Client) -> Down:
+        silent = client.round > 0 and is_silent(self.p, self.seed, client.round - 1)
+        return Down(None if silent else w)
+
+    def aggregate(self, w: Vector, ups: Up, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
+        if is_silent(self.p, self.seed, cohort.round):
+            return w, state
+        assert ups.anchor is not None
+        return cohort.mean(ups.anchor), state

@@ -1,0 +1,33 @@
+"""FedProx: Federated Optimization in Heterogeneous Networks.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. MLSys 2020, arXiv:1812.06127, Algorithm 2.
+
+    client  w <- w - lr (g_i(w) + mu (w - w^t))                       K steps from w^t
+    server  w^{t+1} = w^t + server_lr (w_bar - w^t)
+
+The centre is w^t also under relaxed initialisation, and the clip sees g_i alone. The code of
+FedInit's authors folds mu into weight decay: its clip sees g - mu w^t, it centres at the start.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedaccord.strategies.base import Direction, LocalRule, Model, Plan
+from fedaccord.strategies.fedavg import FedAvg
+from fedaccord.strategies.options import option
+
+
+@dataclass(frozen=True)
+class FedProxClient(LocalRule):
+    mu: float
+
+    def direction(self, down: Model, state: Any, plan: Plan) -> Direction:
+        return Direction(rho=self.mu, anchor=down.w)
+
+
+@dataclass(kw_only=True, eq=False)
+class FedProx(FedAvg):
+    mu: float = option(0.1, "strength of the proximal term; tried: 1, 0.1, 0.01, 0.001", low=0)
+
+    def rule(self) -> LocalRule:
+        return FedProxClient(self.mu)

@@ -1,0 +1,21 @@
+"""FedSAM: FedAvg with SAM (see sam.py).
+
+Qu, Li, Duan, Liu, Tang, Lu: Generalized Federated Learning via Sharpness Aware Minimization.
+ICML 2022, arXiv:2206.02618, Algorithm 1.
+
+    client  w <- w - lr g_i(w + rho g_i(w) / ||g_i(w)||)              K steps from w^t
+    server  w^{t+1} = w^t + server_lr (w_bar - w^t)
+"""
+
+from dataclasses import dataclass
+
+from fedaccord.strategies.base import Cost, PlugIn
+from fedaccord.strategies.fedavg import FedAvg
+from fedaccord.strategies.sam import SAM
+
+
+@dataclass(kw_only=True, eq=False)
+class FedSAM(FedAvg):
+    cost = Cost(down=1, up=1, gradients=2, client=0, server=1)
+
+    plugins: tuple[PlugIn, ...] = (SAM(rho=0.1),)

@@ -1,0 +1,128 @@
+"""FedSMOO: Dynamic Regularized Sharpness Aware Minimization in Federated Learning.
+
+Sun, Shen, Chen, Ding, Tao: Dynamic Regularized Sharpness Aware Minimization in Federated Learning:
+Approaching Global Consistency and Smooth Landscape. ICML 2023, arXiv:2305.11584, Algorithm 1.
+
+    client  u = g_i(w) - mu_i - s;   e = radius u / ||u||;   mu_i <- mu_i + e - s   every step
+            w <- w - lr (g_i(w + e) + lam_i + rho (w - w^t))          K steps from w^t
+            lam_i <- lam_i + rho (w_{i,K} - w^t)
+    server  s = radius A_P[mu_i] / ||A_P[mu_i]||
+            lam_bar <- lam_bar + (P/C) rho (w_bar - w^t);   w^{t+1} = w_bar + lam_bar / rho
+
+FedDyn on SAM with a dual for the perturbation. As in the authors' code mu_i moves in every local
+step and s omits the paper's term of the last perturbation.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from fedaccord.strategies.base import (
+    Cohort,
+    Cost,
+    Direction,
+    FederatedStrategy,
+    LocalRule,
+    Plan,
+    Vector,
+    Work,
+)
+from fedaccord.strategies.options import option
+from fedaccord.strategies.sam import EPS, keep
+
+
+class Down(NamedTuple):
+    w: Vector
+    s: Vector
+
+
+class Up(NamedTuple):
+    w: Vector
+    mu: Vector
+
+
+class ClientState(NamedTuple):
+    lam: Vector
+    mu: Vector
+
+
+class ServerState(NamedTuple):
+    lam_bar: Vector
+    s: Vector
+
+
+class CorrectedAscent:
+    """The gradient at w + e, e along g(w) corrected by mu_i and s; moves mu_i."""
+
+    def __init__(self, mu: Vector, s: Vector, radius: float) -> None:
+        self.mu = mu.clone()
+        self.s = s
+        self.radius = radius
+        self.w: Vector | None = None
+
+    def __call__(
+        self, model: Any, at_point: Callable[[], Vector], clip: Callable[[], None]
+    ) -> Vector:
+        w, g = model.w, model.g
+        loss = at_point()
+        self.w = keep(self.w, w)
+        u = g.sub_(self.mu).sub_(self.s)
+        e = u.mul_(self.radius / (torch.linalg.vector_norm(u) + EPS))
+        self.mu.add_(e).sub_(self.s)
+        w.add_(e)
+        at_point()
+        clip()
+        w.copy_(self.w)
+        return loss
+
+
+@dataclass(frozen=True)
+class FedSMOOClient(LocalRule):
+    receives = Down
+    sends = Up
+
+    rho: float
+    radius: float
+
+    def init(self, w: Vector, w_0: Vector) -> ClientState:
+        return ClientState(lam=torch.zeros_like(w), mu=torch.zeros_like(w))
+
+    def direction(self, down: Down, state: ClientState, plan: Plan) -> Direction:
+        return Direction(shift=state.lam, rho=self.rho, anchor=down.w)
+
+    def oracle(self, down: Down, state: ClientState, plan: Plan) -> CorrectedAscent:
+        return CorrectedAscent(state.mu, down.s, self.radius)
+
+    def finish(
+        self, w_K: Vector, down: Down, state: ClientState, work: Work
+    ) -> tuple[Up, ClientState]:
+        mu = work.oracle.mu
+        return Up(w_K, mu), ClientState(state.lam + self.rho * (w_K - down.w), mu)
+
+
+@dataclass(kw_only=True, eq=False)
+class FedSMOO(FederatedStrategy):
+    cost = Cost(down=2, up=2, gradients=2, client=2, server=3)
+    refuses: ClassVar = {"SAM": "it perturbs the model already, with its own radius"}
+
+    rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)
+    radius: float = option(0.1, "L2 radius of the ascent", low=0)
+
+    def rule(self) -> LocalRule:
+        return FedSMOOClient(self.rho, self.radius)
+
+    def init(self, w: Vector) -> ServerState:
+        return ServerState(lam_bar=torch.zeros_like(w), s=torch.zeros_like(w))
+
+    def broadcast(self, w: Vector, state: ServerState, client: object) -> Down:
+        return Down(w, state.s)
+
+    def aggregate(
+        self, w: Vector, ups: Up, state: ServerState, cohort: Cohort
+    ) -> tuple[Vector, ServerState]:
+        w_bar, mu_bar = cohort.mean(ups.w), cohort.mean(ups.mu)
+        s = self.radius * mu_bar / (torch.linalg.vector_norm(mu_bar) + EPS)
+        lam_bar = state.lam_bar + self.rho * cohort.participation * (w_bar - w)
+        return w_bar + lam_bar / self.rho, ServerState(lam_bar, s)

@@ -1,0 +1,23 @@
+"""FedYogi: Adaptive Federated Optimization.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. ICLR 2021, arXiv:2003.00295,
+Algorithm 2.
+
+    as FedAdam (see fedadam.py), with   v <- v - (1 - beta2) D^2 sign(v - D^2)
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedaccord.strategies.base import Vector
+from fedaccord.strategies.fedadam import Adaptive
+from fedaccord.strategies.options import option
+
+
+@dataclass(kw_only=True, eq=False)
+class FedYogi(Adaptive):
+    beta2: float = option(0.99, "decay of the second moment", low=0, high=1)
+
+    def second_moment(self, v: Vector, D: Vector) -> Vector:
+        return v - (1 - self.beta2) * D**2 * torch.sign(v - D**2)
