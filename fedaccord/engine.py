@@ -265,12 +265,14 @@ class Recorder:
     def __init__(self, strategy: FederatedStrategy, grid: InProcessGrid, weights: bool) -> None:
         self.strategy, self.grid, self.keep = strategy, grid, weights
         self.rows: list[dict[str, float]] = []
+        self.client_rows: list[dict[str, Any]] = []
         self.weights: list[Tensor] = []
         self.averages: list[Tensor] = []
         self.states: list[list[Any]] = []
 
     def __call__(self, round: Round) -> None:
         self.rows.append({"round": round.number, **round.metrics})
+        self.client_rows += round.clients
         if self.keep:
             self.weights.append(round.w.clone())
             self.averages.append(round.w_bar.clone())

@@ -484,6 +484,8 @@ class FederatedStrategy(Strategy, ABC):
                 time.sleep(0.1)
         size = max(1, round(self.fraction_train * self.num_clients))
         log.info("%d clients connected, %d a round", self.num_clients, size)
+        if self.num_clients == FLOWERS_DEFAULT:
+            log.info("for more simulated clients: flwr run . --federation-config %s", MORE_CLIENTS)
 
     def _meet_new_nodes(self, grid: Grid) -> None:
         """Ask nodes that were not there before which client they are; forget those that left."""
@@ -697,4 +699,6 @@ def _last_line(reason: str | None) -> str:
 
 
 RAISED = "Exception ClientAppException occurred. Message: "
+FLOWERS_DEFAULT = 2  # simulated SuperNodes where nobody asks for more
+MORE_CLIENTS = '"num-supernodes=20 client-resources-num-cpus=1"'
 SHOWN = ("train-loss", "test-loss", "test-accuracy", "replies", "seconds")
