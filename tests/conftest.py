@@ -2,9 +2,11 @@
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -13,6 +15,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def cache() -> None:
     """Keep decoded data from one test run to the next."""
     os.environ.setdefault("FEDACCORD_CACHE", str(Path("~/.cache/fedaccord-tests").expanduser()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def single_thread() -> Iterator[None]:
+    """Sums that do not depend on the machine, and no more than one core at work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -671,7 +671,7 @@ class FederatedStrategy(Strategy, ABC):
         num_rounds: int,
     ) -> None:
         """Evaluate where it is due, and hand the round on."""
-        number = self._last.number
+        number, found = self._last.number, {}
         if evaluate_fn and (number % self.eval_every == 0 or number == num_rounds):
             headline = self.headline(self._w, self.state)
             found = dict(evaluate_fn(number, self.arrays(headline)) or {})
@@ -680,7 +680,8 @@ class FederatedStrategy(Strategy, ABC):
                 found |= {f"{name}-broadcast": value for name, value in beside.items()}
             result.evaluate_metrics_serverapp[number] = MetricRecord(found)
             self._last.metrics.update(found)  # type: ignore[arg-type]
-        text = ", ".join(f"{k} {v:.4g}" for k, v in self._last.metrics.items() if k in SHOWN)
+        metrics = self._last.metrics
+        text = ", ".join(f"{k} {v:.4g}" for k, v in metrics.items() if k in SHOWN or k in found)
         log.info("[round %d/%d] %s", number, num_rounds, text)
         if self.on_round:
             self.on_round(self._last)
@@ -701,4 +702,4 @@ def _last_line(reason: str | None) -> str:
 RAISED = "Exception ClientAppException occurred. Message: "
 FLOWERS_DEFAULT = 2  # simulated SuperNodes where nobody asks for more
 MORE_CLIENTS = '"num-supernodes=20 client-resources-num-cpus=1"'
-SHOWN = ("train-loss", "test-loss", "test-accuracy", "replies", "seconds")
+SHOWN = ("train-loss", "replies", "seconds")

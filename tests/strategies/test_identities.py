@@ -123,14 +123,14 @@ EXACT = [(Scaffold, {}), (FedDyn, {"alpha": 1.0}), (AFedPD, {"rho": 1.0})]
 def test_exact_methods_reach_the_optimum(
     kind: type[FederatedStrategy], hyper: dict[str, float], active: int
 ) -> None:
-    found, strategy = history(kind, some(600, active), **hyper)
+    found, strategy = history(kind, some(400, active), **hyper)
     same(found.model["weight"].reshape(-1), LEAST_SQUARES.optimum())
     same(strategy.headline(found.weights[-1], strategy.state), LEAST_SQUARES.optimum())
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedInit])
 def test_fedavg_and_fedinit_keep_a_bias(kind: type[FederatedStrategy]) -> None:
-    found, _ = history(kind, everyone(600))
+    found, _ = history(kind, everyone(250))
     same(found.weights[-1], found.weights[-2])  # it has converged
     gap = np.linalg.norm(found.weights[-1].numpy() - LEAST_SQUARES.optimum())
     assert gap > 1e-3
@@ -138,10 +138,10 @@ def test_fedavg_and_fedinit_keep_a_bias(kind: type[FederatedStrategy]) -> None:
 
 def test_exact_methods_hold_the_optimum_once_there() -> None:
     """Duals and control variates at the optimum are the negative and positive local gradients."""
-    found, _ = history(FedDyn, everyone(600), alpha=1.0)
+    found, _ = history(FedDyn, everyone(250), alpha=1.0)
     optimum = LEAST_SQUARES.optimum()
     for i, state in enumerate(found.clients):
         same(state.lam, -LEAST_SQUARES.grad(i, optimum))
-    found, _ = history(Scaffold, everyone(600))
+    found, _ = history(Scaffold, everyone(250))
     for i, state in enumerate(found.clients):
         same(state.c_i, LEAST_SQUARES.grad(i, optimum))

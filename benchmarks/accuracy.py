@@ -1,0 +1,303 @@
+"""Test accuracy of every method on CIFAR-10 in one setting, a run directory each.
+
+    python benchmarks/accuracy.py                    # what is missing of all, then the report
+    python benchmarks/accuracy.py scaffold feddyn    # these methods only
+    python benchmarks/accuracy.py --report           # only the report, from the run directories
+
+A completed run is not repeated and an unfinished one is made anew, so this may be stopped at any
+time and started again. Several processes may work on one folder: each run is locked by the process
+that makes it. The report is docs/results/accuracy.md and accuracy.png.
+"""
+
+import argparse
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import data
+import matplotlib
+import pandas as pd
+
+from fedaccord import engine
+from fedaccord.config import RunConfig
+from fedaccord.strategies import METHODS
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+SETTING: dict[str, Any] = {
+    "dataset": "cifar10",
+    "model": "lenet",
+    "partition": "dirichlet",
+    "alpha": 0.1,
+    "replacement": "cyclic",  # as the papers' simulator: an exhausted class starts again
+    "num-clients": 100,
+    "fraction-train": 0.1,
+    "num-server-rounds": 100,
+    "local-steps": 10,
+    "batch-size": 50,
+    "lr": 0.1,
+    "lr-decay": 0.998,
+    "weight-decay": 0.001,
+    "clip-norm": 10.0,
+    "eval-every": 5,
+    "seed": 0,
+}
+OWN_KEYS: dict[str, dict[str, Any]] = {}  # method -> keys that differ from its defaults
+
+WINDOW = 5  # last evaluations behind a method's mean
+RESULTS = data.REPOSITORY / "docs" / "results"
+BASELINE = "fedavg"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("methods", nargs="*", help=f"default: all of {', '.join(METHODS)}")
+    parser.add_argument("--out", type=Path, default=Path("~/fedaccord-benchmarks/accuracy"))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the report")
+    parser.add_argument("--rounds", type=int, default=SETTING["num-server-rounds"])
+    parser.add_argument("--threads", type=int, default=2, help="of PyTorch")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--report", action="store_true", help="write the report and run nothing")
+    options = parser.parse_args()
+    out = options.out.expanduser().resolve()
+    unknown = [method for method in options.methods if method not in METHODS]
+    if unknown:
+        sys.exit(f"unknown method {unknown[0]!r}; known: {', '.join(METHODS)}")
+
+    try:
+        if not options.report:
+            more = {
+                "num-server-rounds": options.rounds,
+                "threads": options.threads,
+                "device": options.device,
+                "data-dir": str(data.find()),
+                "out-dir": str(out),
+            }
+            for method in options.methods or METHODS:
+                run(method, out / method, SETTING | more | OWN_KEYS.get(method, {}))
+        report(out, options.results)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(str(error))
+
+
+# --- the runs -------------------------------------------------------------------------------------
+
+
+def run(method: str, folder: Path, settings: dict[str, Any]) -> None:
+    """Make the run in ``folder`` unless it is there, or another process makes it just now.
+
+    Raises ValueError where ``folder`` holds a completed run of another setting.
+    """
+    config = RunConfig.make(settings | {"algo": method, "name": folder.name})
+    with lock(folder) as mine:
+        if not mine:
+            print(f"{method}: another process works on it")
+        elif completed(folder):
+            check_same(folder, config)
+            print(f"{method}: {folder} is completed")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            with engine.quiet():
+                engine.run(config)
+            machine = {"cores": os.cpu_count(), "threads": config.threads}
+            (folder / "machine.json").write_text(json.dumps(machine))
+            print(f"{method}: {read(folder).row['mean']:.2%}", flush=True)
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[bool]:
+    """Whether this process alone works on ``folder``; a process that dies lets go of it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def completed(folder: Path) -> bool:
+    try:
+        status: str = json.loads((folder / "summary.json").read_text())["status"]
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return status == "completed"
+
+
+def check_same(folder: Path, config: RunConfig) -> None:
+    """Raise ValueError where the run in ``folder`` differs in what decides its numbers."""
+    before = flatten(tomllib.loads((folder / "config.toml").read_text())["run"])
+    wanted = [*SETTING, *(key for key in config.flat if key.startswith(f"{config.algo}."))]
+    for key in wanted:
+        if before.get(key) != config.flat[key]:
+            raise ValueError(
+                f"{folder} holds a run with {key} {before.get(key)}, not {config.flat[key]}: "
+                "choose another --out, or move that run away"
+            )
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    method: str
+    settings: dict[str, Any]  # every key with its value
+    curve: pd.Series  # test accuracy by round
+    row: dict[str, float]  # its numbers in the table
+    machine: dict[str, Any]
+
+
+def read(folder: Path) -> Run:
+    settings = flatten(tomllib.loads((folder / "config.toml").read_text())["run"])
+    metrics = pd.read_csv(folder / "metrics.csv", index_col="round")
+    summary = json.loads((folder / "summary.json").read_text())
+    machine = folder / "machine.json"
+    curve = metrics["test-accuracy"].dropna()
+    row = {
+        "last": curve.iloc[-1],
+        "mean": curve.iloc[-WINDOW:].mean(),
+        "best": curve.max(),
+        "train-loss": metrics["train-loss"].iloc[-WINDOW:].mean(),
+        "drift": metrics["drift"].iloc[-WINDOW:].mean(),
+        "seconds": summary["seconds"],
+    }
+    found = json.loads(machine.read_text()) if machine.exists() else {}
+    return Run(settings["algo"], settings, curve, row, found)
+
+
+def report(out: Path, results: Path) -> None:
+    """Write accuracy.md and accuracy.png from the completed runs in ``out``, the best one first.
+
+    Raises FileNotFoundError where there is none, ValueError where their settings differ.
+    """
+    folders = [path.parent for path in out.glob("*/summary.json") if completed(path.parent)]
+    runs = sorted(map(read, folders), key=lambda run: -run.row["mean"])
+    if not runs:
+        raise FileNotFoundError(f"{out} holds no completed run: leave --report out to make some")
+    for key in SETTING:
+        values = {run.settings[key] for run in runs}
+        if len(values) > 1 and not any(key in own for own in OWN_KEYS.values()):
+            raise ValueError(f"the runs in {out} differ in {key}: {values}; move some away")
+    results.mkdir(parents=True, exist_ok=True)
+    (results / "accuracy.md").write_text(table(runs))
+    plot(runs, results / "accuracy.png")
+    print(f"{len(runs)} methods in {results / 'accuracy.md'} and accuracy.png")
+
+
+def table(runs: list[Run]) -> str:
+    setting = runs[0].settings
+    rounds = int(runs[0].curve.index[-1])
+    baseline = next((run.row["mean"] for run in runs if run.method == BASELINE), None)
+    cores = sorted({str(run.machine.get("cores", "?")) for run in runs})
+    threads = sorted({str(run.settings["threads"]) for run in runs})
+    device = "CPU" if setting["device"] == "cpu" else setting["device"]
+    active = round(setting["fraction-train"] * setting["num-clients"])
+    step = setting["eval-every"]
+    lines = [
+        "# Accuracy on CIFAR-10",
+        "",
+        f"{setting['model'].replace('lenet', 'LeNet')}, Dirichlet partition with alpha "
+        f"{setting['alpha']:g} and replacement `{setting['replacement']}` (an exhausted class "
+        "starts again from its first sample, as in the simulator of the papers), "
+        f"{setting['num-clients']} clients, {active} a round, {setting['local-steps']} local steps "
+        f"of batch {setting['batch-size']}, {rounds} rounds. Local rate {setting['lr']:g} with "
+        f"decay {setting['lr-decay']:g} a round, weight decay {setting['weight-decay']:g}, "
+        f"gradient norms clipped at {setting['clip-norm']:g}, random crops and mirrored images, "
+        f"seed {setting['seed']}. Every method sees the same clients, cohorts and batches, and "
+        "starts from the same model; its own settings are in the second column.",
+        "",
+        f"Hardware: {device}, {' or '.join(cores)} cores, {' or '.join(threads)} PyTorch "
+        "thread(s) a run. Seconds are of whole runs, some of which shared the cores with others: "
+        "they show an order of magnitude and compare no methods (`benchmarks/rounds.py` does).",
+        "",
+        f"| method | own settings | accuracy at round {rounds} | mean of last {WINDOW} | best | "
+        f"train loss | drift | seconds | beats {BASELINE} here |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: | --- |",
+    ]
+    for run in runs:
+        row = run.row
+        lines.append(
+            f"| {run.method} | {own_settings(run)} | {row['last']:.2%} | {row['mean']:.2%} | "
+            f"{row['best']:.2%} | {row['train-loss']:.3f} | {row['drift']:.3g} | "
+            f"{row['seconds']:.0f} | {verdict(run, baseline)} |"
+        )
+    lines += [
+        "",
+        f"The model is evaluated every {step} rounds on the 10,000 test images; rows are sorted by "
+        f"the mean of the last {WINDOW} evaluations, by which they are also compared with "
+        f"{BASELINE}. Train loss (of local steps, before each step) and drift (mean of "
+        "`||w_i,K - w||^2` over the active clients, w the model after the round) are means of the "
+        f"last {WINDOW} rounds. One seed and few rounds: differences of a point or two say little, "
+        "and the hyper-parameters are not tuned for any method.",
+        "",
+        "![test accuracy by round](accuracy.png)",
+        "",
+        "Made by `python benchmarks/accuracy.py`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def own_settings(run: Run) -> str:
+    """The settings of the run's method and what it overrides, as ``alpha 0.1``."""
+    prefix = f"{run.method}."
+    own = {k.removeprefix(prefix): v for k, v in run.settings.items() if k.startswith(prefix)}
+    own |= {key: run.settings[key] for key in OWN_KEYS.get(run.method, {})}
+    return ", ".join(f"{key} {value}" for key, value in own.items()) or "–"
+
+
+def verdict(run: Run, baseline: float | None) -> str:
+    if baseline is None or run.method == BASELINE:
+        return "–"
+    gain = 100 * (run.row["mean"] - baseline)
+    return f"{'yes' if gain > 0 else 'no'} ({gain:+.1f} points)"
+
+
+def plot(runs: list[Run], path: Path) -> None:
+    """Test accuracy by round; the legend in the order of the table."""
+    figure, axes = plt.subplots(figsize=(10, 6), layout="constrained")
+    colours = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
+    dashes = ["-", "--", ":", "-."]  # ten colours, then the same dashed: 40 lines can be told apart
+    names = sorted({run.method for run in runs} - {BASELINE})  # a method keeps its look
+    for run in runs:
+        if run.method == BASELINE:
+            style: dict[str, Any] = {"color": "black", "linewidth": 2.5, "zorder": 3}
+        else:
+            k = names.index(run.method)
+            style = {"color": colours[k % 10], "linestyle": dashes[k // 10 % 4], "linewidth": 1.4}
+        label = f"{run.method}  {run.row['mean']:.1%}"
+        axes.plot(run.curve.index, 100 * run.curve, label=label, **style)
+    axes.set(xlabel="round", ylabel="test accuracy (%)", xlim=(0, None))
+    axes.grid(alpha=0.3)
+    figure.legend(
+        loc="outside right center",
+        title=f"mean of the last {WINDOW} evaluations",
+        fontsize="small",
+        frameon=False,
+    )
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as keys with dots."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+if __name__ == "__main__":
+    main()

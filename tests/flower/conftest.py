@@ -1,0 +1,228 @@
+"""Real Flower processes for the tests: started on loopback, stopped with all they have started."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MEASURED = ["round", "train-loss", "test-loss", "test-accuracy", "drift", "spread", "replies"]
+PATIENCE = 300.0  # seconds for one Flower command on a busy machine
+
+
+class Outcome(NamedTuple):
+    """A finished `flwr run`; its exit code says nothing, it is 0 for failed runs too."""
+
+    status: str  # as `flwr ls` shows it: finished:completed, finished:failed
+    output: str  # what was streamed
+
+
+class Flower:
+    """A SuperLink with a FLWR_HOME and a port of its own, and its SuperNodes.
+
+    simulation: it runs clients as Ray actors, as the local SuperLink does that a bare `flwr run`
+    starts; here the test starts it, and so knows what to stop.
+    """
+
+    def __init__(self, home: Path, *, simulation: bool) -> None:
+        self.home = home
+        self.port = free_port()
+        self.connection = "local" if simulation else "lab"
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("FLWR_")}
+        # every client process imports PyTorch: three times as slow without its compiled files
+        kept.pop("PYTHONDONTWRITEBYTECODE", None)
+        self.env = kept | {
+            "FLWR_HOME": str(home),
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(self.port),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "NO_PROXY": "127.0.0.1,localhost",
+            "COLUMNS": "200",  # no wrapped lines in what the tests read
+        }
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start the SuperLink and wait until it answers."""
+        self.home.mkdir(parents=True)
+        if self.connection == "lab":
+            (self.home / "config.toml").write_text(
+                f'[superlink.lab]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+            )
+        self._start(
+            "flower-superlink",
+            *(["--simulation"] if self.connection == "local" else []),
+            *("--insecure", "--isolation", "subprocess"),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--database", str(self.home / "state.db")),
+        )
+        wait_until(self._healthy, "the SuperLink", self.log)
+
+    def start_supernodes(self, *node_configs: str) -> None:
+        """A SuperNode per node config; returns when all are online."""
+        before = self._nodes_online()
+        for config in node_configs:
+            self._start(
+                "flower-supernode",
+                *("--insecure", "--superlink", f"127.0.0.1:{self.port}"),
+                *("--port", str(free_port()), "--node-config", config),
+            )
+        wait_until(
+            lambda: self._nodes_online() == before + len(node_configs), "the SuperNodes", self.log
+        )
+
+    def run(self, app: Path, config: Mapping[str, Any], *options: str) -> Outcome:
+        """`flwr run` of an app with run-config overrides, to its end."""
+        text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        output = self._flwr("run", app, self.connection, "--stream", "-c", text, *options)
+        found = re.search(r"started run (\d+)", output)
+        assert found, output
+        wait_until(lambda: self._status(found[1]).startswith("finished"), "the run", self.log)
+        return Outcome(self._status(found[1]), output)
+
+    def log(self) -> str:
+        """What the processes have written."""
+        logs = sorted(self.home.glob("*.log"))
+        return "\n".join(f"--- {log.name}\n{log.read_text()}" for log in logs)
+
+    def stop(self) -> None:
+        """End every process of this SuperLink, politely first; each by its own id."""
+        for process in reversed(self.processes):
+            process.terminate()
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        while left := self._descendants():
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            time.sleep(0.2)
+
+    def _start(self, *command: str) -> None:
+        log = self.home / f"{command[0]}-{len(self.processes)}.log"
+        with log.open("wb") as output:
+            self.processes.append(
+                subprocess.Popen(
+                    command, cwd=self.home, env=self.env, stdout=output, stderr=subprocess.STDOUT
+                )
+            )
+
+    def _flwr(self, *arguments: str | Path, stderr: int = subprocess.STDOUT) -> str:
+        return subprocess.run(
+            ["flwr", *arguments],
+            cwd=self.home,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            timeout=PATIENCE,
+            text=True,
+            check=False,
+        ).stdout
+
+    def _listed(self, *arguments: str) -> Any:
+        command = (*arguments, self.connection, "--format", "json")
+        return json.loads(self._flwr(*command, stderr=subprocess.DEVNULL))
+
+    def _status(self, run_id: str) -> str:
+        runs = self._listed("ls")["runs"]
+        return next(str(run["status"]) for run in runs if run["run-id"] == run_id)
+
+    def _nodes_online(self) -> int:
+        assert all(process.poll() is None for process in self.processes), self.log()
+        return sum(node["status"] == "online" for node in self._listed("supernode", "ls")["nodes"])
+
+    def _healthy(self) -> bool:
+        assert self.processes[0].poll() is None, self.log()
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=2).is_success
+        except httpx.HTTPError:
+            return False
+
+    def _descendants(self) -> set[int]:
+        """Processes that still run with this FLWR_HOME, and their children (where /proc shows it).
+
+        Flower starts some in sessions of their own, so that no process group holds them all.
+        """
+        mark = f"FLWR_HOME={self.home}".encode()
+        parents, found = {}, set()
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (folder / "environ").read_bytes().split(b"\0")
+                stat = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if stat[0] == "Z":
+                continue
+            parents[int(folder.name)] = int(stat[1])
+            if mark in environment:
+                found.add(int(folder.name))
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        return found
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def wait_until(ready: Callable[[], bool], what: str, log: Callable[[], str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not ready():
+        assert time.monotonic() < deadline, f"waited too long for {what}\n{log()}"
+        time.sleep(0.5)
+
+
+def assert_same_run(there: Path, here: Path) -> None:
+    found, expected = (load_file(run / "model.safetensors") for run in (there, here))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    # as texts: repr gives a float's exact value
+    found, expected = (pd.read_csv(run / "metrics.csv", dtype=str) for run in (there, here))
+    pd.testing.assert_frame_equal(found[MEASURED], expected[MEASURED])
+
+
+@contextmanager
+def running(home: Path, *, simulation: bool) -> Iterator[Flower]:
+    flower = Flower(home, simulation=simulation)
+    try:
+        flower.start()
+        yield flower
+    finally:
+        flower.stop()
+
+
+@pytest.fixture(scope="session")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
+    """Flower's simulation runtime, started once for all tests."""
+    with running(tmp_path_factory.mktemp("simulation") / "home", simulation=True) as flower:
+        yield flower
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Flower]:
+    """A SuperLink for SuperNodes: a deployment on this machine."""
+    with running(tmp_path / "home", simulation=False) as flower:
+        yield flower

@@ -1,0 +1,24 @@
+"""FedAccord's ServerApp, which then writes what every client remembers beside the run's files."""
+
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from safetensors.torch import save_file
+
+from fedaccord import server_app
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    server_app.app(grid, context)
+    folder = Path(str(context.run_config["out-dir"])) / str(context.run_config["name"])
+    questions = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    for reply in grid.send_and_receive(questions, timeout=120):
+        vectors = reply.content.array_records["state"]
+        client = reply.content.metric_records["who"]["client"]
+        tensors = {name: torch.from_numpy(array.numpy()) for name, array in vectors.items()}
+        save_file(tensors, folder / f"client-{client}.safetensors")

@@ -1,0 +1,16 @@
+"""The app's clients: FedAccord's half is one call."""
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fedaccord import train_locally
+from strangerapp.task import Net, train_loader
+
+app = ClientApp()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    node = context.node_config
+    loader = train_loader(int(node["partition-id"]), int(node["num-partitions"]))
+    return train_locally(message, context, model=Net(), batches=loader)

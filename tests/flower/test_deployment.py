@@ -1,0 +1,100 @@
+"""The repository's app on a SuperLink and SuperNodes, one process each, as on real devices."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedaccord import engine, records, simulate
+from fedaccord.config import RunConfig
+from tests.flower.conftest import REPOSITORY, Flower, assert_same_run, running
+
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
+
+STATES = Path(__file__).parent / "states"
+SCAFFOLD = {
+    "algo": "scaffold",
+    "relaxed-init.beta": 0.05,
+    "fraction-train": 1.0,
+    "num-server-rounds": 2,
+    "local-epochs": 2,
+    "threads": 1,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flower]:
+    with running(tmp_path_factory.mktemp("deployment") / "home", simulation=False) as flower:
+        flower.start_supernodes(*(f"partition-id={i} num-partitions=3" for i in range(3)))
+        yield flower
+
+
+def test_same_bits_as_in_process(three: Flower, tmp_path: Path) -> None:
+    config: dict[str, Any] = SCAFFOLD | {"out-dir": str(tmp_path)}
+    outcome = three.run(REPOSITORY, config | {"name": "there"})
+    assert outcome.status == "finished:completed", outcome.output
+    engine.run(RunConfig.make(config | {"name": "here", "num-clients": 3}))
+    assert_same_run(tmp_path / "there", tmp_path / "here")
+
+
+def test_same_client_states_as_in_process(three: Flower, tmp_path: Path) -> None:
+    """A client's state lives in its SuperNode's memory, by run, and dies with it. To read it, the
+    app runs with two components around FedAccord's: when the rounds are over, the server asks and
+    each client tells. It is also the second run on these SuperNodes, which must begin anew.
+    """
+    app = with_own_components(tmp_path / "app")
+    config: dict[str, Any] = SCAFFOLD | {"out-dir": str(tmp_path), "name": "there"}
+    outcome = three.run(app, config)
+    assert outcome.status == "finished:completed", outcome.output
+
+    history = simulate("scaffold", rounds=2, **settings(SCAFFOLD), num_clients=3)
+    for client, state in enumerate(history.clients):
+        found = load_file(tmp_path / "there" / f"client-{client}.safetensors")
+        expected = records.pack(state)
+        assert found.keys() == expected.keys() == {"last", "base.c_i"}
+        for name, array in expected.items():
+            assert torch.equal(found[name], records.to_tensor(array)), (client, name)
+            assert found[name].count_nonzero()
+
+
+def test_one_partition_id_twice(lab: Flower, tmp_path: Path) -> None:
+    nodes = ["partition-id=0 num-partitions=3", *["partition-id=1 num-partitions=3"] * 2]
+    lab.start_supernodes(*nodes)
+    assert_fails_to_start(lab, tmp_path, "two with partition-id=1")
+
+
+def test_no_partition_id(lab: Flower, tmp_path: Path) -> None:
+    lab.start_supernodes("num-partitions=3")
+    reason = "expected an integer 'partition-id' in this node's config, got None"
+    assert_fails_to_start(lab, tmp_path, reason)
+
+
+def assert_fails_to_start(lab: Flower, out_dir: Path, reason: str) -> None:
+    more = {"wait-timeout": 60.0, "out-dir": str(out_dir), "name": "there"}
+    outcome = lab.run(REPOSITORY, SCAFFOLD | more)
+    assert outcome.status == "finished:failed", outcome.output
+    (line,) = [line for line in outcome.output.splitlines() if reason in line]
+    assert "--node-config" in line
+    assert json.loads((out_dir / "there" / "summary.json").read_text())["status"] == "failed"
+
+
+def with_own_components(folder: Path) -> Path:
+    """The app in ``states``, with the run-config keys of the repository's app."""
+    shutil.copytree(STATES, folder)
+    pyproject = (REPOSITORY / "pyproject.toml").read_text()
+    for component in ("server_app:app", "client_app:app"):
+        assert f"fedaccord.{component}" in pyproject
+        pyproject = pyproject.replace(f"fedaccord.{component}", f"statesapp.{component}")
+    (folder / "pyproject.toml").write_text(pyproject.replace('"fedaccord"', '"states"'))
+    return folder
+
+
+def settings(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a run config that `simulate` takes as they are."""
+    return {k: v for k, v in config.items() if k not in ("algo", "num-server-rounds")}

@@ -1,0 +1,57 @@
+"""Loss and accuracy over a set are those of its samples, however it is cut into batches."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedaccord.task.evaluation import evaluate
+from fedaccord.task.vectors import FlatModel
+
+
+def model(outputs: int = 4) -> FlatModel:
+    torch.manual_seed(0)
+    return FlatModel(nn.Linear(3, outputs), dtype=torch.float64)
+
+
+def test_mean_loss_and_accuracy_are_those_of_the_whole_set() -> None:
+    x, y = torch.randn(25, 3, dtype=torch.float64), torch.randint(4, (25,))
+    w = torch.randn(16, dtype=torch.float64)
+    batches = list(zip(x.split(10), y.split(10), strict=True))
+    assert [len(targets) for _, targets in batches] == [10, 10, 5]
+    found = evaluate(model(), w, batches, F.cross_entropy)
+    logits = x @ w[:12].view(4, 3).T + w[12:]
+    assert found["loss"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-12)
+    assert found["accuracy"] == float((logits.argmax(1) == y).double().mean())
+    assert set(found) == {"loss", "accuracy"}
+    assert 0 < found["accuracy"] < 1
+
+
+def test_regression_targets_have_no_accuracy() -> None:
+    x, y = torch.randn(7, 3, dtype=torch.float64), torch.randn(7, 1, dtype=torch.float64)
+    w = torch.randn(4, dtype=torch.float64)
+    found = evaluate(model(1), w, list(zip(x.split(4), y.split(4), strict=True)), F.mse_loss)
+    expected = ((x @ w[:3, None] + w[3] - y) ** 2).mean()
+    assert found == {"loss": pytest.approx(float(expected), rel=1e-12)}
+
+
+def test_an_empty_set_gives_nothing() -> None:
+    assert evaluate(model(), torch.zeros(16, dtype=torch.float64), [], F.cross_entropy) == {}
+
+
+def test_evaluation_changes_neither_w_nor_g_and_builds_no_graph() -> None:
+    flat, w = model(), torch.randn(16, dtype=torch.float64)
+    given = w.clone()
+    seen: list[bool] = []
+
+    def loss(predictions: Tensor, targets: Tensor) -> Tensor:
+        seen.append(predictions.requires_grad or flat.module.training)
+        return F.cross_entropy(predictions, targets)
+
+    flat.module.train()
+    x, y = torch.randn(5, 3, dtype=torch.float64), torch.randint(4, (5,))
+    evaluate(flat, w, [(x, y)], loss)
+    assert seen == [False]
+    assert torch.equal(w, given)
+    assert torch.equal(flat.w, given)
+    assert not flat.g.any()

@@ -1,0 +1,198 @@
+"""A client's batches, the test samples, the tasks of a configuration, and device names."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedaccord.config import RunConfig
+from fedaccord.task import EVAL_BATCH, Clients, Task, find_device, load_task
+from fedaccord.task.vectors import FlatModel
+
+SIZES = (23, 40, 5)
+FLOAT64 = torch.float64
+
+
+def task(**more: Any) -> Task:
+    """Client i holds the numbers 100 i, 100 i + 1, ...; a target says the same as its input."""
+    xs = [100.0 * i + torch.arange(n)[:, None] for i, n in enumerate(SIZES)]
+    ys = [x[:, 0].long() for x in xs]
+    return Task(lambda: nn.Linear(1, 2), Clients(xs, ys), **more)
+
+
+def epochs(
+    seed: int = 0, round: int = 0, client: int = 0, passes: int = 1, batch_size: int = 10
+) -> list[list[list[int]]]:
+    """The inputs of every batch of every pass."""
+    batches = task().train_batches(client, round, batch_size, seed, torch.float32)
+    return [[x[:, 0].int().tolist() for x, _ in batches] for _ in range(passes)]
+
+
+def flat(epoch: list[list[int]]) -> list[int]:
+    return [number for batch in epoch for number in batch]
+
+
+def test_batches_are_a_function_of_seed_round_and_client() -> None:
+    first = epochs(passes=3)
+    assert epochs(passes=3) == first
+    torch.manual_seed(99)  # no global generator has a say
+    assert epochs(passes=3) == first
+    assert epochs(seed=1, passes=3) != first
+    assert epochs(round=1, passes=3) != first
+
+
+def test_clients_draw_independently() -> None:
+    """Two clients with equally many samples take them in different orders."""
+    twins = Task(lambda: nn.Linear(1, 2), Clients([torch.arange(40.0)] * 2, [torch.arange(40)] * 2))
+    orders = [
+        torch.cat([y for _, y in twins.train_batches(i, 0, 10, 0, torch.float32)]).tolist()
+        for i in range(2)
+    ]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+
+
+def test_seed_round_and_client_are_not_mixed_up() -> None:
+    """(seed, round) = (1, 2) is another stream than (2, 1)."""
+    assert epochs(seed=1, round=2) != epochs(seed=2, round=1)
+
+
+def test_every_pass_is_a_new_permutation_of_all_samples() -> None:
+    passes = epochs(client=1, passes=3)
+    assert all(sorted(flat(epoch)) == list(range(100, 140)) for epoch in passes)
+    assert len({tuple(flat(epoch)) for epoch in passes}) == 3
+    assert list(range(100, 140)) not in [flat(epoch) for epoch in passes]
+
+
+def test_the_last_batch_of_a_pass_is_what_is_left() -> None:
+    assert [len(batch) for batch in epochs(client=0)[0]] == [10, 10, 3]
+    assert [len(batch) for batch in epochs(client=1)[0]] == [10, 10, 10, 10]
+    assert [len(batch) for batch in epochs(client=2)[0]] == [5]
+
+
+def test_batch_size_0_is_the_whole_client_in_order_at_every_pass() -> None:
+    assert epochs(client=0, batch_size=0, passes=2) == [[list(range(23))]] * 2
+
+
+def test_inputs_and_targets_stay_together_in_the_dtype_of_the_run() -> None:
+    for batch_size in (0, 10):
+        for x, y in task().train_batches(0, 0, batch_size, 0, FLOAT64):
+            assert x.dtype == FLOAT64
+            assert y.dtype == torch.int64
+            assert x[:, 0].long().tolist() == y.tolist()
+
+
+def test_regression_targets_take_the_dtype_of_the_run() -> None:
+    clients = Clients([torch.ones(3, 1)], [torch.ones(3, 1)])
+    one = Task(lambda: nn.Linear(1, 1), clients, test=(torch.ones(3, 1), torch.ones(3, 1)))
+    for batch_size in (0, 2):
+        assert {y.dtype for _, y in one.train_batches(0, 0, batch_size, 0, FLOAT64)} == {FLOAT64}
+    one.loss = F.mse_loss
+    w = torch.tensor([2.0, 0.5], dtype=FLOAT64)
+    assert one.evaluate(w) == {"test-loss": 1.5**2}
+
+
+def test_augmentation_draws_from_the_clients_generator_and_spares_full_batches() -> None:
+    def shake(x: Tensor, generator: torch.Generator) -> Tensor:
+        return x + torch.rand(x.shape, generator=generator) / 2
+
+    def inputs(batch_size: int) -> Tensor:
+        batches = task(augment=shake).train_batches(0, 0, batch_size, 0, torch.float32)
+        return torch.cat([x for x, _ in batches])
+
+    assert torch.equal(inputs(10), inputs(10))
+    assert inputs(10).frac().any()
+    assert not inputs(0).frac().any()
+
+
+def test_index_parts_select_the_clients_samples() -> None:
+    x, y = torch.arange(10.0)[:, None], torch.arange(10)
+    parts = [torch.tensor(rows).numpy() for rows in ([7, 2, 2], [0])]
+    clients = Clients(x, y, parts)
+    assert len(clients) == 2
+    assert [clients.size(i) for i in range(2)] == [3, 1]
+    inputs, targets = clients.samples(0)
+    assert inputs[:, 0].tolist() == targets.tolist() == [7, 2, 2]
+
+
+def test_evaluation_covers_test_samples_beyond_one_batch() -> None:
+    n = EVAL_BATCH + 7
+    x, y = torch.randn(n, 1), torch.randint(2, (n,))
+    w = torch.tensor([1.0, -1.0, 0.2, 0.0])
+    found = task(test=(x, y)).evaluate(w)
+    logits = x @ w[None, :2] + w[2:]
+    assert found["test-loss"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
+    assert found["test-accuracy"] == pytest.approx(float((logits.argmax(1) == y).float().mean()))
+    assert task().evaluate(w) == {}
+
+
+def test_the_model_is_made_once_for_each_dtype() -> None:
+    one = task()
+    assert one.model("float32") is one.model("bfloat16")
+    assert one.model("float64").w.dtype == FLOAT64
+    assert one.model("float32").w.dtype == torch.float32
+    assert one.model("float64") is one.model("float64")
+
+
+# --- the task of a configuration ------------------------------------------------------------------
+
+
+def digits(**values: Any) -> dict[str, Any]:
+    return RunConfig.make(values).task() | {"num_clients": 20}
+
+
+def test_the_default_task_is_digits_dealt_to_clients() -> None:
+    found = load_task(**digits())
+    assert len(found.clients) == 20
+    assert sum(found.num_examples(i) for i in range(20)) == 1438 // 20 * 20
+    x, y = next(iter(found.train_batches(3, 0, 16, 0, torch.float32)))
+    assert (x.shape, x.dtype, y.shape) == ((16, 1, 8, 8), torch.float32, (16,))
+    everything = found.prepare(found.clients.x, torch.float32)
+    assert everything.mean() == pytest.approx(0, abs=1e-5)
+    assert everything.std() == pytest.approx(1, abs=1e-3)
+    assert found.model().module(x).shape == (16, 10)
+    measured = found.evaluate(found.model().w.clone())
+    assert measured["test-loss"] == pytest.approx(2.3, abs=0.2)  # log 10: it knows nothing yet
+    assert measured["test-accuracy"] < 0.3
+
+
+def initial(task: Task) -> Tensor:
+    return FlatModel(task.module()).w
+
+
+def test_a_task_is_loaded_once_and_depends_on_the_seed() -> None:
+    assert load_task(**digits()) is load_task(**digits())
+    other = load_task(**digits(seed=1))
+    assert not torch.equal(initial(other), initial(load_task(**digits())))
+    a, b = load_task(**digits()).clients, other.clients
+    assert a.parts is not None
+    assert b.parts is not None
+    assert [p.tolist() for p in a.parts] != [p.tolist() for p in b.parts]
+
+
+def test_a_whole_task_gives_every_client_all_samples() -> None:
+    found = load_task(**digits(), whole=True)
+    assert {found.num_examples(i) for i in range(20)} == {1438}
+    assert found.clients.samples(0)[1].bincount().min() > 100
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+def test_find_device() -> None:
+    assert find_device("cpu") == torch.device("cpu")
+    assert find_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "", "cuda:99", "cpu:x", "mps:7", "vulkan", "hpu", "xla"])
+def test_a_device_that_is_not_there_is_one_line(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^device: expected one of cpu.*got '{name}'") as refused:
+        find_device(name)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_device_of_a_configuration_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"^device: expected one of"):
+        load_task(**digits(device="warp"))

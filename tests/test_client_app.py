@@ -1,0 +1,379 @@
+"""A local round: what it counts, what it refuses, and that its state is written last."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedaccord import records, train_locally
+from fedaccord.client_app import app, configured_task
+from fedaccord.engine import InProcessGrid, quiet
+from fedaccord.records import Order
+from fedaccord.strategies import FedAvg
+from fedaccord.strategies.base import LocalRule, Model, Work
+from fedaccord.strategies.fedavg import FedAvgClient
+from fedaccord.strategies.feddyn import ClientState, FedDynClient
+from fedaccord.task.training import Batch
+
+W = torch.tensor([1.0, -2.0], dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def sender() -> None:
+    InProcessGrid(ClientApp(), 1)  # names the sender of messages made in this process
+
+
+def linear() -> nn.Linear:
+    return nn.Linear(2, 1, bias=False)
+
+
+def half_square(predictions: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * ((predictions - targets) ** 2).sum()
+
+
+def batches(*sizes: int) -> list[Batch]:
+    torch.manual_seed(0)
+    return [(torch.randn(n, 2).double(), torch.randn(n, 1).double()) for n in sizes]
+
+
+def context(**node: Any) -> Context:
+    return Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
+
+
+def message(rule: LocalRule | None = None, **values: Any) -> Message:
+    """A training message as a strategy writes it."""
+    order = Order(
+        round=0,
+        client=0,
+        last_round=-1,
+        rule=records.dumps(rule or FedAvgClient()),
+        shapes="1x2",
+        lr=0.01,
+        weight_decay=0.0,
+        clip_norm=0.0,
+        local_epochs=1,
+        local_steps=0,
+        batch_size=0,
+        seed=0,
+        precision="float64",
+    )._replace(**values)
+    content = RecordDict({"down": records.pack(Model(W)), "config": records.write_order(order, {})})
+    return Message(content, 1, MessageType.TRAIN)
+
+
+def train(
+    order: Message,
+    data: Any,
+    own: Context | None = None,
+    model: nn.Module | None = None,
+    **more: Any,
+) -> tuple[Tensor, dict[str, Any]]:
+    """w_K and the metrics of one local round."""
+    own = own or context()
+    more = {"loss": half_square, **more}
+    reply = train_locally(order, own, model=model or linear(), batches=data, **more)
+    metrics = dict(reply.content.metric_records["metrics"])
+    return records.to_tensor(reply.content.array_records["up"]["w"]), metrics
+
+
+def walk(data: list[Batch], lr: float = 0.01, weight_decay: float = 0.0, clip: float = 0.0) -> Any:
+    """Plain gradient descent, a step per batch: w_K and the losses before each step."""
+    w, losses = W.clone(), []
+    for x, y in data:
+        residual = x @ w[:, None] - y
+        losses.append(float(0.5 * (residual**2).sum()))
+        g = (x.T @ residual)[:, 0]
+        if clip and g.norm() > clip:
+            g = g * clip / g.norm()
+        w = w - lr * (g + weight_decay * w)
+    return w, losses
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+# --- counting -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps", "taken", "examples"),
+    [
+        (1, 0, [0, 1, 2], 9),
+        (3, 0, [0, 1, 2] * 3, 9),
+        (3, 2, [0, 1], 8),  # steps count where both are given
+        (1, 3, [0, 1, 2], 9),
+        (1, 8, [0, 1, 2, 0, 1, 2, 0, 1], 9),  # steps go on beyond one pass
+    ],
+)
+def test_epochs_or_steps_over_a_list_of_batches(
+    epochs: int, steps: int, taken: list[int], examples: int
+) -> None:
+    data = batches(4, 4, 1)
+    w_K, metrics = train(message(local_epochs=epochs, local_steps=steps), data)
+    expected, losses = walk([data[k] for k in taken])
+    close(w_K, expected)
+    assert metrics["steps"] == len(taken)
+    assert metrics["num-examples"] == examples  # of the first pass, each counted once
+    assert metrics["train-loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-12)
+
+
+@pytest.mark.parametrize(("epochs", "steps", "taken"), [(2, 0, 6), (1, 4, 4), (1, 2, 2)])
+def test_epochs_or_steps_over_a_data_loader(epochs: int, steps: int, taken: int) -> None:
+    x, y = torch.cat([b[0] for b in batches(9)]), torch.cat([b[1] for b in batches(9)])
+    loader = DataLoader(TensorDataset(x, y), batch_size=4)
+    w_K, metrics = train(message(local_epochs=epochs, local_steps=steps), loader)
+    pieces = list(zip(x.split(4), y.split(4), strict=True))
+    close(w_K, walk((pieces * 2)[:taken])[0])
+    assert metrics["steps"] == taken
+    assert metrics["num-examples"] == min(9, 4 * taken)
+
+
+def test_no_step_is_prepared_that_is_not_taken() -> None:
+    drawn: list[int] = []
+
+    class Watched:
+        def __iter__(self) -> Iterator[Batch]:
+            for k, batch in enumerate(batches(4, 4, 1)):
+                drawn.append(k)
+                yield batch
+
+    train(message(local_steps=4), Watched())
+    assert drawn == [0, 1, 2, 0]
+
+
+def test_the_number_of_examples_may_be_given() -> None:
+    assert train(message(), batches(4, 4), examples=123)[1]["num-examples"] == 123
+
+
+def test_rates_come_with_the_message() -> None:
+    data = batches(4, 4, 4)
+    plain = walk(data)[0]
+    for order, expected in (
+        ({"lr": 0.02}, walk(data, lr=0.02)[0]),
+        ({"weight_decay": 0.5}, walk(data, weight_decay=0.5)[0]),
+        ({"clip_norm": 1.0}, walk(data, clip=1.0)[0]),
+    ):
+        assert not torch.allclose(expected, plain)
+        close(train(message(**order), data)[0], expected)
+
+
+def test_precision_comes_with_the_message() -> None:
+    assert train(message(), batches(4))[0].dtype == torch.float64
+    order = message(precision="float32")
+    order.content["down"] = records.pack(Model(W.float()))
+    single = [(x.float(), y.float()) for x, y in batches(4)]
+    w_K, _ = train(order, single)
+    assert w_K.dtype == torch.float32
+    torch.testing.assert_close(w_K.double(), walk(batches(4))[0], rtol=1e-5, atol=1e-6)
+
+
+def test_the_vectors_of_a_message_are_not_changed() -> None:
+    order = message(local_epochs=5, weight_decay=0.1)
+    train(order, batches(4, 4))
+    assert torch.equal(records.to_tensor(order.content["down"]["w"]), W)
+    assert W.tolist() == [1, -2]
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def refused(line: str, order: Message, data: Any, **more: Any) -> None:
+    """The round raises ValueError with one line that begins like this, and keeps no state."""
+    own = context()
+    with pytest.raises(ValueError, match=r".") as error:
+        train(order, data, own, **more)
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+    assert not own.state
+
+
+def test_another_model_is_refused() -> None:
+    line = "expected the server's model with parameter shapes 1x2, got 1x3"
+    refused(line, message(), batches(4), model=nn.Linear(3, 1, bias=False))
+    refused(line[:-1] + "2 1", message(), batches(4), model=nn.Linear(2, 1))
+    refused(line[:-3] + "2x1", message(), batches(4), model=nn.Linear(1, 2, bias=False))
+
+
+def test_a_model_with_running_statistics_is_refused() -> None:
+    model = nn.Sequential(linear(), nn.BatchNorm1d(1))
+    refused("Expected a model whose state is its parameters alone", message(), [], model=model)
+
+
+def test_a_client_without_data_is_refused() -> None:
+    line = "expected at least one batch of training data, got none"
+    refused(line, message(local_epochs=3), [])
+    refused(line, message(local_steps=3), [])
+
+
+@pytest.mark.parametrize("counts", [{"local_epochs": 2}, {"local_steps": 3}])
+def test_batches_that_are_used_up_after_a_pass_are_refused(counts: dict[str, int]) -> None:
+    line = "expected batches that can be gone through more than once (a list, a DataLoader), got a "
+    refused(line + "list_iterator", message(**counts), iter(batches(4, 4)))
+    _, metrics = train(message(), iter(batches(4, 4)))  # enough for one pass
+    assert metrics["steps"] == 2
+
+
+def test_a_message_of_another_strategy_is_refused() -> None:
+    line = "expected a training message from a FedAccord strategy, got one without 'round'"
+    refused(line, Message(RecordDict(), 1, MessageType.TRAIN), batches(4))
+
+
+def test_a_rule_that_cannot_be_imported_is_refused() -> None:
+    order = message()
+    order.content["config"]["rule"] = json.dumps({"class": "no_such_package_here:Rule"})
+    refused("expected a message with a LocalRule", order, batches(4))
+
+
+def test_divergence_is_told_with_its_step_size() -> None:
+    line = "the local model diverged: NaN or Inf after 2 steps at lr 1e+200"
+    refused(line, message(lr=1e200), batches(4, 4))
+
+
+# --- state ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Failing(FedDynClient):
+    """Fails after all the work is done, from round 1 on."""
+
+    def finish(self, w_K: Tensor, down: Model, state: ClientState, work: Work) -> Any:
+        found = super().finish(w_K, down, state, work)
+        if state.lam.any():
+            raise RuntimeError("the disk is full")
+        return found
+
+
+def test_state_is_written_last() -> None:
+    own = context()
+    train(message(Failing(0.5)), batches(4), own)
+    before = own.state.copy()
+    kept = records.to_tensor(own.state.array_records[records.STATE]["lam"]).clone()
+    assert kept.any()
+    for data, error in ((batches(4), RuntimeError), ([], ValueError)):
+        with pytest.raises(error):
+            train(message(Failing(0.5), round=1, last_round=0), data, own)
+        assert dict(own.state) == dict(before)
+        assert torch.equal(records.to_tensor(own.state[records.STATE]["lam"]), kept)
+
+
+def test_state_of_one_round_is_where_the_next_begins() -> None:
+    """FedDyn: lam = alpha (w_K - w) after a round, and the next step walks along it."""
+    own = context()
+    w_K, _ = train(message(FedDynClient(0.5)), batches(4), own)
+    lam = records.to_tensor(own.state.array_records[records.STATE]["lam"])
+    close(lam, 0.5 * (w_K - W))
+    close(w_K, walk(batches(4))[0])
+    w_K, _ = train(message(FedDynClient(0.5), round=1, last_round=0), batches(4), own)
+    close(w_K, walk(batches(4))[0] - 0.01 * lam)
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def test_train_config_reaches_the_client() -> None:
+    seen: list[tuple[Any, Any]] = []
+    foreign = ClientApp()
+
+    @foreign.train()
+    def answer(order: Message, own: Context) -> Message:
+        if not records.is_hello(order):
+            config = order.content.config_records["config"]
+            seen.append((config["temperature"], config["lr"]))
+        return train_locally(order, own, model=linear(), batches=batches(4), loss=half_square)
+
+    strategy = FedAvg(lr=0.25, lr_decay=0.5, precision="float64", fraction_train=1.0)
+    with quiet():
+        strategy.start(
+            InProcessGrid(foreign, 2),
+            ArrayRecord(linear().state_dict()),
+            2,
+            train_config=ConfigRecord({"temperature": 0.5}),
+        )
+    assert seen == [(0.5, 0.25)] * 2 + [(0.5, 0.125)] * 2
+
+
+def hello() -> Message:
+    return Message(records.hello(), 1, MessageType.TRAIN)
+
+
+def test_hello_is_answered_without_data_or_model() -> None:
+    own = context(**{"partition-id": 3, "num-partitions": 4})
+    reply = train_locally(hello(), own, model=None, batches=None)  # type: ignore[arg-type]
+    assert records.introduction(reply) == (3, 4)
+    assert not own.state
+
+
+@pytest.mark.parametrize("ready_made", [False, True])
+@pytest.mark.parametrize(
+    ("node", "line"),
+    [
+        ({}, "expected an integer 'partition-id' in this node's config, got None"),
+        ({"partition-id": "one"}, "expected an integer 'partition-id' in this node's config, got"),
+        ({"partition-id": 0}, "expected an integer 'num-partitions' in this node's config, got"),
+        ({"partition-id": 0, "num-partitions": "all"}, "expected an integer 'num-partitions'"),
+    ],
+)
+def test_a_node_that_does_not_know_its_number_says_so(
+    node: dict[str, Any], line: str, ready_made: bool
+) -> None:
+    own = context(**node)
+    with pytest.raises(ValueError, match=r"--node-config") as error:
+        app(hello(), own) if ready_made else train_locally(hello(), own, model=linear(), batches=[])
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+# --- a node's own data ----------------------------------------------------------------------------
+
+
+def own_data(folder: Path, count: int) -> Path:
+    rng = np.random.default_rng(count)
+    arrays = {
+        "x_train": rng.normal(size=(count, 3)).astype(np.float32),
+        "y_train": np.arange(count) % 2,
+        "x_test": rng.normal(size=(4, 3)).astype(np.float32),
+        "y_test": np.arange(4) % 2,
+    }
+    path = folder / f"{count}.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def test_a_node_with_its_own_data_holds_all_of_it(tmp_path: Path) -> None:
+    run = {"dataset": "npz", "model": "linear", "data-dir": str(own_data(tmp_path, 30))}
+    node: dict[str, Any] = {"partition-id": 1, "num-partitions": 3}
+    own = {**node, "data-dir": str(own_data(tmp_path, 14))}
+    for config, sizes in ((node, [10, 10, 10]), (own, [14, 14, 14])):
+        found = configured_task(
+            Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run)
+        )
+        assert [found.num_examples(i) for i in range(3)] == sizes
+    x, y = found.clients.samples(1)
+    with np.load(own["data-dir"]) as held:
+        assert np.array_equal(x.numpy(), held["x_train"])
+        assert np.array_equal(y.numpy(), held["y_train"])
+
+
+def test_a_nodes_settings_go_before_the_runs_and_are_checked(tmp_path: Path) -> None:
+    own = context(**{"partition-id": 0, "num-partitions": 2, "device": "warp"})
+    with pytest.raises(ValueError, match=r"^device: expected"):
+        configured_task(own)
+    own = context(**{"num-partitions": 2, "dataset": "npz", "data-dir": str(tmp_path / "none")})
+    with pytest.raises(FileNotFoundError, match=r"none"):
+        configured_task(own)
+
+
+def test_what_is_wrong_at_a_node_shows_when_it_introduces_itself(tmp_path: Path) -> None:
+    own = context(**{"partition-id": 0, "num-partitions": 2, "device": "warp"})
+    with pytest.raises(ValueError, match=r"^device: expected"):
+        app(hello(), own)

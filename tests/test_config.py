@@ -1,0 +1,267 @@
+"""The run configuration: pyproject's defaults, what is refused and how, plug-ins by key."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaccord import config
+from fedaccord.config import RunConfig
+from fedaccord.strategies import METHODS, PLUGINS, AFedPD, FedAvg, FedDyn, RelaxedInit, Scaffold
+from fedaccord.strategies.base import FederatedStrategy, PlugIn, own_options
+from fedaccord.strategies.options import options
+
+PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+
+
+def flattened(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """As Flower flattens [tool.flwr.app.config]."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= flattened(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def make(**values: Any) -> RunConfig:
+    return RunConfig.make({key.replace("_", "-"): value for key, value in values.items()})
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+def test_pyproject_holds_every_key_with_its_default() -> None:
+    """Mend it with the output of `fedaccord.config.config_toml()`."""
+    written = flattened(PYPROJECT["tool"]["flwr"]["app"]["config"])
+    ours = flattened(tomllib.loads(config.config_toml())["tool"]["flwr"]["app"]["config"])
+    assert written == ours == config.defaults()
+    assert {k: type(v) for k, v in written.items()} == {k: type(v) for k, v in ours.items()}
+
+
+def test_pyproject_has_no_federations() -> None:
+    """`flwr run` would move that section to the user's home and edit this file."""
+    assert set(PYPROJECT["tool"]["flwr"]) == {"app"}
+    assert "federations" not in PYPROJECT["tool"]["flwr"]["app"]
+
+
+def test_pyproject_names_the_apps() -> None:
+    components = PYPROJECT["tool"]["flwr"]["app"]["components"]
+    assert components == {
+        "serverapp": "fedaccord.server_app:app",
+        "clientapp": "fedaccord.client_app:app",
+    }
+
+
+@pytest.mark.parametrize("key", config.keys())
+def test_every_key_has_a_meaning_and_a_default_in_its_range(key: str) -> None:
+    field = config.keys()[key]
+    assert len(field.metadata["doc"]) > 5
+    assert RunConfig.make({key: config.default(field)}).flat[key] == config.default(field)
+    assert key == key.lower()
+    assert "_" not in key
+
+
+def test_names_of_keys_do_not_collide() -> None:
+    plain = [f.name for f in [*options(RunConfig), *options(FederatedStrategy)]]
+    assert len(plain) == len(set(plain))
+    assert not set(METHODS) & set(PLUGINS)
+    for name, kind in METHODS.items():
+        assert {f"{name}.{f.name.replace('_', '-')}" for f in own_options(kind)} <= set(
+            config.keys()
+        )
+
+
+def test_what_flower_hands_over_is_what_was_written() -> None:
+    """Under Flower the run config has every key, flattened."""
+    written = flattened(PYPROJECT["tool"]["flwr"]["app"]["config"])
+    assert RunConfig.make(written) == RunConfig.make({})
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"lrr": 0.1}, "unknown key 'lrr' (did you mean 'lr'?); known: algo, "),
+    ({"scaffold.server_lr": 1.0}, "unknown key 'scaffold.server_lr' (did you mean 'scaffold.se"),
+    ({"": 1}, "unknown key ''; known: algo, "),
+    ({"lr": "fast"}, "lr: expected a number, got 'fast'"),
+    ({"lr": True}, "lr: expected a number, got True"),
+    ({"lr": None}, "lr: expected a number, got None"),
+    ({"lr": 0}, "lr: expected above 0, got 0.0"),
+    ({"lr": float("inf")}, "lr: expected a finite number, got inf"),
+    ({"lr-decay": 1.01}, "lr-decay: expected above 0 and at most 1, got 1.01"),
+    ({"weight-decay": -1e-9}, "weight-decay: expected at least 0, got -1e-09"),
+    ({"num-clients": 0}, "num-clients: expected at least 1, got 0"),
+    ({"num-clients": 2.0}, "num-clients: expected an integer, got 2.0"),
+    ({"num-clients": True}, "num-clients: expected an integer, got True"),
+    ({"download": 1}, "download: expected true or false, got 1"),
+    ({"name": 3}, "name: expected a text, got 3"),
+    ({"model": 3}, "model: expected a text, got 3"),
+    ({"algo": "scafold"}, "algo: expected one of fedavg, "),
+    ({"dataset": "cifar-10"}, "dataset: expected one of digits, "),
+    ({"model": "resnet"}, "model: expected one of linear, mlp, lenet, resnet18, vgg11, got"),
+    ({"partition": "dirchlet"}, "partition: expected one of iid, dirichlet, "),
+    ({"precision": "float16"}, "precision: expected one of float32, float64, bfloat16, got"),
+    ({"scaffold.server-lr": -1.0}, "scaffold.server-lr: expected at least 0, got -1.0"),
+    ({"feddyn.alpha": 0}, "feddyn.alpha: expected above 0, got 0.0"),
+    ({"relaxed-init.beta": "much"}, "relaxed-init.beta: expected a number"),
+    ({"relaxed-init.beta": -2}, "relaxed-init.beta: expected at least -1, got -2.0"),
+    ({"relaxed-init.first-visit": "first"}, "relaxed-init.first-visit: expected one of initial, "),
+]
+
+
+@pytest.mark.parametrize(("values", "line"), REFUSED, ids=lambda v: str(v)[:40])
+def test_a_bad_value_is_one_line_that_names_the_key(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=r".") as refused:
+        RunConfig.make(values)
+    assert str(refused.value).startswith(line)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [
+        ("algo", "scafold", "scaffold"),
+        ("algo", "fed-init", "fedinit"),
+        ("dataset", "cifar-10", "cifar10"),
+        ("model", "resnet", "resnet18"),
+        ("partition", "dirchlet", "dirichlet"),
+        ("precision", "half", ""),
+    ],
+)
+def test_the_nearest_known_value_is_named(key: str, value: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"^{key}: .* got '{value}'") as refused:
+        RunConfig.make({key: value})
+    hint = f" (did you mean {meant!r}?)" if meant else f"got {value!r}"
+    assert str(refused.value).endswith(hint)
+
+
+def test_integers_are_numbers() -> None:
+    found = make(lr=1, clip_norm=0, **{"scaffold.server-lr": 2}).flat
+    assert (found["lr"], found["clip-norm"], found["scaffold.server-lr"]) == (1.0, 0.0, 2.0)
+    assert {type(found[key]) for key in ("lr", "clip-norm", "scaffold.server-lr")} == {float}
+
+
+# --- plug-ins -------------------------------------------------------------------------------------
+
+
+def own_values(plugin: PlugIn) -> tuple[type[PlugIn], dict[str, Any]]:
+    """What a plug-in is apart from the rule inside it."""
+    return type(plugin), {f.name: getattr(plugin, f.name) for f in options(type(plugin))}
+
+
+def plugins(algo: str, **keys: Any) -> list[Any]:
+    values = {"algo": algo, "fraction-train": 1.0, **keys}
+    return [own_values(plugin) for plugin in RunConfig.make(values).build_strategy().plugins]
+
+
+def relaxed(**values: Any) -> list[Any]:
+    return [own_values(RelaxedInit(**values))]
+
+
+def test_fedinit_comes_with_relaxed_initialisation() -> None:
+    assert plugins("fedinit") == relaxed(beta=0.1)
+    assert plugins("fedinit", **{"relaxed-init.beta": "auto"}) == relaxed(beta=0.1)
+
+
+def test_a_strength_of_its_own_takes_the_place_of_the_methods() -> None:
+    assert plugins("fedinit", **{"relaxed-init.beta": 0.05}) == relaxed(beta=0.05)
+    assert plugins("fedinit", **{"relaxed-init.beta": -0.05}) == relaxed(beta=-0.05)
+
+
+@pytest.mark.parametrize("off", [0, 0.0])
+def test_a_strength_of_0_switches_a_plug_in_off(off: float) -> None:
+    """What is left of FedInit is FedAvg."""
+    strategy = RunConfig.make({"algo": "fedinit", "relaxed-init.beta": off}).build_strategy()
+    assert strategy.plugins == ()
+    assert strategy.client_rule() == FedAvg().client_rule()
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "scaffold", "feddyn", "afedpd"])
+def test_other_methods_have_a_plug_in_if_it_is_asked_for(algo: str) -> None:
+    assert plugins(algo) == []
+    assert plugins(algo, **{"relaxed-init.first-visit": "current"}) == []
+    assert plugins(algo, **{"relaxed-init.beta": 0.2}) == relaxed(beta=0.2)
+
+
+@pytest.mark.parametrize("beta", ["auto", 0.1])
+def test_the_other_options_of_a_plug_in_pass_through(beta: Any) -> None:
+    keys = {"relaxed-init.beta": beta, "relaxed-init.first-visit": "current"}
+    assert plugins("fedinit", **keys) == relaxed(beta=0.1, first_visit="current")
+
+
+@pytest.mark.parametrize("algo", METHODS)
+def test_without_keys_a_method_has_its_own_plug_ins(algo: str) -> None:
+    own = METHODS[algo](fraction_train=1.0).plugins
+    assert plugins(algo) == [own_values(plugin) for plugin in own]
+
+
+# --- what becomes of the values -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algo", "key", "kind"),
+    [
+        ("fedavg", "server_lr", FedAvg),
+        ("scaffold", "server_lr", Scaffold),
+        ("feddyn", "alpha", FedDyn),
+        ("afedpd", "rho", AFedPD),
+    ],
+)
+def test_options_of_a_method_reach_its_strategy(algo: str, key: str, kind: Any) -> None:
+    name = f"{algo}.{key.replace('_', '-')}"
+    strategy = RunConfig.make({"algo": algo, name: 0.25}).build_strategy()
+    assert type(strategy) is kind
+    assert getattr(strategy, key) == 0.25
+    plain = RunConfig.make({"algo": algo}).build_strategy()
+    assert getattr(plain, key) == getattr(kind(), key) != 0.25
+
+
+def test_options_of_another_method_do_not() -> None:
+    strategy = RunConfig.make({"algo": "fedavg", "scaffold.server-lr": 0.25}).build_strategy()
+    assert strategy.server_lr == 1.0
+
+
+@pytest.mark.parametrize("algo", METHODS)
+def test_the_defaults_of_a_method_are_those_of_its_class(algo: str) -> None:
+    built = make(algo=algo, fraction_train=1.0).build_strategy()
+    plain = METHODS[algo](fraction_train=1.0)
+    for field in own_options(METHODS[algo]):
+        assert getattr(built, field.name) == getattr(plain, field.name)
+    assert built.client_rule() == plain.client_rule()
+
+
+def test_options_of_every_strategy_reach_it() -> None:
+    values = {
+        "fraction_train": 0.25,
+        "sampling": "bernoulli",
+        "seed": 3,
+        "local_steps": 7,
+        "lr": 0.03,
+        "weighting": "examples",
+        "precision": "float64",
+        "round_timeout": 5.0,
+    }
+    rounds: list[Any] = []
+    strategy = make(algo="fedavg", **values).build_strategy(on_round=rounds.append)
+    assert {name: getattr(strategy, name) for name in values} == values
+    assert strategy.on_round == rounds.append
+
+
+def test_the_task_takes_its_keys_and_the_seed() -> None:
+    task = make(seed=5, dataset="cifar10", alpha=1, stem="cifar", lr=0.3).task()
+    assert (task["seed"], task["dataset"], task["alpha"], task["stem"]) == (
+        5,
+        "cifar10",
+        1,
+        "cifar",
+    )
+    assert not {"lr", "threads", "algo", "name", "out_dir"} & set(task)
+
+
+def test_flat_has_every_key_and_what_was_given() -> None:
+    found = make(lr=0.3, algo="scaffold").flat
+    assert list(found) == list(config.keys())
+    assert found == config.defaults() | {"lr": 0.3, "algo": "scaffold"}
