@@ -67,7 +67,7 @@ def _local_round(
             "build the same model on server and clients"
         )
     rule: LocalRule = records.loads(order.rule, LocalRule)
-    down = _to(device, records.unpack(rule.receives, message.content.array_records[records.DOWN]))
+    down = _to(device, records.unpack_down(message, rule.receives, like=model.w))
     state = _client_state(message, context, order, rule, down, model.w)
 
     w_0 = rule.start(down, state)

@@ -176,6 +176,13 @@ class Order(NamedTuple):
 
 
 def write_order(order: Order, extra: Mapping[str, Any]) -> ConfigRecord:
+    """The message's config and a caller's own entries. Raises ValueError where they clash."""
+    taken = [key for key in extra if key == HELLO or key in map(_key, Order._fields)]
+    if taken:
+        raise ValueError(
+            f"train_config: expected keys of your own, got {taken[0]!r}, which the strategy writes: "
+            "make it an option of the strategy or take another name"
+        )
     return ConfigRecord(dict(extra) | {_key(name): v for name, v in order._asdict().items()})
 
 
@@ -193,6 +200,15 @@ def read_order(message: Message) -> Order:
 
 def _key(name: str) -> str:
     return name.replace("_", "-")
+
+
+def unpack_down(message: Message, kind: type[Vectors], *, like: Tensor) -> Vectors:
+    """What a training message broadcasts, on the host; vectors of the model's shape and dtype."""
+    if DOWN not in message.content.array_records:
+        raise ValueError(
+            f"expected a training message with {DOWN!r}, got {sorted(message.content)}"
+        )
+    return unpack(kind, message.content.array_records[DOWN], like=like)
 
 
 def shapes_text(shapes: Iterable[Iterable[int]]) -> str:

@@ -342,3 +342,11 @@ def test_hello_is_no_training_message() -> None:
 def test_a_client_introduces_itself() -> None:
     node = context(node_config={"partition-id": 4, "num-partitions": 9})
     assert records.introduction(records.introduce(message(records.hello()), node)) == (4, 9)
+
+
+def test_train_config_may_not_take_the_strategys_keys() -> None:
+    order = records.Order(0, 0, -1, "{}", "5", 0.1, 0.0, 0.0, 1, 0, 0, 0, "float32")
+    assert records.write_order(order, {"mine": 1})["mine"] == 1
+    for key in ("lr", "last-round", "hello"):
+        with pytest.raises(ValueError, match=f"keys of your own, got '{key}'"):
+            records.write_order(order, {key: 1})
