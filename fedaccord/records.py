@@ -180,7 +180,7 @@ def write_order(order: Order, extra: Mapping[str, Any]) -> ConfigRecord:
     taken = [key for key in extra if key == HELLO or key in map(_key, Order._fields)]
     if taken:
         raise ValueError(
-            f"train_config: expected keys of your own, got {taken[0]!r}, which the strategy writes: "
+            f"train_config: expected keys of your own, got {taken[0]!r}, which the strategy sets: "
             "make it an option of the strategy or take another name"
         )
     return ConfigRecord(dict(extra) | {_key(name): v for name, v in order._asdict().items()})

@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fedaccord import cli, config
+from fedaccord import doctor as diagnosis
 from fedaccord.strategies import METHODS
 from fedaccord.task import models
 
@@ -439,7 +440,7 @@ def test_doctor_knows_digits_as_they_come() -> None:
     from fedaccord.task import datasets
 
     data = datasets.load("digits")
-    facts = cli.KNOWN["digits"]
+    facts = diagnosis.KNOWN["digits"]
     assert facts.shape == tuple(data.x_train.shape[1:])
     assert facts.samples == len(data.y_train)
     assert facts.size == sum(x.nbytes for x in data[1:5])
@@ -458,7 +459,7 @@ def test_doctor_counts_what_plug_ins_keep() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_doctor_weighs_every_method(method: str) -> None:
     settings = config.RunConfig.make({"algo": method, "model": "linear", "fraction-train": 1.0})
-    marks = {check.what: check.mark for check in cli._check_settings(settings)}
+    marks = {check.what: check.mark for check in diagnosis.check_settings(settings)}
     assert marks["client state"] == marks["memory"] == "ok"
 
 
@@ -507,7 +508,7 @@ def test_doctor_warns_of_a_daemon_and_of_other_versions(monkeypatch: pytest.Monk
             raise PackageNotFoundError
         return "1.4.0"
 
-    monkeypatch.setattr(cli, "version", other)
+    monkeypatch.setattr(diagnosis, "version", other)
     with socket.socket() as daemon:
         daemon.bind(("127.0.0.1", 0))
         daemon.listen()
