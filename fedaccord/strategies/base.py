@@ -121,6 +121,10 @@ class PlugIn(LocalRule):
     def init(self, w: Vector, w_0: Vector) -> Any:
         return self.rule.init(w, w_0)
 
+    def advice(self) -> str:
+        """A warning about the settings, shown before round 1; empty: none."""
+        return ""
+
     def base(self, state: Any) -> Any:
         """The other rule's part of the client state; a plug-in with a memory overrides it."""
         return state
@@ -316,6 +320,9 @@ class FederatedStrategy(Strategy, ABC):
 
     def summary(self) -> None:
         log.info("%s, client half %s", type(self).__name__, self.client_rule())
+        for plugin in self.plugins:
+            if advice := plugin.advice():
+                log.warning(advice)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

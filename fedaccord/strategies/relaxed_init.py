@@ -13,12 +13,15 @@ displacement instead of averaging models (server = updates), which differs under
 participation.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedaccord.strategies.base import Direction, LocalRule, Plan, PlugIn, Vector, Work
 from fedaccord.strategies.fedavg import FedAvgClient
 from fedaccord.strategies.options import option
+
+BOUND = math.sqrt(6) / 24  # 1 - 96 beta^2 > 0 in the paper's theorem
 
 
 class RelaxedState(NamedTuple):
@@ -56,6 +59,14 @@ class RelaxedInit(PlugIn):
                 f"relaxed-init.server: expected 'models' with {type(self.rule).__name__}, got "
                 "'updates': only fedavg and fedinit have a server rule that adds displacements"
             )
+
+    def advice(self) -> str:
+        if self.beta <= BOUND:
+            return ""
+        return (
+            f"relaxed-init.beta: the theory holds below sqrt(6)/24 = {BOUND:.3f}, got "
+            f"{self.beta:g}; in the paper 0.15 ends in divergence"
+        )
 
     @property
     def needs_initial(self) -> bool:

@@ -363,3 +363,13 @@ def test_an_array_that_is_no_parameter_is_refused() -> None:
     counter = ArrayRecord({"n": records.TensorArray(torch.zeros(1, dtype=torch.int64))})
     with pytest.raises(ValueError, match="expected the floating-point parameters"):
         strategy().start(InProcessGrid(app, 1), counter, 1)
+
+
+@pytest.mark.parametrize(("beta", "warned"), [(0.1, False), (0.11, True)])
+def test_a_beta_above_the_theory_is_a_warning(
+    beta: float, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(logging.getLogger("flwr"), "warning", lambda text, *_: lines.append(text))
+    FedAvg(plugins=(RelaxedInit(beta=beta),)).summary()
+    assert any("sqrt(6)/24" in line for line in lines) == warned
