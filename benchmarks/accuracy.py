@@ -232,9 +232,10 @@ def table(runs: list[Run]) -> str:
         )
     lines += [
         "",
-        f"The model is evaluated every {step} rounds on the 10,000 test images; rows are sorted by "
-        f"the mean of the last {WINDOW} evaluations, by which they are also compared with "
-        f"{BASELINE}. Train loss (of local steps, before each step) and drift (mean of "
+        f"The model that a method returns is evaluated every {step} rounds on the 10,000 test "
+        "images: the one it broadcasts next, but for A-FedPD the mean of the local models. Rows "
+        f"are sorted by the mean of the last {WINDOW} evaluations, by which they are also compared "
+        f"with {BASELINE}. Train loss (of local steps, before each step) and drift (mean of "
         "`||w_i,K - w||^2` over the active clients, w the model after the round) are means of the "
         f"last {WINDOW} rounds. One seed and few rounds: differences of a point or two say little, "
         "and the hyper-parameters are not tuned for any method.",
