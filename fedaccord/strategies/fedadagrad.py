@@ -15,7 +15,7 @@ from fedaccord.strategies.options import option
 
 @dataclass(kw_only=True, eq=False)
 class FedAdagrad(Adaptive):
-    cost = Cost(1, 1, 1, client=0, server=3, note="m is kept also at beta1 = 0, where it is D")
+    cost = Cost(1, 1, 1, client=0, server=2, note="server 3 with beta1 above 0")
 
     beta1: float = option(0.0, "decay of the first moment", low=0, high=1)
 

@@ -22,7 +22,7 @@ from fedaccord.strategies.options import option
 
 
 class ServerState(NamedTuple):
-    m: Vector
+    m: Vector | None  # None: beta1 = 0, no momentum
     v: Vector
 
 
@@ -42,7 +42,8 @@ class Adaptive(FederatedStrategy):
 
     def init(self, w: Vector) -> ServerState:
         v0 = self.tau**2 if self.v0 == -1 else self.v0
-        return ServerState(m=torch.zeros_like(w), v=torch.full_like(w, v0))
+        m = torch.zeros_like(w) if self.beta1 else None
+        return ServerState(m, v=torch.full_like(w, v0))
 
     @abstractmethod
     def second_moment(self, v: Vector, D: Vector) -> Vector:
@@ -52,9 +53,10 @@ class Adaptive(FederatedStrategy):
         self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
         D = cohort.mean(ups.w) - w
-        m = self.beta1 * state.m + (1 - self.beta1) * D
+        m = D if state.m is None else self.beta1 * state.m + (1 - self.beta1) * D
         v = self.second_moment(state.v, D)
-        return w + self.server_lr * m / (v.sqrt() + self.tau), ServerState(m, v)
+        step = self.server_lr * m / (v.sqrt() + self.tau)
+        return w + step, ServerState(None if state.m is None else m, v)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from flwr.app import ArrayRecord
 
 from fedaccord.strategies.base import (
     Client,
@@ -103,7 +104,6 @@ class FedPD(FederatedStrategy):
                 f"{self.fraction_train:g} with sampling={self.sampling}; set fraction-train=1, or "
                 "take fedadmm, feddyn or afedpd, which allow partial participation"
             )
-
         if self.local_init == "own" and any(
             type(p).__name__ == "RelaxedInit" for p in self.plugins
         ):
@@ -114,6 +114,16 @@ class FedPD(FederatedStrategy):
 
     def rule(self) -> LocalRule:
         return FedPDClient(self.rho, self.p, self.local_init, self.seed)
+
+    def _initialise(self, initial_arrays: ArrayRecord) -> None:
+        for t, cohort in enumerate(self.participation or ()):
+            if missing := sorted(set(range(self.num_clients)) - set(cohort)):
+                raise ValueError(
+                    f"participation: fedpd expects all {self.num_clients} clients in every round, "
+                    f"got round {t + 1} without {missing}; take fedadmm, feddyn or afedpd"
+                )
+        self.min_replies = self.num_clients  # a round that lost a reply does not count
+        super()._initialise(initial_arrays)
 
     def broadcast(self, w: Vector, state: Any, client: Client) -> Down:
         silent = client.round > 0 and is_silent(self.p, self.seed, client.round - 1)

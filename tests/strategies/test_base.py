@@ -13,7 +13,7 @@ from torch import nn
 
 from fedaccord import records, train_locally
 from fedaccord.engine import InProcessGrid
-from fedaccord.strategies import AFedPD, FedAvg, RelaxedInit, Scaffold
+from fedaccord.strategies import AFedPD, FedAvg, FedPD, RelaxedInit, Scaffold
 from fedaccord.strategies.base import FederationError, Round
 from tests.federation import half_square, linear, run
 from tests.reference.problem import LeastSquares
@@ -373,3 +373,13 @@ def test_a_beta_above_the_theory_is_a_warning(
     monkeypatch.setattr(logging.getLogger("flwr"), "warning", lambda text, *_: lines.append(text))
     FedAvg(plugins=(RelaxedInit(beta=beta),)).summary()
     assert any("sqrt(6)/24" in line for line in lines) == warned
+
+
+def test_fedpd_refuses_a_schedule_that_leaves_a_client_out() -> None:
+    with pytest.raises(ValueError, match=r"got round 2 without \[4, 5\]"):
+        run(FedPD(fraction_train=1.0), LEAST_SQUARES, W0, [range(6), range(4)], local_steps=2)
+
+
+def test_fedpd_does_not_count_a_round_that_lost_a_reply() -> None:
+    with pytest.raises(FederationError, match="fewer than 6 good replies"):
+        federation(strategy(FedPD, max_failed_rounds=1), 2, raising)

@@ -55,6 +55,7 @@ METHODS: list[Case] = [
     (S.FedAvgM, fedavgm, {"beta": 0.6, "server_lr": 0.8}, {}, []),
     (S.FedAdam, fedadam, {"tau": 0.1, "beta2": 0.9}, {}, []),
     (S.FedYogi, fedyogi, {"tau": 0.1, "beta2": 0.9, "v0": 0.2}, {"v_0": 0.2}, []),
+    (S.FedAdagrad, fedadagrad, {"tau": 0.1}, {}, []),
     (S.FedAdagrad, fedadagrad, {"tau": 0.1, "beta1": 0.3}, {}, []),
     (S.FedNova, fednova, {"server_lr": 0.9}, {}, []),
     (S.FedCM, fedcm, {"alpha": 0.3, "server_lr": 0.9}, {}, []),
