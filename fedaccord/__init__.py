@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedaccord.client_app import train_locally
+    from fedaccord.client_app import evaluate_locally, train_locally
     from fedaccord.engine import simulate
 
-__all__ = ["simulate", "train_locally"]
+__all__ = ["evaluate_locally", "simulate", "train_locally"]
 
 
 def __getattr__(name: str) -> Any:
@@ -15,8 +15,8 @@ def __getattr__(name: str) -> Any:
         from fedaccord.engine import simulate
 
         return simulate
-    if name == "train_locally":
-        from fedaccord.client_app import train_locally
+    if name in ("evaluate_locally", "train_locally"):
+        from fedaccord import client_app
 
-        return train_locally
+        return getattr(client_app, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from fedaccord.config import RunConfig
     from fedaccord.strategies.base import Cost, Round
 
-PATHS = ("data-dir", "partition-file", "out-dir")  # keys that hold a path
+PATHS = ("data-dir", "partition-file", "out-dir", "gossip.file")  # keys that hold a path
+SHOWN = {"train-loss": "{:.4f}", "test-accuracy": "{:.2%}", "personal-accuracy": "{:.2%}"}
+MORE = {  # evaluations that only some runs have
+    "personal-accuracy": "accuracy of personal models",
+    "test-accuracy-nodes": "test accuracy of the nodes",
+    "train-accuracy": "train accuracy",
+    "generalisation-gap": "generalisation gap",
+}
 WIDE = 1000  # columns where no terminal limits them: a table keeps a line a row
 
 
@@ -185,7 +192,8 @@ class _Display:
         self.heading = heading  # lines to show once the run has begun
         self.begun = False
         self.rounds = settings.num_server_rounds
-        share: float = settings.strategy["fraction_train"]
+        everyone = settings.build_strategy().gossip
+        share: float = 1.0 if everyone else settings.strategy["fraction_train"]
         self.cohort = max(1, round(share * settings.num_clients))
         self.number = self.replies = 0
         self.shown: dict[str, str] = {}  # the latest of each metric: not every round has all
@@ -206,7 +214,7 @@ class _Display:
             for line in self.heading:
                 self.bar.console.print(line, soft_wrap=True)
         self.number, self.replies = round.number, 0
-        for name, form in (("train-loss", "{:.4f}"), ("test-accuracy", "{:.2%}")):
+        for name, form in SHOWN.items():
             if name in round.metrics:
                 self.shown[name] = f"{name.replace('-', ' ')} {form.format(round.metrics[name])}"
         number, metrics = f"round {round.number}/{self.rounds}", "  ".join(self.shown.values())
@@ -250,8 +258,13 @@ def _summary_table(algo: str, summary: Mapping[str, Any]) -> Table:
             f"test accuracy, {what.replace('-', ' ')}", value(f"test-accuracy-{what}", "{:.2%}")
         )
     table.add_row("test loss, last", value("test-loss-last", "{:.4f}"))
+    for key, what in MORE.items():
+        if f"{key}-last" in summary:
+            table.add_row(f"{what}, last", value(f"{key}-last", "{:.2%}"))
     table.add_row("MB down", f"{summary['down-bytes'] / 1e6:.1f}")
     table.add_row("MB up", f"{summary['up-bytes'] / 1e6:.1f}")
+    if "peer-bytes" in summary:
+        table.add_row("MB between peers", f"{summary['peer-bytes'] / 1e6:.1f}")
     table.add_row("seconds", f"{summary['seconds']:.1f}")
     return table
 

@@ -16,6 +16,7 @@ from fedaccord.config import RunConfig
 from fedaccord.records import Order
 from fedaccord.strategies.base import LocalRule, Model, Plan, Work
 from fedaccord.task import Task, load_task
+from fedaccord.task.evaluation import evaluate
 from fedaccord.task.training import Batch, Loss, descend, gradient_at_w
 from fedaccord.task.vectors import FlatModel
 
@@ -50,6 +51,45 @@ def train_locally(
     return _local_round(message, context, order, flat, batches, loss, examples)
 
 
+def evaluate_locally(
+    message: Message,
+    context: Context,
+    *,
+    model: nn.Module,
+    batches: Iterable[Batch],
+    loss: Loss = F.cross_entropy,
+) -> Message:
+    """Loss and accuracy of the client's personal model, where its method has one, as the reply.
+
+    The model lies in ``context.state``, where `train_locally` left it. ``loss`` must be a mean over
+    its batch; ``batches`` are the client's own test samples.
+    Raises ValueError where the message is of another kind or the client has no such model.
+    """
+    order = records.read_order(message)
+    dtype = torch.float64 if order.precision == "float64" else torch.float32
+    return _local_test(message, context, order, FlatModel(model, dtype=dtype), batches, loss)
+
+
+def _local_test(
+    message: Message,
+    context: Context,
+    order: Order,
+    model: FlatModel,
+    batches: Iterable[Batch],
+    loss: Loss,
+) -> Message:
+    device, nothing = model.w.device, model.w.to("meta")
+    rule: LocalRule = records.loads(order.rule, LocalRule)
+    saved = records.load_state(context, rule.init(nothing, nothing))
+    w = rule.personal(saved[0]) if saved else None
+    if w is None:
+        raise ValueError("expected a client with a personal model, got one that has none")
+    counter = _Counter(batches, device)
+    found = evaluate(model, w.to(device), counter.one_pass(first=True), loss)
+    metrics = MetricRecord({"num-examples": counter.examples, **found})
+    return Message(RecordDict({records.METRICS: metrics}), reply_to=message)
+
+
 def _local_round(
     message: Message,
     context: Context,
@@ -73,7 +113,7 @@ def _local_round(
     w_0 = rule.start(down, state)
     model.w.copy_(w_0)
     counter = _Counter(batches, device)
-    plan = Plan(order.round, order.lr, order.weight_decay)
+    plan = Plan(order.round, order.lr, order.weight_decay, order.client, order.seed)
     oracle = rule.oracle(down, state, plan)
     done = descend(
         model,
@@ -150,7 +190,7 @@ class _Counter:
         self.device = device
         self.examples = 0
 
-    def _one_pass(self, first: bool) -> Iterator[Batch]:
+    def one_pass(self, first: bool) -> Iterator[Batch]:
         seen = False
         for inputs, targets in self.batches:
             seen = True
@@ -165,8 +205,8 @@ class _Counter:
 
     def steps(self, epochs: int, steps: int) -> Iterator[Batch]:
         if steps == 0:
-            return chain.from_iterable(self._one_pass(e == 0) for e in range(epochs))
-        return islice(chain.from_iterable(self._one_pass(e == 0) for e in self._epochs()), steps)
+            return chain.from_iterable(self.one_pass(e == 0) for e in range(epochs))
+        return islice(chain.from_iterable(self.one_pass(e == 0) for e in self._epochs()), steps)
 
     def _epochs(self) -> Iterator[int]:
         """0, 1, 2, ... as long as passes give batches."""
@@ -192,6 +232,14 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
         )
         examples = task.num_examples(order.client)
         return _local_round(message, context, order, model, batches, task.loss, examples)
+
+    @app.evaluate()
+    def test(message: Message, context: Context) -> Message:
+        task, order = task_of(context), records.read_order(message)
+        model = task.model(order.precision)
+        client = int(context.node_config[records.PARTITION_ID])  # type: ignore[arg-type]
+        batches = task.batches(task.client_test(client), model.w.dtype)
+        return _local_test(message, context, order, model, batches, task.loss)
 
     return app
 

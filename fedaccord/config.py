@@ -16,11 +16,13 @@ from fedaccord.strategies.base import (
     PlugIn,
     own_options,
 )
+from fedaccord.strategies.gossip import Gossip
 from fedaccord.strategies.options import check_option, option, options, range_text
 from fedaccord.task.datasets import DATASETS
 from fedaccord.task.models import MODELS
 
-AUTO = "auto"  # a plug-in's strength: what the method itself asks for, 0 (off) for most
+AUTO = "auto"  # of a plug-in: what the method itself asks for, which is off for most
+OFF = (0, "none")  # values of a plug-in's first option, its strength, that switch it off
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,9 @@ class RunConfig:
     model: str = option("mlp", "the model", choices=[*MODELS])
     stem: str = option(
         "imagenet", "resnet18: first layers as for ImageNet or CIFAR", choices=("imagenet", "cifar")
+    )
+    eval_train: bool = option(
+        False, "evaluate on the training samples too: train accuracy, generalisation gap"
     )
     device: str = option("auto", "auto (cuda where there is one), cpu, cuda, cuda:1, mps")
     threads: int = option(0, "CPU threads of PyTorch in each process; 0: its own choice", low=0)
@@ -92,15 +97,11 @@ class RunConfig:
         """The configured strategy; ``more``: its arguments that are no options."""
         kind = METHODS[self.algo]
         own = {type(p): p for p in _default_plugins(kind)}
-        plugins: list[PlugIn] = []
+        plugins: list[PlugIn | Gossip] = []
         for name, plugin_kind in PLUGINS.items():
-            values = dict(self.plugins[name])
+            values = {key: value for key, value in self.plugins[name].items() if value != AUTO}
             strength = options(plugin_kind)[0].name
-            if values[strength] == AUTO:
-                if plugin_kind not in own:
-                    continue
-                values[strength] = getattr(own[plugin_kind], strength)
-            elif values[strength] == 0:
+            if values[strength] in OFF if strength in values else plugin_kind not in own:
                 continue
             plugins.append(replace(own.get(plugin_kind, plugin_kind()), **values))
         return kind(**self.strategy, **self.method, plugins=tuple(plugins), **more)
@@ -108,11 +109,11 @@ class RunConfig:
     def task(self) -> dict[str, Any]:
         """The arguments of `fedaccord.task.load_task`."""
         names = [f.name for f in _app_options()]
-        names = names[names.index("dataset") : names.index("threads")]
+        names = [*names[names.index("dataset") : names.index("eval_train")], "device"]
         return {name: getattr(self, name) for name in names} | {"seed": self.strategy["seed"]}
 
 
-def _default_plugins(kind: type[FederatedStrategy]) -> tuple[PlugIn, ...]:
+def _default_plugins(kind: type[FederatedStrategy]) -> tuple[PlugIn | Gossip, ...]:
     field = next(f for f in fields(kind) if f.name == "plugins")
     return field.default  # type: ignore[return-value]
 
@@ -133,11 +134,7 @@ def defaults() -> dict[str, Any]:
 
 
 def default(field: "Field[Any]") -> Any:
-    return AUTO if _is_strength(field) else field.default
-
-
-def _is_strength(field: "Field[Any]") -> bool:
-    return any(options(plugin)[0] is field for plugin in PLUGINS.values())
+    return AUTO if field.metadata["auto"] else field.default
 
 
 def _app_options() -> "list[Field[Any]]":
@@ -145,7 +142,7 @@ def _app_options() -> "list[Field[Any]]":
 
 
 def _check(key: str, value: Any, field: "Field[Any]") -> Any:
-    if _is_strength(field) and value == AUTO:
+    if field.metadata["auto"] and value == AUTO:
         return value
     choices = field.metadata["choices"]
     if choices and isinstance(value, str) and value not in choices:

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pandas as pd
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -110,7 +110,8 @@ class InProcessGrid(Grid):
             reason = f"{type(error).__name__}: {error}"
             reply = Message(Error(code=2, reason=reason), reply_to=message)
         _stamp(reply)
-        if self._on_client and not records.is_hello(message):
+        training = message.metadata.message_type == MessageType.TRAIN
+        if self._on_client and training and not records.is_hello(message):
             self._on_client(context.node_id - FIRST_NODE)
         return reply
 
@@ -154,8 +155,9 @@ class History(NamedTuple):
     metrics: pd.DataFrame  # a row a round, number 0 before the first
     model: dict[str, Tensor]  # the headline model under its parameter names
     clients: list[Any]  # every client's last ClientState; None: never active
-    weights: Tensor | None  # (T+1, d) w^t that round t broadcasts; with record="weights"
-    averages: Tensor | None  # (T+1, d) mean of the uploaded models; row 0: w^0
+    weights: Tensor | None  # (T+1, d) w^t that round t broadcasts; with record="weights";
+    # under gossip (T+1, C, d), a row per node
+    averages: Tensor | None  # (T+1, d) mean of the uploaded models, or of the nodes; row 0: w^0
     states: list[list[Any]] | None  # every client's state after every round; row 0: all None
 
 
@@ -217,7 +219,7 @@ def simulate(
     strategy.on_round = recorder
     initial = server_app.initial_arrays(task, strategy.precision)
     with quiet():
-        server_app.start(strategy, grid, initial, task, rounds)
+        server_app.start(strategy, grid, initial, task, rounds, config.eval_train)
     return recorder.history()
 
 

@@ -25,6 +25,10 @@ from torch import Tensor
 
 PACKAGES = ("fedaccord", "flwr", "torch", "torchvision", "numpy")
 WINDOW = 10  # last evaluations behind the window mean
+EVALUATED = (
+    *("test-accuracy", "test-loss", "personal-accuracy", "test-accuracy-nodes"),
+    *("train-accuracy", "generalisation-gap"),
+)
 
 
 def place(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
@@ -91,14 +95,16 @@ class RunDirectory:
         """``status``: running, completed, interrupted or failed."""
         summary: dict[str, Any] = {"status": status, "rounds": max(len(self._rows) - 1, 0)}
         summary["seconds"] = round(time.time() - self._began, 3)
-        for key in ("test-accuracy", "test-loss"):
+        for key in EVALUATED:
             seen = [row[key] for row in self._rows if key in row]
             if seen:
                 summary[f"{key}-last"] = seen[-1]
+            if seen and key != "generalisation-gap":
                 summary[f"{key}-mean-of-last-{WINDOW}"] = sum(seen[-WINDOW:]) / len(seen[-WINDOW:])
-                summary[f"{key}-best"] = max(seen) if key == "test-accuracy" else min(seen)
-        for key in ("down-bytes", "up-bytes"):
-            summary[key] = sum(row.get(key, 0) for row in self._rows)
+                summary[f"{key}-best"] = max(seen) if "accuracy" in key else min(seen)
+        for key in ("down-bytes", "up-bytes", "peer-bytes"):
+            if any(key in row for row in self._rows) or key != "peer-bytes":
+                summary[key] = sum(row.get(key, 0) for row in self._rows)
         text = json.dumps({key: _json(value) for key, value in (summary | more).items()}, indent=2)
         self._write("summary.json", text.encode())
 

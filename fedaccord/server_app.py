@@ -58,7 +58,7 @@ def run(
     log.info("run directory: %s", directory.path)
     status = "failed"
     try:
-        start(strategy, grid, initial, task, config.num_server_rounds)
+        start(strategy, grid, initial, task, config.num_server_rounds, config.eval_train)
         status = "completed"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -66,22 +66,40 @@ def run(
     finally:
         arrays = strategy.current() or initial
         directory.save_model({name: records.to_tensor(array) for name, array in arrays.items()})
-        directory.summarise(status, **facts)
+        directory.summarise(status, **facts, **strategy.facts)
         log.info("run %s: %s", status, directory.path)
     return directory
 
 
 def start(
-    strategy: FederatedStrategy, grid: Grid, initial: ArrayRecord, task: Task, num_rounds: int
+    strategy: FederatedStrategy,
+    grid: Grid,
+    initial: ArrayRecord,
+    task: Task,
+    num_rounds: int,
+    eval_train: bool = False,
 ) -> Result:
-    """Run ``strategy`` with the task's test samples as its evaluation."""
+    """Run ``strategy`` with the task's test samples as its evaluation.
+
+    ``eval_train``: evaluate the headline model on the training samples too; generalisation-gap is
+    its train accuracy less its test accuracy, both in [0, 1].
+    """
     layout = task.model(strategy.precision)
 
-    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
-        pieces = [records.to_tensor(arrays[name]).reshape(-1) for name in layout.names]
-        found: Mapping[str, float] = task.evaluate(torch.cat(pieces))
-        return MetricRecord(dict(found))
+    def vector(arrays: ArrayRecord) -> torch.Tensor:
+        return torch.cat([records.to_tensor(arrays[name]).reshape(-1) for name in layout.names])
 
+    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord(dict(task.evaluate(vector(arrays))))
+
+    def evaluate_train(arrays: ArrayRecord, found: Mapping[str, float]) -> Mapping[str, float]:
+        train = task.evaluate_train(vector(arrays))
+        if "train-accuracy" in train and "test-accuracy" in found:
+            train["generalisation-gap"] = train["train-accuracy"] - found["test-accuracy"]
+        return train
+
+    if eval_train:
+        strategy.evaluate_headline_fn = evaluate_train
     return strategy.start(grid, initial, num_rounds, evaluate_fn=evaluate)
 
 

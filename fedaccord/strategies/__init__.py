@@ -3,6 +3,12 @@
 from fedaccord.strategies.afedpd import AFedPD
 from fedaccord.strategies.afedpdsam import AFedPDSAM
 from fedaccord.strategies.base import FederatedStrategy, PlugIn
+from fedaccord.strategies.dfedavg import DFedAvg
+from fedaccord.strategies.dfedavgm import DFedAvgM
+from fedaccord.strategies.dfedsam import DFedSAM
+from fedaccord.strategies.dfedsam_mgs import DFedSAMMGS
+from fedaccord.strategies.dispfl import DisPFL
+from fedaccord.strategies.dpsgd import DPSGD
 from fedaccord.strategies.fedadagrad import FedAdagrad
 from fedaccord.strategies.fedadam import FedAdam
 from fedaccord.strategies.fedadmm import FedADMM
@@ -21,6 +27,7 @@ from fedaccord.strategies.fedsam import FedSAM
 from fedaccord.strategies.fedsmoo import FedSMOO
 from fedaccord.strategies.fedspeed import FedSpeed
 from fedaccord.strategies.fedyogi import FedYogi
+from fedaccord.strategies.gossip import Gossip
 from fedaccord.strategies.mofedsam import MoFedSAM
 from fedaccord.strategies.relaxed_init import RelaxedInit
 from fedaccord.strategies.sam import SAM
@@ -49,19 +56,32 @@ METHODS: dict[str, type[FederatedStrategy]] = {
     "fedsmoo": FedSMOO,
     "afedpd": AFedPD,
     "afedpdsam": AFedPDSAM,
+    "dpsgd": DPSGD,
+    "dfedavg": DFedAvg,
+    "dfedavgm": DFedAvgM,
+    "dfedsam": DFedSAM,
+    "dfedsam-mgs": DFedSAMMGS,
+    "dispfl": DisPFL,
 }
 
-PLUGINS: dict[str, type[PlugIn]] = {
+PLUGINS: dict[str, type[PlugIn] | type[Gossip]] = {
     "relaxed-init": RelaxedInit,
     "sam": SAM,
+    "gossip": Gossip,
 }
 
 __all__ = [
+    "DPSGD",
     "METHODS",
     "PLUGINS",
     "SAM",
     "AFedPD",
     "AFedPDSAM",
+    "DFedAvg",
+    "DFedAvgM",
+    "DFedSAM",
+    "DFedSAMMGS",
+    "DisPFL",
     "FedADMM",
     "FedAdagrad",
     "FedAdam",
@@ -81,6 +101,7 @@ __all__ = [
     "FedSpeed",
     "FedYogi",
     "FederatedStrategy",
+    "Gossip",
     "MoFedSAM",
     "RelaxedInit",
     "Scaffold",

@@ -16,7 +16,7 @@ was last seen, never one vector per client.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -80,6 +80,8 @@ class AFedPD(FederatedStrategy):
         server=2,
         note="down 1 where nothing was missed; server +1 per round in which a client was last seen",
     )
+
+    refuses: ClassVar = {"Gossip": "no node is absent, and then it is feddyn; take that"}
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)
 

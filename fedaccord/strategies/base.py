@@ -5,8 +5,9 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean, pstdev
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -15,6 +16,14 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedaccord import records
+from fedaccord.strategies.gossip import (
+    Gossip,
+    Network,
+    among,
+    consensus_distance,
+    parts,
+    spectral_gap,
+)
 from fedaccord.strategies.options import check_option, option, options
 
 log = logging.getLogger("flwr")
@@ -55,6 +64,8 @@ class Plan(NamedTuple):
     round: int  # t
     lr: float  # eta_t
     weight_decay: float
+    client: int
+    seed: int
 
 
 class Work(NamedTuple):
@@ -103,6 +114,10 @@ class LocalRule:
         """The reply and the client's next state."""
         return Model(w_K), state
 
+    def personal(self, state: Any) -> Vector | None:
+        """The client's own model, evaluated on its own test samples; None: it has none."""
+        return None
+
 
 @dataclass(frozen=True)
 class PlugIn(LocalRule):
@@ -140,6 +155,9 @@ class PlugIn(LocalRule):
 
     def finish(self, w_K: Vector, down: Any, state: Any, work: Work) -> tuple[Any, Any]:
         return self.rule.finish(w_K, down, self.base(state), work)
+
+    def personal(self, state: Any) -> Vector | None:
+        return self.rule.personal(self.base(state))
 
 
 # --- the server half ------------------------------------------------------------------------------
@@ -195,12 +213,41 @@ class Cohort:
         """The plain sum over the active clients."""
         return self._sum(xs, [1.0] * len(xs))
 
+    def received(self, w: Vector) -> Sequence[Vector]:
+        """The broadcast model as each active client received it."""
+        return [w] * len(self.clients)
+
     @staticmethod
     def _sum(xs: Sequence[Vector] | Vector, weights: Sequence[float]) -> Vector:
         total = weights[0] * xs[0]
         for weight, x in zip(weights[1:], xs[1:], strict=True):
             total.add_(x, alpha=weight)
         return total
+
+
+class Nodes(Cohort):
+    """The nodes of a decentralised round, each of them a server whose one client is itself.
+
+    So a mean is a vector per node, (m, d), and gossip mixes it afterwards.
+    """
+
+    @property
+    def participation(self) -> float:
+        return 1.0
+
+    def mean(self, xs: Sequence[Vector] | Vector) -> Vector:
+        return xs if isinstance(xs, torch.Tensor) else torch.stack(tuple(xs))
+
+    def sum(self, xs: Sequence[Vector] | Vector) -> Vector:
+        return self.mean(xs)
+
+    def received(self, w: Vector) -> Sequence[Vector]:
+        return list(w)
+
+
+def each(state: Any, change: Callable[[Vector], Vector]) -> Any:
+    """A NamedTuple of vectors with every one of them changed."""
+    return type(state)(*(None if v is None else change(v) for v in state))
 
 
 class Cost(NamedTuple):
@@ -218,8 +265,9 @@ class Round(NamedTuple):
     """What is known at the end of a round; number 0 is the state before the first."""
 
     number: int  # t + 1
-    w: Vector  # w^{t+1}, the model that the next round broadcasts
-    w_bar: Vector  # mean of the accepted local models; w^{t+1} where they are not sent
+    w: Vector  # w^{t+1}, the model that the next round broadcasts; (m, d) under gossip
+    w_bar: Vector  # mean of the accepted local models; w^{t+1} where they are not sent;
+    # under gossip the mean of the nodes' w^{t+1}
     metrics: dict[str, float]
     clients: list[dict[str, Any]]  # a row per asked client
 
@@ -271,9 +319,13 @@ class FederatedStrategy(Strategy, ABC):
         choices=("float32", "float64", "bfloat16"),
     )
 
-    plugins: tuple[PlugIn, ...] = ()  # outermost last
+    plugins: tuple[PlugIn | Gossip, ...] = ()  # outermost last
     participation: Sequence[Sequence[int]] | None = None  # explicit cohorts, one per round
     on_round: Callable[[Round], None] | None = None
+    # (headline model, its metrics so far) -> more metrics of it
+    evaluate_headline_fn: (
+        Callable[[ArrayRecord, Mapping[str, float]], Mapping[str, float]] | None
+    ) = None
 
     def __post_init__(self) -> None:
         for field in options(type(self)):
@@ -285,9 +337,17 @@ class FederatedStrategy(Strategy, ABC):
                 raise ValueError(
                     f"{type(self).__name__} cannot take {type(plugin).__name__}: {why}"
                 )
+        if self.gossip and self.weighting != "uniform":
+            raise ValueError(
+                f"weighting: expected uniform with gossip, got {self.weighting!r}: the mixing "
+                "matrix weighs the nodes"
+            )
         self._nodes: dict[int, int] = {}  # client id -> node id, of the connected clients
         self._asked: set[int] = set()  # node ids that were asked who they are
         self._sent: dict[int, Message] = {}  # client id -> this round's message
+        self.num_rounds = 0  # T
+        self._layout: dict[str, torch.Size] = {}  # shapes of the parameters by name
+        self.facts: dict[str, Any] = {}  # of the run, for its summary
         self.state: Any = None
         self._w = self._w_0 = torch.empty(0)
 
@@ -312,8 +372,16 @@ class FederatedStrategy(Strategy, ABC):
         ups: the replies' NamedTuple with a tuple of vectors, one per client, in every field.
         """
 
+    def aggregate_nodes(
+        self, w: Vector, ups: Any, state: Any, cohort: Nodes, network: Network
+    ) -> tuple[Vector, Any]:
+        """`aggregate` under gossip: models and memory of every node, (m, d), by its own reply,
+        then mixed."""
+        w, state = self.aggregate(w, ups, state, cohort)
+        return network.mix(w), each(state, network.mix)
+
     def headline(self, w: Vector, state: Any) -> Vector:
-        """The model that is evaluated, saved and returned."""
+        """The model that is evaluated, saved and returned; under gossip, the mean of these."""
         return w
 
     # Flower's Strategy
@@ -321,7 +389,7 @@ class FederatedStrategy(Strategy, ABC):
     def summary(self) -> None:
         log.info("%s, client half %s", type(self).__name__, self.client_rule())
         for plugin in self.plugins:
-            if advice := plugin.advice():
+            if isinstance(plugin, PlugIn) and (advice := plugin.advice()):
                 log.warning(advice)
 
     def configure_train(
@@ -349,32 +417,36 @@ class FederatedStrategy(Strategy, ABC):
         good, rows = self._accept(t, replies)
         if len(good) < self.min_replies:
             self._fail(server_round, len(good))
-            self._last = Round(server_round, self._w, self._w, {"replies": len(good)}, rows)
+            self._last = Round(server_round, self._w, self._average(), {"replies": len(good)}, rows)
             return None, None
         self._failed_rounds = 0
         for i in good:
             self._last_rounds[i] = t
         if len(self._last_rounds) == self.num_clients:
             self._w_0 = torch.empty(0)  # no client is left to be sent it
-        cohort = Cohort(
+        cohort = (Nodes if self.gossip else Cohort)(
             list(good),
             [m["num-examples"] if self.weighting == "examples" else 1.0 for _, m in good.values()],
             round=t,
-            num_clients=self.num_clients,
+            num_clients=1 if self.gossip else self.num_clients,
             last_rounds=frozenset(self._last_rounds.values()),
             steps=[int(m["steps"]) for _, m in good.values()],
             lr=self.lr * self.lr_decay**t,
         )
         kind = type(next(iter(good.values()))[0])
         ups = kind(*zip(*(up for up, _ in good.values()), strict=True))
-        self._w, self.state = self.aggregate(self._w, ups, self.state, cohort)
         metrics = self._metrics([m for _, m in good.values()], rows)
-        w_bar = self._w
-        if "w" in ups._fields:
-            w_bar = cohort.mean(ups.w)
-            metrics |= self._drift(ups.w, w_bar)
+        if isinstance(cohort, Nodes):
+            metrics |= self._gossip(ups, cohort)
+            w_bar = self._average()
+        else:
+            self._w, self.state = self.aggregate(self._w, ups, self.state, cohort)
+            w_bar = self._w
+            if "w" in ups._fields:
+                w_bar = cohort.mean(ups.w)
+                metrics |= self._drift(ups.w, w_bar)
         self._last = Round(server_round, self._w, w_bar, metrics, rows)
-        return self.arrays(self.headline(self._w, self.state)), MetricRecord(dict(metrics))
+        return self.arrays(self._headline()), MetricRecord(dict(metrics))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -410,12 +482,13 @@ class FederatedStrategy(Strategy, ABC):
                 f"participation: expected a cohort for each of {num_rounds} rounds, "
                 f"got {len(self.participation)}"
             )
+        self.num_rounds = num_rounds
         self.summary()
         result = Result(arrays=initial_arrays)
         self._connect(grid)
         self._initialise(initial_arrays)
-        self._last = Round(0, self._w, self._w, {}, [])
-        self._report(result, evaluate_fn, num_rounds)
+        self._last = Round(0, self._w, self._average(), {}, [])
+        self._report(result, evaluate_fn, grid)
         for server_round in range(1, num_rounds + 1):
             began = time.perf_counter()
             config = ConfigRecord(dict(train_config or {}))
@@ -427,16 +500,23 @@ class FederatedStrategy(Strategy, ABC):
                 result.arrays = arrays
                 result.train_metrics_clientapp[server_round] = metrics
             self._last.metrics["seconds"] = time.perf_counter() - began
-            self._report(result, evaluate_fn, num_rounds)
+            self._report(result, evaluate_fn, grid)
         return result
 
     # before round 1
+
+    @property
+    def gossip(self) -> Gossip | None:
+        """How the nodes of a decentralised federation average; None: there is a server."""
+        found = (p for p in self.plugins if isinstance(p, Gossip) and p.topology != "none")
+        return next(found, None)
 
     def client_rule(self) -> LocalRule:
         """The method's rule inside its plug-ins."""
         rule = self.rule()
         for plugin in self.plugins:
-            rule = replace(plugin, rule=rule)
+            if isinstance(plugin, PlugIn):
+                rule = replace(plugin, rule=rule)
         return rule
 
     def arrays(self, vector: Vector) -> ArrayRecord:
@@ -449,12 +529,19 @@ class FederatedStrategy(Strategy, ABC):
         """The headline model as it is now; None before `start`."""
         if self.state is None:
             return None
-        return self.arrays(self.headline(self._w, self.state))
+        return self.arrays(self._headline())
+
+    def _headline(self) -> Vector:
+        w = self.headline(self._w, self.state)
+        return w.mean(0) if self.gossip else w
+
+    def _average(self) -> Vector:
+        """The mean of the nodes' models; without gossip the broadcast model."""
+        return self._w.mean(0) if self.gossip else self._w
 
     def client_state_like(self) -> Any:
         """A client's state with vectors that hold nothing: its structure."""
-        w = self._w.to("meta")
-        return self._rule.init(w, w)
+        return self._rule.init(self._like, self._like)
 
     def _initialise(self, initial_arrays: ArrayRecord) -> None:
         tensors = {name: records.to_tensor(array) for name, array in initial_arrays.items()}
@@ -466,12 +553,23 @@ class FederatedStrategy(Strategy, ABC):
         dtype = torch.float64 if self.precision == "float64" else torch.float32
         self._layout = {name: x.shape for name, x in tensors.items()}
         self._w = torch.cat([x.reshape(-1).to(dtype) for x in tensors.values()])
-        self._w_0 = self._w
+        self._w_0, self._like = self._w, self._w.to("meta")
         self.state = self.init(self._w)
+        if self.gossip:
+            self.facts["gossip"] = self.gossip.begin(self.num_clients, self.seed)
+            log.info("gossip: %s", ", ".join(f"{k} {v}" for k, v in self.facts["gossip"].items()))
+            self._w, self.state = (
+                self._by_node(self._w),
+                each(self.state, self._by_node),
+            )
         self._rule = self.client_rule()
         self._rule_text = records.dumps(self._rule)
         self._last_rounds: dict[int, int] = {}
         self._failed_rounds = 0
+
+    def _by_node(self, v: Vector) -> Vector:
+        """(m, d): the same vector for every node."""
+        return v.expand(self.num_clients, -1)
 
     def _connect(self, grid: Grid) -> None:
         """Wait until every client has said who it is."""
@@ -489,8 +587,7 @@ class FederatedStrategy(Strategy, ABC):
                 )
             if len(self._nodes) < (self.num_clients or 1):
                 time.sleep(0.1)
-        size = max(1, round(self.fraction_train * self.num_clients))
-        log.info("%d clients connected, %d a round", self.num_clients, size)
+        log.info("%d clients connected, %d a round", self.num_clients, self._cohort_size())
         if self.num_clients == FLOWERS_DEFAULT:
             log.info("for more simulated clients: flwr run . --federation-config %s", MORE_CLIENTS)
 
@@ -536,6 +633,11 @@ class FederatedStrategy(Strategy, ABC):
 
     # a round
 
+    def _cohort_size(self) -> int:
+        if self.gossip:  # every node trains in every round
+            return self.num_clients
+        return max(1, round(self.fraction_train * self.num_clients))
+
     def _draw(self, t: int) -> list[int]:
         """The active clients of round t, by a generator of (seed, t) over the sorted clients."""
         clients = sorted(self._nodes)
@@ -546,14 +648,15 @@ class FederatedStrategy(Strategy, ABC):
                     f"participation: expected clients 0..{self.num_clients - 1}, got {wanted}"
                 )
             return [i for i in wanted if i in self._nodes]
+        if self.gossip:
+            return clients
         generator = random.Random(f"cohort {self.seed} {t}")
         if self.sampling == "bernoulli":
             drawn: list[int] = []
             while clients and not drawn:
                 drawn = [i for i in clients if generator.random() < self.fraction_train]
             return drawn
-        size = max(1, round(self.fraction_train * self.num_clients))
-        return sorted(generator.sample(clients, min(size, len(clients))))
+        return sorted(generator.sample(clients, min(self._cohort_size(), len(clients))))
 
     def _order(self, t: int) -> records.Order:
         return records.Order(
@@ -575,7 +678,10 @@ class FederatedStrategy(Strategy, ABC):
     def _message(self, i: int, order: records.Order, config: ConfigRecord) -> Message:
         last_round = self._last_rounds.get(i, -1)
         order = order._replace(client=i, last_round=last_round)
-        down = self.broadcast(self._w, self.state, Client(i, order.round, last_round))
+        w, state = self._w, self.state
+        if self.gossip:
+            w, state = w[i], each(state, lambda v: v[i])
+        down = self.broadcast(w, state, Client(i, order.round, last_round))
         content = RecordDict(
             {records.DOWN: records.pack(down), records.CONFIG: records.write_order(order, config)}
         )
@@ -617,7 +723,7 @@ class FederatedStrategy(Strategy, ABC):
                 f"{', '.join(sorted(needed))}, got {sorted(reply.content)}"
             )
         try:
-            up = records.unpack(self._rule.sends, arrays[records.UP], like=self._w)
+            up = records.unpack(self._rule.sends, arrays[records.UP], like=self._like)
         except ValueError as error:
             return str(error)
         examples = numbers["num-examples"]
@@ -627,7 +733,7 @@ class FederatedStrategy(Strategy, ABC):
             if vector is not None and not torch.isfinite(vector).all():
                 return f"expected finite numbers, got NaN or Inf in {name!r}"
         elements, up_bytes = records.size(arrays[records.UP])
-        return up, {**numbers, "up-vectors": elements / self._w.numel(), "up-bytes": up_bytes}  # type: ignore[dict-item]
+        return up, {**numbers, "up-vectors": elements / self._like.numel(), "up-bytes": up_bytes}  # type: ignore[dict-item]
 
     def _fail(self, server_round: int, replies: int) -> None:
         self._failed_rounds += 1
@@ -657,10 +763,46 @@ class FederatedStrategy(Strategy, ABC):
             "train-loss": sum(losses) / sum(weights),
             "replies": len(replies),
             "dropped": len(rows) - len(replies),
-            "down-vectors": sum(n for n, _ in down) / self._w.numel(),
+            "down-vectors": sum(n for n, _ in down) / self._like.numel(),
             "down-bytes": sum(b for _, b in down),
             "up-vectors": sum(m["up-vectors"] for m in replies),
             "up-bytes": sum(m["up-bytes"] for m in replies),
+        }
+
+    def _gossip(self, ups: Any, cohort: Nodes) -> dict[str, float]:
+        """Move every node by its own reply, and mix; what that did to consensus, what it took."""
+        assert self.gossip
+        nodes, t, found = cohort.clients, cohort.round, {}
+        W = self.gossip.matrix(self.num_clients, t, self.seed)
+        absent = sorted(set(range(self.num_clients)) - set(nodes))
+        if absent:
+            W = among(W, nodes)
+            log.warning(
+                "round %d: nodes %s did not answer and keep their models; the others mix over what "
+                "is left of the graph, in %d part(s)",
+                *(t + 1, absent, len(parts(W))),
+            )
+        network = Network(W, self.gossip.steps)
+        if "w" in ups._fields:
+            found["consensus-before"] = consensus_distance(ups.w)
+
+        def present(v: Vector) -> Vector:
+            return v[nodes] if absent else v
+
+        def put_back(v: Vector, before: Vector) -> Vector:
+            return before.clone().index_copy_(0, torch.tensor(nodes), v) if absent else v
+
+        w, state = self.aggregate_nodes(
+            present(self._w), ups, each(self.state, present), cohort, network
+        )
+        self._w = put_back(w, self._w)
+        pairs = zip(state, self.state, strict=True)
+        self.state = type(state)(*(v if v is None else put_back(v, old) for v, old in pairs))
+        return found | {
+            "consensus-after": consensus_distance(self._w),
+            "spectral-gap": spectral_gap(W),
+            "peer-vectors": network.sent,
+            "peer-bytes": round(network.sent * self._like.numel() * self._like.element_size()),
         }
 
     def _drift(self, locals: Sequence[Vector], w_bar: Vector) -> dict[str, float]:
@@ -675,23 +817,61 @@ class FederatedStrategy(Strategy, ABC):
         self,
         result: Result,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
-        num_rounds: int,
+        grid: Grid,
     ) -> None:
         """Evaluate where it is due, and hand the round on."""
         number, found = self._last.number, {}
-        if evaluate_fn and (number % self.eval_every == 0 or number == num_rounds):
-            headline = self.headline(self._w, self.state)
-            found = dict(evaluate_fn(number, self.arrays(headline)) or {})
-            if headline is not self._w:
-                beside = dict(evaluate_fn(number, self.arrays(self._w)) or {})
-                found |= {f"{name}-broadcast": value for name, value in beside.items()}
-            result.evaluate_metrics_serverapp[number] = MetricRecord(found)
+        if number % self.eval_every == 0 or number == self.num_rounds:
+            found = self._evaluate(evaluate_fn, number) | self._evaluate_personal(grid)
+            if evaluate_fn:
+                result.evaluate_metrics_serverapp[number] = MetricRecord(found)
             self._last.metrics.update(found)  # type: ignore[arg-type]
         metrics = self._last.metrics
         text = ", ".join(f"{k} {v:.4g}" for k, v in metrics.items() if k in SHOWN or k in found)
-        log.info("[round %d/%d] %s", number, num_rounds, text)
+        log.info("[round %d/%d] %s", number, self.num_rounds, text)
         if self.on_round:
             self.on_round(self._last)
+
+    def _evaluate(
+        self, evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None, number: int
+    ) -> dict[str, Any]:
+        """Metrics of the headline model and, beside it, of the broadcast one or of the nodes'."""
+
+        def metrics(w: Vector) -> dict[str, Any]:
+            return dict(evaluate_fn(number, self.arrays(w)) or {}) if evaluate_fn else {}
+
+        headline = self._headline()
+        found = metrics(headline)
+        if self.evaluate_headline_fn:
+            found |= self.evaluate_headline_fn(self.arrays(headline), found)
+        if self.gossip:
+            if self.gossip.eval_nodes and number:  # at first all are the same
+                nodes = [metrics(w_i) for w_i in self.headline(self._w, self.state)]
+                for name in nodes[0]:
+                    values = [node[name] for node in nodes]
+                    found |= {f"{name}-nodes": fmean(values), f"{name}-nodes-std": pstdev(values)}
+        elif headline is not self._w:
+            found |= {f"{name}-broadcast": value for name, value in metrics(self._w).items()}
+        return found
+
+    def _evaluate_personal(self, grid: Grid) -> dict[str, Any]:
+        """Mean metrics of the clients' own models, where the method has such and clients answer."""
+        met = [i for i in self._last_rounds if i in self._nodes]
+        if not met or self._rule.personal(self.client_state_like()) is None:
+            return {}
+        order = records.write_order(self._order(self._last.number), {})
+        asked = [
+            Message(RecordDict({records.CONFIG: order}), self._nodes[i], MessageType.EVALUATE)
+            for i in sorted(met)
+        ]
+        found: list[Mapping[str, Any]] = []
+        for reply in grid.send_and_receive(asked, timeout=self.round_timeout):
+            if reply.has_error():
+                log.warning("personal models: %s", _last_line(reply.error.reason))
+            else:
+                found.append(reply.content.metric_records[records.METRICS])
+        names = [name for name in (found[0] if found else {}) if name != "num-examples"]
+        return {f"personal-{name}": fmean(row[name] for row in found) for name in names}
 
 
 def own_options(kind: "type[FederatedStrategy]") -> "list[dataclasses.Field[Any]]":

@@ -12,7 +12,7 @@ m starts at 0 and v at tau^2; there is no bias correction. Other code starts v a
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -31,6 +31,9 @@ class Adaptive(FederatedStrategy):
     """The server step that FedAdam, FedYogi and FedAdagrad share."""
 
     cost = Cost(down=1, up=1, gradients=1, client=0, server=3)
+    refuses: ClassVar = {
+        "Gossip": "its server step is not linear, so steps that are mixed are not its step"
+    }
 
     server_lr: float = option(0.1, "server rate; tried: 0.01, 0.05, 0.1, 1", above=0)
     beta1: float = option(0.9, "decay of the first moment", low=0, high=1)

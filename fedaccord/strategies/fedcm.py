@@ -87,11 +87,13 @@ class FedCM(FederatedStrategy):
     def aggregate(
         self, w: Vector, ups: Up, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
-        starts: Any = ups.w_0 or [None] * len(ups.w)
+        received = cohort.received(w)
+        sent: Any = ups.w_0 or received
+        starts = [w_i if w_0 is None else w_0 for w_i, w_0 in zip(received, sent, strict=True)]
         delta = cohort.mean(
             [
-                ((w if w_0 is None else w_0) - w_K) / (K_i * cohort.lr)
-                for w_K, w_0, K_i in zip(ups.w, starts, cohort.steps, strict=True)
+                (w_0 - w_K) / (K_i * cohort.lr)
+                for w_0, w_K, K_i in zip(starts, ups.w, cohort.steps, strict=True)
             ]
         )
         return torch.lerp(w, cohort.mean(ups.w), self.server_lr), ServerState(delta)

@@ -41,12 +41,12 @@ class Pair:
     def __call__(
         self, model: Any, at_point: Callable[[], Vector], clip: Callable[[], None]
     ) -> Vector:
-        w, g, (_, lr, weight_decay) = model.w, model.g, self.plan
+        w, g, lr = model.w, model.g, self.plan.lr
         self.y.copy_(w)
         w.copy_(self.v)
         at_point()
         clip()
-        torch.mul(self.v, 1 - lr * weight_decay, out=self.v_next).add_(g, alpha=-lr)
+        torch.mul(self.v, 1 - lr * self.plan.weight_decay, out=self.v_next).add_(g, alpha=-lr)
         w.copy_(self.y)
         loss = at_point()
         clip()
@@ -77,6 +77,9 @@ class FedDeperClient(LocalRule):
         self, w_K: Vector, down: Model, state: ClientState, work: Work
     ) -> tuple[Model, ClientState]:
         return Model(w_K), ClientState(v=torch.lerp(work.oracle.v, w_K, self.lam))
+
+    def personal(self, state: ClientState) -> Vector:
+        return state.v
 
 
 @dataclass(kw_only=True, eq=False)

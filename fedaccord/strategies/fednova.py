@@ -11,7 +11,7 @@ paper's a_i is K_i. With equal K_i this is FedAvg.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fedaccord.strategies.base import Cohort, FederatedStrategy, LocalRule, Model, Vector
 from fedaccord.strategies.fedavg import FedAvgClient
@@ -20,6 +20,8 @@ from fedaccord.strategies.options import option
 
 @dataclass(kw_only=True, eq=False)
 class FedNova(FederatedStrategy):
+    refuses: ClassVar = {"Gossip": "tau needs the steps of all clients; take dfedavg"}
+
     server_lr: float = option(1.0, "server rate", low=0)
 
     def rule(self) -> LocalRule:

@@ -15,7 +15,7 @@ rest of the family. The released code forms anchor_i with the old dual.
 
 import random
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from flwr.app import ArrayRecord
@@ -87,6 +87,8 @@ class FedPDClient(LocalRule):
 @dataclass(kw_only=True, eq=False)
 class FedPD(FederatedStrategy):
     cost = Cost(1, 1, 1, client=3, server=1, note="down and up times 1 - p")
+
+    refuses: ClassVar = {"Gossip": "all clients share one anchor; take fedadmm"}
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian, 1/eta of the paper", above=0)
     p: float = option(0.0, "probability that a round ends without communication", low=0, high=1)

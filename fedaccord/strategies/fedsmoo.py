@@ -105,7 +105,10 @@ class FedSMOOClient(LocalRule):
 @dataclass(kw_only=True, eq=False)
 class FedSMOO(FederatedStrategy):
     cost = Cost(down=2, up=2, gradients=2, client=2, server=3)
-    refuses: ClassVar = {"SAM": "it perturbs the model already, with its own radius"}
+    refuses: ClassVar = {
+        "SAM": "it perturbs the model already, with its own radius",
+        "Gossip": "its perturbation s is normalised by one server; take feddyn with sam.rho",
+    }
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)
     radius: float = option(0.1, "L2 radius of the ascent", low=0)

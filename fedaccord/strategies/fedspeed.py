@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedaccord.strategies.base import Cohort, Cost, FederatedStrategy, LocalRule, PlugIn, Vector
+from fedaccord.strategies.base import (
+    Cohort,
+    Cost,
+    FederatedStrategy,
+    LocalRule,
+    Nothing,
+    PlugIn,
+    Vector,
+)
 from fedaccord.strategies.fedadmm import FedADMMClient
 from fedaccord.strategies.feddyn import FedDynClient
 from fedaccord.strategies.options import option
@@ -30,7 +38,7 @@ class ServerState(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class FedSpeed(FederatedStrategy):
-    cost = Cost(1, 1, 2, client=1, server=2, note="variant paper: client 2")
+    cost = Cost(1, 1, 2, client=1, server=2, note="variant paper: client 2, server 1")
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian, 1/lambda of the paper", above=0)
     mix: float = option(1.0, "share of the ascended gradient, alpha of the paper", low=0, high=1)
@@ -46,12 +54,10 @@ class FedSpeed(FederatedStrategy):
             return FedADMMClient(self.rho, "active")
         return FedDynClient(self.rho)
 
-    def init(self, w: Vector) -> ServerState:
-        return ServerState(lam_bar=torch.zeros_like(w))
+    def init(self, w: Vector) -> Any:
+        return Nothing() if self.variant == "paper" else ServerState(torch.zeros_like(w))
 
-    def aggregate(
-        self, w: Vector, ups: Any, state: ServerState, cohort: Cohort
-    ) -> tuple[Vector, ServerState]:
+    def aggregate(self, w: Vector, ups: Any, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
         if self.variant == "paper":
             return cohort.mean(ups.w_hat), state
         w_bar = cohort.mean(ups.w)

@@ -14,13 +14,15 @@ def option(
     high: float | None = None,
     above: float | None = None,
     choices: Sequence[str] = (),
+    auto: bool = False,
 ) -> Any:
     """A dataclass field that is also a run-config key: its default, meaning and range.
 
-    low, high: inclusive bounds; above: an exclusive lower bound.
+    low, high: inclusive bounds; above: an exclusive lower bound; auto: a plug-in's option whose
+    run-config default is "auto", what the method itself asks for.
     """
     bounds = {"low": low, "high": high, "above": above, "choices": tuple(choices)}
-    return dataclasses.field(default=default, metadata={"doc": doc, **bounds})
+    return dataclasses.field(default=default, metadata={"doc": doc, "auto": auto, **bounds})
 
 
 def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:

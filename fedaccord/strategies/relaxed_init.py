@@ -32,7 +32,10 @@ class RelaxedState(NamedTuple):
 @dataclass(frozen=True)
 class RelaxedInit(PlugIn):
     beta: float = option(
-        0.1, "relaxation: start at w + beta (w - last local model); theory: below 0.102", low=-1
+        0.1,
+        "relaxation: start at w + beta (w - last local model); theory: below 0.102",
+        low=-1,
+        auto=True,
     )
     first_visit: str = option(
         "initial",

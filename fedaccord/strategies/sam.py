@@ -23,7 +23,7 @@ EPS = 1e-12  # keeps e at zero where g is
 
 @dataclass(frozen=True)
 class SAM(PlugIn):
-    rho: float = option(0.1, "L2 radius of the ascent", low=0)
+    rho: float = option(0.1, "L2 radius of the ascent", low=0, auto=True)
     mix: float = 1.0  # share of g(w + e) in the gradient; the rest is g(w)
     normalised: bool = True  # e = rho g / ||g||; else e = rho g
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +12,13 @@ from torch.nn import functional as F
 
 from fedaccord.task import datasets, models
 from fedaccord.task.evaluation import evaluate
+from fedaccord.task.partition import matching_share
 from fedaccord.task.partition import partition as partition_labels
 from fedaccord.task.training import Batch, Loss
 from fedaccord.task.vectors import FlatModel
 
 EVAL_BATCH = 1000
+TRAIN_NAMES = {"accuracy": "train-accuracy", "loss": "train-loss-of-model"}
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
 
 
@@ -30,6 +33,8 @@ class Task:
     device: torch.device | str = "cpu"
     prepare: Callable[[Tensor, torch.dtype], Tensor] = lambda x, dtype: x.to(dtype)
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    seed: int = 0  # of the clients' shares of the test samples
+    own_test: bool = False  # the test samples are one client's own
     _models: dict[torch.dtype, FlatModel] = field(default_factory=dict)
 
     def model(self, precision: str = "float32") -> FlatModel:
@@ -54,14 +59,47 @@ class Task:
         """test-loss and test-accuracy of the model at w (d,); empty without test samples."""
         if self.test is None:
             return {}
-        model = self.model("float64" if w.dtype == torch.float64 else "float32")
-        found = evaluate(model, w, self._test_batches(w.dtype), self.loss)
+        found = self._evaluate(w, self.batches(self.test, w.dtype))
         return {f"test-{name}": value for name, value in found.items()}
 
-    def _test_batches(self, dtype: torch.dtype) -> Iterator[Batch]:
-        assert self.test is not None
-        for x, y in zip(*(part.split(EVAL_BATCH) for part in self.test), strict=True):
+    def evaluate_train(self, w: Tensor) -> dict[str, float]:
+        """Accuracy and mean loss of the model at w (d,) on all training samples, as they are."""
+        found = self._evaluate(w, self._train_batches(w.dtype))
+        return {TRAIN_NAMES.get(name, name): value for name, value in found.items()}
+
+    def _evaluate(self, w: Tensor, batches: Iterator[Batch]) -> dict[str, float]:
+        model = self.model("float64" if w.dtype == torch.float64 else "float32")
+        return evaluate(model, w, batches, self.loss)
+
+    def _train_batches(self, dtype: torch.dtype) -> Iterator[Batch]:
+        x, y = self.clients.x, self.clients.y
+        whole = isinstance(x, Tensor) and isinstance(y, Tensor)
+        pairs: Any = [(x, y)] if whole else zip(x, y, strict=True)
+        for pair in pairs:
+            yield from self.batches(pair, dtype)
+
+    def batches(self, samples: Samples, dtype: torch.dtype) -> Iterator[Batch]:
+        """The samples in order, prepared, on the task's device."""
+        for x, y in zip(*(part.split(EVAL_BATCH) for part in samples), strict=True):
             yield self.prepare(x.to(self.device), dtype), to_targets(y.to(self.device), dtype)
+
+    def client_test(self, client: int) -> Samples:
+        """A client's share of the test samples: as large a share as it holds of the training
+        samples, with their class mixture; on a device with its own data, all of its own.
+
+        Raises ValueError without test samples.
+        """
+        if self.test is None:
+            raise ValueError("expected test samples for personal models, got none: give test=")
+        x, y = self.test
+        if self.own_test or y.is_floating_point():
+            return x, y
+        _, held = self.clients.samples(client)
+        total = sum(self.clients.size(i) for i in range(len(self.clients)))
+        size = max(1, round(len(y) * len(held) / total))
+        seed = np.random.SeedSequence([self.seed, client]).generate_state(1)[0]
+        rows = torch.from_numpy(matching_share(held.numpy(), y.numpy(), size, int(seed)))
+        return x[rows], y[rows]
 
 
 @dataclass(eq=False)
@@ -168,6 +206,8 @@ def load_task(
         device=find_device(device),
         prepare=lambda x, dtype: datasets.normalise(x, data, dtype),
         augment=datasets.augment if data.augment else None,
+        seed=seed,
+        own_test=whole,
     )
 
 

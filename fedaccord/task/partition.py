@@ -86,6 +86,27 @@ def partition(
     return _fill(class_of, priors, replacement, rng)
 
 
+def matching_share(
+    held: NDArray[np.integer], labels: NDArray[np.integer], size: int, seed: int
+) -> Ints:
+    """About ``size`` samples with the class mixture of ``held``, sorted, none of them twice.
+
+    held: (n,) the classes of a client's training samples; labels: (n_test,) those to draw from.
+    A class that runs out gives all it has; where no class is shared, the draw is from all.
+    """
+    rng = np.random.default_rng(seed)
+    classes, counts = np.unique(held, return_counts=True)
+    wanted = counts * (size / len(held))
+    take = np.floor(wanted).astype(int)
+    rest = np.argsort(take - wanted, kind="stable")[: round(size - take.sum())]
+    take[rest] += 1  # largest remainders
+    drawn = [
+        rng.permutation(np.flatnonzero(labels == k))[:n] for k, n in zip(classes, take, strict=True)
+    ]
+    found = np.sort(np.concatenate(drawn))
+    return found if len(found) else np.sort(rng.permutation(len(labels))[:size])
+
+
 class Report(NamedTuple):
     """How a partition came out; ``print`` shows it as a table."""
 

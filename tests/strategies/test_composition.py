@@ -10,18 +10,32 @@ from torch import Tensor, nn
 from fedaccord import records
 from fedaccord.config import RunConfig
 from fedaccord.engine import History, Recorder, simulate
-from fedaccord.strategies import METHODS, SAM, FedLESAM, FedSMOO, RelaxedInit
+from fedaccord.strategies import METHODS, SAM, DFedAvg, Gossip, RelaxedInit
 from fedaccord.strategies.base import FederatedStrategy, PlugIn
 from fedaccord.task import load_task
 
 C, P, T = 5, 3, 3
-PLUGINS: dict[str, tuple[PlugIn, ...]] = {
+PLUGINS: dict[str, tuple[PlugIn | Gossip, ...]] = {
     "none": (),
     "ri": (RelaxedInit(beta=0.1),),
     "sam": (SAM(rho=0.05),),
     "ri+sam": (RelaxedInit(beta=0.1), SAM(rho=0.05)),
+    "gossip": (Gossip(topology="full"),),
+    "ri+sam+gossip": (RelaxedInit(beta=0.1), SAM(rho=0.05), Gossip(topology="full")),
 }
-REFUSED = {(kind, name) for kind in (FedLESAM, FedSMOO) for name in ("sam", "ri+sam")}
+NO_SAM = ["fedlesam", "fedsmoo", "dispfl"]
+NO_RI = ["dispfl"]
+NO_GOSSIP = [
+    *("fedadam", "fedyogi", "fedadagrad", "fednova", "fedsmoo"),
+    *("fedpd", "afedpd", "afedpdsam"),
+]
+REFUSED = {
+    (METHODS[name], plugins)
+    for plugins in PLUGINS
+    for refusing, plugin in ((NO_SAM, "sam"), (NO_RI, "ri"), (NO_GOSSIP, "gossip"))
+    for name in refusing
+    if plugin in plugins.split("+")
+}
 
 
 class Linear(nn.Linear):
@@ -41,8 +55,10 @@ def digits() -> list[tuple[Tensor, Tensor]]:
     return [(task.prepare(x, torch.float32).flatten(1), y) for x, y in samples]
 
 
-def make(kind: type[FederatedStrategy], plugins: tuple[PlugIn, ...]) -> FederatedStrategy:
+def make(kind: type[FederatedStrategy], plugins: tuple[PlugIn | Gossip, ...]) -> FederatedStrategy:
     full = kind.__name__ == "FedPD"
+    if issubclass(kind, DFedAvg) and not any(isinstance(p, Gossip) for p in plugins):
+        plugins = (*plugins, Gossip())
     return kind(fraction_train=1.0 if full else P / C, batch_size=16, plugins=plugins)
 
 
@@ -58,7 +74,7 @@ def federate(strategy: FederatedStrategy, rounds: int = T) -> History:
 def test_every_method_with_every_plugin(kind: type[FederatedStrategy], plugins: str) -> None:
     """Finite and reproducible weights, another path with each plug-in."""
     if (kind, plugins) in REFUSED:
-        with pytest.raises(ValueError, match="cannot take SAM: it perturbs the model already"):
+        with pytest.raises(ValueError, match=r"cannot take \w+: \w+"):
             make(kind, PLUGINS[plugins])
         return
     first, second = (federate(make(kind, PLUGINS[plugins])) for _ in range(2))
@@ -73,7 +89,11 @@ def test_every_method_with_every_plugin(kind: type[FederatedStrategy], plugins: 
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
 def test_beta_0_and_rho_0_are_the_bare_method_bit_for_bit(kind: type[FederatedStrategy]) -> None:
-    off: tuple[PlugIn, ...] = (RelaxedInit(beta=0.0),)
+    off: tuple[PlugIn | Gossip, ...] = (Gossip(topology="none"),) if kind.refuses == {} else ()
+    if issubclass(kind, DFedAvg):
+        off = ()
+    if (kind, "ri") not in REFUSED:
+        off += (RelaxedInit(beta=0.0),)
     if (kind, "sam") not in REFUSED:
         off += (SAM(rho=0.0),)
     assert torch.equal(federate(make(kind, off)).weights, federate(make(kind, ())).weights)
@@ -92,11 +112,12 @@ def test_costs_are_what_the_table_says(kind: type[FederatedStrategy]) -> None:
         strategy.participation = [[0, 1, 2], [2, 3, 4], [0, 1]]
     Linear.passes = 0
     found = federate(strategy)
-    d = found.weights.shape[1]
+    d = found.weights.shape[-1]
     cost, last = kind.cost, found.metrics.iloc[-1]
 
     steps = sum(row["steps"] for row in rows(strategy))
-    assert Linear.passes == cost.gradients * steps
+    regrowth = len(rows(strategy)) if kind.__name__ == "DisPFL" else 0  # one a client a round
+    assert Linear.passes == cost.gradients * steps + regrowth
     down = last["down-vectors"] / last["replies"]
     up = last["up-vectors"] / last["replies"]
     wanted_up = cost.up + (
@@ -115,7 +136,7 @@ def test_costs_are_what_the_table_says(kind: type[FederatedStrategy]) -> None:
         assert len(kept) == len({0, 1, 2} & set(strategy.state.seen)) <= T
         server = {p: v for p, v in server.items() if p not in kept or v is strategy.state.lam_bar}
     assert 1 + len(server) == cost.server
-    assert all(v.numel() == d for v in server.values())
+    assert all(v.numel() == d * (C if strategy.gossip else 1) for v in server.values())
 
 
 def rows(strategy: FederatedStrategy) -> list[dict[str, Any]]:

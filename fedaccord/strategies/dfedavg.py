@@ -1,0 +1,47 @@
+"""DFedAvg: Decentralized Federated Averaging.
+
+Sun, Li, Wang. IEEE TPAMI 2023, arXiv:2104.11375, Algorithm 1 without momentum.
+
+    node    w <- w - lr g_i(w)                        K steps from x_i^t; z_i = w_{i,K}
+    gossip  x_i^{t+1} = sum over j of W_ij z_j        see gossip.py
+
+The paper cuts a round in the same place. With W = 11^T/m it is FedAvg at full participation.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedaccord.strategies.base import (
+    Cohort,
+    Cost,
+    FederatedStrategy,
+    LocalRule,
+    Model,
+    PlugIn,
+    Vector,
+)
+from fedaccord.strategies.fedavg import FedAvgClient
+from fedaccord.strategies.gossip import Gossip
+
+RELAY = "the relay's; between peers 1 each way per link and gossip step"
+
+
+@dataclass(kw_only=True, eq=False)
+class DFedAvg(FederatedStrategy):
+    cost = Cost(1, 1, 1, client=0, server=1, note=RELAY)
+
+    plugins: tuple[PlugIn | Gossip, ...] = (Gossip(),)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.gossip:
+            raise ValueError(
+                f"gossip.topology: expected a graph for {type(self).__name__}, got none; take "
+                "fedavg or fedsam for a server's mean"
+            )
+
+    def rule(self) -> LocalRule:
+        return FedAvgClient()
+
+    def aggregate(self, w: Vector, ups: Model, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
+        return cohort.mean(ups.w), state  # z, which gossip mixes

@@ -1,0 +1,21 @@
+"""DFedSAM: Improving the Model Consistency of Decentralized Federated Learning.
+
+Shi, Shen, Wei, Sun, Yuan, Wang, Tao. ICML 2023, arXiv:2302.04083, Algorithm 1.
+
+    node    w <- w - lr g_i(w + rho g_i(w) / ||g_i(w)||)      K steps from x_i^t; z_i = w_{i,K}
+    gossip  x_i^{t+1} = sum over j of W_ij z_j                see gossip.py, sam.py
+"""
+
+from dataclasses import dataclass
+
+from fedaccord.strategies.base import Cost, PlugIn
+from fedaccord.strategies.dfedavg import RELAY, DFedAvg
+from fedaccord.strategies.gossip import Gossip
+from fedaccord.strategies.sam import SAM
+
+
+@dataclass(kw_only=True, eq=False)
+class DFedSAM(DFedAvg):
+    cost = Cost(1, 1, 2, client=0, server=1, note=RELAY)
+
+    plugins: tuple[PlugIn | Gossip, ...] = (SAM(rho=0.01), Gossip())

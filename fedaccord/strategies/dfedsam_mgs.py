@@ -1,0 +1,20 @@
+"""DFedSAM-MGS: DFedSAM with multiple gossip steps (see dfedsam.py).
+
+Shi, Shen, Wei, Sun, Yuan, Wang, Tao: Improving the Model Consistency of Decentralized Federated
+Learning. ICML 2023, arXiv:2302.04083, Algorithm 1.
+
+    node    as DFedSAM
+    gossip  x_i^{t+1} = sum over j of (W^Q)_ij z_j            Q = gossip.steps
+"""
+
+from dataclasses import dataclass
+
+from fedaccord.strategies.base import PlugIn
+from fedaccord.strategies.dfedsam import DFedSAM
+from fedaccord.strategies.gossip import Gossip
+from fedaccord.strategies.sam import SAM
+
+
+@dataclass(kw_only=True, eq=False)
+class DFedSAMMGS(DFedSAM):
+    plugins: tuple[PlugIn | Gossip, ...] = (SAM(rho=0.01), Gossip(steps=4))

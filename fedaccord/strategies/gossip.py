@@ -1,0 +1,297 @@
+"""Gossip: averaging with neighbours instead of by a server, as a plug-in that most methods take.
+
+Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform Centralized
+Algorithms? NeurIPS 2017, arXiv:1705.09056; weights of Xiao, Boyd, Kim, JPDC 2007.
+
+    x_i <- sum over j of (W^Q)_ij z_j        instead of   w <- mean of z_i
+
+W (m, m) is doubly stochastic, so the mean of the nodes stays as it is; Q = gossip.steps. Every node
+is the server of a federation of its own: it takes the method's server step on its own reply, then
+its model and whatever memory the method's server keeps are mixed, with the same row of W^Q. All
+nodes start from one model and train in every round. Flower has no messages between clients, so the
+ServerApp is the relay: the stack (m, d) of models lies there between rounds.
+
+On an undirected graph W has Metropolis weights: 1 / (1 + max(deg_i, deg_j)) on edges, the rest on
+the diagonal. Nodes that do not answer in a round keep their model; the others mix over what is
+left of the graph, with W made doubly stochastic again.
+"""
+
+import json
+import math
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedaccord.strategies.options import option
+
+TOPOLOGIES = ("ring", "grid", "torus", "exponential", "exponential-directed", "full", "random")
+CHUNK = 1 << 18  # elements of the mixed stack that are copied at a time
+SLACK = 1e-6  # how far a row of a given matrix may sum from 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gossip:
+    topology: str = option(
+        "ring",
+        "graph of the nodes; random: drawn anew every round; none: a server averages",
+        choices=("none", *TOPOLOGIES, "file"),
+        auto=True,
+    )
+    steps: int = option(1, "gossip steps Q a round", low=1, auto=True)
+    peers: int = option(0, "random: peers that each node draws; 0: min(10, m/2)", low=0)
+    file: str = option("", 'file: absolute path of JSON with "edges" or a "matrix"')
+    eval_nodes: bool = option(True, "evaluate every node's model beside the mean of all")
+
+    def matrix(self, m: int, t: int, seed: int) -> Tensor:
+        """W (m, m), float64, of round t.
+
+        Raises ValueError, in one line, where m nodes do not fit the topology or the file.
+        """
+        if self.topology == "file":
+            return read(self.file, m)
+        if self.topology == "exponential-directed":
+            hops = _hops(m)
+            return (torch.eye(m, dtype=torch.float64) + circulant(m, hops)) / (1 + len(hops))
+        if self.topology == "random":
+            return metropolis(self._random(m, random.Random(f"gossip {seed} {t}")))
+        return metropolis(_GRAPHS[self.topology](m))
+
+    def begin(self, m: int, seed: int) -> dict[str, str | float]:
+        """What a summary says of the graph, checked; of the first one where they vary.
+
+        Raises ValueError as `matrix` and `check` do.
+        """
+        W = self.matrix(m, 0, seed)
+        if self.topology != "random":
+            check(W)
+        return {
+            "topology": self.topology,
+            "nodes": m,
+            "steps": self.steps,
+            "spectral-gap": spectral_gap(W),
+        }
+
+    def _random(self, m: int, generator: random.Random) -> Tensor:
+        k = self.peers or min(10, m // 2)
+        if k >= m:
+            raise ValueError(
+                f"gossip.peers: expected fewer than the {m} nodes, got {k}; lower it or take full"
+            )
+        graph = torch.zeros(m, m, dtype=torch.bool)
+        for i in range(m):
+            others = [j for j in range(m) if j != i]
+            graph[i, generator.sample(others, k)] = True
+        return graph | graph.T
+
+
+# --- graphs: adjacency (m, m), bool, no loops -----------------------------------------------------
+
+
+def circulant(m: int, hops: Iterable[int]) -> Tensor:
+    """i -> i + hop, modulo m."""
+    graph = torch.zeros(m, m, dtype=torch.bool)
+    for hop in hops:
+        graph[torch.arange(m), (torch.arange(m) + hop) % m] = True
+    return graph.fill_diagonal_(False)
+
+
+def ring(m: int) -> Tensor:
+    return circulant(m, [1, -1])
+
+
+def _hops(m: int) -> list[int]:
+    """1, 2, 4, ... below m."""
+    return [1 << k for k in range(math.ceil(math.log2(m)))] if m > 1 else []
+
+
+def exponential(m: int) -> Tensor:
+    return circulant(m, [hop for h in _hops(m) for hop in (h, -h)])
+
+
+def lattice(m: int, wrap: bool) -> Tensor:
+    """Rows x columns, as square as m allows; with ``wrap`` the borders meet.
+
+    Raises ValueError where m has no factors.
+    """
+    name = "torus" if wrap else "grid"
+    rows = next(r for r in range(math.isqrt(m), 0, -1) if m % r == 0)
+    if rows == 1 and m > 3:
+        raise ValueError(
+            f"gossip.topology: expected a number of nodes with factors for {name!r}, got {m}; "
+            "take ring or exponential, or another number of nodes"
+        )
+    node = torch.arange(m).view(rows, -1)
+    graph = torch.zeros(m, m, dtype=torch.bool)
+    for axis in (0, 1):
+        beside = node.roll(-1, axis)
+        if not wrap:
+            last = node.shape[axis] - 1
+            graph[node.narrow(axis, 0, last), beside.narrow(axis, 0, last)] = True
+        else:
+            graph[node, beside] = True
+    return (graph | graph.T).fill_diagonal_(False)
+
+
+_GRAPHS = {
+    "ring": ring,
+    "grid": lambda m: lattice(m, wrap=False),
+    "torus": lambda m: lattice(m, wrap=True),
+    "exponential": exponential,
+    "full": lambda m: ~torch.eye(m, dtype=torch.bool),
+}
+
+
+def read(file: str, m: int) -> Tensor:
+    """W from JSON: ``{"edges": [[0, 1], ...]}``, undirected, or ``{"matrix": [[...], ...]}``."""
+    if not Path(file).is_absolute():
+        raise ValueError(f"gossip.file: expected an absolute path with topology file, got {file!r}")
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+        (kind, values), *more = content.items()
+        array = torch.tensor(values, dtype=torch.float64)
+        if more or kind not in ("edges", "matrix") or array.ndim != 2:
+            raise ValueError("another layout")
+    except OSError as error:
+        raise ValueError(f"gossip.file: cannot read {file} ({error.strerror})") from None
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError(
+            f'gossip.file: expected {{"edges": [[0, 1], ...]}} or {{"matrix": [[...], ...]}} in '
+            f"{file}, got something else"
+        ) from None
+    if kind == "edges":
+        W = metropolis(_from_edges(array.long(), m, file))
+    else:
+        if tuple(array.shape) != (m, m):
+            raise ValueError(
+                f"gossip.file: expected a row and a column for each of {m} nodes in {file}, got a "
+                f"matrix of {len(array)} x {array.shape[1]}"
+            )
+        W = array
+    return W
+
+
+def _from_edges(edges: Tensor, m: int, file: str) -> Tensor:
+    if edges.shape[1:] != (2,) or edges.min() < 0 or edges.max() >= m:
+        raise ValueError(
+            f"gossip.file: expected pairs of nodes 0..{m - 1} in {file}, got "
+            f"{next(e for e in edges.tolist() if len(e) != 2 or min(e) < 0 or max(e) >= m)}"
+        )
+    graph = torch.zeros(m, m, dtype=torch.bool)
+    graph[edges[:, 0], edges[:, 1]] = True
+    return (graph | graph.T).fill_diagonal_(False)
+
+
+# --- mixing matrices ------------------------------------------------------------------------------
+
+
+def metropolis(graph: Tensor) -> Tensor:
+    """W of an undirected graph: 1 / (1 + max(deg_i, deg_j)) on edges, the rest on the diagonal."""
+    degree = graph.sum(1)
+    W = graph / (1.0 + torch.maximum(degree[:, None], degree[None, :]).double())
+    return W + torch.diag(1 - W.sum(1))
+
+
+def check(W: Tensor) -> None:
+    """Raise ValueError, in one line, unless W is doubly stochastic and its graph connected."""
+    if (W < 0).any():
+        row = int((W < 0).any(1).nonzero()[0])
+        raise ValueError(
+            f"gossip: expected a mixing matrix without negative weights, got row {row}"
+            f" with {W[row].min():g}"
+        )
+    for name, sums in (("row", W.sum(1)), ("column", W.sum(0))):
+        wrong = ((sums - 1).abs() > SLACK).nonzero()
+        if len(wrong):
+            i = int(wrong[0])
+            raise ValueError(
+                f"gossip: expected rows and columns of the mixing matrix that sum to 1, got "
+                f"{name} {i} with sum {sums[i]:g}"
+            )
+    if len(found := parts(W)) > 1:
+        raise ValueError(
+            f"gossip: expected a connected graph, got {len(found)} parts, one of them nodes "
+            f"{found[-1]}; add edges between them"
+        )
+
+
+def parts(W: Tensor) -> list[list[int]]:
+    """The strongly connected components of W's graph."""
+    reach = (W != 0) | torch.eye(len(W), dtype=torch.bool)
+    for _ in range(max(1, math.ceil(math.log2(len(W))))):
+        reach = (reach.float() @ reach.float()) > 0
+    both = reach & reach.T
+    return [row.nonzero().flatten().tolist() for i, row in enumerate(both) if not row[:i].any()]
+
+
+def spectral_gap(W: Tensor) -> float:
+    """1 - ||W - 11^T/m||, by which a gossip step shrinks the distance to consensus at least."""
+    return 1 - float(torch.linalg.matrix_norm(W - 1 / len(W), ord=2))
+
+
+def among(W: Tensor, nodes: Sequence[int]) -> Tensor:
+    """W of these nodes alone, doubly stochastic again, with no link that W does not have.
+
+    A symmetric W keeps its weights, and what went to absent nodes stays at home. Else rows and
+    columns are scaled in turn (Sinkhorn, Knopp 1967), without links that lie on no cycle.
+    """
+    W = W[nodes][:, nodes]
+    if torch.equal(W, W.T):
+        return W + torch.diag(1 - W.sum(1))
+    kept = torch.zeros_like(W)
+    for part in parts(W):
+        kept[torch.tensor(part)[:, None], part] = W[torch.tensor(part)[:, None], part]
+    kept += torch.diag((kept.diagonal() == 0).double())  # scaling needs a diagonal
+    while (kept.sum(1) - 1).abs().max() > 1e-13:
+        kept /= kept.sum(1, keepdim=True)
+        kept /= kept.sum(0, keepdim=True)
+    return kept
+
+
+class Network:
+    """The graph of a round, over the nodes that answered; it mixes, and counts what peers send."""
+
+    def __init__(self, W: Tensor, steps: int) -> None:
+        self.W = W
+        self.steps = steps
+        self.power = torch.linalg.matrix_power(W, steps)
+        self.sent = 0.0  # vectors of d that went over links in this round
+
+    @property
+    def links(self) -> Tensor:
+        """(m, m), bool: i receives from j != i."""
+        return (self.W != 0) & ~torch.eye(len(self.W), dtype=torch.bool)
+
+    def send(self, vectors: Tensor) -> None:
+        """Count one exchange over every link; vectors (m,): what each node sends, in units of d."""
+        self.sent += float(self.links.double().sum(0) @ vectors.double())
+
+    def mix(self, x: Tensor) -> Tensor:
+        """x <- W^Q x, in place; x (m, d) is returned."""
+        for _ in range(self.steps):
+            self.send(torch.ones(len(x)))
+        return _apply(self.power, x)
+
+    def total(self, x: Tensor) -> Tensor:
+        """x_i <- the sum over i and its neighbours, in place; x (m, d) is returned."""
+        return _apply((self.links | torch.eye(len(x), dtype=torch.bool)).double(), x)
+
+
+def _apply(matrix: Tensor, x: Tensor) -> Tensor:
+    """x <- matrix x, in place, some columns at a time."""
+    matrix = matrix.to(x)
+    for some in x.split(max(1, CHUNK // len(x)), dim=1):
+        some.copy_(matrix @ some)
+    return x
+
+
+def consensus_distance(x: Sequence[Tensor] | Tensor) -> float:
+    """(1/m) sum over i of ||x_i - mean of x||^2; x: (d,) for each of m nodes."""
+    centre = x[0].clone()
+    for x_i in x[1:]:
+        centre += x_i
+    centre /= len(x)
+    return sum(float(torch.dist(x_i, centre)) ** 2 for x_i in x) / len(x)
