@@ -167,7 +167,7 @@ def read(folder: Path) -> Run:
         "mean": curve.iloc[-WINDOW:].mean(),
         "best": curve.max(),
         "train-loss": metrics["train-loss"].iloc[-WINDOW:].mean(),
-        "drift": metrics["drift"].iloc[-WINDOW:].mean(),
+        "drift": metrics["drift"].iloc[-WINDOW:].mean() if "drift" in metrics else float("nan"),
         "seconds": summary["seconds"],
     }
     found = json.loads(machine.read_text()) if machine.exists() else {}
