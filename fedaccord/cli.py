@@ -258,14 +258,13 @@ def _summary_table(algo: str, summary: Mapping[str, Any]) -> Table:
 
 def _keys_table() -> Table:
     from fedaccord import config
-    from fedaccord.strategies.options import range_text
+    from fedaccord.strategies.options import meaning, range_text
 
     table = Table("key", "default", "allowed", "meaning", box=SIMPLE)
     for key, field in config.keys().items():
         default = config.default(field)
         text = default if isinstance(default, str) else json.dumps(default)
-        allowed = ", ".join(field.metadata["choices"]) or range_text(field)
-        table.add_row(key, text, allowed, field.metadata["doc"])
+        table.add_row(key, text, range_text(field), meaning(field))
     return table
 
 
