@@ -4,11 +4,9 @@ Bad input gives one line on stderr and exit code 2. A command imports what it ne
 PyTorch and Flower take seconds, which `--help` should not.
 """
 
-import inspect
 import json
 import logging
 import os
-import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -271,14 +269,13 @@ def _summary_table(algo: str, summary: Mapping[str, Any]) -> Table:
 
 def _keys_table() -> Table:
     from fedaccord import config
-    from fedaccord.strategies.options import range_text
+    from fedaccord.strategies.options import meaning, range_text
 
     table = Table("key", "default", "allowed", "meaning", box=SIMPLE)
     for key, field in config.keys().items():
         default = config.default(field)
         text = default if isinstance(default, str) else json.dumps(default)
-        allowed = ", ".join(field.metadata["choices"]) or range_text(field)
-        table.add_row(key, text, allowed, field.metadata["doc"])
+        table.add_row(key, text, range_text(field), meaning(field))
     return table
 
 
@@ -296,14 +293,26 @@ class _Method(NamedTuple):
 @app.command()
 def methods(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--pages", help="Write a page per method and plug-in.", metavar="FOLDER"),
+    ] = None,
 ) -> None:
     """List the methods, their papers and what a round of each costs.
 
     Costs are in vectors of d, the number of parameters: down and up per active client, gradients
     per local step, client and server state.
     """
+    from fedaccord import pages
     from fedaccord.strategies import PLUGINS
 
+    if folder:
+        try:
+            written = pages.write(folder)
+        except OSError as error:
+            _stop(error, 1)
+        typer.echo(f"{len(written)} pages in {folder}")
+        return
     if markdown:
         typer.echo(methods_markdown(), nl=False)
         return
@@ -348,16 +357,14 @@ COSTS = ("down", "up", "gradients", "client", "server")  # fields of Cost
 
 
 def _methods() -> list[_Method]:
+    from fedaccord import pages
     from fedaccord.strategies import METHODS
 
     found = []
     for name, kind in METHODS.items():
-        text = inspect.getdoc(sys.modules[kind.__module__]) or ""
-        first = " ".join(text.partition("\n\n")[0].split()).rstrip(".")
-        title = first.partition(": ")[2] or first
-        arxiv = re.search(r"arXiv:(\d{4}\.\d{4,5})", text)
-        file = kind.__module__.replace(".", "/") + ".py"
-        found.append(_Method(name, file, title, arxiv[1] if arxiv else "", kind.cost))
+        told = pages.about(kind)
+        title = told.title.partition(": ")[2] or told.title
+        found.append(_Method(name, pages.file(kind), title, told.arxiv, kind.cost))
     return found
 
 

@@ -17,7 +17,7 @@ from fedaccord.strategies.base import (
     own_options,
 )
 from fedaccord.strategies.gossip import Gossip
-from fedaccord.strategies.options import check_option, option, options, range_text
+from fedaccord.strategies.options import check_option, meaning, option, options, range_text
 from fedaccord.task.datasets import DATASETS
 from fedaccord.task.models import MODELS
 
@@ -96,7 +96,7 @@ class RunConfig:
     def build_strategy(self, **more: Any) -> FederatedStrategy:
         """The configured strategy; ``more``: its arguments that are no options."""
         kind = METHODS[self.algo]
-        own = {type(p): p for p in _default_plugins(kind)}
+        own = {type(p): p for p in default_plugins(kind)}
         plugins: list[PlugIn | Gossip] = []
         for name, plugin_kind in PLUGINS.items():
             values = {key: value for key, value in self.plugins[name].items() if value != AUTO}
@@ -113,7 +113,8 @@ class RunConfig:
         return {name: getattr(self, name) for name in names} | {"seed": self.strategy["seed"]}
 
 
-def _default_plugins(kind: type[FederatedStrategy]) -> tuple[PlugIn | Gossip, ...]:
+def default_plugins(kind: type[FederatedStrategy]) -> tuple[PlugIn | Gossip, ...]:
+    """The plug-ins that a method switches on itself."""
     field = next(f for f in fields(kind) if f.name == "plugins")
     return field.default  # type: ignore[return-value]
 
@@ -173,9 +174,8 @@ def config_toml() -> str:
         if group != table:
             lines += ["", f"[tool.flwr.app.config.{group}]"]
             table = group
-        allowed = ", ".join(field.metadata["choices"]) or range_text(field)
-        meaning = field.metadata["doc"] + (f" ({allowed})" if allowed else "")
-        lines.append(f"{name} = {_toml(default(field))}  # {meaning}")
+        comment = meaning(field, allowed=range_text(field))
+        lines.append(f"{name} = {_toml(default(field))}  # {comment}")
     return "\n".join(lines) + "\n"
 
 

@@ -12,7 +12,8 @@ from fedaccord.strategies import METHODS, PLUGINS, AFedPD, FedAvg, FedDyn, Relax
 from fedaccord.strategies.base import FederatedStrategy, PlugIn, own_options
 from fedaccord.strategies.options import options
 
-PYPROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+PYPROJECT_TEXT = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+PYPROJECT = tomllib.loads(PYPROJECT_TEXT)
 
 
 def flattened(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -39,6 +40,7 @@ def test_pyproject_holds_every_key_with_its_default() -> None:
     ours = flattened(tomllib.loads(config.config_toml())["tool"]["flwr"]["app"]["config"])
     assert written == ours == config.defaults()
     assert {k: type(v) for k, v in written.items()} == {k: type(v) for k, v in ours.items()}
+    assert config.config_toml() in PYPROJECT_TEXT  # comments too
 
 
 def test_pyproject_has_no_federations() -> None:

@@ -8,11 +8,22 @@ Sun, Shen, Tao. NeurIPS 2024, arXiv:2409.18915, Algorithm 1, with virtual dual u
     server  lam_bar = mean of lam_i over all clients
             w^{t+1} = w_bar + lam_bar / rho                           returned model: w_bar
 
-The listing keeps all duals on the server. Averaging its dual step over active and inactive
-clients gives lam_bar+ = lam_bar + rho (w_bar - w^t): the very step that an absent client misses. So
-a client keeps its own dual, and on its return the server tells it what it missed, lam_bar now minus
+The listing keeps all duals on the server. Averaging its dual step over active and inactive clients
+gives lam_bar+ = lam_bar + rho (w_bar - w^t): the very step that an absent client misses. So a
+client keeps its own dual, and on its return the server tells it what it missed, lam_bar now minus
 lam_bar after its last round. The server holds lam_bar once per distinct round in which some client
 was last seen, never one vector per client.
+
+When to use: for primal-dual training when few clients take part in a round. It is exact at any
+participation, and absent clients' duals do not age. It costs a second vector down after an absence,
+a vector on each client, and on the server a vector for each of those last-seen rounds. On convex
+problems with exact gradients it is no faster than FedDyn; the gain is claimed for networks and
+noisy gradients.
+
+Where we differ: the same iterates from other places, as told above. rho is constant, also where the
+poster prints rho_t; its value, and lr, decay and weight decay, are those of FedSpeed in the
+authors' simulator, provisional. Evaluated and returned is w_bar, which the theorem is about, not
+w^t.
 """
 
 from dataclasses import dataclass

@@ -4,6 +4,11 @@ Sun, Shen, Tao: Aligning Dual-Drift is All Federated Primal-Dual Learning Needs.
 arXiv:2409.18915, Algorithm 1 with the SAM oracle.
 
     client  w <- w - lr (g_i(w + r g_i(w) / ||g_i(w)||) + lam_i + rho (w - w^t))
+
+When to use: as A-FedPD, where a flatter minimum is worth twice the gradients. Costs and memory are
+A-FedPD's otherwise. The radius costs it the exact optimum.
+
+Where we differ: as in afedpd.py and sam.py; the radius 0.1 is provisional.
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,14 @@ Sun, Li, Wang. IEEE TPAMI 2023, arXiv:2104.11375, Algorithm 1 without momentum.
     node    w <- w - lr g_i(w)                        K steps from x_i^t; z_i = w_{i,K}
     gossip  x_i^{t+1} = sum over j of W_ij z_j        see gossip.py
 
-The paper cuts a round in the same place. With W = 11^T/m it is FedAvg at full participation.
+With W = 11^T/m it is FedAvg at full participation.
+
+When to use: as the baseline of every decentralised method, and where a node can afford one
+gradient a step and one model per link and round. Its limit is biased as FedAvg's is, more so on
+sparse graphs.
+
+Where we differ: all nodes start from one model, so that nothing but the graph sets it apart from
+FedAvg. The paper's momentum is dfedavgm.py, and its quantised messages are not here.
 """
 
 from dataclasses import dataclass

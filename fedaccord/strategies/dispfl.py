@@ -12,7 +12,13 @@ Dai, Shen, He, Tian, Tao. ICML 2022, arXiv:2206.00187, Algorithm 1.
 A layer's density is that of an Erdos-Renyi kernel (ERK): proportional to the sum over the product
 of its sides, at most 1. Nodes begin with different random masks. w_i is not rewritten when the mask
 changes: new coordinates take the neighbours' average. The gradient for regrowth is dense, at w_i, on
-the batch of the last step. The personal models w_i are what the paper evaluates.
+the batch of the last step.
+
+When to use: where every node wants a model for its own data, and links or memory are narrow. Look
+at personal-accuracy, which is what the paper reports; the mean of the nodes is no model of theirs.
+
+Where we differ: graphs are those of gossip.py, where the released code draws ten in-neighbours. That
+code regrows at random; gradient is the paper's.
 """  # noqa: E501 - the paper's title
 
 import math

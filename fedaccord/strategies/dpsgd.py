@@ -6,6 +6,12 @@ Lian, Zhang, Zhang, Hsieh, Zhang, Liu. NeurIPS 2017, arXiv:1705.09056, Algorithm
     atc     x_i^{t+1} = sum over j of W_ij (x_j^t - lr g_j(x_j^t))    adapt, then combine
 
 One local step a round, whatever local-epochs says. atc is DFedAvg with one local step.
+
+When to use: where communication is cheap beside a gradient, as between machines of one network. It
+drifts least of the decentralised methods, and needs most rounds.
+
+Where we differ: not from the paper with lian. Comparisons in later papers use atc, or let dpsgd
+train whole epochs, which is dfedavg.
 """
 
 from dataclasses import dataclass

@@ -4,6 +4,11 @@ Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan. ICLR 2021, arXiv
 Algorithm 2.
 
     as FedAdam (see fedadam.py), with   v <- v + D^2   and beta1 = 0
+
+When to use: as FedAdam, with rates that only fall. v never forgets, which suits sparse problems and
+short runs; in long ones the steps fade. Without momentum (beta1 = 0) the server keeps two vectors.
+
+Where we differ: as in fedadam.py, v starts at tau^2 (v0). beta1 above 0 adds the first moment.
 """
 
 from dataclasses import dataclass

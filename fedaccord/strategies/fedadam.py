@@ -7,7 +7,14 @@ Algorithm 2.
     server  D = w_bar - w^t;   m <- beta1 m + (1 - beta1) D;   v <- beta2 v + (1 - beta2) D^2
             w^{t+1} = w^t + server_lr m / (sqrt(v) + tau)             elementwise
 
-m starts at 0 and v at tau^2; there is no bias correction. Other code starts v at 0.
+m starts at 0 and v at tau^2; there is no bias correction.
+
+When to use: where coordinates need rates of their own, as with rare features or embeddings. All
+memory is on the server and any participation will do, so it suits cross-device federations. Limits
+are those of FedAvg; server_lr and tau want tuning together.
+
+Where we differ: not from the paper. Other code starts v at 0 (v0=0), the simulator of FedInit's
+authors with tau=0.01 besides.
 """
 
 from abc import abstractmethod
@@ -35,7 +42,7 @@ class Adaptive(FederatedStrategy):
         "Gossip": "its server step is not linear, so steps that are mixed are not its step"
     }
 
-    server_lr: float = option(0.1, "server rate; tried: 0.01, 0.05, 0.1, 1", above=0)
+    server_lr: float = option(0.1, "server rate", above=0, tried="0.01, 0.05, 0.1, 1 (FedAdam)")
     beta1: float = option(0.9, "decay of the first moment", low=0, high=1)
     tau: float = option(0.001, "adaptivity: what is added to sqrt(v)", above=0)
     v0: float = option(-1.0, "initial second moment; -1: tau^2", low=-1)

@@ -11,6 +11,14 @@ Wang, Marella, Anderson. CDC 2022, arXiv:2203.15104, Algorithm 2.
 tracking makes w the mean of w_hat_i over all clients, stale ones included, and is exact at any
 participation. active is what A-FedPD's poster compares with; under partial participation the
 optimum is no fixed point of it.
+
+When to use: for the exact optimum at FedAvg's traffic, with clients that come back. A client keeps
+two vectors, the server only the model. At low participation w leans on what absent clients sent
+long ago, so it moves slowly: rather cross-silo than cross-device.
+
+Where we differ: the regulariser g of the paper is zero here. Another FedADMM (arXiv:2204.03529) has
+a server rate instead of 1/C; its released code measures from w^t and so stays tied to the initial
+model. It is not offered.
 """
 
 from dataclasses import dataclass

@@ -4,6 +4,13 @@ McMahan, Moore, Ramage, Hampson, Aguera y Arcas. AISTATS 2017, arXiv:1602.05629,
 
     client  w <- w - lr g_i(w)                        K steps from w^t
     server  w^{t+1} = w^t + server_lr (w_bar - w^t),   w_bar = mean of the active clients' models
+
+When to use: as the baseline, and where clients hold similar data. A round is one model each way,
+clients keep nothing and may come and go, so it suits cross-device federations. With unlike data and
+several local steps its limit is biased, more so at low participation.
+
+Where we differ: clients count equally; the paper weights them by their examples
+(weighting=examples). server_lr is an addition, 1 is the paper's mean.
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,12 @@ Hsu, Qi, Brown. 2019, arXiv:1909.06335, section 4.3.
     client  w <- w - lr g_i(w)                                        K steps from w^t
     server  v <- beta v + (w_bar - w^t);   w^{t+1} = w^t + server_lr v
 
-Flower's FedAvgM steps along (w_bar - w^t) + beta v instead (Nesterov's form).
+When to use: where FedAvg's steps point to and fro from round to round. The memory is one vector on
+the server; clients keep nothing and may come and go. The limit is FedAvg's. Momentum multiplies a
+lasting step by up to 1 / (1 - beta), so lower server_lr or lr if it oscillates.
+
+Where we differ: clients count equally; the paper weights them by their examples
+(weighting=examples). Flower's FedAvgM steps along (w_bar - w^t) + beta v instead (Nesterov's form).
 """  # noqa: E501 - the paper's title
 
 from dataclasses import dataclass

@@ -6,10 +6,16 @@ Xu, Wang, Wang, Yao. 2021, arXiv:2106.10874, Algorithm 2.
     server  delta = mean over active of (w_{i,0} - w_{i,K}) / (K_i lr),   delta = 0 in round 1
             w^{t+1} = w^t + server_lr (w_bar - w^t)
 
-server_lr multiplies the mean displacement; the paper's multiplies delta, K lr times as large.
-decay = outside adds weight decay wd after the mixture, as the code behind FedInit's tables does:
-delta contains it, so it is amplified to wd / alpha. decay = inside is alpha (g + wd w).
-Under relaxed initialisation delta takes the true displacement, and a client also sends w_{i,0}.
+When to use: at low participation, with clients that keep nothing. The server's momentum tells a
+cohort what the others did lately, at the price of a second vector down; it suits cross-device
+federations. A small alpha trusts it more and can fail: in FedInit's experiments it does on VGG-11.
+A bias remains.
+
+Where we differ: server_lr multiplies the mean displacement; the paper's multiplies delta, K lr
+times as large. decay = outside adds weight decay wd after the mixture, as the simulator of
+FedInit's authors does: delta contains it, so it is amplified to wd / alpha. decay = inside is alpha
+(g + wd w). Under relaxed initialisation delta takes the true displacement, and a client also sends
+w_{i,0}.
 """
 
 from dataclasses import dataclass
@@ -68,7 +74,11 @@ class FedCM(FederatedStrategy):
     cost = Cost(2, 1, 1, client=0, server=2, note="up 2 under relaxed initialisation")
 
     alpha: float = option(
-        0.1, "share of the gradient in a step; tried: 0.05, 0.1, 0.5, 0.9", above=0, high=1
+        0.1,
+        "share of the gradient in a step",
+        above=0,
+        high=1,
+        tried="0.05, 0.1, 0.5, 0.9 (FedCM); 0.05, 0.1 (MoFedSAM)",
     )
     server_lr: float = option(1.0, "server rate", low=0)
     decay: str = option(

@@ -5,6 +5,13 @@ Initialization. NeurIPS 2023, arXiv:2306.05706, Algorithm 1.
 
     client  w_{i,0} = w^t + beta (w^t - l_i);   w <- w - lr g_i(w)   K steps;   l_i <- w_{i,K}
     server  w^{t+1} = mean of the active clients' w_{i,K}
+
+When to use: to better FedAvg on skewed data at FedAvg's traffic. A client keeps one vector, its
+last local model, so clients should come back: the older l_i, the longer the jump at the start. Its
+limit is biased as FedAvg's is.
+
+Where we differ: not from the paper. The authors' simulator adds mean displacements where the paper
+averages models (relaxed-init.server=updates); the two differ under partial participation.
 """
 
 from dataclasses import dataclass

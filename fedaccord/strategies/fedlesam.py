@@ -7,8 +7,13 @@ Fan, Hu, Yao, Tian, Zhang, Sugiyama, Wang. ICML 2024, arXiv:2405.18890, Algorith
             w <- w - lr g_i(w + e)                                    K steps from w^t
     server  w^{t+1} = w^t + server_lr (w_bar - w^t)
 
-The released code takes the last round's global update for every client, and divides by the sum of
-the layers' norms; here as in the paper, with one global norm.
+When to use: for SAM at one gradient per step. The way the broadcast model went since the client's
+last visit stands for the ascent; the first visit is FedAvg's. A client keeps one vector and should
+come back: after a long absence the direction is old. The radius leaves a bias.
+
+Where we differ: not from the paper. The released code takes the last round's global update for
+every client, and divides by the sum of the layers' norms; here one global norm. radius is our
+provisional default.
 """  # noqa: E501 - the paper's title
 
 from collections.abc import Callable

@@ -6,8 +6,15 @@ Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020, arXiv:2007.07481, section 4.
     server  d_i = (w^t - w_{i,K_i}) / K_i;   tau = sum over active of p_i K_i
             w^{t+1} = w^t - server_lr tau sum over active of p_i d_i
 
-p_i = 1/P, or by examples with weighting=examples. The local solver is plain SGD, for which the
-paper's a_i is K_i. With equal K_i this is FedAvg.
+p_i = 1/P, or the share of examples with weighting=examples. With equal K_i this is FedAvg.
+
+When to use: where clients take unequal numbers of local steps, as with local-epochs on data of
+unequal sizes. It takes away the bias of unequal work, not that of unlike data. It costs what FedAvg
+does, keeps nothing on clients and takes any participation.
+
+Where we differ: the local solver is plain SGD, for which the paper's a_i is K_i; local momentum and
+prox terms, which have other a_i, are not offered. Clients count equally; the paper weights them by
+their examples (weighting=examples).
 """
 
 from dataclasses import dataclass

@@ -8,9 +8,13 @@ Zhang, Hong, Dhople, Yin, Liu. IEEE TSP 2021, arXiv:2005.11418, Algorithm 1.
     server  with probability 1 - p:   w^{t+1} = mean over all clients of anchor_i, their next anchor
             else nothing is sent, and clients go on from their own anchors
 
-rho = 1/eta of the paper. All clients take part in every round. local-init = own starts the steps
-from the client's own w_i, as the paper does; server, the default, starts from the anchor, as the
-rest of the family. The released code forms anchor_i with the old dual.
+When to use: where every client takes part in every round, as in small cross-silo federations. It is
+exact, and p above 0 saves communication. It refuses partial participation (set fraction-train=1),
+and a round that lost a reply does not count. A client keeps three vectors.
+
+Where we differ: the oracle is K steps of SGD, rho = 1/eta of the paper. local-init = own starts the
+steps from the client's own w_i, as the paper does; server, the default, starts from the anchor, as
+the rest of the family. The released code forms anchor_i with the old dual.
 """
 
 import random

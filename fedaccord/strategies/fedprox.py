@@ -5,8 +5,13 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. MLSys 2020, arXiv:1812.06127, Algor
     client  w <- w - lr (g_i(w) + mu (w - w^t))                       K steps from w^t
     server  w^{t+1} = w^t + server_lr (w_bar - w^t)
 
-The centre is w^t also under relaxed initialisation, and the clip sees g_i alone. The code of
-FedInit's authors folds mu into weight decay: its clip sees g - mu w^t, it centres at the start.
+When to use: where clients drift far in a round, by many local steps or very unequal ones. The prox
+term holds them near w^t; nothing is kept and any participation will do, as in cross-device
+federations. The limit stays biased even at full participation, and too large a mu slows every step.
+
+Where we differ: the local problem gets K steps of SGD, not a solver with a tolerance. The centre is
+w^t also under relaxed initialisation, and the clip sees g_i alone; the simulator of FedInit's
+authors folds mu into weight decay: its clip sees g - mu w^t, it centres at the start.
 """
 
 from dataclasses import dataclass
@@ -27,7 +32,7 @@ class FedProxClient(LocalRule):
 
 @dataclass(kw_only=True, eq=False)
 class FedProx(FedAvg):
-    mu: float = option(0.1, "strength of the proximal term; tried: 1, 0.1, 0.01, 0.001", low=0)
+    mu: float = option(0.1, "strength of the proximal term", low=0, tried="0.001, 0.01, 0.1, 1")
 
     def rule(self) -> LocalRule:
         return FedProxClient(self.mu)

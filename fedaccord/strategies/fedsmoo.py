@@ -9,8 +9,14 @@ Approaching Global Consistency and Smooth Landscape. ICML 2023, arXiv:2305.11584
     server  s = radius A_P[mu_i] / ||A_P[mu_i]||
             lam_bar <- lam_bar + (P/C) rho (w_bar - w^t);   w^{t+1} = w_bar + lam_bar / rho
 
-FedDyn on SAM with a dual for the perturbation. As in the authors' code mu_i moves in every local
-step and s omits the paper's term of the last perturbation.
+FedDyn on SAM with a dual for the perturbation.
+
+When to use: as FedSpeed, where the perturbations of clients should agree too. It is one of the
+dearest methods here: two vectors each way, two gradients a step, two vectors on a client that
+should come back, so rather cross-silo. The radius leaves a bias.
+
+Where we differ: as in the authors' code, mu_i moves in every local step and s omits the paper's
+term of the last perturbation.
 """
 
 from collections.abc import Callable

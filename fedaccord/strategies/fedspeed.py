@@ -8,8 +8,15 @@ Sun, Shen, Huang, Ding, Tao. ICLR 2023, arXiv:2302.10429, Algorithm 1.
     authors e = r g_i / ||g_i||;   w^{t+1} = w_bar + (mean of lam_i over all clients) / rho
     paper   e = r g_i;             w^{t+1} = mean over active of (w_{i,K} + lam_i / rho)
 
-r is sam.rho. The authors' form is FedDyn with SAM and made the published numbers; the paper's does
-not hold the optimum under partial participation. The paper stores -lam_i, and rho = 1 / its lambda.
+r is sam.rho.
+
+When to use: as FedDyn, where a flatter minimum is worth twice the gradients. Traffic is FedAvg's; a
+client keeps its dual and should come back. Exact only without the ascent (sam.rho=0): the radius
+leaves a bias.
+
+Where we differ: the authors' form is FedDyn with SAM and made the published numbers; the paper's
+(variant=paper) does not hold the optimum under partial participation. The paper stores -lam_i, and
+rho = 1 / its lambda.
 """
 
 from dataclasses import dataclass

@@ -14,6 +14,14 @@ ServerApp is the relay: the stack (m, d) of models lies there between rounds.
 On an undirected graph W has Metropolis weights: 1 / (1 + max(deg_i, deg_j)) on edges, the rest on
 the diagonal. Nodes that do not answer in a round keep their model; the others mix over what is
 left of the graph, with W made doubly stochastic again.
+
+When to use: where no server may average, or to see what a method loses without one. One gossip step
+shrinks the distance to consensus by 1 - gap or less; more steps buy consensus with traffic. A dense
+graph (exponential, random with ten peers) is worth more than many steps on a ring. Memory that a
+server keeps becomes memory of every node, and travels with the model.
+
+Where we differ: released code for decentralised learning often draws neighbours with uniform
+weights, which is not doubly stochastic and moves the mean; here every matrix is.
 """
 
 import json

@@ -4,6 +4,12 @@ Qu, Li, Duan, Liu, Tang, Lu: Generalized Federated Learning via Sharpness Aware 
 ICML 2022, arXiv:2206.02618, Algorithm 2.
 
     client  w <- w - lr (alpha g_i(w + rho g_i(w) / ||g_i(w)||) + (1 - alpha) delta)
+
+When to use: as FedCM, where a flatter minimum is worth twice the gradients. Clients keep nothing,
+so it suits cross-device federations at low participation. The biases of FedCM and of the radius
+remain.
+
+Where we differ: as in fedcm.py and sam.py.
 """
 
 from dataclasses import dataclass

@@ -14,15 +14,19 @@ def option(
     high: float | None = None,
     above: float | None = None,
     choices: Sequence[str] = (),
+    tried: str = "",
     auto: bool = False,
 ) -> Any:
     """A dataclass field that is also a run-config key: its default, meaning and range.
 
-    low, high: inclusive bounds; above: an exclusive lower bound; auto: a plug-in's option whose
-    run-config default is "auto", what the method itself asks for.
+    low, high: inclusive bounds; above: an exclusive lower bound; tried: values of the papers'
+    experiments, empty where we know of none; auto: a plug-in's option whose run-config default is
+    "auto", what the method itself asks for.
     """
     bounds = {"low": low, "high": high, "above": above, "choices": tuple(choices)}
-    return dataclasses.field(default=default, metadata={"doc": doc, "auto": auto, **bounds})
+    return dataclasses.field(
+        default=default, metadata={"doc": doc, "tried": tried, "auto": auto, **bounds}
+    )
 
 
 def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
@@ -48,10 +52,18 @@ def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
 
 
 def range_text(field: "dataclasses.Field[Any]") -> str:
-    """The allowed range of an option in words."""
+    """The allowed values of an option in words."""
     rule = field.metadata
+    if rule["choices"]:
+        return ", ".join(rule["choices"])
     words = {"low": "at least", "above": "above", "high": "at most"}
     return " and ".join(f"{w} {rule[k]:g}" for k, w in words.items() if rule[k] is not None)
+
+
+def meaning(field: "dataclasses.Field[Any]", allowed: str = "") -> str:
+    """What an option means, in brackets what is ``allowed``, and what the papers tried."""
+    doc, tried = field.metadata["doc"], field.metadata["tried"]
+    return doc + (f" ({allowed})" if allowed else "") + (f"; tried: {tried}" if tried else "")
 
 
 def options(kind: type) -> "list[dataclasses.Field[Any]]":

@@ -8,9 +8,16 @@ Initialization. NeurIPS 2023, arXiv:2306.05706, Algorithm 1.
     end   l_i <- w_{i,K}
 
 Only the start moves. Anchors of prox and dual terms stay at w^t, and the server averages as the
-method says. The authors' simulator moves the anchor too (center = start), and adds the mean
-displacement instead of averaging models (server = updates), which differs under partial
-participation.
+method says.
+
+When to use: to better a method on skewed data at no further gradients. A client keeps one more
+vector and is sent w^0 once, with its first order; FedCM's clients also send their start. Clients
+should come back: the older l_i, the longer the jump. beta above 0.102 leaves the theory, and in the
+paper 0.15 ends in divergence. It makes no biased method exact.
+
+Where we differ: not from the paper. The authors' simulator moves the anchor too (center = start),
+and adds the mean displacement instead of averaging models (server = updates), which differs under
+partial participation.
 """
 
 import math
@@ -36,6 +43,7 @@ class RelaxedInit(PlugIn):
         "relaxation: start at w + beta (w - last local model); theory: below 0.102",
         low=-1,
         auto=True,
+        tried="-0.2, -0.1, 0.01, 0.02, 0.05, 0.1, 0.15 (FedInit)",
     )
     first_visit: str = option(
         "initial",

@@ -7,9 +7,14 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020, arXiv:1910.06378, Alg
     server  w^{t+1} = w^t + server_lr (w_bar - w^t)
             c <- c + (1/C) sum over the active clients of (c_i+ - c_i)       C, not P
 
-c and c_i start at zero, so mean over all clients of c_i = c always. Some released code starts them
-from the parameter values, which breaks that. c_i is formed from the true displacement, so that it
-stays an average of gradients when relaxed initialisation moves the start.
+When to use: where the exact optimum counts and clients come back, as in cross-silo federations. It
+is exact at any participation, but c_i ages while its client is away, and traffic is twice FedAvg's
+both ways. On networks with noisy gradients it does not always beat FedAvg.
+
+Where we differ: not from the paper. c and c_i start at zero, so mean over all clients of c_i = c
+always; some released code starts them from the parameter values, which breaks that. c_i is formed
+from the true displacement, so that it stays an average of gradients when relaxed initialisation
+moves the start.
 """
 
 from dataclasses import dataclass

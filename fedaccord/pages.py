@@ -1,0 +1,322 @@
+"""The pages of docs/methods, one per method and plug-in, from what the code says of itself.
+
+A page is made of the docstring of the method's file (its title, its source, the listing and two
+paragraphs that begin with `When to use:` and `Where we differ:`), its options, its cost and its
+presets in configs/.
+"""
+
+import inspect
+import json
+import re
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from dataclasses import Field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedaccord import config
+from fedaccord.strategies import METHODS, PLUGINS
+from fedaccord.strategies.base import Cost, FederatedStrategy, own_options
+from fedaccord.strategies.options import options, range_text
+
+PRESETS = Path(__file__).resolve().parent.parent / "configs"
+UP = "../.."  # from docs/methods to the repository root
+
+WHEN, DIFFER = "When to use: ", "Where we differ: "  # how their paragraphs begin
+ARXIV = r"arXiv:(\d{4}\.\d{4,5})"
+
+
+class About(NamedTuple):
+    """What the docstring of a method's or plug-in's file says."""
+
+    title: str  # "FedSAM: FedAvg with SAM (see sam.py)"
+    source: str  # authors, venue, number
+    arxiv: str  # the paper's number; empty: none
+    body: list[str]  # listings, indented, and remarks
+    when: str
+    differ: str
+
+
+def about(kind: type) -> About:
+    """The paragraphs of the docstring of ``kind``'s module: title, source, then in any order."""
+    text = inspect.getdoc(sys.modules[kind.__module__]) or ""
+    title, source, *rest = [
+        p if p.startswith(" ") else " ".join(p.split()) for p in re.split(r"\n\s*\n", text)
+    ]
+    arxiv = re.search(ARXIV, source)
+    return About(
+        title=title.rstrip("."),
+        source=source,
+        arxiv=arxiv[1] if arxiv else "",
+        body=[p for p in rest if not p.startswith((WHEN, DIFFER))],
+        when=next((p.removeprefix(WHEN) for p in rest if p.startswith(WHEN)), ""),
+        differ=next((p.removeprefix(DIFFER) for p in rest if p.startswith(DIFFER)), ""),
+    )
+
+
+def file(kind: type) -> str:
+    """The path of a method's or plug-in's file from the repository root."""
+    return kind.__module__.replace(".", "/") + ".py"
+
+
+def write(folder: Path) -> list[Path]:
+    """Write all pages to ``folder``, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {folder / name: text for name, text in pages().items()}
+    for path, text in found.items():
+        path.write_text(text, encoding="utf-8")
+    return [*found]
+
+
+def pages() -> dict[str, str]:
+    """Every page by its file name; links hold in docs/methods."""
+    found = {"README.md": _index()}
+    found |= {f"{name}.md": _method(name, kind) for name, kind in METHODS.items()}
+    found |= {f"{name}.md": _plugin(name, kind) for name, kind in PLUGINS.items()}
+    return {name: "\n\n".join(parts) + "\n" for name, parts in found.items()}
+
+
+# --- the kinds of page ----------------------------------------------------------------------------
+
+
+def _index() -> list[str]:
+    def rows(kinds: dict[str, Any]) -> Iterator[list[str]]:
+        for name, kind in kinds.items():
+            told = about(kind)
+            first_sentence = told.when.partition(". ")[0].rstrip(".") + "."
+            title, _ = _split(told.title)
+            yield [f"[{name}]({name}.md)", title, _capital(_prose(first_sentence))]
+
+    columns = ["name", "title", "when to use it"]
+    return [
+        "# The methods",
+        "Each page holds a method's listing, hyper-parameters, cost, when to use it, where it "
+        "differs from the paper or from released code, and how to run it. `uv run fedaccord "
+        "methods --pages docs/methods` writes them all from the code.",
+        _table(columns, rows(METHODS)),
+        "## Plug-ins",
+        "Each fits one seat of a method, and they compose.",
+        _table(columns, rows(PLUGINS)),
+        "## Letters",
+        LETTERS,
+        "A method is called exact if it reaches the optimum of the mean of unlike clients' losses "
+        "with several local steps, as on least squares with full-batch gradients.",
+    ]
+
+
+LETTERS = """
+| letter | meaning |
+|---|---|
+| `w^t` | the model that round t broadcasts; `w^0` the initial one |
+| `w_{i,0}`, `w_{i,K}` | client i's model before and after its K (`K_i`) local steps |
+| `w_bar` | mean of `w_{i,K}` over the active clients |
+| `C`, `P` | number of all clients, of a round's active clients |
+| `A_P[x]` | mean of `x_i` over the active clients |
+| `g_i(w)` | client i's gradient on the step's batch, its norm bounded by `clip-norm` |
+| `lr` | local rate of the round; every local step also subtracts `lr weight-decay w` |
+| `d` | number of parameters |
+""".strip()
+
+
+def _method(name: str, kind: type[FederatedStrategy]) -> list[str]:
+    own = {type(plugin): plugin for plugin in config.default_plugins(kind)}
+    rows = [_row(f"{name}.{_key(f)}", f, f.default) for f in own_options(kind)]
+    remarks = ["Settings that all methods share: `uv run fedaccord run --list-keys`."]
+    for plugin, plugin_kind in PLUGINS.items():
+        field, page = options(plugin_kind)[0], f"[{plugin}]({plugin}.md)"
+        strength = f"{plugin}.{_key(field)}"
+        if plugin_kind in own:
+            for f in options(plugin_kind):
+                rows.append(_row(f"{plugin}.{_key(f)}", f, getattr(own[plugin_kind], f.name)))
+            off = f"{strength}={_off(field)}"
+            optional = _builds(name, {strength: _off(field)})
+            remarks.append(
+                f"The plug-in {page} is on" + (f"; `{off}` switches it off." if optional else ".")
+            )
+        elif why := kind.refuses.get(plugin_kind.__name__):
+            remarks.append(f"The plug-in {page} is refused: {why}.")
+        else:
+            switch = f"`{strength}={_text(field.default)}`"
+            remarks.append(f"The plug-in {page} is off; {switch} switches it on.")
+    told = about(kind)
+    return [
+        *_heading(told, kind),
+        "## Hyper-parameters",
+        *([_table(COLUMNS, iter(rows))] if rows else ["None of its own."]),
+        "\n".join(f"- {remark}" for remark in remarks),
+        "## Cost",
+        "In vectors of d, the number of parameters.",
+        *_cost(kind.cost),
+        *_advice(told),
+        "## How to run it",
+        _code("sh", f"uv run fedaccord run {' '.join(_runnable(name))}"),
+        *_presets(name),
+    ]
+
+
+def _plugin(name: str, kind: type) -> list[str]:
+    strength = options(kind)[0]
+    rows = [_row(f"{name}.{_key(f)}", f, config.default(f)) for f in options(kind)]
+    on, refused = [], []
+    for method, method_kind in METHODS.items():
+        for plugin in config.default_plugins(method_kind):
+            if type(plugin) is kind:
+                value = getattr(plugin, strength.name)
+                on.append(f"[{method}]({method}.md) ({strength.name} {_text(value)})")
+        if why := method_kind.refuses.get(kind.__name__):
+            refused.append(f"[{method}]({method}.md): {why}")
+    told = about(kind)
+    return [
+        *_heading(told, kind),
+        "## Hyper-parameters",
+        _table(COLUMNS, iter(rows)),
+        f"`{name}.{_key(strength)}` = `{config.AUTO}` is what a method asks for, {_off(strength)} "
+        "(off) for most.",
+        *([f"Methods that switch it on: {', '.join(on)}."] if on else []),
+        *([f"Methods that refuse it: {'; '.join(refused)}."] if refused else []),
+        *_advice(told),
+        "## How to run it",
+        _code(
+            "sh",
+            f"uv run fedaccord run algo=fedavg {name}.{_key(strength)}={_text(strength.default)}",
+        ),
+    ]
+
+
+# --- their parts ----------------------------------------------------------------------------------
+
+
+def _heading(told: About, kind: type) -> list[str]:
+    title, see = _split(told.title)
+    return [
+        f"# {title}",
+        *([f"See {_prose(see)}."] if see else []),
+        _prose(told.source),
+        f"Code: [{file(kind)}]({UP}/{file(kind)}). Letters: [the list](README.md#letters).",
+        "## Algorithm",
+        *(_code("text", textwrap.dedent(p)) if p[0] == " " else _prose(p) for p in told.body),
+    ]
+
+
+def _advice(told: About) -> list[str]:
+    return [
+        *("## When to use it", _capital(_prose(told.when))),
+        *("## Where we differ", _capital(_prose(told.differ))),
+    ]
+
+
+def _split(title: str) -> tuple[str, str]:
+    """A title without the files that it tells to see, and these files."""
+    text, _, see = title.removesuffix(")").partition(" (see ")
+    return (text, see) if see else (title, "")
+
+
+COLUMNS = ["key", "default", "allowed", "tried in papers", "meaning"]
+
+
+def _row(key: str, field: "Field[Any]", default: Any) -> list[str]:
+    """An option of a method; ``default``: its value for this method."""
+    auto = config.default(field)
+    shown = f"`{_text(default)}`"
+    if auto == config.AUTO != default:  # a plug-in's strength
+        shown = f"`{auto}`, here {shown}"
+    return [f"`{key}`", shown, range_text(field), field.metadata["tried"], field.metadata["doc"]]
+
+
+def _cost(cost: Cost) -> Iterator[str]:
+    meaning = {
+        "down": "received by an active client in a round",
+        "up": "sent by an active client in a round",
+        "gradients": "gradient evaluations per local step",
+        "client": "kept by a client between its rounds",
+        "server": "kept by the server, the model included",
+    }
+    rows = ([name, meaning[name], f"{getattr(cost, name):g}"] for name in meaning)
+    yield _table(["cost", "what", "amount"], rows, right=1)
+    if cost.note:
+        yield f"Note: {cost.note}."
+
+
+def _runnable(name: str) -> list[str]:
+    """The pairs that a run of the method needs beside the defaults."""
+    if _builds(name, {}):
+        return [f"algo={name}"]
+    return [f"algo={name}", "fraction-train=1"]  # it wants every client in every round
+
+
+def _builds(name: str, more: dict[str, Any]) -> bool:
+    try:
+        config.RunConfig.make({"algo": name} | more).build_strategy()
+    except ValueError:
+        return False
+    return True
+
+
+def _off(strength: "Field[Any]") -> int | str:
+    """The value that switches a plug-in off."""
+    return "none" if isinstance(strength.default, str) else 0
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or value == "":
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _presets(name: str) -> Iterator[str]:
+    """The files of configs/ that run this method, the one of its name first, and commands."""
+    lines, commands = [], []
+    for path in sorted(PRESETS.glob("*.toml"), key=lambda path: path.stem):
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text)
+        if values["algo"] == name:
+            preset, setting = f"configs/{path.name}", text.partition("\n")[0].partition(": ")[2]
+            lines.append(f"- [{preset}]({UP}/{preset}): {setting}")
+            clients = (config.defaults() | values)["num-clients"]
+            simulated = f"num-supernodes={clients} client-resources-num-cpus=1"
+            commands += [
+                f"uv run fedaccord run --config {preset}",
+                f"uv run flwr run . --stream --run-config {preset} "
+                f'--federation-config "{simulated}"',
+            ]
+    if lines:
+        yield "Presets, whose comments tell where each number comes from:"
+        yield "\n".join(lines)
+        yield _code("sh", *commands[:2])
+
+
+# --- Markdown -------------------------------------------------------------------------------------
+
+
+def _prose(text: str) -> str:
+    """A paragraph with links from names of our files and arXiv numbers."""
+    page = {kind.__module__.rpartition(".")[2]: name for name, kind in (METHODS | PLUGINS).items()}
+
+    def link(match: re.Match[str]) -> str:
+        name = page.get(match[1])
+        return f"[{name}]({name}.md)" if name else match[0]
+
+    text = re.sub(r"\b(\w+)\.py\b", link, text)
+    return re.sub(ARXIV, r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
+
+
+def _table(columns: list[str], rows: Iterator[list[str]], right: int = 0) -> str:
+    """A table whose last ``right`` columns are numbers."""
+    rules = ["---"] * (len(columns) - right) + ["---:"] * right
+    lines = [columns, rules, *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _code(language: str, *lines: str) -> str:
+    return "\n".join([f"```{language}", *lines, "```"])
+
+
+def _capital(text: str) -> str:
+    """``text`` with a capital first, where it begins with a word and not with a letter of ours."""
+    return text[:1].upper() + text[1:] if re.match(r"[a-z]+[ ,:;.]", text) else text
+
+
+def _key(field: "Field[Any]") -> str:
+    return field.name.replace("_", "-")

@@ -1,0 +1,100 @@
+"""The presets in configs/: each runs alone, holds differences only, both readers agree on it."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from flwr.common.config import get_fused_config_from_dir, parse_config_args
+from typer.testing import CliRunner
+
+from fedaccord import cli, config
+from fedaccord.config import RunConfig
+from fedaccord.strategies import METHODS, DFedAvg
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PRESETS = {path.stem: path for path in sorted((REPOSITORY / "configs").iterdir())}
+
+each_preset = pytest.mark.parametrize("name", PRESETS)
+
+
+def values(name: str) -> dict[str, object]:
+    return cli.read_settings([], PRESETS[name])
+
+
+def test_every_method_has_one() -> None:
+    assert [name for name in METHODS if name not in PRESETS] == []
+    assert {path.suffix for path in PRESETS.values()} == {".toml"}
+
+
+@each_preset
+def test_it_is_named_after_its_method(name: str) -> None:
+    algo = str(values(name)["algo"])
+    assert name == algo or name.startswith(f"{algo}-")
+
+
+@each_preset
+def test_it_is_valid_and_gives_a_strategy(name: str) -> None:
+    settings = RunConfig.make(values(name))
+    assert type(settings.build_strategy()) is METHODS[settings.algo]
+
+
+@each_preset
+def test_it_holds_only_what_differs_from_the_defaults(name: str) -> None:
+    """And algo, so that no file depends on which method is the default."""
+    defaults = config.defaults()
+    assert {k: v for k, v in values(name).items() if k != "algo" and defaults[k] == v} == {}
+
+
+@each_preset
+def test_it_touches_no_other_methods_keys(name: str) -> None:
+    """A key of another method would be read and do nothing."""
+    found = values(name)
+    tables = {key.partition(".")[0] for key in found if "." in key}
+    assert tables & set(METHODS) <= {found["algo"]}
+
+
+@each_preset
+def test_flower_reads_the_same(name: str) -> None:
+    """By the function behind `flwr run --run-config`, and joined with the app's defaults."""
+    read = parse_config_args([str(PRESETS[name])])
+    assert read == values(name)
+    assert {k: type(v) for k, v in read.items()} == {k: type(v) for k, v in values(name).items()}
+    joined = get_fused_config_from_dir(REPOSITORY, read)
+    assert RunConfig.make(joined).flat == RunConfig.make(values(name)).flat
+
+
+@each_preset
+def test_its_comment_tells_setting_sources_and_commands(name: str) -> None:
+    lines = PRESETS[name].read_text().splitlines()
+    head = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]
+    text = "\n".join(head)
+    assert head[0].count(": ") == 1
+    assert "# Setting: " in text
+    assert "# Method: " in text
+    assert f" --config configs/{name}.toml " in text
+    assert f" --run-config configs/{name}.toml " in text
+    assert f'"num-supernodes={values(name)["num-clients"]} ' in text
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_presets_named_as_methods_share_a_task() -> None:
+    """One with a server, another without."""
+    keys = ("dataset", "model", "num-clients", "partition", "alpha", "replacement")
+    for with_server in (True, False):
+        names = [name for name, kind in METHODS.items() if with_server != issubclass(kind, DFedAvg)]
+        found = [RunConfig.make(values(name)).flat for name in names]
+        assert len({tuple(flat[key] for key in keys) for flat in found}) == 1
+
+
+@pytest.mark.parametrize("name", ["fedsam-200clients", "fedpd"])
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    """Shortened, on data that needs no download."""
+    words = ["run", "--config", PRESETS[name], "dataset=digits", "model=mlp", "threads=1"]
+    words += ["num-server-rounds=1", f"out-dir={tmp_path}", "name=run"]
+    result = CliRunner().invoke(cli.app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
+    for key in ("algo", "num-clients", "fraction-train", "replacement"):
+        assert written[key] == values(name)[key]
