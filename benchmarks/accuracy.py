@@ -10,24 +10,20 @@ that makes it. The report is docs/results/accuracy.md and accuracy.png.
 """
 
 import argparse
-import fcntl
 import json
-import os
-import shutil
+import math
 import sys
-import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import data
 import matplotlib
 import pandas as pd
+import resume
 
-from fedaccord import engine
 from fedaccord.config import RunConfig
 from fedaccord.strategies import METHODS
+from fedaccord.strategies.options import options as options_of
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -79,70 +75,25 @@ def main() -> None:
                 "threads": options.threads,
                 "device": options.device,
                 "data-dir": str(data.find()),
-                "out-dir": str(out),
             }
-            for method in options.methods or METHODS:
-                run(method, out / method, SETTING | more | OWN_KEYS.get(method, {}))
+            for method in options.methods or filter(fits, METHODS):
+                settings = SETTING | more | OWN_KEYS.get(method, {}) | {"algo": method}
+                if resume.run(out / method, settings, SETTING):
+                    print(f"{method}: {read(out / method).row['mean']:.2%}", flush=True)
+                else:
+                    print(f"{method}: another process works on it")
         report(out, options.results)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(str(error))
 
 
-# --- the runs -------------------------------------------------------------------------------------
-
-
-def run(method: str, folder: Path, settings: dict[str, Any]) -> None:
-    """Make the run in ``folder`` unless it is there, or another process makes it just now.
-
-    Raises ValueError where ``folder`` holds a completed run of another setting.
-    """
-    config = RunConfig.make(settings | {"algo": method, "name": folder.name})
-    with lock(folder) as mine:
-        if not mine:
-            print(f"{method}: another process works on it")
-        elif completed(folder):
-            check_same(folder, config)
-            print(f"{method}: {folder} is completed")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            with engine.quiet():
-                engine.run(config)
-            machine = {"cores": os.cpu_count(), "threads": config.threads}
-            (folder / "machine.json").write_text(json.dumps(machine))
-            print(f"{method}: {read(folder).row['mean']:.2%}", flush=True)
-
-
-@contextmanager
-def lock(folder: Path) -> Iterator[bool]:
-    """Whether this process alone works on ``folder``; a process that dies lets go of it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-
-
-def completed(folder: Path) -> bool:
+def fits(method: str) -> bool:
+    """Whether a method runs in this setting: not without a server, nor with all clients only."""
     try:
-        status: str = json.loads((folder / "summary.json").read_text())["status"]
-    except (FileNotFoundError, NotADirectoryError):
+        strategy = RunConfig.make(SETTING | {"algo": method}).build_strategy()
+    except ValueError:
         return False
-    return status == "completed"
-
-
-def check_same(folder: Path, config: RunConfig) -> None:
-    """Raise ValueError where the run in ``folder`` differs in what decides its numbers."""
-    before = flatten(tomllib.loads((folder / "config.toml").read_text())["run"])
-    wanted = [*SETTING, *(key for key in config.flat if key.startswith(f"{config.algo}."))]
-    for key in wanted:
-        if before.get(key) != config.flat[key]:
-            raise ValueError(
-                f"{folder} holds a run with {key} {before.get(key)}, not {config.flat[key]}: "
-                "choose another --out, or move that run away"
-            )
+    return strategy.gossip is None
 
 
 # --- the report -----------------------------------------------------------------------------------
@@ -157,7 +108,7 @@ class Run(NamedTuple):
 
 
 def read(folder: Path) -> Run:
-    settings = flatten(tomllib.loads((folder / "config.toml").read_text())["run"])
+    settings = resume.settings_of(folder)
     metrics = pd.read_csv(folder / "metrics.csv", index_col="round")
     summary = json.loads((folder / "summary.json").read_text())
     machine = folder / "machine.json"
@@ -179,7 +130,7 @@ def report(out: Path, results: Path) -> None:
 
     Raises FileNotFoundError where there is none, ValueError where their settings differ.
     """
-    folders = [path.parent for path in out.glob("*/summary.json") if completed(path.parent)]
+    folders = [path.parent for path in out.glob("*/summary.json") if resume.completed(path.parent)]
     runs = sorted(map(read, folders), key=lambda run: -run.row["mean"])
     if not runs:
         raise FileNotFoundError(f"{out} holds no completed run: leave --report out to make some")
@@ -196,7 +147,7 @@ def report(out: Path, results: Path) -> None:
 def table(runs: list[Run]) -> str:
     setting = runs[0].settings
     rounds = int(runs[0].curve.index[-1])
-    baseline = next((run.row["mean"] for run in runs if run.method == BASELINE), None)
+    baseline = baseline_of(runs)
     cores = sorted({str(run.machine.get("cores", "?")) for run in runs})
     threads = sorted({str(run.settings["threads"]) for run in runs})
     device = "CPU" if setting["device"] == "cpu" else setting["device"]
@@ -227,7 +178,7 @@ def table(runs: list[Run]) -> str:
         row = run.row
         lines.append(
             f"| {run.method} | {own_settings(run)} | {row['last']:.2%} | {row['mean']:.2%} | "
-            f"{row['best']:.2%} | {row['train-loss']:.3f} | {row['drift']:.3g} | "
+            f"{row['best']:.2%} | {row['train-loss']:.3f} | {number(row['drift'])} | "
             f"{row['seconds']:.0f} | {verdict(run, baseline)} |"
         )
     lines += [
@@ -237,8 +188,10 @@ def table(runs: list[Run]) -> str:
         f"are sorted by the mean of the last {WINDOW} evaluations, by which they are also compared "
         f"with {BASELINE}. Train loss (of local steps, before each step) and drift (mean of "
         "`||w_i,K - w||^2` over the active clients, w the model after the round) are means of the "
-        f"last {WINDOW} rounds. One seed and few rounds: differences of a point or two say little, "
-        "and the hyper-parameters are not tuned for any method.",
+        f"last {WINDOW} rounds; a dash where local models are not sent. One seed and few rounds: "
+        "differences of a point or two say little, and the hyper-parameters are not tuned for any method.",
+        "",
+        left_out(runs),
         "",
         "![test accuracy by round](accuracy.png)",
         "",
@@ -248,12 +201,34 @@ def table(runs: list[Run]) -> str:
     return "\n".join(lines)
 
 
+def left_out(runs: list[Run]) -> str:
+    """Which methods the table does not hold, and which beat the baseline."""
+    beat = [run.method for run in runs if verdict(run, baseline_of(runs)).startswith("yes")]
+    lost = [run.method for run in runs if verdict(run, baseline_of(runs)).startswith("no")]
+    text = f"Beat {BASELINE} here: {', '.join(beat)}. Did not: {', '.join(lost) or 'none'}. "
+    return text + (
+        "FedPD is not in the table: it needs all clients in every round. Decentralised methods are "
+        "in [decentralised.md](decentralised.md)."
+    )
+
+
+def baseline_of(runs: list[Run]) -> float | None:
+    return next((run.row["mean"] for run in runs if run.method == BASELINE), None)
+
+
 def own_settings(run: Run) -> str:
     """The settings of the run's method and what it overrides, as ``alpha 0.1``."""
     prefix = f"{run.method}."
     own = {k.removeprefix(prefix): v for k, v in run.settings.items() if k.startswith(prefix)}
+    for plugin in RunConfig.make({"algo": run.method}).build_strategy().plugins:
+        strength = options_of(type(plugin))[0].name
+        own[f"{type(plugin).__name__} {strength}"] = getattr(plugin, strength)
     own |= {key: run.settings[key] for key in OWN_KEYS.get(run.method, {})}
     return ", ".join(f"{key} {value}" for key, value in own.items()) or "–"
+
+
+def number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.3g}"
 
 
 def verdict(run: Run, baseline: float | None) -> str:
@@ -287,17 +262,6 @@ def plot(runs: list[Run], path: Path) -> None:
     )
     figure.savefig(path, dpi=120)
     plt.close(figure)
-
-
-def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as keys with dots."""
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
 
 
 if __name__ == "__main__":
