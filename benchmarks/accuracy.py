@@ -189,7 +189,8 @@ def table(runs: list[Run]) -> str:
         f"with {BASELINE}. Train loss (of local steps, before each step) and drift (mean of "
         "`||w_i,K - w||^2` over the active clients, w the model after the round) are means of the "
         f"last {WINDOW} rounds; a dash where local models are not sent. One seed and few rounds: "
-        "differences of a point or two say little, and the hyper-parameters are not tuned for any method.",
+        "differences of a point or two say little, and the hyper-parameters are not tuned for any "
+        "method.",
         "",
         left_out(runs),
         "",

@@ -165,9 +165,10 @@ def table(runs: dict[tuple[str, str], Run], gossip: dict[str, Any] | None) -> st
         f"{SETTING['lr-decay']:g} a round, weight decay {SETTING['weight-decay']:g}, gradient "
         f"norms clipped at {SETTING['clip-norm']:g}, random crops and mirrored images, seed "
         f"{SETTING['seed']}. D-PSGD takes one step a round, so it gets "
-        f"{OWN_KEYS['dpsgd']['num-server-rounds']} rounds: as many gradients, ten times the gossip. "
-        "DFedAvgM has momentum 0.9, DFedSAM radius 0.01, DFedSAM-MGS four gossip steps. All "
-        f"nodes start from one model. {setting['device']}, {setting['threads']} PyTorch thread(s).",
+        f"{OWN_KEYS['dpsgd']['num-server-rounds']} rounds: as many gradients, ten times the "
+        "gossip. DFedAvgM has momentum 0.9, DFedSAM radius 0.01, DFedSAM-MGS four gossip steps. "
+        f"All nodes start from one model. {setting['device']}, {setting['threads']} PyTorch "
+        "thread(s).",
         "",
         "Test accuracy of the mean model, in brackets mean and standard deviation of the nodes' "
         "own, after the last round; one seed, nothing tuned: a point or two say little.",

@@ -43,6 +43,17 @@ def test_same_bits_as_in_process(three: Flower, tmp_path: Path) -> None:
     assert_same_run(tmp_path / "there", tmp_path / "here")
 
 
+def test_without_a_server_too(three: Flower, tmp_path: Path) -> None:
+    """Gossip through the relay, masks, and personal models evaluated at their nodes."""
+    config: dict[str, Any] = SCAFFOLD | {"algo": "dispfl", "relaxed-init.beta": 0.0}
+    config |= {"out-dir": str(tmp_path)}
+    outcome = three.run(REPOSITORY, config | {"name": "there"})
+    assert outcome.status == "finished:completed", outcome.output
+    engine.run(RunConfig.make(config | {"name": "here", "num-clients": 3}))
+    assert_same_run(tmp_path / "there", tmp_path / "here")
+    assert "personal-accuracy-last" in json.loads((tmp_path / "there/summary.json").read_text())
+
+
 def test_same_client_states_as_in_process(three: Flower, tmp_path: Path) -> None:
     """A client's state lives in its SuperNode's memory, by run, and dies with it. To read it, the
     app runs with two components around FedAccord's: when the rounds are over, the server asks and

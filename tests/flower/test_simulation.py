@@ -19,6 +19,8 @@ SMALL = {"num-server-rounds": 3, "threads": 1, "device": "cpu", "local-epochs": 
     [
         {"algo": "scaffold", "relaxed-init.beta": 0.05},
         {"algo": "afedpd", "fraction-train": 0.5},
+        {"algo": "dfedsam-mgs", "gossip.topology": "grid", "relaxed-init.beta": 0.05},
+        {"algo": "dispfl", "gossip.topology": "random", "dispfl.regrow": "random"},
     ],
     ids=lambda config: str(config["algo"]),
 )

@@ -12,9 +12,11 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedaccord import records, train_locally
-from fedaccord.engine import InProcessGrid
-from fedaccord.strategies import AFedPD, FedAvg, FedPD, RelaxedInit, Scaffold
+from fedaccord.config import RunConfig
+from fedaccord.engine import InProcessGrid, simulate
+from fedaccord.strategies import AFedPD, FedAvg, FedDeper, FedPD, RelaxedInit, Scaffold
 from fedaccord.strategies.base import FederationError, Round
+from fedaccord.task import load_task
 from tests.federation import half_square, linear, run
 from tests.reference.problem import LeastSquares
 
@@ -373,6 +375,36 @@ def test_a_beta_above_the_theory_is_a_warning(
     monkeypatch.setattr(logging.getLogger("flwr"), "warning", lambda text, *_: lines.append(text))
     FedAvg(plugins=(RelaxedInit(beta=beta),)).summary()
     assert any("sqrt(6)/24" in line for line in lines) == warned
+
+
+def test_personal_models_are_evaluated_at_their_clients() -> None:
+    """FedDeper's v, on each client's share of the test samples, once it has one."""
+    keys = {"num_clients": 6, "local_epochs": 1, "threads": 1, "model": "linear"}
+    found = simulate("feddeper", rounds=3, participation=[[0], [1, 2], [0]], **keys)
+    metrics = found.metrics["personal-accuracy"]
+    assert metrics.isna().tolist() == [True, False, False, False]
+    task = load_task(**RunConfig.make({"model": "linear"}).task(), num_clients=6)
+    own = []
+    for i in (0, 1, 2):
+        x, y = task.client_test(i)
+        model = task.model()
+        model.w.copy_(found.clients[i].v)
+        with torch.no_grad():
+            scores = model.module(task.prepare(x, torch.float32))
+        own.append((scores.argmax(1) == y).float().mean().item())
+    assert metrics.iloc[-1] == pytest.approx(np.mean(own))
+    assert "personal-accuracy" not in simulate("fedavg", rounds=1, **keys).metrics
+
+
+def test_a_client_that_cannot_evaluate_its_personal_model_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A foreign ClientApp without an evaluate function trains all the same."""
+    with caplog.at_level(logging.WARNING, "flwr"):
+        rounds = federation(strategy(FedDeper), 1, lambda message, reply: reply)
+    assert "personal models: " in caplog.text
+    assert rounds[-1].metrics["replies"] == 6
+    assert "personal-accuracy" not in rounds[-1].metrics
 
 
 def test_fedpd_refuses_a_schedule_that_leaves_a_client_out() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedaccord.task.partition import REPLACEMENTS, _draw, _fill, partition, report
+from fedaccord.task.partition import REPLACEMENTS, _draw, _fill, matching_share, partition, report
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 100))
 SKEWED = ("dirichlet", "pathological")
@@ -308,3 +308,32 @@ def test_errors_in_a_file_name_the_client(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as error:
         partition(LABELS, 2, "file", file=str(path))
     assert "\n" not in str(error.value)
+
+
+# --- shares of the test samples -------------------------------------------------------------------
+
+
+def test_a_matching_share_has_the_mixture_of_what_is_held():
+    held = np.repeat([0, 2, 3], [50, 30, 20])
+    labels = np.tile(np.arange(4), 100)
+    share = matching_share(held, labels, 60, seed=0)
+    assert len(set(share.tolist())) == len(share) == 60
+    assert np.bincount(labels[share]).tolist() == [30, 0, 18, 12]
+    assert share.tolist() == sorted(share.tolist())
+    assert share.tolist() == matching_share(held, labels, 60, seed=0).tolist()
+    assert share.tolist() != matching_share(held, labels, 60, seed=1).tolist()
+
+
+@pytest.mark.parametrize(("size", "counts"), [(7, [3, 2, 2]), (1, [1]), (2, [1, 1])])
+def test_a_matching_share_rounds_by_largest_remainders(size, counts):
+    held, labels = np.repeat([0, 1, 2], [5, 4, 3]), np.tile(np.arange(3), 10)
+    assert np.bincount(labels[matching_share(held, labels, size, seed=0)]).tolist() == counts
+
+
+def test_a_matching_share_gives_what_there_is():
+    labels = np.repeat([0, 1], [3, 50])
+    assert np.bincount(labels[matching_share(np.array([0, 0, 1]), labels, 30, 0)]).tolist() == [
+        3,
+        10,
+    ]
+    assert len(matching_share(np.array([7]), labels, 5, 0)) == 5  # a class of no test sample

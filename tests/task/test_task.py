@@ -196,3 +196,38 @@ def test_a_device_that_is_not_there_is_one_line(name: str) -> None:
 def test_the_device_of_a_configuration_is_checked() -> None:
     with pytest.raises(ValueError, match=r"^device: expected one of"):
         load_task(**digits(device="warp"))
+
+
+def test_a_clients_test_share_is_as_large_as_its_share_of_the_training_samples() -> None:
+    given = (torch.arange(200.0)[:, None], torch.arange(200) % 4)
+    ys = [torch.zeros(30, dtype=torch.long), torch.arange(90) % 4]
+    some = Task(lambda: nn.Linear(1, 4), Clients([torch.zeros(len(y), 1) for y in ys], ys), given)
+    (_, few), (x, many) = some.client_test(0), some.client_test(1)
+    assert few.bincount().tolist() == [50]
+    assert sum(many.bincount()) == 150
+    assert max(many.bincount()) - min(many.bincount()) <= 1
+    assert torch.equal(x[:, 0] % 4, many.float())
+    some.own_test = True
+    assert some.client_test(0)[1] is given[1]
+    with pytest.raises(ValueError, match="expected test samples for personal models, got none"):
+        task().client_test(0)
+
+
+def test_the_training_samples_are_evaluated_whole_and_plain() -> None:
+    """Also those that no client holds, and without augmentation."""
+    settings = RunConfig.make({"model": "linear", "alpha": 0.05, "replacement": "cyclic"}).task()
+    digits = load_task(**settings, num_clients=7)
+    w = FlatModel(digits.module(), dtype=torch.float32).w.clone()
+    x, y = digits.clients.x, digits.clients.y
+    assert isinstance(x, Tensor)
+    assert isinstance(y, Tensor)
+    predictions = digits.module()(digits.prepare(x, torch.float32))
+    expected = {
+        "train-loss-of-model": F.cross_entropy(predictions, y).item(),
+        "train-accuracy": (predictions.argmax(1) == y).float().mean().item(),
+    }
+    assert digits.evaluate_train(w) == pytest.approx(expected)
+    digits.augment = lambda x, generator: x + 100.0
+    assert digits.evaluate_train(w) == pytest.approx(expected)
+    lists = Task(digits.module, Clients([x[:9], x[9:]], [y[:9], y[9:]]), prepare=digits.prepare)
+    assert lists.evaluate_train(w) == pytest.approx(expected)
