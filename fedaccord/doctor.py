@@ -104,6 +104,9 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
     try:
         yield Check("ok", "device", str(find_device(settings.device)))
         strategy = settings.build_strategy()
+        if strategy.gossip:
+            graph = strategy.gossip.begin(settings.num_clients, strategy.seed)
+            yield Check("ok", "graph", ", ".join(f"{key} {value}" for key, value in graph.items()))
     except ValueError as error:
         yield Check("fail", "settings", str(error))
         return
@@ -156,14 +159,15 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
     cost = strategy.cost
     w = torch.empty(d, device="meta")
     kept = max(cost.client, _elements(strategy.client_rule().init(w, w)) / d)  # with plug-ins
-    active = max(1, round(strategy.fraction_train * clients))
+    active = clients if strategy.gossip else max(1, round(strategy.fraction_train * clients))
     state = clients * kept * vector
-    server = cost.server * vector
+    vectors = cost.server * (clients if strategy.gossip else 1)  # at a relay, for every node
+    server = vectors * vector
     messages = active * (cost.down + cost.up) * vector
     work = 4 * vector  # model, gradient, buffers
     need, free = state + server + messages + work + facts.size, _free_memory()
     yield Check("ok", "client state", f"{clients:,} x {kept:g} vectors, {_size(state)}")
-    yield Check("ok", "server state", f"{cost.server:g} vectors, {_size(server)}")
+    yield Check("ok", "server state", f"{vectors:g} vectors, {_size(server)}")
     told = f"at most {active:,} x {cost.down + cost.up:g} vectors a round, {_size(messages)}"
     yield Check("ok", "messages", told)
     told = f"{_size(need)} needed in process, without activations, {_size(free)} free"

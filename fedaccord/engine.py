@@ -129,6 +129,8 @@ def run(
     """Run a configuration in this process; see `server_app.run`."""
     if config.threads:
         torch.set_num_threads(config.threads)
+    if gossip := config.build_strategy().gossip:  # what does not fit shows before a file is written
+        gossip.begin(config.num_clients, config.strategy["seed"])
     task = load_task(**config.task(), num_clients=config.num_clients)
     grid = InProcessGrid(make_app(lambda _: task), config.num_clients, on_client=on_client)
     assert task.clients.parts is not None
