@@ -105,8 +105,8 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
         yield Check("ok", "device", str(find_device(settings.device)))
         strategy = settings.build_strategy()
         if strategy.gossip:
-            graph = strategy.gossip.begin(settings.num_clients, strategy.seed)
-            yield Check("ok", "graph", ", ".join(f"{key} {value}" for key, value in graph.items()))
+            told = strategy.gossip.words(settings.num_clients, strategy.seed)
+            yield Check("ok", "graph", told)
     except ValueError as error:
         yield Check("fail", "settings", str(error))
         return

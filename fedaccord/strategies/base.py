@@ -557,7 +557,7 @@ class FederatedStrategy(Strategy, ABC):
         self.state = self.init(self._w)
         if self.gossip:
             self.facts["gossip"] = self.gossip.begin(self.num_clients, self.seed)
-            log.info("gossip: %s", ", ".join(f"{k} {v}" for k, v in self.facts["gossip"].items()))
+            log.info("gossip: %s", self.gossip.words(self.num_clients, self.seed))
             self._w, self.state = (
                 self._by_node(self._w),
                 each(self.state, self._by_node),

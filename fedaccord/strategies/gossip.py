@@ -83,6 +83,14 @@ class Gossip:
             "spectral-gap": spectral_gap(W),
         }
 
+    def words(self, m: int, seed: int) -> str:
+        """What `begin` finds, in one line."""
+        found = self.begin(m, seed)
+        return (
+            f"{found['topology']} of {m} nodes, {self.steps} step(s) a round, "
+            f"spectral gap {found['spectral-gap']:.4g}"
+        )
+
     def _random(self, m: int, generator: random.Random) -> Tensor:
         k = self.peers or min(10, m // 2)
         if k >= m:
