@@ -16,7 +16,10 @@
 Decisions: "tracking" (Wang et al.) is the reference; "active" is the poster's row of comparison;
 "released" is the code of Gong et al., which reloads theta^t before it measures. No regulariser,
 so the server's prox is the identity. Inactive theta_i, lam_i, thetahat_i stay. theta_i^old is
-the client's last final model, not its relaxed start; a relaxed start moves theta_{i,0} only.
+the client's last final model, not its relaxed start; a relaxed start moves theta_{i,0} only
+(ri_center="server"). With ri_center="start" theta_{i,0} stands for theta^t in the proximal term
+and in the step of lam_i, as FedInit's authors' simulator does in its dual methods; the server
+rules stay as written.
 """
 
 from __future__ import annotations
@@ -53,10 +56,13 @@ def run(
     eta_s: float = 1.0,
     ri_beta: float = 0.0,
     ri_first_visit: str = "initial",
+    ri_center: str = "server",
     sam_rho: float = 0.0,
 ) -> History:
     if variant not in ("tracking", "active", "gong", "released"):
         raise ValueError(f"variant: tracking, active, gong or released, not {variant!r}")
+    if ri_center not in ("server", "start"):
+        raise ValueError(f"ri_center: 'server' or 'start', not {ri_center!r}")
     gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
     C = problem.num_clients
     last = LastModels(w0, C, ri_beta, ri_first_visit)
@@ -71,11 +77,12 @@ def run(
         theta_old, lam_old, theta_hat_old = theta_i.copy(), lam.copy(), theta_hat.copy()
         for i in P:
             th = last.start(i, theta)
+            center = theta if ri_center == "server" else th
             for k in range(steps_of(local_steps, i)):
                 g = gradient(t, i, k, th)
-                th = th - lr_t * (g + lam[i] + rho * (th - theta) + weight_decay * th)
+                th = th - lr_t * (g + lam[i] + rho * (th - center) + weight_decay * th)
             theta_i[i] = th
-            lam[i] = lam[i] + rho * (theta_i[i] - theta)
+            lam[i] = lam[i] + rho * (theta_i[i] - center)
             theta_hat[i] = theta_i[i] + lam[i] / rho
             last.store(i, th)
         if variant == "tracking":

@@ -10,7 +10,9 @@
         w^{t+1} = w_bar^{t+1} - h/alpha
 
 Decisions: the step of h is divided by C, not P; lam_i = -q_i and lam_bar = -h are what the
-family of primal-dual methods calls them; a relaxed start moves w_0 only, the centre stays w^t.
+family of primal-dual methods calls them; a relaxed start moves w_0 only, the centre stays w^t
+(ri_center="server"). With ri_center="start" w_0 stands for w^t in the proximal term and in the
+steps of q_i and h, as in the simulator of FedInit's authors: h remains the mean of the q_i.
 """
 
 from __future__ import annotations
@@ -46,8 +48,11 @@ def run(
     alpha: float = 0.1,
     ri_beta: float = 0.0,
     ri_first_visit: str = "initial",
+    ri_center: str = "server",
     sam_rho: float = 0.0,
 ) -> History:
+    if ri_center not in ("server", "start"):
+        raise ValueError(f"ri_center: 'server' or 'start', not {ri_center!r}")
     gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
     C = problem.num_clients
     last = LastModels(w0, C, ri_beta, ri_first_visit)
@@ -57,16 +62,17 @@ def run(
     weights, averages, lam_bar_trace = [w0], [w0], [-h]
     for t, active in enumerate(cohorts):
         lr_t = lr * lr_decay**t
-        w_K = {}
+        w_K, center = {}, {}
         for i in active:
             w_k = last.start(i, w)
+            center[i] = w if ri_center == "server" else w_k
             for k in range(steps_of(local_steps, i)):
                 g = gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g - q[i] + alpha * (w_k - w) + weight_decay * w_k)
-            q[i] = q[i] - alpha * (w_k - w)
+                w_k = w_k - lr_t * (g - q[i] + alpha * (w_k - center[i]) + weight_decay * w_k)
+            q[i] = q[i] - alpha * (w_k - center[i])
             w_K[i] = w_k
             last.store(i, w_k)
-        h = h - alpha / C * sum(w_K[i] - w for i in active)
+        h = h - alpha / C * sum(w_K[i] - center[i] for i in active)
         w_bar = mean(w_K)
         w = w_bar - h / alpha
         weights.append(w)

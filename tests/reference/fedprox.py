@@ -7,7 +7,8 @@
         w^{t+1} = w^t + server_lr (w_bar^{t+1} - w^t)
 
 Decisions: the clip acts on g_i alone, not on g_i - mu w^t; a relaxed start moves w_0 only, the
-centre of the prox term stays w^t.
+centre of the prox term stays w^t (ri_center="server"). With ri_center="start" the centre is w_0
+itself, as in the simulator of FedInit's authors.
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ def run(
     server_lr: float = 1.0,
     ri_beta: float = 0.0,
     ri_first_visit: str = "initial",
+    ri_center: str = "server",
     sam_rho: float = 0.0,
 ) -> History:
+    if ri_center not in ("server", "start"):
+        raise ValueError(f"ri_center: 'server' or 'start', not {ri_center!r}")
     gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
     last = LastModels(w0, problem.num_clients, ri_beta, ri_first_visit)
     w = w0.copy()
@@ -55,9 +59,10 @@ def run(
         w_K = {}
         for i in active:
             w_k = last.start(i, w)
+            center = w if ri_center == "server" else w_k
             for k in range(steps_of(local_steps, i)):
                 g = gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g + mu * (w_k - w) + weight_decay * w_k)
+                w_k = w_k - lr_t * (g + mu * (w_k - center) + weight_decay * w_k)
             w_K[i] = w_k
             last.store(i, w_k)
         w_bar = mean(w_K)

@@ -513,6 +513,79 @@ def test_fedspeed_and_fedsmoo_without_perturbation(schedule, option):
     assert differ(pp, dyn) == (schedule is PARTIAL)
 
 
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [
+        (fedprox, {"mu": 1.0}),
+        (feddyn, {"alpha": 0.5}),
+        *[(fedadmm, {"rho": 0.5, "variant": v}) for v in ("tracking", "active", "released")],
+        (fedadmm, {"rho": 0.5, "variant": "gong", "eta_s": 0.4}),
+    ],
+)
+@pytest.mark.parametrize("option", [o for o in OPTIONS if "ri" not in o])
+@schedules
+def test_centre_of_a_relaxed_start(schedule, option, method, own):
+    """Nothing to choose without relaxation; with it the two centres part."""
+    kwargs = {**own, **OPTIONS[option]}
+    states = () if method is fedprox else ("lam",)
+    plain = go(method, schedule, **{**kwargs, "ri_beta": 0.0})
+    start = go(method, schedule, **{**kwargs, "ri_beta": 0.0}, ri_center="start")
+    assert_same(plain, start, *states, rtol=0)
+    relaxed, moved = [
+        go(method, schedule, **{**kwargs, "ri_beta": 0.3}, ri_center=center)
+        for center in ("server", "start")
+    ]
+    assert_same(relaxed, go(method, schedule, **{**kwargs, "ri_beta": 0.3}), *states, rtol=0)
+    assert differ(relaxed, moved, 1e-5)
+
+
+@options
+@schedules
+def test_fedprox_one_step_around_its_start(schedule, option):
+    """A prox term around the start vanishes at the start."""
+    own = {"local_steps": 1, "mu": 3.0, "ri_center": "start"}
+    assert_same(go(fedprox, schedule, option, **own), go(fedavg, schedule, option, local_steps=1))
+
+
+def test_exact_local_solves_around_the_start():
+    """w_i = argmin f_i + (rho/2)||w - w_{i,0}||^2, with + <lam_i, w> for the dual methods, whose
+    stationarity reads lam_i^new = -grad f_i(w_i)."""
+    rho, beta = 0.7, 0.3
+    own = {"local_steps": 1500, "ri_beta": beta, "ri_center": "start"}
+    for method, name in ((fedprox, "mu"), (feddyn, "alpha"), (fedadmm, "rho")):
+        h = go(method, **own, **{name: rho})
+        w_i, lam = np.tile(W0, (C, 1)), np.zeros((C, D))
+        for t, active in enumerate(PARTIAL):
+            for i in active:
+                start = h.weights[t] + beta * (h.weights[t] - w_i[i])
+                pull = PROBLEM.A[i].T @ PROBLEM.b[i] - lam[i] + rho * start
+                w_i[i] = np.linalg.solve(PROBLEM.hessian(i) + rho * np.eye(D), pull)
+                if method is not fedprox:
+                    lam[i] = -PROBLEM.grad(i, w_i[i])
+            assert_close(h.averages[t + 1], w_i[active].mean(axis=0))
+        if method is not fedprox:
+            assert_close(h.clients["lam"], lam)
+
+
+@options
+def test_dual_methods_around_the_start(option):
+    """lam_bar stays the mean of all lam_i; at full participation FedDyn and FedADMM coincide."""
+    own = {"ri_center": "start"}
+    partial = go(feddyn, PARTIAL, option, alpha=0.5, **own)
+    assert_close(partial.clients["lam"].mean(axis=0), partial.extra["lam_bar"])
+    assert_close(partial.weights[1:], partial.averages[1:] + partial.traces["lam_bar"][1:] / 0.5)
+    full = go(feddyn, FULL, option, alpha=0.5, **own)
+    for variant in ("tracking", "active"):
+        admm = go(fedadmm, FULL, option, rho=0.5, variant=variant, **own)
+        assert_same(admm, full, "lam")
+
+
+@pytest.mark.parametrize("method", [fedprox, feddyn, fedadmm])
+def test_unknown_centre(method):
+    with pytest.raises(ValueError, match="ri_center"):
+        go(method, ri_center="elsewhere")
+
+
 def test_fedspeed_paper_ascent():
     """a = 0 ignores the ascent; plain ascent on a quadratic is (I + r H_i) g_1."""
     assert_same(go(fedspeed, a=0.0, **SAM), go(feddyn), "lam")

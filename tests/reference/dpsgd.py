@@ -1,0 +1,57 @@
+"""D-PSGD - arXiv:1705.09056, Algorithm 1, in dense numpy.
+
+    x_i = x^0 for all i
+    for t = 0 .. T-1, for all i at once:
+        "lian":  x_i <- sum_j W_ij x_j - lr_t (g_i(x_i) + wd x_i)        (the paper)
+        "atc":   z_i = x_i - lr_t (g_i(x_i) + wd x_i),   x_i <- sum_j W_ij z_j
+
+Decisions: in "lian" the gradient is at the model before the mix, and the step itself is not mixed
+in this round; "atc" (adapt, then combine) is what comparisons with DFedAvg mean. z_i of "lian" is
+also x_i after its own step, so x_i <- sum_j W_ij x_j + (z_i - x_i). That is how more than one
+local step is read (local_steps > 1, not in the paper), and gossip_steps = Q takes W^Q for W. A
+failed node takes no step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .gossip import Failures, GossipHistory, Mixing, Recorder, failures, power, start, working
+from .problem import Array, Batches, LeastSquares, LocalGradient, steps_of
+
+
+def run(
+    problem: LeastSquares,
+    w0: Array,
+    mixing: Mixing,
+    *,
+    lr: float,
+    local_steps: int | Sequence[int] = 1,
+    lr_decay: float = 1.0,
+    weight_decay: float = 0.0,
+    clip_norm: float | None = None,
+    batches: Batches | None = None,
+    failed: Failures | None = None,
+    variant: str = "lian",
+    gossip_steps: int = 1,
+    sam_rho: float = 0.0,
+) -> GossipHistory:
+    if variant not in ("lian", "atc"):
+        raise ValueError(f"variant: lian or atc, not {variant!r}")
+    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
+    C = problem.num_clients
+    x = start(w0, C)
+    last = x.copy()
+    recorder = Recorder(x)
+    for t, W in enumerate(mixing):
+        lr_t = lr * lr_decay**t
+        z = x.copy()
+        for i in working(C, failed, t):
+            for k in range(steps_of(local_steps, i)):
+                g = gradient(t, i, k, z[i])
+                z[i] = z[i] - lr_t * (g + weight_decay * z[i])
+            last[i] = z[i]
+        M = power(W, failures(failed, t), gossip_steps)
+        x = M @ x + (z - x) if variant == "lian" else M @ z
+        recorder.add(z, x)
+    return recorder.history({"last": last})

@@ -1,0 +1,775 @@
+"""The decentralised references against each other, the centralised ones, and formulas by hand.
+
+Identities hold to a relative 1e-10 in float64 under every option, on graphs that change from
+round to round, with and without failing nodes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from . import (
+    dfedavg,
+    dfedavgm,
+    dfedsam,
+    dispfl,
+    dpsgd,
+    fedavg,
+    feddyn,
+    fedgamma,
+    fedsam,
+    gossip_feddyn,
+    gossip_scaffold,
+    scaffold,
+)
+from .problem import LeastSquares, everyone, minibatches
+from .topology import (
+    draw,
+    exponential,
+    exponential_directed,
+    from_edges,
+    full,
+    gap,
+    grid,
+    random,
+    ring,
+    torus,
+    without,
+)
+
+C, D, K, T = 6, 4, 3, 6
+PROBLEM = LeastSquares(C, 10, D, seed=3)
+W0 = np.random.default_rng(7).normal(size=D)
+RING = [ring(C)] * T
+MEAN = [full(C)] * T
+CHANGING = [
+    ring(C),
+    random(draw(C, 1, np.random.default_rng(0))),
+    grid(C),
+    random(draw(C, 2, np.random.default_rng(1))),
+    from_edges(C, [(0, 1), (1, 2), (3, 4), (4, 5)]),  # not connected
+    exponential(C),
+]
+DIRECTED = [exponential_directed(C)] * T
+FAILED = [[4], [], [0, 2, 5], [2], [1], []]
+BASE = {"lr": 0.05, "local_steps": K}
+OPTIONS = {
+    "plain": {},
+    "clip": {"clip_norm": 1.0},
+    "wd": {"weight_decay": 0.2},
+    "decay": {"lr_decay": 0.8},
+    "batches": {"batches": minibatches(PROBLEM, T, K, 3, seed=5)},
+    "steps": {"local_steps": [3, 1, 2, 3, 2, 1]},
+    "gossip": {"gossip_steps": 3},
+    "failed": {"failed": FAILED},
+    "ri": {"ri_beta": 0.3},
+    "ri current": {"ri_beta": 0.3, "ri_first_visit": "current", "failed": FAILED},
+}
+OPTIONS["all"] = {k: v for option in list(OPTIONS)[1:-1] for k, v in OPTIONS[option].items()}
+CENTRALISED = [o for o in OPTIONS if not {"failed", "gossip_steps"} & OPTIONS[o].keys()]
+SAM = {"sam_rho": 0.3}
+NO_SAM = {"sam_rho": 0.0}
+
+METHODS = {
+    "dpsgd lian": (dpsgd, {}),
+    "dpsgd atc": (dpsgd, {"variant": "atc"}),
+    "dfedavg": (dfedavg, {}),
+    "dfedavgm": (dfedavgm, {"momentum": 0.6}),
+    "dfedsam": (dfedsam, SAM),
+    "gossip scaffold": (gossip_scaffold, {}),
+    "gossip feddyn": (gossip_feddyn, {"alpha": 0.5}),
+}
+AVERAGING = [name for name in METHODS if name != "gossip feddyn"]
+
+options = pytest.mark.parametrize("option", list(OPTIONS))
+graphs = pytest.mark.parametrize(
+    "mixing", [RING, CHANGING, DIRECTED], ids=["ring", "changing", "directed"]
+)
+methods = pytest.mark.parametrize("name", METHODS)
+
+
+def go(method, mixing=CHANGING, option="plain", *, problem=PROBLEM, w0=W0, **kwargs):
+    run = method if callable(method) else method.run
+    kwargs = {**BASE, **OPTIONS[option], **kwargs}
+    if method is dpsgd:
+        kwargs = {k: v for k, v in kwargs.items() if not k.startswith("ri_")}
+    return run(problem, w0, mixing, **kwargs)
+
+
+def named(name, *args, **kwargs):
+    method, own = METHODS[name]
+    return go(method, *args, **{**own, **kwargs})
+
+
+def assert_close(a, b, rtol=1e-10):
+    np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * (1 + np.abs(b).max()))
+
+
+def assert_same(a, b, *names, rtol=1e-10):
+    """Same models, trained and mixed, and the same states `names` of the nodes."""
+    assert_close(a.weights, b.weights, rtol)
+    assert_close(a.local, b.local, rtol)
+    for name in ("last", *names):
+        assert_close(a.clients[name], b.clients[name], rtol)
+
+
+def assert_centralised(gossip, central, *names):
+    """Every node holds the server's model; what was trained has the server's averages."""
+    assert_close(gossip.weights, np.repeat(central.weights[:, None], C, axis=1))
+    assert_close(gossip.averages, central.weights)
+    assert_close(gossip.local.mean(axis=1), central.averages[1:])
+    for name in ("last", *names):
+        assert_close(gossip.clients[name], central.clients[name])
+
+
+def differ(a, b, by=1e-3):
+    return np.abs(a.weights[-1] - b.weights[-1]).max() > by
+
+
+def apart(seed=0):
+    """A model of its own for each node."""
+    return np.random.default_rng(seed).normal(size=(C, D))
+
+
+# What all of them share -------------------------------------------------------------------------
+
+
+@options
+@methods
+def test_history(name, option):
+    """Rows, means and consensus distances, (1/C) sum ||x_i - x_bar||^2 = mean over pairs / 2."""
+    h = named(name, CHANGING, option)
+    assert h.weights.shape == (T + 1, C, D)
+    assert h.local.shape == (T, C, D)
+    assert_close(h.weights[0], np.tile(W0, (C, 1)))
+    assert_close(h.averages, sum(h.weights[:, i] for i in range(C)) / C)
+    for distance, x in ((h.before, h.local), (h.after, h.weights[1:])):
+        pairs = [np.sum((x[:, i] - x[:, j]) ** 2, axis=1) for i in range(C) for j in range(C)]
+        assert_close(distance, np.mean(pairs, axis=0) / 2)
+    one_less = {k: v[:-1] if k in ("batches", "failed") else v for k, v in OPTIONS[option].items()}
+    before = named(name, CHANGING[:-1], **one_less)
+    assert_close(before.weights, h.weights[:-1])
+
+
+@options
+@pytest.mark.parametrize("name", AVERAGING)
+def test_gossip_keeps_the_mean(name, option):
+    """x_bar after the mix is the mean of what was trained, whatever the graph and who fails."""
+    h = named(name, CHANGING, option)
+    assert_close(h.averages[1:], h.local.mean(axis=1))
+    if name != "dpsgd lian":
+        assert (h.after <= h.before + 1e-12).all()
+    directed = named(name, DIRECTED, option)
+    moved = np.abs(directed.averages[1:] - directed.local.mean(axis=1)).max()
+    assert moved > 1e-4 if "failed" in OPTIONS[option] else moved < 1e-12
+
+
+@methods
+def test_failed_nodes_keep_everything(name):
+    """Round by round: model, last local model, variates and duals, also the server's copies."""
+    h = named(name, failed=FAILED)
+    for t, failed in enumerate(FAILED):
+        if not failed:
+            continue
+        assert_close(h.weights[t + 1][failed], h.weights[t][failed], 0)
+        assert_close(h.local[t][failed], h.weights[t][failed], 0)
+        before = named(name, CHANGING[:t], failed=FAILED)
+        after = named(name, CHANGING[: t + 1], failed=FAILED)
+        for state in after.clients:
+            same = (after.clients[state] == before.clients[state]).all(axis=1)
+            assert same[failed].all(), state
+            # The others' copies move in general; a node next to failed ones only need not.
+            assert not same.all(), state
+    assert differ(h, named(name))
+
+
+@methods
+def test_a_node_that_always_fails_might_as_well_not_exist(name):
+    rest = copy.copy(PROBLEM)
+    rest.A, rest.b = PROBLEM.A[:-1], PROBLEM.b[:-1]
+    smaller = [without(W, [C - 1])[:-1, :-1] for W in CHANGING]
+    h = named(name, failed=[[C - 1]] * T)
+    g = named(name, smaller, problem=rest)
+    assert_close(h.weights[:, :-1], g.weights)
+    for state in g.clients:
+        assert_close(h.clients[state][:-1], g.clients[state])
+
+
+@methods
+@pytest.mark.parametrize("Q", [2, 3])
+def test_gossip_steps_are_powers_of_the_matrix(name, Q):
+    """Also when nodes fail: the power of the matrix without them."""
+    powers = [np.linalg.matrix_power(W, Q) for W in CHANGING]
+    h = named(name, gossip_steps=Q)
+    assert_same(h, named(name, powers))
+    assert differ(h, named(name))
+    failing = [
+        np.linalg.matrix_power(without(W, f), Q) for W, f in zip(CHANGING, FAILED, strict=True)
+    ]
+    h = named(name, gossip_steps=Q, failed=FAILED)
+    assert_same(h, named(name, failing, failed=FAILED))
+
+
+@pytest.mark.parametrize("Q", [1, 2, 4])
+@pytest.mark.parametrize("graph", [ring, grid, torus, exponential])
+def test_contraction(graph, Q):
+    """Nobody trains (lr = 0): the consensus distance shrinks at least by (1 - gap)^(2Q) a round,
+    and exactly so along the eigenvector of the eigenvalue that is largest in modulus but one."""
+    W = graph(C)
+    rate = (1 - gap(W)) ** (2 * Q)
+    values, vectors = np.linalg.eigh(W - full(C))
+    slow = np.outer(vectors[:, np.argmax(abs(values))], np.arange(1.0, D + 1))
+    for method in (dfedavg, dfedsam):
+        for w0, exact in ((apart(), False), (W0 + slow, True)):
+            h = go(method, [W] * 2, w0=w0, lr=0.0, gossip_steps=Q)
+            assert_close(h.averages, np.tile(w0.mean(axis=0), (3, 1)))
+            ratio = h.after / h.before
+            assert (ratio <= rate * (1 + 1e-8)).all()
+            if exact:
+                np.testing.assert_allclose(ratio, rate, rtol=1e-8)
+            assert_close(h.before[1:], h.after[:-1])
+
+
+@methods
+def test_every_method_uses_every_option(name):
+    """An option that two methods both ignored would pass their identities."""
+    base = named(name, ri_beta=0.0)
+    for option, kwargs in OPTIONS.items():
+        skipped = option == "plain" or ("dpsgd" in name and option == "ri")
+        assert skipped or differ(base, named(name, **{"ri_beta": 0.0, **kwargs}), 1e-6), option
+    assert differ(base, named(name, sam_rho=0.2), 1e-6)
+    assert differ(base, named(name, RING), 1e-6)
+
+
+@methods
+def test_first_visits_are_all_alike(name):
+    """A node that has never trained has failed so far and holds x_i^0, from where both of its
+    possible first starts are the same."""
+    late = OPTIONS["ri current"]
+    assert_same(named(name, **late), named(name, **{**late, "ri_first_visit": "initial"}))
+
+
+def test_more_gossip_does_not_remove_the_bias():
+    """Four mixes a round shrink the consensus distance of DFedAvg, not the error of the mean."""
+    problem = LeastSquares(8, 12, 5, seed=0)
+    for graph in (ring, grid):
+        one, four = [
+            go(
+                dfedavg,
+                [graph(8)] * 300,
+                problem=problem,
+                w0=np.zeros(5),
+                local_steps=10,
+                gossip_steps=Q,
+            )
+            for Q in (1, 4)
+        ]
+        assert four.after[-1] < one.after[-1] / 4
+        errors = [np.linalg.norm(h.averages[-1] - problem.optimum()) for h in (one, four)]
+        assert errors[1] > 0.7 * errors[0] > 0.05
+
+
+# By hand, and reductions ------------------------------------------------------------------------
+
+
+def by_hand(t, i, x, last, *, momentum=0.0):
+    """K steps with every option of "all": relaxed start, ascent, clip, decay, momentum."""
+    o = OPTIONS["all"]
+    y = y_old = x + 0.3 * (x - last)
+    for k in range(o["local_steps"][i]):
+        rows = o["batches"][t][i][k]
+        g = PROBLEM.grad(i, y, rows)
+        g = PROBLEM.grad(i, y + 0.2 * g / np.linalg.norm(g), rows)
+        g = g / max(1.0, np.linalg.norm(g)) + 0.2 * y
+        y, y_old = y - 0.05 * 0.8**t * g + momentum * (y - y_old), y
+    return y
+
+
+@pytest.mark.parametrize(
+    ("method", "own"), [(dfedavg, {}), (dfedsam, {}), (dfedavgm, {"momentum": 0.6})]
+)
+def test_two_rounds_by_hand(method, own):
+    """Node by node, mix by mix, all options at once; node 4 fails in round 0."""
+    h = go(method, CHANGING, "all", sam_rho=0.2, **own)
+    x, last = [W0] * C, [W0] * C
+    for t in range(2):
+        z = list(x)
+        for i in range(C):
+            if i not in FAILED[t]:
+                z[i] = last[i] = by_hand(t, i, x[i], last[i], **own)
+        for _ in range(3):
+            W = CHANGING[t]
+            mixed = []
+            for i in range(C):
+                mix = np.zeros(D)
+                for j in range(C):
+                    lost = i != j and (i in FAILED[t] or j in FAILED[t])
+                    mix = mix + W[i, j] * (z[i] if lost else z[j])
+                mixed.append(mix)
+            z = mixed
+        x = z
+        assert_close(h.weights[t + 1], np.array(x))
+
+
+@options
+@graphs
+def test_dfedsam(mixing, option):
+    """r = 0 is DFedAvg; else DFedAvg on the SAM gradient. Q mixes are one with W^Q."""
+    plain = go(dfedavg, mixing, option)
+    assert_same(go(dfedsam, mixing, option, **NO_SAM), plain)
+    sam = go(dfedsam, mixing, option, **SAM)
+    assert_same(sam, go(dfedavg, mixing, option, **SAM))
+    assert differ(sam, plain)
+
+
+@options
+@graphs
+def test_dfedavgm_without_momentum(mixing, option):
+    for sam in (NO_SAM, SAM):
+        plain = go(dfedavg, mixing, option, **sam)
+        assert_same(go(dfedavgm, mixing, option, momentum=0.0, **sam), plain)
+        assert differ(go(dfedavgm, mixing, option, momentum=0.6, **sam), plain)
+
+
+@options
+def test_momentum_starts_from_rest_in_every_round(option):
+    """One local step has nothing to remember."""
+    one = {"local_steps": 1, "momentum": 0.9}
+    assert_same(go(dfedavgm, CHANGING, option, **one), go(dfedavg, CHANGING, option, local_steps=1))
+
+
+def test_dfedavgm_is_torch_sgd_within_a_round():
+    own = {"momentum": 0.9, "weight_decay": 0.2, "lr_decay": 0.8, "local_steps": 7}
+    h = go(dfedavgm, **own)
+    for t in range(T):
+        for i, (features, target) in enumerate(PROBLEM.clients()):
+            y = torch.from_numpy(h.weights[t, i].copy()).requires_grad_()
+            sgd = torch.optim.SGD([y], lr=0.05 * 0.8**t, momentum=0.9, weight_decay=0.2)
+            for _ in range(7):
+                sgd.zero_grad()
+                (0.5 * ((features @ y - target[:, 0]) ** 2).sum()).backward()
+                sgd.step()
+            assert_close(h.local[t, i], y.detach().numpy())
+
+
+@pytest.mark.parametrize("option", CENTRALISED)
+@pytest.mark.parametrize(
+    ("method", "central", "own", "states"),
+    [
+        (dfedavg, fedavg, {}, ()),
+        (dfedavg, fedsam, SAM, ()),
+        (dfedsam, fedsam, SAM, ()),
+        (dfedsam, fedavg, NO_SAM, ()),
+        (dfedavgm, fedavg, {"momentum": 0.0}, ()),
+        (gossip_scaffold, scaffold, {}, ("c_i",)),
+        (gossip_scaffold, scaffold, {"server_lr": 0.6}, ("c_i",)),
+        (gossip_scaffold, fedgamma, SAM, ("c_i",)),
+        (gossip_feddyn, feddyn, {"alpha": 0.5}, ("lam",)),
+        (gossip_feddyn, feddyn, {"alpha": 0.5, "ri_center": "start"}, ("lam",)),
+        (gossip_feddyn, feddyn, {"alpha": 0.5, **SAM}, ("lam",)),
+    ],
+)
+def test_full_graph_is_the_centralised_method(method, central, own, states, option):
+    gossip = go(method, MEAN, option, **own)
+    own = {k: v for k, v in own.items() if k != "momentum"}
+    server = central.run(PROBLEM, W0, everyone(C, T), **{**BASE, **OPTIONS[option], **own})
+    assert_centralised(gossip, server, *states)
+    for name, trace in server.traces.items():
+        assert_close(gossip.traces[name], np.repeat(trace[:, None], C, axis=1))
+    assert gossip.after.max() < 1e-20
+    assert gossip.before.min() > 1e-6
+
+
+# D-PSGD -----------------------------------------------------------------------------------------
+
+
+@graphs
+@pytest.mark.parametrize("option", [o for o in OPTIONS if "ri" not in o and o != "all"])
+def test_adapt_then_combine_is_dfedavg_of_one_step(mixing, option):
+    atc = go(dpsgd, mixing, option, variant="atc", local_steps=1)
+    assert_same(atc, go(dfedavg, mixing, option, local_steps=1))
+    assert differ(atc, go(dpsgd, mixing, option, local_steps=1), 1e-4)
+
+
+def test_lian_by_hand():
+    """Mix and gradient in parallel: X <- W X - lr (G(X) + wd X), G at the models before the mix."""
+    h = go(dpsgd, local_steps=1, weight_decay=0.2, lr_decay=0.8, clip_norm=2.0, failed=FAILED)
+    x = np.tile(W0, (C, 1))
+    for t in range(T):
+        G = np.zeros((C, D))
+        for i in set(range(C)) - set(FAILED[t]):
+            g = PROBLEM.grad(i, x[i])
+            G[i] = g * min(1, 2 / np.linalg.norm(g)) + 0.2 * x[i]
+        x = without(CHANGING[t], FAILED[t]) @ x - 0.05 * 0.8**t * G
+        assert_close(h.weights[t + 1], x)
+    start = go(dpsgd, local_steps=1)
+    assert_close(start.weights[1], [W0 - 0.05 * PROBLEM.grad(i, W0) for i in range(C)])
+    assert_close(start.clients["last"], start.local[-1])
+
+
+@pytest.mark.parametrize("variant", ["lian", "atc"])
+def test_dpsgd_stops_where_the_mean_gradient_vanishes(variant):
+    """x_bar stays, so sum_i g_i(x_i) = 0, each at its own model, which is not the optimum."""
+    h = go(dpsgd, [ring(C)] * 600, variant=variant, local_steps=1)
+    x = h.weights[-1]
+    g = np.array([PROBLEM.grad(i, x[i]) for i in range(C)])
+    assert np.abs(g.mean(axis=0)).max() < 1e-10
+    stationary = x - ring(C) @ (x if variant == "lian" else x - 0.05 * g)
+    assert_close(stationary, -0.05 * g if variant == "lian" else 0 * g)
+    assert np.linalg.norm(h.averages[-1] - PROBLEM.optimum()) > 1e-2
+
+
+def test_dpsgd_refuses_other_variants():
+    with pytest.raises(ValueError, match="variant"):
+        go(dpsgd, variant="cta")
+
+
+# Methods with a memory --------------------------------------------------------------------------
+
+
+@options
+def test_copies_of_the_server_memory_have_the_mean_of_the_clients(option):
+    h = go(gossip_scaffold, CHANGING, option, server_lr=0.7)
+    assert_close(h.traces["c"].mean(axis=1), h.traces["c_i"].mean(axis=1))
+    assert np.abs(h.traces["c"][-1] - h.traces["c"][-1].mean(axis=0)).max() > 1e-4
+    h = go(gossip_feddyn, CHANGING, option, alpha=0.5)
+    assert_close(h.traces["lam_bar"].mean(axis=1), h.traces["lam"].mean(axis=1))
+    assert np.abs(h.traces["lam_bar"][-1] - h.traces["lam_bar"][-1].mean(axis=0)).max() > 1e-4
+
+
+def test_gossip_scaffold_two_rounds_by_hand():
+    """Sums node by node; round 1 is DFedAvg's."""
+    own = {"weight_decay": 0.2, "lr_decay": 0.8, "ri_beta": 0.3}
+    h = go(gossip_scaffold, CHANGING[:2], server_lr=0.7, **own)
+    w, last = np.tile(W0, (C, 1)), np.tile(W0, (C, 1))
+    c_i, c = np.zeros((C, D)), np.zeros((C, D))
+    for t in range(2):
+        lr = 0.05 * 0.8**t
+        c_plus = np.zeros((C, D))
+        start = w + 0.3 * (w - last)
+        for i in range(C):
+            last[i] = start[i]
+            for _ in range(K):
+                g = PROBLEM.grad(i, last[i]) + 0.2 * last[i]
+                last[i] = last[i] - lr * (g - c_i[i] + c[i])
+            c_plus[i] = c_i[i] - c[i] + (start[i] - last[i]) / (K * lr)
+        W = CHANGING[t]
+        moved = 0.3 * w + 0.7 * last
+        w = np.array([sum(W[i, j] * moved[j] for j in range(C)) for i in range(C)])
+        tracked = c + c_plus - c_i
+        c = np.array([sum(W[i, j] * tracked[j] for j in range(C)) for i in range(C)])
+        c_i = c_plus
+        assert_close(h.weights[t + 1], w)
+        assert_close(h.traces["c"][t + 1], c)
+        assert_close(h.traces["c_i"][t + 1], c_i)
+        assert_close(h.local[t], last)
+    first = go(gossip_scaffold, CHANGING[:1], **own)
+    assert_same(first, go(dfedavg, CHANGING[:1], **own))
+
+
+@graphs
+def test_gossip_scaffold_of_one_step_is_gradient_tracking(mixing):
+    """X <- W (X - lr Y), Y <- W Y + G(X_new) - G(X), Y = G(X) at first."""
+    h = go(gossip_scaffold, mixing, local_steps=1)
+    x = np.tile(W0, (C, 1))
+    y = g = np.array([PROBLEM.grad(i, x[i]) for i in range(C)])
+    for t, W in enumerate(mixing):
+        x = W @ (x - 0.05 * y)
+        g_new = np.array([PROBLEM.grad(i, x[i]) for i in range(C)])
+        y, g = W @ y + g_new - g, g_new
+        assert_close(h.weights[t + 1], x)
+
+
+def test_gossip_feddyn_two_rounds_by_hand():
+    """Sums node by node."""
+    alpha = 0.5
+    h = go(gossip_feddyn, CHANGING[:2], alpha=alpha, weight_decay=0.2, lr_decay=0.8)
+    w, lam, lam_bar = np.tile(W0, (C, 1)), np.zeros((C, D)), np.zeros((C, D))
+    for t in range(2):
+        z = w.copy()
+        for i in range(C):
+            for _ in range(K):
+                g = PROBLEM.grad(i, z[i]) + 0.2 * z[i]
+                z[i] = z[i] - 0.05 * 0.8**t * (g + lam[i] + alpha * (z[i] - w[i]))
+        W = CHANGING[t]
+        send = lam_bar + alpha * (z - w)
+        lam = lam + alpha * (z - w)
+        lam_bar = np.array([sum(W[i, j] * send[j] for j in range(C)) for i in range(C)])
+        w = np.array([sum(W[i, j] * z[j] for j in range(C)) for i in range(C)]) + lam_bar / alpha
+        assert_close(h.weights[t + 1], w)
+        assert_close(h.traces["lam_bar"][t + 1], lam_bar)
+        assert_close(h.traces["lam"][t + 1], lam)
+
+
+@options
+@graphs
+def test_gossip_feddyn_extrapolates_the_mean(mixing, option):
+    """As with a server: mean lam_bar <- mean lam_bar + alpha (z_bar - w_bar), so the next w_bar is
+    2 z_bar minus the z_bar before, on any graph as long as nobody fails."""
+    h = go(gossip_feddyn, mixing, **{**OPTIONS[option], "failed": None, "alpha": 0.5})
+    z_bar = np.concatenate([W0[None], h.local.mean(axis=1)])
+    assert_close(h.averages[1:], 2 * z_bar[1:] - z_bar[:-1])
+
+
+@pytest.mark.parametrize(
+    ("mixing", "rounds"),
+    [
+        ([ring(C)], 800),
+        ([exponential_directed(C)], 500),
+        (CHANGING, 600),
+    ],
+    ids=["ring", "directed", "changing"],
+)
+@pytest.mark.parametrize(
+    ("method", "own"), [(gossip_scaffold, {}), (gossip_feddyn, {"alpha": 3.0})]
+)
+def test_memory_removes_the_bias(method, own, mixing, rounds):
+    """Where DFedAvg stops short all nodes reach the optimum, also that of weight decay: no node
+    leaves it with c_i = grad f_i, c^(i) = 0, or with lam_i = -grad f_i, lam_bar^(i) = 0."""
+    mixing = [mixing[t % len(mixing)] for t in range(rounds)]
+    for wd in (0.0, 0.3):
+        optimum = PROBLEM.optimum(wd)
+        h = go(method, mixing, weight_decay=wd, **own)
+        assert np.abs(h.weights[-1] - optimum).max() < 1e-8
+        biased = go(dfedavg, mixing, weight_decay=wd)
+        assert np.abs(biased.weights[-1] - optimum).max() > 1e-2
+
+
+def test_gossip_feddyn_refuses_other_centres():
+    with pytest.raises(ValueError, match="ri_center"):
+        go(gossip_feddyn, ri_center="elsewhere")
+
+
+# DisPFL -----------------------------------------------------------------------------------------
+
+SHAPES = [(2, 4), (4,), (3, 2, 2)]
+SIZES = [8, 4, 12]
+WIDE = LeastSquares(C, 30, 24, seed=4)
+X0 = np.random.default_rng(8).normal(size=24)
+DENSITY = 0.5
+
+
+def some_masks(problem=WIDE, density=DENSITY, seed=0):
+    rng = np.random.default_rng(seed)
+    counts = dispfl.ones_per_layer(SHAPES, density)
+    masks = np.zeros((problem.num_clients, sum(SIZES)))
+    for mask in masks:
+        for part, n in zip(dispfl.layers(SHAPES), counts, strict=True):
+            mask[part][rng.choice(part.stop - part.start, size=n, replace=False)] = 1
+    return masks
+
+
+MASKS = some_masks()
+SPARSE = {
+    "plain": {},
+    "clip": {"clip_norm": 1.0},
+    "wd": {"weight_decay": 0.2},
+    "decay": {"lr_decay": 0.8},
+    "batches": {"batches": minibatches(WIDE, T, K, 8, seed=5)},
+    "steps": {"local_steps": [3, 1, 2, 3, 2, 1]},
+    "failed": {"failed": FAILED},
+    "kappa": {"kappa_0": 0.9},
+    "rounds": {"rounds": 4 * T},
+}
+SPARSE["all"] = {k: v for option in SPARSE.values() for k, v in option.items()}
+sparse_options = pytest.mark.parametrize("option", list(SPARSE))
+
+
+def go_sparse(mixing=CHANGING, option="plain", **kwargs):
+    own = {"shapes": SHAPES, "masks": MASKS, **SPARSE[option], **kwargs}
+    return dispfl.run(WIDE, X0, mixing, **{**BASE, **own})
+
+
+def test_erk():
+    """Proportional to sum/prod of the shape; a layer that would pass one is dense."""
+    shapes = [(10, 20), (20,), (20, 5, 3, 3)]
+    size = [200, 20, 900]
+    raw = [30 / 200, 1, 31 / 900]
+    small = dispfl.erk(shapes, 0.05)
+    assert max(small) < 1
+    assert_close(np.array(small), small[1] * np.array(raw))
+    assert math.isclose(np.dot(small, size), 0.05 * 1120)
+    half = dispfl.erk(shapes, 0.5)
+    assert half[:2] == [1, 1]
+    assert math.isclose(np.dot(half, size), 560)
+    some = dispfl.erk(shapes, 0.15)
+    assert some[1] == 1
+    assert_close(some[0] / some[2], raw[0] / raw[2])
+    assert math.isclose(np.dot(some, size), 0.15 * 1120)
+    assert dispfl.erk(shapes, 1.0) == [1, 1, 1]
+    assert dispfl.ones_per_layer(shapes, 0.15) == [
+        round(s * n) for s, n in zip(some, size, strict=True)
+    ]
+    assert [part.start for part in dispfl.layers(shapes)] == [0, 200, 220]
+
+
+@sparse_options
+def test_masks_keep_their_number_of_ones(option):
+    """Per layer, always; they move, and only as far as kappa_t lets them."""
+    h = go_sparse(option=option)
+    masks = h.traces["masks"]
+    assert set(np.unique(masks)) == {0, 1}
+    kappa_0, rounds = SPARSE[option].get("kappa_0", 0.5), SPARSE[option].get("rounds", T)
+    for n, part in zip(dispfl.ones_per_layer(SHAPES, DENSITY), dispfl.layers(SHAPES), strict=True):
+        assert (masks[:, :, part].sum(axis=2) == n).all()
+        for t in range(T):
+            lost = ((masks[t] == 1) & (masks[t + 1] == 0))[:, part].sum(axis=1)
+            assert (lost <= math.ceil(kappa_0 / 2 * (1 + math.cos(math.pi * t / rounds)) * n)).all()
+    assert (masks[1:] != masks[:-1]).any()
+    assert (h.weights * (1 - masks) == 0).all()
+    assert (h.local * (1 - masks[:-1]) == 0).all()
+
+
+def local_steps_by_hand(h, option, t, i):
+    o = {**BASE, **SPARSE[option]}
+    w, m = h.weights[t, i], h.traces["masks"][t, i]
+    K_i = o["local_steps"] if isinstance(o["local_steps"], int) else o["local_steps"][i]
+    for k in range(K_i):
+        rows = o["batches"][t][i][k] if "batches" in o else None
+        g = WIDE.grad(i, w, rows)
+        g = g / max(1.0, np.linalg.norm(g) / o.get("clip_norm", np.inf))
+        w = (1 - 0.05 * o.get("lr_decay", 1.0) ** t * o.get("weight_decay", 0.0)) * w
+        w = np.where(m == 1, w - 0.05 * o.get("lr_decay", 1.0) ** t * g, 0)
+    return w, WIDE.grad(i, w, rows)
+
+
+@sparse_options
+def test_dispfl_by_hand(option):
+    """Every round from the recorded one before it: training, pruning, growing, mixing."""
+    h = go_sparse(option=option)
+    masks = h.traces["masks"]
+    kappa_0, rounds = SPARSE[option].get("kappa_0", 0.5), SPARSE[option].get("rounds", T)
+    all_failed = SPARSE[option].get("failed", [[]] * T)
+    last = MASKS * X0
+    assert_close(h.weights[0], last)
+    for t, failed in enumerate(all_failed):
+        kappa = kappa_0 / 2 * (1 + math.cos(math.pi * t / rounds))
+        for i in set(range(C)) - set(failed):
+            w, g = local_steps_by_hand(h, option, t, i)
+            assert_close(h.local[t, i], w)
+            last[i] = w
+            for part in dispfl.layers(SHAPES):
+                ones = [p for p in range(part.start, part.stop) if masks[t, i, p]]
+                n = math.ceil(kappa * len(ones))
+                kept = sorted(ones, key=lambda p, w=w: abs(w[p]))[n:]
+                zeros = [p for p in range(part.start, part.stop) if p not in kept]
+                grown = sorted(zeros, key=lambda p, g=g: -abs(g[p]))[:n]
+                after = [p for p in range(part.start, part.stop) if masks[t + 1, i, p]]
+                assert after == sorted(kept + grown)
+        for i in range(C):
+            if i in failed:
+                assert_close(h.local[t, i], h.weights[t, i], 0)
+                assert_close(h.weights[t + 1, i], h.weights[t, i], 0)
+                assert_close(masks[t + 1, i], masks[t, i], 0)
+                continue
+            heard = [j for j in range(C) if (CHANGING[t][i, j] > 0 or j == i) and j not in failed]
+            for p in range(24):
+                trained = [h.local[t, j, p] for j in heard if masks[t, j, p] == 1]
+                expected = np.mean(trained) if trained and masks[t + 1, i, p] else 0
+                assert_close(h.weights[t + 1, i, p], expected)
+    assert_close(h.clients["last"], last)
+    assert_close(h.clients["mask"], masks[-1], 0)
+    if option == "plain":
+        grown = (masks[1:] == 1) & (masks[:-1] == 0)
+        assert (h.weights[1:][grown] != 0).any()
+        assert (h.weights[1:][grown] == 0).any()
+
+
+@pytest.mark.parametrize("option", ["plain", "clip", "wd", "decay", "batches", "steps"])
+def test_dense_dispfl_on_the_full_graph_is_fedavg(option):
+    own = {**BASE, **SPARSE[option]}
+    h = go_sparse(MEAN, option, masks=np.ones((C, 24)))
+    central = fedavg.run(WIDE, X0, everyone(C, T), **own)
+    assert (h.traces["masks"] == 1).all()
+    assert_close(h.weights, np.repeat(central.weights[:, None], C, axis=1))
+    assert_close(h.local.mean(axis=1), central.averages[1:])
+
+
+def test_dense_dispfl_weighs_neighbours_alike():
+    """Itself included, by any W with the same graph: DFedAvg's mix is uniform on a ring only."""
+    dense = {"masks": np.ones((C, 24))}
+    plain = dfedavg.run(WIDE, X0, RING, **BASE)
+    assert_close(go_sparse(RING, **dense).weights, plain.weights)
+    lazy = [(np.eye(C) + W) / 2 for W in RING]
+    assert_close(go_sparse(lazy, **dense).weights, plain.weights)
+    selfless = [np.where(np.eye(C), 0, W) * 3 / 2 for W in RING]
+    assert_close(go_sparse(selfless, **dense).weights, plain.weights)
+    for other in (lazy, selfless):
+        assert differ(dfedavg.run(WIDE, X0, other, **BASE), plain)
+
+
+def test_mixing_before_the_first_training_would_change_nothing():
+    """From one x^0 the masked mean over any neighbours is m_i * x^0 again."""
+    for W in CHANGING:
+        N = (W > 0).astype(float)
+        c = N @ MASKS
+        mixed = MASKS * (N @ (MASKS * X0)) / np.maximum(c, 1)
+        assert_close(mixed, MASKS * X0)
+
+
+def test_random_regrow():
+    """The callback sees each layer's zeros after pruning and decides."""
+    seen = []
+
+    def lowest(i, t, layer, candidates, n):
+        seen.append((i, t, layer, len(candidates), n))
+        return candidates[:n]
+
+    h = go_sparse(variant="random", regrow=lowest, failed=FAILED)
+    masks = h.traces["masks"]
+    counts = dispfl.ones_per_layer(SHAPES, DENSITY)
+    expected = []
+    for t in range(T):
+        kappa = 0.25 * (1 + math.cos(math.pi * t / T))
+        for i in sorted(set(range(C)) - set(FAILED[t])):
+            for layer, part in enumerate(dispfl.layers(SHAPES)):
+                n = math.ceil(kappa * counts[layer])
+                expected.append((i, t, layer, SIZES[layer] - counts[layer] + n, n))
+                old, new = masks[t, i, part], masks[t + 1, i, part]
+                order = [p for p in np.argsort(abs(h.local[t, i, part])) if old[p]]
+                zeros = [p for p in range(SIZES[layer]) if p not in order[n:]]
+                assert np.flatnonzero(new).tolist() == sorted(order[n:] + zeros[:n])
+    assert seen == expected
+    assert (masks.sum(axis=2) == sum(counts)).all()
+
+
+def test_dense_layers_stay_dense_and_nothing_moves_without_pruning():
+    ones = dispfl.ones_per_layer(SHAPES, 0.8)
+    assert ones[1] == 4
+    dense = dispfl.layers(SHAPES)[1]
+    masks = go_sparse(masks=some_masks(density=0.8)).traces["masks"]
+    assert (masks[:, :, dense] == 1).all()
+    assert (masks[1:] != masks[:-1]).any()
+    still = go_sparse(kappa_0=0.0).traces["masks"]
+    assert (still == MASKS).all()
+
+
+def test_ties_go_to_the_lowest_index():
+    """No steps worth the name (lr = 0) from weights 2, 1, 2, 1, ..: the first ones are pruned."""
+    masks = np.ones((C, 24))
+    masks[:, 18:] = 0
+    h = dispfl.run(
+        WIDE,
+        np.tile([2.0, 1.0], 12),
+        RING[:1],
+        lr=0.0,
+        local_steps=1,
+        shapes=[(24,)],
+        masks=masks,
+        kappa_0=0.25,
+        variant="random",
+        regrow=lambda i, t, layer, candidates, n: candidates[::-1][:n],
+    )
+    after = set(np.flatnonzero(h.traces["masks"][1, 0]))
+    assert after == set(range(18)) - {1, 3, 5, 7, 9} | {23, 22, 21, 20, 19}
+
+
+def test_dispfl_refuses():
+    for kwargs in ({"variant": "random"}, {"variant": "largest"}, {"regrow": lambda *_: []}):
+        with pytest.raises(ValueError, match="regrow"):
+            go_sparse(**kwargs)
