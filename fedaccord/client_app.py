@@ -238,7 +238,8 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
         task, order = task_of(context), records.read_order(message)
         model = task.model(order.precision)
         client = int(context.node_config[records.PARTITION_ID])  # type: ignore[arg-type]
-        batches = task.batches(task.client_test(client), model.w.dtype)
+        samples = task.client_test(client)
+        batches = task.batches(samples, model.w.dtype) if samples else []
         return _local_test(message, context, order, model, batches, task.loss)
 
     return app

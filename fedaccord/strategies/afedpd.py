@@ -92,7 +92,10 @@ class AFedPD(FederatedStrategy):
         note="down 1 where nothing was missed; server +1 per round in which a client was last seen",
     )
 
-    refuses: ClassVar = {"Gossip": "no node is absent, and then it is feddyn; take that"}
+    refuses: ClassVar = {
+        "Gossip": "no node is absent, and then it is feddyn; take that",
+        "RelaxedInit.center=start": "what an absent client misses is the step from w^t",
+    }
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)
 

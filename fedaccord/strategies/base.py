@@ -287,7 +287,7 @@ class FederatedStrategy(Strategy, ABC):
     """
 
     cost: ClassVar[Cost] = Cost(down=1, up=1, gradients=1, client=0, server=1)
-    refuses: ClassVar[dict[str, str]] = {}  # plug-in class -> why this method cannot take it
+    refuses: ClassVar[dict[str, str]] = {}  # plug-in's class, or class.option=value -> why not
 
     fraction_train: float = option(0.5, "share of all clients drawn each round", above=0, high=1)
     sampling: str = option(
@@ -333,9 +333,11 @@ class FederatedStrategy(Strategy, ABC):
         for plugin in self.plugins:
             for field in options(type(plugin)):
                 check_option(field.name, getattr(plugin, field.name), field)
-            if why := self.refuses.get(type(plugin).__name__):
+            name = type(plugin).__name__
+            given = [f"{name}.{f.name}={getattr(plugin, f.name)}" for f in options(type(plugin))]
+            for refused in {name, *given} & self.refuses.keys():
                 raise ValueError(
-                    f"{type(self).__name__} cannot take {type(plugin).__name__}: {why}"
+                    f"{type(self).__name__} cannot take {refused}: {self.refuses[refused]}"
                 )
         if self.gossip and self.weighting != "uniform":
             raise ValueError(
@@ -784,7 +786,9 @@ class FederatedStrategy(Strategy, ABC):
             )
         network = Network(W, self.gossip.steps)
         if "w" in ups._fields:
-            found["consensus-before"] = consensus_distance(ups.w)
+            local = dict(zip(nodes, ups.w, strict=True))
+            everyone = [local.get(i, self._w[i]) for i in range(self.num_clients)]
+            found["consensus-before"] = consensus_distance(everyone)
 
         def present(v: Vector) -> Vector:
             return v[nodes] if absent else v
@@ -864,12 +868,16 @@ class FederatedStrategy(Strategy, ABC):
             Message(RecordDict({records.CONFIG: order}), self._nodes[i], MessageType.EVALUATE)
             for i in sorted(met)
         ]
-        found: list[Mapping[str, Any]] = []
-        for reply in grid.send_and_receive(asked, timeout=self.round_timeout):
-            if reply.has_error():
-                log.warning("personal models: %s", _last_line(reply.error.reason))
-            else:
-                found.append(reply.content.metric_records[records.METRICS])
+        replies = list(grid.send_and_receive(asked, timeout=self.round_timeout))
+        wrong = [_last_line(r.error.reason) for r in replies if r.has_error()]
+        if wrong:
+            log.warning(
+                "%d of %d clients did not evaluate their personal model: %s",
+                *(len(wrong), len(asked), wrong[0]),
+            )
+        found: list[Mapping[str, Any]] = [
+            r.content.metric_records[records.METRICS] for r in replies if not r.has_error()
+        ]
         names = [name for name in (found[0] if found else {}) if name != "num-examples"]
         return {f"personal-{name}": fmean(row[name] for row in found) for name in names}
 

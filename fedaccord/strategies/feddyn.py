@@ -21,7 +21,7 @@ weight decay, so that its clip depends on the norm of w.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,6 +39,11 @@ from fedaccord.strategies.base import (
 from fedaccord.strategies.options import option
 
 
+class Up(NamedTuple):
+    w: Vector
+    w_0: Vector | None  # anchor of the dual step, where it is not the received model
+
+
 class ClientState(NamedTuple):
     lam: Vector  # lam_i
 
@@ -49,6 +54,8 @@ class ServerState(NamedTuple):
 
 @dataclass(frozen=True)
 class FedDynClient(LocalRule):
+    sends = Up
+
     alpha: float
 
     def init(self, w: Vector, w_0: Vector) -> ClientState:
@@ -59,8 +66,20 @@ class FedDynClient(LocalRule):
 
     def finish(
         self, w_K: Vector, down: Model, state: ClientState, work: Work
-    ) -> tuple[Model, ClientState]:
-        return Model(w_K), ClientState(lam=state.lam + self.alpha * (w_K - down.w))
+    ) -> tuple[Up, ClientState]:
+        return Up(w_K, None), ClientState(lam=state.lam + self.alpha * (w_K - down.w))
+
+
+def mean_step(w: Vector, ups: Any, cohort: Cohort) -> Vector:
+    """The mean over all clients of w_{i,K} - w^t, which is zero for inactive ones.
+
+    From the relaxed start instead of w^t where relaxed-init.center is start.
+    """
+    step = cohort.mean(ups.w) - w
+    if any(w_0 is not None for w_0 in ups.w_0):
+        pairs = zip(cohort.received(w), ups.w_0, strict=True)
+        step = cohort.mean(ups.w) - cohort.mean([w_i if w_0 is None else w_0 for w_i, w_0 in pairs])
+    return cohort.participation * step
 
 
 @dataclass(kw_only=True, eq=False)
@@ -78,8 +97,7 @@ class FedDyn(FederatedStrategy):
         return ServerState(lam_bar=torch.zeros_like(w))
 
     def aggregate(
-        self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
+        self, w: Vector, ups: Up, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
-        w_bar = cohort.mean(ups.w)
-        lam_bar = state.lam_bar + self.alpha * cohort.participation * (w_bar - w)
-        return w_bar + lam_bar / self.alpha, ServerState(lam_bar)
+        lam_bar = state.lam_bar + self.alpha * mean_step(w, ups, cohort)
+        return cohort.mean(ups.w) + lam_bar / self.alpha, ServerState(lam_bar)

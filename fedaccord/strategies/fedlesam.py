@@ -70,7 +70,10 @@ class FedLESAMClient(LocalRule):
 @dataclass(kw_only=True, eq=False)
 class FedLESAM(FedAvg):
     cost = Cost(down=1, up=1, gradients=1, client=1, server=1)
-    refuses: ClassVar = {"SAM": "it perturbs the model already, with its own radius"}
+    refuses: ClassVar = {
+        "SAM": "it perturbs the model already, with its own radius",
+        "RelaxedInit.center=start": "it keeps the model received, and has no anchor to move",
+    }
 
     radius: float = option(0.1, "L2 radius of the perturbation", low=0)
 

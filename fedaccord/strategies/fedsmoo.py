@@ -35,6 +35,7 @@ from fedaccord.strategies.base import (
     Vector,
     Work,
 )
+from fedaccord.strategies.feddyn import mean_step
 from fedaccord.strategies.options import option
 from fedaccord.strategies.sam import EPS, keep
 
@@ -47,6 +48,7 @@ class Down(NamedTuple):
 class Up(NamedTuple):
     w: Vector
     mu: Vector
+    w_0: Vector | None  # as FedDyn's
 
 
 class ClientState(NamedTuple):
@@ -105,7 +107,7 @@ class FedSMOOClient(LocalRule):
         self, w_K: Vector, down: Down, state: ClientState, work: Work
     ) -> tuple[Up, ClientState]:
         mu = work.oracle.mu
-        return Up(w_K, mu), ClientState(state.lam + self.rho * (w_K - down.w), mu)
+        return Up(w_K, mu, None), ClientState(state.lam + self.rho * (w_K - down.w), mu)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -133,5 +135,5 @@ class FedSMOO(FederatedStrategy):
     ) -> tuple[Vector, ServerState]:
         w_bar, mu_bar = cohort.mean(ups.w), cohort.mean(ups.mu)
         s = self.radius * mu_bar / (torch.linalg.vector_norm(mu_bar) + EPS)
-        lam_bar = state.lam_bar + self.rho * cohort.participation * (w_bar - w)
+        lam_bar = state.lam_bar + self.rho * mean_step(w, ups, cohort)
         return w_bar + lam_bar / self.rho, ServerState(lam_bar, s)

@@ -34,7 +34,7 @@ from fedaccord.strategies.base import (
     Vector,
 )
 from fedaccord.strategies.fedadmm import FedADMMClient
-from fedaccord.strategies.feddyn import FedDynClient
+from fedaccord.strategies.feddyn import FedDynClient, mean_step
 from fedaccord.strategies.options import option
 from fedaccord.strategies.sam import SAM, with_sam
 
@@ -67,6 +67,5 @@ class FedSpeed(FederatedStrategy):
     def aggregate(self, w: Vector, ups: Any, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
         if self.variant == "paper":
             return cohort.mean(ups.w_hat), state
-        w_bar = cohort.mean(ups.w)
-        lam_bar = state.lam_bar + self.rho * cohort.participation * (w_bar - w)
-        return w_bar + lam_bar / self.rho, ServerState(lam_bar)
+        lam_bar = state.lam_bar + self.rho * mean_step(w, ups, cohort)
+        return cohort.mean(ups.w) + lam_bar / self.rho, ServerState(lam_bar)

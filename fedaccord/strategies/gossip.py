@@ -63,7 +63,8 @@ class Gossip:
             return read(self.file, m)
         if self.topology == "exponential-directed":
             hops = _hops(m)
-            return (torch.eye(m, dtype=torch.float64) + circulant(m, hops)) / (1 + len(hops))
+            receives = circulant(m, hops).T  # i sends to i + hop
+            return (torch.eye(m, dtype=torch.float64) + receives) / (1 + len(hops))
         if self.topology == "random":
             return metropolis(self._random(m, random.Random(f"gossip {seed} {t}")))
         return metropolis(_GRAPHS[self.topology](m))

@@ -109,4 +109,6 @@ class RelaxedInit(PlugIn):
         up, base = super().finish(w_K, self.seen(down, state), state, work)
         if self.server == "updates":
             up = up._replace(w=w_K - (work.w_0 - down.w))
+        if self.center == "start" and "w_0" in up._fields:  # the server cannot know the anchor
+            up = up._replace(w_0=work.w_0)
         return up, RelaxedState(w_K, base)

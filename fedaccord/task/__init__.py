@@ -83,14 +83,11 @@ class Task:
         for x, y in zip(*(part.split(EVAL_BATCH) for part in samples), strict=True):
             yield self.prepare(x.to(self.device), dtype), to_targets(y.to(self.device), dtype)
 
-    def client_test(self, client: int) -> Samples:
+    def client_test(self, client: int) -> Samples | None:
         """A client's share of the test samples: as large a share as it holds of the training
-        samples, with their class mixture; on a device with its own data, all of its own.
-
-        Raises ValueError without test samples.
-        """
+        samples, with their class mixture; on a device with its own data, all of its own."""
         if self.test is None:
-            raise ValueError("expected test samples for personal models, got none: give test=")
+            return None
         x, y = self.test
         if self.own_test or y.is_floating_point():
             return x, y

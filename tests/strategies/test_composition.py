@@ -161,3 +161,10 @@ def test_plugin_order_does_not_matter() -> None:
     a, b = federate(make(kind, (ri, sam))), federate(make(kind, (sam, ri)))
     assert torch.equal(a.weights, b.weights)
     np.testing.assert_array_equal(a.clients[0].last, b.clients[0].last)
+
+
+@pytest.mark.parametrize("algo", ["afedpd", "afedpdsam", "fedlesam"])
+def test_methods_whose_anchor_cannot_move_say_so(algo: str) -> None:
+    keys = {"algo": algo, "relaxed-init.beta": 0.1, "relaxed-init.center": "start"}
+    with pytest.raises(ValueError, match=r"cannot take RelaxedInit\.center=start: [a-z]"):
+        RunConfig.make(keys).build_strategy()

@@ -256,6 +256,36 @@ def test_fedinit_with_either_server_rule(server: str) -> None:
     close(run(strategy, LEAST_SQUARES, W0, schedule).weights, expected.weights)
 
 
+@pytest.mark.parametrize(
+    ("kind", "reference", "own", "states"),
+    [
+        (S.FedProx, fedprox, {"mu": 0.3}, []),
+        (S.FedDyn, feddyn, {"alpha": 0.3}, ["lam"]),
+        (S.FedADMM, fedadmm, {"rho": 0.4}, ["lam", "w_hat"]),
+        (S.FedCM, fedcm, {"alpha": 0.3}, []),  # has no anchor: the start is all that moves
+        (S.Scaffold, scaffold, {}, ["c_i"]),
+    ],
+)
+def test_relaxed_initialisation_may_move_the_anchor_too(
+    kind: type[FederatedStrategy], reference: ModuleType, own: dict[str, Any], states: list[str]
+) -> None:
+    schedule = problem.cohorts(C, 3, T, seed=5)
+    expected = reference.run(
+        *(LEAST_SQUARES, W0, schedule),
+        local_steps=K,
+        ri_beta=0.08,
+        **({"ri_center": "start"} if "ri_center" in _arguments(reference) else {}),
+        **SETTINGS,
+        **own,
+    )
+    plugins = (RelaxedInit(beta=0.08, center="start"),)
+    strategy = kind(precision="float64", plugins=plugins, **_local(batched=False), **own)
+    found = run(strategy, LEAST_SQUARES, W0, schedule)
+    close(found.weights, expected.weights)
+    for name in states:
+        close(client_vectors(found, name, 0.08), expected.clients[THEIR_NAME.get(name, name)])
+
+
 def _arguments(reference: ModuleType) -> list[str]:
     return list(inspect.signature(reference.run).parameters)
 
