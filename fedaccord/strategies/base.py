@@ -213,8 +213,12 @@ class Cohort:
         """The plain sum over the active clients."""
         return self._sum(xs, [1.0] * len(xs))
 
-    def received(self, w: Vector) -> Sequence[Vector]:
-        """The broadcast model as each active client received it."""
+    def starts(self, w: Vector, sent: Sequence[Vector | None]) -> list[Vector]:
+        """w_{i,0} of each active client: what it ``sent``, else the model that it received."""
+        received = self._received(w)
+        return [w_i if w_0 is None else w_0 for w_i, w_0 in zip(received, sent, strict=True)]
+
+    def _received(self, w: Vector) -> Sequence[Vector]:
         return [w] * len(self.clients)
 
     @staticmethod
@@ -241,7 +245,7 @@ class Nodes(Cohort):
     def sum(self, xs: Sequence[Vector] | Vector) -> Vector:
         return self.mean(xs)
 
-    def received(self, w: Vector) -> Sequence[Vector]:
+    def _received(self, w: Vector) -> Sequence[Vector]:
         return list(w)
 
 

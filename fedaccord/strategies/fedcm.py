@@ -97,9 +97,7 @@ class FedCM(FederatedStrategy):
     def aggregate(
         self, w: Vector, ups: Up, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
-        received = cohort.received(w)
-        sent: Any = ups.w_0 or received
-        starts = [w_i if w_0 is None else w_0 for w_i, w_0 in zip(received, sent, strict=True)]
+        starts: Any = cohort.starts(w, ups.w_0)  # type: ignore[arg-type]
         delta = cohort.mean(
             [
                 (w_0 - w_K) / (K_i * cohort.lr)

@@ -77,8 +77,7 @@ def mean_step(w: Vector, ups: Any, cohort: Cohort) -> Vector:
     """
     step = cohort.mean(ups.w) - w
     if any(w_0 is not None for w_0 in ups.w_0):
-        pairs = zip(cohort.received(w), ups.w_0, strict=True)
-        step = cohort.mean(ups.w) - cohort.mean([w_i if w_0 is None else w_0 for w_i, w_0 in pairs])
+        step = cohort.mean(ups.w) - cohort.mean(cohort.starts(w, ups.w_0))
     return cohort.participation * step
 
 

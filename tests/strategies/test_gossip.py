@@ -156,7 +156,8 @@ def test_consensus_contracts_at_the_rate_of_the_gap(topology: str) -> None:
 
 
 def federate(strategy: str | FederatedStrategy, rounds: int = 6, **more: Any) -> History:
-    return run(strategy, LEAST_SQUARES, W0, problem.everyone(M, rounds), local_steps=4, **more)
+    more = {"local_steps": 4} | more
+    return run(strategy, LEAST_SQUARES, W0, problem.everyone(M, rounds), **more)
 
 
 LINEAR = [
@@ -179,6 +180,47 @@ def test_many_steps_on_a_connected_graph_are_a_server(algo: str) -> None:
         for x, y in zip(a, b, strict=True):
             if isinstance(x, torch.Tensor):
                 np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10)
+
+
+SAME: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
+    "a full graph is a server": (
+        *("dfedavg", {"gossip.topology": "full"}),
+        *("fedavg", {"fraction_train": 1.0}),
+    ),
+    "with SAM too": (
+        *("dfedsam", {"gossip.topology": "full", "sam.rho": 0.05}),
+        *("fedsam", {"sam.rho": 0.05}),
+    ),
+    "no radius, no SAM": ("dfedsam", {"sam.rho": 0}, "dfedavg", {}),
+    "no momentum": ("dfedavgm", {"dfedavgm.momentum": 0.0}, "dfedavg", {}),
+    "one step of many": ("dfedsam-mgs", {"gossip.steps": 1}, "dfedsam", {}),
+    "adapt, then combine": (
+        *("dpsgd", {"dpsgd.variant": "atc", "local_steps": 0}),
+        *("dfedavg", {"local_steps": 1}),
+    ),
+    "masks of ones on a full graph": (
+        *("dispfl", {"gossip.topology": "full", "dispfl.density": 1.0}),
+        *("fedavg", {"fraction_train": 1.0}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_identities(name: str) -> None:
+    a, more_a, b, more_b = SAME[name]
+    common = {"lr": 0.03, "lr_decay": 0.98, "weight_decay": 0.05, "clip_norm": 4.0}
+    found, expected = federate(a, **(common | more_a)), federate(b, **(common | more_b))
+    w = expected.weights if expected.weights.ndim == 3 else expected.weights[:, None]
+    np.testing.assert_allclose(found.weights, w.expand(-1, M, -1), rtol=1e-10, atol=1e-10)
+
+
+def test_many_gossip_steps_are_a_step_of_the_matrix_power(tmp_path: Path) -> None:
+    file = tmp_path / "graph.json"
+    power = torch.linalg.matrix_power(matrix("grid", M), 3)
+    file.write_text(json.dumps({"matrix": power.tolist()}))
+    many = federate("dfedsam-mgs", **{"gossip.topology": "grid", "gossip.steps": 3})
+    one = federate("dfedsam", **{"gossip.topology": "file", "gossip.file": str(file)})
+    np.testing.assert_allclose(many.weights, one.weights, rtol=1e-10, atol=1e-10)
 
 
 def test_gossip_scaffold_keeps_the_mean_of_its_control_variates() -> None:
