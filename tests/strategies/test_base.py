@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedaccord import records, train_locally
+from fedaccord import evaluate_locally, records, train_locally
 from fedaccord.config import RunConfig
 from fedaccord.engine import InProcessGrid, simulate
 from fedaccord.strategies import AFedPD, FedAvg, FedDeper, FedPD, RelaxedInit, Scaffold
@@ -405,6 +405,31 @@ def test_a_client_that_cannot_evaluate_its_personal_model_is_told_of(
     assert "6 of 6 clients did not evaluate their personal model: " in caplog.text
     assert rounds[-1].metrics["replies"] == 6
     assert "personal-accuracy" not in rounds[-1].metrics
+
+
+def test_a_foreign_client_app_evaluates_its_personal_model() -> None:
+    app, data, v = ClientApp(), LEAST_SQUARES.clients(), {}
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        i = int(str(context.node_config["partition-id"]))
+        more: Any = {"model": linear(W0), "batches": [data[i]], "loss": half_square}
+        return train_locally(message, context, **more)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        i = int(str(context.node_config["partition-id"]))
+        v[i] = records.to_tensor(context.state.array_records[records.STATE]["v"])
+        more: Any = {"model": linear(W0), "batches": [data[i]], "loss": half_square}
+        return evaluate_locally(message, context, **more)
+
+    seen: list[Round] = []
+    with_v = strategy(FedDeper, on_round=seen.append)
+    grid = InProcessGrid(app, LEAST_SQUARES.num_clients)
+    with_v.start(grid, ArrayRecord(linear(W0).state_dict()), 2)
+    losses = [half_square(x @ v[i][:, None], y).item() for i, (x, y) in enumerate(data)]
+    assert seen[-1].metrics["personal-loss"] == pytest.approx(np.mean(losses))
+    assert "personal-accuracy" not in seen[-1].metrics  # a regression
 
 
 def test_fedpd_refuses_a_schedule_that_leaves_a_client_out() -> None:
