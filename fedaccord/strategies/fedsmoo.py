@@ -65,10 +65,15 @@ class CorrectedAscent:
     """The gradient at w + e, e along g(w) corrected by mu_i and s; moves mu_i."""
 
     def __init__(self, mu: Vector, s: Vector, radius: float) -> None:
-        self.mu = mu.clone()
+        self.climbed = mu.clone()  # mu_i and the e of all steps, without their s
         self.s = s
+        self.steps = 0
         self.radius = radius
         self.w: Vector | None = None
+
+    @property
+    def mu(self) -> Vector:
+        return self.climbed - self.steps * self.s
 
     def __call__(
         self, model: Any, at_point: Callable[[], Vector], clip: Callable[[], None]
@@ -76,10 +81,11 @@ class CorrectedAscent:
         w, g = model.w, model.g
         loss = at_point()
         self.w = keep(self.w, w)
-        u = g.sub_(self.mu).sub_(self.s)
-        e = u.mul_(self.radius / (torch.linalg.vector_norm(u) + EPS))
-        self.mu.add_(e).sub_(self.s)
-        w.add_(e)
+        u = g.sub_(self.climbed).add_(self.s, alpha=self.steps - 1)  # g - mu_i - s
+        length = self.radius / (torch.linalg.vector_norm(u) + EPS)
+        self.climbed.addcmul_(u, length)
+        self.steps += 1
+        w.addcmul_(u, length)
         at_point()
         clip()
         w.copy_(self.w)

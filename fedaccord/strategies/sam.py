@@ -71,8 +71,7 @@ class SAMOracle:
         if mix != 1:
             self.g = keep(self.g, g)
         if self.sam.normalised:
-            g.mul_(self.sam.rho / (torch.linalg.vector_norm(g) + EPS))
-            w.add_(g)
+            w.addcmul_(g, self.sam.rho / (torch.linalg.vector_norm(g) + EPS))
         else:
             w.add_(g, alpha=self.sam.rho)
         at_point()
