@@ -174,7 +174,7 @@ def table(runs: list[Run]) -> str:
         "",
         f"Hardware: {device}, {' or '.join(cores)} cores, {' or '.join(threads)} PyTorch "
         "thread(s) a run. Seconds are of whole runs, some of which shared the cores with others: "
-        "they show an order of magnitude and compare no methods (`benchmarks/rounds.py` does).",
+        "they show an order of magnitude and compare no methods (`benchmarks/methods.py` does).",
         "",
         f"| method | own settings | accuracy at round {rounds} | mean of last {WINDOW} | best | "
         f"train loss | drift | seconds | beats {BASELINE} here |",

@@ -20,48 +20,28 @@ ratio is taken within a repetition, so that the noise of a machine falls on all 
 
 import argparse
 import json
-import logging
-import os
-import platform
 import random
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from itertools import chain, cycle, islice, repeat
-from pathlib import Path
 from typing import Any
 
 import data
 import numpy as np
+import timing
 import torch
-from flwr.app import ConfigRecord
 from PIL import Image
+from timing import SETTING, OneRound, engine_round, seconds_of, spread
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 from torchvision import transforms
 
-from fedaccord import server_app
-from fedaccord.client_app import make_app
 from fedaccord.config import RunConfig
-from fedaccord.engine import InProcessGrid
 from fedaccord.task import Task, datasets, load_task
 
-SETTING: dict[str, Any] = {
-    "dataset": "cifar10",
-    "model": "lenet",
-    "partition": "dirichlet",
-    "alpha": 0.1,
-    "replacement": "cyclic",
-    "num-clients": 100,
-    "batch-size": 50,
-    "lr": 0.1,
-    "weight-decay": 0.001,
-    "clip-norm": 10.0,
-    "seed": 0,
-}
 ENGINE = ("fedavg", "scaffold", "feddyn")
 CONTESTANTS = ("plain", "bare", *ENGINE)
 # Contestant, the one it is compared with, and the ratio allowed.
@@ -71,28 +51,15 @@ TARGETS = [
     ("feddyn", "bare", 1.15),
     ("fedavg", "plain", 0.85),
 ]
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-OneRound = Callable[[list[int]], None]  # of the clients given
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("contestants", nargs="*", help=f"default: {', '.join(CONTESTANTS)}")
-    parser.add_argument("--repetitions", type=int, default=5)
+    timing.add_options(parser)
     parser.add_argument("--active", type=int, default=10, help="clients a round")
     parser.add_argument("--steps", type=int, default=50, help="local steps of a client")
     parser.add_argument("--quick", action="store_true", help="2 clients a round, 3 repetitions")
-    parser.add_argument("--threads", type=int, default=2, help="of PyTorch, for all contestants")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--clock",
-        choices=CLOCKS,
-        default="wall",
-        help="wall: as you wait; cpu: seconds of computing, for one thread on a busy machine",
-    )
-    parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
-    parser.add_argument("--out", type=Path, help="write the results to this JSON file")
-    parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
     options = parser.parse_args()
     if options.quick:
         options.active, options.repetitions = 2, 3
@@ -103,8 +70,7 @@ def main() -> None:
     if options.check and set(names) != set(CONTESTANTS):
         sys.exit("--check needs all contestants")
 
-    torch.set_num_threads(options.threads)
-    logging.getLogger("flwr").setLevel(logging.WARNING)
+    timing.prepare(options)
     try:
         rounds = make(names, options)
     except (ValueError, FileNotFoundError) as error:
@@ -133,7 +99,7 @@ def make(names: list[str], options: argparse.Namespace) -> dict[str, OneRound]:
         "bare": lambda: bare(task, options.steps),
     }
     for name, config in configs.items():
-        makers[name] = lambda config=config: ours(task, config)  # type: ignore[misc]
+        makers[name] = lambda config=config: engine_round(task, config)  # type: ignore[misc]
     return {name: makers[name]() for name in names}
 
 
@@ -213,22 +179,6 @@ def bare(task: Task, steps: int) -> OneRound:
     return one_round
 
 
-def ours(task: Task, config: RunConfig) -> OneRound:
-    """What `strategy.start` does in a round, over the in-process grid, without evaluation."""
-    strategy = config.build_strategy()
-    strategy.participation = cohorts = []
-    grid = InProcessGrid(make_app(lambda _: task), config.num_clients)
-    arrays = server_app.initial_arrays(task, strategy.precision)
-
-    def one_round(cohort: list[int]) -> None:
-        cohorts.append(cohort)
-        number = len(cohorts)
-        messages = strategy.configure_train(number, arrays, ConfigRecord(), grid)
-        strategy.aggregate_train(number, grid.send_and_receive(messages))
-
-    return one_round
-
-
 def usual_network() -> nn.Sequential:
     """LeNet as it is usually written."""
     return nn.Sequential(
@@ -254,7 +204,6 @@ def measure(rounds: dict[str, OneRound], options: argparse.Namespace) -> dict[st
     """Seconds of every repetition, by contestant."""
     generator = random.Random(0)
     clients = range(SETTING["num-clients"])
-    clock = CLOCKS[options.clock]
     seconds: dict[str, list[float]] = {name: [] for name in rounds}
     for one_round in rounds.values():
         one_round([0])  # connects, allocates, warms up
@@ -263,18 +212,9 @@ def measure(rounds: dict[str, OneRound], options: argparse.Namespace) -> dict[st
         names = list(rounds)
         k = repetition % len(names)
         for name in names[k:] + names[:k]:
-            synchronise(options.device)
-            began = clock()
-            rounds[name](cohort)
-            synchronise(options.device)
-            seconds[name].append(clock() - began)
+            seconds[name].append(seconds_of(rounds[name], cohort, options))
         print(f"repetition {repetition + 1}", {n: round(s[-1], 2) for n, s in seconds.items()})
     return seconds
-
-
-def synchronise(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
 
 
 def ratios(seconds: dict[str, list[float]], name: str, base: str) -> list[float]:
@@ -292,12 +232,9 @@ def missed_targets(seconds: dict[str, list[float]]) -> list[str]:
 
 
 def table(seconds: dict[str, list[float]], options: argparse.Namespace) -> str:
-    kind = "wall-clock" if options.clock == "wall" else "CPU"
     lines = [
         "",
-        f"{options.device}, {torch.get_num_threads()} thread(s), torch {torch.__version__}; "
-        f"{options.active} clients x {options.steps} steps of batch {SETTING['batch-size']}, "
-        f"{options.repetitions} repetitions; {kind} seconds",
+        timing.conditions(options.active, options.steps, options),
         "",
         "| contestant | seconds a round: median (min to max) | ratio to bare, likewise |",
         "| --- | --: | --: |",
@@ -316,7 +253,7 @@ def page(seconds: dict[str, list[float]], options: argparse.Namespace) -> str:
         "",
         "CIFAR-10, LeNet, 100 clients of 500 samples, random crops and mirrored images. The "
         "contestants take turns and every ratio is taken within a repetition. "
-        "Hardware: " + (f"CPU, {os.cpu_count()} cores" if options.device == "cpu" else "GPU") + ".",
+        f"Hardware: {timing.hardware(options)}.",
         "",
         "- plain: a client loop as people write it, with a DataLoader per client, torchvision "
         "transforms per sample, `torch.optim.SGD`, `clip_grad_norm_` and averaged state dicts; "
@@ -341,20 +278,11 @@ def page(seconds: dict[str, list[float]], options: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def spread(values: list[float], digits: int) -> str:
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
 def facts(seconds: dict[str, list[float]], options: argparse.Namespace) -> dict[str, Any]:
     """Everything that is needed to read the numbers later."""
     return {
         "setting": SETTING | {"local-steps": options.steps, "active": options.active},
-        "device": options.device,
-        "clock": options.clock,
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        **timing.machine(options),
         "seconds": seconds,
         "ratio-to-bare": {
             name: statistics.median(ratios(seconds, name, "bare"))

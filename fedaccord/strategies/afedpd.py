@@ -75,7 +75,7 @@ class AFedPDClient(LocalRule):
     def finish(
         self, w_K: Vector, down: Down, state: ClientState, work: Work
     ) -> tuple[Model, ClientState]:
-        lam = self.dual(down, state) + self.rho * (w_K - down.w)
+        lam = (w_K - down.w).mul_(self.rho).add_(self.dual(down, state))
         return Model(w_K), ClientState(lam)
 
     def dual(self, down: Down, state: ClientState) -> Vector:
@@ -116,10 +116,10 @@ class AFedPD(FederatedStrategy):
         self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
         w_bar = cohort.mean(ups.w)
-        lam_bar = state.lam_bar + self.rho * (w_bar - w)
+        lam_bar = (w_bar - w).mul_(self.rho).add_(state.lam_bar)
         seen = {t: v for t, v in state.seen.items() if t in cohort.last_rounds}
         seen[cohort.round] = lam_bar
-        return w_bar + lam_bar / self.rho, ServerState(lam_bar, seen)
+        return (lam_bar / self.rho).add_(w_bar), ServerState(lam_bar, seen)
 
     def headline(self, w: Vector, state: ServerState) -> Vector:
         """w_bar, which the theorem and the listing's return value are about."""

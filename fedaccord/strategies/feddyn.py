@@ -67,7 +67,8 @@ class FedDynClient(LocalRule):
     def finish(
         self, w_K: Vector, down: Model, state: ClientState, work: Work
     ) -> tuple[Up, ClientState]:
-        return Up(w_K, None), ClientState(lam=state.lam + self.alpha * (w_K - down.w))
+        lam = (w_K - down.w).mul_(self.alpha).add_(state.lam)
+        return Up(w_K, None), ClientState(lam)
 
 
 def mean_step(w: Vector, ups: Any, cohort: Cohort) -> Vector:
@@ -98,5 +99,5 @@ class FedDyn(FederatedStrategy):
     def aggregate(
         self, w: Vector, ups: Up, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
-        lam_bar = state.lam_bar + self.alpha * mean_step(w, ups, cohort)
-        return cohort.mean(ups.w) + lam_bar / self.alpha, ServerState(lam_bar)
+        lam_bar = mean_step(w, ups, cohort).mul_(self.alpha).add_(state.lam_bar)
+        return (lam_bar / self.alpha).add_(cohort.mean(ups.w)), ServerState(lam_bar)

@@ -59,7 +59,7 @@ class FedLESAMClient(LocalRule):
 
     def oracle(self, down: Model, state: ClientState, plan: Plan) -> GradientBeside:
         path = state.w_old - down.w
-        return GradientBeside(self.radius / (torch.linalg.vector_norm(path) + EPS) * path)
+        return GradientBeside(path.mul_(self.radius / (torch.linalg.vector_norm(path) + EPS)))
 
     def finish(
         self, w_K: Vector, down: Model, state: ClientState, work: Work

@@ -113,7 +113,7 @@ class FedSMOOClient(LocalRule):
         self, w_K: Vector, down: Down, state: ClientState, work: Work
     ) -> tuple[Up, ClientState]:
         mu = work.oracle.mu
-        return Up(w_K, mu, None), ClientState(state.lam + self.rho * (w_K - down.w), mu)
+        return Up(w_K, mu, None), ClientState((w_K - down.w).mul_(self.rho).add_(state.lam), mu)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -140,6 +140,6 @@ class FedSMOO(FederatedStrategy):
         self, w: Vector, ups: Up, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
         w_bar, mu_bar = cohort.mean(ups.w), cohort.mean(ups.mu)
-        s = self.radius * mu_bar / (torch.linalg.vector_norm(mu_bar) + EPS)
-        lam_bar = state.lam_bar + self.rho * mean_step(w, ups, cohort)
-        return w_bar + lam_bar / self.rho, ServerState(lam_bar, s)
+        s = (self.radius * mu_bar).div_(torch.linalg.vector_norm(mu_bar) + EPS)
+        lam_bar = mean_step(w, ups, cohort).mul_(self.rho).add_(state.lam_bar)
+        return (lam_bar / self.rho).add_(w_bar), ServerState(lam_bar, s)

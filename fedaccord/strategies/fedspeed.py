@@ -67,5 +67,5 @@ class FedSpeed(FederatedStrategy):
     def aggregate(self, w: Vector, ups: Any, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
         if self.variant == "paper":
             return cohort.mean(ups.w_hat), state
-        lam_bar = state.lam_bar + self.rho * mean_step(w, ups, cohort)
-        return cohort.mean(ups.w) + lam_bar / self.rho, ServerState(lam_bar)
+        lam_bar = mean_step(w, ups, cohort).mul_(self.rho).add_(state.lam_bar)
+        return (lam_bar / self.rho).add_(cohort.mean(ups.w)), ServerState(lam_bar)

@@ -67,7 +67,7 @@ class ScaffoldClient(LocalRule):
     def finish(
         self, w_K: Vector, down: Down, state: ClientState, work: Work
     ) -> tuple[Up, ClientState]:
-        dc_i = (work.w_0 - w_K) / (work.steps * work.lr) - down.c
+        dc_i = (work.w_0 - w_K).div_(work.steps * work.lr).sub_(down.c)
         return Up(w_K, dc_i), ClientState(c_i=state.c_i + dc_i)
 
 
@@ -90,5 +90,5 @@ class Scaffold(FederatedStrategy):
         self, w: Vector, ups: Up, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
         w_bar = cohort.mean(ups.w)
-        c = state.c + cohort.sum(ups.dc_i) / cohort.num_clients
+        c = cohort.sum(ups.dc_i).div_(cohort.num_clients).add_(state.c)
         return torch.lerp(w, w_bar, self.server_lr), ServerState(c)

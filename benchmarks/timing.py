@@ -1,0 +1,127 @@
+"""What the speed benchmarks share: the setting, a round of the engine, the clock, the ratios."""
+
+import argparse
+import logging
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ConfigRecord
+
+from fedaccord import server_app
+from fedaccord.client_app import make_app
+from fedaccord.config import RunConfig
+from fedaccord.engine import InProcessGrid
+from fedaccord.task import Task
+
+SETTING: dict[str, Any] = {
+    "dataset": "cifar10",
+    "model": "lenet",
+    "partition": "dirichlet",
+    "alpha": 0.1,
+    "replacement": "cyclic",
+    "num-clients": 100,
+    "batch-size": 50,
+    "lr": 0.1,
+    "weight-decay": 0.001,
+    "clip-norm": 10.0,
+    "seed": 0,
+}
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
+OneRound = Callable[[list[int]], None]  # of the clients given
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2, help="of PyTorch, for all contestants")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--clock",
+        choices=CLOCKS,
+        default="wall",
+        help="wall: as you wait; cpu: seconds of computing, for one thread on a busy machine",
+    )
+    parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
+    parser.add_argument("--out", type=Path, help="write the results to this JSON file")
+    parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Set threads and logging; exits on options that do not fit together."""
+    if options.device != "cpu" and options.clock == "cpu":
+        sys.exit(f"--clock cpu does not see the work of {options.device}: take --clock wall")
+    if options.repetitions < 1:
+        sys.exit(f"--repetitions: expected at least 1, got {options.repetitions}")
+    torch.set_num_threads(options.threads)
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+
+
+def engine_round(task: Task, config: RunConfig) -> OneRound:
+    """What `strategy.start` does in a round, over the in-process grid, without evaluation.
+
+    Raises RuntimeError where a client fails: its steps would be missing in the seconds.
+    """
+    strategy = config.build_strategy()
+    strategy.participation = cohorts = []
+    grid = InProcessGrid(make_app(lambda _: task), config.num_clients)
+    arrays = server_app.initial_arrays(task, strategy.precision)
+
+    def one_round(cohort: list[int]) -> None:
+        cohorts.append(cohort)
+        number = len(cohorts)
+        messages = strategy.configure_train(number, arrays, ConfigRecord(), grid)
+        _, metrics = strategy.aggregate_train(number, grid.send_and_receive(messages))
+        if metrics is None or metrics["dropped"]:
+            raise RuntimeError(f"{config.algo} lost a client in round {number}: see the warning")
+
+    return one_round
+
+
+def seconds_of(one_round: OneRound, cohort: list[int], options: argparse.Namespace) -> float:
+    clock = CLOCKS[options.clock]
+    synchronise(options.device)
+    began = clock()
+    one_round(cohort)
+    synchronise(options.device)
+    return clock() - began
+
+
+def synchronise(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def spread(values: list[float], digits: int) -> str:
+    low, middle, high = min(values), statistics.median(values), max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def conditions(clients: int, steps: int, options: argparse.Namespace) -> str:
+    """The line above a table."""
+    kind = "wall-clock" if options.clock == "wall" else "CPU"
+    return (
+        f"{options.device}, {torch.get_num_threads()} thread(s), torch {torch.__version__}; "
+        f"{clients} clients x {steps} steps of batch {SETTING['batch-size']}, "
+        f"{options.repetitions} repetitions; {kind} seconds"
+    )
+
+
+def hardware(options: argparse.Namespace) -> str:
+    return f"CPU, {os.cpu_count()} cores" if options.device == "cpu" else "GPU"
+
+
+def machine(options: argparse.Namespace) -> dict[str, Any]:
+    """What the numbers depend on beside the setting."""
+    return {
+        "device": options.device,
+        "clock": options.clock,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }
