@@ -214,8 +214,8 @@ def left_out(runs: list[Run]) -> str:
     lost = [run.method for run in runs if verdict(run, baseline_of(runs)).startswith("no")]
     text = f"Beat {BASELINE} here: {', '.join(beat)}. Did not: {', '.join(lost) or 'none'}. "
     return text + (
-        "FedPD is not in the table: it needs all clients in every round. Decentralised methods are "
-        "in [decentralised.md](decentralised.md)."
+        "FedPD is not in the table: it needs all clients in every round. Methods without a server "
+        "have a benchmark of their own (`benchmarks/decentralised.py`)."
     )
 
 
