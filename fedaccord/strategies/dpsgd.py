@@ -7,8 +7,8 @@ Lian, Zhang, Zhang, Hsieh, Zhang, Liu. NeurIPS 2017, arXiv:1705.09056, Algorithm
 
 One local step a round, whatever local-epochs says. atc is DFedAvg with one local step.
 
-When to use: where communication is cheap beside a gradient, as between machines of one network. It
-drifts least of the decentralised methods, and needs most rounds.
+When to use: where communication is cheap beside a gradient, as between machines of one network. One
+step between two mixings leaves no room for client drift, and takes the most rounds.
 
 Where we differ: not from the paper with lian. Comparisons in later papers use atc, or let dpsgd
 train whole epochs, which is dfedavg.
