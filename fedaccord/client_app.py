@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedaccord import records
 from fedaccord.config import RunConfig
 from fedaccord.records import Order
-from fedaccord.strategies.base import LocalRule, Model, Plan, Work
+from fedaccord.strategies.base import LocalRule, Model, Plan, Work, is_finite
 from fedaccord.task import Task, load_task
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.training import Batch, Loss, descend, gradient_at_w
@@ -129,7 +129,7 @@ def _local_round(
     if not done.steps:
         raise ValueError("expected at least one batch of training data, got none")
     w_K = model.w.clone()
-    if not torch.isfinite(w_K).all():
+    if not is_finite(w_K):
         raise ValueError(
             f"the local model diverged: NaN or Inf after {done.steps} steps at lr {order.lr:g}; "
             "lower lr or clip-norm"

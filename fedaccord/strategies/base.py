@@ -249,6 +249,12 @@ class Nodes(Cohort):
         return list(w)
 
 
+def is_finite(v: Vector) -> bool:
+    """Whether v holds neither NaN nor Inf, in one pass without a vector of answers."""
+    norm = torch.linalg.vector_norm(v)  # may overflow where v is finite
+    return bool(torch.isfinite(norm)) or bool(torch.isfinite(v).all())
+
+
 def each(state: Any, change: Callable[[Vector], Vector]) -> Any:
     """A NamedTuple of vectors with every one of them changed."""
     return type(state)(*(None if v is None else change(v) for v in state))
@@ -736,7 +742,7 @@ class FederatedStrategy(Strategy, ABC):
         if not isinstance(examples, int) or examples <= 0:
             return f"expected num-examples above 0, got {examples}"
         for name, vector in zip(up._fields, up, strict=True):
-            if vector is not None and not torch.isfinite(vector).all():
+            if vector is not None and not is_finite(vector):
                 return f"expected finite numbers, got NaN or Inf in {name!r}"
         elements, up_bytes = records.size(arrays[records.UP])
         return up, {**numbers, "up-vectors": elements / self._like.numel(), "up-bytes": up_bytes}  # type: ignore[dict-item]

@@ -102,4 +102,5 @@ def _minus(shift: Tensor | None, rho: float, anchor: Tensor | None) -> Tensor | 
     """shift - rho * anchor, or None where it is zero."""
     if rho == 0.0 or anchor is None:
         return shift
-    return -rho * anchor if shift is None else shift - rho * anchor
+    constant = -rho * anchor
+    return constant if shift is None else constant.add_(shift)

@@ -15,7 +15,7 @@ from fedaccord import evaluate_locally, records, train_locally
 from fedaccord.config import RunConfig
 from fedaccord.engine import InProcessGrid, simulate
 from fedaccord.strategies import AFedPD, FedAvg, FedDeper, FedPD, RelaxedInit, Scaffold
-from fedaccord.strategies.base import FederationError, Round
+from fedaccord.strategies.base import FederationError, Round, is_finite
 from fedaccord.task import load_task
 from tests.federation import half_square, linear, run
 from tests.reference.problem import LeastSquares
@@ -430,6 +430,14 @@ def test_a_foreign_client_app_evaluates_its_personal_model() -> None:
     losses = [half_square(x @ v[i][:, None], y).item() for i, (x, y) in enumerate(data)]
     assert seen[-1].metrics["personal-loss"] == pytest.approx(np.mean(losses))
     assert "personal-accuracy" not in seen[-1].metrics  # a regression
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_finite_vectors_are_told_from_others(bad: float) -> None:
+    v = torch.full((1000,), 1e38)  # its norm is beyond float32
+    assert is_finite(v)
+    v[7] = bad
+    assert not is_finite(v)
 
 
 def test_fedpd_refuses_a_schedule_that_leaves_a_client_out() -> None:
