@@ -76,10 +76,9 @@ def mean_step(w: Vector, ups: Any, cohort: Cohort) -> Vector:
 
     From the relaxed start instead of w^t where relaxed-init.center is start.
     """
-    step = cohort.mean(ups.w) - w
-    if any(w_0 is not None for w_0 in ups.w_0):
-        step = cohort.mean(ups.w) - cohort.mean(cohort.starts(w, ups.w_0))
-    return cohort.participation * step
+    moved = any(w_0 is not None for w_0 in ups.w_0)
+    w_0 = cohort.mean(cohort.starts(w, ups.w_0)) if moved else w
+    return (cohort.mean(ups.w) - w_0).mul_(cohort.participation)
 
 
 @dataclass(kw_only=True, eq=False)

@@ -71,9 +71,9 @@ class CorrectedAscent:
         self.radius = radius
         self.w: Vector | None = None
 
-    @property
     def mu(self) -> Vector:
-        return self.climbed - self.steps * self.s
+        """mu_i after the last step, in place: nothing is climbed afterwards."""
+        return self.climbed.sub_(self.s, alpha=self.steps)
 
     def __call__(
         self, model: Any, at_point: Callable[[], Vector], clip: Callable[[], None]
@@ -112,7 +112,7 @@ class FedSMOOClient(LocalRule):
     def finish(
         self, w_K: Vector, down: Down, state: ClientState, work: Work
     ) -> tuple[Up, ClientState]:
-        mu = work.oracle.mu
+        mu = work.oracle.mu()
         return Up(w_K, mu, None), ClientState((w_K - down.w).mul_(self.rho).add_(state.lam), mu)
 
 
@@ -140,6 +140,6 @@ class FedSMOO(FederatedStrategy):
         self, w: Vector, ups: Up, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
         w_bar, mu_bar = cohort.mean(ups.w), cohort.mean(ups.mu)
-        s = (self.radius * mu_bar).div_(torch.linalg.vector_norm(mu_bar) + EPS)
+        s = mu_bar * (self.radius / (torch.linalg.vector_norm(mu_bar) + EPS))
         lam_bar = mean_step(w, ups, cohort).mul_(self.rho).add_(state.lam_bar)
         return (lam_bar / self.rho).add_(w_bar), ServerState(lam_bar, s)
