@@ -44,7 +44,7 @@ SETTING: dict[str, Any] = {
     "lr-decay": 0.998,
     "weight-decay": 0.0005,
     "clip-norm": 10.0,
-    "eval-every": 10,
+    "eval-every": 40,
     "eval-train": True,
     "seed": 0,
 }
@@ -52,7 +52,7 @@ LABELS = {"ring": "ring", "grid": "grid", "exponential": "exp", "full": "full"}
 SHOWN = ["dpsgd", "dfedavg", "dfedavgm", "dfedsam", "dfedsam-mgs"]
 OWN_KEYS: dict[str, dict[str, Any]] = {
     # one step a round: as many gradients as the others, in ten times the rounds
-    "dpsgd": {"local-steps": 1, "num-server-rounds": 400, "eval-every": 100, "lr-decay": 0.9998},
+    "dpsgd": {"local-steps": 1, "num-server-rounds": 400, "eval-every": 400, "lr-decay": 0.9998},
 }
 RESULTS = data.REPOSITORY / "docs" / "results"
 

@@ -46,8 +46,7 @@ def train_locally(
     if records.is_hello(message):
         return records.introduce(message, context)
     order = records.read_order(message)
-    dtype = torch.float64 if order.precision == "float64" else torch.float32
-    flat = FlatModel(model, dtype=dtype)
+    flat = _flat(model, order)
     return _local_round(message, context, order, flat, batches, loss, examples)
 
 
@@ -66,8 +65,12 @@ def evaluate_locally(
     Raises ValueError where the message is of another kind or the client has no such model.
     """
     order = records.read_order(message)
+    return _local_test(message, context, order, _flat(model, order), batches, loss)
+
+
+def _flat(model: nn.Module, order: Order) -> FlatModel:
     dtype = torch.float64 if order.precision == "float64" else torch.float32
-    return _local_test(message, context, order, FlatModel(model, dtype=dtype), batches, loss)
+    return FlatModel(model, dtype=dtype)
 
 
 def _local_test(

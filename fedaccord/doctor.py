@@ -99,14 +99,15 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
     """Whether the settings are valid and fit into memory in process."""
     import torch
 
+    from fedaccord.strategies.gossip import words
     from fedaccord.task import find_device, load_task, models
 
     try:
         yield Check("ok", "device", str(find_device(settings.device)))
         strategy = settings.build_strategy()
         if strategy.gossip:
-            told = strategy.gossip.words(settings.num_clients, strategy.seed)
-            yield Check("ok", "graph", told)
+            graph = strategy.gossip.begin(settings.num_clients, strategy.seed)
+            yield Check("ok", "graph", words(graph))
     except ValueError as error:
         yield Check("fail", "settings", str(error))
         return

@@ -23,6 +23,7 @@ from fedaccord.strategies.gossip import (
     consensus_distance,
     parts,
     spectral_gap,
+    words,
 )
 from fedaccord.strategies.options import check_option, option, options
 
@@ -569,7 +570,7 @@ class FederatedStrategy(Strategy, ABC):
         self.state = self.init(self._w)
         if self.gossip:
             self.facts["gossip"] = self.gossip.begin(self.num_clients, self.seed)
-            log.info("gossip: %s", self.gossip.words(self.num_clients, self.seed))
+            log.info("gossip: %s", words(self.facts["gossip"]))
             self._w, self.state = (
                 self._by_node(self._w),
                 each(self.state, self._by_node),

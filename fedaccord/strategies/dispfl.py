@@ -89,13 +89,11 @@ def first_mask(shapes: Shapes, density: float, seed: int, client: int, like: Vec
     return mask
 
 
-def next_mask(
-    mask: Vector, w: Vector, shapes: Shapes, kappa: float, score: Callable[[], Vector]
-) -> Vector:
-    """``mask`` after a share kappa of each layer's ones moved to where ``score()`` is highest."""
-    mask, score_now = mask.clone(), score()
+def next_mask(mask: Vector, w: Vector, shapes: Shapes, kappa: float, score: Vector) -> Vector:
+    """``mask`` after a share kappa of each layer's ones moved to where ``score`` is highest."""
+    mask = mask.clone()
     sizes = [math.prod(shape) for shape in shapes]
-    for ones, values, scores in zip(*(v.split(sizes) for v in (mask, w, score_now)), strict=True):
+    for ones, values, scores in zip(*(v.split(sizes) for v in (mask, w, score)), strict=True):
         n = math.ceil(kappa * int(ones.sum()))
         weak = values.abs().masked_fill(ones == 0, math.inf).argsort(stable=True)[:n]
         ones[weak] = 0
@@ -168,11 +166,11 @@ class DisPFLClient(LocalRule):
         mask, plan = self.mask(down, state), work.oracle.plan
         kappa = self.prune / 2 * (1 + math.cos(math.pi * work.round / self.rounds))
 
-        def anywhere() -> Vector:
+        if self.regrow == "gradient":
+            score = work.oracle.dense()
+        else:
             generator = _generator("regrow", plan.seed, plan.round, plan.client)
-            return torch.rand(len(w_K), generator=generator).to(w_K)
-
-        score = work.oracle.dense if self.regrow == "gradient" else anywhere
+            score = torch.rand(len(w_K), generator=generator).to(w_K)
         return Up(w_K, mask), ClientState(w_K, next_mask(mask, w_K, self.shapes, kappa, score))
 
     def personal(self, state: ClientState) -> Vector:

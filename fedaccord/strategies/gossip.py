@@ -84,14 +84,6 @@ class Gossip:
             "spectral-gap": spectral_gap(W),
         }
 
-    def words(self, m: int, seed: int) -> str:
-        """What `begin` finds, in one line."""
-        found = self.begin(m, seed)
-        return (
-            f"{found['topology']} of {m} nodes, {self.steps} step(s) a round, "
-            f"spectral gap {found['spectral-gap']:.4g}"
-        )
-
     def _random(self, m: int, generator: random.Random) -> Tensor:
         k = self.peers or min(10, m // 2)
         if k >= m:
@@ -103,6 +95,14 @@ class Gossip:
             others = [j for j in range(m) if j != i]
             graph[i, generator.sample(others, k)] = True
         return graph | graph.T
+
+
+def words(found: dict[str, str | float]) -> str:
+    """What `Gossip.begin` finds, in one line."""
+    return (
+        f"{found['topology']} of {found['nodes']} nodes, {found['steps']} step(s) a round, "
+        f"spectral gap {found['spectral-gap']:.4g}"
+    )
 
 
 # --- graphs: adjacency (m, m), bool, no loops -----------------------------------------------------
@@ -288,8 +288,7 @@ class Network:
 
     def mix(self, x: Tensor) -> Tensor:
         """x <- W^Q x, in place; x (m, d) is returned."""
-        for _ in range(self.steps):
-            self.send(torch.ones(len(x)))
+        self.send(torch.full((len(x),), self.steps))
         return _apply(self.power, x)
 
     def total(self, x: Tensor) -> Tensor:

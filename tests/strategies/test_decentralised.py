@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from fedaccord import simulate
 from fedaccord import strategies as S
 from fedaccord.engine import History
 from fedaccord.strategies import Gossip
 from fedaccord.strategies.base import FederatedStrategy
 from fedaccord.strategies.dispfl import _generator as generator_of
 from fedaccord.strategies.dispfl import first_mask, layer_sizes, next_mask
-from tests.federation import run, run_on_batches
+from tests.federation import half_square, run, run_on_batches
 from tests.reference import (
     dfedavg,
     dfedavgm,
@@ -221,9 +222,6 @@ class TwoLayers(torch.nn.Module):
 @pytest.mark.parametrize("regrow", ["gradient", "random"])
 @pytest.mark.parametrize("graph", ["ring", "random"])
 def test_dispfl_equals_the_dense_reference(graph: str, regrow: str, failing: bool) -> None:
-    from fedaccord import simulate
-    from tests.federation import half_square
-
     rng = np.random.default_rng(4)
     failed = [sorted(rng.choice(M, size=t % 3 * failing, replace=False)) for t in range(T)]
     like = torch.zeros(12, dtype=torch.float64)
@@ -277,8 +275,6 @@ def test_dispfl_equals_the_dense_reference(graph: str, regrow: str, failing: boo
 
 
 def test_peers_of_dispfl_send_density_and_a_bit_a_parameter() -> None:
-    from fedaccord import simulate
-
     found = simulate(
         "dispfl", rounds=1, num_clients=6, local_epochs=1, threads=1, **{"dispfl.density": 0.3}
     )
@@ -304,7 +300,7 @@ def test_a_mask_moves_within_its_layer() -> None:
     mask = torch.tensor([1.0, 1, 1, 0, 0, 0, 1, 1])
     w = torch.tensor([3.0, -1, 2, 0, 0, 0, 5, 4])
     g = torch.tensor([0.0, 9, 0, 1, 7, 2, 0, 0])
-    moved = next_mask(mask, w, [(2, 3), (2,)], 0.4, lambda: g)
+    moved = next_mask(mask, w, [(2, 3), (2,)], 0.4, g)
     # n = ceil(0.4 * 3) = 2: -1 and 2 leave, then the largest of 9, 0, 1, 7, 2 come; the other
     # layer is dense, so what leaves comes back
     assert moved.tolist() == [1, 1, 0, 0, 1, 0, 1, 1]
