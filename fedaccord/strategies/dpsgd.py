@@ -11,7 +11,9 @@ When to use: where communication is cheap beside a gradient, as between machines
 step between two mixings leaves no room for client drift, and takes the most rounds.
 
 Where we differ: not from the paper with lian. Comparisons in later papers use atc, or let dpsgd
-train whole epochs, which is dfedavg.
+train whole epochs, which is dfedavg. Under relaxed initialisation, which the paper does not have,
+the gradient is at the relaxed start and lian still mixes x_j: the relaxation, like the gradient,
+reaches the neighbours a round later.
 """
 
 from dataclasses import dataclass
@@ -41,5 +43,5 @@ class DPSGD(DFedAvg):
     ) -> tuple[Vector, Any]:
         if self.variant == "atc":
             return super().aggregate_nodes(w, ups, state, cohort, network)
-        step = cohort.mean(ups.w) - w  # -lr g_i(x_i)
+        step = cohort.mean(ups.w) - w  # -lr g_i(x_i), and the relaxation where there is one
         return network.mix(w.clone()).add_(step), state

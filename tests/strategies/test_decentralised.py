@@ -83,7 +83,6 @@ def matrices(name: str) -> list[Array]:
         pytest.param(*case, plugins, id=f"{name}-{plugins}")
         for case, name in zip(METHODS, IDS, strict=True)
         for plugins in ("none", "relaxed", "sam", "relaxed+sam")
-        if case[0] is not S.DPSGD or "relaxed" not in plugins  # not in its reference
     ],
 )
 def test_equals_the_dense_reference(
