@@ -17,7 +17,6 @@ from fedaccord.task.partition import partition as partition_labels
 from fedaccord.task.training import Batch, Loss
 from fedaccord.task.vectors import FlatModel
 
-EVAL_BATCH = 1000
 TRAIN_NAMES = {"accuracy": "train-accuracy", "loss": "train-loss-of-model"}
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
 
@@ -80,7 +79,8 @@ class Task:
 
     def batches(self, samples: Samples, dtype: torch.dtype) -> Iterator[Batch]:
         """The samples in order, prepared, on the task's device."""
-        for x, y in zip(*(part.split(EVAL_BATCH) for part in samples), strict=True):
+        size = 100 if torch.device(self.device).type == "cpu" else 1000  # what fits the caches
+        for x, y in zip(*(part.split(size) for part in samples), strict=True):
             yield self.prepare(x.to(self.device), dtype), to_targets(y.to(self.device), dtype)
 
     def client_test(self, client: int) -> Samples | None:

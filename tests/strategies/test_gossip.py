@@ -126,6 +126,13 @@ def test_mixing_is_the_matrix_power_in_place(steps: int, monkeypatch: pytest.Mon
     assert network.sent == steps * 2 * 13  # links of a 2 x 5 grid, each way
 
 
+def test_peers_send_over_the_links_that_leave_them() -> None:
+    W = torch.tensor([[0, 1, 0], [0.5, 0, 0.5], [0.5, 0, 0]])  # 0 sends to 1 and 2
+    network = Network(W, 1)
+    network.send(torch.tensor([1.0, 0.5, 0.25]))
+    assert network.sent == 2 * 1 + 0.5 + 0.25
+
+
 def test_mixing_takes_a_small_constant_of_memory() -> None:
     x = torch.randn(16, 200_000)
     with torch.profiler.profile(profile_memory=True) as profile:

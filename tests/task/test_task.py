@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaccord.config import RunConfig
-from fedaccord.task import EVAL_BATCH, Clients, Task, find_device, load_task
+from fedaccord.task import Clients, Task, find_device, load_task
 from fedaccord.task.vectors import FlatModel
 
 SIZES = (23, 40, 5)
@@ -118,7 +118,7 @@ def test_index_parts_select_the_clients_samples() -> None:
 
 
 def test_evaluation_covers_test_samples_beyond_one_batch() -> None:
-    n = EVAL_BATCH + 7
+    n = 1007  # the last batch is smaller
     x, y = torch.randn(n, 1), torch.randint(2, (n,))
     w = torch.tensor([1.0, -1.0, 0.2, 0.0])
     found = task(test=(x, y)).evaluate(w)
