@@ -1,5 +1,8 @@
 """A module and its flat vector are one memory; what is more than parameters is refused."""
 
+import ctypes
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -146,3 +149,20 @@ def test_what_is_more_or_less_than_trainable_parameters_is_refused(
         FlatModel(make())
     assert all(part in str(refused.value) for part in parts)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc is told to keep memory")
+def test_freed_memory_is_used_again_without_a_page_fault() -> None:
+    import resource
+
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("this C library has no mallopt")
+    FlatModel(net())
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        torch.zeros(1 << 25)  # 128 MB
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+    faults()
+    assert faults() <= 2
