@@ -1,4 +1,4 @@
-"""What a whole round of every method costs beside FedAvg's round.
+"""What a whole round of every centralised method costs beside FedAvg's round.
 
     python benchmarks/methods.py                        # the tables
     python benchmarks/methods.py scaffold feddyn        # these methods only
@@ -29,7 +29,7 @@ import timing
 from timing import SETTING, OneRound, engine_round, seconds_of, spread
 
 from fedaccord.config import RunConfig
-from fedaccord.strategies import METHODS
+from fedaccord.strategies import METHODS, DFedAvg
 from fedaccord.task import Clients, load_task
 
 BASELINE = "fedavg"
@@ -50,7 +50,7 @@ MODELS = {
 # Gradients per local step of a method -> its round in rounds of FedAvg.
 ALLOWED = {1: 1.15, 2: 2.1}
 OWN_ALLOWED = {"feddeper": 2.2}  # steps two models
-COMPARED = [name for name in METHODS if name != "dpsgd"]  # which takes one step a round
+COMPARED = [name for name, kind in METHODS.items() if not issubclass(kind, DFedAvg)]
 
 Pair = tuple[float, float]  # seconds of the method, mean seconds of FedAvg before and after it
 Repetition = dict[str, Pair]  # by method

@@ -68,6 +68,7 @@ def engine_round(task: Task, config: RunConfig) -> OneRound:
     Raises RuntimeError where a client fails: its steps would be missing in the seconds.
     """
     strategy = config.build_strategy()
+    strategy.num_rounds = config.num_server_rounds
     strategy.participation = cohorts = []
     grid = InProcessGrid(make_app(lambda _: task), config.num_clients)
     arrays = server_app.initial_arrays(task, strategy.precision)

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedaccord.strategies.base import (
     Client,
@@ -95,11 +96,20 @@ def next_mask(mask: Vector, w: Vector, shapes: Shapes, kappa: float, score: Vect
     sizes = [math.prod(shape) for shape in shapes]
     for ones, values, scores in zip(*(v.split(sizes) for v in (mask, w, score)), strict=True):
         n = math.ceil(kappa * int(ones.sum()))
-        weak = values.abs().masked_fill(ones == 0, math.inf).argsort(stable=True)[:n]
-        ones[weak] = 0
-        strong = scores.masked_fill(ones == 1, -math.inf).argsort(descending=True, stable=True)[:n]
-        ones[strong] = 1
+        ones[lowest(values.abs().masked_fill(ones == 0, math.inf), n)] = 0
+        ones[lowest((-scores).masked_fill(ones == 1, math.inf), n)] = 1
     return mask
+
+
+def lowest(x: Vector, n: int) -> Tensor:
+    """Where the n smallest of x are, of equals the first; bool, like x."""
+    if not n:
+        return torch.zeros_like(x, dtype=torch.bool)
+    bound = x.kthvalue(n).values
+    found = x < bound
+    ties = (x == bound).nonzero().flatten()
+    found[ties[: n - int(found.sum())]] = True
+    return found
 
 
 def _generator(*key: Any) -> torch.Generator:
