@@ -247,13 +247,13 @@ def plot(runs: dict[tuple[str, str], Run], path: Path) -> None:
                 axis.plot(mine[topology].consensus, color=f"C{k}")
     first.set(xticks=range(len(LABELS)), xticklabels=LABELS.values(), ylabel="test accuracy (%)")
     first.set_title("mean model (dot), nodes (bar: one std)")
-    first.legend(fontsize="small", frameon=False)
+    others[-1].legend(*first.get_legend_handles_labels(), fontsize="small", loc="lower right")
     for axis, label in zip(others, LABELS.values(), strict=True):
         axis.set(title=label, xlabel="share of the gradient steps", yscale="log")
-    others[0].set(ylabel="consensus distance after gossip", ylim=(1e-3, None))
+    others[0].set(ylabel="consensus distance after gossip", ylim=(1e-5, None))
     for axis in axes:
         axis.grid(alpha=0.3)
-    for axis in others:
+    for axis in others[1:]:
         axis.label_outer()
     figure.savefig(path, dpi=100)
     plt.close(figure)
