@@ -234,17 +234,15 @@ def plot(runs: dict[tuple[str, str], Run], path: Path) -> None:
     for axis in others[1:]:
         axis.sharey(others[0])
     for k, method in enumerate(SHOWN):
-        mine = {t: runs[method, t] for t in LABELS if (method, t) in runs}
-        places = [[*LABELS].index(t) + 0.1 * (k - 2) for t in mine]
-        mean, spread = zip(*(run.nodes for run in mine.values()), strict=True) if mine else ((), ())
-        first.plot(
-            places, [100 * r.accuracy for r in mine.values()], "o", color=f"C{k}", label=method
-        )
-        nodes = [100 * x for x in mean], [100 * x for x in spread]
-        first.errorbar(places, nodes[0], nodes[1], fmt="_", color=f"C{k}", alpha=0.5)
-        for axis, topology in zip(others, LABELS, strict=True):
-            if topology in mine:
-                axis.plot(mine[topology].consensus, color=f"C{k}")
+        color = f"C{k}"
+        first.plot([], [], "o", color=color, label=method)
+        for x, (topology, axis) in enumerate(zip(LABELS, others, strict=True)):
+            if run := runs.get((method, topology)):
+                place = x + 0.1 * (k - 2)
+                mean, spread = (100 * value for value in run.nodes)
+                first.plot(place, 100 * run.accuracy, "o", color=color)
+                first.errorbar(place, mean, spread, fmt="_", color=color, alpha=0.5)
+                axis.plot(run.consensus, color=color)
     first.set(xticks=range(len(LABELS)), xticklabels=LABELS.values(), ylabel="test accuracy (%)")
     first.set_title("mean model (dot), nodes (bar: one std)")
     others[-1].legend(*first.get_legend_handles_labels(), fontsize="small", loc="lower right")

@@ -238,9 +238,8 @@ def test_every_method_uses_every_option(name):
     """An option that two methods both ignored would pass their identities."""
     base = named(name, ri_beta=0.0)
     for option, kwargs in OPTIONS.items():
-        assert option == "plain" or differ(base, named(name, **{"ri_beta": 0.0, **kwargs}), 1e-6), (
-            option
-        )
+        other = named(name, **{"ri_beta": 0.0, **kwargs})
+        assert option == "plain" or differ(base, other, 1e-6), option
     assert differ(base, named(name, sam_rho=0.2), 1e-6)
     assert differ(base, named(name, RING), 1e-6)
 
