@@ -32,8 +32,10 @@ log = logging.getLogger("flwr")
 Vector = torch.Tensor  # (d,) all parameters of a model; formulas also hold over (..., d)
 
 
-Oracle = Callable[[Any, Callable[[], Vector], Callable[[], None]], Vector]
-"""(model, at_point, clip) -> loss; leaves a clipped gradient in model.g (see task/training.py)."""
+GradientAt = Callable[[Vector], Vector]  # puts the batch's gradient at a point into g; the loss
+Clip = Callable[[], None]  # bounds the norm of g
+Oracle = Callable[[Any, GradientAt, Clip], Vector]
+"""(model, gradient_at, clip) -> loss; leaves a clipped gradient in model.g (task/training.py)."""
 
 
 # --- the client half ------------------------------------------------------------------------------

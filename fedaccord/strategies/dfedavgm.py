@@ -16,13 +16,19 @@ Where we differ: weight decay enters the momentum, as in torch.optim.SGD; the cl
 gradient before it does.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fedaccord.strategies.base import Direction, LocalRule, Plan, Vector
+from fedaccord.strategies.base import (
+    Clip,
+    Direction,
+    GradientAt,
+    LocalRule,
+    Plan,
+    Vector,
+)
 from fedaccord.strategies.dfedavg import DFedAvg
 from fedaccord.strategies.options import option
 
@@ -35,10 +41,8 @@ class HeavyBall:
         self.weight_decay = weight_decay
         self.u: Vector | None = None
 
-    def __call__(
-        self, model: Any, at_point: Callable[[], Vector], clip: Callable[[], None]
-    ) -> Vector:
-        loss = at_point()
+    def __call__(self, model: Any, gradient_at: GradientAt, clip: Clip) -> Vector:
+        loss = gradient_at(model.w)
         clip()
         if self.u is None:
             self.u = torch.zeros_like(model.g)

@@ -23,7 +23,7 @@ code regrows at random; gradient is the paper's.
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -32,7 +32,9 @@ from torch import Tensor
 
 from fedaccord.strategies.base import (
     Client,
+    Clip,
     Cost,
+    GradientAt,
     LocalRule,
     Nodes,
     Plan,
@@ -127,18 +129,16 @@ class MaskedGradient:
         self.mask = mask
         self.plan = plan
 
-    def __call__(
-        self, model: Any, at_point: Callable[[], Vector], clip: Callable[[], None]
-    ) -> Vector:
-        loss = at_point()
+    def __call__(self, model: Any, gradient_at: GradientAt, clip: Clip) -> Vector:
+        loss = gradient_at(model.w)
         clip()
         model.g.mul_(self.mask)
-        self.model, self.at_point = model, at_point
+        self.model, self.gradient_at = model, gradient_at
         return loss
 
     def dense(self) -> Vector:
         """|g| at w as it is now, on the last step's batch."""
-        self.at_point()
+        self.gradient_at(self.model.w)
         return self.model.g.abs()  # type: ignore[no-any-return]
 
 

@@ -23,13 +23,22 @@ acts on y and v alike, and the two gradients are clipped apart. rho and lam are 
 defaults.
 """  # noqa: E501 - the paper's title
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from fedaccord.strategies.base import Cost, Direction, LocalRule, Model, Plan, Vector, Work
+from fedaccord.strategies.base import (
+    Clip,
+    Cost,
+    Direction,
+    GradientAt,
+    LocalRule,
+    Model,
+    Plan,
+    Vector,
+    Work,
+)
 from fedaccord.strategies.fedavg import FedAvg
 from fedaccord.strategies.options import option
 
@@ -45,20 +54,14 @@ class Pair:
         self.v = v.clone()
         self.pull = rho / plan.lr
         self.plan = plan
-        self.y = torch.empty_like(v)
         self.v_next = torch.empty_like(v)
 
-    def __call__(
-        self, model: Any, at_point: Callable[[], Vector], clip: Callable[[], None]
-    ) -> Vector:
+    def __call__(self, model: Any, gradient_at: GradientAt, clip: Clip) -> Vector:
         w, g, lr = model.w, model.g, self.plan.lr
-        self.y.copy_(w)
-        w.copy_(self.v)
-        at_point()
+        gradient_at(self.v)
         clip()
         torch.mul(self.v, 1 - lr * self.plan.weight_decay, out=self.v_next).add_(g, alpha=-lr)
-        w.copy_(self.y)
-        loss = at_point()
+        loss = gradient_at(w)
         clip()
         g.add_(self.v, alpha=self.pull)  # rho v of the y line, with the old v
         self.v, self.v_next = self.v_next, self.v

@@ -16,16 +16,24 @@ every client, and divides by the sum of the layers' norms; here one global norm.
 provisional default.
 """  # noqa: E501 - the paper's title
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from fedaccord.strategies.base import Cost, LocalRule, Model, Plan, Vector, Work
+from fedaccord.strategies.base import (
+    Clip,
+    Cost,
+    GradientAt,
+    LocalRule,
+    Model,
+    Plan,
+    Vector,
+    Work,
+)
 from fedaccord.strategies.fedavg import FedAvg
 from fedaccord.strategies.options import option
-from fedaccord.strategies.sam import EPS, keep
+from fedaccord.strategies.sam import EPS
 
 
 class ClientState(NamedTuple):
@@ -37,16 +45,11 @@ class GradientBeside:
 
     def __init__(self, e: Vector) -> None:
         self.e = e
-        self.w: Vector | None = None
+        self.there = torch.empty_like(e)  # w + e
 
-    def __call__(
-        self, model: Any, at_point: Callable[[], Vector], clip: Callable[[], None]
-    ) -> Vector:
-        self.w = keep(self.w, model.w)
-        model.w.add_(self.e)
-        loss = at_point()
+    def __call__(self, model: Any, gradient_at: GradientAt, clip: Clip) -> Vector:
+        loss = gradient_at(torch.add(model.w, self.e, out=self.there))
         clip()
-        model.w.copy_(self.w)
         return loss
 
 

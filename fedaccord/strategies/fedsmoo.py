@@ -19,17 +19,18 @@ Where we differ: as in the authors' code, mu_i moves in every local step and s o
 term of the last perturbation.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from fedaccord.strategies.base import (
+    Clip,
     Cohort,
     Cost,
     Direction,
     FederatedStrategy,
+    GradientAt,
     LocalRule,
     Plan,
     Vector,
@@ -37,7 +38,7 @@ from fedaccord.strategies.base import (
 )
 from fedaccord.strategies.feddyn import mean_step
 from fedaccord.strategies.options import option
-from fedaccord.strategies.sam import EPS, keep
+from fedaccord.strategies.sam import EPS
 
 
 class Down(NamedTuple):
@@ -69,26 +70,21 @@ class CorrectedAscent:
         self.s = s
         self.steps = 0
         self.radius = radius
-        self.w: Vector | None = None
+        self.there = torch.empty_like(s)  # w + e
 
     def mu(self) -> Vector:
         """mu_i after the last step, in place: nothing is climbed afterwards."""
         return self.climbed.sub_(self.s, alpha=self.steps)
 
-    def __call__(
-        self, model: Any, at_point: Callable[[], Vector], clip: Callable[[], None]
-    ) -> Vector:
+    def __call__(self, model: Any, gradient_at: GradientAt, clip: Clip) -> Vector:
         w, g = model.w, model.g
-        loss = at_point()
-        self.w = keep(self.w, w)
+        loss = gradient_at(w)
         u = g.sub_(self.climbed).add_(self.s, alpha=self.steps - 1)  # g - mu_i - s
         length = self.radius / (torch.linalg.vector_norm(u) + EPS)
         self.climbed.addcmul_(u, length)
         self.steps += 1
-        w.addcmul_(u, length)
-        at_point()
+        gradient_at(torch.addcmul(w, u, length, out=self.there))
         clip()
-        w.copy_(self.w)
         return loss
 
 

@@ -16,13 +16,12 @@ Where we differ: plain SAM, without the adaptive scaling of ASAM. The norm has 1
 simulator of FedInit's authors 1e-7. Some released code clips the gradient of the ascent too.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from fedaccord.strategies.base import Oracle, Plan, PlugIn, Vector, Work
+from fedaccord.strategies.base import Clip, GradientAt, Oracle, Plan, PlugIn, Vector, Work
 from fedaccord.strategies.options import option
 
 EPS = 1e-12  # keeps e at zero where g is
@@ -49,41 +48,33 @@ class SAMOracle:
     def __init__(self, sam: SAM, inner: Oracle | None) -> None:
         self.sam = sam
         self.inner = inner
-        self.w: Vector | None = None  # buffers, made once a round
+        self.there: Vector | None = None  # buffers, made in the first step: w + e
         self.g: Vector | None = None
 
-    def __call__(
-        self, model: Any, at_point: Callable[[], Vector], clip: Callable[[], None]
-    ) -> Vector:
-        def ascended() -> Vector:
-            return self.ascend(model, at_point)
+    def __call__(self, model: Any, gradient_at: GradientAt, clip: Clip) -> Vector:
+        def ascended_at(w: Vector) -> Vector:
+            return self.ascend(w, model.g, gradient_at)
 
         if self.inner is not None:
-            return self.inner(model, ascended, clip)
-        loss = ascended()
+            return self.inner(model, ascended_at, clip)
+        loss = ascended_at(model.w)
         clip()
         return loss
 
-    def ascend(self, model: Any, at_point: Callable[[], Vector]) -> Vector:
-        w, g, mix = model.w, model.g, self.sam.mix
-        loss = at_point()
-        self.w = keep(self.w, w)
+    def ascend(self, w: Vector, g: Vector, gradient_at: GradientAt) -> Vector:
+        rho, mix = self.sam.rho, self.sam.mix
+        loss = gradient_at(w)
         if mix != 1:
-            self.g = keep(self.g, g)
+            self.g = torch.mul(g, 1 - mix, out=self.g)
         if self.sam.normalised:
-            w.addcmul_(g, self.sam.rho / (torch.linalg.vector_norm(g) + EPS))
+            length = rho / (torch.linalg.vector_norm(g) + EPS)
+            self.there = torch.addcmul(w, g, length, out=self.there)
         else:
-            w.add_(g, alpha=self.sam.rho)
-        at_point()
-        w.copy_(self.w)
+            self.there = torch.add(w, g, alpha=rho, out=self.there)
+        gradient_at(self.there)
         if self.g is not None:
-            g.mul_(mix).add_(self.g, alpha=1 - mix)
+            g.mul_(mix).add_(self.g)
         return loss
-
-
-def keep(buffer: Vector | None, vector: Vector) -> Vector:
-    """A copy of ``vector`` in ``buffer``, which is made at the first call."""
-    return vector.clone() if buffer is None else buffer.copy_(vector)
 
 
 def with_sam(plugins: tuple[PlugIn, ...], **changes: Any) -> tuple[PlugIn, ...]:

@@ -10,9 +10,9 @@ from fedaccord.task.vectors import FlatModel
 
 Batch = tuple[Tensor, Tensor]  # inputs, targets
 Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions, targets) -> scalar
-AtPoint = Callable[[], Tensor]  # puts the batch's gradient at w into g, gives the loss
+GradientAt = Callable[[Tensor], Tensor]  # puts the batch's gradient at a point into g; the loss
 Clip = Callable[[], None]  # bounds the norm of g
-Oracle = Callable[[FlatModel, AtPoint, Clip], Tensor]  # leaves a clipped gradient in g; the loss
+Oracle = Callable[[FlatModel, GradientAt, Clip], Tensor]  # leaves a clipped gradient in g; the loss
 
 
 class Descent(NamedTuple):
@@ -27,9 +27,9 @@ def sum_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def gradient_at_w(model: FlatModel, at_point: AtPoint, clip: Clip) -> Tensor:
+def gradient_at_w(model: FlatModel, gradient_at: GradientAt, clip: Clip) -> Tensor:
     """The plain oracle: the batch's gradient at w."""
-    value = at_point()
+    value = gradient_at(model.w)
     clip()
     return value
 
@@ -61,7 +61,7 @@ def descend(
 
     shift, anchor: (d,) or None for zero. clip_norm bounds the norm of the data gradient alone,
     before anything is added to it. ``oracle`` leaves the clipped gradient g(w) in ``model.g``: the
-    batch's at w, or one taken elsewhere; it leaves ``model.w`` as it found it.
+    batch's at w, or one taken elsewhere, by ``gradient_at``; ``model.w`` stays as it is.
     ``precision="bfloat16"`` runs the forward pass under autocast; w, g and the step keep their
     dtype.
     """
@@ -79,16 +79,19 @@ def descend(
     for inputs, targets in batches:
 
         @torch.enable_grad()
-        def at_point(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+        def gradient_at(
+            point: Tensor, inputs: Tensor = inputs, targets: Tensor = targets
+        ) -> Tensor:
             g.zero_()
-            with torch.autocast(w.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                predictions = module(inputs)
-            value = loss(predictions.to(w.dtype), targets)
-            value.backward()  # type: ignore[no-untyped-call]
+            with model.at(point):
+                with torch.autocast(w.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                    predictions = module(inputs)
+                value = loss(predictions.to(w.dtype), targets)
+                value.backward()  # type: ignore[no-untyped-call]
             return value.detach()
 
         with torch.no_grad():
-            total += oracle(model, at_point, clip)
+            total += oracle(model, gradient_at, clip)
             if shrink != 1.0:
                 w.mul_(shrink)
             w.add_(g, alpha=-lr * scale)

@@ -2,6 +2,8 @@
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -31,14 +33,30 @@ class FlatModel:
         check_exchangeable(module)
         keep_freed_memory()
         self.module = module.to(device=device, dtype=dtype)
-        parameters = list(self.module.parameters())
+        self._parameters = list(self.module.parameters())
         self.names = [name for name, _ in self.module.named_parameters()]
-        self.shapes = [p.shape for p in parameters]
-        self.w = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self.shapes = [p.shape for p in self._parameters]
+        self.w = torch.cat([p.detach().reshape(-1) for p in self._parameters])
         self.g = torch.zeros_like(self.w)
-        for p, w_p, g_p in zip(parameters, self.views(self.w), self.views(self.g), strict=True):
-            p.data = w_p
+        self._point(self.w)
+        for p, g_p in zip(self._parameters, self.views(self.g), strict=True):
             p.grad = g_p
+
+    @contextmanager
+    def at(self, point: Tensor) -> Iterator[None]:
+        """The module at ``point`` (d,) instead of w, without copying; gradients still go to g."""
+        if point is self.w:
+            yield
+            return
+        self._point(point)
+        try:
+            yield
+        finally:
+            self._point(self.w)
+
+    def _point(self, vector: Tensor) -> None:
+        for p, view in zip(self._parameters, self.views(vector), strict=True):
+            p.data = view
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """A vector (d,) as one tensor per parameter, without copying."""

@@ -153,7 +153,7 @@ def test_the_default_task_is_digits_dealt_to_clients() -> None:
     assert everything.mean() == pytest.approx(0, abs=1e-5)
     assert everything.std() == pytest.approx(1, abs=1e-3)
     assert found.model().module(x).shape == (16, 10)
-    measured = found.evaluate(found.model().w.clone())
+    measured = found.evaluate(initial(found))
     assert measured["test-loss"] == pytest.approx(2.3, abs=0.2)  # log 10: it knows nothing yet
     assert measured["test-accuracy"] < 0.3
 

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedaccord.task.training import AtPoint, Batch, Clip, descend, sum_dtype
+from fedaccord.task.training import Batch, Clip, GradientAt, descend, sum_dtype
 from fedaccord.task.vectors import FlatModel
 
 LR, STEPS = 0.3, 5
@@ -186,12 +186,9 @@ def test_an_oracle_takes_the_gradient_where_it_likes() -> None:
     """Sharpness-aware: at w + r g / ||g||. The clip applies to what the oracle leaves."""
     radius, calls = 0.2, []
 
-    def ascend(model: FlatModel, at_point: AtPoint, clip: Clip) -> Tensor:
-        value = at_point()
-        step = radius * model.g / model.g.norm()
-        model.w.add_(step)
-        at_point()
-        model.w.sub_(step)
+    def ascend(model: FlatModel, gradient_at: GradientAt, clip: Clip) -> Tensor:
+        value = gradient_at(model.w)
+        gradient_at(model.w + radius * model.g / model.g.norm())
         clip()
         calls.append(1)
         return value

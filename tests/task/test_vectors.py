@@ -48,6 +48,20 @@ def test_a_step_on_w_is_a_step_of_the_model() -> None:
     torch.testing.assert_close(model.module(x), by_hand(w + 1, x))
 
 
+def test_the_module_visits_another_point() -> None:
+    model, x = FlatModel(net()), torch.randn(5, 3)
+    w, point = model.w.clone(), torch.randn(D)
+    here = point.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(by_hand(here, x).square().sum(), here)
+    with model.at(point):
+        model.module(x).square().sum().backward()
+    torch.testing.assert_close(model.g, expected)
+    with pytest.raises(RuntimeError), model.at(point):
+        raise RuntimeError
+    assert torch.equal(model.w, w)
+    torch.testing.assert_close(model.module(x), by_hand(w, x))
+
+
 def test_a_change_of_the_model_is_a_change_of_w() -> None:
     model = FlatModel(net())
     with torch.no_grad():
@@ -159,10 +173,11 @@ def test_freed_memory_is_used_again_without_a_page_fault() -> None:
         pytest.skip("this C library has no mallopt")
     FlatModel(net())
 
-    def faults() -> int:
+    def faults_of_twenty() -> int:
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-        torch.zeros(1 << 25)  # 128 MB
+        for _ in range(20):
+            torch.zeros(1 << 23)  # 32 MB, 8192 pages
         return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
 
-    faults()
-    assert faults() <= 2
+    faults_of_twenty()  # the heap may grow a few times before it has room for the same again
+    assert faults_of_twenty() < 8192
