@@ -83,7 +83,7 @@ def descend(
             point: Tensor, inputs: Tensor = inputs, targets: Tensor = targets
         ) -> Tensor:
             g.zero_()
-            with model.at(point):
+            with model.at(point):  # layers read their weights on the way back too
                 with torch.autocast(w.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                     predictions = module(inputs)
                 value = loss(predictions.to(w.dtype), targets)

@@ -205,6 +205,30 @@ def test_an_oracle_takes_the_gradient_where_it_likes() -> None:
     assert not torch.allclose(model.w, plain_loop(some_batches(), **settings)[0])
 
 
+def test_the_gradient_elsewhere_is_that_of_a_model_which_lives_there() -> None:
+    """Also where layers read their weights again on the way back, as convolutions do."""
+
+    def convolutions() -> FlatModel:
+        torch.manual_seed(1)
+        layers = (nn.Conv2d(1, 2, 3), nn.GroupNorm(2, 2), nn.Tanh(), nn.Conv2d(2, 3, 2))
+        return FlatModel(nn.Sequential(*layers, nn.Flatten()), dtype=torch.float64)
+
+    x, y = torch.randn(5, 1, 4, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1])
+    there = convolutions()
+    there.w.add_(torch.randn_like(there.w))
+    expected = F.cross_entropy(there.module(x), y)
+    expected.backward()
+
+    def elsewhere(model: FlatModel, gradient_at: GradientAt, clip: Clip) -> Tensor:
+        return gradient_at(there.w)
+
+    model = convolutions()
+    w = model.w.clone()
+    done = descend(model, [(x, y)], F.cross_entropy, lr=LR, oracle=elsewhere)
+    close(model.w, w - LR * there.g)
+    assert done.loss == pytest.approx(expected.item(), rel=1e-12)
+
+
 def test_corrections_come_out_as_they_went_in() -> None:
     shift, anchor = vectors(2)
     settings: dict[str, Any] = {"shift": shift, "rho": 0.7, "anchor": anchor, "weight_decay": 0.2}
