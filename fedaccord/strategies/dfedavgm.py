@@ -21,14 +21,7 @@ from typing import Any
 
 import torch
 
-from fedaccord.strategies.base import (
-    Clip,
-    Direction,
-    GradientAt,
-    LocalRule,
-    Plan,
-    Vector,
-)
+from fedaccord.strategies.base import Clip, Direction, GradientAt, LocalRule, Plan, Vector
 from fedaccord.strategies.dfedavg import DFedAvg
 from fedaccord.strategies.options import option
 

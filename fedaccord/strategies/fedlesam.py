@@ -21,16 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from fedaccord.strategies.base import (
-    Clip,
-    Cost,
-    GradientAt,
-    LocalRule,
-    Model,
-    Plan,
-    Vector,
-    Work,
-)
+from fedaccord.strategies.base import Clip, Cost, GradientAt, LocalRule, Model, Plan, Vector, Work
 from fedaccord.strategies.fedavg import FedAvg
 from fedaccord.strategies.options import option
 from fedaccord.strategies.sam import EPS

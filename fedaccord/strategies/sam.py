@@ -48,8 +48,8 @@ class SAMOracle:
     def __init__(self, sam: SAM, inner: Oracle | None) -> None:
         self.sam = sam
         self.inner = inner
-        self.there: Vector | None = None  # buffers, made in the first step: w + e
-        self.g: Vector | None = None
+        self.there: Vector | None = None  # w + e; both buffers are made in the first step
+        self.g: Vector | None = None  # the share of g(w)
 
     def __call__(self, model: Any, gradient_at: GradientAt, clip: Clip) -> Vector:
         def ascended_at(w: Vector) -> Vector:
