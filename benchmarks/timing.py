@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord
 
 from fedaccord import server_app
-from fedaccord.client_app import make_app
 from fedaccord.config import RunConfig
-from fedaccord.engine import InProcessGrid
+from fedaccord.engine.fleet import LocalFleet
 from fedaccord.memory import keep_freed_memory
 from fedaccord.task import Task
 
@@ -65,23 +63,19 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def engine_round(task: Task, config: RunConfig) -> OneRound:
-    """What `strategy.start` does in a round, over the in-process grid, without evaluation.
+    """What `strategy.start` does in a round, over clients in this process, without evaluation.
 
     Raises RuntimeError where a client fails: its steps would be missing in the seconds.
     """
     strategy = config.strategy
     strategy.num_rounds = config.num_server_rounds
     strategy.participation = cohorts = []
-    grid = InProcessGrid(make_app(lambda _: task), config.num_clients).__enter__()
-    arrays = server_app.initial_arrays(task, strategy.precision)
+    strategy.begin(LocalFleet(task), server_app.initial_arrays(task, strategy.precision))
 
     def one_round(cohort: list[int]) -> None:
         cohorts.append(cohort)
-        number = len(cohorts)
-        messages = strategy.configure_train(number, arrays, ConfigRecord(), grid)
-        _, metrics = strategy.aggregate_train(number, grid.send_and_receive(messages))
-        if metrics is None or metrics["dropped"]:
-            raise RuntimeError(f"{config.algo} lost a client in round {number}: see the warning")
+        if strategy.train_round().metrics["dropped"]:
+            raise RuntimeError(f"{config.algo} lost a client in round {len(cohorts)}")
 
     return one_round
 

@@ -8,7 +8,13 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedaccord.client.train import evaluate_locally, local_round, local_test, train_locally
+from fedaccord.client.data import test_data, training_data
+from fedaccord.client.train import (
+    answer_message,
+    answer_question,
+    evaluate_locally,
+    train_locally,
+)
 from fedaccord.config import RunConfig
 from fedaccord.memory import keep_freed_memory
 from fedaccord.task import Task, load_task
@@ -28,25 +34,12 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
         task = task_of(context)  # also with an introduction: what is wrong shows before round 1
         if reply is not None:
             return reply
-        instruction = read_instruction(message)
-        model = task.model(instruction.precision)
-        batches = task.train_batches(
-            instruction.client,
-            instruction.round,
-            instruction.batch_size,
-            instruction.seed,
-            model.w.dtype,
-        )
-        examples = task.num_examples(instruction.client)
-        return local_round(message, context, instruction, model, batches, task.loss, examples)
+        return answer_message(message, context, training_data(task, read_instruction(message)))
 
     @app.evaluate()
     def test(message: Message, context: Context) -> Message:
-        task, instruction = task_of(context), read_instruction(message)
-        model = task.model(instruction.precision)
-        samples = task.client_test(instruction.client)
-        batches = task.batches(samples, model.w.dtype) if samples else []
-        return local_test(message, context, instruction, model, batches, task.loss)
+        data = test_data(task_of(context), read_instruction(message))
+        return answer_question(message, context, data)
 
     return app
 

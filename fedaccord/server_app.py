@@ -12,6 +12,7 @@ from flwr.serverapp.strategy import Result
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import dtype_of
 from fedaccord.federation.errors import FederationError
+from fedaccord.federation.fleet import Fleet
 from fedaccord.federation.strategy import FederatedStrategy, Round
 from fedaccord.runs import RunDirectory
 from fedaccord.task import Task, load_task
@@ -37,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run(
-    grid: Grid,
+    grid: Grid | Fleet,
     config: RunConfig,
     task: Task,
     on_round: Callable[[Round], None] | None = None,
@@ -78,7 +79,7 @@ def run(
 
 def start(
     strategy: FederatedStrategy,
-    grid: Grid,
+    grid: Grid | Fleet,
     initial: ArrayRecord,
     task: Task,
     num_rounds: int,

@@ -10,8 +10,10 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedaccord import simulate, train_locally
+from fedaccord.client import store
 from fedaccord.engine import History, InProcessGrid, Recorder, quiet
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.wire import records
 from fedaccord.wire.instruction import is_hello, read_instruction
 from tests.reference.problem import Batches, Cohorts, LeastSquares
 
@@ -50,6 +52,14 @@ def run(
     )
 
 
+def state_in(grid: InProcessGrid, strategy: FederatedStrategy, client: int, round: int) -> Any:
+    """A client's state after a round, from its Context."""
+    assert strategy.session is not None
+    memory = store.load(list(grid.contexts.values())[client])
+    found = store.version(memory, round)
+    return found and records.unpack_state(strategy.session.client_state(), found.state)
+
+
 def run_on_batches(
     strategy: FederatedStrategy,
     problem: LeastSquares,
@@ -71,7 +81,7 @@ def run_on_batches(
         return train_locally(message, context, model=model, batches=chosen, loss=half_square)
 
     with InProcessGrid(app, problem.num_clients) as grid, quiet():
-        recorder = Recorder(strategy, grid, weights=True)
+        recorder = Recorder(strategy, lambda i, t: state_in(grid, strategy, i, t), weights=True)
         strategy.participation, strategy.on_round = schedule, recorder
         strategy.start(grid, ArrayRecord(linear(w0).state_dict()), len(schedule))
     return recorder.history()

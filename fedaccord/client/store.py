@@ -1,31 +1,97 @@
-"""Where a client's state lives between two rounds: Flower's Context."""
+"""What a client remembers between two visits, and where: Flower's Context.
 
-from typing import Any, NamedTuple, cast
+The last two versions of its state are kept: the one that the last step made, and the one that it
+was made from. A client whose last step the server did not accept goes back by one.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Context
 
+from fedaccord.core.plugin import ClientHalf, state_like
+from fedaccord.core.rule import Shapes
+from fedaccord.core.vectors import leaves
+from fedaccord.core.visit import TrainInstruction
 from fedaccord.wire import records
 
-STATE, STATE_INFO = "fedaccord-state", "fedaccord-state-info"
+STATE, BEFORE, STATE_INFO = "fedaccord-state", "fedaccord-state-before", "fedaccord-state-info"
 
 
-class Saved(NamedTuple):
-    state: Any
-    round: int  # in which it came to be
+class Version(NamedTuple):
+    """A client's state after the step of a round."""
+
+    round: int
+    state: Any  # as the store keeps it: a NamedTuple of vectors, or a record of them
 
 
-def save(context: Context, state: Any, round: int) -> None:
-    context.state[STATE] = records.pack(state)
-    context.state[STATE_INFO] = ConfigRecord({"round": round})
+class Memory(NamedTuple):
+    """What a client remembers."""
+
+    latest: Version
+    before: Version | None = None  # what the latest was made from; None: the first visit
+    attempt: int = 0  # of the server, when it asked last
 
 
-def load(context: Context, like: Any) -> Saved | None:
-    """The saved state, with the structure of ``like``; None before the first.
+class LostState(Exception):
+    """The client does not have the state that the server knows of."""
 
-    Raises ValueError where it is a state of another method.
+
+def recall(memory: Memory | None, asked: TrainInstruction) -> Any | None:
+    """The state that a visit begins with, as it was kept; None: it is the client's first one.
+
+    Raises LostState where it is not there, and ValueError for a message that came after the one of
+    a later round.
     """
-    record = records.arrays_of(context.state, STATE)
-    if record is None:
+    if memory and asked.attempt <= memory.attempt and asked.round < memory.latest.round:
+        raise ValueError(
+            f"the message of round {asked.round + 1} came after that of round "
+            f"{memory.latest.round + 1}: nothing was done"
+        )
+    if asked.accepted < 0:
+        return None
+    found = version(memory, asked.accepted)
+    if found is not None:
+        return found.state
+    if is_stateless(asked.half, asked.shapes):  # nothing to remember, nothing lost
+        return None
+    raise LostState
+
+
+def remember(memory: Memory | None, asked: TrainInstruction, state: Any) -> Memory:
+    """What a client remembers after the visit that ``state`` comes from."""
+    return Memory(Version(asked.round, state), version(memory, asked.accepted), asked.attempt)
+
+
+def version(memory: Memory | None, round: int) -> Version | None:
+    """The one that the step of a round made."""
+    versions = (memory.latest, memory.before) if memory else ()
+    return next((v for v in versions if v and v.round == round), None)
+
+
+@lru_cache(maxsize=8)
+def is_stateless(half: ClientHalf, shapes: Shapes) -> bool:
+    """Whether a client keeps no vector between two rounds."""
+    return next(leaves(state_like(half, shapes)), None) is None
+
+
+def load(context: Context) -> Memory | None:
+    """What `save` wrote, states as records; None before the first."""
+    latest = records.arrays_of(context.state, STATE)
+    if latest is None:
         return None
     info = records.config_of(context.state, STATE_INFO)
-    return Saved(records.unpack_state(like, record), cast(int, info["round"]))
+    kept = (latest, records.arrays_of(context.state, BEFORE))
+    versions = [*map(Version, info["rounds"], kept)]
+    return Memory(versions[0], versions[1] if len(versions) > 1 else None, info["attempt"])
+
+
+def save(context: Context, memory: Memory) -> None:
+    """Keep ``memory``, its states as records."""
+    latest, before, attempt = memory
+    context.state[STATE] = latest.state
+    context.state.pop(BEFORE, None)
+    if before is not None:
+        context.state[BEFORE] = before.state
+    rounds = [version.round for version in (latest, before) if version is not None]
+    context.state[STATE_INFO] = ConfigRecord({"rounds": rounds, "attempt": attempt})

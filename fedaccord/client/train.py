@@ -1,8 +1,7 @@
-"""A client's local round and the test of its own model, for any ClientApp."""
+"""A client's local round and the test of its own model: as values, and for any ClientApp."""
 
-import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -10,25 +9,29 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedaccord.client import store
-from fedaccord.core.plugin import ClientHalf, state_like
+from fedaccord.client.store import LostState
+from fedaccord.core.plugin import state_like
 from fedaccord.core.rounds import client_round
-from fedaccord.core.rule import Model
-from fedaccord.core.vectors import Vector, dtype_of, is_finite, map_vectors
+from fedaccord.core.vectors import dtype_of, is_finite, map_vectors
+from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.solver import Batch, Loss, Passes, SequentialSolver
 from fedaccord.wire import records
-from fedaccord.wire.instruction import (
-    TrainInstruction,
-    is_hello,
-    read_instruction,
-    shapes_text,
-)
+from fedaccord.wire.instruction import is_hello, read_instruction, shapes_text
 from fedaccord.wire.introduction import introduce
-
-log = logging.getLogger("flwr")
+from fedaccord.wire.messages import read_visit, write_answer
 
 CPU = torch.device("cpu")
+
+
+class Data(NamedTuple):
+    """What a client computes with."""
+
+    model: FlatModel
+    batches: Iterable[Batch]
+    loss: Loss
+    examples: int | None = None  # samples of the client; None: those of the first pass
 
 
 def train_locally(
@@ -53,10 +56,8 @@ def train_locally(
     """
     if is_hello(message):
         return introduce(message, context)
-    instruction = read_instruction(message)
-    return local_round(
-        message, context, instruction, flat_model(model, instruction), batches, loss, examples
-    )
+    flat = flat_model(model, read_instruction(message))
+    return answer_message(message, context, Data(flat, batches, loss, examples))
 
 
 def evaluate_locally(
@@ -73,8 +74,8 @@ def evaluate_locally(
     its batch; ``batches`` are the client's own test samples.
     Raises ValueError where the message is of another kind or the client has no such model.
     """
-    instruction = read_instruction(message)
-    return local_test(message, context, instruction, flat_model(model, instruction), batches, loss)
+    flat = flat_model(model, read_instruction(message))
+    return answer_question(message, context, Data(flat, batches, loss))
 
 
 def flat_model(model: nn.Module, instruction: TrainInstruction) -> FlatModel:
@@ -82,102 +83,94 @@ def flat_model(model: nn.Module, instruction: TrainInstruction) -> FlatModel:
     return FlatModel(model, dtype=dtype_of(instruction.precision))
 
 
-def local_round(
-    message: Message,
-    context: Context,
-    instruction: TrainInstruction,
-    model: FlatModel,
-    batches: Iterable[Batch],
-    loss: Loss,
-    examples: int | None,
-) -> Message:
+# messages
+
+
+def answer_message(message: Message, context: Context, data: Data) -> Message:
     """`train_locally` with a model whose parameters are flat already."""
-    device = model.w.device
-    _check_shapes(model, instruction)
-    half = instruction.half
-    down = _to(device, records.unpack_down(message, half.receives, like=model.w))
-    state = _client_state(message, context, instruction, half, down, model.w)
-    passes = Passes(batches, device)
-    solve = SequentialSolver(
-        model,
-        passes.steps(instruction.local_epochs, instruction.local_steps),
-        loss,
-        instruction.precision,
-    )
-    up, state, result = client_round(half, down, state, instruction.config, solve)
-    if not is_finite(result.w_K):
-        raise ValueError(
-            f"the local model diverged: NaN or Inf after {result.steps} steps at lr "
-            f"{instruction.lr:g}; lower lr or clip-norm"
-        )
-    metrics = MetricRecord(
-        {
-            "num-examples": examples or passes.examples,
-            "train-loss": float(result.loss),
-            "steps": result.steps,
-        }
-    )
-    content = RecordDict({records.UP: records.pack(_to(CPU, up)), records.METRICS: metrics})
-    reply = Message(content, reply_to=message)
-    store.save(context, _to(CPU, state), instruction.round)
+    _check_shapes(data.model, read_instruction(message))
+    visit = read_visit(message)
+    asked, memory = visit.instruction, store.load(context)
+    try:
+        kept = store.recall(memory, asked)
+    except LostState:
+        return Message(write_answer(Lost(asked.accepted)), reply_to=message)
+    answer, state = local_round(visit, _unpacked(kept, asked), data)
+    reply = Message(write_answer(answer), reply_to=message)
+    store.save(context, store.remember(memory, asked, records.pack(state)))
     return reply
 
 
-def local_test(
-    message: Message,
-    context: Context,
-    instruction: TrainInstruction,
-    model: FlatModel,
-    batches: Iterable[Batch],
-    loss: Loss,
-) -> Message:
+def answer_question(message: Message, context: Context, data: Data) -> Message:
     """`evaluate_locally` with a model whose parameters are flat already."""
-    half = instruction.half
-    saved = store.load(context, state_like(half, instruction.shapes))
-    w = half.personal(saved.state) if saved else None
+    asked = read_instruction(message)
+    try:
+        kept = store.recall(store.load(context), asked)
+    except LostState:
+        kept = None
+    metrics = local_test(asked, _unpacked(kept, asked), data)
+    content = RecordDict({records.METRICS: MetricRecord(dict(metrics))})
+    return Message(content, reply_to=message)
+
+
+def _unpacked(kept: Any, asked: TrainInstruction) -> Any:
+    if kept is None:
+        return None
+    return records.unpack_state(state_like(asked.half, asked.shapes), kept)
+
+
+# values
+
+
+def local_round(visit: Visit, state: Any, data: Data) -> tuple[Answer, Any]:
+    """The answer to a visit and the client's next state, both on the host.
+
+    state: the one that the visit begins with; None: it is the client's first one.
+    Raises ValueError where the message and the data do not fit together or the model diverged.
+    """
+    asked, model = visit.instruction, data.model
+    half, config, device = asked.half, asked.config, model.w.device
+    down = _to(device, visit.down)
+    if state is None:
+        w, w_init = down.w, down.w if visit.w_init is None else _to(device, visit.w_init)
+        state = half.init(w, w_init, config)
+    else:
+        state = _to(device, state)
+    passes = Passes(data.batches, device)
+    steps = passes.steps(asked.local_epochs, asked.local_steps)
+    solve = SequentialSolver(model, steps, data.loss, asked.precision)
+    up, state, result = client_round(half, down, state, config, solve)
+    if not is_finite(result.w_K):
+        raise ValueError(
+            f"the local model diverged: NaN or Inf after {result.steps} steps at lr "
+            f"{asked.lr:g}; lower lr or clip-norm"
+        )
+    examples = data.examples or passes.examples
+    answer = Answer(_to(CPU, up), examples, result.steps, float(result.loss))
+    return answer, _to(CPU, state)
+
+
+def local_test(asked: TrainInstruction, state: Any, data: Data) -> dict[str, float]:
+    """Loss and accuracy of the client's own model, and on how many samples.
+
+    Raises ValueError where it has none.
+    """
+    w = None if state is None else asked.half.personal(state)
     if w is None:
         raise ValueError("expected a client with a personal model, got one that has none")
-    passes = Passes(batches, model.w.device)
-    found = evaluate(model, w.to(model.w.device), passes.one_pass(first=True), loss)
-    metrics = MetricRecord({"num-examples": passes.examples, **found})
-    return Message(RecordDict({records.METRICS: metrics}), reply_to=message)
+    passes = Passes(data.batches, data.model.w.device)
+    batches = passes.one_pass(first=True)
+    found = evaluate(data.model, w.to(data.model.w.device), batches, data.loss)
+    return {"num-examples": passes.examples, **found}
 
 
-def _check_shapes(model: FlatModel, instruction: TrainInstruction) -> None:
-    if tuple(model.shapes) != instruction.shapes:
+def _check_shapes(model: FlatModel, asked: TrainInstruction) -> None:
+    if tuple(model.shapes) != asked.shapes:
         raise ValueError(
             "expected the server's model with parameter shapes "
-            f"{shapes_text(instruction.shapes)}, got {shapes_text(model.shapes)}: "
+            f"{shapes_text(asked.shapes)}, got {shapes_text(model.shapes)}: "
             "build the same model on server and clients"
         )
-
-
-def _client_state(
-    message: Message,
-    context: Context,
-    instruction: TrainInstruction,
-    half: ClientHalf,
-    down: Any,
-    like: Vector,
-) -> Any:
-    """The state of the client's last visit, else the one before its first."""
-    saved = store.load(context, state_like(half, instruction.shapes))
-    if saved is None:
-        if instruction.accepted >= 0:
-            log.warning(
-                "client %d lost its state of round %d", instruction.client, instruction.accepted + 1
-            )
-        w: Vector | None = down.w
-        if w is None:
-            raise ValueError("expected a model from the server, as this client has lost its own")
-        initial = records.arrays_of(message.content, records.INITIAL)
-        w_init = w if initial is None else _to(like.device, records.unpack(Model, initial)).w
-        return half.init(w, w_init, instruction.config)
-    if saved.round != instruction.accepted:
-        log.warning(
-            "client %d: its reply of round %d was not accepted", instruction.client, saved.round + 1
-        )
-    return _to(like.device, saved.state)
 
 
 def _to(device: torch.device, vectors: Any) -> Any:

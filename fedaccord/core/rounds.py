@@ -119,7 +119,7 @@ class RoundState(NamedTuple):
 
     t: int  # number of the next round, from 0
     w: Vector  # w^t, (d,); without a server (m, d), a row for each node
-    w_init: Vector | None  # (d,), w^0; None: no client is left that has not visited
+    w_init: Vector | None  # (d,), w^0; None: no client reads it
     server: Any  # the method's server state, a NamedTuple of vectors
     accepted: Tensor  # (C,) int64: the round whose reply was last accepted; -1: none yet
     failed: int = 0  # failed rounds in a row
@@ -172,11 +172,30 @@ def server_round(
     )
     ups, cohort = method.topology.gather(s.w, replies, info)
     step = method.topology.step(method, s.w, half.mean(ups, cohort), s.server, cohort)
-    everybody = bool((accepted >= 0).all())
-    state = RoundState(s.t + 1, step.w, None if everybody else s.w_init, step.server, accepted)
+    w_init = s.w_init if half.needs_w_init else None
+    state = RoundState(s.t + 1, step.w, w_init, step.server, accepted)
     return ServerRound(state, ups, cohort, step.metrics)
 
 
 def failed_round(s: RoundState) -> RoundState:
     """The state after a round that does not count: the model stays."""
     return s._replace(t=s.t + 1, failed=s.failed + 1)
+
+
+def forget(
+    method: ServerHalf, half: ClientHalf, s: RoundState, clients: Sequence[int]
+) -> RoundState:
+    """The state once ``clients`` have lost theirs: their next visit is a first one.
+
+    Where the server's memory sums up what clients keep (``method.tied``), nobody knows what to take
+    off for a client that lost its part. All memories then begin anew at the model as it is, so that
+    the sum is right again.
+    """
+    if not method.tied or half.rule.is_stateless:
+        gone = torch.tensor([*clients])
+        return s._replace(accepted=s.accepted.index_fill(0, gone, -1))
+    w = method.headline(s.w, s.server)
+    centre = method.topology.average(w)
+    _, server = method.topology.begin(centre, method.init(centre), s.num_clients)
+    nobody = torch.full_like(s.accepted, -1)
+    return s._replace(w=w, w_init=centre, server=server, accepted=nobody)

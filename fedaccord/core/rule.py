@@ -91,6 +91,11 @@ class LocalRule(Registered):
         """Whether `init` reads w^0, which the server then sends with a client's first message."""
         return False
 
+    @property
+    def is_stateless(self) -> bool:
+        """Whether clients keep nothing between two rounds."""
+        return type(self).init is LocalRule.init
+
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
         """Client state before the first visit; w: the model received, w_init: w^0 if needed."""
         return Stateless()

@@ -1,7 +1,7 @@
 """Who averages with whom: a star, or whatever fills the same protocol (plugins/gossip.py)."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ class ServerHalf(Protocol):
     """The server half of a method, as the round sees it; vectors hold over (..., d)."""
 
     weighting: str
+    tied: ClassVar[bool]  # the server's memory sums up the clients'
 
     @property
     def topology(self) -> "Topology": ...
@@ -24,6 +25,8 @@ class ServerHalf(Protocol):
     def broadcast(self, w: Vector, state: Any, client: Client) -> Any: ...
 
     def aggregate(self, w: Vector, ups: Any, state: Any, cohort: Cohort) -> tuple[Vector, Any]: ...
+
+    def headline(self, w: Vector, state: Any) -> Vector: ...
 
 
 class RoundInfo(NamedTuple):

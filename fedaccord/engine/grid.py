@@ -1,20 +1,19 @@
-"""The in-process Grid: C clients in this process, called one after another.
+"""The in-process Grid: any ClientApp, C times in this process, for messages without a network.
 
 The one file that touches Flower's private parts: `TaskIdentity` (who writes a message), `Run` (the
 type of ``Grid.run``) and ``metadata._message_id`` (which the SuperLink would set).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any
 
-from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedaccord.wire.instruction import is_hello
 from fedaccord.wire.introduction import NUM_PARTITIONS, PARTITION_ID
 
 RUN_ID = 1
@@ -36,11 +35,9 @@ class InProcessGrid(Grid):
         client_app: ClientApp,
         num_clients: int,
         run_config: Mapping[str, Any] | None = None,
-        on_client: Callable[[int], None] | None = None,
     ) -> None:
         self._run = Run.create_empty(RUN_ID)
         self._app = client_app
-        self._on_client = on_client  # called after each training reply with the client's number
         self._replies: dict[str, Message] = {}
         self._before: list[dict[str, int | None]] = []  # who was named, a block each
         self.contexts = {
@@ -110,9 +107,6 @@ class InProcessGrid(Grid):
             reason = f"{type(error).__name__}: {error}"
             reply = Message(Error(code=2, reason=reason), reply_to=message)
         _stamp(reply)
-        training = message.metadata.message_type == MessageType.TRAIN
-        if self._on_client and training and not is_hello(message):
-            self._on_client(context.node_id - FIRST_NODE)
         return reply
 
 

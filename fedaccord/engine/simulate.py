@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaccord import server_app
-from fedaccord.client import store
-from fedaccord.client_app import make_app
 from fedaccord.config import RunConfig
-from fedaccord.engine.grid import InProcessGrid
+from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.strategy import FederatedStrategy, Round
 from fedaccord.runs import RunDirectory
 from fedaccord.task import Clients, Samples, Task, find_device, load_task, models, partition
@@ -39,9 +37,7 @@ def run(
     task = load_task(config.task, num_clients=config.num_clients)
     report = partition_report(task)
     facts = {"duplicated": report.duplicated, "unused": report.unused}
-    app = make_app(lambda _: task)
-    with InProcessGrid(app, config.num_clients, on_client=on_client) as grid:
-        return server_app.run(grid, config, task, on_round, partition=facts)
+    return server_app.run(LocalFleet(task, on_client), config, task, on_round, partition=facts)
 
 
 def partition_report(task: Task) -> partition.Report:
@@ -128,11 +124,12 @@ def simulate(
         strategy.fraction_train = config.strategy.fraction_train
 
     task = _task(config, clients, test, model, loss)
-    with InProcessGrid(make_app(lambda _: task), len(task.clients)) as grid, quiet():
-        recorder = Recorder(strategy, grid, weights=record == "weights")
-        strategy.on_round = recorder
-        initial = server_app.initial_arrays(task, strategy.precision)
-        server_app.start(strategy, grid, initial, task, rounds, config.eval_train)
+    fleet = LocalFleet(task)
+    recorder = Recorder(strategy, fleet.state, weights=record == "weights")
+    strategy.on_round = recorder
+    initial = server_app.initial_arrays(task, strategy.precision)
+    with quiet():
+        server_app.start(strategy, fleet, initial, task, rounds, config.eval_train)
     return recorder.history()
 
 
@@ -175,10 +172,15 @@ def _task(
 
 
 class Recorder:
-    """Keeps what `simulate` returns."""
+    """Keeps what `simulate` returns; state_of: (client, round) -> its state after that round."""
 
-    def __init__(self, strategy: FederatedStrategy, grid: InProcessGrid, weights: bool) -> None:
-        self.strategy, self.grid, self.keep = strategy, grid, weights
+    def __init__(
+        self,
+        strategy: FederatedStrategy,
+        state_of: Callable[[int, int], Any],
+        weights: bool,
+    ) -> None:
+        self.strategy, self.state_of, self.keep = strategy, state_of, weights
         self.rows: list[dict[str, float]] = []
         self.client_rows: list[dict[str, Any]] = []
         self.weights: list[Tensor] = []
@@ -194,11 +196,9 @@ class Recorder:
             self.states.append(self.client_states())
 
     def client_states(self) -> list[Any]:
-        session = self.strategy.session
-        assert session is not None
-        like = session.client_state()
-        saved = [store.load(context, like) for context in self.grid.contexts.values()]
-        return [None if found is None else found.state for found in saved]
+        """Every client's state as the server knows of it."""
+        assert self.strategy.state is not None
+        return [self.state_of(*pair) for pair in enumerate(self.strategy.state.accepted.tolist())]
 
     def history(self) -> History:
         import pandas as pd

@@ -1,16 +1,15 @@
 """Evaluation: the headline model at the server, personal models at their clients."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, MetricRecord
 
 from fedaccord.core.vectors import Vector
-from fedaccord.federation.errors import last_line
-from fedaccord.wire.records import CONFIG, METRICS, metrics_of
+from fedaccord.core.visit import TrainInstruction
+from fedaccord.federation.fleet import Fleet
 
 log = logging.getLogger("flwr")
 
@@ -50,24 +49,17 @@ def evaluate_at_server(
 
 
 def evaluate_at_clients(
-    grid: Grid, nodes: Mapping[int, int], config: Callable[[int], ConfigRecord], timeout: float
+    fleet: Fleet, questions: Sequence[TrainInstruction], timeout: float
 ) -> dict[str, float]:
-    """Mean metrics of the clients' own models, of those that answer.
-
-    nodes: node id by client; config: a client's instruction.
-    """
-    asked = [
-        Message(RecordDict({CONFIG: config(i)}), node, MessageType.EVALUATE)
-        for i, node in sorted(nodes.items())
-    ]
-    if not asked:
+    """Mean metrics of the clients' own models, of those that answer."""
+    if not questions:
         return {}
-    answers = [_numbers(reply) for reply in grid.send_and_receive(asked, timeout=timeout)]
+    answers = fleet.test(questions, timeout)
     wrong = [answer for answer in answers if isinstance(answer, str)]
     if wrong:
         log.warning(
             "%d of %d clients did not evaluate their personal model: %s",
-            *(len(wrong), len(asked), wrong[0]),
+            *(len(wrong), len(questions), wrong[0]),
         )
     rows = [answer for answer in answers if not isinstance(answer, str)]
     names = [name for name in (rows[0] if rows else {}) if name != "num-examples"]
@@ -76,13 +68,3 @@ def evaluate_at_clients(
         for name in names
         if all(name in row for row in rows)
     }
-
-
-def _numbers(reply: Message) -> dict[str, float] | str:
-    """A client's metrics, or why there are none, in one line."""
-    if reply.has_error():
-        return last_line(reply.error.reason)
-    metrics = metrics_of(reply.content, METRICS)
-    if not metrics:
-        return f"expected the record {METRICS!r}, got {sorted(reply.content)}"
-    return {name: v for name, v in metrics.items() if isinstance(v, (int, float))}

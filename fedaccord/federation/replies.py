@@ -1,90 +1,93 @@
 """What came back in a round: good replies, and bad ones with one line each."""
 
+import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-from flwr.app import ArrayRecord, Message, RecordDict
 
 from fedaccord.core.cohort import Reply
 from fedaccord.core.plugin import ClientHalf
-from fedaccord.core.vectors import Vector, is_finite
-from fedaccord.federation.errors import last_line
-from fedaccord.wire import records
-from fedaccord.wire.tensor_array import size
+from fedaccord.core.vectors import Vector, is_finite, leaves
+from fedaccord.core.visit import Answer, Lost
+from fedaccord.federation.fleet import Reading
+from fedaccord.wire.records import check_like
 
-NEEDED = {"num-examples", "steps", "train-loss"}
-LATE = "no reply in time"
+MAX_STEPS, MAX_EXAMPLES = 10**9, 10**12  # far above what a device can do in a round or hold
+OWN_METRICS, OWN_NAME = 32, re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a foreign ClientApp
 
 
 class Accepted(NamedTuple):
-    """A good reply, with what its message tells of it."""
+    """A good reply, with what it tells of itself."""
 
     reply: Reply
-    metrics: dict[str, Any]  # the client's own, and up-vectors, up-bytes
+    metrics: dict[str, Any]
 
 
-Outcome = Accepted | str  # or why it was dropped, in one line
+Outcome = Accepted | Lost | str  # a string: why it was dropped, in one line
 
 
-def read_all(
-    sent: Mapping[int, str], replies: Iterable[Message], half: ClientHalf, like: Vector
-) -> dict[int, Outcome]:
-    """What became of every client's message, in the order of clients.
-
-    sent: client -> id of its message; like: a vector (d,) without values.
-    """
-    of_message = {message_id: i for i, message_id in sent.items()}
-    outcome: dict[int, Outcome] = dict.fromkeys(sorted(sent), LATE)
-    for message in replies:
-        i = of_message.get(message.metadata.reply_to_message_id)
-        if i is not None:
-            outcome[i] = read(i, message, half, like)
-    return _of_one_form(outcome)
+def check_all(answers: Mapping[int, Reading], half: ClientHalf, like: Vector) -> dict[int, Outcome]:
+    """What becomes of every client's answer, in their order; like: (d,), without values."""
+    return _of_one_form({i: check(i, answer, half, like) for i, answer in answers.items()})
 
 
-def read(client: int, reply: Message, half: ClientHalf, like: Vector) -> Outcome:
+def check(client: int, answer: Reading, half: ClientHalf, like: Vector) -> Outcome:
     """A good reply, else what is wrong with it, in one line."""
-    if reply.has_error():
-        return f"error {reply.error.code}: {last_line(reply.error.reason)}"
-    content = reply.content
-    up, numbers = (
-        records.arrays_of(content, records.UP),
-        records.metrics_of(content, records.METRICS),
-    )
-    if up is None or not numbers.keys() >= NEEDED or _arrays(content) > 1:
-        return (
-            f"expected the records {records.UP!r} and {records.METRICS!r} with "
-            f"{', '.join(sorted(NEEDED))}, got {sorted(content)}"
-        )
+    if not isinstance(answer, Answer):
+        return answer
     try:
-        received = half.decode(records.unpack(half.sends, up), like)
+        received = half.decode(answer.up, like)
         vectors = {**received.up._asdict(), "w_i0": received.w_i0}
-        records.check_like(vectors, like)
+        check_like(vectors, like)
+        _check_count("num-examples", answer.examples, MAX_EXAMPLES)
+        _check_count("steps", answer.steps, MAX_STEPS)
     except ValueError as error:
         return str(error)
-    examples, steps = numbers["num-examples"], numbers["steps"]
-    if not isinstance(examples, int) or examples <= 0:
-        return f"expected num-examples above 0, got {examples}"
-    if not isinstance(steps, int) or steps <= 0:
-        return f"expected steps above 0, got {steps}"
-    if not isinstance(numbers["train-loss"], (int, float)):
-        return f"expected train-loss to be a number, got {numbers['train-loss']}"
+    if not isinstance(answer.loss, (int, float)) or not math.isfinite(answer.loss):
+        return f"expected train-loss to be a finite number, got {answer.loss}"
     for name, vector in vectors.items():
         if vector is not None and not is_finite(vector):
             return f"expected finite numbers, got NaN or Inf in {name!r}"
-    elements, up_bytes = size(up)
-    metrics = {**numbers, "up-vectors": elements / like.numel(), "up-bytes": up_bytes}
-    return Accepted(Reply(client, received.up, steps, examples, received.w_i0), metrics)
+    elements, size = traffic(answer.up)
+    metrics = {
+        "num-examples": answer.examples,
+        "train-loss": answer.loss,
+        "steps": answer.steps,
+        "up-vectors": elements / like.numel(),
+        "up-bytes": size,
+    }
+    reply = Reply(client, received.up, answer.steps, answer.examples, received.w_i0)
+    return Accepted(reply, _own(answer.more) | metrics)
 
 
-def _arrays(content: RecordDict) -> int:
-    return sum(isinstance(record, ArrayRecord) for record in content.values())
+def traffic(*vectors: Any) -> tuple[int, int]:
+    """Elements and bytes of what a message carries, headers not counted."""
+    sent = [v for value in vectors for _, v in leaves(value)]
+    return sum(v.numel() for v in sent), sum(v.numel() * v.itemsize for v in sent)
+
+
+def _check_count(name: str, value: Any, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
+        raise ValueError(f"expected {name} to be an integer from 1 to {most:.0e}, got {value}")
+
+
+def _own(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """A foreign ClientApp's own metrics: numbers under plain names, and not without end."""
+    own = {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, (int, float)) and OWN_NAME.fullmatch(name) and name not in TAKEN
+    }
+    return dict(list(own.items())[:OWN_METRICS])
+
+
+TAKEN = {"round", "client", "status", "repair", "up-vectors", "up-bytes"}
 
 
 def _of_one_form(outcome: dict[int, Outcome]) -> dict[int, Outcome]:
     """Drop replies that lack a vector which most others have, or have one that they lack."""
-    forms = {i: _form(read) for i, read in outcome.items() if not isinstance(read, str)}
+    forms = {i: _form(read) for i, read in outcome.items() if isinstance(read, Accepted)}
     if len(set(forms.values())) < 2:
         return outcome
     usual = Counter(forms.values()).most_common(1)[0][0]

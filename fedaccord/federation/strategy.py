@@ -3,7 +3,7 @@
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,6 +20,7 @@ from fedaccord.core.rounds import RoundState
 from fedaccord.core.rule import LocalRule, Model, Stateless
 from fedaccord.core.topology import Star, Topology
 from fedaccord.core.vectors import Vector
+from fedaccord.core.visit import Lost, Visit
 from fedaccord.federation import metrics, sampling
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.evaluation import (
@@ -28,8 +29,8 @@ from fedaccord.federation.evaluation import (
     evaluate_at_clients,
     evaluate_at_server,
 )
-from fedaccord.federation.replies import read_all
-from fedaccord.federation.roster import Roster
+from fedaccord.federation.fleet import Fleet, MessageFleet, Reading
+from fedaccord.federation.replies import Accepted, Outcome, check_all
 from fedaccord.federation.session import Session
 from fedaccord.federation.settings import Settings
 
@@ -63,6 +64,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
     reads_starts: ClassVar[bool] = False  # `aggregate` reads cohort.starts
     reads_anchors: ClassVar[bool] = False  # `aggregate` reads cohort.anchor
     fixed_anchor: ClassVar[str] = ""  # why relaxed initialisation cannot move w^t as the anchor
+    tied: ClassVar[bool] = True  # the server's memory sums up the clients': see `rounds.forget`
     averages_plain_models: ClassVar[bool] = False  # FedAvg's step after plain SGD, nothing else
     refuses: ClassVar[dict[type[PlugIn], str]] = {}  # a plug-in -> why it does not fit
     cost_note: ClassVar[str] = ""  # on what the cost depends
@@ -89,6 +91,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
         self._topology: Topology = next((g for g in graphs if g is not None), Star())
         self.state: RoundState | None = None
         self.session: Session | None = None
+        self._asked: list[Visit] = []  # between `configure_train` and `aggregate_train`
 
     # the method: what a subclass writes
 
@@ -170,10 +173,12 @@ class FederatedStrategy(Settings, Strategy, ABC):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message per client of the round's cohort; connects before round 1."""
-        session, state = self._begun(grid, arrays)
-        roster = session.roster
-        roster.update(grid)
-        return session.messages(self, state, self._draw(state, roster), config)
+        if self.session is None:
+            self.begin(MessageFleet(grid), arrays)
+        fleet = self._messages()
+        fleet.grid, fleet.extra = grid, config
+        self._asked = self._visits(self._connected(), self._open())
+        return fleet.messages(self._asked)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -182,7 +187,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
 
         Raises FederationError after ``max_failed_rounds`` failed rounds in a row.
         """
-        round = self._finish_round(replies)
+        round = self._finish_round(self._asked, self._messages().read(replies))
         if self._open().failed:
             return None, None
         return self.current(), MetricRecord(dict(round.metrics))
@@ -200,7 +205,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
 
     def start(
         self,
-        grid: Grid,
+        grid: Grid | Fleet,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
         timeout: float | None = None,
@@ -210,9 +215,10 @@ class FederatedStrategy(Settings, Strategy, ABC):
     ) -> Result:
         """Run the federation; arguments and result as Flower's own `Strategy.start`.
 
-        ``timeout`` (seconds, per round) takes the place of ``round_timeout``. ``evaluate_fn`` is
-        called on the headline model before round 1 and every ``eval_every`` rounds, and once more,
-        its metrics ending in ``-broadcast``, where the broadcast model is another one.
+        ``grid`` may also be a fleet of clients in this process. ``timeout`` (seconds, per round)
+        takes the place of ``round_timeout``. ``evaluate_fn`` is called on the headline model before
+        round 1 and every ``eval_every`` rounds, and once more, its metrics ending in
+        ``-broadcast``, where the broadcast model is another one.
         Raises ValueError on bad settings before any message is sent, FederationError when the
         clients do not come or too many rounds fail in a row.
         """
@@ -223,57 +229,70 @@ class FederatedStrategy(Settings, Strategy, ABC):
             )
         self.num_rounds = num_rounds
         self.summary()
-        self.state, self.session = None, None
-        _, state = self._begun(grid, initial_arrays)
+        fleet = MessageFleet(grid, train_config) if isinstance(grid, Grid) else grid
+        state = self.begin(fleet, initial_arrays)
         result = Result(arrays=initial_arrays)
         round = Round(0, state.w, self.topology.average(state.w), {}, [])
-        self._report(round, result, evaluate_fn, grid)
+        self._report(round, result, evaluate_fn)
         for server_round in range(1, num_rounds + 1):
-            began = time.perf_counter()
-            config = ConfigRecord(dict(train_config or {}))
-            messages = self.configure_train(server_round, result.arrays, config, grid)
-            replies = grid.send_and_receive(messages, timeout=timeout or self.round_timeout)
-            round = self._finish_round(replies)
-            del replies
+            round = self.train_round(timeout)
             current = self.current()
             if not self._open().failed and current is not None:
                 result.arrays = current
                 result.train_metrics_clientapp[server_round] = MetricRecord(dict(round.metrics))
-            round.metrics["seconds"] = time.perf_counter() - began
-            self._report(round, result, evaluate_fn, grid)
+            self._report(round, result, evaluate_fn)
         return result
 
-    # the steps of a round
+    def begin(self, fleet: Fleet, arrays: ArrayRecord) -> RoundState:
+        """Before round 1 the clients connect, and session and state begin."""
+        fleet.connect(self.wait_timeout)
+        num_clients = fleet.num_clients
+        log.info("%d clients connected, %d a round", num_clients, self.cohort_size(num_clients))
+        if num_clients == FLOWERS_DEFAULT:
+            log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
+        self.check_clients(num_clients)
+        if graph := self.topology.describe(num_clients):
+            log.info("gossip: %s", graph)
+        self.session = Session(self, arrays, fleet)
+        self.state = rounds.first_state(self, self.session.vector(arrays), num_clients)
+        return self.state
 
-    def _begun(self, grid: Grid, arrays: ArrayRecord) -> tuple[Session, RoundState]:
-        """The session and the state; before round 1 the clients connect and both begin."""
-        if self.session is None or self.state is None:
-            roster = Roster()
-            roster.wait_for_all(grid, self.wait_timeout)
-            num_clients = roster.num_clients
-            size = self.cohort_size(num_clients)
-            log.info("%d clients connected, %d a round", num_clients, size)
-            if num_clients == FLOWERS_DEFAULT:
-                log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
-            self.check_clients(num_clients)
-            if graph := self.topology.describe(num_clients):
-                log.info("gossip: %s", graph)
-            self.session = Session(self, arrays, roster)
-            self.state = rounds.first_state(self, self.session.vector(arrays), num_clients)
-        return self.session, self.state
+    def train_round(self, timeout: float | None = None) -> Round:
+        """One round, from the state s to the next one; after `begin`."""
+        s, session, began = self._open(), self._connected(), time.perf_counter()
+        visits = self._visits(session, s)
+        answers = session.fleet.train(visits, timeout or self.round_timeout)
+        round = self._finish_round(visits, answers)
+        round.metrics["seconds"] = time.perf_counter() - began
+        return round
+
+    # the steps of a round
 
     def _open(self) -> RoundState:
         if self.state is None:
             raise RuntimeError("expected a strategy that has begun: call start")
         return self.state
 
-    def _draw(self, s: RoundState, roster: Roster) -> list[int]:
+    def _connected(self) -> Session:
+        assert self.session is not None
+        return self.session
+
+    def _messages(self) -> MessageFleet:
+        fleet = self._connected().fleet
+        assert isinstance(fleet, MessageFleet)
+        return fleet
+
+    def _visits(self, session: Session, s: RoundState) -> list[Visit]:
+        """What each client of the round's cohort is asked."""
+        return session.visits(self, s, self._draw(s, session.fleet.here()))
+
+    def _draw(self, s: RoundState, here: Sequence[int]) -> Sequence[int]:
         if self.participation is not None:
-            return sampling.scheduled(self.participation[s.t], roster.nodes, s.num_clients)
+            return sampling.scheduled(self.participation[s.t], here, s.num_clients)
         if self.topology.everyone:
-            return sorted(roster.nodes)
+            return here
         return sampling.draw(
-            roster.nodes,
+            here,
             t=s.t,
             seed=self.seed,
             fraction=self.fraction_train,
@@ -281,31 +300,43 @@ class FederatedStrategy(Settings, Strategy, ABC):
             num_clients=s.num_clients,
         )
 
-    def _finish_round(self, messages: Iterable[Message]) -> Round:
-        """Take the replies in: from the state s to the next one."""
-        s, session = self._open(), self.session
-        assert session is not None
-        outcome = read_all(session.sent_ids(), messages, session.half, session.like)
-        number, rows = s.t + 1, metrics.client_rows(s.t + 1, outcome)
-        for i, read in outcome.items():
-            if isinstance(read, str):
-                log.warning("round %d: dropped client %d: %s", number, i, read)
-        replies = [read.reply for read in outcome.values() if not isinstance(read, str)]
-        needed = self.needed_replies(s.num_clients)
+    def _finish_round(self, visits: Sequence[Visit], answers: Mapping[int, Reading]) -> Round:
+        """Take the answers in: from the state s to the next one."""
+        s, session = self._open(), self._connected()
+        outcome = check_all(answers, session.half, session.like)
+        replies = [read.reply for read in outcome.values() if isinstance(read, Accepted)]
+        number, needed = s.t + 1, self.needed_replies(s.num_clients)
+        values = metrics.counts(outcome)
         if len(replies) < needed:
             self.state = rounds.failed_round(s)
+            w_bar = self.topology.average(s.w)
+        else:
+            done = rounds.server_round(self, session.half, s, replies)
+            self.state = done.state
+            values |= metrics.traffic_and_loss(visits, outcome, session.like)
+            values |= done.metrics
+            w_bar = self.topology.average(done.state.w)
+            if not self.topology.everyone and "w" in done.ups._fields:
+                w_bar = done.cohort.mean(done.ups.w)
+                values |= metrics.drift(done.ups.w, done.state.w, w_bar)
+        rows = metrics.client_rows(number, outcome, self._forget(session, outcome))
+        for row in rows:
+            if row["status"] != metrics.OK:
+                log.warning("round %d: dropped client %d: %s", number, row["client"], row["status"])
+        if self.state.failed:
             self._check_failures(self.state, needed, len(replies))
-            values: dict[str, float] = {"replies": len(replies)}
-            return Round(number, s.w, self.topology.average(s.w), values, rows)
-        done = rounds.server_round(self, session.half, s, replies)
-        self.state = done.state
-        d = session.like.numel()
-        values = metrics.traffic_and_loss(outcome, session.sent_records(), d) | done.metrics
-        w_bar = self.topology.average(done.state.w)
-        if not self.topology.everyone and "w" in done.ups._fields:
-            w_bar = done.cohort.mean(done.ups.w)
-            values |= metrics.drift(done.ups.w, done.state.w, w_bar)
-        return Round(number, done.state.w, w_bar, values, rows)
+        return Round(number, self.state.w, w_bar, values, rows)
+
+    def _forget(self, session: Session, outcome: Mapping[int, Outcome]) -> str:
+        """Put the server's side right where clients lost their state; what was done."""
+        lost = [i for i, read in outcome.items() if isinstance(read, Lost)]
+        if not lost:
+            return ""
+        before = self._open()
+        self.state = rounds.forget(self, session.half, before, lost)
+        if self.state.server is before.server:
+            return "its next visit is a first one"
+        return "the server's memory sums up all clients': all begin anew at this model"
 
     def _check_failures(self, s: RoundState, needed: int, got: int) -> None:
         log.warning(
@@ -321,12 +352,9 @@ class FederatedStrategy(Settings, Strategy, ABC):
     def _headline(self, s: RoundState) -> Vector:
         return self.topology.average(self.headline(s.w, s.server))
 
-    def _report(
-        self, round: Round, result: Result, evaluate_fn: EvaluateFn | None, grid: Grid
-    ) -> None:
+    def _report(self, round: Round, result: Result, evaluate_fn: EvaluateFn | None) -> None:
         """Evaluate where it is due, and hand the round on."""
-        s, session = self._open(), self.session
-        assert session is not None
+        s, session = self._open(), self._connected()
         number, values = round.number, {}
         if number % self.eval_every == 0 or number == self.num_rounds:
             headline = self.headline(s.w, s.server)
@@ -339,9 +367,8 @@ class FederatedStrategy(Settings, Strategy, ABC):
                 nodes=headline if each_node else (),
             )
             if session.has_personal:
-                values |= evaluate_at_clients(
-                    grid, session.visited(s), session.instructions(self, s, {}), self.round_timeout
-                )
+                asked = session.questions(self, s)
+                values |= evaluate_at_clients(session.fleet, asked, self.round_timeout)
             if evaluate_fn:
                 result.evaluate_metrics_serverapp[number] = MetricRecord(values)
             round.metrics.update(values)

@@ -186,6 +186,7 @@ class DisPFLClient(LocalRule):
 
 @dataclass(kw_only=True, eq=False)
 class DisPFL(DFedAvg):
+    tied = False
     cost_note = (
         "the relay's, where masks travel as vectors; between peers the density and a bit per "
         "parameter, 1 each way per link; 1 gradient more a round with regrow=gradient"

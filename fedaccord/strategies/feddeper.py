@@ -106,6 +106,7 @@ class FedDeperClient(LocalRule):
 
 @dataclass(kw_only=True, eq=False)
 class FedDeper(FedAvg):
+    tied = False
     averages_plain_models = False
 
     rho: float = option(0.03, "strength of the pull away from v, a factor of the step", low=0)

@@ -75,6 +75,7 @@ class FedLESAMClient(LocalRule):
 
 @dataclass(kw_only=True, eq=False)
 class FedLESAM(FedAvg):
+    tied = False
     averages_plain_models = False
     fixed_anchor = "it keeps the model received, and has no anchor to move"
     refuses: ClassVar[dict[type[Any], str]] = {

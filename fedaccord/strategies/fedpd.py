@@ -131,7 +131,8 @@ class FedPD(FederatedStrategy):
         return num_clients  # a round that lost a reply does not count
 
     def broadcast(self, w: Vector, state: Any, client: Client) -> Down:
-        silent = client.round > 0 and is_silent(self.p, self.seed, client.round - 1)
+        last = client.last_round  # all clients', as a round counts with all of them or not at all
+        silent = last >= 0 and is_silent(self.p, self.seed, last)
         return Down(None if silent else w)
 
     def aggregate(self, w: Vector, ups: Up, state: Any, cohort: Cohort) -> tuple[Vector, Any]:

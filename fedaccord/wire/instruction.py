@@ -3,65 +3,38 @@
 import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from flwr.app import ConfigRecord, Message
 
-from fedaccord.core.plugin import ClientHalf
-from fedaccord.core.rule import LocalConfig, Shapes
+from fedaccord.core.visit import TrainInstruction
 from fedaccord.wire.codec import dumps, loads
 from fedaccord.wire.records import CONFIG, config_of
 
 INSTRUCTION, CLIENT, ACCEPTED, HELLO = "instruction", "client", "accepted-round", "hello"
-
-
-class TrainInstruction(NamedTuple):
-    """What a client is to do in a round. All but two fields are the same for all clients."""
-
-    round: int  # t, from 0
-    rounds: int  # T
-    half: ClientHalf
-    shapes: Shapes  # of the parameters, in vector order
-    lr: float  # eta_t
-    weight_decay: float
-    clip_norm: float  # 0: off
-    local_epochs: int
-    local_steps: int  # 0: count epochs
-    batch_size: int  # 0: the whole client as one batch, in order
-    seed: int
-    precision: str
-    client: int = -1
-    accepted: int = -1  # the last round the server accepted from this client; -1: none
-
-    @property
-    def config(self) -> LocalConfig:
-        """What the local round of this client needs of it."""
-        return LocalConfig(
-            *(self.round, self.rounds, self.lr, self.weight_decay, self.clip_norm),
-            *(self.client, self.seed, self.shapes),
-        )
-
-
 OWN = ("client", "accepted")  # fields of one client, which are written beside the others
 
 
-def write_common(instruction: TrainInstruction) -> str:
-    """What all clients of a round are told, once for all of them."""
-    fields = {k: v for k, v in instruction._asdict().items() if k not in OWN}
-    return json.dumps(fields | {"half": dumps(instruction.half)})
-
-
-def write_instruction(
-    common: str, client: int, accepted: int, extra: Mapping[str, Any]
-) -> ConfigRecord:
+def write_instruction(instruction: TrainInstruction, extra: Mapping[str, Any]) -> ConfigRecord:
     """A message's config, with a caller's own entries. Raises ValueError where they clash."""
-    own: dict[str, Any] = {INSTRUCTION: common, CLIENT: client, ACCEPTED: accepted}
+    own: dict[str, Any] = {
+        INSTRUCTION: _write_common(instruction._replace(client=-1, accepted=-1)),
+        CLIENT: instruction.client,
+        ACCEPTED: instruction.accepted,
+    }
     if taken := [key for key in extra if key in (*own, HELLO)]:
         raise ValueError(
             f"train_config: expected keys of your own, got {taken[0]!r}, which the strategy sets: "
             "make it an option of the strategy or take another name"
         )
     return ConfigRecord({**extra, **own})
+
+
+@lru_cache(maxsize=1)
+def _write_common(instruction: TrainInstruction) -> str:
+    """What all clients of a round are told, once for all of them."""
+    fields = {k: v for k, v in instruction._asdict().items() if k not in OWN}
+    return json.dumps(fields | {"half": dumps(instruction.half)})
 
 
 def read_instruction(message: Message) -> TrainInstruction:

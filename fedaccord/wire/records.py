@@ -1,8 +1,4 @@
-"""NamedTuples of vectors <-> Flower records, under their field names.
-
-A training message carries ``DOWN`` (what the method broadcasts), ``CONFIG`` (see instruction.py)
-and, with a client's first one, perhaps ``INITIAL`` (w^0); its reply carries ``UP`` and ``METRICS``.
-"""
+"""NamedTuples of vectors <-> Flower records, under their field names."""
 
 import types
 import typing
@@ -10,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedaccord.core.vectors import Vector, fill, leaves
 from fedaccord.wire.tensor_array import to_record, to_tensor
@@ -94,13 +90,3 @@ def unpack_state(like: Any, record: ArrayRecord) -> Any:
     if kept != vectors.keys() or not wanted <= kept:
         raise ValueError(f"expected a state of the vectors {sorted(wanted)}, got {sorted(vectors)}")
     return state
-
-
-def unpack_down(message: Message, kind: Any, *, like: Vector) -> Any:
-    """What a training message broadcasts, on the host; vectors of the model's shape and dtype."""
-    record = arrays_of(message.content, DOWN)
-    if record is None:
-        raise ValueError(
-            f"expected a training message with {DOWN!r}, got {sorted(message.content)}"
-        )
-    return unpack(kind, record, like=like)

@@ -1,8 +1,11 @@
 """Tensors as Flower Arrays, without copying while a message stays in its process."""
 
+import io
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
@@ -37,17 +40,41 @@ class TensorArray(Array):
 def to_tensor(array: Array) -> Tensor:
     """The tensor of an Array: the very one it holds in process, else a copy of its bytes.
 
-    Raises ValueError where they are no numbers that PyTorch knows.
+    Raises ValueError where they are no numbers that PyTorch knows, or not as many as declared.
     """
     if isinstance(array, TensorArray):
         return cast(Tensor, array.__dict__["tensor"])
     try:
+        _check_size(array)
         return torch.from_numpy(array.numpy())
     except Exception as error:  # whatever NumPy makes of bytes that others wrote
         raise ValueError(
-            f"expected an array of numbers, got {array.dtype} as {array.stype}, which cannot be "
-            f"read ({type(error).__name__})"
+            f"expected an array of numbers, got {str(array.dtype)[:40]} as "
+            f"{str(array.stype)[:40]}, which cannot be read ({type(error).__name__})"
         ) from None
+
+
+def _check_size(array: Array) -> None:
+    """Raise ValueError where the .npy header says other than the message, or than its bytes hold.
+
+    Before anything is allocated: a header may declare any size.
+    """
+    file = io.BytesIO(array.data)
+    version = np.lib.format.read_magic(file)
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    shape, _, dtype = read[version](file)
+    size = math.prod(shape) * dtype.itemsize
+    if list(shape) != list(array.shape) or dtype.hasobject or len(array.data) - file.tell() != size:
+        raise ValueError
+
+
+HEADERS = {  # of .npy files, by version
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -55,16 +82,6 @@ def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     for name, tensor in tensors.items():
         record[name] = TensorArray(tensor)
     return record
-
-
-def size(record: ArrayRecord) -> tuple[int, int]:
-    """Elements and bytes of the vectors of a record, headers not counted."""
-    count = total = 0
-    for array in record.values():
-        elements = torch.Size(array.shape).numel()
-        count += elements
-        total += elements * cast(int, getattr(torch, array.dtype).itemsize)
-    return count, total
 
 
 _NAMES: dict[torch.dtype, str] = {}

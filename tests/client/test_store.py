@@ -1,4 +1,4 @@
-"""A client's state in its Context, beside whatever else lies there."""
+"""What a client remembers, and how it lies in its Context beside whatever else is there."""
 
 import pickle
 from typing import Any, NamedTuple
@@ -10,7 +10,14 @@ from flwr.common.serde import context_from_proto, context_to_proto
 from torch import Tensor
 
 from fedaccord.client import store
-from fedaccord.core.rule import Stateless
+from fedaccord.client.store import LostState, Memory, Version, recall, remember
+from fedaccord.core.plugin import ClientHalf
+from fedaccord.core.rule import LocalRule, Stateless
+from fedaccord.core.visit import TrainInstruction
+from fedaccord.plugins.relaxed_init import RelaxedInit
+from fedaccord.strategies.fedavg import FedAvgClient
+from fedaccord.strategies.feddyn import FedDynClient
+from fedaccord.wire.records import pack, unpack_state
 
 
 class Inner(NamedTuple):
@@ -42,18 +49,25 @@ def through_protobuf(own: Context) -> Context:
     return context_from_proto(type(message).FromString(message.SerializeToString()))
 
 
+def packed(round: int, state: Any) -> Version:
+    return Version(round, pack(state))
+
+
+# --- in a Context ---------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("later", [False, True])
 def test_a_nested_state_survives(dtype: torch.dtype, later: bool) -> None:
     own, x = context(), vector(dtype)
     state = State(x, Inner(vector(dtype, start=2)), Stateless(), x if later else None)
-    assert store.load(own, LIKE) is None
-    store.save(own, state, 7)
+    assert store.load(own) is None
+    store.save(own, Memory(packed(7, state), attempt=3))
     for kept in (own, through_protobuf(own), pickle.loads(pickle.dumps(own))):
-        saved = store.load(kept, LIKE)
+        saved = store.load(kept)
         assert saved is not None
-        assert saved.round == 7
-        found = saved.state
+        assert (saved.latest.round, saved.before, saved.attempt) == (7, None, 3)
+        found = unpack_state(LIKE, saved.latest.state)
         assert type(found) is State
         assert type(found.base) is Inner
         assert found.none == Stateless()
@@ -64,23 +78,105 @@ def test_a_nested_state_survives(dtype: torch.dtype, later: bool) -> None:
 
 def test_a_state_without_vectors_is_a_state() -> None:
     own = context()
-    store.save(own, Stateless(), 0)
+    store.save(own, Memory(packed(0, Stateless())))
     for kept in (own, through_protobuf(own)):
-        assert store.load(kept, Stateless()) == (Stateless(), 0)
+        saved = store.load(kept)
+        assert saved is not None
+        assert unpack_state(Stateless(), saved.latest.state) == Stateless()
 
 
-def test_the_latest_state_takes_the_place_of_the_one_before() -> None:
-    own = context()
-    store.save(own, State(vector(), Inner(vector()), Stateless(), vector()), 0)
-    store.save(own, State(vector(start=3), Inner(vector()), Stateless()), 4)
-    saved = store.load(own, LIKE)
+def test_two_versions_are_kept_and_one_where_there_is_one() -> None:
+    own, like = context(), Inner(NOTHING)
+    first, second = (packed(t, Inner(vector(start=t))) for t in (0, 4))
+    store.save(own, Memory(second, first, attempt=1))
+    for kept in (own, through_protobuf(own)):
+        saved = store.load(kept)
+        assert saved is not None
+        assert saved.before is not None
+        for found, round in ((saved.latest, 4), (saved.before, 0)):
+            assert found.round == round
+            assert torch.equal(unpack_state(like, found.state).c_i, vector(start=round))
+    store.save(own, Memory(first))
+    saved = store.load(own)
     assert saved is not None
-    assert torch.equal(saved.state.last, vector(start=3))
-    assert saved.state.later is None
-    assert saved.round == 4
+    assert saved.before is None
+    assert saved.latest.round == 0
 
 
 def test_other_records_of_the_context_are_left_alone() -> None:
     own = context(state=RecordDict({"mine": ConfigRecord({"n": 1})}))
-    store.save(own, Inner(vector()), 0)
+    store.save(own, Memory(packed(0, Inner(vector()))))
     assert own.state.config_records["mine"]["n"] == 1
+
+
+# --- which version a visit begins with ------------------------------------------------------------
+
+
+def asked(
+    round: int, accepted: int, *, rule: LocalRule | None = None, attempt: int = 0, plugins: Any = ()
+) -> TrainInstruction:
+    half = ClientHalf(rule or FedDynClient(0.5), plugins)
+    return TrainInstruction(
+        *(round, 9, half, ((2, 3),), 0.1, 0.0, 0.0, 1, 0, 0, 0, "float64"),
+        attempt=attempt,
+        accepted=accepted,
+    )
+
+
+def visit(memory: Memory | None, told: TrainInstruction) -> tuple[Any, Memory]:
+    """The state that a visit begins with, and the memory after it: states are words here."""
+    begun = recall(memory, told)
+    return begun, remember(memory, told, f"after {told.round}")
+
+
+def test_a_visit_begins_with_the_state_that_was_accepted_last() -> None:
+    begun, memory = visit(None, asked(0, -1))
+    assert begun is None
+    begun, memory = visit(memory, asked(2, 0))
+    assert begun == "after 0"
+    begun, memory = visit(memory, asked(3, 0))  # the reply of round 2 was lost
+    assert begun == "after 0"
+    begun, memory = visit(memory, asked(5, 0))  # and that of round 3
+    assert begun == "after 0"
+    begun, memory = visit(memory, asked(6, 5))
+    assert begun == "after 5"
+    assert memory == Memory(Version(6, "after 6"), Version(5, "after 5"))
+
+
+def test_a_first_step_that_was_not_accepted_is_a_first_visit_again() -> None:
+    _, memory = visit(None, asked(0, -1))
+    begun, memory = visit(memory, asked(1, -1))
+    assert begun is None
+    assert memory == Memory(Version(1, "after 1"))
+    begun, _ = visit(memory, asked(2, 1))
+    assert begun == "after 1"
+
+
+def test_a_message_that_comes_twice_begins_where_it_began() -> None:
+    _, memory = visit(None, asked(0, -1))
+    once = visit(memory, asked(4, 0))
+    assert visit(once[1], asked(4, 0)) == once
+
+
+def test_a_message_of_an_earlier_round_changes_nothing() -> None:
+    _, memory = visit(None, asked(0, -1))
+    _, memory = visit(memory, asked(4, 0))
+    with pytest.raises(ValueError, match=r"the message of round 3 came after that of round 5"):
+        visit(memory, asked(2, 0))
+
+
+def test_a_server_that_begins_again_goes_back_with_its_clients() -> None:
+    _, memory = visit(None, asked(0, -1))
+    _, memory = visit(memory, asked(4, 0))
+    begun, memory = visit(memory, asked(2, 0, attempt=1))
+    assert begun == "after 0"
+    assert memory.attempt == 1
+
+
+@pytest.mark.parametrize("memory", [None, Memory(Version(3, "after 3"), Version(1, "after 1"))])
+def test_a_state_that_is_gone_is_lost(memory: Memory | None) -> None:
+    with pytest.raises(LostState):
+        recall(memory, asked(5, 2))
+    with pytest.raises(LostState):
+        recall(memory, asked(5, 2, rule=FedAvgClient(), plugins=(RelaxedInit(beta=0.1),)))
+    assert recall(memory, asked(5, 2, rule=FedAvgClient())) is None  # there is nothing to lose

@@ -16,13 +16,15 @@ from fedaccord import train_locally
 from fedaccord.client import store
 from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.rule import LocalResult, LocalRule, Model
+from fedaccord.core.visit import Lost, TrainInstruction
 from fedaccord.engine import InProcessGrid
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.strategies.fedavg import FedAvgClient
 from fedaccord.strategies.feddyn import ClientState, FedDynClient
 from fedaccord.task.solver import Batch
-from fedaccord.wire.instruction import TrainInstruction, write_common, write_instruction
+from fedaccord.wire.instruction import write_instruction
 from fedaccord.wire.introduction import hello, introduction
+from fedaccord.wire.messages import read_answer
 from fedaccord.wire.records import pack
 from fedaccord.wire.tensor_array import to_tensor
 
@@ -71,9 +73,7 @@ def message(rule: LocalRule | None = None, *plugins: Any, **values: Any) -> Mess
         client=0,
         accepted=-1,
     )._replace(**values)
-    config = write_instruction(
-        write_common(instruction), instruction.client, instruction.accepted, {}
-    )
+    config = write_instruction(instruction, {})
     content = RecordDict({"down": pack(Model(W)), "config": config})
     return Message(content, 1, MessageType.TRAIN)
 
@@ -298,12 +298,32 @@ def test_the_state_of_another_method_is_refused() -> None:
     assert dict(own.state) == before
 
 
-def test_a_client_that_lost_its_state_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
-    """A restarted device: it takes the model that it is sent for w^0 as well."""
+def test_a_client_that_lost_its_state_says_so_and_does_not_train() -> None:
+    """A restarted device: its server then sends it a first message."""
+    own = context()
     relaxed = message(FedAvgClient(), RelaxedInit(beta=0.1), client=7, round=3, accepted=1)
-    w_K, _ = train(relaxed, batches(4))
-    close(w_K, walk(batches(4))[0])
-    assert "client 7 lost its state of round 2" in caplog.text
+    reply = train_locally(relaxed, own, model=linear(), batches=batches(4), loss=half_square)
+    assert read_answer(reply.content, ClientHalf(FedAvgClient())) == Lost(1)
+    assert list(reply.content) == ["metrics"]
+    assert not own.state
+
+
+def test_a_client_whose_step_was_not_accepted_goes_back() -> None:
+    """As if it had not been asked; and what it answers once more is the same."""
+    one, other = context(), context()
+    rule, data = FedDynClient(0.5), batches(4, 4)
+    for own in (one, other):
+        train(message(rule), data, own)
+    train(message(rule, round=1, accepted=0), data, one)  # its reply is lost
+    again = message(rule, round=2, accepted=0)
+    found = [train(again, data, own)[0] for own in (one, other, one)]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    kept = [store.load(own) for own in (one, other)]
+    for memory in kept:
+        assert memory is not None
+        assert memory.before is not None
+        assert (memory.latest.round, memory.before.round) == (2, 0)
 
 
 # --- hello ----------------------------------------------------------------------------------------

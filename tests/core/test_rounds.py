@@ -18,6 +18,7 @@ from fedaccord.core.rounds import (
     descend,
     failed_round,
     first_state,
+    forget,
     server_round,
 )
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalRule, Stateless
@@ -116,16 +117,45 @@ def test_a_failed_round_keeps_everything_but_the_round() -> None:
     assert isinstance(later, RoundState)
 
 
-def test_w_init_is_kept_until_every_client_has_visited() -> None:
-    method = METHODS["fedinit"]()
-    half = method.client_half()
-    s = first_state(method, torch.zeros(D), CLIENTS)
+@pytest.mark.parametrize(("name", "kept"), [("fedinit", True), ("fedavg", False)])
+def test_w_init_is_kept_where_a_late_client_reads_it(name: str, kept: bool) -> None:
+    method = METHODS[name]()
+    half, w = method.client_half(), torch.zeros(D)
+    s = first_state(method, w, CLIENTS)
     for i in range(CLIENTS):
-        assert s.w_init is not None
-        up = half.rule.sends(torch.ones(D))
-        s = server_round(method, half, s, [Reply(i, up, 1, 1)]).state
-    assert s.w_init is None
+        s = server_round(method, half, s, [Reply(i, half.rule.sends(torch.ones(D)), 1, 1)]).state
+        assert (s.w_init is w) == kept
     assert s.accepted.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["fedinit", "feddeper", "fedlesam"])
+def test_a_client_that_lost_its_state_is_forgotten(name: str) -> None:
+    method = METHODS[name]()
+    half, s = method.client_half(), first_state(method, torch.zeros(D), CLIENTS)
+    s = s._replace(t=4, accepted=torch.tensor([3, -1, 2]))
+    found = forget(method, half, s, [0])
+    assert found.accepted.tolist() == [-1, -1, 2]
+    assert found._replace(accepted=s.accepted) == s
+    assert s.accepted.tolist() == [3, -1, 2]
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd", "fedadmm", "fedsmoo", "fedspeed"])
+def test_where_the_server_sums_up_what_clients_keep_all_begin_anew(name: str) -> None:
+    """Nobody knows what a lost client's part of the sum was."""
+    method = METHODS[name]()
+    w = torch.linspace(-1, 1, D)
+    half, s = method.client_half(), first_state(method, w, CLIENTS)
+    for _ in range(2):
+        ups = [half.rule.sends(*[w + i] * len(half.rule.sends._fields)) for i in range(CLIENTS)]
+        replies = [Reply(i, up, 1, 1) for i, up in enumerate(ups)]
+        s = server_round(method, half, s, replies).state
+    found, headline = forget(method, half, s, [1]), method.headline(s.w, s.server)
+    assert found.accepted.tolist() == [-1] * CLIENTS
+    assert found.t == 2
+    assert torch.equal(found.w, headline)
+    assert torch.equal(found.w_init, headline)
+    assert not any(v.any() for _, v in leaves(found.server))
+    assert any(v.any() for _, v in leaves(s.server)) or name == "fedadmm"
 
 
 def test_the_accepted_round_of_a_client_is_that_of_its_last_reply() -> None:

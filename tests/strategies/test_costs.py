@@ -10,10 +10,9 @@ from fedaccord import simulate
 from fedaccord import strategies as S
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import Recorder
+from fedaccord.federation.replies import traffic
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import METHODS, SAM, RelaxedInit
-from fedaccord.wire import records
-from fedaccord.wire.tensor_array import size
 
 # ALGORITHMS, section 1, in vectors of d: down, up, gradients a local step, client, server
 TABLE = {
@@ -109,7 +108,7 @@ def test_a_run_costs_what_the_method_says(label: str) -> None:
     assert last["down-vectors"] / last["replies"] == cost.down
     assert last["up-vectors"] / last["replies"] == cost.up
     states = [state for state in history.clients if state is not None]
-    assert {size(records.pack(state))[0] / d for state in states} == {cost.client}
+    assert {traffic(state)[0] / d for state in states} == {cost.client}
     past = getattr(state.server, "lam_bar_after", {})  # A-FedPD: lam_bar after past rounds
     kept = {
         v.data_ptr(): v for key, v in leaves(state.server) if not key.startswith("lam_bar_after.")

@@ -8,15 +8,14 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedaccord.core.plugin import ClientHalf
+from fedaccord.core.visit import TrainInstruction
 from fedaccord.engine import InProcessGrid
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.feddyn import FedDynClient
 from fedaccord.wire.instruction import (
-    TrainInstruction,
     is_hello,
     read_instruction,
     shapes_text,
-    write_common,
     write_instruction,
 )
 from fedaccord.wire.introduction import hello, introduce, introduction
@@ -24,7 +23,7 @@ from tests.wire.wires import WIRES, through_protobuf
 
 HALF = ClientHalf(FedDynClient(alpha=0.3), (SAM(rho=0.2),))
 INSTRUCTION = TrainInstruction(
-    *(3, 20, HALF, ((2, 3), (3,)), 0.1, 0.001, 10.0, 5, 0, 50, 7, "float32", 4, 1),
+    *(3, 20, HALF, ((2, 3), (3,)), 0.1, 0.001, 10.0, 5, 0, 50, 7, "float32", "fed", 2, 4, 1),
 )
 
 
@@ -40,8 +39,7 @@ def message(content: RecordDict) -> Message:
 
 
 def content(**extra: Any) -> RecordDict:
-    common = write_common(INSTRUCTION)
-    return RecordDict({"config": write_instruction(common, client=4, accepted=1, extra=extra)})
+    return RecordDict({"config": write_instruction(INSTRUCTION, extra)})
 
 
 def test_an_instruction_survives_the_wire() -> None:
@@ -73,14 +71,14 @@ def test_a_message_of_another_strategy_is_one_line(missing: str) -> None:
 
 @pytest.mark.parametrize("change", ["", "[]", "7", "field more", "field less", "half", "shapes"])
 def test_an_instruction_of_another_version_is_one_line(change: str) -> None:
-    fields = json.loads(write_common(INSTRUCTION))
+    received = content()
+    fields = json.loads(str(received.config_records["config"]["instruction"]))
     if change == "field more":
         fields["newer"] = 1
     elif change == "field less":
         del fields["clip_norm"]
     elif change in fields:
         fields[change] = 5
-    received = content()
     text = change if change in ("", "[]", "7") else json.dumps(fields)
     received.config_records["config"]["instruction"] = text
     with pytest.raises(ValueError, match="expected an instruction of this version") as error:
@@ -92,9 +90,9 @@ def test_an_instruction_of_another_version_is_one_line(change: str) -> None:
 @pytest.mark.parametrize("key", ["instruction", "client", "accepted-round", "hello"])
 def test_a_callers_own_keys_may_not_take_ours(key: str) -> None:
     with pytest.raises(ValueError, match=f"^train_config: .* of your own, got '{key}'") as error:
-        write_instruction("{}", 0, -1, {"mine": 1, key: 1})
+        write_instruction(INSTRUCTION, {"mine": 1, key: 1})
     assert "\n" not in str(error.value)
-    assert write_instruction("{}", 0, -1, {"mine": 1})["mine"] == 1
+    assert write_instruction(INSTRUCTION, {"mine": 1})["mine"] == 1
 
 
 def test_shapes_as_text() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedaccord.core.rule import Stateless
 from fedaccord.wire.records import pack, unpack, unpack_state
-from fedaccord.wire.tensor_array import TensorArray, size, to_record, to_tensor
+from fedaccord.wire.tensor_array import TensorArray, to_record, to_tensor
 from tests.wire.wires import WIRES, through_protobuf
 
 DTYPES = [torch.float32, torch.float64]
@@ -107,15 +107,6 @@ def test_unpacking_says_in_one_line_what_does_not_fit(bad: str) -> None:
         with pytest.raises(ValueError, match=r"^expected") as refused:
             unpack(Down, record, like=vector())
         assert str(refused.value) == line
-
-
-def test_size_counts_elements_and_bytes() -> None:
-    assert size(pack(Down(vector(), vector(torch.float64)))) == (12, 6 * 4 + 6 * 8)
-    assert size(pack(Down(vector(), None))) == (6, 24)
-    assert size(pack(Stateless())) == (0, 0)
-    assert size(to_record({"s": torch.tensor(1.0)})) == (1, 4)
-    foreign = ArrayRecord({"w": torch.zeros(2, 3, dtype=torch.float64)})
-    assert size(foreign) == (6, 48)
 
 
 # --- on the wire ----------------------------------------------------------------------------------

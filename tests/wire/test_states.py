@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from fedaccord.core.cohort import Reply
-from fedaccord.core.plugin import GradientSeat
+from fedaccord.core.plugin import GradientSeat, state_like
 from fedaccord.core.rounds import (
     RoundState,
     Solution,
@@ -20,11 +20,8 @@ from fedaccord.core.rounds import (
 )
 from fedaccord.core.rule import Direction, LocalConfig
 from fedaccord.core.vectors import Vector, leaves
-from fedaccord.federation.roster import Roster
-from fedaccord.federation.session import Session
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.wire.records import pack, unpack, unpack_state
-from fedaccord.wire.tensor_array import to_record
 from tests.wire.methods import COMBINATIONS, make
 from tests.wire.wires import through_protobuf
 
@@ -98,9 +95,8 @@ def packed(value: Any) -> list[ArrayRecord]:
 def test_messages_and_states_come_back_equal(name: str, plugins: str) -> None:
     method = make(name, plugins)
     found = run(method)
-    shapes = {str(k): torch.zeros(shape, dtype=torch.float64) for k, shape in enumerate(SHAPES)}
-    session = Session(method, to_record(shapes), Roster())
-    template = session.client_state()
+    half = method.client_half()
+    template = state_like(half, SHAPES)
     for state in found.clients.values():
         for record in packed(state):
             assert same(unpack_state(template, record), state)
@@ -108,7 +104,7 @@ def test_messages_and_states_come_back_equal(name: str, plugins: str) -> None:
         server = unpack_state(method.init(torch.empty(0)), record)
         assert same(server, found.server.server)
     like = torch.empty(D, dtype=torch.float64, device="meta")
-    for kind, messages in ((session.half.receives, found.downs), (session.half.sends, found.ups)):
+    for kind, messages in ((half.receives, found.downs), (half.sends, found.ups)):
         for record in packed(messages[-1]):
             assert same(unpack(kind, record, like=like), messages[-1])
 

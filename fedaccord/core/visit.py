@@ -1,0 +1,64 @@
+"""A client's part of a round as values: what it is told, and what it answers.
+
+In process they pass as they are; `wire/messages.py` turns them into Flower messages.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedaccord.core.plugin import ClientHalf
+from fedaccord.core.rule import LocalConfig, Shapes
+from fedaccord.core.vectors import Vector
+
+
+class TrainInstruction(NamedTuple):
+    """What a client is to do in a round. All but two fields are the same for all clients."""
+
+    round: int  # t, from 0
+    rounds: int  # T
+    half: ClientHalf
+    shapes: Shapes  # of the parameters, in vector order
+    lr: float  # eta_t
+    weight_decay: float
+    clip_norm: float  # 0: off
+    local_epochs: int
+    local_steps: int  # 0: count epochs
+    batch_size: int  # 0: the whole client as one batch, in order
+    seed: int
+    precision: str
+    federation: str = ""  # its name, which lasts when the server begins again where it was
+    attempt: int = 0  # how often it did
+    client: int = -1
+    accepted: int = -1  # the last round the server accepted from this client; -1: none
+
+    @property
+    def config(self) -> LocalConfig:
+        """What the local round of this client needs of it."""
+        return LocalConfig(
+            *(self.round, self.rounds, self.lr, self.weight_decay, self.clip_norm),
+            *(self.client, self.seed, self.shapes),
+        )
+
+
+class Visit(NamedTuple):
+    """What one client is asked."""
+
+    instruction: TrainInstruction
+    down: Any  # NamedTuple of vectors (d,): the broadcast
+    w_init: Vector | None = None  # (d,), w^0 with a first visit, where a client reads it
+
+
+class Answer(NamedTuple):
+    """What it answers."""
+
+    up: Any  # NamedTuple of vectors (d,), as the plug-ins encode it
+    examples: int  # samples of the client
+    steps: int  # K_i
+    loss: float  # mean over the steps of the loss before the step
+    more: Mapping[str, Any] = {}  # a foreign ClientApp's own metrics
+
+
+class Lost(NamedTuple):
+    """What it answers where it no longer has the state that the server knows of."""
+
+    accepted: int  # the round whose state is lost

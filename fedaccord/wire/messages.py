@@ -1,0 +1,90 @@
+"""A visit and its answer as Flower messages.
+
+A training message carries ``DOWN`` (what the method broadcasts), ``CONFIG`` (see instruction.py)
+and, with a client's first one, perhaps ``INITIAL`` (w^0); its reply carries ``UP`` and ``METRICS``.
+"""
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+from fedaccord.core.plugin import ClientHalf
+from fedaccord.core.rule import Model
+from fedaccord.core.vectors import Vector, dtype_of
+from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
+from fedaccord.wire import records
+from fedaccord.wire.instruction import read_instruction, write_instruction
+from fedaccord.wire.records import CONFIG, DOWN, INITIAL, METRICS, UP
+
+EXAMPLES, STEPS, LOSS, LOST = "num-examples", "steps", "train-loss", "lost-round"
+NEEDED = (EXAMPLES, STEPS, LOSS)
+
+
+def like(instruction: TrainInstruction) -> Vector:
+    """A vector (d,) of the model's dtype on the meta device, without values."""
+    d = sum(map(prod, instruction.shapes))
+    return torch.empty(d, dtype=dtype_of(instruction.precision), device="meta")
+
+
+def write_visits(visits: Iterable[Visit], extra: Mapping[str, Any]) -> list[RecordDict]:
+    """A message's content for each visit, with a caller's own config entries.
+
+    Vectors that are sent to several clients are packed once.
+    """
+    packed: tuple[Any, ArrayRecord] | None = None
+    contents = []
+    for visit in visits:
+        down = visit.down
+        if packed is None or any(a is not b for a, b in zip(packed[0], down, strict=True)):
+            packed = down, records.pack(down)
+        config = write_instruction(visit.instruction, extra)
+        content = RecordDict({DOWN: packed[1], CONFIG: config})
+        if visit.w_init is not None:
+            content[INITIAL] = records.pack(Model(visit.w_init))
+        contents.append(content)
+    return contents
+
+
+def read_visit(message: Message) -> Visit:
+    """What a training message asks. Raises ValueError, in one line, where it is none of ours."""
+    instruction = read_instruction(message)
+    expected = like(instruction)
+    down = records.arrays_of(message.content, DOWN)
+    if down is None:
+        raise ValueError(
+            f"expected a training message with {DOWN!r}, got {sorted(message.content)}"
+        )
+    initial = records.arrays_of(message.content, INITIAL)
+    return Visit(
+        instruction,
+        records.unpack(instruction.half.receives, down, like=expected),
+        None if initial is None else records.unpack(Model, initial, like=expected).w,
+    )
+
+
+def write_answer(answer: Answer | Lost) -> RecordDict:
+    """The content of a reply."""
+    if isinstance(answer, Lost):
+        return RecordDict({METRICS: MetricRecord({LOST: answer.accepted})})
+    metrics = MetricRecord(
+        {EXAMPLES: answer.examples, LOSS: answer.loss, STEPS: answer.steps, **answer.more}
+    )
+    return RecordDict({UP: records.pack(answer.up), METRICS: metrics})
+
+
+def read_answer(content: RecordDict, half: ClientHalf) -> Answer | Lost:
+    """What a reply's content says. Raises ValueError, in one line, where it is no answer."""
+    up, numbers = records.arrays_of(content, UP), dict(records.metrics_of(content, METRICS))
+    if up is None and LOST in numbers:
+        return Lost(numbers[LOST])
+    arrays = sum(isinstance(record, ArrayRecord) for record in content.values())
+    if up is None or not all(name in numbers for name in NEEDED) or arrays > 1:
+        raise ValueError(
+            f"expected the records {UP!r} and {METRICS!r} with {', '.join(sorted(NEEDED))}, "
+            f"got {sorted(content)}"
+        )
+    examples, steps, loss = (numbers.pop(name) for name in NEEDED)
+    return Answer(records.unpack(half.sends, up), examples, steps, loss, numbers)
