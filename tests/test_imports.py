@@ -34,7 +34,7 @@ ROOMS = {  # a module at the top of the package is a room too
     "client_app": Allowed("core wire client task config memory", "torch flwr"),
     "server_app": Allowed("core wire federation task config memory runs", "torch flwr"),
     "engine": Allowed(f"{APPS} memory", "torch flwr pandas"),
-    "cli": Allowed(f"{APPS} memory engine", "torch flwr click rich typer"),
+    "cli": Allowed(f"{APPS} memory engine", "torch flwr click rich typer psutil"),
     "__init__": Allowed("client engine strategies", ""),
 }
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")  # Flower's documented packages

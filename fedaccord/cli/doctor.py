@@ -6,11 +6,15 @@ import platform
 import re
 import shutil
 import socket
+import sys
 from collections.abc import Generator, Iterator
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import psutil
 import typer
 
 from fedaccord.cli.console import make_console
@@ -97,7 +101,10 @@ def check_devices() -> Iterator[Check]:
 
 
 def check_daemon() -> Check:
-    """Whether Flower's local daemon runs: it keeps the folder and environment it was started in."""
+    """Whether Flower's local daemon runs, since when, where, and how to end it.
+
+    It keeps the folder and the environment that it was started in, and never ends by itself.
+    """
     what, port = "flower daemon", os.environ.get("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091")
     if not port.isdecimal() or not 0 < int(port) < 65536:
         advice = f"expected a port, got {port!r}; unset FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
@@ -107,12 +114,27 @@ def check_daemon() -> Check:
     except OSError:
         first = "the first `flwr run` starts it in its folder and environment"
         return Check("ok", what, f"none on port {port}; {first}")
-    return Check(
-        "warn",
-        what,
-        f"listens on port {port}, perhaps started from another folder or environment, which "
-        "`flwr run` would use; to start it afresh end the process flower-superlink",
-    )
+    daemon = _find_daemon(port)
+    if daemon is None:
+        other = "is used by another program or user; set FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
+        return Check("warn", what, f"port {port} {other} to a free one for `flwr run`")
+    since = datetime.fromtimestamp(daemon["create_time"])
+    text = f"runs since {since:%Y-%m-%d %H:%M} in {daemon['cwd']} on port {port}; "
+    text += f"`kill {daemon['pid']}` ends it, and the next `flwr run` starts another"
+    python = Path(daemon["cmdline"][0])
+    if python.parent != Path(sys.executable).parent:
+        return Check("warn", what, f"of another Python environment, {python}, {text}")
+    return Check("ok", what, text)
+
+
+def _find_daemon(port: str) -> dict[str, Any] | None:
+    """What is known of the process that serves Flower's local runs on ``port``."""
+    for process in psutil.process_iter(["pid", "cmdline", "cwd", "create_time"]):
+        words: list[str] = process.info["cmdline"] or []
+        names = [Path(word).name for word in words[:2]]  # a script, after its interpreter
+        if "flower-superlink" in names and ("--port", port) in pairwise(words):
+            return process.info
+    return None
 
 
 def check_disks(out_dir: Path) -> Iterator[Check]:
@@ -254,11 +276,7 @@ KNOWN = {
 
 def _free_memory() -> float:
     """Bytes of memory that this process may still take."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(1024.0 * int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        free = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    free = float(psutil.virtual_memory().available)
     try:  # a container's own limit
         group = Path("/sys/fs/cgroup")
         used = int((group / "memory.current").read_text())
