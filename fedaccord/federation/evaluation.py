@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 
 from fedaccord.core.vectors import Vector
-from fedaccord.federation.errors import last_line
+from fedaccord.federation.errors import clean, last_line
 from fedaccord.wire.records import CONFIG, METRICS, metrics_of
 
 log = logging.getLogger("flwr")
@@ -84,5 +84,5 @@ def _numbers(reply: Message) -> dict[str, float] | str:
         return last_line(reply.error.reason)
     metrics = metrics_of(reply.content, METRICS)
     if not metrics:
-        return f"expected the record {METRICS!r}, got {sorted(reply.content)}"
+        return clean(f"expected the record {METRICS!r}, got {sorted(reply.content)}")
     return {name: v for name, v in metrics.items() if isinstance(v, (int, float))}

@@ -1,11 +1,13 @@
 """The row of a round: losses, traffic and client drift."""
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 from flwr.app import ArrayRecord
 
 from fedaccord.core.vectors import Vector
+from fedaccord.federation.errors import clean
 from fedaccord.federation.replies import Outcome
 from fedaccord.wire.tensor_array import size
 
@@ -14,9 +16,14 @@ def client_rows(number: int, outcome: dict[int, Outcome]) -> list[dict[str, Any]
     """A row per asked client; number: t + 1."""
     return [
         {"round": number, "client": i}
-        | ({"status": read} if isinstance(read, str) else {"status": "ok"} | read.metrics)
+        | ({"status": clean(read)} if isinstance(read, str) else {"status": "ok"} | read.metrics)
         for i, read in outcome.items()
     ]
+
+
+def counts(asked: int, replies: int, *, counted: bool) -> dict[str, float]:
+    """How many replies were good, how many not, and whether the round moved the state."""
+    return {"replies": replies, "dropped": asked - replies, "counted": int(counted)}
 
 
 def traffic_and_loss(
@@ -29,8 +36,7 @@ def traffic_and_loss(
     losses = [m["train-loss"] * n for m, n in zip(rows, weights, strict=True)]
     return {
         "train-loss": sum(losses) / sum(weights),
-        "replies": len(rows),
-        "dropped": len(outcome) - len(rows),
+        **counts(len(outcome), len(rows), counted=True),
         "down-vectors": sum(n for n, _ in down) / d,
         "down-bytes": sum(b for _, b in down),
         "up-vectors": sum(m["up-vectors"] for m in rows),
@@ -38,10 +44,20 @@ def traffic_and_loss(
     }
 
 
-def drift(local: Sequence[Vector], w: Vector, w_bar: Vector) -> dict[str, float]:
-    """Consistency Delta^t of the active clients, against w^{t+1} and against w_bar^{t+1}."""
+def drift(local: Iterable[Vector], starts: Iterable[Vector]) -> dict[str, float]:
+    """How far the local steps went: of w_{i,K} from w^t, as each client was sent it."""
+    return {"drift": _mean_square(local, starts)}
 
-    def mean_square(centre: Vector) -> float:
-        return sum(float((w_K - centre).square_().sum()) for w_K in local) / len(local)
 
-    return {"drift": mean_square(w), "spread": mean_square(w_bar)}
+def consistency(local: Sequence[Vector], w: Vector, w_bar: Vector) -> dict[str, float]:
+    """How far the active clients' w_{i,K} are from w^{t+1}, Delta^t of FedInit, and from their
+    mean w_bar."""
+    return {
+        "consistency": _mean_square(local, repeat(w)),
+        "spread": _mean_square(local, repeat(w_bar)),
+    }
+
+
+def _mean_square(local: Iterable[Vector], centres: Iterable[Vector]) -> float:
+    squares = [float((w_K - w).square_().sum()) for w_K, w in zip(local, centres, strict=False)]
+    return sum(squares) / len(squares)

@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, ClassVar, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -183,6 +184,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
         Raises FederationError after ``max_failed_rounds`` failed rounds in a row.
         """
         round = self._finish_round(replies)
+        self._check_failures(self._open())
         if self._open().failed:
             return None, None
         return self.current(), MetricRecord(dict(round.metrics))
@@ -241,6 +243,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
                 result.train_metrics_clientapp[server_round] = MetricRecord(dict(round.metrics))
             round.metrics["seconds"] = time.perf_counter() - began
             self._report(round, result, evaluate_fn, grid)
+            self._check_failures(self._open())
         return result
 
     # the steps of a round
@@ -287,32 +290,35 @@ class FederatedStrategy(Settings, Strategy, ABC):
         assert session is not None
         outcome = read_all(session.sent_ids(), messages, session.half, session.like)
         number, rows = s.t + 1, metrics.client_rows(s.t + 1, outcome)
-        for i, read in outcome.items():
-            if isinstance(read, str):
-                log.warning("round %d: dropped client %d: %s", number, i, read)
+        for row in rows:
+            if row["status"] != "ok":
+                log.warning("round %d: dropped client %d: %s", number, row["client"], row["status"])
         replies = [read.reply for read in outcome.values() if not isinstance(read, str)]
         needed = self.needed_replies(s.num_clients)
         if len(replies) < needed:
             self.state = rounds.failed_round(s)
-            self._check_failures(self.state, needed, len(replies))
-            values: dict[str, float] = {"replies": len(replies)}
+            log.warning(
+                "round %d failed: expected at least %d good replies, got %d; the model stays",
+                *(number, needed, len(replies)),
+            )
+            values = metrics.counts(len(outcome), len(replies), counted=False)
             return Round(number, s.w, self.topology.average(s.w), values, rows)
         done = rounds.server_round(self, session.half, s, replies)
         self.state = done.state
         d = session.like.numel()
         values = metrics.traffic_and_loss(outcome, session.sent_records(), d) | done.metrics
         w_bar = self.topology.average(done.state.w)
-        if not self.topology.everyone and "w" in done.ups._fields:
+        if "w" in done.ups._fields and self.topology.everyone:
+            values |= metrics.drift(done.ups.w[0], done.cohort.w)
+        elif "w" in done.ups._fields:
             w_bar = done.cohort.mean(done.ups.w)
-            values |= metrics.drift(done.ups.w, done.state.w, w_bar)
+            values |= metrics.drift(done.ups.w, repeat(s.w))
+            values |= metrics.consistency(done.ups.w, done.state.w, w_bar)
         return Round(number, done.state.w, w_bar, values, rows)
 
-    def _check_failures(self, s: RoundState, needed: int, got: int) -> None:
-        log.warning(
-            "round %d failed: expected at least %d good replies, got %d; the model stays",
-            *(s.t, needed, got),
-        )
+    def _check_failures(self, s: RoundState) -> None:
         if s.failed >= self.max_failed_rounds:
+            needed = self.needed_replies(s.num_clients)
             raise FederationError(
                 f"{s.failed} rounds in a row had fewer than {needed} good replies (see the reasons "
                 "above); fix the clients, or lower lr if they diverged, or raise max-failed-rounds"
