@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedaccord.core import rounds
 from fedaccord.core.cohort import Client, Cohort
 from fedaccord.core.cost import Cost, cost_of
-from fedaccord.core.options import check_option, options
+from fedaccord.core.options import argument, check_option, options
 from fedaccord.core.plugin import ClientHalf, PlugIn, combine
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.rule import LocalRule, Model, Stateless
@@ -68,11 +68,21 @@ class FederatedStrategy(Settings, Strategy, ABC):
     refuses: ClassVar[dict[type[PlugIn], str]] = {}  # a plug-in -> why it does not fit
     cost_note: ClassVar[str] = ""  # on what the cost depends
 
-    plugins: tuple[PlugIn, ...] = ()  # added to the method's own, or in their place; outermost last
-    num_rounds: int = 0  # T; `start` sets it
-    participation: Sequence[Sequence[int]] | None = None  # explicit cohorts, one per round
-    on_round: Callable[[Round], None] | None = None
-    evaluate_headline_fn: EvaluateHeadlineFn | None = None
+    plugins: tuple[PlugIn, ...] = argument(
+        (),
+        "plug-ins beside the method's own, or in the place of its own of the same kind, as "
+        "(SAM(rho=0.1), Gossip(topology='ring')); the outermost last",
+    )
+    num_rounds: int = argument(0, "the number of rounds T; start sets it", shown=False)
+    participation: Sequence[Sequence[int]] | None = argument(
+        None, "explicit cohorts, the clients of each round; None: they are drawn", shown=False
+    )
+    on_round: Callable[[Round], None] | None = argument(
+        None, "called with each round at its end, and before the first", shown=False
+    )
+    evaluate_headline_fn: EvaluateHeadlineFn | None = argument(
+        None, "evaluates the headline model beside evaluate_fn of start", shown=False
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,6 +133,14 @@ class FederatedStrategy(Settings, Strategy, ABC):
 
     def check_clients(self, num_clients: int) -> None:
         """Raise ValueError, in one line, where the settings do not fit this many clients."""
+        size = self.cohort_size(num_clients)
+        if self.participation is None and self.min_replies > size:
+            average = " on average" if self.sampling == "bernoulli" else ""
+            more = "" if size == num_clients else ", or raise fraction-train"
+            raise ValueError(
+                f"min-replies: expected at most {size}, the clients of a round{average} (of "
+                f"{num_clients} in all), got {self.min_replies}; lower it{more}"
+            )
 
     def needed_replies(self, num_clients: int) -> int:
         """Good replies that a round needs to count."""

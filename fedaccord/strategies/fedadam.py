@@ -46,7 +46,7 @@ class Adaptive(FederatedStrategy):
     server_lr: float = option(0.1, "server rate", above=0, tried="0.01, 0.05, 0.1, 1 (FedAdam)")
     beta1: float = option(0.9, "decay of the first moment", low=0, high=1)
     tau: float = option(0.001, "adaptivity: what is added to sqrt(v)", above=0)
-    v0: float = option(-1.0, "initial second moment; -1: tau^2", low=-1)
+    v0: float = option(-1.0, "initial second moment; -1: tau^2", low=0, besides=-1)
 
     def rule(self) -> LocalRule:
         return FedAvgClient()
