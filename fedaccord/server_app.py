@@ -9,6 +9,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
+from fedaccord import threads
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import dtype_of
 from fedaccord.federation.errors import FederationError
@@ -27,10 +28,12 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     try:
         config = RunConfig.make(context.run_config)
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        threads.check(config.threads)
         task = load_task(config.task, num_clients=1, whole=True)  # its test samples
-        run(grid, config, task)
+        chosen = threads.of_task(config.threads, task, config.strategy)
+        log.info("%s", chosen)
+        with chosen.in_use():
+            run(grid, config, task)
     except (ValueError, FileNotFoundError, FederationError) as error:
         # without the traceback below `main`; a SystemExit would end a simulation as "completed"
         raise error.with_traceback(None) from None

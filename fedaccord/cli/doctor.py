@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 import typer
 
+from fedaccord import threads
 from fedaccord.cli.console import make_console
 from fedaccord.cli.settings import ConfigFile, Pairs, read_settings
 
@@ -92,7 +93,7 @@ def _pinned_flower() -> str:
 def check_devices() -> Iterator[Check]:
     import torch
 
-    yield Check("ok", "cpu", f"{os.cpu_count()} cores, PyTorch uses {torch.get_num_threads()}")
+    yield Check("ok", "cpu", f"{os.cpu_count()} cores, {threads.cores()} for this process")
     for i in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(i)
         yield Check("ok", f"cuda:{i}", f"{gpu.name}, {_size(gpu.total_memory)}")
@@ -157,6 +158,7 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
     strategy, clients = settings.strategy, settings.num_clients
     try:
         yield Check("ok", "device", str(find_device(settings.task.device)))
+        threads.check(settings.threads)
         strategy.check_clients(clients)
         if graph := strategy.topology.describe(clients):
             yield Check("ok", "graph", graph)
@@ -213,6 +215,8 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "_Facts | None"
 
 def _check_model(settings: "RunConfig", facts: "_Facts") -> Generator[Check, None, int | None]:
     """Bytes of a vector of d; None where the model does not fit the data."""
+    import torch
+
     from fedaccord.task import models
 
     task = settings.task
@@ -225,6 +229,10 @@ def _check_model(settings: "RunConfig", facts: "_Facts") -> Generator[Check, Non
     vector = d * (8 if settings.strategy.precision == "float64" else 4)
     words = f"{task.model}, d = {d:,} parameters, {_size(vector)} a vector"
     yield Check("ok", "model", words)
+    # with batch-size=0 a client is one batch
+    batch = settings.strategy.batch_size or facts.samples // settings.num_clients
+    used = threads.choose(settings.threads, module, torch.zeros(1, *facts.shape), batch)
+    yield Check("ok", "threads", str(used))
     return vector
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaccord import server_app
+from fedaccord import server_app, threads
 from fedaccord.client import store
 from fedaccord.client_app import make_app
 from fedaccord.config import RunConfig
@@ -32,15 +32,15 @@ def run(
     on_client: Callable[[int], None] | None = None,
 ) -> RunDirectory:
     """Run a configuration in this process; see `server_app.run`."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    threads.check(config.threads)
     # what does not fit shows before a file is written
     config.strategy.topology.facts(config.num_clients)
     task = load_task(config.task, num_clients=config.num_clients)
     report = partition_report(task)
     facts = {"duplicated": report.duplicated, "unused": report.unused}
+    chosen = threads.of_task(config.threads, task, config.strategy)
     app = make_app(lambda _: task)
-    with InProcessGrid(app, config.num_clients, on_client=on_client) as grid:
+    with chosen.in_use(), InProcessGrid(app, config.num_clients, on_client=on_client) as grid:
         return server_app.run(grid, config, task, on_round, partition=facts)
 
 
@@ -101,7 +101,8 @@ def simulate(
     keys: any run-config key, as ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing
         ones take the run config's defaults; ``clip_norm=None`` is off.
 
-    Nothing is written to disk. Raises ValueError on settings that do not fit.
+    Nothing is written to disk. Raises ValueError on settings, samples and models that do not fit,
+    FederationError where no round counted and where the model diverged.
     """
     values = {key.replace("_", "-"): value for key, value in keys.items()}
     if values.get("clip-norm", 0) is None:
@@ -127,8 +128,11 @@ def simulate(
     elif participation is not None:
         strategy.fraction_train = config.strategy.fraction_train
 
+    threads.check(config.threads)
     task = _task(config, clients, test, model, loss)
-    with InProcessGrid(make_app(lambda _: task), len(task.clients)) as grid, quiet():
+    chosen = threads.of_task(config.threads, task, strategy)
+    app = make_app(lambda _: task)
+    with chosen.in_use(), InProcessGrid(app, len(task.clients)) as grid, quiet():
         recorder = Recorder(strategy, grid, weights=record == "weights")
         strategy.on_round = recorder
         initial = server_app.initial_arrays(task, strategy.precision)
@@ -153,11 +157,8 @@ def _task(
         if isinstance(model, nn.Module):
             raise ValueError("model: expected a name with dataset=, or a module with clients=")
         return load_task(config.task, num_clients=config.num_clients)
+    _check_samples(clients, test)
     xs, ys = zip(*clients, strict=True)
-    if any(len(x) != len(y) or not len(x) for x, y in clients):
-        raise ValueError("clients: expected equally many inputs and targets, at least one each")
-    if test is not None and len(test[0]) != len(test[1]):
-        raise ValueError("test: expected equally many inputs and targets")
     if isinstance(model, str):
         shape = tuple(xs[0].shape[1:])
         classes = int(max(int(y.max()) for y in ys)) + 1
@@ -171,7 +172,46 @@ def _task(
         def module() -> nn.Module:
             return copy.deepcopy(template)
 
-    return Task(module, Clients(xs, ys), test, loss, find_device(config.task.device))
+    task = Task(module, Clients(xs, ys), test, loss, find_device(config.task.device))
+    _check_fit(task, config.strategy.precision)
+    return task
+
+
+def _check_samples(clients: Sequence[Samples], test: Samples | None) -> None:
+    """Raise ValueError, in one line, on what are no samples."""
+    for i, samples in enumerate([*clients, *([] if test is None else [test])]):
+        what = f"clients: client {i}" if i < len(clients) else "test"
+        for part in samples:
+            if not isinstance(part, Tensor):
+                kind = type(part).__name__
+                raise ValueError(f"{what}: expected tensors, got {kind}; use torch.as_tensor")
+        x, y = samples
+        if len(x) != len(y) or not len(x):
+            raise ValueError(f"{what}: expected equally many inputs and targets, at least one each")
+        first = clients[0][0]
+        if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:
+            raise ValueError(
+                f"{what}: expected inputs (n, ...) as client 0 has, {tuple(first.shape[1:])} "
+                f"{first.dtype}, got {tuple(x.shape[1:])} {x.dtype}"
+            )
+
+
+def _check_fit(task: Task, precision: str) -> None:
+    """Raise ValueError, in one line, where the model does not take the samples."""
+    model = task.model(precision)
+    x, y = (part[:2] for part in task.clients.samples(0))
+    try:
+        with torch.no_grad():
+            for inputs, targets in task.batches((x, y), model.w.dtype):
+                value = task.loss(model.module.eval()(inputs), targets)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"model: expected one that takes inputs (n, ...) of {tuple(x.shape[1:])} and gives "
+            f"what the loss compares with targets of {tuple(y.shape[1:])} {y.dtype}: {reason}"
+        ) from error
+    if value.numel() != 1:
+        raise ValueError(f"loss: expected one number for a batch, got {tuple(value.shape)}")
 
 
 class Recorder:

@@ -46,6 +46,7 @@ def test_doctor_finds_the_default_settings_sound(tmp_path: Path) -> None:
     assert lines["data size"] == "ok digits, 1,438 training samples, 129 kB, not decoded yet"
     assert lines["model"] == "ok linear, d = 650 parameters, 2.6 kB a vector"
     assert lines["client state"] == "ok 20 x 1 vectors, 52 kB"
+    assert lines["threads"] == "ok 1 thread: the model is small (32,000 multiplications a batch)"
     assert not list(tmp_path.iterdir())  # nothing was decoded or written
 
 
@@ -90,6 +91,7 @@ def test_doctor_says_what_is_too_big(tmp_path: Path) -> None:
     [
         (["lr=-1"], "settings", "fail lr: expected above 0"),
         (["lr"], "settings", "fail expected key=value"),
+        (["threads=100000"], "settings", "fail threads: expected at most"),
         (["device=cuda:99"], "settings", "fail device: expected one of"),
         (["model=lenet"], "model", "fail Expected images of at least 16x16"),
         (["dataset=cifar10"], "data", "fail "),
