@@ -8,6 +8,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedaccord import threads
 from fedaccord.client.data import test_data, training_data
 from fedaccord.client.train import (
     answer_message,
@@ -53,10 +54,11 @@ def configured_task(context: Context) -> Task:
     keep_freed_memory()  # this process is ours
     own = {key: context.node_config[key] for key in OWN_KEYS if key in context.node_config}
     config = _config(tuple(sorted({**context.run_config, **own}.items())))
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    threads.check(config.threads)
     num_clients = context.node_config.get(NUM_PARTITIONS, config.num_clients)
-    return load_task(config.task, num_clients=int(num_clients), whole="data-dir" in own)
+    task = load_task(config.task, num_clients=int(num_clients), whole="data-dir" in own)
+    torch.set_num_threads(threads.of_task(config.threads, task, config.strategy).number)
+    return task
 
 
 @lru_cache(maxsize=4)

@@ -42,7 +42,9 @@ class RunConfig:
     eval_train: bool = option(
         False, "evaluate on the training samples too: train accuracy, generalisation gap"
     )
-    threads: int = option(0, "CPU threads of PyTorch in each process; 0: its own choice", low=0)
+    threads: int = option(
+        0, "CPU threads of PyTorch in each process; 0: what suits the model and the cores", low=0
+    )
 
     task: TaskConfig
     strategy: FederatedStrategy  # the method with its plug-ins and the federation's settings

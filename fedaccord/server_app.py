@@ -9,11 +9,13 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
+from fedaccord import threads
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import dtype_of
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import Fleet
-from fedaccord.federation.strategy import FederatedStrategy, Round
+from fedaccord.federation.round import Round
+from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.runs import RunDirectory
 from fedaccord.task import Task, load_task
 from fedaccord.task.flat_model import FlatModel
@@ -28,10 +30,12 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     try:
         config = RunConfig.make(context.run_config)
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        threads.check(config.threads)
         task = load_task(config.task, num_clients=1, whole=True)  # its test samples
-        run(grid, config, task)
+        chosen = threads.of_task(config.threads, task, config.strategy)
+        log.info("%s", chosen)
+        with chosen.in_use():
+            run(grid, config, task)
     except (ValueError, FileNotFoundError, FederationError) as error:
         # without the traceback below `main`; a SystemExit would end a simulation as "completed"
         raise error.with_traceback(None) from None

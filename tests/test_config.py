@@ -44,8 +44,8 @@ def test_pyproject_has_no_federations() -> None:
 def test_pyproject_names_the_apps() -> None:
     components = PYPROJECT["tool"]["flwr"]["app"]["components"]
     assert components == {
-        "serverapp": "fedaccord.server_app:app",
-        "clientapp": "fedaccord.client_app:app",
+        "serverapp": "fedaccord.apps:server_app",
+        "clientapp": "fedaccord.apps:client_app",
     }
 
 

@@ -30,11 +30,13 @@ ROOMS = {  # a module at the top of the package is a room too
     "client": Allowed("core wire task", "torch flwr"),
     "config": Allowed("core federation plugins strategies task", ""),
     "memory": Allowed("", ""),
+    "threads": Allowed("federation task", "torch joblib"),
     "runs": Allowed("", "torch safetensors tomli_w"),
-    "client_app": Allowed("core wire client task config memory", "torch flwr"),
-    "server_app": Allowed("core wire federation task config memory runs", "torch flwr"),
-    "engine": Allowed(f"{APPS} memory", "torch flwr pandas"),
-    "cli": Allowed(f"{APPS} memory engine", "torch flwr click rich typer"),
+    "client_app": Allowed("core wire client task config memory threads", "torch flwr"),
+    "server_app": Allowed("core wire federation task config memory threads runs", "torch flwr"),
+    "apps": Allowed("client_app server_app threads", ""),
+    "engine": Allowed(f"{APPS} memory threads", "torch flwr pandas"),
+    "cli": Allowed(f"{APPS} memory threads engine", "torch flwr click rich typer psutil"),
     "__init__": Allowed("client engine strategies", ""),
 }
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")  # Flower's documented packages

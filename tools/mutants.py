@@ -1648,14 +1648,14 @@ MUTANTS = [
         FEDERATION + "metrics.py",
         METRICS,
         (
-            "Drift and spread are swapped",
-            '{"drift": mean_square(w), "spread": mean_square(w_bar)}',
-            '{"drift": mean_square(w_bar), "spread": mean_square(w)}',
+            "Consistency and spread are swapped",
+            '"consistency": _mean_square(local, repeat(w)),',
+            '"consistency": _mean_square(local, repeat(w_bar)),',
         ),
         (
             "Drift is a sum over the clients",
-            "for w_K in local) / len(local)",
-            "for w_K in local)",
+            "return sum(squares) / len(squares)",
+            "return sum(squares)",
         ),
         (
             "The training loss weighs clients uniformly",

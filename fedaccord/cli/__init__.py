@@ -8,6 +8,7 @@ import typer
 
 from fedaccord.cli import doctor, methods, run
 from fedaccord.cli.console import Commands
+from fedaccord.threads import wait_passively
 
 app = typer.Typer(
     cls=Commands,
@@ -23,5 +24,6 @@ app.command()(doctor.doctor)
 @app.callback(invoke_without_command=True)
 def main(context: typer.Context) -> None:
     """Federated optimisation under client drift, for Flower."""
+    wait_passively()  # this process is ours, and a command loads PyTorch later
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -6,13 +6,18 @@ import platform
 import re
 import shutil
 import socket
+import sys
 from collections.abc import Generator, Iterator
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import psutil
 import typer
 
+from fedaccord import threads
 from fedaccord.cli.console import make_console
 from fedaccord.cli.settings import ConfigFile, Pairs, read_settings
 
@@ -88,7 +93,7 @@ def _pinned_flower() -> str:
 def check_devices() -> Iterator[Check]:
     import torch
 
-    yield Check("ok", "cpu", f"{os.cpu_count()} cores, PyTorch uses {torch.get_num_threads()}")
+    yield Check("ok", "cpu", f"{os.cpu_count()} cores, {threads.cores()} for this process")
     for i in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(i)
         yield Check("ok", f"cuda:{i}", f"{gpu.name}, {_size(gpu.total_memory)}")
@@ -97,7 +102,10 @@ def check_devices() -> Iterator[Check]:
 
 
 def check_daemon() -> Check:
-    """Whether Flower's local daemon runs: it keeps the folder and environment it was started in."""
+    """Whether Flower's local daemon runs, since when, where, and how to end it.
+
+    It keeps the folder and the environment that it was started in, and never ends by itself.
+    """
     what, port = "flower daemon", os.environ.get("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091")
     if not port.isdecimal() or not 0 < int(port) < 65536:
         advice = f"expected a port, got {port!r}; unset FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
@@ -107,12 +115,27 @@ def check_daemon() -> Check:
     except OSError:
         first = "the first `flwr run` starts it in its folder and environment"
         return Check("ok", what, f"none on port {port}; {first}")
-    return Check(
-        "warn",
-        what,
-        f"listens on port {port}, perhaps started from another folder or environment, which "
-        "`flwr run` would use; to start it afresh end the process flower-superlink",
-    )
+    daemon = _find_daemon(port)
+    if daemon is None:
+        other = "is used by another program or user; set FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
+        return Check("warn", what, f"port {port} {other} to a free one for `flwr run`")
+    since = datetime.fromtimestamp(daemon["create_time"])
+    text = f"runs since {since:%Y-%m-%d %H:%M} in {daemon['cwd']} on port {port}; "
+    text += f"`kill {daemon['pid']}` ends it, and the next `flwr run` starts another"
+    python = Path(daemon["cmdline"][0])
+    if python.parent != Path(sys.executable).parent:
+        return Check("warn", what, f"of another Python environment, {python}, {text}")
+    return Check("ok", what, text)
+
+
+def _find_daemon(port: str) -> dict[str, Any] | None:
+    """What is known of the process that serves Flower's local runs on ``port``."""
+    for process in psutil.process_iter(["pid", "cmdline", "cwd", "create_time"]):
+        words: list[str] = process.info["cmdline"] or []
+        names = [Path(word).name for word in words[:2]]  # a script, after its interpreter
+        if "flower-superlink" in names and ("--port", port) in pairwise(words):
+            return process.info
+    return None
 
 
 def check_disks(out_dir: Path) -> Iterator[Check]:
@@ -135,6 +158,7 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
     strategy, clients = settings.strategy, settings.num_clients
     try:
         yield Check("ok", "device", str(find_device(settings.task.device)))
+        threads.check(settings.threads)
         strategy.check_clients(clients)
         if graph := strategy.topology.describe(clients):
             yield Check("ok", "graph", graph)
@@ -191,6 +215,8 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "_Facts | None"
 
 def _check_model(settings: "RunConfig", facts: "_Facts") -> Generator[Check, None, int | None]:
     """Bytes of a vector of d; None where the model does not fit the data."""
+    import torch
+
     from fedaccord.task import models
 
     task = settings.task
@@ -203,6 +229,10 @@ def _check_model(settings: "RunConfig", facts: "_Facts") -> Generator[Check, Non
     vector = d * (8 if settings.strategy.precision == "float64" else 4)
     words = f"{task.model}, d = {d:,} parameters, {_size(vector)} a vector"
     yield Check("ok", "model", words)
+    # with batch-size=0 a client is one batch
+    batch = settings.strategy.batch_size or facts.samples // settings.num_clients
+    used = threads.choose(settings.threads, module, torch.zeros(1, *facts.shape), batch)
+    yield Check("ok", "threads", str(used))
     return vector
 
 
@@ -254,11 +284,7 @@ KNOWN = {
 
 def _free_memory() -> float:
     """Bytes of memory that this process may still take."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(1024.0 * int(x.split()[1]) for x in lines if x.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        free = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    free = float(psutil.virtual_memory().available)
     try:  # a container's own limit
         group = Path("/sys/fs/cgroup")
         used = int((group / "memory.current").read_text())

@@ -20,7 +20,7 @@ from fedaccord.cli.settings import ConfigFile, Pairs, read_settings
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
-    from fedaccord.federation.strategy import Round
+    from fedaccord.federation.round import Round
 
 SHOWN = {"train-loss": "{:.4f}", "test-accuracy": "{:.2%}", "personal-accuracy": "{:.2%}"}
 MORE = {  # evaluations that only some runs have
@@ -47,7 +47,7 @@ def run(
 
     fedaccord run algo=fedavg relaxed-init.beta=0.1 dataset=cifar10 model=lenet download=true
     """
-    from fedaccord import engine, runs
+    from fedaccord import engine, runs, threads
     from fedaccord.config import RunConfig
     from fedaccord.engine.simulate import partition_report
     from fedaccord.federation.errors import FederationError
@@ -63,14 +63,16 @@ def run(
     display: Display | None = None
     try:
         settings = RunConfig.make(read_settings(pairs or [], config))
+        threads.check(settings.threads)
         with engine.quiet(), _warnings_on_stderr():
             with console.status("loading data"):
                 # kept by load_task: the engine asks for the same task
                 task = load_task(settings.task, num_clients=settings.num_clients)
             clients = str(partition_report(task)).splitlines()[0]
+            chosen = str(threads.of_task(settings.threads, task, settings.strategy))
             path = runs.place(settings.out_dir, settings.name, settings.flat)
             settings = replace(settings, out_dir=str(path.parent), name=path.name)
-            display = Display(console, settings, [clients, f"run directory: {path}"])
+            display = Display(console, settings, [clients, chosen, f"run directory: {path}"])
             with display.bar:
                 engine.run(settings, on_round=display.on_round, on_client=display.on_client)
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """The vocabulary: what a method is written in. PyTorch alone; no Flower, no modules, no files."""
 
 from fedaccord.core.cohort import Client, Cohort
-from fedaccord.core.options import option
+from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rule import (
     Direction,
@@ -28,6 +28,7 @@ __all__ = [
     "Shapes",
     "Stateless",
     "Vector",
+    "argument",
     "clip_",
     "each_client",
     "norm",

@@ -2,8 +2,11 @@
 
 import dataclasses
 import difflib
+import inspect
 import math
-from collections.abc import Iterable, Sequence
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -14,27 +17,36 @@ def option(
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
+    besides: float | None = None,
     choices: Sequence[str] = (),
     tried: str = "",
     auto: bool = False,
+    only: Mapping[str, Sequence[Any]] | None = None,
 ) -> Any:
     """A dataclass field that is also a run-config key: its default, meaning and range.
 
-    low, high: inclusive bounds; above: an exclusive lower bound; tried: values of the papers'
-    experiments, empty where we know of none; auto: a plug-in's option whose run-config default is
-    "auto", what the method itself asks for.
+    low, high: inclusive bounds; above: an exclusive lower bound; besides: one more value, outside
+    the bounds; tried: values of the papers' experiments, empty where we know of none; auto: a
+    plug-in's option whose run-config default is "auto", what the method itself asks for; only:
+    other options of the same class and their values with which alone this one is read.
     """
-    bounds = {"low": low, "high": high, "above": above, "choices": tuple(choices)}
+    bounds = {"low": low, "high": high, "above": above, "besides": besides}
+    rule = {**bounds, "choices": tuple(choices), "only": dict(only or {})}
     return dataclasses.field(
-        default=default, metadata={"doc": doc, "tried": tried, "auto": auto, **bounds}
+        default=default, metadata={"doc": doc, "tried": tried, "auto": auto, **rule}
     )
+
+
+def argument(default: Any, doc: str, *, shown: bool = True) -> Any:
+    """A dataclass field with a meaning that is no run-config key; shown: in the instance's repr."""
+    return dataclasses.field(default=default, repr=shown, metadata={"argument": doc})
 
 
 def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
     """``value`` as the option's type. Raises ValueError, in one line, on a wrong type or range."""
     kind: Any = type(field.default)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = _float(name, value)
     if type(value) is not kind:
         raise ValueError(f"{name}: expected {_name(kind)}, got {value!r}")
     rule = field.metadata
@@ -42,13 +54,16 @@ def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
         raise ValueError(f"{name}: expected one of {', '.join(rule['choices'])}, got {value!r}")
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{name}: expected a finite number, got {value}")
-    allowed = range_text(field)
+    if value == rule["besides"]:
+        return value
     if (
         (rule["low"] is not None and value < rule["low"])
         or (rule["high"] is not None and value > rule["high"])
         or (rule["above"] is not None and value <= rule["above"])
     ):
-        raise ValueError(f"{name}: expected {allowed}, got {value}")
+        raise ValueError(f"{name}: expected {range_text(field)}, got {value}")
+    if kind is int and abs(value) >= 2**63:  # beyond what messages and generators take
+        raise ValueError(f"{name}: expected an integer below 2^63, got {value}")
     return value
 
 
@@ -59,7 +74,8 @@ def range_text(field: "dataclasses.Field[Any]") -> str:
     if choices:
         return ", ".join(choices)
     words = {"low": "at least", "above": "above", "high": "at most"}
-    return " and ".join(f"{w} {rule[k]:g}" for k, w in words.items() if rule[k] is not None)
+    text = " and ".join(f"{w} {rule[k]:g}" for k, w in words.items() if rule[k] is not None)
+    return text if rule["besides"] is None else f"{text}, or {rule['besides']:g}"
 
 
 def meaning(field: "dataclasses.Field[Any]", allowed: str = "") -> str:
@@ -73,10 +89,53 @@ def options(kind: type) -> "list[dataclasses.Field[Any]]":
     return [f for f in dataclasses.fields(kind) if "doc" in f.metadata]
 
 
+def unread(settings: Any) -> dict[str, str]:
+    """The options of ``settings`` that its other options leave unread, and with which one it would
+    be read: ``{"classes_per_client": "partition=pathological"}``."""
+    found = {}
+    for field in options(type(settings)):
+        for name, values in field.metadata["only"].items():
+            if getattr(settings, name) not in values:
+                found[field.name] = f"{name.replace('_', '-')}={'|'.join(map(str, values))}"
+    return found
+
+
+def describe(kind: type, common: type = object) -> None:
+    """Write a dataclass's arguments into its docstring: meaning, range and default.
+
+    Those that it shares with ``common`` come last. Where the class has no docstring of its own,
+    the title of its module stands first.
+    """
+    title = inspect.cleandoc(kind.__doc__ or "")
+    if not title or title.startswith(f"{kind.__name__}("):  # what `dataclass` writes
+        module = sys.modules[kind.__module__]
+        title = (module.__doc__ or kind.__name__).strip().splitlines()[0]
+        title += f"\n\nThe listing, when to use it and where it differs: help({kind.__module__})."
+    shared = {f.name for f in dataclasses.fields(common)} if common is not object else set()
+    lines = [title, "", "Arguments, by keyword, with their defaults:"]
+    for field in sorted(dataclasses.fields(kind), key=lambda f: f.name in shared):
+        if "doc" in field.metadata:
+            text = meaning(field, range_text(field))
+        elif "argument" in field.metadata:
+            text = field.metadata["argument"]
+        else:
+            continue
+        text = f"{field.name} = {field.default!r}: {text}"
+        lines += textwrap.wrap(text, 92, initial_indent="  ", subsequent_indent="      ")
+    kind.__doc__ = "\n".join(lines) + "\n"
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """What may have been meant by a word that is not among the known ones; empty: no idea."""
     match = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def _float(name: str, value: int) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: expected a number below 1e308, got a larger integer") from None
 
 
 def _name(kind: type) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class PlugIn(Registered):
     `decode` and `mean`. A plug-in with a memory at the client puts its own NamedTuple, with a
     field ``base``, around the method's state.
     """
+
+    replaces: ClassVar[dict[str, str]] = {}  # options of a strategy that it leaves unread: why
 
     @property
     def is_off(self) -> bool:

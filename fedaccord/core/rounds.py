@@ -187,11 +187,10 @@ def forget(
 ) -> RoundState:
     """The state once ``clients`` have lost theirs: their next visit is a first one.
 
-    Where the server's memory sums up what clients keep (``method.tied``), nobody knows what to take
-    off for a client that lost its part. All memories then begin anew at the model as it is, so that
-    the sum is right again.
+    Where the server's memory sums up what clients keep, nobody knows what to take off for a client
+    that lost its part. All memories then begin anew at the model as it is: the sum is right again.
     """
-    if not method.tied or half.rule.is_stateless:
+    if not begins_anew(method, half):
         gone = torch.tensor([*clients])
         return s._replace(accepted=s.accepted.index_fill(0, gone, -1))
     w = method.headline(s.w, s.server)
@@ -199,3 +198,8 @@ def forget(
     _, server = method.topology.begin(centre, method.init(centre), s.num_clients)
     nobody = torch.full_like(s.accepted, -1)
     return s._replace(w=w, w_init=centre, server=server, accepted=nobody)
+
+
+def begins_anew(method: ServerHalf, half: ClientHalf) -> bool:
+    """Whether the memories of all begin anew where one client lost its own."""
+    return method.tied and not half.rule.is_stateless

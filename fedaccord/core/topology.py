@@ -82,6 +82,9 @@ class Star:
     everyone = False
     eval_nodes = False
 
+    def __repr__(self) -> str:
+        return "Star()"
+
     def facts(self, num_clients: int) -> dict[str, Any]:
         return {}
 

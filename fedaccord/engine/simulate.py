@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaccord import server_app
+from fedaccord import server_app, threads
 from fedaccord.config import RunConfig
 from fedaccord.engine.fleet import LocalFleet
-from fedaccord.federation.strategy import FederatedStrategy, Round
+from fedaccord.federation.round import Round
+from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.runs import RunDirectory
 from fedaccord.task import Clients, Samples, Task, find_device, load_task, models, partition
 from fedaccord.task.solver import Loss
@@ -30,14 +31,16 @@ def run(
     on_client: Callable[[int], None] | None = None,
 ) -> RunDirectory:
     """Run a configuration in this process; see `server_app.run`."""
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    threads.check(config.threads)
     # what does not fit shows before a file is written
     config.strategy.topology.facts(config.num_clients)
     task = load_task(config.task, num_clients=config.num_clients)
     report = partition_report(task)
     facts = {"duplicated": report.duplicated, "unused": report.unused}
-    return server_app.run(LocalFleet(task, on_client), config, task, on_round, partition=facts)
+    chosen = threads.of_task(config.threads, task, config.strategy)
+    with chosen.in_use():
+        fleet = LocalFleet(task, on_client)
+        return server_app.run(fleet, config, task, on_round, partition=facts)
 
 
 def partition_report(task: Task) -> partition.Report:
@@ -97,7 +100,8 @@ def simulate(
     keys: any run-config key, as ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing
         ones take the run config's defaults; ``clip_norm=None`` is off.
 
-    Nothing is written to disk. Raises ValueError on settings that do not fit.
+    Nothing is written to disk. Raises ValueError on settings, samples and models that do not fit,
+    FederationError where no round counted and where the model diverged.
     """
     values = {key.replace("_", "-"): value for key, value in keys.items()}
     if values.get("clip-norm", 0) is None:
@@ -123,12 +127,14 @@ def simulate(
     elif participation is not None:
         strategy.fraction_train = config.strategy.fraction_train
 
+    threads.check(config.threads)
     task = _task(config, clients, test, model, loss)
+    chosen = threads.of_task(config.threads, task, strategy)
     fleet = LocalFleet(task)
     recorder = Recorder(strategy, fleet.state, weights=record == "weights")
     strategy.on_round = recorder
     initial = server_app.initial_arrays(task, strategy.precision)
-    with quiet():
+    with chosen.in_use(), quiet():
         server_app.start(strategy, fleet, initial, task, rounds, config.eval_train)
     return recorder.history()
 
@@ -150,11 +156,8 @@ def _task(
         if isinstance(model, nn.Module):
             raise ValueError("model: expected a name with dataset=, or a module with clients=")
         return load_task(config.task, num_clients=config.num_clients)
+    _check_samples(clients, test)
     xs, ys = zip(*clients, strict=True)
-    if any(len(x) != len(y) or not len(x) for x, y in clients):
-        raise ValueError("clients: expected equally many inputs and targets, at least one each")
-    if test is not None and len(test[0]) != len(test[1]):
-        raise ValueError("test: expected equally many inputs and targets")
     if isinstance(model, str):
         shape = tuple(xs[0].shape[1:])
         classes = int(max(int(y.max()) for y in ys)) + 1
@@ -168,7 +171,46 @@ def _task(
         def module() -> nn.Module:
             return copy.deepcopy(template)
 
-    return Task(module, Clients(xs, ys), test, loss, find_device(config.task.device))
+    task = Task(module, Clients(xs, ys), test, loss, find_device(config.task.device))
+    _check_fit(task, config.strategy.precision)
+    return task
+
+
+def _check_samples(clients: Sequence[Samples], test: Samples | None) -> None:
+    """Raise ValueError, in one line, on what are no samples."""
+    for i, samples in enumerate([*clients, *([] if test is None else [test])]):
+        what = f"clients: client {i}" if i < len(clients) else "test"
+        for part in samples:
+            if not isinstance(part, Tensor):
+                kind = type(part).__name__
+                raise ValueError(f"{what}: expected tensors, got {kind}; use torch.as_tensor")
+        x, y = samples
+        if len(x) != len(y) or not len(x):
+            raise ValueError(f"{what}: expected equally many inputs and targets, at least one each")
+        first = clients[0][0]
+        if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:
+            raise ValueError(
+                f"{what}: expected inputs (n, ...) as client 0 has, {tuple(first.shape[1:])} "
+                f"{first.dtype}, got {tuple(x.shape[1:])} {x.dtype}"
+            )
+
+
+def _check_fit(task: Task, precision: str) -> None:
+    """Raise ValueError, in one line, where the model does not take the samples."""
+    model = task.model(precision)
+    x, y = (part[:2] for part in task.clients.samples(0))
+    try:
+        with torch.no_grad():
+            for inputs, targets in task.batches((x, y), model.w.dtype):
+                value = task.loss(model.module.eval()(inputs), targets)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"model: expected one that takes inputs (n, ...) of {tuple(x.shape[1:])} and gives "
+            f"what the loss compares with targets of {tuple(y.shape[1:])} {y.dtype}: {reason}"
+        ) from error
+    if value.numel() != 1:
+        raise ValueError(f"loss: expected one number for a batch, got {tuple(value.shape)}")
 
 
 class Recorder:

@@ -1,6 +1,8 @@
-"""What ends a federation."""
+"""What ends a federation, and what others say of theirs."""
 
 import re
+
+LONGEST = 300  # characters of a text that a client sent
 
 
 class FederationError(RuntimeError):
@@ -10,7 +12,19 @@ class FederationError(RuntimeError):
 def last_line(reason: str | None) -> str:
     """What was raised: Flower puts its class around it, and its simulation a traceback above it."""
     lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
-    return RAISED.sub("", lines[-1]).removesuffix("'>") if lines else "no reason given"
+    if not lines:
+        return "no reason given"
+    return clean(RAISED.sub("", lines[-1]).removesuffix("'>")) or "no reason that can be shown"
+
+
+def clean(text: str) -> str:
+    """A text that a client sent, fit for a log and a table: short, in one line, no control codes.
+
+    ``=`` at its beginning, which a spreadsheet would compute, is left to who writes a table.
+    """
+    line = " ".join("".join(c if c.isprintable() else " " for c in ESCAPES.sub("", text)).split())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
 
 RAISED = re.compile(r"^(<class '[\w.]+'>:<')?(Exception ClientAppException occurred. Message: )?")
+ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?")  # of a terminal

@@ -1,10 +1,12 @@
 """The row of a round: losses, traffic and client drift."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 from fedaccord.core.vectors import Vector
 from fedaccord.core.visit import Lost, Visit
+from fedaccord.federation.errors import clean
 from fedaccord.federation.replies import Accepted, Outcome, traffic
 
 OK = "ok"  # status of an accepted reply
@@ -22,15 +24,14 @@ def client_rows(
         elif isinstance(read, Lost):
             row |= {"status": f"lost its state of round {read.accepted + 1}", "repair": repair}
         else:
-            row["status"] = read
+            row["status"] = clean(read)
         rows.append(row)
     return rows
 
 
-def counts(outcome: Mapping[int, Outcome]) -> dict[str, float]:
-    """How many replies were good, and how many not."""
-    replies = sum(isinstance(read, Accepted) for read in outcome.values())
-    return {"replies": replies, "dropped": len(outcome) - replies}
+def counts(asked: int, replies: int, *, counted: bool) -> dict[str, float]:
+    """How many replies were good, how many not, and whether the round moved the state."""
+    return {"replies": replies, "dropped": asked - replies, "counted": int(counted)}
 
 
 def traffic_and_loss(
@@ -43,6 +44,7 @@ def traffic_and_loss(
     losses = [m["train-loss"] * n for m, n in zip(rows, weights, strict=True)]
     return {
         "train-loss": sum(losses) / sum(weights),
+        **counts(len(outcome), len(rows), counted=True),
         "down-vectors": sum(n for n, _ in down) / like.numel(),
         "down-bytes": sum(b for _, b in down),
         "up-vectors": sum(m["up-vectors"] for m in rows),
@@ -50,10 +52,20 @@ def traffic_and_loss(
     }
 
 
-def drift(local: Sequence[Vector], w: Vector, w_bar: Vector) -> dict[str, float]:
-    """Consistency Delta^t of the active clients, against w^{t+1} and against w_bar^{t+1}."""
+def drift(local: Iterable[Vector], starts: Iterable[Vector]) -> dict[str, float]:
+    """How far the local steps went: of w_{i,K} from w^t, as each client was sent it."""
+    return {"drift": _mean_square(local, starts)}
 
-    def mean_square(centre: Vector) -> float:
-        return sum(float((w_K - centre).square_().sum()) for w_K in local) / len(local)
 
-    return {"drift": mean_square(w), "spread": mean_square(w_bar)}
+def consistency(local: Sequence[Vector], w: Vector, w_bar: Vector) -> dict[str, float]:
+    """How far the active clients' w_{i,K} are from w^{t+1}, Delta^t of FedInit, and from their
+    mean w_bar."""
+    return {
+        "consistency": _mean_square(local, repeat(w)),
+        "spread": _mean_square(local, repeat(w_bar)),
+    }
+
+
+def _mean_square(local: Iterable[Vector], centres: Iterable[Vector]) -> float:
+    squares = [float((w_K - w).square_().sum()) for w_K, w in zip(local, centres, strict=False)]
+    return sum(squares) / len(squares)

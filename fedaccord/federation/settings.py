@@ -9,7 +9,7 @@ from fedaccord.core.options import check_option, option, options
 class Settings:
     """How clients are drawn and waited for, and how they train. Checked when they are made."""
 
-    fraction_train: float = option(0.5, "share of all clients drawn each round", above=0, high=1)
+    fraction_train: float = option(0.5, "share of all clients drawn each round", low=1e-6, high=1)
     sampling: str = option(
         "fixed",
         "cohorts of fixed size without replacement, or each client with probability fraction-train",
@@ -30,7 +30,9 @@ class Settings:
     lr_decay: float = option(0.998, "factor on the local rate per round", above=0, high=1)
     weight_decay: float = option(0.001, "local weight decay, outside clip and corrections", low=0)
     clip_norm: float = option(10.0, "bound on the norm of the data gradient; 0: off", low=0)
-    local_epochs: int = option(5, "passes over the client's data a round", low=1)
+    local_epochs: int = option(
+        5, "passes over the client's data a round", low=1, only={"local_steps": [0]}
+    )
     local_steps: int = option(0, "steps a round instead of epochs; 0: count epochs", low=0)
     batch_size: int = option(50, "local batch; 0: the whole client, in order, every step", low=0)
     precision: str = option(

@@ -5,7 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -14,14 +14,14 @@ from flwr.serverapp.strategy import Result, Strategy
 from fedaccord.core import rounds
 from fedaccord.core.cohort import Client, Cohort
 from fedaccord.core.cost import Cost, cost_of
-from fedaccord.core.options import check_option, options
+from fedaccord.core.options import argument, check_option, options
 from fedaccord.core.plugin import ClientHalf, PlugIn, combine
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.rule import LocalRule, Model, Stateless
 from fedaccord.core.topology import Star, Topology
 from fedaccord.core.vectors import Vector
-from fedaccord.core.visit import Lost, Visit
-from fedaccord.federation import metrics, sampling
+from fedaccord.core.visit import Visit
+from fedaccord.federation import sampling
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.evaluation import (
     EvaluateFn,
@@ -30,22 +30,11 @@ from fedaccord.federation.evaluation import (
     evaluate_at_server,
 )
 from fedaccord.federation.fleet import Fleet, MessageFleet, Reading
-from fedaccord.federation.replies import Accepted, Outcome, check_all
+from fedaccord.federation.round import Round, finish
 from fedaccord.federation.session import Session
 from fedaccord.federation.settings import Settings
 
 log = logging.getLogger("flwr")
-
-
-class Round(NamedTuple):
-    """What is known at the end of a round; number 0 is the state before the first."""
-
-    number: int  # t + 1
-    w: Vector  # w^{t+1}, the model that the next round broadcasts; (m, d) under gossip
-    w_bar: Vector  # mean of the accepted local models; w^{t+1} where they are not sent;
-    # under gossip the mean of the nodes' w^{t+1}
-    metrics: dict[str, float]
-    clients: list[dict[str, Any]]  # a row per asked client
 
 
 @dataclass(kw_only=True, eq=False)
@@ -69,11 +58,21 @@ class FederatedStrategy(Settings, Strategy, ABC):
     refuses: ClassVar[dict[type[PlugIn], str]] = {}  # a plug-in -> why it does not fit
     cost_note: ClassVar[str] = ""  # on what the cost depends
 
-    plugins: tuple[PlugIn, ...] = ()  # added to the method's own, or in their place; outermost last
-    num_rounds: int = 0  # T; `start` sets it
-    participation: Sequence[Sequence[int]] | None = None  # explicit cohorts, one per round
-    on_round: Callable[[Round], None] | None = None
-    evaluate_headline_fn: EvaluateHeadlineFn | None = None
+    plugins: tuple[PlugIn, ...] = argument(
+        (),
+        "plug-ins beside the method's own, or in the place of its own of the same kind, as "
+        "(SAM(rho=0.1), Gossip(topology='ring')); the outermost last",
+    )
+    num_rounds: int = argument(0, "the number of rounds T; start sets it", shown=False)
+    participation: Sequence[Sequence[int]] | None = argument(
+        None, "explicit cohorts, the clients of each round; None: they are drawn", shown=False
+    )
+    on_round: Callable[[Round], None] | None = argument(
+        None, "called with each round at its end, and before the first", shown=False
+    )
+    evaluate_headline_fn: EvaluateHeadlineFn | None = argument(
+        None, "evaluates the headline model beside evaluate_fn of start", shown=False
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,6 +124,14 @@ class FederatedStrategy(Settings, Strategy, ABC):
 
     def check_clients(self, num_clients: int) -> None:
         """Raise ValueError, in one line, where the settings do not fit this many clients."""
+        size = self.cohort_size(num_clients)
+        if self.participation is None and self.min_replies > size:
+            average = " on average" if self.sampling == "bernoulli" else ""
+            more = "" if size == num_clients else ", or raise fraction-train"
+            raise ValueError(
+                f"min-replies: expected at most {size}, the clients of a round{average} (of "
+                f"{num_clients} in all), got {self.min_replies}; lower it{more}"
+            )
 
     def needed_replies(self, num_clients: int) -> int:
         """Good replies that a round needs to count."""
@@ -188,6 +195,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
         Raises FederationError after ``max_failed_rounds`` failed rounds in a row.
         """
         round = self._finish_round(self._asked, self._messages().read(replies))
+        self._check_failures(self._open())
         if self._open().failed:
             return None, None
         return self.current(), MetricRecord(dict(round.metrics))
@@ -241,6 +249,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
                 result.arrays = current
                 result.train_metrics_clientapp[server_round] = MetricRecord(dict(round.metrics))
             self._report(round, result, evaluate_fn)
+            self._check_failures(self._open())
         return result
 
     def begin(self, fleet: Fleet, arrays: ArrayRecord) -> RoundState:
@@ -302,48 +311,12 @@ class FederatedStrategy(Settings, Strategy, ABC):
 
     def _finish_round(self, visits: Sequence[Visit], answers: Mapping[int, Reading]) -> Round:
         """Take the answers in: from the state s to the next one."""
-        s, session = self._open(), self._connected()
-        outcome = check_all(answers, session.half, session.like)
-        replies = [read.reply for read in outcome.values() if isinstance(read, Accepted)]
-        number, needed = s.t + 1, self.needed_replies(s.num_clients)
-        values = metrics.counts(outcome)
-        if len(replies) < needed:
-            self.state = rounds.failed_round(s)
-            w_bar = self.topology.average(s.w)
-        else:
-            done = rounds.server_round(self, session.half, s, replies)
-            self.state = done.state
-            values |= metrics.traffic_and_loss(visits, outcome, session.like)
-            values |= done.metrics
-            w_bar = self.topology.average(done.state.w)
-            if not self.topology.everyone and "w" in done.ups._fields:
-                w_bar = done.cohort.mean(done.ups.w)
-                values |= metrics.drift(done.ups.w, done.state.w, w_bar)
-        rows = metrics.client_rows(number, outcome, self._forget(session, outcome))
-        for row in rows:
-            if row["status"] != metrics.OK:
-                log.warning("round %d: dropped client %d: %s", number, row["client"], row["status"])
-        if self.state.failed:
-            self._check_failures(self.state, needed, len(replies))
-        return Round(number, self.state.w, w_bar, values, rows)
+        self.state, round = finish(self, self._connected(), self._open(), visits, answers)
+        return round
 
-    def _forget(self, session: Session, outcome: Mapping[int, Outcome]) -> str:
-        """Put the server's side right where clients lost their state; what was done."""
-        lost = [i for i, read in outcome.items() if isinstance(read, Lost)]
-        if not lost:
-            return ""
-        before = self._open()
-        self.state = rounds.forget(self, session.half, before, lost)
-        if self.state.server is before.server:
-            return "its next visit is a first one"
-        return "the server's memory sums up all clients': all begin anew at this model"
-
-    def _check_failures(self, s: RoundState, needed: int, got: int) -> None:
-        log.warning(
-            "round %d failed: expected at least %d good replies, got %d; the model stays",
-            *(s.t, needed, got),
-        )
+    def _check_failures(self, s: RoundState) -> None:
         if s.failed >= self.max_failed_rounds:
+            needed = self.needed_replies(s.num_clients)
             raise FederationError(
                 f"{s.failed} rounds in a row had fewer than {needed} good replies (see the reasons "
                 "above); fix the clients, or lower lr if they diverged, or raise max-failed-rounds"

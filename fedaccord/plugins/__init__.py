@@ -1,5 +1,6 @@
 """The plug-ins: what fits into the seats of any method."""
 
+from fedaccord.core.options import describe
 from fedaccord.core.plugin import PlugIn
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
@@ -10,3 +11,6 @@ PLUGINS: dict[str, type[PlugIn]] = {
     "sam": SAM,
     "gossip": Gossip,
 }
+
+for _kind in PLUGINS.values():
+    describe(_kind)

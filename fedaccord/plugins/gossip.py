@@ -27,7 +27,7 @@ weights, which is not doubly stochastic and moves the mean; here every matrix is
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -42,11 +42,14 @@ from fedaccord.plugins.graphs import check, components, mixing_matrix, restricte
 log = logging.getLogger("flwr")
 
 TOPOLOGIES = ("ring", "grid", "torus", "exponential", "exponential-directed", "full", "random")
+ALL_TRAIN = "gossip, under which all nodes train in every round"
 CHUNK = 1 << 18  # elements of the mixed stack that are computed at a time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gossip(PlugIn):
+    replaces: ClassVar = {"fraction_train": ALL_TRAIN, "sampling": ALL_TRAIN}
+
     topology: str = option(
         "ring",
         "graph of the nodes; random: drawn anew every round; none: a server averages",
@@ -54,8 +57,17 @@ class Gossip(PlugIn):
         auto=True,
     )
     steps: int = option(1, "gossip steps Q a round", low=1, auto=True)
-    peers: int = option(0, "random: peers that each node draws; 0: min(10, m/2)", low=0)
-    file: str = option("", 'file: absolute path of JSON with "edges" or a "matrix"')
+    peers: int = option(
+        0,
+        "random: peers that each node draws; 0: min(10, m/2)",
+        low=0,
+        only={"topology": ["random"]},
+    )
+    file: str = option(
+        "",
+        'file: absolute path of JSON with "edges" or a "matrix"',
+        only={"topology": ["file"]},
+    )
     eval_nodes: bool = option(True, "evaluate every node's model beside the mean of all")
 
     @property
@@ -95,6 +107,9 @@ class Graph:
         self.gossip = gossip
         self.seed = seed
         self.eval_nodes = gossip.eval_nodes
+
+    def __repr__(self) -> str:
+        return f"Graph({self.gossip})"
 
     def facts(self, num_clients: int) -> dict[str, Any]:
         W = self.gossip.matrix(num_clients, 0, self.seed)

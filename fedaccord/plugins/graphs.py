@@ -116,7 +116,7 @@ def read(file: str, m: int) -> Tensor:
             raise ValueError("another layout")
     except OSError as error:
         raise ValueError(f"gossip.file: cannot read {file} ({error.strerror})") from None
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RuntimeError, OverflowError):
         raise ValueError(
             f'gossip.file: expected {{"edges": [[0, 1], ...]}} or {{"matrix": [[...], ...]}} in '
             f"{file}, got something else"

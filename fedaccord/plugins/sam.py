@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedaccord.core.options import option
+from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rule import GradientAt
 from fedaccord.core.vectors import Vector, norm
@@ -40,8 +40,8 @@ class SAM(PlugIn):
     rho: float = option(
         0.1, "L2 radius of the ascent", low=0, tried="0.01, 0.1, 1 (FedSAM)", auto=True
     )
-    mix: float = 1.0  # share of g(w + e) in the gradient; the rest is g(w)
-    normalised: bool = True  # e = rho g / ||g||; else e = rho g
+    mix: float = argument(1.0, "share of g(w + e) in the gradient; the rest is g(w)")
+    normalised: bool = argument(True, "e = rho g / ||g||; else e = rho g")
 
     @property
     def is_off(self) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import entry_points
 
+from fedaccord.core.options import describe
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
 from fedaccord.plugins.gossip import Gossip
@@ -68,6 +69,10 @@ BUILT_IN: dict[str, type[FederatedStrategy]] = {
     "dfedsam-mgs": DFedSAMMGS,
     "dispfl": DisPFL,
 }
+
+describe(FederatedStrategy)
+for _kind in BUILT_IN.values():
+    describe(_kind, common=FederatedStrategy)
 
 GROUP = "fedaccord.methods"  # entry points: a method's name -> its class, in any package
 

@@ -13,14 +13,14 @@ Where we differ: as in afedpd.py and sam.py; the radius 0.1 is provisional.
 
 from dataclasses import dataclass
 
-from fedaccord.core import PlugIn
+from fedaccord.core import PlugIn, argument
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.afedpd import AFedPD
 
 
 @dataclass(kw_only=True, eq=False)
 class AFedPDSAM(AFedPD):
-    radius: float = 0.1  # of SAM; its run-config key is sam.rho
+    radius: float = argument(0.1, "L2 radius of SAM, at least 0; its run-config key is sam.rho")
 
     def own_plugins(self) -> tuple[PlugIn, ...]:
         return (SAM(rho=self.radius),)

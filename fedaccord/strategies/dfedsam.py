@@ -13,7 +13,7 @@ Where we differ: as in sam.py; all nodes start from one model, where the paper d
 
 from dataclasses import dataclass
 
-from fedaccord.core import PlugIn
+from fedaccord.core import PlugIn, argument
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.dfedavg import DFedAvg
@@ -21,7 +21,7 @@ from fedaccord.strategies.dfedavg import DFedAvg
 
 @dataclass(kw_only=True, eq=False)
 class DFedSAM(DFedAvg):
-    rho: float = 0.01  # of SAM; its run-config key is sam.rho
+    rho: float = argument(0.01, "L2 radius of SAM, at least 0; its run-config key is sam.rho")
 
     def own_plugins(self) -> tuple[PlugIn, ...]:
         return (SAM(rho=self.rho), Gossip())

@@ -15,7 +15,7 @@ read as either, not both.
 
 from dataclasses import dataclass
 
-from fedaccord.core import PlugIn
+from fedaccord.core import PlugIn, argument
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.dfedsam import DFedSAM
@@ -23,7 +23,9 @@ from fedaccord.strategies.dfedsam import DFedSAM
 
 @dataclass(kw_only=True, eq=False)
 class DFedSAMMGS(DFedSAM):
-    steps: int = 4  # Q; its run-config key is gossip.steps
+    steps: int = argument(
+        4, "gossip steps Q a round, at least 1; its run-config key is gossip.steps"
+    )
 
     def own_plugins(self) -> tuple[PlugIn, ...]:
         return (SAM(rho=self.rho), Gossip(steps=self.steps))

@@ -14,14 +14,14 @@ Where we differ: as in scaffold.py and sam.py; c_i comes from the displacement, 
 
 from dataclasses import dataclass
 
-from fedaccord.core import PlugIn
+from fedaccord.core import PlugIn, argument
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.scaffold import Scaffold
 
 
 @dataclass(kw_only=True, eq=False)
 class FedGamma(Scaffold):
-    rho: float = 0.01  # of SAM; its run-config key is sam.rho
+    rho: float = argument(0.01, "L2 radius of SAM, at least 0; its run-config key is sam.rho")
 
     def own_plugins(self) -> tuple[PlugIn, ...]:
         return (SAM(rho=self.rho),)

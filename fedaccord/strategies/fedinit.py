@@ -16,14 +16,17 @@ averages models (relaxed-init.server=updates); the two differ under partial part
 
 from dataclasses import dataclass
 
-from fedaccord.core import PlugIn
+from fedaccord.core import PlugIn, argument
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.strategies.fedavg import FedAvg
 
 
 @dataclass(kw_only=True, eq=False)
 class FedInit(FedAvg):
-    beta: float = 0.1  # of relaxed initialisation; its run-config key is relaxed-init.beta
+    beta: float = argument(
+        0.1,
+        "strength of relaxed initialisation, at least -1; its run-config key is relaxed-init.beta",
+    )
 
     def own_plugins(self) -> tuple[PlugIn, ...]:
         return (RelaxedInit(beta=self.beta),)

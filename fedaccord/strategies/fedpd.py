@@ -120,6 +120,7 @@ class FedPD(FederatedStrategy):
         return FedPDClient(self.rho, self.p, self.local_init, self.seed)
 
     def check_clients(self, num_clients: int) -> None:
+        super().check_clients(num_clients)
         for t, cohort in enumerate(self.participation or ()):
             if missing := sorted(set(range(num_clients)) - set(cohort)):
                 raise ValueError(

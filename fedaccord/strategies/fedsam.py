@@ -16,14 +16,14 @@ all parameters.
 
 from dataclasses import dataclass
 
-from fedaccord.core import PlugIn
+from fedaccord.core import PlugIn, argument
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.fedavg import FedAvg
 
 
 @dataclass(kw_only=True, eq=False)
 class FedSAM(FedAvg):
-    rho: float = 0.1  # of SAM; its run-config key is sam.rho
+    rho: float = argument(0.1, "L2 radius of SAM, at least 0; its run-config key is sam.rho")
 
     def own_plugins(self) -> tuple[PlugIn, ...]:
         return (SAM(rho=self.rho),)

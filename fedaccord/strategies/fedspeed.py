@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedaccord.core import Cohort, LocalRule, PlugIn, Stateless, Vector, option
+from fedaccord.core import Cohort, LocalRule, PlugIn, Stateless, Vector, argument, option
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.fedadmm import FedADMMClient
@@ -50,7 +50,7 @@ class FedSpeed(FederatedStrategy):
     rho: float = option(0.1, "penalty of the augmented Lagrangian, 1/lambda of the paper", above=0)
     mix: float = option(1.0, "share of the ascended gradient, alpha of the paper", low=0, high=1)
     variant: str = option("authors", "ascent and server mean", choices=("authors", "paper"))
-    radius: float = 0.1  # of SAM; its run-config key is sam.rho
+    radius: float = argument(0.1, "L2 radius of SAM, at least 0; its run-config key is sam.rho")
 
     def own_plugins(self) -> tuple[PlugIn, ...]:
         return (SAM(rho=self.radius),)

@@ -6,8 +6,8 @@ Algorithm 2.
     as FedAdam (see fedadam.py), with   v <- v - (1 - beta2) D^2 sign(v - D^2)
 
 When to use: as FedAdam, where v should not forget a large step soon. v moves by at most (1 - beta2)
-D^2 a round, so that the rate of a coordinate rises slowly after it. Costs and fixed points are
-FedAdam's.
+D^2 a round, so that the rate of a coordinate rises slowly after it. Costs, fixed points and the
+reason for the defaults are FedAdam's.
 
 Where we differ: as in fedadam.py, v starts at tau^2 (v0), without bias correction.
 """

@@ -14,14 +14,14 @@ Where we differ: as in fedcm.py and sam.py.
 
 from dataclasses import dataclass
 
-from fedaccord.core import PlugIn
+from fedaccord.core import PlugIn, argument
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.fedcm import FedCM
 
 
 @dataclass(kw_only=True, eq=False)
 class MoFedSAM(FedCM):
-    rho: float = 0.1  # of SAM; its run-config key is sam.rho
+    rho: float = argument(0.1, "L2 radius of SAM, at least 0; its run-config key is sam.rho")
 
     def own_plugins(self) -> tuple[PlugIn, ...]:
         return (SAM(rho=self.rho),)

@@ -2,7 +2,7 @@
 
 The cache folder is $FEDACCORD_CACHE, else $XDG_CACHE_HOME/fedaccord, else ~/.cache/fedaccord; it
 may be deleted at any time. safetensors maps a file rather than reads it, so that all processes
-share one copy in memory.
+share one copy in memory. A file holds a checksum, which every reader compares (about 0.3 s a GB).
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 import uuid
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +31,8 @@ CONSTANTS = {
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
 AUGMENTED = {"cifar10", "cifar100", "image-folder"}  # natural images: a mirrored one is as good
-CACHE_FORMAT = 1  # raise it when the decoding changes: older cache files are then left aside
+CACHE_FORMAT = 2  # raise it when the decoding changes: older cache files are then left aside
+ABANDONED = 600  # seconds without a write after which a part of a file is nobody's any more
 
 
 class Dataset(NamedTuple):
@@ -43,6 +47,7 @@ class Dataset(NamedTuple):
     mean: tuple[float, ...]  # per channel, of training pixels in [0, 1]; empty for features
     std: tuple[float, ...]
     augment: bool  # whether `augment` suits these images
+    class_names: tuple[str, ...] = ()  # of label 0, 1, ...; empty: unknown
 
 
 class Decoded(NamedTuple):
@@ -53,6 +58,7 @@ class Decoded(NamedTuple):
     x_test: NDArray[Any]
     y_test: NDArray[Any]
     classes: int
+    class_names: tuple[str, ...] = ()  # of label 0, 1, ...; empty: unknown
 
 
 class Source(NamedTuple):
@@ -85,21 +91,25 @@ def fingerprint(paths: tuple[Path, ...], image_size: int) -> str:
     return hashlib.sha256(repr((CACHE_FORMAT, image_size, facts)).encode()).hexdigest()[:12]
 
 
-def read(path: Path, name: str) -> Dataset:
-    """Map a cache file. Raises OSError or SafetensorError where it is not there or cut short."""
-    with safe_open(path, framework="pt") as file:
-        facts = json.loads(file.metadata()["facts"])
-        x_train, y_train, x_test, y_test = (file.get_tensor(key) for key in ARRAYS)
+def read(path: Path, name: str) -> Dataset | None:
+    """Map a cache file; None where there is none, or none that is as it was written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            facts = json.loads(metadata["facts"])
+            tensors = {key: file.get_tensor(key) for key in ARRAYS}
+    except (OSError, SafetensorError, KeyError, ValueError):  # absent, cut short, or another's
+        return None
+    if metadata.get("checksum") != _checksum(metadata["facts"], tensors):
+        return None
     return Dataset(
         name,
-        x_train,
-        y_train,
-        x_test,
-        y_test,
+        **tensors,
         classes=facts["classes"],
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
         augment=name in AUGMENTED,
+        class_names=tuple(facts["class_names"]),
     )
 
 
@@ -112,11 +122,15 @@ def write(path: Path, name: str, data: Decoded) -> None:
         "y_test": torch.from_numpy(data.y_test.astype(np.int64)),
     }
     mean, std = CONSTANTS.get(name) or _channel_stats(tensors["x_train"])
-    facts = json.dumps({"classes": data.classes, "mean": mean, "std": std})
+    numbers = {"classes": data.classes, "mean": mean, "std": std}
+    facts = json.dumps(numbers | {"class_names": data.class_names})
+    metadata = {"facts": facts, "checksum": _checksum(facts, tensors)}
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, part, metadata={"facts": facts})
+        if path.is_dir():  # a rename does not replace it
+            raise IsADirectoryError(f"{path} is a folder: remove it")
+        save_file(tensors, part, metadata=metadata)
         part.replace(path)
     except (OSError, SafetensorError) as error:
         if path.parent.is_dir():
@@ -125,6 +139,23 @@ def write(path: Path, name: str, data: Decoded) -> None:
             f"the cache folder {path.parent} cannot be written ({error}): set FEDACCORD_CACHE to "
             "a writable folder with enough space"
         ) from error
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the parts of files whose writers were killed."""
+    for part in folder.glob(".*.safetensors.*"):
+        with suppress(OSError):  # another process removes it too, or it is not ours
+            if time.time() - part.stat().st_mtime > ABANDONED:
+                part.unlink()
+
+
+def _checksum(facts: str, tensors: dict[str, torch.Tensor]) -> str:
+    """CRC-32 of all that a cache file holds, shapes and types included."""
+    crc = zlib.crc32(facts.encode())
+    for key, tensor in tensors.items():
+        crc = zlib.crc32(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
+        crc = zlib.crc32(tensor.numpy().reshape(-1).data, crc)
+    return f"{crc:08x}"
 
 
 def _channel_first(x: NDArray[Any]) -> torch.Tensor:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from fedaccord.core.options import option
 from fedaccord.task.datasets import DATASETS
 from fedaccord.task.models import MODELS
+from fedaccord.task.partition import MAX_ALPHA, REPLACEMENTS, SCHEMES
+
+FETCHED = ("fashion-mnist", "cifar10", "cifar100")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,27 +15,46 @@ class TaskConfig:
     """Data set, partition, model and device."""
 
     dataset: str = option("digits", "the data set", choices=[*DATASETS])
-    data_dir: str = option("", "absolute folder (npz: file) with the data")
-    download: bool = option(False, "let torchvision fetch a missing data set")
+    data_dir: str = option(
+        "",
+        "absolute folder (npz: file) with the data; cifar10: torchvision's files, or images in "
+        "train/<class>/* and test/<class>/*",
+        only={"dataset": [name for name in DATASETS if name != "digits"]},
+    )
+    download: bool = option(
+        False, "let torchvision fetch a missing data set", only={"dataset": FETCHED}
+    )
     image_size: int = option(0, "image-folder: resize and crop to this side; 0: as they are", low=0)
     partition: str = option(
         "dirichlet",
         "how training samples are dealt to clients",
-        choices=("iid", "dirichlet", "pathological", "file"),
+        choices=SCHEMES,
     )
     dirichlet_alpha: float = option(
-        0.3, "dirichlet: concentration of class priors; small: skewed", above=0
+        0.3,
+        "dirichlet: concentration of class priors; small: skewed",
+        above=0,
+        high=MAX_ALPHA,
+        only={"partition": ["dirichlet"]},
     )
     replacement: str = option(
         "none",
         "how samples of a class are drawn: none (strict partition), cyclic, iid",
-        choices=("none", "cyclic", "iid"),
+        choices=REPLACEMENTS,
+        only={"partition": ["dirichlet", "pathological"]},
     )
-    classes_per_client: int = option(2, "pathological: classes a client holds", low=1)
-    partition_file: str = option("", "file: absolute path of a JSON list of index lists")
+    classes_per_client: int = option(
+        2, "pathological: classes a client holds", low=1, only={"partition": ["pathological"]}
+    )
+    partition_file: str = option(
+        "", "file: absolute path of a JSON list of index lists", only={"partition": ["file"]}
+    )
     model: str = option("mlp", "the model", choices=[*MODELS])
     stem: str = option(
-        "imagenet", "resnet18: first layers as for ImageNet or CIFAR", choices=("imagenet", "cifar")
+        "imagenet",
+        "resnet18: first layers as for ImageNet or CIFAR",
+        choices=("imagenet", "cifar"),
+        only={"model": ["resnet18"]},
     )
     device: str = option("auto", "auto (cuda where there is one), cpu, cuda, cuda:1, mps")
     seed: int = 0  # the run's, of initial model and partition

@@ -59,7 +59,7 @@ def decode(root: Path, image_size: int) -> Decoded:
                 f"({', '.join(sorted(IMAGE_SUFFIXES))})"
             )
     x, y = _decode_images(files, image_size), np.array(labels)
-    return Decoded(x[:before], y[:before], x[before:], y[before:], classes=len(names[0]))
+    return Decoded(x[:before], y[:before], x[before:], y[before:], len(names[0]), tuple(names[0]))
 
 
 def _decode_images(files: list[Path], image_size: int) -> NDArray[np.uint8]:
@@ -92,7 +92,9 @@ def _decode_image(file: Path, image_size: int) -> NDArray[np.uint8]:
     try:
         with Image.open(file) as opened:
             image: Image.Image = opened
-            if image.mode not in ("L", "RGB"):
+            if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+                image = _eight_bits(image)
+            elif image.mode not in ("L", "RGB"):
                 image = image.convert("RGB")
             if image_size:
                 image = ImageOps.fit(image, (image_size, image_size), Image.Resampling.BILINEAR)
@@ -102,3 +104,12 @@ def _decode_image(file: Path, image_size: int) -> NDArray[np.uint8]:
             f"image-folder: expected an image in {file}, got what cannot be read as one "
             f"({error}): remove or replace it"
         ) from error
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """A grey image of 16 bits in 8, which Pillow's own conversion would clip to white."""
+    # Pillow reads 16-bit PNG and PGM files as 32-bit integers, by its version
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        kind = "floating-point" if image.mode == "F" else "32-bit"
+        raise OSError(f"{kind} pixels: convert it to 8 or 16 bits")
+    return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))

@@ -22,12 +22,16 @@ class into proportions ~ Dir(alpha * 1_clients) and makes clients of unequal siz
 """
 
 import json
-from difflib import get_close_matches
+import logging
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedaccord.core.options import did_you_mean
+
+log = logging.getLogger("flwr")  # what a run prints
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -63,16 +67,16 @@ def partition(
     Raises ValueError for settings out of range and for a client without samples.
     """
     labels = _checked(labels)
-    _known("partition scheme", scheme, SCHEMES)
+    _known("partition", scheme, SCHEMES)
     _known("replacement", replacement, REPLACEMENTS)
     if num_clients < 1:
-        raise ValueError(f"Expected num_clients >= 1, got {num_clients}.")
+        raise ValueError(f"num-clients: expected at least 1, got {num_clients}")
     if scheme == "file":
         return _from_file(file, num_clients, len(labels))
     if num_clients > len(labels):
         raise ValueError(
-            f"Expected at least one sample per client, got {len(labels)} samples for "
-            f"{num_clients} clients; use fewer clients."
+            f"num-clients: expected at least one sample per client, got {len(labels)} samples for "
+            f"{num_clients} clients; use fewer clients"
         )
 
     rng = np.random.default_rng(seed)
@@ -158,8 +162,8 @@ def _pathological_priors(
 ) -> Floats:
     if not 1 <= classes_per_client <= num_classes:
         raise ValueError(
-            f"Expected 1 <= classes_per_client <= {num_classes}, the number of classes in the "
-            f"labels, got {classes_per_client}."
+            f"classes-per-client: expected 1 to {num_classes}, the number of classes in the "
+            f"data, got {classes_per_client}"
         )
     row = (np.arange(num_classes) < classes_per_client) / classes_per_client
     return rng.permuted(np.tile(row, (num_clients, 1)), axis=1)
@@ -238,44 +242,64 @@ def _rank(drawn: Ints) -> Ints:
 
 def _from_file(file: str, num_clients: int, num_samples: int) -> list[Ints]:
     if not file:
-        raise ValueError("Expected a JSON file of indices for the scheme 'file', got no path.")
+        raise ValueError("partition-file: expected a JSON file with partition=file, got no path")
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"Cannot read the partition {file!r} as JSON: {error}.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"partition-file: cannot read {file!r} as JSON: {error}; write it anew"
+        ) from error
 
     if isinstance(content, dict):
         keys = [str(i) for i in range(len(content))]
         if set(content) != set(keys):
             wrong = sorted(set(content) - set(keys))[0]
             raise ValueError(
-                f"Expected the clients in {file!r} to be named '0' to '{len(content) - 1}', "
-                f"got {wrong!r}."
+                f"partition-file: expected the clients in {file!r} to be named '0' to "
+                f"'{len(content) - 1}', got {wrong!r}"
             )
         content = [content[key] for key in keys]
     if not isinstance(content, list):
         raise ValueError(
-            f'Expected {{"0": [indices], ...}} or a list of lists in {file!r}, '
-            f"got {type(content).__name__}."
+            f'partition-file: expected {{"0": [indices], ...}} or a list of lists in {file!r}, '
+            f"got {type(content).__name__}"
         )
     if len(content) != num_clients:
         raise ValueError(
-            f"Expected {num_clients} clients in {file!r}, got {len(content)}; "
-            "set num_clients to the number in the file."
+            f"partition-file: expected {num_clients} clients in {file!r}, got {len(content)}; "
+            "set num-clients to the number in the file"
         )
-    return [
+    parts = [
         _indices(part, f"client {i} in {file!r}", num_samples) for i, part in enumerate(content)
     ]
+    _warn_of_duplicates(parts, file)
+    return parts
+
+
+def _warn_of_duplicates(parts: list[Ints], file: str) -> None:
+    """Samples that are held more than once may be meant: one line says so, with an example."""
+    samples, times = np.unique(np.concatenate(parts), return_counts=True)
+    if (times > 1).any():
+        sample = samples[times > 1][0]
+        holders = [i for i, part in enumerate(parts) if sample in part]
+        whose = f"clients {holders[0]} and {holders[1]}" if holders[1:] else f"client {holders[0]}"
+        log.warning(
+            f"partition-file: {(times > 1).sum()} samples of {file!r} are held more than once, as "
+            f"sample {sample} by {whose}"
+        )
 
 
 def _indices(part: object, whose: str, num_samples: int) -> Ints:
     if not isinstance(part, list) or not part:
         got = "an empty one" if part == [] else type(part).__name__
-        raise ValueError(f"Expected a non-empty list of indices for {whose}, got {got}.")
+        raise ValueError(
+            f"partition-file: expected a non-empty list of indices for {whose}, got {got}"
+        )
     for index in part:
         if type(index) is not int or not 0 <= index < num_samples:
             raise ValueError(
-                f"Expected integers from 0 to {num_samples - 1} for {whose}, got {index!r}."
+                f"partition-file: expected integers from 0 to {num_samples - 1} for {whose}, "
+                f"got {index!r}"
             )
     return np.array(part, dtype=np.int64)
 
@@ -292,5 +316,5 @@ def _checked(labels: NDArray[np.integer]) -> Ints:
 
 def _known(what: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
-        hint = "".join(f" Did you mean {near!r}?" for near in get_close_matches(name, known, 1))
-        raise ValueError(f"Expected a {what} among {', '.join(known)}, got {name!r}.{hint}")
+        hint = did_you_mean(name, known)
+        raise ValueError(f"{what}: expected one of {', '.join(known)}, got {name!r}{hint}")

@@ -38,6 +38,10 @@ class Task:
     own_test: bool = False  # the test samples are one client's own
     _models: dict[torch.dtype, FlatModel] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        tested = 0 if self.test is None else len(self.test[0])
+        return f"Task({self.clients}, {tested} test samples, on {self.device})"
+
     def model(self, precision: str = "float32") -> FlatModel:
         """The model to compute with, made once and used again: set its w before you use it."""
         dtype = dtype_of(precision)
@@ -146,6 +150,9 @@ class Clients:
     x: Sequence[Tensor] | Tensor
     y: Sequence[Tensor] | Tensor
     parts: Sequence[np.ndarray] | None = None
+
+    def __repr__(self) -> str:
+        return f"{len(self)} clients with {sum(map(self.size, range(len(self))))} samples"
 
     def __len__(self) -> int:
         return len(self.y if self.parts is None else self.parts)

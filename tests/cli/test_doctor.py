@@ -1,6 +1,12 @@
 """`fedaccord doctor`: what it finds sound, and what it warns of or fails on."""
 
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -14,12 +20,15 @@ from fedaccord.task import datasets
 from tests.cli.shell import invoke
 
 
-def doctor(*words: object, **env: str) -> tuple[int, dict[str, str]]:
-    """The exit code, and each line's mark and text by its subject; a free port for the daemon."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    port = env.pop("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", port)
+        return int(free.getsockname()[1])
+
+
+def doctor(*words: object, **env: str) -> tuple[int, dict[str, str]]:
+    """The exit code, and each line's mark and text by its subject; a free port for the daemon."""
+    port = env.pop("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", str(free_port()))
     result = invoke("doctor", *words, FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=port, **env)
     lines = {}
     for line in result.stdout.splitlines():
@@ -37,6 +46,7 @@ def test_doctor_finds_the_default_settings_sound(tmp_path: Path) -> None:
     assert lines["data size"] == "ok digits, 1,438 training samples, 129 kB, not decoded yet"
     assert lines["model"] == "ok linear, d = 650 parameters, 2.6 kB a vector"
     assert lines["client state"] == "ok 20 x 1 vectors, 52 kB"
+    assert lines["threads"] == "ok 1 thread: the model is small (32,000 multiplications a batch)"
     assert not list(tmp_path.iterdir())  # nothing was decoded or written
 
 
@@ -81,6 +91,7 @@ def test_doctor_says_what_is_too_big(tmp_path: Path) -> None:
     [
         (["lr=-1"], "settings", "fail lr: expected above 0"),
         (["lr"], "settings", "fail expected key=value"),
+        (["threads=100000"], "settings", "fail threads: expected at most"),
         (["device=cuda:99"], "settings", "fail device: expected one of"),
         (["model=lenet"], "model", "fail Expected images of at least 16x16"),
         (["dataset=cifar10"], "data", "fail "),
@@ -104,22 +115,60 @@ def test_doctor_warns_of_data_it_cannot_know(tmp_path: Path) -> None:
     assert lines["data"].startswith("warn npz: unknown until it is decoded")
 
 
-def test_doctor_warns_of_a_daemon_and_of_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_warns_of_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     def other(package: str) -> str:
         if package == "ray":
             raise PackageNotFoundError
         return "1.4.0"
 
     monkeypatch.setattr(diagnosis, "version", other)
-    with socket.socket() as daemon:
-        daemon.bind(("127.0.0.1", 0))
-        daemon.listen()
-        port = str(daemon.getsockname()[1])
-        code, lines = doctor(FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=port)
+    code, lines = doctor()
     assert code == 0
-    assert lines["flower daemon"].startswith(f"warn listens on port {port}")
     assert lines["flwr"].startswith("warn 1.4.0, but FedAccord is written for 1.41")
     assert lines["ray"].startswith("warn not installed")
+
+
+def test_doctor_tells_how_to_end_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that listens under the daemon's name stands for it."""
+    program = tmp_path / "flower-superlink"
+    program.write_text(
+        "import socket, sys\n"
+        "server = socket.create_server(('127.0.0.1', int(sys.argv[2])))\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    server.accept()\n"
+    )
+    port = str(free_port())
+    command = [sys.executable, str(program), "--port", port]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as daemon:
+        try:
+            assert daemon.stdout
+            daemon.stdout.readline()
+            code, lines = doctor(FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=port)
+            assert code == 0
+            text = lines["flower daemon"]
+            assert text.startswith(f"ok runs since {datetime.now():%Y-}")
+            assert f" in {tmp_path} on port {port}; " in text
+            monkeypatch.setattr(sys, "executable", "/elsewhere/bin/python")
+            _, lines = doctor(FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=port)
+            assert lines["flower daemon"].startswith("warn of another Python environment, ")
+            (pid,) = re.findall(r"`kill (\d+)` ends it", text)
+            os.kill(int(pid), signal.SIGTERM)
+            assert daemon.wait(10) == -signal.SIGTERM
+        finally:
+            daemon.kill()
+    _, lines = doctor(FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=port)
+    assert lines["flower daemon"].startswith(f"ok none on port {port}")
+
+
+def test_doctor_warns_of_a_port_in_other_hands() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        code, lines = doctor(FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=port)
+    assert code == 0
+    assert lines["flower daemon"].startswith(f"warn port {port} is used by another program")
     code, lines = doctor(FLWR_LOCAL_SUPERLINK_HTTP_API_PORT="none")
     assert code == 1
     assert lines["flower daemon"].startswith("fail expected a port, got 'none'")

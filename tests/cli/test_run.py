@@ -31,11 +31,12 @@ def test_a_run_shows_its_rounds_and_leaves_its_directory(tmp_path: Path) -> None
     directory = tmp_path / "runs" / "first"
     lines = result.stdout.splitlines()
     assert lines[0].startswith("4 clients, 359 to 359 samples")
-    assert lines[1] == lines[-1] == f"run directory: {directory}"
-    assert [line.split("  ")[0] for line in lines[2:5]] == ["round 0/2", "round 1/2", "round 2/2"]
+    assert lines[1] == "1 thread: as set"
+    assert lines[2] == lines[-1] == f"run directory: {directory}"
+    assert [line.split("  ")[0] for line in lines[3:6]] == ["round 0/2", "round 1/2", "round 2/2"]
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["status"] == "completed"
-    shown = dict(line.rstrip().rsplit("  ", 1) for line in lines[5:-1])
+    shown = dict(line.rstrip().rsplit("  ", 1) for line in lines[6:-1])
     shown = {key.strip(): value for key, value in shown.items()}
     assert (shown["method"], shown["rounds"]) == ("scaffold", "2")
     assert shown["test accuracy, last"] == f"{summary['test-accuracy-last']:.2%}"
@@ -43,6 +44,11 @@ def test_a_run_shows_its_rounds_and_leaves_its_directory(tmp_path: Path) -> None
     assert shown["test loss, last"] == f"{summary['test-loss-last']:.4f}"
     written = tomllib.loads((directory / "config.toml").read_text())["run"]
     assert (written["algo"], written["lr"]) == ("scaffold", 0.05)
+
+
+def test_more_threads_than_cores_are_refused(tmp_path: Path) -> None:
+    refused = refusal(tmp_path, run(tmp_path, "threads=100000"))
+    assert refused.startswith("fedaccord: threads: expected at most ")
 
 
 def test_an_unnamed_run_is_shown_where_it_is(tmp_path: Path) -> None:

@@ -102,9 +102,9 @@ def with_own_components(folder: Path) -> Path:
     """The app in ``states``, with the run-config keys of the repository's app."""
     shutil.copytree(STATES, folder)
     pyproject = (REPOSITORY / "pyproject.toml").read_text()
-    for component in ("server_app:app", "client_app:app"):
-        assert f"fedaccord.{component}" in pyproject
-        pyproject = pyproject.replace(f"fedaccord.{component}", f"statesapp.{component}")
+    for side in ("server_app", "client_app"):
+        assert f"fedaccord.apps:{side}" in pyproject
+        pyproject = pyproject.replace(f"fedaccord.apps:{side}", f"statesapp.{side}:app")
     (folder / "pyproject.toml").write_text(pyproject.replace('"fedaccord"', '"states"'))
     return folder
 

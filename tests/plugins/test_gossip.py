@@ -111,6 +111,11 @@ def test_metrics_of_a_round() -> None:
     assert last["spectral-gap"] == pytest.approx(0.1953, abs=1e-4)
     assert last["consensus-after"] == pytest.approx(consensus_distance(history.weights[-1]))
     assert last["consensus-before"] > last["consensus-after"]
+    W = Gossip(topology="ring").matrix(M, 2, seed=0)
+    local = torch.linalg.solve(W @ W, history.weights[-1])  # what the nodes had before they mixed
+    steps = (local - history.weights[-2]) ** 2  # of each node from its own model
+    assert last["drift"] == pytest.approx(float(steps.sum(1).mean()))
+    assert not {"consistency", "spread"} & {*last.index}  # of one server
     np.testing.assert_allclose(history.averages[-1], history.weights[-1].mean(0), atol=1e-12)
     np.testing.assert_allclose(history.model["weight"][0], history.averages[-1], atol=1e-12)
 

@@ -9,7 +9,8 @@ from flwr.clientapp import ClientApp
 
 from fedaccord import train_locally
 from fedaccord.engine import InProcessGrid, quiet
-from fedaccord.federation.strategy import FederatedStrategy, Round
+from fedaccord.federation.round import Round
+from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import FedAvg
 from fedaccord.wire.instruction import is_hello
 from tests.federation import half_square, linear

@@ -12,7 +12,7 @@ from fedaccord import evaluate_locally, simulate
 from fedaccord.client import store
 from fedaccord.config import RunConfig
 from fedaccord.engine import InProcessGrid, quiet
-from fedaccord.federation.strategy import Round
+from fedaccord.federation.round import Round
 from fedaccord.strategies import FedDeper
 from fedaccord.task import load_task
 from fedaccord.wire.tensor_array import to_tensor

@@ -10,12 +10,12 @@ from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDic
 from torch import Tensor
 
 from fedaccord.core.vectors import is_finite
-from fedaccord.federation.strategy import Round
+from fedaccord.federation.round import Round
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.strategies import FedAvg, FedNova, FedPD, Scaffold
 from fedaccord.wire.tensor_array import to_record, to_tensor
 from tests.federation import run
-from tests.server.runs import LEAST_SQUARES, W0, Spoil, federation, strategy
+from tests.server.runs import LEAST_SQUARES, W0, C, Spoil, federation, strategy
 
 
 def replied(message: Message, **records: Any) -> Message:
@@ -60,6 +60,11 @@ def raising(message: Message, reply: Message) -> Message:
     raise RuntimeError("cannot write:\nthe disk is full")
 
 
+def boasting(message: Message, reply: Message) -> Message:
+    reason = "=HYPERLINK(1)\x1b[31m red\x1b[0m\x1b]0;title\x07\x00" + "x" * 1_000_000
+    return Message(Error(code=4, reason=reason), reply_to=message)
+
+
 def wordless(message: Message, reply: Message) -> Message:
     return Message(Error(code=4, reason="\n"), reply_to=message)
 
@@ -72,6 +77,7 @@ def nan_in(w: Tensor) -> Tensor:
 BAD: dict[str, tuple[Spoil, str]] = {
     "error": (raising, "the disk is full"),
     "error without a reason": (wordless, "error 4: no reason given"),
+    "control codes and a megabyte": (boasting, f"error 4: =HYPERLINK(1) red {'x' * 100}"),
     "no vectors": (with_records(up=None), "expected the records 'up' and 'metrics'"),
     "no metrics": (with_records(metrics=None), "expected the records 'up' and 'metrics'"),
     "metrics for vectors": (with_records(up=MetricRecord()), "expected the records 'up'"),
@@ -129,7 +135,8 @@ def test_a_bad_reply_is_dropped_with_one_line(
     for number, line in ((1, first), (2, second)):
         assert line.startswith(f"round {number}: dropped client 2: ")
         assert reason in line
-        assert "\n" not in line
+        assert line.isprintable()
+        assert len(line) < 500
     status = {row["client"]: row["status"] for row in rounds[-1].clients}
     assert status == dict.fromkeys((0, 1, 3, 4, 5), "ok") | {2: status[2]}
     assert reason in status[2]
@@ -194,6 +201,7 @@ def test_finite_vectors_are_told_from_others(bad: float) -> None:
 
 def test_all_replies_bad_is_a_failed_round() -> None:
     rounds = federation(strategy(FedAvg, lr=1e200), 1)
-    assert rounds[-1].metrics["replies"] == 0
+    found = rounds[-1].metrics
+    assert [found[name] for name in ("replies", "dropped", "counted")] == [0, C, 0]
     assert torch.equal(rounds[-1].w, torch.from_numpy(W0))
     assert all("the local model diverged" in line for line in dropped(rounds))

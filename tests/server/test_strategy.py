@@ -15,7 +15,7 @@ from fedaccord.core.rounds import RoundState
 from fedaccord.engine import History, InProcessGrid, quiet
 from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.roster import Roster
-from fedaccord.federation.strategy import Round
+from fedaccord.federation.round import Round
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.strategies import AFedPD, FedAvg, FedDyn, FedInit, FedPD, Scaffold
 from fedaccord.wire.instruction import is_hello, read_instruction
@@ -69,6 +69,18 @@ def test_too_many_failed_rounds_stop_the_run_and_keep_the_model() -> None:
     assert torch.equal(failing.state.w, torch.from_numpy(W0))
     assert failing.state.failed == failing.state.t == 2
     assert failing.state.accepted.tolist() == [-1] * C
+
+
+def test_every_failed_round_is_reported_also_the_one_that_stops_the_run() -> None:
+    failing, seen = strategy(min_replies=6, max_failed_rounds=2), []
+    failing.on_round = seen.append
+    with (
+        InProcessGrid(client_app(raising), C) as grid,
+        quiet(),
+        pytest.raises(FederationError, match="2 rounds in a row"),
+    ):
+        failing.start(grid, INITIAL, 5)
+    assert [(r.metrics["dropped"], r.metrics["counted"]) for r in seen[1:]] == [(1, 0)] * 2
 
 
 def test_a_failed_round_is_forgotten_after_a_good_one() -> None:
@@ -305,10 +317,13 @@ def check_drift(found: History, local: torch.Tensor, number: int) -> None:
     assert found.averages is not None
     torch.testing.assert_close(found.averages[number], local.mean(0), rtol=1e-12, atol=1e-12)
     row = found.metrics.iloc[number]
-    drift = ((local - found.weights[number]) ** 2).sum(1).mean()
-    spread = ((local - local.mean(0)) ** 2).sum(1).mean()
-    assert row["drift"] == pytest.approx(float(drift))
-    assert row["spread"] == pytest.approx(float(spread))
+    centres = {
+        "drift": found.weights[number - 1],
+        "consistency": found.weights[number],
+        "spread": local.mean(0),
+    }
+    for name, centre in centres.items():
+        assert row[name] == pytest.approx(float(((local - centre) ** 2).sum(1).mean())), name
 
 
 def test_metrics_are_what_they_are_called() -> None:
@@ -323,7 +338,7 @@ def test_metrics_are_what_they_are_called() -> None:
     steps = [found.states[2][2].lam - lam_2, found.states[2][3].lam - lam_3]
     check_drift(found, torch.stack([found.weights[1] + step / rho for step in steps]), 2)
     row = found.metrics.iloc[2]
-    assert row["drift"] > row["spread"]
+    assert row["consistency"] > row["spread"]
     assert row["up-bytes"] == 2 * 5 * 8
     assert row["down-bytes"] == 3 * 5 * 8  # client 3 is told what it missed
     assert (row["up-vectors"], row["down-vectors"]) == (2, 3)

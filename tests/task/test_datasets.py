@@ -3,6 +3,7 @@
 import os
 import pickle
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from fedaccord.task import cache, datasets
 from fedaccord.task.datasets import Dataset, cached, load
@@ -145,16 +147,57 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         lambda file: os.truncate(file, file.stat().st_size // 2),
         lambda file: file.write_bytes(b""),
         lambda file: file.write_bytes(bytes(1000)),
+        lambda file: file.write_bytes(file.read_bytes()[:-1] + b"\xff"),
+        lambda file: file.write_bytes(
+            file.read_bytes().replace(b'classes\\": 10', b'classes\\": 12')
+        ),
+        lambda file: save_file({"x_train": torch.zeros(2)}, file),
+        lambda file: save_file({"x": torch.zeros(2)}, file, {"facts": "[" * 3}),
     ],
-    ids=["truncated", "empty", "zeros"],
+    ids=["truncated", "empty", "zeros", "a bit", "a fact", "a model", "another's facts"],
 )
 def test_a_damaged_cache_file_is_rebuilt(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     load("digits", cache_dir=tmp_path / "cache")
     (file,) = (tmp_path / "cache").iterdir()
+    before = file.read_bytes()
     damage(file)
+    assert file.read_bytes() != before
+    assert cached("digits", cache_dir=tmp_path / "cache") is None
     rebuilt = load("digits", cache_dir=tmp_path / "cache")
     assert same(rebuilt, load("digits", cache_dir=tmp_path / "other"))
     assert list((tmp_path / "cache").iterdir()) == [file]
+
+
+def test_a_folder_in_the_place_of_a_cache_file_is_one_line(tmp_path: Path) -> None:
+    load("digits", cache_dir=tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(ValueError, match=r"\.safetensors is a folder: remove it") as error:
+        load("digits", cache_dir=tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_parts_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    """By a later load, of any data; those that are still being written stay."""
+    load("digits", cache_dir=tmp_path)
+    (file,) = tmp_path.iterdir()
+    old, new = (tmp_path / f".digits-0.safetensors.{name}" for name in ("old", "new"))
+    foreign = tmp_path / ".notes"
+    for path in (old, new, foreign):
+        path.write_bytes(b"half of it")
+    for path in (old, foreign, file):
+        os.utime(path, (0, 0))
+    load("digits", cache_dir=tmp_path)
+    assert set(tmp_path.iterdir()) == {file, new, foreign}
+
+
+def test_a_disk_that_gives_back_something_else_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "read", lambda path, name: None)
+    with pytest.raises(ValueError, match="not what was just written to it: check the disk"):
+        load("digits", cache_dir=tmp_path)
 
 
 def test_an_unwritable_cache_folder_names_the_variable(tmp_path: Path) -> None:
@@ -284,6 +327,11 @@ def test_download_fetches_into_the_downloads_folder_once(
     assert [Path(folder) for folder in fetched] == [tmp_path / "downloads"]
 
 
+def test_a_folder_of_images_says_which_data_set_takes_it(pets: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"train/<class>/\* .* are dataset=image-folder"):
+        load("cifar100", str(pets), cache_dir=pets)
+
+
 def test_incomplete_torchvision_data_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "cifar-100-python").mkdir()
     with pytest.raises(ValueError, match=r"corrupted.*delete .*cifar-100-python"):
@@ -396,6 +444,25 @@ def test_image_folder_refuses_an_unreadable_image(pets: Path) -> None:
         load_folder(pets)
 
 
+def test_grey_images_of_16_bits_keep_their_grey_levels(tmp_path: Path) -> None:
+    """Pillow's own conversion clips them: all that is brighter than 1/256 would be white."""
+    levels = np.array([[0, 257, 128 * 257, 65535]], dtype=np.uint16)
+    for where in ("train/a", "train/b", "test/a", "test/b"):
+        (tmp_path / "data" / where).mkdir(parents=True)
+        Image.fromarray(levels).save(tmp_path / "data" / where / "1.png")
+        Image.fromarray(levels).save(tmp_path / "data" / where / "2.tif")
+    data = load_folder(tmp_path / "data")
+    assert data.x_train.shape == (4, 1, 1, 4)
+    assert data.x_train[:, 0, 0].tolist() == [[0, 1, 128, 255]] * 4
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_images_of_more_bits_are_refused(pets: Path, kind: Any) -> None:
+    Image.fromarray(np.full((4, 6), 70_000, dtype=kind)).save(pets / "train" / "dog" / "9.tif")
+    with pytest.raises(ValueError, match=r"9\.tif.* pixels: convert it to 8 or 16 bits"):
+        load_folder(pets)
+
+
 def test_image_folder_refuses_missing_folders(tmp_path: Path, pets: Path) -> None:
     with pytest.raises(FileNotFoundError, match="found no train: point data-dir"):
         load_folder(tmp_path)
@@ -475,12 +542,55 @@ def test_npz_may_say_how_many_classes_there_are(tmp_path: Path) -> None:
     assert load_npz(tmp_path, **features(classes=5)).classes == 5
 
 
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_npz_labels_may_be_the_names_of_the_classes(tmp_path: Path, kind: str) -> None:
+    y_train = np.array(["dog", "cat", "dog", "ant", "cat"]).astype(kind)
+    data = load_npz(tmp_path, **features(y_train=y_train, y_test=np.array(["cat", "dog"], kind)))
+    assert data.class_names == ("ant", "cat", "dog")
+    assert (data.y_train.tolist(), data.y_test.tolist()) == ([2, 1, 2, 0, 1], [1, 2])
+    assert data.classes == 3
+
+
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_npz_names_are_numbered_alike_on_devices_that_lack_some(tmp_path: Path, kind: str) -> None:
+    y = np.array(["dog", "cat", "dog", "dog", "cat"]).astype(kind)
+    classes = np.array(["emu", "dog", "ant", "cat"]).astype(kind)
+    data = load_npz(tmp_path, **features(y_train=y, y_test=y[:2], classes=classes))
+    assert (data.y_train.tolist(), data.y_test.tolist()) == ([1, 3, 1, 1, 3], [1, 3])
+    assert (data.classes, data.class_names) == (4, ("emu", "dog", "ant", "cat"))
+    numbered = load_npz(tmp_path, **features(classes=classes))
+    assert (numbered.classes, numbered.class_names) == (4, ("emu", "dog", "ant", "cat"))
+
+
+def test_names_of_classes_are_kept_where_they_are_known(tmp_path: Path, pets: Path) -> None:
+    assert load_folder(pets).class_names == ("cat", "dog")
+    assert load("digits", cache_dir=tmp_path).class_names == tuple("0123456789")
+    assert load_npz(tmp_path, **features()).class_names == ()
+
+
+NAMES = np.array(["a", "b", "a", "b", "a"])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"y_train": NAMES}, "names of classes as strings in both y_train and y_test"),
+        ({"y_test": NAMES[:2]}, "names of classes as strings in both y_train and y_test"),
+        ({"y_train": NAMES, "y_test": NAMES[:1]}, r"x_test .* as 1 uint8 images"),
+        ({"y_train": NAMES, "y_test": NAMES[:2], "classes": 2}, "got int64: write the names"),
+        ({"y_train": NAMES, "y_test": NAMES[:2, None]}, r"got \(2, 1\) int64"),
+        ({"y_train": NAMES[[0] * 5], "y_test": NAMES[[0] * 2]}, "two or more classes"),
+        ({"y_train": NAMES, "y_test": NAMES[:2], "classes": ["a", "c"]}, "got 'b': add it there"),
+        ({"classes": ["a", "b", "a"]}, r"different names, got shape \(3,\) with 2"),
+        ({"classes": ["a", "b"]}, "labels up to 2"),
+        ({"classes": np.array([4, 4])}, r"`classes` .* one integer .* got \(2,\) int64"),
+        ({"classes": np.array(1e9)}, "`classes` .* got 1000000000.0"),
+        ({"classes": 10**9}, "`classes` .* from 2 to 1,000,000 or .* got 1000000000"),
+        ({"classes": "many"}, r"different names, got shape \(\) with 1"),
+        ({"x_train": np.ones((5, 3, 32, 32), np.uint8)}, r"write x_train.transpose\(0, 2, 3, 1\)"),
         ({"x_test": None, "y_test": None}, "got none called x_test, y_test"),
         ({"y_train": np.array([0, 1, 2, 1])}, r"x_train .* as 4 uint8 images"),
-        ({"y_train": np.array([0.0, 1, 2, 1, 0])}, r"integers from 0 on, got \(5,\) float64"),
+        ({"y_train": np.array([0.0, 1, 2, 1, 0])}, r"integers from 0 on, .* got \(5,\) float64"),
         ({"y_train": np.array([0, 1, -2, 1, 0])}, "from -2 on"),
         ({"y_train": np.array([1, 2, 3, 2, 1])}, "got 3 in y_train and labels up to 3"),
         ({"y_test": np.array([0, 3])}, "labels up to 3"),
@@ -500,6 +610,37 @@ def test_npz_refuses_bad_arrays(tmp_path: Path, changes: dict[str, Any], message
     assert "\n" not in str(error.value)
 
 
+def header(shape: str) -> bytes:
+    """A .npy file that declares an array and holds nothing."""
+    text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}"
+    text += " " * (-(len(text) + 11) % 64) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x_train.npy", header("(1000000000000000,)")),
+        ("x_train.npy", header("(10000000000000000000000000000,)")),
+        ("x_train.npy", header("(" * 3000)),
+        ("x_train.npy", header("(-1,)")),
+        ("x_train.npy", header("(5, 3)")),
+        ("x_train.npy", b"some text"),
+        ("x_train", b"some text"),
+        ("x_train.txt", b"some text"),
+    ],
+    ids=["huge", "huger", "deep", "negative", "empty", "text", "no npy", "txt"],
+)
+def test_npz_refuses_members_that_are_no_arrays(tmp_path: Path, name: str, content: bytes) -> None:
+    arrays = features(x_train=None)
+    np.savez(tmp_path / "data.npz", **arrays)
+    with zipfile.ZipFile(tmp_path / "data.npz", "a") as file:
+        file.writestr(name, content)
+    with pytest.raises(ValueError, match=r"^npz: expected .* (write it anew|add it)$") as error:
+        load("npz", str(tmp_path / "data.npz"), cache_dir=tmp_path / "cache")
+    assert "\n" not in str(error.value)
+
+
 def test_npz_refuses_other_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"found no file .* point data-dir to one"):
         load("npz", cache_dir=tmp_path)
@@ -512,7 +653,9 @@ def test_npz_refuses_other_files(tmp_path: Path) -> None:
 
 
 def test_unknown_name_lists_the_known_and_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"digits, .*npz; got 'cifar-10': did you mean cifar10\?"):
+    with pytest.raises(
+        ValueError, match=r"digits, .*npz, got 'cifar-10' \(did you mean 'cifar10'\?\)"
+    ):
         load("cifar-10")
 
 

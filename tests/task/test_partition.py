@@ -1,5 +1,6 @@
 import json
 import random
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -251,6 +252,23 @@ def test_file_of_a_dictionary_or_of_lists(tmp_path):
         assert all(part.dtype == np.int64 for part in read)
 
 
+@pytest.mark.parametrize(
+    ("parts", "line"),
+    [
+        ([[4, 0], [1, 2, 3]], None),
+        ([[4, 0, 7], [1, 7, 4]], "2 samples .* as sample 4 by clients 0 and 1$"),
+        ([[0], [3, 3]], "1 samples .* as sample 3 by client 1$"),
+    ],
+)
+def test_samples_held_twice_by_a_file_are_told(tmp_path, caplog, parts, line):
+    path = tmp_path / "parts.json"
+    path.write_text(json.dumps(parts))
+    read = partition(LABELS, 2, "file", file=str(path))
+    assert [part.tolist() for part in read] == parts
+    assert len(caplog.messages) == (line is not None)
+    assert line is None or re.search(line, caplog.messages[0])
+
+
 def test_report_counts_what_is_held():
     labels = np.array([0, 0, 1, 2, 2])
     result = report([np.array([0, 0, 2]), np.array([2, 3])], labels)
@@ -275,15 +293,21 @@ def test_report_of_many_clients_stays_short():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_clients": 0}, "num_clients >= 1, got 0"),
+        ({"num_clients": 0}, "^num-clients: expected at least 1, got 0"),
         ({"num_clients": 1001}, "1000 samples for 1001 clients"),
-        ({"scheme": "dirichlett"}, "got 'dirichlett'. Did you mean 'dirichlet'?"),
-        ({"replacement": "cycle"}, "none, cyclic, iid, got 'cycle'. Did you mean 'cyclic'?"),
+        (
+            {"scheme": "dirichlett"},
+            "^partition: .* got 'dirichlett' .did you mean 'dirichlet'?",
+        ),
+        ({"replacement": "cycle"}, r"^replacement: .* got 'cycle' \(did you mean 'cyclic'\?\)"),
         ({"alpha": 0.0}, "dirichlet-alpha: expected above 0 and at most 1e[+]06, got 0.0"),
         ({"alpha": float("nan")}, "got nan"),
         ({"alpha": float("inf")}, "got inf"),
-        ({"scheme": "pathological", "classes_per_client": 0}, "<= 10, .* got 0"),
-        ({"scheme": "pathological", "classes_per_client": 11}, "<= 10, .* got 11"),
+        (
+            {"scheme": "pathological", "classes_per_client": 0},
+            "expected 1 to 10, .* got 0",
+        ),
+        ({"scheme": "pathological", "classes_per_client": 11}, "^classes-per-client: .* got 11"),
         ({"scheme": "file"}, "got no path"),
         ({"scheme": "file", "file": "nowhere.json"}, "'nowhere.json' as JSON: .*No such file"),
         ({"labels": LABELS / 2}, "integers from 0, got float64"),
@@ -301,8 +325,9 @@ def test_errors_say_what_was_expected(settings, message):
     ("content", "message"),
     [
         ("[[0], [1]", "as JSON"),
+        ("[" * 100_000, "as JSON"),  # deeper than a reader can go
         ("3", "list of lists in .* got int"),
-        ("[[0]]", "Expected 2 clients in .* got 1"),
+        ("[[0]]", "^partition-file: expected 2 clients in .* got 1"),
         ('{"0": [0], "2": [1]}', "named '0' to '1', got '2'"),
         ("[[0], []]", "client 1 in .* got an empty one"),
         ("[[0], 1]", "client 1 in .* got int"),

@@ -1,0 +1,180 @@
+"""Data sets in a .npz file: the arrays x_train, y_train, x_test, y_test, as from numpy.savez."""
+
+from __future__ import annotations
+
+import zipfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedaccord.task.cache import ARRAYS, Decoded, Source
+
+MAX_CLASSES = 1_000_000  # more is a mistake, and a model of so many outputs fits nowhere
+CHANNELS = 4  # at most, of an image
+
+Array = NDArray[Any]
+
+
+def find(path: Path) -> Source:
+    """Raises FileNotFoundError where there is no such file."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"npz: expected a .npz file, found no file {path}: point data-dir to one with the "
+            f"arrays {', '.join(ARRAYS)}"
+        )
+    return Source((path,), partial(decode, path))
+
+
+def decode(path: Path) -> Decoded:
+    """uint8 images (n, h, w[, c]) or float features (n, ...), with labels (n,).
+
+    Labels are integers, or names of classes as strings. An array ``classes`` tells how many
+    classes there are, as one integer, or their names in the order of the labels: on devices that
+    each lack some class it gives all of them the same labels. Without it each of 0..k-1 must be
+    among y_train, and names are numbered in sorted order. Raises ValueError, in one line.
+    """
+    arrays = _arrays(path)
+    names = _class_names(path, arrays)
+    if arrays["y_train"].dtype.kind in "US" and arrays["y_test"].dtype.kind in "US":
+        arrays |= {key: _numbered(path, key, arrays[key], names) for key in ("y_train", "y_test")}
+    x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
+    for split, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        _check_labels(path, split, y)
+        _check_inputs(path, split, x, y)
+    x_train, x_test = _alike(path, x_train, x_test)
+    present = np.unique(y_train)
+    top = int(max(present[-1], y_test.max()))
+    classes = len(names) or _num_classes(path, arrays) or len(present)
+    if classes < 2 or top >= classes:
+        raise ValueError(
+            f"npz: expected two or more classes, labelled 0..k-1, in {path}, got {len(present)} "
+            f"in y_train and labels up to {top}: renumber them, or add an array `classes` = k "
+            "if some have no examples"
+        )
+    return Decoded(x_train, y_train, x_test, y_test, classes, names)
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("not a zip archive")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in (*ARRAYS, "classes") if key in file}
+    except Exception as error:  # NumPy and zipfile raise a dozen kinds on a damaged file
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(
+            f"npz: expected numbers written by numpy.savez in {path}, got what cannot be read as "
+            f"such ({reason}): write it anew"
+        ) from error
+    if missing := [key for key in ARRAYS if key not in arrays]:
+        raise ValueError(
+            f"npz: expected the arrays {', '.join(ARRAYS)} in {path}, got none called "
+            f"{', '.join(missing)}: add it"
+        )
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):  # NumPy gives the bytes of any other member
+            raise ValueError(
+                f"npz: expected {key} of {path} as an array written by numpy.savez, got another "
+                "kind of file: write it anew"
+            )
+    return arrays
+
+
+def _class_names(path: Path, arrays: dict[str, Array]) -> tuple[str, ...]:
+    """Of the array ``classes``, or of labels that are strings; empty: there are none."""
+    labels = [arrays[key].ravel() for key in ("y_train", "y_test")]
+    classes = arrays.get("classes")
+    if classes is not None and classes.dtype.kind in "US":
+        names = _texts(classes.ravel())
+        if classes.ndim != 1 or len(set(names)) < max(len(names), 2):
+            raise ValueError(
+                f"npz: expected the array `classes` of {path} as (k,) different names, got shape "
+                f"{classes.shape} with {len(set(names))} of them: write each name once"
+            )
+        return names
+    if any(y.dtype.kind not in "US" for y in labels):
+        return ()
+    if classes is not None:
+        raise ValueError(
+            f"npz: expected the array `classes` of {path} as the names of the classes, as the "
+            f"labels are strings; got {classes.dtype}: write the names"
+        )
+    return tuple(sorted({*_texts(labels[0]), *_texts(labels[1])}))
+
+
+def _numbered(path: Path, key: str, labels: Array, names: tuple[str, ...]) -> Array:
+    """Names of classes as their numbers; the shape stays."""
+    numbers = {name: number for number, name in enumerate(names)}
+    texts = _texts(labels.ravel())
+    if unknown := sorted({*texts} - {*names}):
+        raise ValueError(
+            f"npz: expected names of {key} in {path} that are in the array `classes`, got "
+            f"{unknown[0]!r}: add it there"
+        )
+    return np.array([numbers[text] for text in texts], np.int64).reshape(labels.shape)
+
+
+def _texts(array: Array) -> tuple[str, ...]:
+    text = array if array.dtype.kind == "U" else np.char.decode(array, "utf-8", "replace")
+    return tuple(text.tolist())
+
+
+def _check_labels(path: Path, split: str, y: Array) -> None:
+    if y.ndim != 1 or y.dtype.kind not in "iu" or y.size == 0 or y.min() < 0:
+        from_ = f" from {y.min()} on" if y.size and y.dtype.kind in "iuf" else ""
+        raise ValueError(
+            f"npz: expected y_{split} of {path} as (n,) integers from 0 on, or names of classes as "
+            f"strings in both y_train and y_test; got {y.shape} {y.dtype}{from_}: number the "
+            "classes 0..k-1"
+        )
+
+
+def _check_inputs(path: Path, split: str, x: Array, y: Array) -> None:
+    is_images = x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] <= CHANNELS))
+    is_features = x.dtype.kind == "f" and x.ndim >= 2
+    if (is_images or is_features) and len(x) == len(y):
+        return
+    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] <= CHANNELS < x.shape[3]:
+        advice = f"the channels come first: write x_{split}.transpose(0, 2, 3, 1)"
+    else:
+        advice = "convert it"
+    raise ValueError(
+        f"npz: expected x_{split} of {path} as {len(y)} uint8 images (n, h, w) or "
+        f"(n, h, w, channels), or float features (n, ...), one for each of y_{split}; got "
+        f"{x.shape} {x.dtype}: {advice}"
+    )
+
+
+def _alike(path: Path, x_train: Array, x_test: Array) -> tuple[Array, Array]:
+    """Training and test inputs of one shape and type, features as finite float32."""
+    if x_train.dtype.kind != x_test.dtype.kind or x_train.shape[1:] != x_test.shape[1:]:
+        raise ValueError(
+            f"npz: expected x_train and x_test of {path} alike, got {x_train.shape[1:]} "
+            f"{x_train.dtype} and {x_test.shape[1:]} {x_test.dtype}: convert one"
+        )
+    if x_train.dtype != np.uint8:
+        with np.errstate(over="ignore"):  # it becomes inf, and is reported as that
+            x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
+        if not (np.isfinite(x_train).all() and np.isfinite(x_test).all()):
+            raise ValueError(
+                f"npz: expected finite float32 features in {path}, got nan or inf: clean them"
+            )
+    return x_train, x_test
+
+
+def _num_classes(path: Path, arrays: dict[str, Array]) -> int:
+    """Of the array ``classes``; 0: there is none."""
+    if "classes" not in arrays:
+        return 0
+    array = arrays["classes"]
+    value = array.item() if array.size == 1 else None
+    if array.dtype.kind not in "iu" or value is None or not 2 <= value <= MAX_CLASSES:
+        got = f"{array.shape} {array.dtype}" if value is None else repr(value)
+        raise ValueError(
+            f"npz: expected the array `classes` of {path} as one integer from 2 to "
+            f"{MAX_CLASSES:,} or as names, got {got}: write the number of classes"
+        )
+    return int(value)

@@ -1,0 +1,127 @@
+"""The threads of PyTorch on the CPU: how many suit a run, and how they wait for each other.
+
+A number follows from the model, the batch and the cores that this process may use, never from a
+timing or from the machine's load: sums of another order give other last bits, and the same machine
+is to give the same weights. What helps beside other work is to wait without spinning.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fedaccord.federation.strategy import FederatedStrategy
+    from fedaccord.task import Task
+
+SHARE = 50_000_000  # multiplications of a batch that are worth a thread: some milliseconds a step
+POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how OpenMP's threads wait
+
+
+def wait_passively() -> None:
+    """Let OpenMP's threads sleep while they wait; by default they spin, which takes a core.
+
+    Beside other work a spinning thread keeps from its core the very thread that it waits for, and
+    steps take 3 to 30 times as long. OpenMP reads this when PyTorch is loaded, so that it is for
+    processes that are ours, before they import it. What the user set stays.
+    """
+    if "torch" not in sys.modules and not any(name in os.environ for name in POLICIES):
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
+class Threads(NamedTuple):
+    number: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.number} thread{'s' if self.number > 1 else ''}: {self.why}"
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """PyTorch computes with them in the block, and with as many as before after it."""
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.number)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def check(wanted: int) -> None:
+    """Raises ValueError where ``threads`` asks for more than this machine has cores."""
+    cores = os.cpu_count() or 1
+    if wanted > cores:
+        raise ValueError(
+            f"threads: expected at most {cores}, the cores of this machine, got {wanted}; "
+            "0 takes as many as suit the model"
+        )
+
+
+def cores() -> int:
+    """The cores that this process may use: by affinity and by its container's quota."""
+    import joblib
+
+    return int(joblib.cpu_count())
+
+
+def of_task(wanted: int, task: "Task", strategy: "FederatedStrategy") -> Threads:
+    """The threads of a run of ``strategy`` on ``task``; see `choose`."""
+    import torch
+
+    clients, x = task.clients, task.clients.x
+    whole = sum(clients.size(i) for i in range(len(clients))) // len(clients)  # a mean client
+    one = (x if isinstance(x, torch.Tensor) else x[0])[:1].to(task.device)
+    model = task.model(strategy.precision)
+    sample = task.prepare(one, model.w.dtype)
+    return choose(wanted, model.module, sample, strategy.batch_size or whole)
+
+
+def choose(wanted: int, module: "nn.Module", sample: "Tensor", batch_size: int) -> Threads:
+    """``wanted`` threads, or for 0 one for each `SHARE` of a batch's work, as far as cores go.
+
+    sample: inputs of one sample, (1, ...), as the module takes them. Raises ValueError as `check`.
+    """
+    import torch
+
+    check(wanted)
+    if wanted:
+        return Threads(wanted, "as set")
+    free = min(torch.get_num_threads(), cores())  # the first knows OMP_NUM_THREADS, which Ray sets
+    with Threads(1, "").in_use():
+        work = batch_size * multiplications(module, sample)
+    number = min(free, work // SHARE)
+    if work < 2 * SHARE:
+        return Threads(1, f"the model is small ({work:,} multiplications a batch)")
+    if free <= number:
+        return Threads(free, "all that this process may use")
+    return Threads(number, f"{work / 1e6:,.0f} million multiplications a batch")
+
+
+def multiplications(module: "nn.Module", sample: "Tensor") -> int:
+    """Of a forward pass in linear layers and convolutions, and one a parameter of other layers."""
+    import torch
+    from torch import nn
+
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
+    others = [layer for layer in module.modules() if not isinstance(layer, kinds)]
+    work = sum(p.numel() for layer in others for p in layer.parameters(recurse=False))
+
+    def count(layer: "nn.Module", _: object, output: "Tensor") -> None:
+        nonlocal work
+        assert isinstance(layer.weight, torch.Tensor)
+        work += layer.weight.numel() * output.numel() // len(layer.weight)
+
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    try:
+        with torch.no_grad():
+            module.eval()(sample)  # a solver switches to training itself
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return work
