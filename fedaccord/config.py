@@ -89,6 +89,36 @@ def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:
     return kind(**_values(flat, Settings), **method, plugins=tuple(plugins))
 
 
+def in_use(config: RunConfig) -> dict[str, Any]:
+    """The settings without the tables of other methods and of unused plug-ins, unless one was set.
+
+    `RunConfig.make` of them gives the same configuration.
+    """
+    usual, plugins = defaults(), [type(plugin) for plugin in config.strategy.plugins]
+    tables = {config.algo, *(name for name, kind in PLUGINS.items() if kind in plugins)}
+    tables |= {
+        key.partition(".")[0]
+        for key, value in config.flat.items()
+        if key.partition(".")[0] in PLUGINS and value != usual[key]
+    }
+    return {
+        key: value
+        for key, value in config.flat.items()
+        if "." not in key or key.partition(".")[0] in tables
+    }
+
+
+def resolved(config: RunConfig) -> dict[str, Any]:
+    """The keys of the plug-ins in use with what "auto" became."""
+    kinds = {kind: name for name, kind in PLUGINS.items()}
+    return {
+        f"{kinds[type(plugin)]}.{_key(field.name)}": getattr(plugin, field.name)
+        for plugin in config.strategy.plugins
+        if type(plugin) in kinds
+        for field in options(type(plugin))
+    }
+
+
 def default_plugins(kind: type[FederatedStrategy]) -> tuple[PlugIn, ...]:
     """The plug-ins that a method switches on itself."""
     return kind(fraction_train=1.0).own_plugins()

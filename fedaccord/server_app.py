@@ -1,8 +1,10 @@
 """The ServerApp: config in, strategy started, results out."""
 
 import logging
+import math
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
@@ -10,13 +12,15 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
 from fedaccord import threads
-from fedaccord.config import RunConfig
-from fedaccord.core.vectors import dtype_of
+from fedaccord.config import RunConfig, in_use, resolved
+from fedaccord.core.vectors import dtype_of, is_finite
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import Fleet
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.interrupts import Interrupts
 from fedaccord.runs import RunDirectory
+from fedaccord.runs.origin import processor
 from fedaccord.task import Task, load_task
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.wire.tensor_array import to_record, to_tensor
@@ -37,7 +41,8 @@ def main(grid: Grid, context: Context) -> None:
         with chosen.in_use():
             run(grid, config, task)
     except (ValueError, FileNotFoundError, FederationError) as error:
-        # without the traceback below `main`; a SystemExit would end a simulation as "completed"
+        # one line for the user; a SystemExit would end a simulation as "completed"
+        sys.tracebacklimit = 0  # Flower logs what ends a run, with the frames of its own
         raise error.with_traceback(None) from None
 
 
@@ -50,35 +55,62 @@ def run(
 ) -> RunDirectory:
     """One run of the configuration over ``grid``, written to its run directory.
 
-    ``facts`` go into summary.json. An interrupted or failed run leaves a directory that can be
-    read, with the model as it was then.
+    ``facts`` go into summary.json. A run that is interrupted, also by SIGTERM or SIGHUP, or that
+    fails leaves a directory that can be read, with the model as it was then.
     """
-
-    def record(round: Round) -> None:
-        directory.record({"round": round.number, **round.metrics}, round.clients)
-        if on_round:
-            on_round(round)
-
     strategy = config.strategy
-    strategy.on_round = record
     initial = initial_arrays(task, strategy.precision)
-    directory = RunDirectory(config.out_dir, config.name, config.flat)
-    log.info("run directory: %s", directory.path)
-    status = "failed"
-    try:
-        start(strategy, grid, initial, task, config.num_server_rounds, config.eval_train)
-        status = "completed"
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    finally:
-        arrays = strategy.current() or initial
-        directory.save_model({name: to_tensor(array) for name, array in arrays.items()})
-        if strategy.state is not None:
-            facts |= strategy.topology.facts(strategy.state.num_clients)
-        directory.summarise(status, **facts)
-        log.info("run %s: %s", status, directory.path)
+    with Interrupts() as interrupts:
+        used = machine(task) | resolved(config)
+        directory = RunDirectory(config.out_dir, config.name, in_use(config), used)
+
+        def record(round: Round) -> None:
+            with interrupts.held():
+                directory.record({"round": round.number, **round.metrics}, round.clients)
+            if on_round:
+                on_round(round)
+
+        strategy.on_round = record
+        log.info("run directory: %s", directory.path)
+        status = "failed"
+        try:
+            start(strategy, grid, initial, task, config.num_server_rounds, config.eval_train)
+            interrupts.ignore()
+            status = "completed"
+        except (KeyboardInterrupt, SystemExit):  # the second is how Flower ends an app
+            status = "interrupted"
+            raise
+        except Exception as error:
+            facts["reason"] = " ".join(str(error).split())
+            raise
+        finally:
+            interrupts.ignore()
+            if strategy.state is not None:
+                facts["clients"] = strategy.state.num_clients
+                facts |= strategy.topology.facts(strategy.state.num_clients)
+            try:
+                save(directory, strategy.current() or initial, task)
+            except OSError as error:
+                status, facts["reason"] = "failed", str(error)
+                raise
+            finally:
+                directory.summarise(status, **facts)
+                log.info("run %s: %s", status, directory.path)
     return directory
+
+
+def save(directory: RunDirectory, arrays: ArrayRecord, task: Task) -> None:
+    """The model, with what is needed to build and feed it."""
+    directory.save_model({name: to_tensor(array) for name, array in arrays.items()}, task.card)
+
+
+def machine(task: Task) -> dict[str, Any]:
+    """What the run computes with."""
+    device = torch.device(task.device)
+    used = {"device": str(device)}
+    if device.type == "cuda":
+        used["gpu"] = torch.cuda.get_device_name(device)
+    return used | {"cpu": processor(), "threads": torch.get_num_threads()}
 
 
 def start(
@@ -92,7 +124,8 @@ def start(
     """Run ``strategy`` with the task's test samples as its evaluation.
 
     ``eval_train``: evaluate the headline model on the training samples too; generalisation-gap is
-    its train accuracy less its test accuracy, both in [0, 1].
+    its train accuracy less its test accuracy, both in [0, 1]. Raises FederationError also where no
+    round counted and where the model diverged.
     """
     layout = task.model(strategy.precision)
 
@@ -110,7 +143,30 @@ def start(
 
     if eval_train:
         strategy.evaluate_headline_fn = evaluate_train
-    return strategy.start(grid, initial, num_rounds, evaluate_fn=evaluate)
+    result = strategy.start(grid, initial, num_rounds, evaluate_fn=evaluate)
+    check_result(strategy, result)
+    return result
+
+
+def check_result(strategy: FederatedStrategy, result: Result) -> None:
+    """Raises FederationError where there is no trained model."""
+    s, model = strategy.state, strategy.current()
+    assert s is not None
+    assert model is not None
+    if bool((s.accepted < 0).all()):
+        raise FederationError(
+            f"none of {s.t} rounds counted (see the reasons above): the model is untrained; fix "
+            "the clients, or lower lr if they diverged"
+        )
+    evaluated = dict(result.evaluate_metrics_serverapp.get(s.t, {}))
+    loss = cast(float, evaluated.get("test-loss", 0.0))
+    finite = all(is_finite(to_tensor(array)) for array in model.values())
+    if not (finite and math.isfinite(loss)):
+        what = f"its test loss is {loss}" if finite else "it holds NaN or Inf"
+        raise FederationError(
+            f"the model diverged: {what} after {s.t} rounds; lower lr, or bound the gradients by "
+            "clip-norm"
+        )
 
 
 def initial_arrays(task: Task, precision: str) -> ArrayRecord:

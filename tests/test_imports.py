@@ -19,7 +19,10 @@ class Allowed(NamedTuple):
     others: str  # packages, beside the standard library
 
 
-APPS = "core wire federation plugins strategies task config client client_app server_app runs"
+APPS = (
+    "core wire federation plugins strategies task config client client_app server_app runs "
+    "interrupts"
+)
 ROOMS = {  # a module at the top of the package is a room too
     "core": Allowed("", "torch"),
     "wire": Allowed("core", "torch flwr numpy"),
@@ -31,9 +34,12 @@ ROOMS = {  # a module at the top of the package is a room too
     "config": Allowed("core federation plugins strategies task", ""),
     "memory": Allowed("", ""),
     "threads": Allowed("federation task", "torch joblib"),
-    "runs": Allowed("", "torch safetensors tomli_w"),
+    "interrupts": Allowed("", ""),
+    "runs": Allowed("", "torch safetensors tomli_w psutil"),
     "client_app": Allowed("core wire client task config memory threads", "torch flwr"),
-    "server_app": Allowed("core wire federation task config memory threads runs", "torch flwr"),
+    "server_app": Allowed(
+        "core wire federation task config memory threads runs interrupts", "torch flwr"
+    ),
     "apps": Allowed("client_app server_app threads", ""),
     "engine": Allowed(f"{APPS} memory threads", "torch flwr pandas"),
     "cli": Allowed(f"{APPS} memory threads engine", "torch flwr click rich typer psutil"),

@@ -1,6 +1,6 @@
 """What is written twice is written from the code: run-config keys, tables and pages of methods.
 
-    python tools/sync.py            # write pyproject.toml, README.md and docs/methods where stale
+    python tools/sync.py            # write what is stale in pyproject.toml, README.md and docs
     python tools/sync.py --check    # write nothing; exit 1 and name the files that would change
 
 CI and pre-commit run the second.
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pages
 
+from fedaccord.cli.columns import columns_markdown
 from fedaccord.cli.methods import methods_markdown
 from fedaccord.config import config_toml
 from fedaccord.strategies import BUILT_IN, METHODS
@@ -44,6 +45,8 @@ def stale(root: Path) -> dict[Path, str | None]:
     wanted |= {folder / name: text for name, text in pages.pages().items()}
     wanted[pyproject] = replaced(pyproject, config_toml(), "[tool.flwr.app.config]", "[tool.hatch")
     wanted[readme] = replaced(readme, methods_markdown(), "| method | file |", "## ")
+    metrics = root / "docs" / "metrics.md"
+    wanted[metrics] = replaced(metrics, columns_markdown(), "## metrics.csv", "## Using")
     return {path: text for path, text in sorted(wanted.items()) if text != read(path)}
 
 

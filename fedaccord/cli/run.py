@@ -3,32 +3,21 @@
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedaccord.cli.columns import columns_tables
 from fedaccord.cli.console import make_console, stop
+from fedaccord.cli.progress import Display, summary_table
 from fedaccord.cli.settings import ConfigFile, Pairs, read_settings
-
-if TYPE_CHECKING:
-    from fedaccord.config import RunConfig
-    from fedaccord.federation.round import Round
-
-SHOWN = {"train-loss": "{:.4f}", "test-accuracy": "{:.2%}", "personal-accuracy": "{:.2%}"}
-MORE = {  # evaluations that only some runs have
-    "personal-accuracy": "accuracy of personal models",
-    "test-accuracy-nodes": "test accuracy of the nodes",
-    "train-accuracy": "train accuracy",
-    "generalisation-gap": "generalisation gap",
-}
+from fedaccord.interrupts import exit_code
 
 
 def run(
@@ -36,6 +25,12 @@ def run(
     config: ConfigFile = None,
     list_keys: Annotated[
         bool, typer.Option("--list-keys", help="Print every key with its meaning, and exit.")
+    ] = False,
+    list_columns: Annotated[
+        bool,
+        typer.Option(
+            "--list-columns", help="Print what every number of a run directory means, and exit."
+        ),
     ] = False,
 ) -> None:
     """Run a federation in this process and write its run directory.
@@ -58,6 +53,9 @@ def run(
     if list_keys:
         console.print(_keys_table())
         return
+    if list_columns:
+        console.print(*columns_tables())
+        return
     keep_freed_memory()  # this process is ours
     path: Path | None = None
     display: Display | None = None
@@ -75,59 +73,19 @@ def run(
             display = Display(console, settings, [clients, chosen, f"run directory: {path}"])
             with display.bar:
                 engine.run(settings, on_round=display.on_round, on_client=display.on_client)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         begun = display is not None and display.begun
         rest = f"{path} holds what was done so far" if begun else "nothing was written"
-        stop(f"interrupted: {rest}", 130)
+        stop(f"interrupted: {rest}", exit_code(error))
     except (ValueError, FileNotFoundError) as error:
         stop(error, 2)
     except FederationError as error:
+        console.print(summary_table(settings.algo, path))
         stop(f"{error}; {path} holds what was done so far", 1)
     except OSError as error:
         stop(error, 1)
-    console.print(_summary_table(settings.algo, json.loads((path / "summary.json").read_text())))
+    console.print(summary_table(settings.algo, path))
     console.print(f"run directory: {path}", soft_wrap=True)
-
-
-class Display:
-    """Shows a run as it goes: on a terminal by a bar, elsewhere by a line a round."""
-
-    def __init__(self, console: Console, settings: "RunConfig", heading: list[str]) -> None:
-        self.heading = heading  # lines to show once the run has begun
-        self.begun = False
-        self.rounds = settings.num_server_rounds
-        self.cohort = settings.strategy.cohort_size(settings.num_clients)
-        self.number = self.replies = 0
-        self.shown: dict[str, str] = {}  # the latest of each metric: not every round has all
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[metrics]}"),
-            TimeRemainingColumn(),
-            console=console,
-            expand=True,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task("", total=self.rounds, metrics="")
-
-    def on_round(self, round: "Round") -> None:
-        if not self.begun:
-            self.begun = True
-            for line in self.heading:
-                self.bar.console.print(line, soft_wrap=True)
-        self.number, self.replies = round.number, 0
-        for name, form in SHOWN.items():
-            if name in round.metrics:
-                self.shown[name] = f"{name.replace('-', ' ')} {form.format(round.metrics[name])}"
-        number, metrics = f"round {round.number}/{self.rounds}", "  ".join(self.shown.values())
-        self.bar.update(self.task, completed=round.number, description=number, metrics=metrics)
-        if self.bar.disable:
-            print(number, metrics, sep="  ", flush=True)
-
-    def on_client(self, client: int) -> None:
-        self.replies += 1
-        share = min(self.replies / self.cohort, 1)  # Bernoulli cohorts may be larger
-        self.bar.update(self.task, completed=self.number + share)
 
 
 @contextmanager
@@ -145,30 +103,6 @@ def _warnings_on_stderr() -> Iterator[None]:
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
-
-
-def _summary_table(algo: str, summary: Mapping[str, Any]) -> Table:
-    def value(key: str, form: str) -> str:
-        number = summary.get(key)
-        return "none" if number is None else form.format(number)
-
-    table = Table.grid(padding=(0, 2))
-    table.add_row("method", algo)
-    table.add_row("rounds", str(summary["rounds"]))
-    for what in ("last", "mean-of-last-10", "best"):
-        table.add_row(
-            f"test accuracy, {what.replace('-', ' ')}", value(f"test-accuracy-{what}", "{:.2%}")
-        )
-    table.add_row("test loss, last", value("test-loss-last", "{:.4f}"))
-    for key, what in MORE.items():
-        if f"{key}-last" in summary:
-            table.add_row(f"{what}, last", value(f"{key}-last", "{:.2%}"))
-    table.add_row("MB down", f"{summary['down-bytes'] / 1e6:.1f}")
-    table.add_row("MB up", f"{summary['up-bytes'] / 1e6:.1f}")
-    if "peer-bytes" in summary:
-        table.add_row("MB between peers", f"{summary['peer-bytes'] / 1e6:.1f}")
-    table.add_row("seconds", f"{summary['seconds']:.1f}")
-    return table
 
 
 def _keys_table() -> Table:

@@ -14,7 +14,7 @@ from fedaccord.core.cohort import Client, Cohort, Reply
 from fedaccord.core.plugin import ClientHalf, GradientSeat
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalResult
 from fedaccord.core.topology import RoundInfo, ServerHalf
-from fedaccord.core.vectors import Vector
+from fedaccord.core.vectors import Vector, map_vectors
 
 # --- the client's round ---------------------------------------------------------------------------
 
@@ -80,21 +80,105 @@ def descend(
     g (..., d) is the buffer in which each of ``gradients`` leaves the gradient at a point. Raises
     ValueError without a step.
     """
-    lr, constant = config.lr, _constant(direction)
-    shrink = 1.0 - lr * (direction.rho + direction.decay * config.weight_decay)
+    constant = _constant(direction)
     total = torch.zeros(w.shape[:-1], dtype=sum_dtype(w.device), device=w.device)
     buffers, k, at = seat.init(w), 0, None
     for at in gradients:
         total += seat.gradient(w, g, buffers, at)
-        if shrink != 1.0:
-            w.mul_(shrink)
-        w.add_(g, alpha=-lr * direction.scale)
-        if constant is not None:
-            w.add_(constant, alpha=-lr)
+        _step(w, g, constant, direction, config)
         k += 1
     if at is None:
         raise ValueError("expected at least one batch of training data, got none")
     return Solution(w.clone(), k, total / k, seat.result(w, g, buffers, at))
+
+
+class CohortGradient(Protocol):
+    """The gradients of the clients that take a step together: the first ``clients`` of a cohort."""
+
+    clients: int
+
+    def at(self, rows: slice) -> GradientAt:
+        """What leaves these clients' gradients, at points of their own, in their rows of g."""
+        ...
+
+
+class _Walk(NamedTuple):
+    """What the steps of a cohort work with, a row for each client."""
+
+    w: Vector
+    g: Vector
+    constant: Vector | None
+    total: Tensor  # (n, 1), the sum of the losses
+    buffers: Any  # of the gradient seat; a tensor of one dimension belongs to all rows
+
+    def of(self, rows: slice) -> "_Walk":
+        """Some of the clients, as views."""
+        walk: _Walk = map_vectors(lambda v: v[rows] if v.ndim > 1 else v, self)
+        return walk
+
+
+def descend_cohort(
+    w: Vector,
+    g: Vector,
+    gradients: Iterable[CohortGradient],
+    direction: Direction,
+    seat: GradientSeat,
+    config: LocalConfig,
+) -> Solution:
+    """`descend` of n clients, w (n, d), which may take unequal numbers of steps.
+
+    Clients come in the order of falling numbers of steps: of each of ``gradients`` the first rows
+    take part, as many as in the one before or fewer. The others stay as they are.
+    Raises ValueError where one has more rows than the one before, or a client takes no step.
+    """
+    active = len(w)
+    total = torch.zeros(active, 1, dtype=sum_dtype(w.device), device=w.device)
+    everyone = walk = _Walk(w, g, _constant(direction), total, seat.init(w))
+    steps, own = torch.zeros_like(total), seat
+    last: CohortGradient | None = None
+    results: list[Any] = []
+
+    def leave(rows: slice) -> None:
+        if last is None:
+            raise ValueError("expected at least one batch of training data, got none")
+        done, at = everyone.of(rows), last.at(rows)
+        results.append(_seat_of(rows, seat).result(done.w, done.g, done.buffers, at))
+
+    for gradient in gradients:
+        if gradient.clients > active:
+            raise ValueError("expected clients in the order of falling numbers of steps")
+        if gradient.clients < active:
+            leave(slice(gradient.clients, active))
+            active = gradient.clients
+            walk, own = everyone.of(slice(active)), _seat_of(slice(active), seat)
+        at = gradient.at(slice(active))
+        walk.total.add_(own.gradient(walk.w, walk.g, walk.buffers, at)[:, None])
+        _step(walk.w, walk.g, walk.constant, direction, config)
+        steps[:active] += 1
+        last = gradient
+    leave(slice(active))
+    result = map_vectors(lambda *v: torch.cat(v), *reversed(results))
+    return Solution(w, steps.to(w.dtype), (total / steps).squeeze(1), result)
+
+
+def _seat_of(rows: slice, seat: GradientSeat) -> GradientSeat:
+    """The seat of some clients of a cohort, once it has made its buffers."""
+    clients = seat.config.client
+    assert not isinstance(clients, int)
+    config = seat.config._replace(client=clients[rows])
+    return GradientSeat(seat.half, seat.down, seat.state, config)
+
+
+def _step(
+    w: Vector, g: Vector, constant: Vector | None, direction: Direction, config: LocalConfig
+) -> None:
+    lr = config.lr
+    shrink = 1.0 - lr * (direction.rho + direction.decay * config.weight_decay)
+    if shrink != 1.0:
+        w.mul_(shrink)
+    w.add_(g, alpha=-lr * direction.scale)
+    if constant is not None:
+        w.add_(constant, alpha=-lr)
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:

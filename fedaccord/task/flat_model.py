@@ -55,9 +55,10 @@ class FlatModel:
             p.data = view
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """A vector (d,) as one tensor per parameter, without copying."""
-        pieces = torch.split(vector, [shape.numel() for shape in self.shapes])
-        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+        """A vector (..., d) as one tensor per parameter, without copying."""
+        pieces = torch.split(vector, [shape.numel() for shape in self.shapes], dim=-1)
+        stack = vector.shape[:-1]
+        return [p.view(*stack, *shape) for p, shape in zip(pieces, self.shapes, strict=True)]
 
     def state_dict(self, vector: Tensor | None = None) -> dict[str, Tensor]:
         """``vector`` (default: the current w) under the names of the module's parameters."""

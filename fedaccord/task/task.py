@@ -1,6 +1,6 @@
 """What clients train and the server evaluates: samples, a model, a loss."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -12,15 +12,18 @@ from torch.nn import functional as F
 
 from fedaccord.core.vectors import dtype_of
 from fedaccord.task import datasets, models
+from fedaccord.task.cohort_batches import cut
+from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.config import TaskConfig
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.partition import matching_share
 from fedaccord.task.partition import partition as partition_labels
-from fedaccord.task.solver import Batch, Loss
+from fedaccord.task.solver import Batch, Loss, Passes
 
 TRAIN_NAMES = {"accuracy": "train-accuracy", "loss": "train-loss-of-model"}
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
+FEW = 2**20  # numbers that a client's samples may have to be prepared once a round
 
 
 @dataclass(eq=False)
@@ -36,6 +39,7 @@ class Task:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     seed: int = 0  # of the clients' shares of the test samples
     own_test: bool = False  # the test samples are one client's own
+    card: Mapping[str, Any] = field(default_factory=dict)  # how to build and feed the saved model
     _models: dict[torch.dtype, FlatModel] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -59,6 +63,35 @@ class Task:
         return TrainBatches(
             self, self.clients.samples(client), batch_size, (seed, round, client), dtype
         )
+
+    def cohort_batches(
+        self,
+        clients: Sequence[int],
+        round: int,
+        batch_size: int,
+        seed: int,
+        dtype: torch.dtype,
+        epochs: int,
+        steps: int = 0,
+    ) -> Iterator[Stack]:
+        """The batches of many clients' rounds, a stack for each step: each client's are those of
+        its `train_batches` over ``epochs`` passes, or of so many ``steps`` where that is not 0.
+
+        Clients come in the order of falling numbers of steps; from the largest to the smallest is
+        such an order. Raises ValueError for another one.
+        """
+        if self.augment is not None and batch_size:  # it draws from each client's generator
+            device = torch.device(self.device)
+            each = [self.train_batches(i, round, batch_size, seed, dtype) for i in clients]
+            return stacked([Passes(batches, device).steps(epochs, steps) for batches in each])
+
+        def prepare(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            x, y = x.to(self.device), y.to(self.device)
+            return self.prepare(x, dtype), to_targets(y, dtype)
+
+        x, y, held = self.clients.together(clients)
+        generators = [_generator(seed, round, i) for i in clients]
+        return cut(x, y, held, generators, batch_size, epochs, steps, prepare)
 
     def evaluate(self, w: Tensor) -> dict[str, float]:
         """test-loss and test-accuracy of the model at w (d,); empty without test samples."""
@@ -120,12 +153,21 @@ class TrainBatches:
 
     @cached_property
     def generator(self) -> torch.Generator:
-        entropy = np.random.SeedSequence(self.key).generate_state(1, np.uint64)
-        return torch.Generator().manual_seed(int(entropy[0]) >> 1)
+        return _generator(*self.key)
+
+    @cached_property
+    def _few(self) -> bool:
+        """Whether all samples are prepared at once, for batches to be cut from."""
+        alone = self.batch_size == 0 or self.task.augment is not None
+        return not alone and self.samples[0].numel() <= FEW
+
+    @cached_property
+    def _on_device(self) -> Samples:
+        x, y = (part.to(self.task.device) for part in self.samples)
+        return self.task.prepare(x, self.dtype) if self._few else x, to_targets(y, self.dtype)
 
     def __iter__(self) -> Iterator[Batch]:
-        x, y = (part.to(self.task.device) for part in self.samples)
-        y = to_targets(y, self.dtype)
+        x, y = self._on_device
         if self.batch_size == 0:
             yield self.task.prepare(x, self.dtype), y
             return
@@ -135,7 +177,12 @@ class TrainBatches:
             batch = x[rows]
             if self.task.augment is not None:
                 batch = self.task.augment(batch, self.generator)
-            yield self.task.prepare(batch, self.dtype), y[rows]
+            yield batch if self._few else self.task.prepare(batch, self.dtype), y[rows]
+
+
+def _generator(seed: int, round: int, client: int) -> torch.Generator:
+    entropy = np.random.SeedSequence((seed, round, client)).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(entropy[0]) >> 1)
 
 
 def to_targets(y: Tensor, dtype: torch.dtype) -> Tensor:
@@ -167,6 +214,15 @@ class Clients:
         assert isinstance(self.x, Tensor)
         assert isinstance(self.y, Tensor)
         return self.x[rows], self.y[rows]
+
+    def together(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Inputs and targets that hold the samples of these clients, and each client's rows."""
+        if self.parts is None:
+            x, y = (torch.cat([part[i] for i in clients]) for part in (self.x, self.y))
+            return x, y, [*torch.split(torch.arange(len(y)), [self.size(i) for i in clients])]
+        assert isinstance(self.x, Tensor)
+        assert isinstance(self.y, Tensor)
+        return self.x, self.y, [torch.from_numpy(self.parts[i]) for i in clients]
 
 
 @lru_cache(maxsize=4)
@@ -207,7 +263,26 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
         augment=datasets.augment if data.augment else None,
         seed=config.seed,
         own_test=whole,
+        card=_card(config, data),
     )
+
+
+def _card(config: TaskConfig, data: datasets.Dataset) -> dict[str, Any]:
+    """What somebody who has the parameters needs to know, in JSON's types.
+
+    architecture and arguments: of `models.build`. mean, std: per channel, of pixels in [0, 1];
+    empty for features, which the model takes as they are.
+    """
+    arguments = {"shape": [*data.x_train.shape[1:]], "classes": data.classes}
+    if config.model == "resnet18":
+        arguments["stem"] = config.stem
+    return {
+        "architecture": config.model,
+        "arguments": arguments,
+        "class-names": [*data.class_names] or [str(k) for k in range(data.classes)],
+        "mean": [*data.mean],
+        "std": [*data.std],
+    }
 
 
 def find_device(name: str) -> torch.device:

@@ -16,6 +16,7 @@ from fedaccord import simulate, train_locally
 from fedaccord.client import store
 from fedaccord.engine import InProcessGrid, quiet
 from fedaccord.engine.grid import FIRST_NODE
+from fedaccord.federation.errors import FederationError
 from fedaccord.strategies import FedAvg, FedDyn
 from fedaccord.wire.instruction import is_hello, read_instruction
 from fedaccord.wire.introduction import hello, introduce, introduction
@@ -69,8 +70,9 @@ def test_also_after_an_exception() -> None:
         assert named() == (7, 8, 9)
         with pytest.raises(ValueError, match="rounds"):
             simulate("fedavg", rounds=0)
-        broken = {"clients": [(torch.ones(2, 3), torch.ones(2, 1))], "model": linear(W0)}
-        with pytest.raises(RuntimeError):
+        samples = [(torch.ones(2, len(W0)), torch.ones(2, 1))]
+        broken: Any = {"clients": samples, "model": linear(W0), "lr": 1e200, "loss": half_square}
+        with pytest.raises(FederationError):
             simulate("fedavg", rounds=1, max_failed_rounds=1, **broken)
         assert named() == (7, 8, 9)
 

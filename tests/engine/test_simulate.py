@@ -14,6 +14,7 @@ from torch import nn
 
 from fedaccord import simulate
 from fedaccord.engine import History, quiet
+from fedaccord.federation.errors import FederationError
 from fedaccord.strategies import FedAvg, Scaffold
 from tests.federation import half_square, linear
 from tests.reference.problem import LeastSquares
@@ -221,8 +222,27 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"clients": [(torch.ones(3, 5), torch.ones(2, 1))]}, "clients: expected equally many"),
-        ({"clients": [(torch.ones(0, 5), torch.ones(0, 1))]}, "clients: expected equally many"),
+        (
+            {"clients": [(torch.ones(3, 5), torch.ones(2, 1))]},
+            "clients: client 0: expected equally many",
+        ),
+        (
+            {"clients": [(torch.ones(0, 5), torch.ones(0, 1))]},
+            "clients: client 0: expected equally many",
+        ),
+        (
+            {"clients": [(np.ones((3, 5)), np.ones((3, 1)))]},
+            "clients: client 0: expected tensors, got ndarray; use torch.as_tensor",
+        ),
+        (
+            {"clients": [(torch.ones(3, n), torch.ones(3, 1)) for n in (5, 4)]},
+            "clients: client 1: expected inputs (n, ...) as client 0 has, (5,) torch.float32,",
+        ),
+        (
+            {"model": nn.Linear(4, 1)},
+            "model: expected one that takes inputs (n, ...) of (5,) and gives what the loss",
+        ),
+        ({"loss": lambda p, y: p - y}, "loss: expected one number for a batch, got (2, 1)"),
         ({"clients": []}, "num-clients: expected at least 1, got 0"),
         ({"test": (torch.ones(3, 5), torch.ones(2, 1))}, "test: expected equally many"),
         ({"clients": None}, "model: expected a name with dataset=, or a module with clients="),
@@ -242,6 +262,21 @@ def test_settings_that_do_not_fit_are_one_line(changes: dict[str, Any], line: st
         history(changes.pop("algo", "scaffold"), **changes)
     assert str(refused.value).startswith(line)
     assert "\n" not in str(refused.value)
+
+
+def test_a_run_without_a_trained_model_is_no_history() -> None:
+    with pytest.raises(FederationError, match=r"^none of 2 rounds counted .* untrained"):
+        history("fedavg", lr=1e200, rounds=2)
+    with pytest.raises(FederationError, match=r"^3 rounds in a row had fewer than 1 good"):
+        history("fedavg", lr=1e200)
+
+
+def test_a_model_that_diverged_is_no_history() -> None:
+    """A rate that grows the weights to 1e180: the last step's loss is finite, the next is not."""
+    keys: dict[str, Any] = {"lr": 1e60, "local_steps": 3, "participation": [[0]], "rounds": 1}
+    test = LEAST_SQUARES.clients()[0]
+    with pytest.raises(FederationError, match=r"^the model diverged: its test loss is inf after 1"):
+        history("fedavg", test=test, **keys)
 
 
 @pytest.fixture

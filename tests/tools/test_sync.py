@@ -9,7 +9,7 @@ import sync
 from fedaccord.plugins import PLUGINS
 from fedaccord.strategies import BUILT_IN
 
-WRITTEN = ("pyproject.toml", "README.md", "docs/methods")
+WRITTEN = ("pyproject.toml", "README.md", "docs/methods", "docs/metrics.md")
 
 
 @pytest.fixture
@@ -20,6 +20,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if source.is_dir():
             shutil.copytree(source, target)
         else:
+            target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
     monkeypatch.setattr(sync, "ROOT", tmp_path)
     return tmp_path

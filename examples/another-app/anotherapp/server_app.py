@@ -1,14 +1,15 @@
 """The app's server: FedAccord's half is one call."""
 
-import json
-from pathlib import Path
+import logging
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
+from anotherapp.task import Net, accuracy
 from fedaccord.strategies import Scaffold
-from strangerapp.task import Net, accuracy
+
+log = logging.getLogger("flwr")
 
 app = ServerApp()
 
@@ -19,7 +20,7 @@ def main(grid: Grid, context: Context) -> None:
     model = Net()
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        model.load_state_dict(arrays.to_torch_state_dict(), strict=True)
+        model.load_state_dict(arrays.to_torch_state_dict())
         return MetricRecord({"accuracy": accuracy(model)})
 
     result = Scaffold(fraction_train=0.5, lr=0.1, local_epochs=2).start(
@@ -28,12 +29,5 @@ def main(grid: Grid, context: Context) -> None:
         num_rounds=int(context.run_config["num-server-rounds"]),
         evaluate_fn=evaluate,
     )
-
-    model = Net()
-    model.load_state_dict(result.arrays.to_torch_state_dict(), strict=True)
-    summary = {
-        "accuracy": accuracy(model),
-        "names": list(result.arrays),
-        "by-round": {r: m["accuracy"] for r, m in result.evaluate_metrics_serverapp.items()},
-    }
-    Path(str(context.run_config["result-file"])).write_text(json.dumps(summary))
+    model.load_state_dict(result.arrays.to_torch_state_dict())  # under the names of its own
+    log.info("accuracy of the trained model: %.4f", accuracy(model))

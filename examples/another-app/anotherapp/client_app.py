@@ -3,8 +3,8 @@
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from anotherapp.task import Net, train_loader
 from fedaccord import train_locally
-from strangerapp.task import Net, train_loader
 
 app = ClientApp()
 

@@ -1,8 +1,10 @@
 """A run directory: what a run was, what it measured, what it trained.
 
-``config.toml`` (every setting, versions, commit), ``metrics.csv`` (a row a round), ``clients.csv``
-(a row a client a round), ``summary.json``, ``model.safetensors``. Whole files are written beside
-their place and moved there, tables grow by whole lines: a crash leaves the last good version.
+``config.toml`` (settings, what "auto" became, machine, versions, commit), ``metrics.csv`` (a row a
+round), ``clients.csv`` (a row a client a round), ``summary.json``, ``model.safetensors`` and
+``model.json`` (how to build and feed the model); docs/metrics.md says what each number means. Whole
+files are written beside their place, synced and moved there, tables grow by whole lines: a crash or
+a full disk leaves the last good version.
 """
 
 import csv
@@ -10,12 +12,9 @@ import io
 import json
 import math
 import os
-import platform
-import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,16 @@ import tomli_w
 from safetensors.torch import save
 from torch import Tensor
 
-PACKAGES = ("fedaccord", "flwr", "torch", "torchvision", "numpy")
+from fedaccord.runs import origin
+
+RUNNING = "running"
 WINDOW = 10  # last evaluations behind the window mean
 EVALUATED = (
     *("test-accuracy", "test-loss", "personal-accuracy", "test-accuracy-nodes"),
     *("train-accuracy", "generalisation-gap"),
 )
+SUMMED = ("replies", "dropped", "down-bytes", "up-bytes", "peer-bytes")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def place(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
@@ -77,9 +80,19 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class RunDirectory:
-    """Writes one run. Raises ValueError where the folder cannot be made or is there already."""
+    """Writes one run. Raises ValueError where the folder cannot be made or is there already, and
+    OSError, which names the file, where one cannot be written.
 
-    def __init__(self, out_dir: str, name: str, settings: Mapping[str, Any]) -> None:
+    settings: what reruns it, by run-config keys; used: what those came to, and on which machine.
+    """
+
+    def __init__(
+        self,
+        out_dir: str,
+        name: str,
+        settings: Mapping[str, Any],
+        used: Mapping[str, Any] | None = None,
+    ) -> None:
         self.path = place(out_dir, name, settings)
         try:
             self.path.mkdir(parents=True)  # fails where it exists: two runs never share a folder
@@ -90,7 +103,12 @@ class RunDirectory:
         except OSError as error:
             raise _unwritable(self.path, error) from error
         try:
-            config = {"run": tables(settings), "versions": _versions(), "commit": _commit()}
+            config = {
+                "commit": origin.commit(),
+                "run": tables(settings),
+                "used": tables(used or {}),
+                "versions": origin.versions(),
+            }
             self._write("config.toml", tomli_w.dumps(config).encode())
         except OSError as error:
             with suppress(OSError):
@@ -100,37 +118,55 @@ class RunDirectory:
         self._clients = _Table(self.path / "clients.csv")
         self._rows: list[dict[str, Any]] = []
         self._began = time.time()
-        self.summarise("running")
+        self.summarise(RUNNING, process=origin.process())
 
     def record(self, metrics: Mapping[str, Any], clients: Iterable[Mapping[str, Any]]) -> None:
-        """One row of metrics.csv and the clients' rows."""
+        """One row of metrics.csv, which has its ``round``, and the clients' rows."""
         self._rows.append(dict(metrics))
         self._metrics.append([metrics])
         self._clients.append(clients)
 
-    def save_model(self, state_dict: Mapping[str, Tensor]) -> None:
+    def save_model(self, state_dict: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
+        """The model; ``card``: how to build it and what it takes, in JSON's types."""
         tensors = {name: tensor.cpu().contiguous() for name, tensor in state_dict.items()}
-        self._write("model.safetensors", save(tensors))
+        text = json.dumps(card)
+        # one key: safetensors writes several in a random order
+        self._write("model.safetensors", save(tensors, metadata={"model": text}))
+        self._write("model.json", json.dumps(card, indent=2).encode())
 
     def summarise(self, status: str, **more: Any) -> None:
         """``status``: running, completed, interrupted or failed."""
-        summary: dict[str, Any] = {"status": status, "rounds": max(len(self._rows) - 1, 0)}
+        rounds = [row for row in self._rows if row["round"] > 0]  # not the untrained model
+        summary: dict[str, Any] = {"status": status, "rounds": len(rounds)}
+        summary["rounds-counted"] = sum(row.get("counted", 0) for row in rounds)
         summary["seconds"] = round(time.time() - self._began, 3)
         for key in EVALUATED:
-            seen = [row[key] for row in self._rows if key in row]
+            seen = [row[key] for row in rounds if key in row]
+            finite = [value for value in seen if math.isfinite(value)]
             if seen:
                 summary[f"{key}-last"] = seen[-1]
             if seen and key != "generalisation-gap":
                 summary[f"{key}-mean-of-last-{WINDOW}"] = sum(seen[-WINDOW:]) / len(seen[-WINDOW:])
-                summary[f"{key}-best"] = max(seen) if "accuracy" in key else min(seen)
-        for key in ("down-bytes", "up-bytes", "peer-bytes"):
-            if any(key in row for row in self._rows) or key != "peer-bytes":
-                summary[key] = sum(row.get(key, 0) for row in self._rows)
+                best = max if "accuracy" in key else min
+                summary[f"{key}-best"] = best(finite, default=None)
+        for key in SUMMED:
+            if any(key in row for row in rounds) or key != "peer-bytes":
+                summary[key] = sum(row.get(key, 0) for row in rounds)
         text = json.dumps({key: _json(value) for key, value in (summary | more).items()}, indent=2)
         self._write("summary.json", text.encode())
 
     def _write(self, name: str, content: bytes) -> None:
         _replace(self.path / name, content)
+
+
+def status(path: Path) -> str:
+    """How the run in a directory stands: running, completed, interrupted, failed, or dead, where
+    it says running and its process is gone. Raises FileNotFoundError where there is no run."""
+    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    found = str(summary["status"])
+    if found == RUNNING and "process" in summary and not origin.is_alive(summary["process"]):
+        return "dead"
+    return found
 
 
 class _Table:
@@ -141,15 +177,20 @@ class _Table:
         self.columns: list[str] = []
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        rows = list(rows)
+        rows = [{name: _cell(value) for name, value in row.items()} for row in rows]
         new = [c for c in dict.fromkeys(c for row in rows for c in row) if c not in self.columns]
         if new:
             rows = [*self._read(), *rows]
             self.columns += new
             _replace(self.path, self._text(rows, header=True).encode())
         elif rows:
-            with self.path.open("a", newline="") as file:
-                file.write(self._text(rows))
+            size = self.path.stat().st_size
+            try:
+                with self.path.open("a", newline="") as file:
+                    file.write(self._text(rows))
+            except OSError as error:
+                os.truncate(self.path, size)  # no torn row
+                raise _of_file(error, self.path) from None
 
     def _text(self, rows: Iterable[Mapping[str, Any]], header: bool = False) -> str:
         file = io.StringIO(newline="")
@@ -170,10 +211,25 @@ def _replace(path: Path, content: bytes) -> None:
     """Write a file so that readers see the whole of its old or of its new content."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_bytes(content)
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # a machine that stops does not leave an empty file
         beside.replace(path)
+    except OSError as error:
+        raise _of_file(error, path) from None
     finally:
         beside.unlink(missing_ok=True)  # there only where something above failed
+
+
+def _of_file(error: OSError, path: Path) -> OSError:
+    error.filename, error.filename2 = str(path), None
+    return error
+
+
+def _cell(value: Any) -> Any:
+    """What a spreadsheet would take for a formula is a text."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
 def _unwritable(path: Path, error: OSError) -> ValueError:
@@ -183,29 +239,3 @@ def _unwritable(path: Path, error: OSError) -> ValueError:
 def _json(value: Any) -> Any:
     """JSON has no NaN and no infinity: null stands for what diverged."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:  # as where Flower runs the app's files without installing them
-        return ""
-
-
-def _commit() -> str:
-    """The commit of the code and "-dirty" if it was changed since; empty without a checkout."""
-    checkout = Path(__file__).parents[1]
-    if not (checkout / ".git").exists():  # not the commit of a project that merely holds our files
-        return ""
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        done = subprocess.run(
-            [*command, "--exclude=*"], capture_output=True, text=True, timeout=5, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()

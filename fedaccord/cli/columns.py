@@ -1,0 +1,33 @@
+"""`fedaccord run --list-columns`, and the tables of docs/metrics.md."""
+
+from collections.abc import Iterator
+
+from rich.box import SIMPLE
+from rich.table import Table
+
+
+def columns_tables() -> Iterator[Table]:
+    """A table for each file of a run directory."""
+    from fedaccord.runs.columns import TABLES
+
+    for file, columns in TABLES.items():
+        table = Table(file, "meaning", "unit", box=SIMPLE)
+        for column in columns:
+            table.add_row(column.name, column.meaning, column.unit)
+        yield table
+
+
+def columns_markdown() -> str:
+    """The same in Markdown, with the rows that have a value and with who measures it."""
+    from fedaccord.runs.columns import TABLES
+
+    lines = []
+    for file, columns in TABLES.items():
+        name = "key" if file.endswith(".json") else "column"
+        lines += [f"## {file}", "", f"| {name} | meaning | unit | where | measured by |"]
+        lines += ["| --- | --- | --- | --- | --- |"]
+        for column in columns:
+            cells = (f"`{column.name}`", *column[1:])
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,100 @@
+"""What `fedaccord run` shows: a bar or a line a round, and the table at the end."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fedaccord.config import RunConfig
+    from fedaccord.federation.round import Round
+
+SHOWN = {"train-loss": "{:.4f}", "test-accuracy": "{:.2%}", "personal-accuracy": "{:.2%}"}
+MORE = {  # evaluations that only some runs have
+    "personal-accuracy": "accuracy of personal models",
+    "test-accuracy-nodes": "test accuracy of the nodes",
+    "train-accuracy": "train accuracy",
+    "generalisation-gap": "generalisation gap",
+}
+
+
+class Display:
+    """Shows a run as it goes: on a terminal by a bar, elsewhere by a line a round."""
+
+    def __init__(self, console: Console, settings: "RunConfig", heading: list[str]) -> None:
+        self.heading = heading  # lines to show once the run has begun
+        self.begun = False
+        self.rounds = settings.num_server_rounds
+        self.cohort = settings.strategy.cohort_size(settings.num_clients)
+        self.number = self.replies = 0
+        self.shown: dict[str, tuple[int, str]] = {}  # the latest of each metric, and its round
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[metrics]}"),
+            TimeRemainingColumn(),
+            console=console,
+            expand=True,
+            disable=not console.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=self.rounds, metrics="")
+
+    def on_round(self, round: "Round") -> None:
+        if not self.begun:
+            self.begun = True
+            for line in self.heading:
+                self.bar.console.print(line, soft_wrap=True)
+        self.number, self.replies = round.number, 0
+        for name, form in SHOWN.items():
+            if name in round.metrics:
+                text = f"{name.replace('-', ' ')} {form.format(round.metrics[name])}"
+                self.shown[name] = round.number, text
+        number, metrics = f"round {round.number}/{self.rounds}", "  ".join(self._latest())
+        self.bar.update(self.task, completed=round.number, description=number, metrics=metrics)
+        if self.bar.disable:
+            print(number, metrics, sep="  ", flush=True)
+
+    def _latest(self) -> list[str]:
+        """The latest metrics, with their round where it is an earlier one."""
+        return [
+            text if number == self.number else f"{text} (round {number})"
+            for number, text in self.shown.values()
+        ]
+
+    def on_client(self, client: int) -> None:
+        self.replies += 1
+        share = min(self.replies / self.cohort, 1)  # Bernoulli cohorts may be larger
+        self.bar.update(self.task, completed=self.number + share)
+
+
+def summary_table(algo: str, run: Path) -> Table:
+    """The end of a run, from the summary in its directory."""
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+
+    def value(key: str, form: str) -> str:
+        number = summary.get(key)
+        return "none" if number is None else form.format(number)
+
+    table = Table.grid(padding=(0, 2))
+    table.add_row("method", algo)
+    rounds, counted = summary["rounds"], summary["rounds-counted"]
+    table.add_row("rounds", str(rounds) if counted == rounds else f"{rounds}, {counted} counted")
+    asked = summary["replies"] + summary["dropped"]
+    table.add_row("replies dropped", f"{summary['dropped']} of {asked}")
+    for what in ("last", "mean-of-last-10", "best"):
+        table.add_row(
+            f"test accuracy, {what.replace('-', ' ')}", value(f"test-accuracy-{what}", "{:.2%}")
+        )
+    table.add_row("test loss, last", value("test-loss-last", "{:.4f}"))
+    for key, what in MORE.items():
+        if f"{key}-last" in summary:
+            table.add_row(f"{what}, last", value(f"{key}-last", "{:.2%}"))
+    table.add_row("MB down", f"{summary['down-bytes'] / 1e6:.1f}")
+    table.add_row("MB up", f"{summary['up-bytes'] / 1e6:.1f}")
+    if "peer-bytes" in summary:
+        table.add_row("MB between peers", f"{summary['peer-bytes'] / 1e6:.1f}")
+    table.add_row("seconds", f"{summary['seconds']:.1f}")
+    return table

@@ -1,0 +1,108 @@
+"""Where results come from: versions, the commit, the machine, the process."""
+
+import json
+import platform
+import socket
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+import psutil
+
+PACKAGES = ("fedaccord", "flwr", "torch", "torchvision", "numpy")
+NAME = "fedaccord"
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # as where Flower runs the app's files without installing them
+        return ""
+
+
+def commit() -> str:
+    """The commit of the code, with "-dirty" if it was changed since; empty: not known.
+
+    Flower runs a copy of the package without its history: the commit is then that of the checkout
+    or repository which the environment's package was installed from, if it has the same files.
+    """
+    package = Path(__file__).parents[1]
+    if (package.parent / ".git").exists():  # not that of a project which merely holds our files
+        return _describe(package.parent)
+    try:
+        installed = distribution(NAME)
+        source = json.loads(installed.read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        return ""
+    return _installed_commit(package, installed, source)
+
+
+def _installed_commit(package: Path, installed: Distribution, source: Mapping[str, Any]) -> str:
+    """source: of PEP 610."""
+    if "vcs_info" in source:
+        files = Path(str(installed.locate_file(NAME)))
+        return str(source["vcs_info"]["commit_id"]) if same_files(package, files) else ""
+    checkout = Path(url2pathname(urlparse(source.get("url", "")).path))
+    known = (checkout / ".git").exists() and same_files(package, checkout / NAME)
+    return _describe(checkout) if known else ""
+
+
+def same_files(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same Python files, at least one."""
+
+    def files(folder: Path) -> dict[Path, bytes]:
+        return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.py")}
+
+    return files(one) == files(other) != {}
+
+
+def _describe(checkout: Path) -> str:
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(
+            [*command, "--exclude=*"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
+
+
+def processor() -> str:
+    """The CPU's name, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def process() -> dict[str, Any]:
+    """This process, so that another one can ask `is_alive` for it."""
+    me = psutil.Process()
+    return {"host": socket.gethostname(), "pid": me.pid, "started": me.create_time()}
+
+
+def is_alive(of: Mapping[str, Any]) -> bool:
+    """Whether a `process` still runs; on another host nobody can tell, and it is taken to.
+
+    Another process that got the same number began at another time.
+    """
+    if of["host"] != socket.gethostname():
+        return True
+    try:
+        now = psutil.Process(of["pid"])
+        same = abs(now.create_time() - of["started"]) < 2  # seconds: clocks are corrected
+        return same and now.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:  # it runs, as somebody else's
+        return True

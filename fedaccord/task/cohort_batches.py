@@ -1,0 +1,60 @@
+"""The batches of many clients, cut for all of them at once: the samples and the order of each are
+those that it has alone."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fedaccord.task.cohort_solver import Stack
+
+Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # raw inputs and targets of a stack
+
+
+def cut(
+    x: Tensor,
+    y: Tensor,
+    held: Sequence[Tensor],
+    generators: Sequence[torch.Generator],
+    batch_size: int,
+    epochs: int,
+    steps: int,
+    prepare: Prepare,
+) -> Iterator[Stack]:
+    """A stack for each step of n clients, in the order of falling numbers of steps.
+
+    held: the rows of x and y that each client has, at least one each. A client takes ``epochs``
+    passes over them, shuffled anew by its generator, or so many ``steps`` where that is not 0.
+    ``batch_size=0``: each step takes the whole client, in order.
+    Raises ValueError for a client without samples, and where one takes more steps than one before.
+    """
+    n = torch.tensor([len(rows) for rows in held])
+    if not n.all():
+        raise ValueError("expected at least one batch of training data, got none")
+    rows, first = torch.cat([*held]), n.cumsum(0) - n  # of each client in ``rows``
+    if batch_size == 0:
+        mine = rows[_each(first, n)]
+        whole = Stack(*prepare(x[mine], y[mine]), n)
+        yield from [whole] * (steps or epochs)
+        return
+    per_pass = (n + batch_size - 1) // batch_size
+    passes = (steps + per_pass - 1) // per_pass if steps else torch.full_like(n, epochs)
+    K = torch.full_like(n, steps) if steps else passes * per_pass
+    if (K.diff() > 0).any():
+        raise ValueError("expected clients in the order of falling numbers of steps")
+    clients = zip(n.tolist(), passes.tolist(), generators, strict=True)
+    orders = [torch.randperm(n_i, generator=g) for n_i, count, g in clients for _ in range(count)]
+    taken = passes * n
+    rows = rows[torch.cat(orders) + first.repeat_interleave(taken)]
+    first = taken.cumsum(0) - taken
+    for k in range(int(K[0])):
+        m = int((k < K).sum())
+        number, batch = k // per_pass[:m], k % per_pass[:m]
+        sizes = (n[:m] - batch * batch_size).clamp(max=batch_size)
+        mine = rows[_each(first[:m] + number * n[:m] + batch * batch_size, sizes)]
+        yield Stack(*prepare(x[mine], y[mine]), sizes)
+
+
+def _each(first: Tensor, sizes: Tensor) -> Tensor:
+    """first, first + 1, ... of so many; (m, b), the shorter filled up with their last."""
+    return first[:, None] + torch.arange(int(sizes.max())).clamp(max=sizes[:, None] - 1)

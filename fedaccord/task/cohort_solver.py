@@ -1,0 +1,197 @@
+"""The local steps of n clients at once: one forward and one backward pass for all of them.
+
+`torch.vmap` runs the module over a stack of parameters and a stack of batches; the backward pass
+is PyTorch's own and leaves the gradients in rows of g. (`torch.func.grad` would load a compiler.)
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedaccord.core.plugin import GradientSeat
+from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
+from fedaccord.core.rule import Direction, GradientAt, LocalConfig
+from fedaccord.core.vectors import Vector
+from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.solver import Batch, Loss
+
+IGNORED = -100  # the target that cross-entropy takes no notice of
+
+
+class Stack(NamedTuple):
+    """The batches of one step of the first m clients of a cohort.
+
+    A batch that is shorter than the longest is filled up with samples of its client.
+    """
+
+    inputs: Tensor  # (m, b, ...)
+    targets: Tensor  # (m, b, ...)
+    sizes: Tensor  # (m,) int64, on the CPU: how many samples of each batch count
+
+
+def stacked(batches: Sequence[Iterable[Batch]]) -> Iterator[Stack]:
+    """A stack for each step of n clients, each with its own batches, one or more.
+
+    Raises ValueError where a client has more batches than one before it.
+    """
+    iterators = [iter(client) for client in batches]
+    while iterators:
+        step = [next(client, None) for client in iterators]
+        taken = [batch for batch in step if batch is not None]
+        if None in step[: len(taken)]:
+            raise ValueError("expected clients in the order of falling numbers of steps")
+        iterators = iterators[: len(taken)]
+        if taken:
+            sizes = torch.tensor([len(targets) for _, targets in taken])
+            longest = int(sizes.max())
+            inputs, targets = (
+                torch.stack([_fill(part, longest) for part in parts])
+                for parts in zip(*taken, strict=True)
+            )
+            yield Stack(inputs, targets, sizes)
+
+
+def _fill(part: Tensor, length: int) -> Tensor:
+    if len(part) == length:
+        return part
+    return torch.cat([part, part[:1].expand(length - len(part), *part.shape[1:])])
+
+
+class CohortSolver:
+    """n clients at once: a gradient step of each per stack of batches.
+
+    Clients come in the order of falling numbers of steps. ``model`` gives the module and the
+    layout of w; its own w and g are not used. ``precision`` as in `SequentialSolver`.
+    ``randomness``: what `torch.vmap` does where the module draws random numbers: "error", or
+    "different" for every client. They are not those of one client at a time.
+
+    A short batch is filled up and its filling masked, where the loss is `F.cross_entropy` on
+    classes and a prediction depends on its own sample alone; else clients with batches of equal
+    length go together.
+
+    Raises NotImplementedError for a module that takes one client at a time only.
+    """
+
+    def __init__(
+        self,
+        model: FlatModel,
+        stacks: Iterable[Stack],
+        loss: Loss,
+        precision: str = "float32",
+        randomness: str = "error",
+    ) -> None:
+        self.model = model
+        self.stacks = stacks
+        self.loss = loss
+        self.autocast = precision == "bfloat16"
+        self._forward = torch.vmap(partial(functional_call, model.module), randomness=randomness)
+        self._by_sample: bool | None = None  # whether a prediction depends on its sample alone
+
+    def __call__(
+        self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
+    ) -> Solution:
+        self.model.module.train()
+        w = w_i0.clone(memory_format=torch.contiguous_format)
+        g = torch.empty_like(w)
+        return descend_cohort(w, g, self.gradients(g), direction, seat, config)
+
+    def gradients(self, g: Vector) -> "Iterator[_StackGradient]":
+        """For each stack, what leaves its gradients in the first rows of g (n, d)."""
+        for stack in self.stacks:
+            yield _StackGradient(self, self._masked(stack), g)
+
+    def gradient(self, stack: Stack, g: Vector, point: Vector) -> Tensor:
+        """The losses (m,) at ``point`` (m, d); the gradients go to g (m, d)."""
+        if (stack.sizes == stack.inputs.shape[1]).all():
+            return self._gradient(stack.inputs, stack.targets, g, point)
+        losses = g.new_empty(len(g))
+        for length in sorted(set(stack.sizes.tolist())):
+            rows = (stack.sizes == length).nonzero().squeeze(1).to(g.device)
+            x, y = (part[rows, :length] for part in (stack.inputs, stack.targets))
+            g_rows = g.new_empty(len(rows), g.shape[1])
+            losses[rows] = self._gradient(x, y, g_rows, point[rows])
+            g[rows] = g_rows
+        return losses
+
+    def _gradient(self, inputs: Tensor, targets: Tensor, g: Vector, point: Vector) -> Tensor:
+        with torch.enable_grad():
+            leaves = [view.requires_grad_() for view in self.model.views(point.detach())]
+            try:
+                losses = self._losses(self._predictions(leaves, inputs).to(g.dtype), targets)
+            except RuntimeError as error:
+                raise NotImplementedError(
+                    "expected a model and a loss that many clients can share a call of, got "
+                    f"{type(self.model.module).__name__}: {str(error).splitlines()[0]}; "
+                    "train its clients one at a time"
+                ) from error
+            found = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
+        for view, gradient in zip(self.model.views(g), found, strict=True):
+            view.copy_(gradient)
+        return losses.detach()
+
+    def _predictions(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        named = dict(zip(self.model.names, parameters, strict=True))
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.autocast):
+            predictions: Tensor = self._forward(named, (inputs,))
+        return predictions
+
+    def _losses(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        """(m,), the loss of each client's batch."""
+        if not self._counts(targets):
+            losses: Tensor = torch.vmap(self.loss)(predictions, targets)
+            return losses
+        # what vmap would make of it, after loading a symbolic library
+        values = F.cross_entropy(predictions.flatten(0, 1), targets.flatten(0, 1), reduction="none")
+        counted = (targets != IGNORED).flatten(1).sum(1)
+        return values.view(len(targets), -1).sum(1) / counted
+
+    def _counts(self, targets: Tensor) -> bool:
+        """Whether the loss is the mean over the samples whose class is not `IGNORED`."""
+        return self.loss is F.cross_entropy and not targets.is_floating_point()
+
+    def _masked(self, stack: Stack) -> Stack:
+        """The stack with its filling masked, where that is possible."""
+        length = stack.inputs.shape[1]
+        short = stack.sizes < length
+        if not (short.any() and self._counts(stack.targets) and self._goes_by_sample(stack)):
+            return stack
+        filling = torch.arange(length) >= stack.sizes[:, None]
+        targets = stack.targets.clone()
+        targets[filling.to(targets.device)] = IGNORED
+        return Stack(stack.inputs, targets, torch.full_like(stack.sizes, length))
+
+    @torch.no_grad()
+    def _goes_by_sample(self, stack: Stack) -> bool:
+        """Whether the model predicts a sample whatever else is in the batch: tried once.
+
+        At random parameters, as at others (zero) everything may look the same.
+        """
+        if self._by_sample is None:
+            model = self.model
+            i = int(stack.sizes.argmin())
+            x, size = stack.inputs[i], int(stack.sizes[i])
+            w = torch.randn(len(model.w), generator=torch.Generator().manual_seed(0)).to(model.w)
+            named = model.state_dict(w / 10)
+            model.module.eval()  # without dropout
+            filled, short = (functional_call(model.module, named, (p,)) for p in (x, x[:size]))
+            model.module.train()
+            error = (filled[:size] - short).abs().max()
+            self._by_sample = bool(error <= 1e-4 * short.abs().max())
+        return self._by_sample
+
+
+class _StackGradient(CohortGradient):
+    """The gradients of one stack."""
+
+    def __init__(self, solver: CohortSolver, stack: Stack, g: Vector) -> None:
+        self.solver, self.stack, self.g = solver, stack, g
+        self.clients = len(stack.sizes)
+
+    def at(self, rows: slice) -> GradientAt:
+        stack = Stack(*(part[rows] for part in self.stack))
+        return partial(self.solver.gradient, stack, self.g[rows])

@@ -1,0 +1,315 @@
+"""Run directories: what is written can be read back, and what cannot be written is refused."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from fedaccord import runs
+from fedaccord.config import RunConfig, in_use, resolved
+from fedaccord.runs import RunDirectory, flatten, tables
+from fedaccord.task import models
+
+SETTINGS = RunConfig.make({}).flat
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def summary(run: RunDirectory) -> dict[str, Any]:
+    def no_constant(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    text = (run.path / "summary.json").read_text()
+    return json.loads(text, parse_constant=no_constant)  # type: ignore[no-any-return]
+
+
+ODD = {"algo": "scaffold", "lr": 1e-5, "relaxed-init.beta": 0.1, "data-dir": 'a "b"\\c é'}
+
+
+@pytest.mark.parametrize(
+    ("values", "groups"),
+    [
+        ({"algo": "fedinit"}, {"fedinit", "relaxed-init"}),
+        ({"algo": "fedinit", "relaxed-init.beta": 0.0}, {"fedinit", "relaxed-init"}),
+        ({"algo": "dpsgd", "gossip.steps": 2}, {"dpsgd", "gossip"}),
+        ({"algo": "fedavg", "gossip.file": "/unread"}, {"fedavg", "gossip"}),
+        (ODD, {"scaffold", "relaxed-init"}),
+    ],
+)
+def test_config_toml_holds_the_tables_in_use_and_makes_the_same_run(
+    tmp_path: Path, values: dict[str, Any], groups: set[str]
+) -> None:
+    config = RunConfig.make(values)
+    run = RunDirectory(str(tmp_path), "x", in_use(config), {"device": "cpu"} | resolved(config))
+    content = tomllib.loads((run.path / "config.toml").read_text(encoding="utf-8"))
+    given = flatten(content["run"])
+    assert {key.partition(".")[0] for key in given if "." in key} == groups
+    assert RunConfig.make(given).flat == config.flat
+    assert {"python", "fedaccord", "flwr", "torch"} <= content["versions"].keys()
+    assert content["used"]["device"] == "cpu"
+
+
+def test_config_toml_tells_what_auto_became(tmp_path: Path) -> None:
+    config = RunConfig.make({"algo": "fedinit"})
+    assert config.flat["relaxed-init.beta"] == "auto"
+    run = RunDirectory(str(tmp_path), "x", in_use(config), resolved(config))
+    content = tomllib.loads((run.path / "config.toml").read_text(encoding="utf-8"))
+    assert content["run"]["relaxed-init"]["beta"] == "auto"
+    assert content["used"]["relaxed-init"] == {
+        "beta": 0.1,
+        "first-visit": "initial",
+        "center": "server",
+        "server": "models",
+    }
+
+
+def test_nested_tables_and_dotted_keys_are_each_others_inverse() -> None:
+    flat = {"a": 1, "b.c": 2, "b.d.e": 3, "b.d.f": 4}
+    assert tables(flat) == {"a": 1, "b": {"c": 2, "d": {"e": 3, "f": 4}}}
+    assert flatten(tables(flat)) == flat
+
+
+def test_tables_widen_when_a_column_comes_and_keep_their_rows(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    run.record({"round": 0}, [])
+    assert not (run.path / "clients.csv").exists()
+    ok = {"client": 3, "status": "ok", "steps": 5}
+    run.record({"round": 1, "loss": 0.1}, [{"client": 2, "status": 'lost, "why"\nunknown'}, ok])
+    run.record({"round": 2}, [{"client": 2, "status": "late"}])
+    run.record({"round": 3, "loss": 0.5, "extra": 1}, [])
+    assert rows(run.path / "metrics.csv") == [
+        {"round": "0", "loss": "", "extra": ""},
+        {"round": "1", "loss": "0.1", "extra": ""},
+        {"round": "2", "loss": "", "extra": ""},
+        {"round": "3", "loss": "0.5", "extra": "1"},
+    ]
+    assert rows(run.path / "clients.csv") == [
+        {"client": "2", "status": 'lost, "why"\nunknown', "steps": ""},
+        {"client": "3", "status": "ok", "steps": "5"},
+        {"client": "2", "status": "late", "steps": ""},
+    ]
+
+
+def test_a_run_leaves_its_files_and_no_others(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    assert summary(run)["status"] == "running"
+    run.record({"round": 0}, [{"client": 0}])
+    run.record({"round": 1, "new": 1}, [{"client": 0, "new": 1}])
+    run.save_model({"w": torch.zeros(2)}, {})
+    run.summarise("completed")
+    found = {path.name for path in run.path.iterdir()}
+    assert found == {
+        *("config.toml", "metrics.csv", "clients.csv", "summary.json"),
+        *("model.safetensors", "model.json"),
+    }
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A disk that is full from the call on, but for half of what is written next."""
+
+    class Full:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def __enter__(self) -> "Full":
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self.file.close()
+
+        def write(self, content: Any) -> None:
+            self.file.write(content[: len(content) // 2])
+            self.file.flush()
+            raise OSError(28, "No space left on device")
+
+    opened = Path.open
+
+    def open_full(path: Path, mode: str = "r", *args: Any, **more: Any) -> Any:
+        file = opened(path, mode, *args, **more)
+        return file if mode.startswith("r") else Full(file)
+
+    return lambda: monkeypatch.setattr(Path, "open", open_full)
+
+
+def test_a_write_that_fails_keeps_the_old_file_and_leaves_no_other(
+    tmp_path: Path, full_disk: Callable[[], None]
+) -> None:
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    before = sorted(run.path.iterdir())
+    full_disk()
+    with pytest.raises(OSError, match=r"No space left on device: '.*/x/summary.json'"):
+        run.summarise("completed")
+    assert summary(run)["status"] == "running"
+    assert sorted(run.path.iterdir()) == before
+    with pytest.raises(ValueError, match=r"out-dir: cannot write .* \(No space left"):
+        RunDirectory(str(tmp_path), "y", SETTINGS)
+    assert not (tmp_path / "y").exists()
+
+
+def test_a_full_disk_tears_no_row(tmp_path: Path, full_disk: Callable[[], None]) -> None:
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    run.record({"round": 0, "loss": 0.5}, [])
+    full_disk()
+    with pytest.raises(OSError, match=r"No space left on device: '.*/x/metrics.csv'"):
+        run.record({"round": 1, "loss": 0.25}, [])
+    assert rows(run.path / "metrics.csv") == [{"round": "0", "loss": "0.5"}]
+
+
+def test_whole_files_are_synced_before_they_take_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    sync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        steps.append("sync")
+        sync(descriptor)
+
+    def replaced(path: Path, target: Path) -> Path:
+        steps.append(f"replace {target.name}")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
+    RunDirectory(str(tmp_path), "x", SETTINGS).save_model({"w": torch.zeros(2)}, {})
+    names = ("config.toml", "summary.json", "model.safetensors", "model.json")
+    assert steps == [step for name in names for step in ("sync", f"replace {name}")]
+
+
+def test_a_text_is_no_formula_and_a_negative_number_is_one(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    run.record({"round": 1, "gap": -0.5}, [{"client": 0, "status": '=HYPERLINK("a")'}])
+    run.record({"round": 2, "gap": -0.25, "new": 1}, [{"client": 0, "status": "+1", "new": -1}])
+    assert [row["gap"] for row in rows(run.path / "metrics.csv")] == ["-0.5", "-0.25"]
+    texts = [row["status"] for row in rows(run.path / "clients.csv")]
+    assert texts == ['\'=HYPERLINK("a")', "'+1"]
+
+
+def test_the_summary_counts_sums_and_ranks_without_the_untrained_model(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    run.record({"round": 0, "test-accuracy": 0.9, "test-loss": 0.1}, [])
+    for t in range(1, 12):
+        accuracy = {"test-accuracy": t / 20 if t < 11 else 0.0, "test-loss": 12.0 - t}
+        sums = {"replies": 3, "dropped": 2, "counted": int(t != 4), "down-bytes": 10, "up-bytes": 1}
+        run.record({"round": t, **sums, **accuracy}, [])
+    run.summarise("completed", unused=3)
+    found = summary(run)
+    assert (found["status"], found["rounds"], found["unused"]) == ("completed", 11, 3)
+    assert (found["rounds-counted"], found["replies"], found["dropped"]) == (10, 33, 22)
+    assert (found["down-bytes"], found["up-bytes"]) == (110, 11)
+    assert found["test-accuracy-last"] == 0.0
+    assert found["test-accuracy-mean-of-last-10"] == pytest.approx(sum(range(2, 11)) / 20 / 10)
+    assert (found["test-accuracy-best"], found["test-loss-best"]) == (0.5, 1.0)
+
+
+def test_the_mean_of_few_evaluations_leaves_out_the_untrained_model(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    for t, accuracy in enumerate([0.1, 0.5, 0.7]):
+        run.record({"round": t, "test-accuracy": accuracy}, [])
+    run.summarise("completed")
+    assert summary(run)["test-accuracy-mean-of-last-10"] == pytest.approx(0.6)
+
+
+def test_a_run_that_says_running_and_has_no_process_is_dead(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    assert runs.status(run.path) == "running"
+    code = (
+        "import sys; from fedaccord.runs import RunDirectory\n"
+        "RunDirectory(sys.argv[1], 'y', {'algo': 'fedavg', 'dataset': 'digits', 'seed': 0})"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    assert summary(run)["status"] == "running"
+    assert runs.status(tmp_path / "y") == "dead"
+    run.summarise("interrupted")
+    assert runs.status(run.path) == "interrupted"
+    assert "process" not in summary(run)
+
+
+def test_a_diverged_loss_is_null_in_the_summary(tmp_path: Path) -> None:
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    run.record({"round": 1, "test-loss": float("nan")}, [])
+    run.record({"round": 2, "test-loss": 3.0}, [])
+    run.record({"round": 3, "test-loss": float("inf")}, [])
+    run.summarise("failed")
+    assert summary(run)["test-loss-last"] is None
+    assert summary(run)["test-loss-best"] == 3.0
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 8, 8)), ("lenet", (3, 32, 32))])
+def test_the_saved_model_loads_into_a_fresh_one(
+    tmp_path: Path, name: str, shape: tuple[int, ...]
+) -> None:
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    saved = models.build(name, shape, 10, seed=1)
+    run.save_model(saved.state_dict(), {"architecture": name})
+    fresh = models.build(name, shape, 10, seed=2)
+    fresh.load_state_dict(load_file(run.path / "model.safetensors"))
+    with safe_open(run.path / "model.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["model"]) == {"architecture": name}
+    assert json.loads((run.path / "model.json").read_text()) == {"architecture": name}
+    pairs = zip(saved.parameters(), fresh.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_run_takes_no_folder_that_is_there(tmp_path: Path) -> None:
+    first = RunDirectory(str(tmp_path), "x", SETTINGS)
+    before = {path: path.read_bytes() for path in first.path.iterdir()}
+    with pytest.raises(ValueError, match=r"^name: .* exists already; choose another name"):
+        RunDirectory(str(tmp_path), "x", SETTINGS)
+    assert {path: path.read_bytes() for path in first.path.iterdir()} == before
+
+
+def test_unnamed_runs_of_one_second_get_a_folder_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "strftime", lambda _: "20260101-000000")
+    names = [RunDirectory(str(tmp_path), "", SETTINGS).path.name for _ in range(3)]
+    first = "fedinit-digits-seed0-20260101-000000"
+    assert names == [first, f"{first}-2", f"{first}-3"]
+
+
+def test_the_default_place_is_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert runs.place("", "x", SETTINGS) == tmp_path / "fedaccord-runs" / "x"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/tmp/x"])
+def test_a_name_does_not_lead_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"^name: expected a folder below out-dir"):
+        RunDirectory(str(tmp_path), name, SETTINGS)
+
+
+def test_a_relative_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^out-dir: expected an absolute path, got 'runs'"):
+        RunDirectory("runs", "x", SETTINGS)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("below", ["file", "file/deeper"])
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"^out-dir: cannot write to .*; choose another folder$"):
+        RunDirectory(str(tmp_path / below), "x", SETTINGS)
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^out-dir: cannot write to"):
+        RunDirectory(str(tmp_path), "x" * 300, SETTINGS)
