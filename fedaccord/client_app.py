@@ -14,7 +14,7 @@ from fedaccord.config import RunConfig
 from fedaccord.memory import keep_freed_memory
 from fedaccord.task import Task, load_task
 from fedaccord.wire.instruction import is_hello, read_instruction
-from fedaccord.wire.introduction import NUM_PARTITIONS, introduce
+from fedaccord.wire.introduction import NUM_PARTITIONS, PARTITION_ID, introduce
 
 __all__ = ["app", "configured_task", "evaluate_locally", "make_app", "train_locally"]
 
@@ -25,10 +25,15 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        reply = introduce(message, context) if is_hello(message) else None
-        task = task_of(context)  # also with an introduction: what is wrong shows before round 1
-        if reply is not None:
+        if is_hello(message):
+            reply = introduce(message, context)
+            try:
+                task_of(context)  # what is wrong with this node's data shows before round 1
+            except (ValueError, FileNotFoundError) as error:
+                who = f"{PARTITION_ID}={context.node_config[PARTITION_ID]}"
+                raise ValueError(f"{who}: {error}") from None
             return reply
+        task = task_of(context)
         instruction = read_instruction(message)
         model = task.model(instruction.precision)
         batches = task.train_batches(

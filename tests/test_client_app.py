@@ -97,3 +97,9 @@ def test_what_is_wrong_at_a_node_shows_when_it_introduces_itself(tmp_path: Path)
     own = context(**{"partition-id": 0, "num-partitions": 2, "device": "warp"})
     with pytest.raises(ValueError, match=r"^device: expected"):
         app(hello(), own)
+
+
+def test_what_is_wrong_with_a_nodes_data_names_the_node() -> None:
+    own = context(**{"partition-id": 4, "num-partitions": 6, "dataset": "npz", "data-dir": "/no"})
+    with pytest.raises(ValueError, match=r"^partition-id=4: npz: .*/no"):
+        app(hello(), own)
