@@ -20,7 +20,7 @@ from fedaccord.config import RunConfig
 from fedaccord.memory import keep_freed_memory
 from fedaccord.task import Task, load_task
 from fedaccord.wire.instruction import is_hello, read_instruction
-from fedaccord.wire.introduction import NUM_PARTITIONS, introduce
+from fedaccord.wire.introduction import NUM_PARTITIONS, PARTITION_ID, introduce
 
 __all__ = ["app", "configured_task", "evaluate_locally", "make_app", "train_locally"]
 
@@ -31,11 +31,16 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        reply = introduce(message, context) if is_hello(message) else None
-        task = task_of(context)  # also with an introduction: what is wrong shows before round 1
-        if reply is not None:
+        if is_hello(message):
+            reply = introduce(message, context)
+            try:
+                task_of(context)  # what is wrong with this node's data shows before round 1
+            except (ValueError, FileNotFoundError) as error:
+                who = f"{PARTITION_ID}={context.node_config[PARTITION_ID]}"
+                raise ValueError(f"{who}: {error}") from None
             return reply
-        return answer_message(message, context, training_data(task, read_instruction(message)))
+        data = training_data(task_of(context), read_instruction(message))
+        return answer_message(message, context, data)
 
     @app.evaluate()
     def test(message: Message, context: Context) -> Message:

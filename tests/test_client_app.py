@@ -86,7 +86,7 @@ def test_a_node_with_its_own_data_holds_all_of_it(tmp_path: Path) -> None:
 
 def test_a_nodes_settings_go_before_the_runs_and_are_checked(tmp_path: Path) -> None:
     own = context(**{"partition-id": 0, "num-partitions": 2, "device": "warp"})
-    with pytest.raises(ValueError, match=r"^device: expected"):
+    with pytest.raises(ValueError, match=r"^partition-id=0: device: expected"):
         configured_task(own)
     own = context(**{"num-partitions": 2, "dataset": "npz", "data-dir": str(tmp_path / "none")})
     with pytest.raises(FileNotFoundError, match=r"none"):
@@ -95,5 +95,11 @@ def test_a_nodes_settings_go_before_the_runs_and_are_checked(tmp_path: Path) -> 
 
 def test_what_is_wrong_at_a_node_shows_when_it_introduces_itself(tmp_path: Path) -> None:
     own = context(**{"partition-id": 0, "num-partitions": 2, "device": "warp"})
-    with pytest.raises(ValueError, match=r"^device: expected"):
+    with pytest.raises(ValueError, match=r"^partition-id=0: device: expected"):
+        app(hello(), own)
+
+
+def test_what_is_wrong_with_a_nodes_data_names_the_node() -> None:
+    own = context(**{"partition-id": 4, "num-partitions": 6, "dataset": "npz", "data-dir": "/no"})
+    with pytest.raises(ValueError, match=r"^partition-id=4: npz: .*/no"):
         app(hello(), own)
