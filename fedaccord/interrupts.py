@@ -4,42 +4,19 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
-from typing import Any
+from types import FrameType
 
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # not all of them are there on every system
 DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class Interrupts:
-    """A block that the first of these signals ends by KeyboardInterrupt(number); later ones do
-    nothing, so that whoever presses Ctrl-C twenty times does not interrupt the saving.
-
-    Signals that somebody else handles or ignores (Flower, a notebook, nohup) are left alone, and
-    all of them outside the main thread, where Python cannot handle any.
-    """
+    """The first signal raises KeyboardInterrupt(number), and later ones do nothing: who presses
+    Ctrl-C twenty times does not interrupt the saving."""
 
     def __init__(self) -> None:
         self.number: int | None = None  # the signal that came
         self._held = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "Interrupts":
-        if threading.current_thread() is threading.main_thread():
-            for name in SIGNALS:
-                number = getattr(signal, name, None)
-                if number is not None and signal.getsignal(number) in DEFAULTS:
-                    self._before[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -53,16 +30,41 @@ class Interrupts:
             raise KeyboardInterrupt(self.number)
 
     def ignore(self) -> None:
-        """Let nothing interrupt what is left of the block."""
+        """Let nothing interrupt what is left."""
         self._held = True
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        first = self.number is None
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """The handler of the signals."""
+        first, self.number = self.number is None, self.number or number
         if first and not self._held:
-            self.number = number
             raise KeyboardInterrupt(number)
-        if first:
-            self.number = number
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupts]:
+    """A block that signals end by `Interrupts`; a block in another has those of the outer one.
+
+    Signals that somebody else handles or ignores (Flower, a notebook, nohup) are left alone, and
+    all of them outside the main thread, where Python cannot handle any.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield Interrupts()
+        return
+    numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+    for number in numbers:
+        outer = getattr(signal.getsignal(number), "__self__", None)
+        if isinstance(outer, Interrupts):
+            yield outer
+            return
+    interrupts = Interrupts()
+    before = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) in DEFAULTS}
+    try:
+        for number in before:
+            signal.signal(number, interrupts.receive)
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def exit_code(error: KeyboardInterrupt) -> int:

@@ -18,7 +18,7 @@ from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import Fleet
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.interrupts import Interrupts
+from fedaccord.interrupts import interruptible
 from fedaccord.runs import RunDirectory
 from fedaccord.runs.origin import processor
 from fedaccord.task import Task, load_task
@@ -35,6 +35,8 @@ def main(grid: Grid, context: Context) -> None:
     try:
         config = RunConfig.make(context.run_config)
         threads.check(config.threads)
+        for line in config.unread():
+            log.warning(line)
         task = load_task(config.task, num_clients=1, whole=True)  # its test samples
         chosen = threads.of_task(config.threads, task, config.strategy)
         log.info("%s", chosen)
@@ -60,7 +62,7 @@ def run(
     """
     strategy = config.strategy
     initial = initial_arrays(task, strategy.precision)
-    with Interrupts() as interrupts:
+    with interruptible() as interrupts:
         used = machine(task) | resolved(config)
         directory = RunDirectory(config.out_dir, config.name, in_use(config), used)
 

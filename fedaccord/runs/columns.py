@@ -101,8 +101,8 @@ METRICS = (
     ),
     Column(
         "spectral-gap",
-        "1 - ||W - 11^T/m||, W the round's mixing matrix: what a gossip step shrinks the distance to "
-        "consensus by, at least",
+        "1 - ||W - 11^T/m||, W the round's mixing matrix: the least share of the distance to "
+        "consensus that a gossip step takes away",
         "1",
         GRAPH,
         "server",
