@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fedaccord import server_app, threads
 from fedaccord.config import RunConfig
+from fedaccord.engine.faults import Faults, FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
@@ -85,6 +86,7 @@ def simulate(
     participation: float | Sequence[Sequence[int]] | None = None,
     dtype: torch.dtype = torch.float32,
     record: str = "metrics",
+    faults: Faults | None = None,
     **keys: Any,
 ) -> History:
     """Run a federation in this process through the same ServerApp path as `fedaccord run`.
@@ -97,6 +99,8 @@ def simulate(
     participation: the share of clients a round, or the clients of every round.
     dtype: float32 or float64, of data, model and every vector.
     record: "weights" keeps w^t, the averages and the client states of every round.
+    faults: (round from 0, client) -> None, or what happens there: "lost-message", "lost-reply",
+        "duplicate", "late" or "crash" (the client's memory is gone).
     keys: any run-config key, as ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing
         ones take the run config's defaults; ``clip_norm=None`` is off.
 
@@ -130,8 +134,10 @@ def simulate(
     threads.check(config.threads)
     task = _task(config, clients, test, model, loss)
     chosen = threads.of_task(config.threads, task, strategy)
-    fleet = LocalFleet(task)
-    recorder = Recorder(strategy, fleet.state, weights=record == "weights")
+    fleet: LocalFleet | FaultyFleet = (local := LocalFleet(task))
+    if faults is not None:
+        fleet = FaultyFleet(local, faults)
+    recorder = Recorder(strategy, local.state, weights=record == "weights")
     strategy.on_round = recorder
     initial = server_app.initial_arrays(task, strategy.precision)
     with chosen.in_use(), quiet():

@@ -1,0 +1,70 @@
+"""What happens to messages, replies and devices, on purpose: for tests and for studies."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from fedaccord.core.visit import TrainInstruction, Visit
+from fedaccord.engine.fleet import LocalFleet
+from fedaccord.federation.fleet import LATE, Reading
+
+log = logging.getLogger("flwr")
+
+KINDS = ("lost-message", "lost-reply", "duplicate", "late", "crash")
+Faults = Callable[[int, int], str | None]  # (round t from 0, client) -> one of KINDS, or None
+
+
+class FaultyFleet:
+    """Clients in this process behind a network that loses, repeats and delays.
+
+    lost-message: the client is not reached. lost-reply: it trains, and nobody hears of it. late:
+    its reply comes in the next round, where nobody waits for it. duplicate: the message reaches it
+    twice, and it answers twice. crash: its memory is gone before the message comes.
+    """
+
+    def __init__(self, fleet: LocalFleet, faults: Faults) -> None:
+        self.fleet = fleet
+        self.faults = faults
+        self._late: list[tuple[int, int]] = []  # (round, client) whose replies are under way
+
+    @property
+    def num_clients(self) -> int:
+        return self.fleet.num_clients
+
+    def connect(self, seconds: float) -> None:
+        self.fleet.connect(seconds)
+
+    def here(self) -> Sequence[int]:
+        return self.fleet.here()
+
+    def train(self, visits: Sequence[Visit], timeout: float) -> Mapping[int, Reading]:
+        for t, i in self._late:
+            log.info("ignored the reply of client %d to round %d: it came late", i, t + 1)
+        self._late = []
+        kinds = {visit.instruction.client: self._kind(visit.instruction) for visit in visits}
+        for i, kind in kinds.items():
+            if kind == "crash":
+                self.fleet.memories.pop(i, None)
+        reached = [v for v in visits if kinds[v.instruction.client] != "lost-message"]
+        found = dict(self.fleet.train(reached, timeout))
+        again = [v for v in visits if kinds[v.instruction.client] == "duplicate"]
+        for i in self.fleet.train(again, timeout):
+            log.info("ignored a second reply of client %d", i)
+        answers: dict[int, Reading] = {}
+        for visit in visits:
+            t, i = visit.instruction.round, visit.instruction.client
+            if kinds[i] == "late":
+                self._late.append((t, i))
+            unheard = kinds[i] in ("lost-message", "lost-reply", "late")
+            answers[i] = LATE if unheard else found[i]
+        return answers
+
+    def test(
+        self, questions: Sequence[TrainInstruction], timeout: float
+    ) -> list[Mapping[str, float] | str]:
+        return self.fleet.test(questions, timeout)
+
+    def _kind(self, asked: TrainInstruction) -> str | None:
+        kind = self.faults(asked.round, asked.client)
+        if kind is not None and kind not in KINDS:
+            raise ValueError(f"faults: expected None or one of {', '.join(KINDS)}, got {kind!r}")
+        return kind

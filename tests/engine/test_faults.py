@@ -1,0 +1,209 @@
+"""Whatever is lost, repeated or late: the federation is the one in which it never was."""
+
+import logging
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedaccord import simulate
+from fedaccord import strategies as S
+from fedaccord.core.vectors import leaves
+from fedaccord.engine import History
+from fedaccord.engine.faults import KINDS
+from fedaccord.federation.strategy import FederatedStrategy
+from tests.federation import half_square, linear
+from tests.reference.problem import LeastSquares
+from tests.wire.methods import COMBINATIONS, make
+
+C, T = 4, 4
+LEAST_SQUARES = LeastSquares(C, seed=2)
+W0 = np.linspace(-1, 1, LEAST_SQUARES.dim)
+UNHEARD = ("lost-message", "lost-reply", "late")
+Table = tuple[tuple[str | None, ...], ...]  # what happens in a round (row) to a client (column)
+
+
+def tables(*kinds: str) -> Any:
+    row = st.tuples(*[st.sampled_from((None, *kinds))] * C)
+    return st.lists(row, min_size=2, max_size=T).map(tuple)
+
+
+def run(method: FederatedStrategy, table: Table) -> History:
+    method.max_failed_rounds = len(table) + 1
+    return simulate(
+        method,
+        clients=LEAST_SQUARES.clients(),
+        model=linear(W0),
+        loss=half_square,
+        rounds=len(table),
+        participation=[range(C)] * len(table),
+        dtype=torch.float64,
+        record="weights",
+        faults=lambda t, i: table[t][i],
+    )
+
+
+def small(name: str, plugins: str = "bare") -> FederatedStrategy:
+    method = make(name, plugins)
+    method.lr, method.batch_size = 0.05, 0
+    method.local_steps = 1 if name == "dpsgd" else 2
+    return method
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two states are of the same bits."""
+    if a is None or b is None:
+        return a is b
+    one, other = dict(leaves(a)), dict(leaves(b))
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def counted(table: Table) -> bool:
+    """Whether some round has every reply, as FedPD wants."""
+    return any(not set(row) & set(UNHEARD) for row in table)
+
+
+@pytest.mark.parametrize(("name", "plugins"), COMBINATIONS)
+@settings(max_examples=2, deadline=None, derandomize=True)
+@given(tables(*UNHEARD, "duplicate").filter(counted))
+def test_a_reply_that_was_not_heard_is_one_that_never_was(
+    name: str, plugins: str, table: Table
+) -> None:
+    absent = tuple(tuple("lost-message" if k in UNHEARD else None for k in row) for row in table)
+    found, expected = (run(small(name, plugins), t) for t in (table, absent))
+    assert found.weights is not None
+    assert expected.weights is not None
+    assert torch.equal(found.weights, expected.weights)
+    assert all(map(same, found.clients, expected.clients))
+
+
+@pytest.mark.parametrize("name", ["scaffold", "afedpd", "fedinit"])
+def test_a_client_that_is_not_reached_is_one_that_was_not_drawn(name: str) -> None:
+    table = ((None, "late", None, None), ("duplicate", None, "lost-reply", "lost-reply"))
+    cohorts = [[0, 2, 3], [0, 1]]
+    method = small(name)
+    method.participation = cohorts
+    drawn = simulate(
+        method,
+        clients=LEAST_SQUARES.clients(),
+        model=linear(W0),
+        loss=half_square,
+        rounds=2,
+        dtype=torch.float64,
+        record="weights",
+    )
+    found = run(small(name), table)
+    assert drawn.weights is not None
+    assert found.weights is not None
+    assert torch.equal(found.weights, drawn.weights)
+
+
+# --- what the server's memory sums up, also where clients lost theirs -----------------------------
+
+
+def mean(found: History, name: str, otherwise: Any) -> Tensor:
+    """Of a vector of all clients; otherwise: what a client has before its first visit."""
+    rows = [otherwise if s is None else getattr(s, name) for s in found.clients]
+    return torch.stack(rows).mean(0)
+
+
+def gap(name: str, method: FederatedStrategy, found: History) -> float:
+    """How far the identity that the method lives by is from true."""
+    s = method.state
+    assert s is not None
+    zero = torch.zeros_like(s.w)
+    if name in ("scaffold", "fedgamma"):
+        difference = mean(found, "c_i", zero) - s.server.c
+    elif name == "fedadmm":
+        difference = mean(found, "w_hat", s.w_init) - s.w
+    elif name == "afedpd":  # a client that was away misses virtual steps until it is back
+        whole = [
+            s.server.lam_bar
+            if state is None
+            else state.lam + s.server.lam_bar - s.server.lam_bar_after[int(s.accepted[i])]
+            for i, state in enumerate(found.clients)
+        ]
+        difference = torch.stack(whole).mean(0) - s.server.lam_bar
+    else:
+        difference = mean(found, "lam", zero) - s.server.lam_bar
+    return float(difference.abs().max())
+
+
+TIED = ("scaffold", "fedgamma", "fedadmm", "afedpd", "feddyn", "fedspeed", "fedsmoo")
+
+
+@pytest.mark.parametrize("name", TIED)
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(tables(*KINDS).filter(counted))
+def test_the_servers_memory_is_the_clients(name: str, table: Table) -> None:
+    method = small(name)
+    assert gap(name, method, run(method, table)) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedadmm"])
+def test_a_device_that_lost_its_memory_ends_nothing(name: str) -> None:
+    """It says so, the server begins its memory anew, and the optimum is reached."""
+    table = [[None] * C for _ in range(150)]
+    table[5][1] = table[9][2] = "crash"
+    method = small(name)
+    method.lr_decay, method.weight_decay, method.clip_norm = 1.0, 0.0, 0.0
+    method.lr, method.local_steps = 0.1, 4
+    found = run(method, tuple(map(tuple, table)))
+    np.testing.assert_allclose(method.state.w, LEAST_SQUARES.optimum(), atol=2e-3)
+    assert (found.metrics["dropped"] == 1).sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "repair"),
+    [
+        ("scaffold", "the server's memory sums up the clients', so all begin anew at this model"),
+        ("fedinit", "its next visit is a first one"),
+    ],
+)
+def test_what_was_done_is_told(name: str, repair: str, caplog: pytest.LogCaptureFixture) -> None:
+    rows: list[dict[str, Any]] = []
+    method = small(name)
+    table: list[list[str | None]] = [[None] * C for _ in range(3)]
+    table[1][2] = "crash"
+    run(method, tuple(map(tuple, table)))
+    rows = method.on_round.client_rows
+    (row,) = [row for row in rows if row["status"] != "ok"]
+    assert (row["round"], row["client"]) == (2, 2)
+    assert row["status"] == "lost its state of round 1"
+    assert row["repair"] == repair
+    assert f"dropped client 2: lost its state of round 1; {repair}" in caplog.text
+
+
+def test_a_first_visit_that_crashed_has_nothing_to_lose() -> None:
+    found = run(small("scaffold"), (("crash", None, None, None), (None,) * C))
+    assert (found.metrics["dropped"][1:] == 0).all()
+
+
+def test_a_fault_of_another_name_is_one_line() -> None:
+    line = r"^faults: expected None or one of lost-message, .*, got 'lost'$"
+    with pytest.raises(ValueError, match=line):
+        run(small("fedavg"), (("lost", None, None, None),))
+
+
+def test_late_and_second_replies_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="flwr")
+    with pytest.MonkeyPatch.context() as patch:
+        module = sys.modules["fedaccord.engine.simulate"]
+        patch.setattr(module, "quiet", lambda: caplog.at_level(logging.INFO))
+        run(small("fedavg"), (("late", "duplicate", None, None), (None,) * C))
+    assert "ignored the reply of client 0 to round 1: it came late" in caplog.text
+    assert "ignored a second reply of client 1" in caplog.text
+
+
+def test_every_method_with_a_memory_is_looked_at() -> None:
+    held = {
+        name
+        for name, kind in S.METHODS.items()
+        if kind.tied and not make(name, "bare").client_half().rule.is_stateless
+    }
+    assert held == {*TIED, "afedpdsam", "fedpd"}  # A-FedPD with SAM; FedPD's server keeps nothing
