@@ -1,6 +1,5 @@
 """`fedaccord run`: a federation in this process, shown as it goes."""
 
-import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -10,19 +9,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE
-from rich.table import Table
 
 from fedaccord.cli.columns import columns_tables
 from fedaccord.cli.console import make_console, stop
+from fedaccord.cli.keys import keys_text
 from fedaccord.cli.progress import Display, summary_table
-from fedaccord.cli.settings import ConfigFile, Pairs, read_settings
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, warn_of_unread
 from fedaccord.interrupts import exit_code
 
 
 def run(
     pairs: Pairs = None,
     config: ConfigFile = None,
+    preset: Preset = None,
     list_keys: Annotated[
         bool, typer.Option("--list-keys", help="Print every key with its meaning, and exit.")
     ] = False,
@@ -41,6 +40,8 @@ def run(
     fedaccord run algo=scaffold lr=0.05 num-server-rounds=50
 
     fedaccord run algo=fedavg relaxed-init.beta=0.1 dataset=cifar10 model=lenet download=true
+
+    Or those of a paper's experiment: fedaccord run --preset scaffold num-server-rounds=50
     """
     from fedaccord import engine, runs, threads
     from fedaccord.config import RunConfig
@@ -51,7 +52,7 @@ def run(
 
     console = make_console()
     if list_keys:
-        console.print(_keys_table())
+        typer.echo(keys_text())
         return
     if list_columns:
         console.print(*columns_tables())
@@ -60,7 +61,9 @@ def run(
     path: Path | None = None
     display: Display | None = None
     try:
-        settings = RunConfig.make(read_settings(pairs or [], config))
+        settings = RunConfig.make(read_settings(pairs or [], config, preset))
+        settings.strategy.check_clients(settings.num_clients)
+        warn_of_unread(settings, pairs or [])
         threads.check(settings.threads)
         with engine.quiet(), _warnings_on_stderr():
             with console.status("loading data"):
@@ -103,15 +106,3 @@ def _warnings_on_stderr() -> Iterator[None]:
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
-
-
-def _keys_table() -> Table:
-    from fedaccord import config
-    from fedaccord.core.options import meaning
-
-    table = Table("key", "default", "allowed", "meaning", box=SIMPLE)
-    for key, field in config.keys().items():
-        default = config.default(field)
-        text = default if isinstance(default, str) else json.dumps(default)
-        table.add_row(key, text, config.allowed(key, field), meaning(field))
-    return table

@@ -20,6 +20,7 @@ from rich.progress import Progress
 from safetensors.torch import load_file
 
 from fedaccord import config
+from fedaccord.core.options import meaning
 from fedaccord.task import models
 from tests.cli.shell import TINY, invoke, refusal, run
 
@@ -171,10 +172,12 @@ def test_every_key_is_listed() -> None:
     result = invoke("run", "--list-keys")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
     for key, field in config.keys().items():
-        (line,) = (line for line in lines if line.split()[:1] == [key])
-        assert field.metadata["doc"] in line
-    assert "scaffold" in next(line for line in lines if line.split()[:1] == ["algo"])
+        (line,) = (line for line in lines if line.startswith(f"{key} = "))
+        assert line == f"{key} = {json.dumps(config.default(field))}"
+        below = " ".join(" ".join(lines[lines.index(line) + 1 :]).split())
+        assert below.startswith(meaning(field, config.allowed(key, field)))
 
 
 # What is refused
@@ -184,13 +187,16 @@ def test_every_key_is_listed() -> None:
     ("word", "message"),
     [
         ("algo=fedint", "did you mean 'fedinit'?"),
-        ("batchsize=3", "did you mean 'batch-size'?"),
+        ("batchsize=3", "unknown key 'batchsize' (did you mean 'batch-size', "),
         ("dataset=digit", "did you mean 'digits'?"),
         ("model=lnet", "did you mean 'lenet'?"),
         ("model=lenet", "lenet"),  # takes no 8x8 images
-        ("dirichlet-alpha=0", "dirichlet-alpha: expected above 0, got 0"),
+        ("dirichlet-alpha=0", "dirichlet-alpha: expected above 0 and at most 1e+06"),
         ("alpha=0.5", "alpha: this key is now called 'dirichlet-alpha'"),
-        ("fraction-train=1.5", "fraction-train: expected above 0 and at most 1, got 1.5"),
+        ("fraction-train=1.5", "fraction-train: expected at least 1e-06 and at most 1, got 1.5"),
+        ("fraction-train=1e-9", "fraction-train: expected at least 1e-06"),
+        ("seed=99999999999999999999", "seed: expected an integer below 2^63"),
+        ("min-replies=3", "min-replies: expected at most 2, the clients of a round (of 4"),
         ("lr=fast", "lr: expected a number, got 'fast'"),
         ("num-clients=1e6", "num-clients: expected an integer"),
         ("num-clients=2000", "1438 samples for 2000 clients"),
