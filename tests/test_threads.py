@@ -15,8 +15,9 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedaccord import server_app, simulate, threads
+from fedaccord import engine, server_app, simulate, threads
 from fedaccord.client_app import configured_task
+from fedaccord.config import RunConfig
 from fedaccord.engine import InProcessGrid
 from fedaccord.task import models
 
@@ -116,16 +117,28 @@ def test_simulate_computes_with_them_and_puts_back_what_it_found(
     keys: dict[str, Any], number: int
 ) -> None:
     torch.set_num_threads(2)
-    seen = set()
+    seen = []
 
     def loss(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        seen.add(torch.get_num_threads())
+        seen.append(torch.get_num_threads())
         return (predictions - targets).square().mean()
 
     clients = [(torch.ones(4, 2), torch.ones(4, 1))] * 2
     simulate("fedavg", clients=clients, model=nn.Linear(2, 1), loss=loss, rounds=1, **keys)
-    assert seen == {number}
+    assert seen[-1] == number  # in training; the model is tried before
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("eight_cores")
+@pytest.mark.parametrize(("keys", "number"), [({}, 1), ({"threads": 3}, 3)])
+def test_a_run_computes_with_them_and_puts_back_what_it_found(
+    keys: dict[str, Any], number: int, tmp_path: Path
+) -> None:
+    seen = set()
+    settings = {"model": "linear", "num-server-rounds": 1, "out-dir": str(tmp_path), **keys}
+    engine.run(RunConfig.make(settings), on_client=lambda _: seen.add(torch.get_num_threads()))
+    assert seen == {number}
+    assert torch.get_num_threads() == 8
 
 
 @pytest.mark.usefixtures("eight_cores")
