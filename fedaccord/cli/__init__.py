@@ -1,4 +1,4 @@
-"""The command line: `fedaccord run`, `presets`, `methods`, `doctor` and `flwr-config`.
+"""The command line: `fedaccord run`, `evaluate`, `presets`, `methods`, `doctor` and `flwr-config`.
 
 Bad input gives one line on stderr and exit code 2. A command imports what it needs when it runs:
 PyTorch and Flower take seconds, which `--help` should not.
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedaccord import __version__
-from fedaccord.cli import doctor, flwr_config, methods, presets, run
+from fedaccord.cli import doctor, evaluate, flwr_config, methods, presets, run
 from fedaccord.cli.console import Commands
 from fedaccord.threads import wait_passively
 
@@ -20,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command()(run.run)
+app.command()(evaluate.evaluate)
 app.command("presets")(presets.list_presets)
 app.command()(methods.methods)
 app.command()(doctor.doctor)

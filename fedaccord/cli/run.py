@@ -11,13 +11,15 @@ from typing import Annotated
 import typer
 
 from fedaccord.cli.columns import columns_tables
+from fedaccord.cli.compare import comparison
 from fedaccord.cli.console import make_console, stop
 from fedaccord.cli.keys import keys_text
 from fedaccord.cli.progress import Display, summary_table
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, warn_of_unread
-from fedaccord.interrupts import exit_code
+from fedaccord.interrupts import exit_code, interruptible
 
 
+@interruptible()
 def run(
     pairs: Pairs = None,
     config: ConfigFile = None,
@@ -59,7 +61,6 @@ def run(
         return
     keep_freed_memory()  # this process is ours
     path: Path | None = None
-    display: Display | None = None
     try:
         settings = RunConfig.make(read_settings(pairs or [], config, preset))
         settings.strategy.check_clients(settings.num_clients)
@@ -77,18 +78,21 @@ def run(
             with display.bar:
                 engine.run(settings, on_round=display.on_round, on_client=display.on_client)
     except KeyboardInterrupt as error:
-        begun = display is not None and display.begun
+        begun = path is not None and path.exists()
         rest = f"{path} holds what was done so far" if begun else "nothing was written"
         stop(f"interrupted: {rest}", exit_code(error))
     except (ValueError, FileNotFoundError) as error:
         stop(error, 2)
     except FederationError as error:
-        console.print(summary_table(settings.algo, path))
+        if path is not None:
+            console.print(summary_table(settings.algo, path))
         stop(f"{error}; {path} holds what was done so far", 1)
     except OSError as error:
         stop(error, 1)
     console.print(summary_table(settings.algo, path))
     console.print(f"run directory: {path}", soft_wrap=True)
+    if other := comparison(settings):
+        console.print(f"compare: {other}", soft_wrap=True)
 
 
 @contextmanager
