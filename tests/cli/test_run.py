@@ -33,11 +33,11 @@ def test_a_run_shows_its_rounds_and_leaves_its_directory(tmp_path: Path) -> None
     lines = result.stdout.splitlines()
     assert lines[0].startswith("4 clients, 359 to 359 samples")
     assert lines[1] == "1 thread: as set"
-    assert lines[2] == lines[-1] == f"run directory: {directory}"
+    assert lines[2] == lines[-2] == f"run directory: {directory}"
     assert [line.split("  ")[0] for line in lines[3:6]] == ["round 0/2", "round 1/2", "round 2/2"]
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["status"] == "completed"
-    shown = dict(line.rstrip().rsplit("  ", 1) for line in lines[6:-1])
+    shown = dict(line.rstrip().rsplit("  ", 1) for line in lines[6:-2])
     shown = {key.strip(): value for key, value in shown.items()}
     assert (shown["method"], shown["rounds"]) == ("scaffold", "2")
     assert shown["test accuracy, last"] == f"{summary['test-accuracy-last']:.2%}"
@@ -57,7 +57,7 @@ def test_an_unnamed_run_is_shown_where_it_is(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     (directory,) = (tmp_path / "runs").iterdir()
     assert directory.name.startswith("fedinit-digits-seed0-")
-    assert result.stdout.splitlines()[-1] == f"run directory: {directory}"
+    assert result.stdout.splitlines()[-2] == f"run directory: {directory}"
     assert tomllib.loads((directory / "config.toml").read_text())["run"]["name"] == ""
 
 
