@@ -57,7 +57,7 @@ def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
     settings = RunConfig.make(read_settings([], run / "config.toml") | more)
     threads.check(settings.threads)
     task = load_task(settings.task, num_clients=1, whole=True)
-    w = _vector(run / "model.safetensors", task)
+    w = _vector(run, task)
     with threads.of_task(settings.threads, task, settings.strategy).in_use():
         found = task.evaluate(w)
         if settings.eval_train:
@@ -65,21 +65,17 @@ def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def _vector(file: Path, task: "Task") -> "Tensor":
+def _vector(run: Path, task: "Task") -> "Tensor":
     """The saved parameters (d,) in the order of the task's model."""
     import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
-    try:
-        saved = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file}: expected a model, got a damaged file ({error})") from None
-    layout = task.model()
+    from fedaccord.runs import load_model
+
+    saved, layout = load_model(run), task.model()
     shapes = {name: saved[name].shape if name in saved else None for name in layout.names}
     if shapes != dict(zip(layout.names, layout.shapes, strict=True)):
         raise ValueError(
-            f"{file}: expected the parameters of the model in config.toml on this data, got "
+            f"{run}: expected the parameters of the model in config.toml on this data, got "
             "others: point data-dir to the data of the run"
         )
     return torch.cat([saved[name].reshape(-1) for name in layout.names]).to(task.device)

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedaccord.runs import origin
@@ -167,6 +168,19 @@ def status(path: Path) -> str:
     if found == RUNNING and "process" in summary and not origin.is_alive(summary["process"]):
         return "dead"
     return found
+
+
+def load_model(path: Path) -> dict[str, Tensor]:
+    """The parameters of the model in a run directory, by name.
+
+    Raises FileNotFoundError where there is none, and ValueError where its file is damaged.
+    """
+    try:
+        return load_file(path / "model.safetensors")
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path / 'model.safetensors'}: expected a model, got a damaged file ({error})"
+        ) from None
 
 
 class _Table:
