@@ -302,6 +302,12 @@ def test_simulate_is_quiet(
     assert logging.getLogger("flwr").level == logging.INFO
 
 
+def test_keys_without_effect_are_told(flower_log: list[logging.LogRecord]) -> None:
+    history("fedavg", **{"fedprox.mu": 0.1})
+    line = "fedprox.mu=0.1 has no effect: nothing reads it without algo=fedprox"
+    assert [record.getMessage() for record in flower_log] == [line]
+
+
 def test_quiet_lets_warnings_through(flower_log: list[logging.LogRecord]) -> None:
     log = logging.getLogger("flwr")
     with suppress(RuntimeError), quiet():
