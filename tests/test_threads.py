@@ -22,6 +22,7 @@ from fedaccord.engine import InProcessGrid
 from fedaccord.task import models
 
 POLICY = "OMP_WAIT_POLICY"
+NO_DATA = {"dataset": "npz", "data-dir": "/no/such.npz"}  # would be the error where it is loaded
 
 
 @pytest.fixture
@@ -159,7 +160,7 @@ def test_a_node_sets_its_own() -> None:
     configured_task(context({"model": "linear", "threads": 2}, threads=5))
     assert torch.get_num_threads() == 5
     with pytest.raises(ValueError, match=r"^threads: expected at most 8"):
-        configured_task(context({"model": "linear"}, threads=9))
+        configured_task(context(NO_DATA, threads=9))
 
 
 @pytest.mark.usefixtures("eight_cores")
@@ -175,8 +176,8 @@ def test_the_server_computes_with_them(
 
 
 @pytest.mark.usefixtures("eight_cores")
-def test_the_server_refuses_before_it_writes(tmp_path: Path) -> None:
-    own = context({"out-dir": str(tmp_path), "threads": 9})
+def test_the_server_refuses_before_it_loads_or_writes(tmp_path: Path) -> None:
+    own = context({**NO_DATA, "out-dir": str(tmp_path), "threads": 9})
     with pytest.raises(ValueError, match=r"^threads: "):
         server_app.app(InProcessGrid(ClientApp(), 2), own)
     assert not list(tmp_path.iterdir())
