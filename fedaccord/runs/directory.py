@@ -237,8 +237,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _of_file(error: OSError, path: Path) -> OSError:
-    error.filename, error.filename2 = str(path), None
-    return error
+    return OSError(error.errno, error.strerror, str(path))
 
 
 def _cell(value: Any) -> Any:
