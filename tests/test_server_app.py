@@ -7,13 +7,14 @@ import signal
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedaccord import engine, runs
+from fedaccord import config, engine, runs, server_app
 from fedaccord.config import RunConfig
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.strategy import Round
@@ -211,3 +212,19 @@ def test_config_toml_tells_the_machine_and_makes_the_same_bytes(tmp_path: Path) 
 
 def without_seconds(path: Path) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows(path)]
+
+
+def test_keys_without_effect_are_told_under_flower(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All keys arrive there, with the app's defaults where nobody set them."""
+    monkeypatch.setattr(server_app, "run", lambda *_: None)
+    set_by_a_user = {"partition": "iid", "classes-per-client": 3, "fedprox.mu": 0.2}
+    run_config = {**config.defaults(), "model": "linear", "algo": "fedavg", **set_by_a_user}
+    context: Any = SimpleNamespace(run_config=run_config)
+    grid: Any = None
+    server_app.main(grid, context)
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "classes-per-client=3 has no effect: nothing reads it without partition=pathological",
+        "fedprox.mu=0.2 has no effect: nothing reads it without algo=fedprox",
+    ]
