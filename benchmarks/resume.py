@@ -78,7 +78,7 @@ def check_same(folder: Path, config: RunConfig, deciding: Iterable[str]) -> None
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """Every key of a run, with its value."""
+    """The settings of a run by their keys, without the tables of other methods."""
     return _flatten(tomllib.loads((folder / "config.toml").read_text())["run"])
 
 

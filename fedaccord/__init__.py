@@ -6,7 +6,8 @@ if TYPE_CHECKING:
     from fedaccord.client.train import evaluate_locally, train_locally
     from fedaccord.engine import simulate
 
-__all__ = ["evaluate_locally", "simulate", "train_locally"]
+__version__ = "0.1.0"
+__all__ = ["__version__", "evaluate_locally", "simulate", "train_locally"]
 
 
 def __getattr__(name: str) -> Any:

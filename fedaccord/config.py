@@ -5,7 +5,8 @@ plain keys (``fraction-train``, ``batch-size``), those of one method or plug-in 
 name (``scaffold.server-lr``, ``relaxed-init.beta``).
 """
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import Field, dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedaccord.core.options import (
     option,
     options,
     range_text,
+    unread,
 )
 from fedaccord.core.plugin import PlugIn
 from fedaccord.federation.settings import Settings
@@ -59,11 +61,8 @@ class RunConfig:
         """
         known = keys()
         for key in values:
-            if key in RENAMED:
-                raise ValueError(f"{key}: this key is now called {RENAMED[key]!r}")
             if key not in known:
-                near = did_you_mean(key, known)
-                raise ValueError(f"unknown key {key!r}{near}; known: {', '.join(known)}")
+                raise ValueError(_unknown(key, values.get("algo", RunConfig.algo), known))
         flat = {key: _check(key, values.get(key, default(f)), f) for key, f in known.items()}
         return RunConfig(
             **_values(flat, RunConfig),
@@ -71,6 +70,65 @@ class RunConfig:
             strategy=_strategy(flat),
             flat=flat,
         )
+
+    def unread(self, given: Container[str] = ()) -> list[str]:
+        """A line for each key that nothing reads in this configuration, though it was set.
+
+        Set are the keys that differ from their defaults, and those that were ``given``.
+        """
+        usual, reasons = defaults(), self._reasons()
+        return [
+            f"{key}={_toml(value)} has no effect: {reasons[key]}"
+            for key, value in self.flat.items()
+            if key in reasons and (key in given or value != usual[key])
+        ]
+
+    def _reasons(self) -> dict[str, str]:
+        """The keys that nothing reads in this configuration, and why."""
+        needs: dict[str, str] = {}  # a key -> the setting without which nothing reads it
+        reasons: dict[str, str] = {}
+        parts: list[tuple[str, Any]] = [("", self.task), ("", self.strategy)]
+        for name in METHODS:
+            if name == self.algo:
+                parts.append((f"{name}.", self.strategy))
+            else:
+                other = (key for key in self.flat if key.startswith(f"{name}."))
+                needs |= dict.fromkeys(other, f"algo={name}")
+        plugins = {type(plugin): plugin for plugin in self.strategy.plugins}
+        for name, kind in PLUGINS.items():
+            if kind in plugins:
+                parts.append((f"{name}.", plugins[kind]))
+                reasons |= {_key(field): why for field, why in plugins[kind].replaces.items()}
+            else:
+                strength, *others = (f"{name}.{_key(field.name)}" for field in options(kind))
+                needs |= dict.fromkeys(others, strength)
+        for prefix, settings in parts:
+            needs |= {prefix + _key(f): prefix + other for f, other in unread(settings).items()}
+        return {key: f"nothing reads it without {other}" for key, other in needs.items()} | reasons
+
+
+def _unknown(key: str, algo: Any, known: Iterable[str]) -> str:
+    """What to say of an unknown key: the nearest three of the known ones."""
+
+    def last(key: str) -> str:
+        return _key(key.rpartition(".")[2]).lower()
+
+    others = {f"{name}." for name in METHODS if name != algo}
+    read = [k for k in known if not k.startswith(tuple(others))]  # by this method
+    as_ours = [k for k in known if k == _key(key).lower()]
+    for among in (as_ours, read, [*known]):  # a key of a table, typed without it
+        if same := [k for k in among if last(k) == last(key)]:
+            break
+    if key in RENAMED:
+        if not any(k.startswith(f"{algo}.") for k in same):
+            return f"{key}: this key is now called {RENAMED[key]!r}"
+        same.append(RENAMED[key])
+    near = same or difflib.get_close_matches(key, read, n=3, cutoff=0.4)
+    if not near:
+        return f"unknown key {key!r}; `fedaccord run --list-keys` lists the known ones"
+    *first, final = map(repr, near[:3])
+    words = f"{', '.join(first)} or {final}" if first else final
+    return f"unknown key {key!r} (did you mean {words}?)"
 
 
 def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from flwr.common.config import flatten_dict
 
 from fedaccord import config
@@ -78,9 +79,12 @@ def test_what_flower_hands_over_is_what_was_written() -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"lrr": 0.1}, "unknown key 'lrr' (did you mean 'lr'?); known: algo, "),
-    ({"scaffold.server_lr": 1.0}, "unknown key 'scaffold.server_lr' (did you mean 'scaffold.se"),
-    ({"": 1}, "unknown key ''; known: algo, "),
+    ({"lrr": 0.1}, "unknown key 'lrr' (did you mean 'lr'?)"),
+    (
+        {"scaffold.server_lr": 1.0},
+        "unknown key 'scaffold.server_lr' (did you mean 'scaffold.server-lr'?)",
+    ),
+    ({"": 1}, "unknown key ''; `fedaccord run --list-keys`"),
     ({"alpha": 0.5}, "alpha: this key is now called 'dirichlet-alpha'"),
     ({"lr": "fast"}, "lr: expected a number, got 'fast'"),
     ({"lr": True}, "lr: expected a number, got True"),
@@ -91,6 +95,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"weight-decay": -1e-9}, "weight-decay: expected at least 0, got -1e-09"),
     ({"num-clients": 0}, "num-clients: expected at least 1, got 0"),
     ({"num-clients": 2.0}, "num-clients: expected an integer, got 2.0"),
+    ({"fedadagrad.v0": -0.3}, "fedadagrad.v0: expected at least 0, or -1, got -0.3"),
+    ({"fedprox.mu": -1}, "fedprox.mu: expected at least 0, got -1.0"),
+    ({"seed": 2**63}, "seed: expected an integer below 2^63, got 9223372036854775808"),
+    ({"fraction-train": 1e-9}, "fraction-train: expected at least 1e-06 and at most 1, got 1e-09"),
     ({"num-clients": True}, "num-clients: expected an integer, got True"),
     ({"download": 1}, "download: expected true or false, got 1"),
     ({"name": 3}, "name: expected a string, got 3"),
@@ -132,6 +140,110 @@ def test_the_nearest_known_value_is_named(key: str, value: str, meant: str) -> N
         RunConfig.make({key: value})
     hint = f" (did you mean {meant!r}?)" if meant else f"got {value!r}"
     assert str(refused.value).endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"algo": "fedprox", "mu": 0.1}, "unknown key 'mu' (did you mean 'fedprox.mu'?)"),
+        ({"algo": "scaffold", "rho": 0.1}, "unknown key 'rho' (did you mean 'sam.rho'?)"),
+        ({"beta": 0.1}, "unknown key 'beta' (did you mean 'relaxed-init.beta'?)"),
+        ({"server_lr": 1.0}, "unknown key 'server_lr' (did you mean 'fedinit.server-lr'?)"),
+        ({"num_clients": 3}, "unknown key 'num_clients' (did you mean 'num-clients'?)"),
+        ({"alpha": 0.5}, "alpha: this key is now called 'dirichlet-alpha'"),
+        (
+            {"algo": "feddyn", "alpha": 0.5},
+            "unknown key 'alpha' (did you mean 'feddyn.alpha' or 'dirichlet-alpha'?)",
+        ),
+        (
+            {"clients": 3},
+            "unknown key 'clients' (did you mean 'num-clients', 'clip-norm' or "
+            "'classes-per-client'?)",
+        ),
+        ({"qqq": 3}, "unknown key 'qqq'; `fedaccord run --list-keys` lists the known ones"),
+    ],
+)
+def test_an_unknown_key_is_told_the_nearest_three(values: dict[str, Any], line: str) -> None:
+    """A key of the chosen method or of a plug-in first, by the name that a user types."""
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as refused:
+        RunConfig.make(values)
+    assert str(refused.value) == line
+
+
+UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({}, {}),
+    ({"fedprox.mu": 0.2}, {"fedprox.mu": "algo=fedprox"}),
+    ({"algo": "fedprox", "fedprox.mu": 0.2}, {}),
+    ({"algo": "fedinit", "fedavg.server-lr": 0.5}, {"fedavg.server-lr": "algo=fedavg"}),
+    (
+        {"partition": "iid", "classes-per-client": 3, "dirichlet-alpha": 0.1},
+        {"classes-per-client": "partition=pathological", "dirichlet-alpha": "partition=dirichlet"},
+    ),
+    (
+        {"partition": "pathological", "classes-per-client": 3, "replacement": "cyclic"},
+        {},
+    ),
+    ({"partition-file": "/parts.json"}, {"partition-file": "partition=file"}),
+    ({"stem": "cifar", "model": "lenet"}, {"stem": "model=resnet18"}),
+    ({"stem": "cifar", "model": "resnet18"}, {}),
+    (
+        {"data-dir": "/data"},
+        {"data-dir": "dataset=fashion-mnist|cifar10|cifar100|image-folder|npz"},
+    ),
+    ({"dataset": "npz", "download": True}, {"download": "dataset=fashion-mnist|cifar10|cifar100"}),
+    ({"local-steps": 5, "local-epochs": 2}, {"local-epochs": "local-steps=0"}),
+    ({"algo": "dpsgd", "local-epochs": 2}, {"local-epochs": "local-steps=0"}),
+    (
+        {"algo": "fedavg", "relaxed-init.center": "start"},
+        {"relaxed-init.center": "relaxed-init.beta"},
+    ),
+    ({"algo": "fedavg", "relaxed-init.beta": 0.1, "relaxed-init.center": "start"}, {}),
+    (
+        {"relaxed-init.beta": 0, "relaxed-init.center": "start"},
+        {"relaxed-init.center": "relaxed-init.beta"},
+    ),
+    ({"gossip.steps": 2}, {"gossip.steps": "gossip.topology"}),
+    ({"algo": "dfedavg", "gossip.peers": 3}, {"gossip.peers": "gossip.topology=random"}),
+    ({"algo": "dfedavg", "gossip.peers": 3, "gossip.topology": "random"}, {}),
+]
+
+
+@pytest.mark.parametrize(("values", "needs"), UNREAD, ids=str)
+def test_keys_that_nothing_reads_are_told(values: dict[str, Any], needs: dict[str, str]) -> None:
+    lines = RunConfig.make(values).unread()
+    assert {line.partition("=")[0]: line.rpartition(" without ")[2] for line in lines} == needs
+
+
+def test_a_default_is_told_where_it_was_given() -> None:
+    settings = RunConfig.make({"algo": "fedavg", "fedprox.mu": 0.1})
+    assert settings.unread() == []
+    assert settings.unread(given=["algo", "fedprox.mu"]) == [
+        "fedprox.mu=0.1 has no effect: nothing reads it without algo=fedprox"
+    ]
+
+
+@pytest.mark.parametrize("algo", ["dfedsam", "scaffold"])
+def test_without_a_server_nobody_is_drawn(algo: str) -> None:
+    values = {"algo": algo, "gossip.topology": "ring", "fraction-train": 0.1}
+    line = "fraction-train=0.1 has no effect: under gossip all nodes train in every round"
+    assert RunConfig.make(values | {"sampling": "fixed"}).unread() == [line]
+    assert RunConfig.make({"algo": "scaffold", "fraction-train": 0.1}).unread() == []
+
+
+@pytest.mark.parametrize("algo", METHODS)
+def test_a_methods_own_settings_are_read(algo: str) -> None:
+    """Of each method all keys are given, with their defaults."""
+    own = {key: value for key, value in config.defaults().items() if key.startswith(f"{algo}.")}
+    everyone = {"fraction-train": 1.0} if algo == "fedpd" else {}  # which refuses less
+    settings = RunConfig.make({"algo": algo, **everyone, **own})
+    assert settings.unread(given=own) == []
+
+
+@pytest.mark.parametrize("v0", [-1, 0, 0.3])
+def test_an_initial_second_moment_is_not_negative(v0: float) -> None:
+    assert RunConfig.make({"algo": "fedadagrad", "fedadagrad.v0": v0}).strategy.init(
+        torch.zeros(2)
+    ).v.tolist() == pytest.approx([1e-6 if v0 == -1 else v0] * 2)
 
 
 def test_integers_are_numbers() -> None:

@@ -1,4 +1,4 @@
-"""The presets in configs/: each runs alone, holds differences only, both readers agree on it."""
+"""The presets: each runs alone, holds differences only, both readers agree on it."""
 
 import json
 import tomllib
@@ -8,24 +8,35 @@ import pytest
 from flwr.common.config import get_fused_config_from_dir, parse_config_args
 
 from fedaccord import config
+from fedaccord.cli.presets import presets
 from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig
 from fedaccord.strategies import METHODS, DFedAvg
-from tests.cli.shell import invoke
+from tests.cli.shell import invoke, refusal, run
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PRESETS = {path.stem: path for path in sorted((REPOSITORY / "configs").iterdir())}
+PRESETS = presets()
 
 each_preset = pytest.mark.parametrize("name", PRESETS)
 
 
 def values(name: str) -> dict[str, object]:
-    return read_settings([], PRESETS[name])
+    return read_settings([], None, name)
 
 
 def test_every_method_has_one() -> None:
     assert [name for name in METHODS if name not in PRESETS] == []
-    assert {path.suffix for path in PRESETS.values()} == {".toml"}
+    (folder,) = {path.parent for path in PRESETS.values()}
+    assert {path.suffix for path in folder.iterdir()} == {".toml"}
+
+
+def test_they_ship_with_the_package() -> None:
+    """The wheel holds the files of the folder fedaccord, whatever they are."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel == {"packages": ["fedaccord"]}
+    assert {path.parent for path in PRESETS.values()} == {REPOSITORY / "fedaccord" / "presets"}
+    assert (REPOSITORY / "fedaccord" / "py.typed").is_file()
 
 
 @each_preset
@@ -53,6 +64,7 @@ def test_it_touches_no_other_methods_keys(name: str) -> None:
     found = values(name)
     tables = {key.partition(".")[0] for key in found if "." in key}
     assert tables & set(METHODS) <= {found["algo"]}
+    assert RunConfig.make(found).unread(given=found) == []
 
 
 @each_preset
@@ -73,8 +85,8 @@ def test_its_comment_tells_setting_sources_and_commands(name: str) -> None:
     assert head[0].count(": ") == 1
     assert "# Setting: " in text
     assert "# Method: " in text
-    assert f" --config configs/{name}.toml " in text
-    assert f" --run-config configs/{name}.toml " in text
+    assert f"fedaccord run --preset {name} " in text
+    assert f" --run-config fedaccord/presets/{name}.toml " in text
     assert f'"num-supernodes={values(name)["num-clients"]} ' in text
     assert max(map(len, lines)) <= 100
 
@@ -88,11 +100,28 @@ def test_the_presets_named_as_methods_share_a_task() -> None:
         assert len({tuple(flat[key] for key in keys) for flat in found}) == 1
 
 
+def test_they_are_listed_with_a_line_each_that_fits_80_columns() -> None:
+    result = invoke("presets")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(PRESETS)
+    assert max(map(len, lines)) <= 80
+    line = next(line for line in lines if line.startswith("fedsam-200clients "))
+    assert line.split(maxsplit=1)[1] == "CIFAR-10, ResNet-18-GN, 10 of 200 clients, Dirichlet 0.1"
+
+
+def test_an_unknown_preset_is_one_line_that_names_the_nearest(tmp_path: Path) -> None:
+    line = refusal(tmp_path, run(tmp_path, "--preset", "fedint"))
+    assert "unknown preset 'fedint' (did you mean 'fedinit'?)" in line
+    both = run(tmp_path, "--preset", "fedinit", "--config", PRESETS["fedinit"])
+    assert "expected --config or --preset, got both" in refusal(tmp_path, both)
+
+
 @pytest.mark.parametrize("name", ["fedsam-200clients", "fedpd"])
 def test_it_runs(name: str, tmp_path: Path) -> None:
     """Shortened, on data that needs no download."""
     short = ("dataset=digits", "model=linear", "threads=1", "num-server-rounds=1", "local-epochs=1")
-    words = ("--config", PRESETS[name], *short, f"out-dir={tmp_path}", "name=run")
+    words = ("--preset", name, *short, f"out-dir={tmp_path}", "name=run")
     result = invoke("run", *words)
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"

@@ -15,12 +15,14 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedaccord import server_app, simulate, threads
+from fedaccord import engine, server_app, simulate, threads
 from fedaccord.client_app import configured_task
+from fedaccord.config import RunConfig
 from fedaccord.engine import InProcessGrid
 from fedaccord.task import models
 
 POLICY = "OMP_WAIT_POLICY"
+NO_DATA = {"dataset": "npz", "data-dir": "/no/such.npz"}  # would be the error where it is loaded
 
 
 @pytest.fixture
@@ -116,16 +118,28 @@ def test_simulate_computes_with_them_and_puts_back_what_it_found(
     keys: dict[str, Any], number: int
 ) -> None:
     torch.set_num_threads(2)
-    seen = set()
+    seen = []
 
     def loss(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        seen.add(torch.get_num_threads())
+        seen.append(torch.get_num_threads())
         return (predictions - targets).square().mean()
 
     clients = [(torch.ones(4, 2), torch.ones(4, 1))] * 2
     simulate("fedavg", clients=clients, model=nn.Linear(2, 1), loss=loss, rounds=1, **keys)
-    assert seen == {number}
+    assert seen[-1] == number  # in training; the model is tried before
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("eight_cores")
+@pytest.mark.parametrize(("keys", "number"), [({}, 1), ({"threads": 3}, 3)])
+def test_a_run_computes_with_them_and_puts_back_what_it_found(
+    keys: dict[str, Any], number: int, tmp_path: Path
+) -> None:
+    seen = set()
+    settings = {"model": "linear", "num-server-rounds": 1, "out-dir": str(tmp_path), **keys}
+    engine.run(RunConfig.make(settings), on_client=lambda _: seen.add(torch.get_num_threads()))
+    assert seen == {number}
+    assert torch.get_num_threads() == 8
 
 
 @pytest.mark.usefixtures("eight_cores")
@@ -146,7 +160,7 @@ def test_a_node_sets_its_own() -> None:
     configured_task(context({"model": "linear", "threads": 2}, threads=5))
     assert torch.get_num_threads() == 5
     with pytest.raises(ValueError, match=r"^threads: expected at most 8"):
-        configured_task(context({"model": "linear"}, threads=9))
+        configured_task(context(NO_DATA, threads=9))
 
 
 @pytest.mark.usefixtures("eight_cores")
@@ -162,8 +176,8 @@ def test_the_server_computes_with_them(
 
 
 @pytest.mark.usefixtures("eight_cores")
-def test_the_server_refuses_before_it_writes(tmp_path: Path) -> None:
-    own = context({"out-dir": str(tmp_path), "threads": 9})
+def test_the_server_refuses_before_it_loads_or_writes(tmp_path: Path) -> None:
+    own = context({**NO_DATA, "out-dir": str(tmp_path), "threads": 9})
     with pytest.raises(ValueError, match=r"^threads: "):
         server_app.app(InProcessGrid(ClientApp(), 2), own)
     assert not list(tmp_path.iterdir())

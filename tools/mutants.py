@@ -145,8 +145,8 @@ MUTANTS = [
         FEDINIT,
         (
             "FedInit relaxes in the other direction by default",
-            "beta: float = 0.1",
-            "beta: float = -0.1",
+            "        0.1,\n",
+            "        -0.1,\n",
         ),
     ),
     *of(

@@ -2,7 +2,7 @@
 
 A page is made of the docstring of the method's file (its title, its source, the listing and two
 paragraphs that begin with `When to use:` and `Where we differ:`), its options, its cost and its
-presets in configs/. `tools/sync.py` writes them.
+presets in fedaccord/presets. `tools/sync.py` writes them.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from typing import Any
 from fedaccord import config
 from fedaccord.cli.about import ARXIV, About, about, file
 from fedaccord.cli.methods import cost_note
+from fedaccord.cli.presets import presets, setting
 from fedaccord.core.options import options, range_text
 from fedaccord.federation.strategy import FederatedStrategy, own_options
 from fedaccord.plugins import PLUGINS
@@ -25,7 +26,6 @@ from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.strategies import BUILT_IN
 
-PRESETS = Path(__file__).resolve().parent.parent / "configs"
 UP = "../.."  # from docs/methods to the repository root
 
 
@@ -263,19 +263,18 @@ def _text(value: Any) -> str:
 
 
 def _presets(name: str) -> Iterator[str]:
-    """The files of configs/ that run this method, the one of its name first, and commands."""
+    """The presets that run this method, the one of its name first, and commands."""
     lines, commands = [], []
-    for path in sorted(PRESETS.glob("*.toml"), key=lambda path: path.stem):
-        text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text)
+    for preset, path in presets().items():
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
         if values["algo"] == name:
-            preset, setting = f"configs/{path.name}", text.partition("\n")[0].partition(": ")[2]
-            lines.append(f"- [{preset}]({UP}/{preset}): {setting}")
+            file = f"fedaccord/presets/{path.name}"
+            lines.append(f"- [{preset}]({UP}/{file}): {setting(path)}")
             clients = (config.defaults() | values)["num-clients"]
             simulated = f"num-supernodes={clients} client-resources-num-cpus=1"
             commands += [
-                f"uv run fedaccord run --config {preset}",
-                f"uv run flwr run . --stream --run-config {preset} "
+                f"uv run fedaccord run --preset {preset}",
+                f"uv run flwr run . --stream --run-config {file} "
                 f'--federation-config "{simulated}"',
             ]
     if lines:

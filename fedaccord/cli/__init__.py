@@ -1,12 +1,15 @@
-"""The command line: `fedaccord run`, `fedaccord methods`, `fedaccord doctor`.
+"""The command line: `fedaccord run`, `evaluate`, `presets`, `methods`, `doctor` and `flwr-config`.
 
 Bad input gives one line on stderr and exit code 2. A command imports what it needs when it runs:
 PyTorch and Flower take seconds, which `--help` should not.
 """
 
+from typing import Annotated
+
 import typer
 
-from fedaccord.cli import doctor, methods, run
+from fedaccord import __version__
+from fedaccord.cli import doctor, evaluate, flwr_config, methods, presets, run
 from fedaccord.cli.console import Commands
 from fedaccord.threads import wait_passively
 
@@ -17,13 +20,24 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.command()(run.run)
+app.command()(evaluate.evaluate)
+app.command("presets")(presets.list_presets)
 app.command()(methods.methods)
 app.command()(doctor.doctor)
+app.command("flwr-config")(flwr_config.flwr_config)
 
 
 @app.callback(invoke_without_command=True)
-def main(context: typer.Context) -> None:
+def main(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version, and exit.")
+    ] = False,
+) -> None:
     """Federated optimisation under client drift, for Flower."""
     wait_passively()  # this process is ours, and a command loads PyTorch later
+    if version:
+        typer.echo(f"fedaccord {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -33,6 +33,10 @@ def stop(problem: object, code: int) -> NoReturn:
     raise typer.Exit(_complain(problem, code))
 
 
+def warn(text: str) -> None:
+    typer.echo(f"warning: {text}", err=True)
+
+
 def _complain(problem: object, code: int) -> int:
     typer.echo(f"fedaccord: {' '.join(str(problem).split())}", err=True)
     return code

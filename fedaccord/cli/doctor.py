@@ -19,7 +19,7 @@ import typer
 
 from fedaccord import threads
 from fedaccord.cli.console import make_console
-from fedaccord.cli.settings import ConfigFile, Pairs, read_settings
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, given_keys, read_settings
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
-def doctor(pairs: Pairs = None, config: ConfigFile = None) -> None:
+def doctor(pairs: Pairs = None, config: ConfigFile = None, preset: Preset = None) -> None:
     """Check versions, devices, Flower's daemon, space, and whether the settings fit here.
 
     Takes settings as `fedaccord run` does. Fetches and decodes no data. Exit code 1: something
@@ -38,7 +38,9 @@ def doctor(pairs: Pairs = None, config: ConfigFile = None) -> None:
     out_dir, settings = Path.home() / "fedaccord-runs", None
     checks = [*check_versions(), *check_devices(), check_daemon()]
     try:
-        settings = RunConfig.make(read_settings(pairs or [], config))
+        settings = RunConfig.make(read_settings(pairs or [], config, preset))
+        unread = settings.unread(given_keys(pairs or []))
+        checks += [Check("warn", "settings", line) for line in unread]
         out_dir = Path(settings.out_dir or out_dir)
     except (ValueError, FileNotFoundError) as error:
         checks.append(Check("fail", "settings", str(error)))

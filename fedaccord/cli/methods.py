@@ -1,13 +1,12 @@
 """`fedaccord methods`: the methods, their papers and what a round of each costs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from rich.box import SIMPLE
-from rich.table import Table
 
-from fedaccord.cli.console import make_console
+from fedaccord.cli.keys import indented
 
 if TYPE_CHECKING:
     from fedaccord.core.cost import Cost
@@ -31,19 +30,25 @@ def methods(
         return
     rows = _rows()
     notes = _notes(rows)
-    table = Table("method", "paper", "arXiv", box=SIMPLE)
-    for column in COSTS:
-        table.add_column(column, justify="right")
+    typer.echo(_line("method", "arXiv", COSTS))
     for row in rows:
         mark = f" [{notes.index(row.note) + 1}]" if row.note else ""
-        table.add_row(row.name + mark, row.title, row.arxiv, *_costs(row.cost))
-    console = make_console()
-    console.print(table)
-    for number, note in enumerate(notes, 1):
-        console.print(f"  [{number}] {note}")
+        typer.echo(_line(row.name + mark, row.arxiv, _costs(row.cost)))
+        typer.echo("\n".join(indented(row.title)))
     units = "in vectors of d; gradients per local step, down and up per active client and round"
-    console.print(f"  Costs {units}.")
-    console.print(f"  Any method also takes the plug-ins {', '.join(PLUGINS)}.")
+    remarks = [
+        *(f"[{number}] {note}" for number, note in enumerate(notes, 1)),
+        f"Costs are {units}.",
+        f"Any method also takes the plug-ins {', '.join(PLUGINS)}, unless it says why not.",
+    ]
+    typer.echo("\n" + "\n".join(line for remark in remarks for line in indented(remark)))
+
+
+def _line(name: str, arxiv: str, costs: Sequence[str]) -> str:
+    numbers = "".join(
+        f"{cost:>{len(column) + 3}}" for cost, column in zip(costs, COSTS, strict=True)
+    )
+    return f"{name:17}{arxiv:12}{numbers}"
 
 
 def methods_markdown() -> str:

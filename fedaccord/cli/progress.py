@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedaccord.config import RunConfig
     from fedaccord.federation.round import Round
 
-SHOWN = {"train-loss": "{:.4f}", "test-accuracy": "{:.2%}", "personal-accuracy": "{:.2%}"}
+SHOWN = {"train-loss": "{:.5g}", "test-accuracy": "{:.2%}", "personal-accuracy": "{:.2%}"}
 MORE = {  # evaluations that only some runs have
     "personal-accuracy": "accuracy of personal models",
     "test-accuracy-nodes": "test accuracy of the nodes",
@@ -26,7 +26,6 @@ class Display:
 
     def __init__(self, console: Console, settings: "RunConfig", heading: list[str]) -> None:
         self.heading = heading  # lines to show once the run has begun
-        self.begun = False
         self.rounds = settings.num_server_rounds
         self.cohort = settings.strategy.cohort_size(settings.num_clients)
         self.number = self.replies = 0
@@ -43,10 +42,9 @@ class Display:
         self.task = self.bar.add_task("", total=self.rounds, metrics="")
 
     def on_round(self, round: "Round") -> None:
-        if not self.begun:
-            self.begun = True
-            for line in self.heading:
-                self.bar.console.print(line, soft_wrap=True)
+        for line in self.heading:
+            self.bar.console.print(line, soft_wrap=True)
+        self.heading = []
         self.number, self.replies = round.number, 0
         for name, form in SHOWN.items():
             if name in round.metrics:

@@ -1,6 +1,5 @@
 """`fedaccord run`: a federation in this process, shown as it goes."""
 
-import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -10,19 +9,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE
-from rich.table import Table
 
 from fedaccord.cli.columns import columns_tables
+from fedaccord.cli.compare import comparison
 from fedaccord.cli.console import make_console, stop
+from fedaccord.cli.keys import keys_text
 from fedaccord.cli.progress import Display, summary_table
-from fedaccord.cli.settings import ConfigFile, Pairs, read_settings
-from fedaccord.interrupts import exit_code
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, warn_of_unread
+from fedaccord.interrupts import exit_code, interruptible
 
 
+@interruptible()
 def run(
     pairs: Pairs = None,
     config: ConfigFile = None,
+    preset: Preset = None,
     list_keys: Annotated[
         bool, typer.Option("--list-keys", help="Print every key with its meaning, and exit.")
     ] = False,
@@ -41,6 +42,8 @@ def run(
     fedaccord run algo=scaffold lr=0.05 num-server-rounds=50
 
     fedaccord run algo=fedavg relaxed-init.beta=0.1 dataset=cifar10 model=lenet download=true
+
+    Or those of a paper's experiment: fedaccord run --preset scaffold num-server-rounds=50
     """
     from fedaccord import engine, runs, threads
     from fedaccord.config import RunConfig
@@ -51,16 +54,17 @@ def run(
 
     console = make_console()
     if list_keys:
-        console.print(_keys_table())
+        typer.echo(keys_text())
         return
     if list_columns:
         console.print(*columns_tables())
         return
     keep_freed_memory()  # this process is ours
     path: Path | None = None
-    display: Display | None = None
     try:
-        settings = RunConfig.make(read_settings(pairs or [], config))
+        settings = RunConfig.make(read_settings(pairs or [], config, preset))
+        settings.strategy.check_clients(settings.num_clients)
+        warn_of_unread(settings, pairs or [])
         threads.check(settings.threads)
         with engine.quiet(), _warnings_on_stderr():
             with console.status("loading data"):
@@ -74,18 +78,21 @@ def run(
             with display.bar:
                 engine.run(settings, on_round=display.on_round, on_client=display.on_client)
     except KeyboardInterrupt as error:
-        begun = display is not None and display.begun
+        begun = path is not None and path.exists()
         rest = f"{path} holds what was done so far" if begun else "nothing was written"
         stop(f"interrupted: {rest}", exit_code(error))
     except (ValueError, FileNotFoundError) as error:
         stop(error, 2)
     except FederationError as error:
-        console.print(summary_table(settings.algo, path))
+        if path is not None:
+            console.print(summary_table(settings.algo, path))
         stop(f"{error}; {path} holds what was done so far", 1)
     except OSError as error:
         stop(error, 1)
     console.print(summary_table(settings.algo, path))
     console.print(f"run directory: {path}", soft_wrap=True)
+    if other := comparison(settings):
+        console.print(f"compare: {other}", soft_wrap=True)
 
 
 @contextmanager
@@ -103,15 +110,3 @@ def _warnings_on_stderr() -> Iterator[None]:
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
-
-
-def _keys_table() -> Table:
-    from fedaccord import config
-    from fedaccord.core.options import meaning
-
-    table = Table("key", "default", "allowed", "meaning", box=SIMPLE)
-    for key, field in config.keys().items():
-        default = config.default(field)
-        text = default if isinstance(default, str) else json.dumps(default)
-        table.add_row(key, text, config.allowed(key, field), meaning(field))
-    return table

@@ -4,9 +4,15 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from fedaccord.cli.console import warn
+from fedaccord.cli.presets import preset_file
+
+if TYPE_CHECKING:
+    from fedaccord.config import RunConfig
 
 PATHS = ("data-dir", "partition-file", "out-dir", "gossip.file")  # keys that hold a path
 
@@ -15,25 +21,47 @@ Pairs = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", help="TOML file of settings; KEY=VALUE pairs win.", metavar="FILE"),
+    typer.Option(
+        "--config",
+        help="TOML file of settings, as a run's config.toml; KEY=VALUE pairs win.",
+        metavar="FILE",
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        "--preset",
+        help="Settings of a paper's experiment (`fedaccord presets`); KEY=VALUE pairs win.",
+        metavar="NAME",
+    ),
 ]
 
 
-def read_settings(pairs: Sequence[str], file: Path | None) -> dict[str, Any]:
-    """Run-config values from ``key=value`` pairs and a TOML file, whose values the pairs replace.
+def read_settings(
+    pairs: Sequence[str], file: Path | None, preset: str | None = None
+) -> dict[str, Any]:
+    """Run-config values of a TOML file or preset, and of ``key=value`` pairs, which replace them.
 
     A value is read as TOML, else as a string. Paths are made absolute, from the current folder.
-    Raises ValueError on a pair without ``=`` and on a file that cannot be read.
+    Warns of a key given twice. Raises ValueError on a pair without ``=``, on a file that cannot be
+    read and on an unknown preset.
     """
     from fedaccord import config
 
+    if file and preset:
+        raise ValueError("expected --config or --preset, got both; leave one out")
+    if preset:
+        file = preset_file(preset)
     values = _read_file(file) if file else {}
-    known = config.keys()
+    known, seen = config.keys(), set()
     for pair in pairs:
         key, equals, text = (part.strip() for part in pair.partition("="))
         if not equals:
             raise ValueError(f"expected key=value, as lr=0.05, got {pair!r}")
         is_string = key in known and isinstance(known[key].default, str)
+        if key in seen:
+            warn(f"{key} is given twice: {text!r}, the later one, counts")
+        seen.add(key)
         values[key] = _value(text, is_string)
     for key in PATHS:
         if values.get(key) and isinstance(values[key], str):
@@ -41,10 +69,20 @@ def read_settings(pairs: Sequence[str], file: Path | None) -> dict[str, Any]:
     return values
 
 
+def warn_of_unread(settings: "RunConfig", pairs: Sequence[str]) -> None:
+    """Keys that the other settings leave without effect, also where a pair gives the default."""
+    for line in settings.unread(given_keys(pairs)):
+        warn(line)
+
+
+def given_keys(pairs: Sequence[str]) -> list[str]:
+    return [pair.partition("=")[0].strip() for pair in pairs]
+
+
 def _value(text: str, is_string: bool) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # no TOML, or an integer of thousands of digits
         return text
     value = parsed["value"]
     allowed = str if is_string else (str, bool, int, float)

@@ -24,6 +24,8 @@ from fedaccord.wire.tensor_array import to_tensor
 if TYPE_CHECKING:
     import pandas as pd
 
+log = logging.getLogger("flwr")
+
 
 def run(
     config: RunConfig,
@@ -54,7 +56,6 @@ def partition_report(task: Task) -> partition.Report:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Let only warnings through Flower's logger."""
-    log = logging.getLogger("flwr")
     level = log.level
     log.setLevel(logging.WARNING)
     try:
@@ -125,6 +126,9 @@ def simulate(
     if clients is not None:
         values["num-clients"] = len(clients)
     config = RunConfig.make(values)
+    if isinstance(algo, str):
+        for line in config.unread(given=values):
+            log.warning(line)
     strategy = config.strategy if isinstance(algo, str) else algo
     if cohorts is not None:
         strategy.participation = cohorts

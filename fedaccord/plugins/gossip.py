@@ -42,7 +42,7 @@ from fedaccord.plugins.graphs import check, components, mixing_matrix, restricte
 log = logging.getLogger("flwr")
 
 TOPOLOGIES = ("ring", "grid", "torus", "exponential", "exponential-directed", "full", "random")
-ALL_TRAIN = "gossip, under which all nodes train in every round"
+ALL_TRAIN = "under gossip all nodes train in every round"
 CHUNK = 1 << 18  # elements of the mixed stack that are computed at a time
 
 

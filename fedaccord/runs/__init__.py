@@ -1,5 +1,12 @@
 """Run directories: written and read in one place."""
 
-from fedaccord.runs.directory import RunDirectory, flatten, place, status, tables
+from fedaccord.runs.directory import (
+    RunDirectory,
+    flatten,
+    load_model,
+    place,
+    status,
+    tables,
+)
 
-__all__ = ["RunDirectory", "flatten", "place", "status", "tables"]
+__all__ = ["RunDirectory", "flatten", "load_model", "place", "status", "tables"]

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedaccord.runs import origin
@@ -169,6 +170,19 @@ def status(path: Path) -> str:
     return found
 
 
+def load_model(path: Path) -> dict[str, Tensor]:
+    """The parameters of the model in a run directory, by name.
+
+    Raises FileNotFoundError where there is none, and ValueError where its file is damaged.
+    """
+    try:
+        return load_file(path / "model.safetensors")
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path / 'model.safetensors'}: expected a model, got a damaged file ({error})"
+        ) from None
+
+
 class _Table:
     """A CSV file that grows by rows; it is written anew when a row brings a new column."""
 
@@ -223,8 +237,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _of_file(error: OSError, path: Path) -> OSError:
-    error.filename, error.filename2 = str(path), None
-    return error
+    return OSError(error.errno, error.strerror, str(path))
 
 
 def _cell(value: Any) -> Any:

@@ -25,7 +25,7 @@ from fedaccord.strategies.fedavg import FedAvg
 class FedInit(FedAvg):
     beta: float = argument(
         0.1,
-        "strength of relaxed initialisation, at least -1; its run-config key is relaxed-init.beta",
+        "beta of relaxed initialisation, at least -1; its run-config key is relaxed-init.beta",
     )
 
     def own_plugins(self) -> tuple[PlugIn, ...]:

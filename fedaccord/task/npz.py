@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedaccord.task.cache import ARRAYS, Decoded, Source
+
+log = logging.getLogger("flwr")  # what a run prints
 
 MAX_CLASSES = 1_000_000  # more is a mistake, and a model of so many outputs fits nowhere
 CHANNELS = 4  # at most, of an image
@@ -102,7 +105,12 @@ def _class_names(path: Path, arrays: dict[str, Array]) -> tuple[str, ...]:
             f"npz: expected the array `classes` of {path} as the names of the classes, as the "
             f"labels are strings; got {classes.dtype}: write the names"
         )
-    return tuple(sorted({*_texts(labels[0]), *_texts(labels[1])}))
+    names = tuple(sorted({*_texts(labels[0]), *_texts(labels[1])}))
+    log.warning(
+        f"npz: the {len(names)} classes of {path} are numbered by their names, {names[0]!r} is 0; "
+        "devices with data of their own need the array `classes` with all names in each file"
+    )
+    return names
 
 
 def _numbered(path: Path, key: str, labels: Array, names: tuple[str, ...]) -> Array:

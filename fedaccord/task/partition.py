@@ -284,8 +284,8 @@ def _warn_of_duplicates(parts: list[Ints], file: str) -> None:
         holders = [i for i, part in enumerate(parts) if sample in part]
         whose = f"clients {holders[0]} and {holders[1]}" if holders[1:] else f"client {holders[0]}"
         log.warning(
-            f"partition-file: {(times > 1).sum()} samples of {file!r} are held more than once, as "
-            f"sample {sample} by {whose}"
+            f"partition-file: {file!r} gives {(times > 1).sum()} of the samples more than once, as "
+            f"sample {sample} to {whose}"
         )
 
 

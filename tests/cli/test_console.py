@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
-from tests.cli.shell import invoke, refusal
+from fedaccord import __version__
+from tests.cli.shell import REPOSITORY, invoke, refusal
 
 
 def test_help_explains_pairs_and_needs_no_pytorch() -> None:
@@ -16,6 +18,12 @@ def test_help_explains_pairs_and_needs_no_pytorch() -> None:
     text = " ".join(found.split())
     assert "--list-keys" in text
     assert text.count("fedaccord run algo=") == 2
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    assert tomllib.loads(text)["project"]["version"] == __version__
+    assert invoke("--version").stdout == f"fedaccord {__version__}\n"
 
 
 def test_an_unknown_command_is_one_line(tmp_path: Path) -> None:

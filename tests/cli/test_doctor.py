@@ -59,13 +59,24 @@ def test_doctor_knows_digits_as_they_come() -> None:
     code, lines = doctor("num-clients=2000")
     assert code == 1
     assert lines["data size"].endswith(", decoded")
-    assert lines["partition"].startswith("fail Expected at least one sample per client")
+    assert lines["partition"].startswith("fail num-clients: expected at least one sample")
 
 
 def test_doctor_counts_what_plug_ins_keep() -> None:
     words = ("algo=scaffold", "relaxed-init.beta=0.1", "model=linear", "precision=float64")
     _, lines = doctor(*words)
     assert lines["client state"] == "ok 20 x 2 vectors, 208 kB"
+
+
+def test_doctor_tells_keys_without_effect() -> None:
+    code, lines = doctor("model=linear", "algo=fedavg", "fedprox.mu=0.1", "partition=iid")
+    assert code == 0
+    assert lines["settings"].startswith("warn fedprox.mu=0.1 has no effect: nothing reads it")
+
+
+def test_doctor_takes_a_preset() -> None:
+    _, lines = doctor("--preset", "dfedsam", "dataset=digits", "model=linear", "download=false")
+    assert lines["graph"].startswith("ok random of 100 nodes")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -91,6 +102,7 @@ def test_doctor_says_what_is_too_big(tmp_path: Path) -> None:
     [
         (["lr=-1"], "settings", "fail lr: expected above 0"),
         (["lr"], "settings", "fail expected key=value"),
+        (["min-replies=50"], "settings", "fail min-replies: expected at most 10, the clients"),
         (["threads=100000"], "settings", "fail threads: expected at most"),
         (["device=cuda:99"], "settings", "fail device: expected one of"),
         (["model=lenet"], "model", "fail Expected images of at least 16x16"),

@@ -1,5 +1,6 @@
 """`fedaccord methods`: every method with its paper and its cost."""
 
+from fedaccord.cli.about import about
 from fedaccord.cli.methods import cost_note, methods_markdown
 from fedaccord.strategies import METHODS, FedCM, FederatedStrategy, RelaxedInit
 from tests.cli.shell import REPOSITORY, invoke
@@ -9,16 +10,21 @@ STRATEGIES: dict[str, FederatedStrategy] = {
 }
 
 
-def test_methods_lists_each_with_paper_and_cost() -> None:
+def test_methods_lists_each_with_paper_and_cost_in_80_columns() -> None:
     result = invoke("methods")
     assert result.exit_code == 0
+    lines, words = result.stdout.splitlines(), " ".join(result.stdout.split())
+    assert max(map(len, lines)) <= 80
     for name, strategy in STRATEGIES.items():
-        (line,) = (line for line in result.stdout.splitlines() if line.split()[:1] == [name])
+        (line,) = (line for line in lines if line.split()[:1] == [name])
         assert line.split()[-5:] == [f"{x:g}" for x in strategy.cost]
-        assert cost_note(strategy) in result.stdout
+        assert cost_note(strategy) in words
         assert (f"{name} [" in line) == bool(cost_note(strategy))
-    scaffold = next(x for x in result.stdout.splitlines() if x.split()[:1] == ["scaffold"])
-    assert "Stochastic Controlled Averaging for Federated Learning" in scaffold
+        title = about(type(strategy)).title.partition(": ")[2]
+        below = " ".join(" ".join(lines[lines.index(line) + 1 :]).split())
+        assert below.startswith(title)
+        assert about(type(strategy)).arxiv in line.split() or not about(type(strategy)).arxiv
+    scaffold = next(line for line in lines if line.startswith("scaffold "))
     assert "1910.06378" in scaffold
 
 

@@ -20,6 +20,7 @@ from rich.progress import Progress
 from safetensors.torch import load_file
 
 from fedaccord import config
+from fedaccord.core.options import meaning
 from fedaccord.task import models
 from tests.cli.shell import TINY, invoke, refusal, run
 
@@ -32,11 +33,11 @@ def test_a_run_shows_its_rounds_and_leaves_its_directory(tmp_path: Path) -> None
     lines = result.stdout.splitlines()
     assert lines[0].startswith("4 clients, 359 to 359 samples")
     assert lines[1] == "1 thread: as set"
-    assert lines[2] == lines[-1] == f"run directory: {directory}"
+    assert lines[2] == lines[-2] == f"run directory: {directory}"
     assert [line.split("  ")[0] for line in lines[3:6]] == ["round 0/2", "round 1/2", "round 2/2"]
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["status"] == "completed"
-    shown = dict(line.rstrip().rsplit("  ", 1) for line in lines[6:-1])
+    shown = dict(line.rstrip().rsplit("  ", 1) for line in lines[6:-2])
     shown = {key.strip(): value for key, value in shown.items()}
     assert (shown["method"], shown["rounds"]) == ("scaffold", "2")
     assert shown["test accuracy, last"] == f"{summary['test-accuracy-last']:.2%}"
@@ -56,7 +57,7 @@ def test_an_unnamed_run_is_shown_where_it_is(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     (directory,) = (tmp_path / "runs").iterdir()
     assert directory.name.startswith("fedinit-digits-seed0-")
-    assert result.stdout.splitlines()[-1] == f"run directory: {directory}"
+    assert result.stdout.splitlines()[-2] == f"run directory: {directory}"
     assert tomllib.loads((directory / "config.toml").read_text())["run"]["name"] == ""
 
 
@@ -171,10 +172,12 @@ def test_every_key_is_listed() -> None:
     result = invoke("run", "--list-keys")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
     for key, field in config.keys().items():
-        (line,) = (line for line in lines if line.split()[:1] == [key])
-        assert field.metadata["doc"] in line
-    assert "scaffold" in next(line for line in lines if line.split()[:1] == ["algo"])
+        (line,) = (line for line in lines if line.startswith(f"{key} = "))
+        assert line == f"{key} = {json.dumps(config.default(field))}"
+        below = " ".join(" ".join(lines[lines.index(line) + 1 :]).split())
+        assert below.startswith(meaning(field, config.allowed(key, field)))
 
 
 # What is refused
@@ -184,13 +187,16 @@ def test_every_key_is_listed() -> None:
     ("word", "message"),
     [
         ("algo=fedint", "did you mean 'fedinit'?"),
-        ("batchsize=3", "did you mean 'batch-size'?"),
+        ("batchsize=3", "unknown key 'batchsize' (did you mean 'batch-size', "),
         ("dataset=digit", "did you mean 'digits'?"),
         ("model=lnet", "did you mean 'lenet'?"),
         ("model=lenet", "lenet"),  # takes no 8x8 images
-        ("dirichlet-alpha=0", "dirichlet-alpha: expected above 0, got 0"),
+        ("dirichlet-alpha=0", "dirichlet-alpha: expected above 0 and at most 1e+06"),
         ("alpha=0.5", "alpha: this key is now called 'dirichlet-alpha'"),
-        ("fraction-train=1.5", "fraction-train: expected above 0 and at most 1, got 1.5"),
+        ("fraction-train=1.5", "fraction-train: expected at least 1e-06 and at most 1, got 1.5"),
+        ("fraction-train=1e-9", "fraction-train: expected at least 1e-06"),
+        ("seed=99999999999999999999", "seed: expected an integer below 2^63"),
+        ("min-replies=3", "min-replies: expected at most 2, the clients of a round (of 4"),
         ("lr=fast", "lr: expected a number, got 'fast'"),
         ("num-clients=1e6", "num-clients: expected an integer"),
         ("num-clients=2000", "1438 samples for 2000 clients"),

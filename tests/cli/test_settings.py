@@ -35,6 +35,7 @@ def test_values_are_toml_or_else_strings(tmp_path: Path, monkeypatch: pytest.Mon
         "out-dir=": "",
         "lr=1\nalgo = 2": "1\nalgo = 2",
         "lr=[1]": "[1]",
+        f"seed={'9' * 5000}": "9" * 5000,
         "unknown=1": 1,
     }
     for pair, value in pairs.items():
@@ -59,6 +60,23 @@ def test_a_run_is_made_again_from_its_config_toml(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     a, b = (load_file(tmp_path / "runs" / name / "model.safetensors") for name in "ab")
     assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_key_given_twice_and_keys_without_effect_are_told_once(tmp_path: Path) -> None:
+    """Whatever is typed, also the default; of a file what differs from the defaults."""
+    file = tmp_path / "file.toml"
+    file.write_text('partition = "iid"\nclasses-per-client = 3\nreplacement = "none"\n')
+    words = ("--config", file, "lr=0.5", "lr=0.25", "algo=fedavg", "fedprox.mu=0.1", "name=a")
+    result = run(tmp_path, *words)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.splitlines() == [
+        "warning: lr is given twice: '0.25', the later one, counts",
+        "warning: classes-per-client=3 has no effect: nothing reads it without "
+        "partition=pathological",
+        "warning: fedprox.mu=0.1 has no effect: nothing reads it without algo=fedprox",
+    ]
+    written = tomllib.loads((tmp_path / "runs" / "a" / "config.toml").read_text())["run"]
+    assert written["lr"] == 0.25
 
 
 @pytest.mark.parametrize(

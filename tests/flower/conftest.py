@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,37 +58,49 @@ class Flower:
 
     def start(self) -> None:
         """Start the SuperLink and wait until it answers."""
-        self.home.mkdir(parents=True)
         if self.connection == "lab":
-            (self.home / "config.toml").write_text(
-                f'[superlink.lab]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
-            )
-        self._start(
+            address = f"127.0.0.1:{self.port}"
+            self.configure(f'[superlink.lab]\naddress = "{address}"\ninsecure = true\n')
+        self.start_superlink(
             "flower-superlink",
             *(["--simulation"] if self.connection == "local" else []),
             *("--insecure", "--isolation", "subprocess"),
             *("--host", "127.0.0.1", "--port", str(self.port)),
             *("--database", str(self.home / "state.db")),
         )
+
+    def configure(self, text: str) -> None:
+        """The user's Flower configuration."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "config.toml").write_text(text)
+
+    def start_superlink(self, *command: str) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        self._start(*command)
         wait_until(self._healthy, "the SuperLink", self.log)
 
     def start_supernodes(self, *node_configs: str) -> None:
         """A SuperNode per node config; returns when all are online."""
+        command = ("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}")
+        self.start_nodes(*((*command, "--node-config", config) for config in node_configs))
+
+    def start_nodes(self, *commands: Sequence[str]) -> None:
+        """A SuperNode per command, each on a port of its own; returns when all are online."""
         before = self._nodes_online()
-        for config in node_configs:
-            self._start(
-                "flower-supernode",
-                *("--insecure", "--superlink", f"127.0.0.1:{self.port}"),
-                *("--port", str(free_port()), "--node-config", config),
-            )
+        for command in commands:
+            self._start(*command, "--port", str(free_port()))
         wait_until(
-            lambda: self._nodes_online() == before + len(node_configs), "the SuperNodes", self.log
+            lambda: self._nodes_online() == before + len(commands), "the SuperNodes", self.log
         )
 
     def run(self, app: Path, config: Mapping[str, Any], *options: str) -> Outcome:
         """`flwr run` of an app with run-config overrides, to its end."""
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        output = self._flwr("run", app, self.connection, "--stream", "-c", text, *options)
+        return self.run_words("run", app, self.connection, "--stream", "-c", text, *options)
+
+    def run_words(self, *words: str | Path) -> Outcome:
+        """A `flwr run` in the words after `flwr`, to its end."""
+        output = self._flwr(*words)
         found = re.search(r"started run (\d+)", output)
         assert found, output
         wait_until(lambda: self._status(found[1]).startswith("finished"), "the run", self.log)

@@ -1,5 +1,6 @@
 """The repository's app in Flower's simulation gives the bits of the in-process run."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ def run_both(simulation: Flower, config: dict[str, Any], folder: Path, num_clien
     assert outcome.status == "finished:completed", outcome.output
     engine.run(RunConfig.make(config | {"name": "here", "num-clients": num_clients}))
     assert_same_run(folder / "ray", folder / "here")
+    commits = [
+        tomllib.loads((folder / x / "config.toml").read_text())["commit"] for x in ("ray", "here")
+    ]
+    assert commits[0] == commits[1]  # also of the copy that Flower runs
     return outcome.output
 
 

@@ -152,7 +152,7 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_no_other(
     run = RunDirectory(str(tmp_path), "x", SETTINGS)
     before = sorted(run.path.iterdir())
     full_disk()
-    with pytest.raises(OSError, match=r"No space left on device: '.*/x/summary.json'"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/x/summary.json'$"):
         run.summarise("completed")
     assert summary(run)["status"] == "running"
     assert sorted(run.path.iterdir()) == before
@@ -165,7 +165,7 @@ def test_a_full_disk_tears_no_row(tmp_path: Path, full_disk: Callable[[], None])
     run = RunDirectory(str(tmp_path), "x", SETTINGS)
     run.record({"round": 0, "loss": 0.5}, [])
     full_disk()
-    with pytest.raises(OSError, match=r"No space left on device: '.*/x/metrics.csv'"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/x/metrics.csv'$"):
         run.record({"round": 1, "loss": 0.25}, [])
     assert rows(run.path / "metrics.csv") == [{"round": "0", "loss": "0.5"}]
 

@@ -16,6 +16,7 @@ from fedaccord.engine import History, InProcessGrid, quiet
 from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.roster import Roster
 from fedaccord.federation.round import Round
+from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.strategies import AFedPD, FedAvg, FedDyn, FedInit, FedPD, Scaffold
 from fedaccord.wire.instruction import is_hello, read_instruction
@@ -237,8 +238,8 @@ def test_a_key_of_ours_is_refused_in_one_line(key: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"fraction_train": 0.0}, "fraction_train: expected above 0 and at most 1, got 0"),
-        ({"fraction_train": 1.5}, "fraction_train: expected above 0 and at most 1, got 1.5"),
+        ({"fraction_train": 0.0}, "fraction_train: expected at least 1e-06 and at most 1, got 0"),
+        ({"fraction_train": 1.5}, "fraction_train: expected at least 1e-06 and at most 1, got 1.5"),
         ({"lr": -1}, "lr: expected above 0, got -1"),
         ({"lr": float("nan")}, "lr: expected a finite number, got nan"),
         ({"local_steps": 2.5}, "local_steps: expected an integer, got 2.5"),
@@ -249,6 +250,38 @@ def test_a_key_of_ours_is_refused_in_one_line(key: str) -> None:
 def test_settings_out_of_range_are_refused(settings: dict[str, Any], line: str) -> None:
     with pytest.raises(ValueError, match="^" + line.replace("(", r"\(")):
         FedAvg(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "most", "words"),
+    [
+        ({"fraction_train": 0.5}, 3, "clients of a round (of 6 in all)"),
+        ({"fraction_train": 0.5, "sampling": "bernoulli"}, 3, "clients of a round on average"),
+        ({"fraction_train": 0.1, "plugins": (Gossip(),)}, 6, "clients of a round (of 6 in all)"),
+    ],
+    ids=["fixed", "bernoulli", "gossip"],
+)
+def test_more_replies_than_a_round_has_clients_are_refused_before_it(
+    settings: dict[str, Any], most: int, words: str
+) -> None:
+    FedAvg(min_replies=most, **settings).check_clients(6)
+    with pytest.raises(ValueError, match=r"^min-replies: expected at most") as refused:
+        FedAvg(min_replies=most + 1, **settings).check_clients(6)
+    assert f"at most {most}, the {words}" in str(refused.value)
+    assert ("raise fraction-train" in str(refused.value)) == (most < 6)
+    asked: list[Message] = []
+
+    def count(message: Message, reply: Message) -> Message:
+        asked.append(message)
+        return reply
+
+    with pytest.raises(ValueError, match="min-replies"):
+        federation(strategy(min_replies=most + 1, **settings), 1, count)
+    assert asked == []
+
+
+def test_explicit_cohorts_are_as_large_as_they_are() -> None:
+    FedAvg(min_replies=5, fraction_train=0.1, participation=[range(6)]).check_clients(6)
 
 
 def test_a_schedule_that_is_too_short_or_names_strangers_is_refused() -> None:

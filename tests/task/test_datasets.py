@@ -543,21 +543,27 @@ def test_npz_may_say_how_many_classes_there_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["U", "S"])
-def test_npz_labels_may_be_the_names_of_the_classes(tmp_path: Path, kind: str) -> None:
+def test_npz_labels_may_be_the_names_of_the_classes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
     y_train = np.array(["dog", "cat", "dog", "ant", "cat"]).astype(kind)
     data = load_npz(tmp_path, **features(y_train=y_train, y_test=np.array(["cat", "dog"], kind)))
     assert data.class_names == ("ant", "cat", "dog")
+    assert "'ant' is 0; devices with data of their own need the array `classes`" in caplog.text
     assert (data.y_train.tolist(), data.y_test.tolist()) == ([2, 1, 2, 0, 1], [1, 2])
     assert data.classes == 3
 
 
 @pytest.mark.parametrize("kind", ["U", "S"])
-def test_npz_names_are_numbered_alike_on_devices_that_lack_some(tmp_path: Path, kind: str) -> None:
+def test_npz_names_are_numbered_alike_on_devices_that_lack_some(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
     y = np.array(["dog", "cat", "dog", "dog", "cat"]).astype(kind)
     classes = np.array(["emu", "dog", "ant", "cat"]).astype(kind)
     data = load_npz(tmp_path, **features(y_train=y, y_test=y[:2], classes=classes))
     assert (data.y_train.tolist(), data.y_test.tolist()) == ([1, 3, 1, 1, 3], [1, 3])
     assert (data.classes, data.class_names) == (4, ("emu", "dog", "ant", "cat"))
+    assert caplog.text == ""
     numbered = load_npz(tmp_path, **features(classes=classes))
     assert (numbered.classes, numbered.class_names) == (4, ("emu", "dog", "ant", "cat"))
 

@@ -256,8 +256,8 @@ def test_file_of_a_dictionary_or_of_lists(tmp_path):
     ("parts", "line"),
     [
         ([[4, 0], [1, 2, 3]], None),
-        ([[4, 0, 7], [1, 7, 4]], "2 samples .* as sample 4 by clients 0 and 1$"),
-        ([[0], [3, 3]], "1 samples .* as sample 3 by client 1$"),
+        ([[4, 0, 7], [1, 7, 4]], "2 of the samples .* as sample 4 to clients 0 and 1$"),
+        ([[0], [3, 3]], "1 of the samples .* as sample 3 to client 1$"),
     ],
 )
 def test_samples_held_twice_by_a_file_are_told(tmp_path, caplog, parts, line):

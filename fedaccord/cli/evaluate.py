@@ -1,0 +1,81 @@
+"""`fedaccord evaluate`: the model of a run directory on the test samples again."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedaccord.cli.console import make_console, stop
+from fedaccord.cli.settings import Pairs, read_settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedaccord.task import Task
+
+KEYS = ("data-dir", "device", "download", "threads")  # what may differ from the run's settings
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
+    pairs: Pairs = None,
+) -> None:
+    """Evaluate the model of a run directory on its test samples, beside what the run reported.
+
+    KEY=VALUE pairs replace the run's data-dir, device, download or threads:
+
+    fedaccord evaluate ~/fedaccord-runs/first data-dir=/data/cifar10 device=cuda
+    """
+    console = make_console()
+    try:
+        with console.status("evaluating"):
+            found = _evaluate(run.expanduser(), read_settings(pairs or [], None))
+        reported = json.loads((run.expanduser() / "summary.json").read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        stop(error, 2)
+    table = Table.grid(padding=(0, 2))
+    for name, value in found.items():
+        before = reported.get(f"{name}-last")
+        form = "{:.2%}" if "accuracy" in name else "{:.4f}"
+        text = "none" if before is None else form.format(before)
+        table.add_row(name.replace("-", " "), form.format(value), f"reported: {text}")
+    console.print(table)
+
+
+def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
+    """Raises ValueError, in one line, where that is no run or not with these settings."""
+    from fedaccord import threads
+    from fedaccord.config import RunConfig
+    from fedaccord.task import load_task
+
+    if unknown := [key for key in more if key not in KEYS]:
+        raise ValueError(f"expected only {', '.join(KEYS)} beside RUN_DIR, got {unknown[0]}")
+    if not (run / "model.safetensors").is_file():
+        raise ValueError(f"{run}: expected a run directory with model.safetensors, found none")
+    settings = RunConfig.make(read_settings([], run / "config.toml") | more)
+    threads.check(settings.threads)
+    task = load_task(settings.task, num_clients=1, whole=True)
+    w = _vector(run, task)
+    with threads.of_task(settings.threads, task, settings.strategy).in_use():
+        found = task.evaluate(w)
+        if settings.eval_train:
+            found |= {"train-accuracy": task.evaluate_train(w)["train-accuracy"]}
+    return found
+
+
+def _vector(run: Path, task: "Task") -> "Tensor":
+    """The saved parameters (d,) in the order of the task's model."""
+    import torch
+
+    from fedaccord.runs import load_model
+
+    saved, layout = load_model(run), task.model()
+    shapes = {name: saved[name].shape if name in saved else None for name in layout.names}
+    if shapes != dict(zip(layout.names, layout.shapes, strict=True)):
+        raise ValueError(
+            f"{run}: expected the parameters of the model in config.toml on this data, got "
+            "others: point data-dir to the data of the run"
+        )
+    return torch.cat([saved[name].reshape(-1) for name in layout.names]).to(task.device)

@@ -1,0 +1,57 @@
+"""The command that a run ends with: plain averaging in the same setting."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fedaccord.cli.compare import comparison
+from fedaccord.cli.settings import read_settings
+from fedaccord.config import RunConfig
+from tests.cli.shell import run
+
+
+def of(*pairs: str) -> str | None:
+    return comparison(RunConfig.make(read_settings(pairs, None)))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ("algo=afedpd dirichlet-alpha=0.1", "algo=fedavg dirichlet-alpha=0.1"),
+        ("algo=fedprox fedprox.mu=0.5 sam.rho=0.1 seed=3 name=a", "algo=fedavg seed=3"),
+        ("algo=fedavg relaxed-init.beta=0.05", "algo=fedavg"),
+        (
+            "algo=fedpd fraction-train=1 eval-train=true",
+            "algo=fedavg fraction-train=1.0 eval-train=true",
+        ),
+        ("algo=dfedsam gossip.topology=grid", "algo=dfedavg gossip.topology=grid"),
+        ("algo=scaffold gossip.topology=full lr=0.05", "algo=dfedavg lr=0.05 gossip.topology=full"),
+    ],
+)
+def test_it_has_the_setting_without_what_is_the_methods(pairs: str, expected: str) -> None:
+    line = of(*pairs.split())
+    assert line is not None
+    words = shlex.split(line)
+    assert words[:2] == ["fedaccord", "run"]
+    assert {*words[2:]} == {*expected.split()}
+
+
+@pytest.mark.parametrize("pairs", ["algo=fedavg lr=0.05", "algo=dfedavg gossip.topology=grid"])
+def test_plain_averaging_has_none(pairs: str) -> None:
+    assert of(*pairs.split()) is None
+
+
+def test_words_are_quoted_for_the_shell(tmp_path: Path) -> None:
+    line = of("algo=feddyn", f"out-dir={tmp_path / 'my runs'}")
+    assert line is not None
+    assert shlex.split(line)[-1] == f"out-dir={tmp_path / 'my runs'}"
+
+
+def test_a_run_ends_with_it_and_it_runs(tmp_path: Path) -> None:
+    last = run(tmp_path, "algo=feddyn", "dirichlet-alpha=0.5").stdout.splitlines()[-1]
+    assert last.startswith("compare: fedaccord run algo=fedavg ")
+    pairs = shlex.split(last.removeprefix("compare: fedaccord run "))
+    again = run(tmp_path, *pairs)
+    assert again.exit_code == 0
+    assert again.stdout.splitlines()[-1].startswith("run directory: ")

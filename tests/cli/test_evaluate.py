@@ -1,0 +1,150 @@
+"""A saved model gives the reported numbers again: by the command, and in plain PyTorch."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from fedaccord import task
+from fedaccord.config import RunConfig
+from tests.cli.shell import REPOSITORY, invoke, run
+
+NAMES = ("bird", "cat", "dog")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of which one channel tells the class, with names for labels."""
+    rng, file = np.random.default_rng(0), tmp_path_factory.mktemp("data") / "own.npz"
+
+    def some(n: int) -> tuple[Any, Any]:
+        y = np.arange(n) % 3
+        x = rng.integers(0, 200, (n, 32, 32, 3), dtype=np.uint8)
+        x[np.arange(n), :, :, y] += 55
+        return x, np.array(NAMES)[y]
+
+    (x_train, y_train), (x_test, y_test) = some(60), some(30)
+    np.savez(file, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+    return file
+
+
+@pytest.fixture(scope="module")
+def lenet(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory of a LeNet."""
+    folder = tmp_path_factory.mktemp("lenet")
+    keys = ("dataset=npz", f"data-dir={images}", "model=lenet", "local-steps=6", "batch-size=10")
+    result = run(folder, *keys, "partition=iid", "algo=fedavg", "name=x", "num-server-rounds=1")
+    assert result.exit_code == 0, result.output
+    return folder / "runs" / "x"
+
+
+def summary(path: Path) -> dict[str, Any]:
+    return json.loads((path / "summary.json").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("algo=afedpd", "eval-train=true"),
+        ("algo=dfedavg", "precision=float64"),
+        ("algo=scaffold", "precision=bfloat16", "eval-every=2"),
+    ],
+)
+def test_the_reported_numbers_come_again_to_the_digit(tmp_path: Path, words: Any) -> None:
+    result = run(tmp_path, *words, "name=x")
+    assert result.exit_code == 0, result.output
+    path = tmp_path / "runs" / "x"
+    reported = summary(path)
+    found = invoke("evaluate", path)
+    assert found.exit_code == 0, found.output
+    lines = [re.split(r"\s{2,}", line.strip()) for line in found.stdout.splitlines()]
+    assert {line[0] for line in lines} >= {"test accuracy", "test loss"}
+    assert ("train accuracy" in {line[0] for line in lines}) == ("eval-train=true" in words)
+    for name, value, before in lines:
+        assert before == f"reported: {value}"
+        number = reported[f"{name.replace(' ', '-')}-last"]
+        assert value == (f"{number:.2%}" if "accuracy" in name else f"{number:.4f}")
+
+
+def test_a_file_that_was_moved_is_named_by_a_pair(lenet: Path, images: Path) -> None:
+    moved = images.rename(images.with_name("moved.npz"))
+    try:
+        gone = invoke("evaluate", lenet)
+        assert gone.exit_code == 2
+        assert "own.npz" in gone.stderr
+        there = invoke("evaluate", lenet, f"data-dir={moved}", "device=cpu")
+        assert there.exit_code == 0, there.output
+    finally:
+        moved.rename(images)
+
+
+def test_the_model_is_told_with_its_classes_and_inputs(lenet: Path, images: Path) -> None:
+    card = json.loads((lenet / "model.json").read_text())
+    assert card["architecture"] == "lenet"
+    assert card["arguments"] == {"shape": [3, 32, 32], "classes": 3}
+    assert card["class-names"] == [*NAMES]
+    x = np.load(images)["x_train"] / 255
+    np.testing.assert_allclose(card["mean"], x.mean((0, 1, 2)))
+    np.testing.assert_allclose(card["std"], x.std((0, 1, 2)))
+    resnet = RunConfig.make({"model": "resnet18", "stem": "cifar"}).task
+    assert task.load_task(resnet, num_clients=1).card["arguments"]["stem"] == "cifar"
+
+
+def test_the_pages_lines_of_plain_pytorch_use_the_model(lenet: Path, images: Path) -> None:
+    page = (REPOSITORY / "docs" / "metrics.md").read_text(encoding="utf-8")
+    module, lines = re.findall(r"```python\n(.*?)```", page, re.S)
+    data = np.load(images)
+    pixels = torch.from_numpy(data["x_test"]).permute(0, 3, 1, 2)
+    names: dict[str, Any] = {"run": lenet, "images": pixels}
+    exec(module + lines, names)
+    assert "fedaccord" not in module + lines
+    assert len(re.findall(r"^\w.*[=(]", lines.partition("card =")[2], re.M)) == 4
+    accuracy = np.mean(np.array(names["names"]) == data["y_test"])
+    assert accuracy == pytest.approx(summary(lenet)["test-accuracy-last"], abs=1e-12)
+    assert accuracy > 0.5  # of three classes
+
+
+# What is refused
+
+
+def refused(*words: object) -> str:
+    result = invoke("evaluate", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_what_is_no_run_is_one_line(tmp_path: Path, lenet: Path) -> None:
+    assert "expected a run directory with model.safetensors, found none" in refused(tmp_path)
+    line = refused(lenet, "lr=3")
+    assert "expected only data-dir, device, download, threads beside RUN_DIR, got lr" in line
+    assert "threads: expected at most" in refused(lenet, "threads=100000")
+
+
+def test_a_damaged_model_and_another_models_data_are_one_line(
+    tmp_path: Path, lenet: Path, images: Path
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in lenet.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    whole = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    assert "expected a model, got a damaged file" in refused(copy)
+    data = dict(np.load(images))
+    small = {key: value[..., :1] if key[0] == "x" else value for key, value in data.items()}
+    np.savez(tmp_path / "grey.npz", **small)
+    line = refused(lenet, f"data-dir={tmp_path / 'grey.npz'}")
+    assert "on this data, got others: point data-dir to the data of the run" in line
+
+
+def test_the_metadata_of_the_file_is_the_json_beside_it(lenet: Path) -> None:
+    with safe_open(lenet / "model.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["model"]) == json.loads(
+            (lenet / "model.json").read_text()
+        )

@@ -1,0 +1,71 @@
+"""`fedaccord flwr-config`: one line that Flower reads as the very settings."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.common.config import get_fused_config_from_dir, parse_config_args
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedaccord.cli.flwr_config import run_config
+from fedaccord.cli.settings import read_settings
+from fedaccord.config import RunConfig
+from tests.cli.shell import REPOSITORY, invoke, refusal
+
+
+def read_by_flower(line: str) -> dict[str, Any]:
+    """What a run is given: a shell's word, Flower's parser, joined with the app's defaults."""
+    (argument,) = shlex.split(line)
+    return get_fused_config_from_dir(REPOSITORY, parse_config_args([argument]))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["algo=scaffold", "lr=1e-5", "download=true", "dataset=cifar10", "weight-decay=0"],
+        ["--preset", "dfedsam-mgs", "seed=7", "sam.rho=0.05"],
+        ['name=it\'s a "name" with = \\ and é', "out-dir=/some where/it's"],
+        ["name=ends in \\"],
+    ],
+    ids=str,
+)
+def test_flower_reads_the_settings_that_were_given(words: list[str]) -> None:
+    result = invoke("flwr-config", *words)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("\n") == 1
+    preset = words[1] if words[:1] == ["--preset"] else None
+    pairs = words[2:] if preset else words
+    wanted = RunConfig.make(read_settings(pairs, None, preset)).flat
+    assert RunConfig.make(read_by_flower(result.stdout)).flat == wanted
+
+
+@given(st.text(st.characters(exclude_categories=["C"]) | st.sampled_from("\n\t'\"\\= ")))
+def test_any_string_survives(text: str) -> None:
+    assert parse_config_args([run_config({"name": text})]) == {"name": text}
+
+
+def test_only_what_differs_is_on_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ("algo=fedavg", "lr=0.1", "dataset=npz", "data-dir=own.npz", "gossip.steps=2")
+    result = invoke("flwr-config", *words)
+    line = f'algo="fedavg" dataset="npz" data-dir="{tmp_path}/own.npz" gossip.steps=2'
+    assert shlex.split(result.stdout) == [line]
+    assert result.stderr == (
+        "warning: gossip.steps=2 has no effect: nothing reads it without gossip.topology\n"
+    )
+
+
+def test_a_runs_own_config_gives_its_settings(tmp_path: Path) -> None:
+    words = ("model=linear", "num-clients=4", "num-server-rounds=1", "local-epochs=1", "threads=1")
+    made = invoke("run", *words, "algo=scaffold", f"out-dir={tmp_path}", "name=a")
+    assert made.exit_code == 0, made.output
+    result = invoke("flwr-config", "--config", tmp_path / "a" / "config.toml", "name=b")
+    found = RunConfig.make(read_by_flower(result.stdout)).flat
+    assert (found["algo"], found["num-clients"], found["name"]) == ("scaffold", 4, "b")
+
+
+def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
+    assert "lr: expected above 0" in refusal(tmp_path, invoke("flwr-config", "lr=0"))

@@ -1,0 +1,49 @@
+"""What a run shows as it goes, and at its end."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from fedaccord.cli.progress import Display, summary_table
+from fedaccord.config import RunConfig
+from fedaccord.federation.strategy import Round
+
+CONSOLE = Console(width=200, force_terminal=False)
+
+
+def test_a_metric_of_an_earlier_round_is_shown_with_that_round(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = Display(CONSOLE, RunConfig.make({"num-server-rounds": 4}), [])
+    w = torch.zeros(1)
+    for number, metrics in enumerate([{"test-accuracy": 0.1}, {}, {}, {"test-accuracy": 0.25}, {}]):
+        loss = {"train-loss": 2.0} if number in (1, 2, 3) else {}
+        display.on_round(Round(number, w, w, metrics | loss, []))
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "round 0/4  test accuracy 10.00%",
+        "round 1/4  test accuracy 10.00% (round 0)  train loss 2",
+        "round 2/4  test accuracy 10.00% (round 0)  train loss 2",
+        "round 3/4  test accuracy 25.00%  train loss 2",
+        "round 4/4  test accuracy 25.00% (round 3)  train loss 2 (round 3)",
+    ]
+
+
+def shown(folder: Path, **more: Any) -> dict[str, str]:
+    summary = {"rounds": 12, "rounds-counted": 12, "replies": 120, "dropped": 0, "seconds": 1.0}
+    traffic = {"down-bytes": 1e6, "up-bytes": 2e6}
+    (folder / "summary.json").write_text(json.dumps(summary | traffic | more))
+    table = summary_table("fedavg", folder)
+    cells = (list(column.cells) for column in table.columns)
+    return dict(zip(*cells, strict=True))  # type: ignore[arg-type]
+
+
+def test_the_end_tells_what_was_dropped_and_what_did_not_count(tmp_path: Path) -> None:
+    good = shown(tmp_path)
+    assert (good["rounds"], good["replies dropped"]) == ("12", "0 of 120")
+    assert good["test accuracy, last"] == "none"
+    poor = shown(tmp_path, **{"rounds-counted": 11, "replies": 100, "dropped": 20})
+    assert (poor["rounds"], poor["replies dropped"]) == ("12, 11 counted", "20 of 120")

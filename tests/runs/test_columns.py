@@ -1,0 +1,85 @@
+"""Every number that real runs write is explained, and nothing else is."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaccord import engine
+from fedaccord.cli.columns import columns_markdown, columns_tables
+from fedaccord.config import RunConfig
+from fedaccord.federation.errors import FederationError
+from fedaccord.runs import RunDirectory, flatten
+from fedaccord.runs.columns import CLIENTS, METRICS, SUMMARY
+from fedaccord.runs.directory import EVALUATED
+from tests.cli.shell import invoke
+
+SMALL = {"num-clients": 4, "num-server-rounds": 1, "model": "linear", "local-epochs": 1}
+RUNS: dict[str, dict[str, Any]] = {
+    "another model is broadcast": {"algo": "afedpd", "relaxed-init.beta": 0.05},
+    "without a server": {"algo": "dfedsam", "eval-train": True},
+    "personal models": {"algo": "feddeper"},
+    "failed": {"algo": "fedavg", "lr": 1e30, "clip-norm": 0.0},
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """The columns of each file, of all runs together."""
+    folder = tmp_path_factory.mktemp("runs")
+    found: dict[str, set[str]] = {name: set() for name in ("metrics", "clients", "summary")}
+    for name, values in RUNS.items():
+        config = SMALL | values | {"out-dir": str(folder), "name": name, "threads": 1}
+        try:
+            with engine.quiet():
+                engine.run(RunConfig.make(config))
+        except FederationError:
+            assert name == "failed"
+    began = RunDirectory(str(folder), "running", {"algo": "fedavg", "dataset": "digits", "seed": 0})
+    for path in [*(folder / name for name in RUNS), began.path]:
+        found["summary"] |= flatten(json.loads((path / "summary.json").read_text())).keys()
+        for table in ("metrics", "clients"):
+            if path != began.path:
+                found[table] |= columns(path / f"{table}.csv")
+    return found
+
+
+def columns(path: Path) -> set[str]:
+    with path.open(newline="") as file:
+        return set(next(csv.reader(file)))
+
+
+def test_every_column_of_the_tables_is_explained(written: dict[str, set[str]]) -> None:
+    assert written["metrics"] == {column.name for column in METRICS}
+    assert written["clients"] == {column.name for column in CLIENTS}
+
+
+def test_every_key_of_the_summary_is_explained(written: dict[str, set[str]]) -> None:
+    def general(key: str) -> str:
+        metric = next((m for m in sorted(EVALUATED, key=len)[::-1] if key.startswith(m)), None)
+        return f"<metric>{key.removeprefix(metric)}" if metric else key
+
+    assert {general(key) for key in written["summary"]} == {column.name for column in SUMMARY}
+    (last,) = (column for column in SUMMARY if column.name == "<metric>-last")
+    assert all(metric in last.meaning for metric in EVALUATED)
+
+
+def test_a_column_is_explained_once_and_wholly() -> None:
+    for table in (METRICS, CLIENTS, SUMMARY):
+        names = [column.name for column in table]
+        assert len(set(names)) == len(names)
+        assert all(column.meaning and column.rows and column.source for column in table)
+
+
+def test_the_command_and_the_page_say_the_same() -> None:
+    result = invoke("run", "--list-columns")
+    assert result.exit_code == 0
+    assert [len(table.rows) for table in columns_tables()] == [
+        *map(len, (METRICS, CLIENTS, SUMMARY))
+    ]
+    page = columns_markdown()
+    for column in (*METRICS, *CLIENTS, *SUMMARY):
+        assert column.meaning in result.stdout
+        assert column.meaning.replace("|", "\\|") in page

@@ -1,0 +1,230 @@
+"""How runs end: completed with a trained model, else failed or interrupted, and what they leave."""
+
+import csv
+import json
+import os
+import signal
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedaccord import config, engine, runs, server_app
+from fedaccord.config import RunConfig
+from fedaccord.federation.errors import FederationError
+from fedaccord.federation.strategy import Round
+from fedaccord.runs import RunDirectory
+from tests.cli.shell import invoke, run
+
+SMALL: dict[str, Any] = {
+    **{"num-clients": 4, "num-server-rounds": 2, "model": "linear", "local-epochs": 1},
+    **{"threads": 1, "algo": "fedavg", "name": "x"},
+}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., Path]:
+    """Run a small configuration in process, with a callback; its run directory."""
+
+    def begin(values: Mapping[str, Any], on_round: Callable[[Round], None] | None = None) -> Path:
+        config = RunConfig.make(SMALL | dict(values) | {"out-dir": str(tmp_path)})
+        with engine.quiet():
+            return engine.run(config, on_round=on_round).path
+
+    return begin
+
+
+def summary(path: Path) -> dict[str, Any]:
+    return json.loads((path / "summary.json").read_text())  # type: ignore[no-any-return]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with (path / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# --- failed ---------------------------------------------------------------------------------------
+
+
+DIVERGING = {"lr": 1e30, "clip-norm": 0.0}
+ONE_LONG_STEP = {"lr": 3e38, "clip-norm": 1.0, "local-steps": 1, "num-server-rounds": 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason", "dropped"),
+    [
+        (DIVERGING, "none of 2 rounds counted", [2, 2]),
+        (DIVERGING | {"max-failed-rounds": 2}, "2 rounds in a row had fewer than 1", [2, 2]),
+        (
+            ONE_LONG_STEP,
+            "the model diverged: its test loss is ",
+            [0],
+        ),  # finite; its outputs are not
+    ],
+)
+def test_a_run_without_a_trained_model_fails_with_its_reason(
+    tmp_path: Path, start: Callable[..., Path], values: Any, reason: str, dropped: list[int]
+) -> None:
+    with pytest.raises(FederationError, match=reason):
+        start(values)
+    found = summary(tmp_path / "x")
+    assert found["status"] == "failed"
+    assert found["reason"].startswith(reason)
+    assert (found["rounds"], found["rounds-counted"]) == (len(dropped), dropped.count(0))
+    assert (found["replies"], found["dropped"]) == (2 * len(dropped) - sum(dropped), sum(dropped))
+    assert [row["dropped"] for row in rows(tmp_path / "x")] == ["", *map(str, dropped)]
+    assert (tmp_path / "x" / "model.safetensors").exists()
+
+
+def test_a_model_that_is_not_finite_fails(
+    tmp_path: Path, start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overflow(self: Any, w: Any, state: Any) -> Any:
+        return w * float("inf")
+
+    monkeypatch.setattr("fedaccord.strategies.FedAvg.headline", overflow)
+    with pytest.raises(FederationError, match="the model diverged: it holds NaN or Inf after 2"):
+        start({})
+    assert summary(tmp_path / "x")["status"] == "failed"
+
+
+def test_the_command_fails_with_the_table_and_one_line(tmp_path: Path) -> None:
+    result = run(tmp_path, "lr=1e30", "clip-norm=0", "name=x")
+    assert result.exit_code == 1
+    assert "replies dropped" in result.stdout
+    assert "4 of 4" in result.stdout
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("fedaccord: none of 2 rounds counted")
+    assert last.endswith(f"{tmp_path / 'runs' / 'x'} holds what was done so far")
+
+
+def test_a_full_disk_ends_the_run_with_a_line_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: RunDirectory, *_: Any) -> None:
+        raise OSError(28, "No space left on device", str(self.path / "metrics.csv"))
+
+    monkeypatch.setattr(RunDirectory, "record", full)
+    result = run(tmp_path, "name=x")
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "No space left on device: '" in result.stderr
+    assert "/x/metrics.csv'" in result.stderr
+    assert summary(tmp_path / "runs" / "x")["status"] == "failed"
+
+
+def test_a_model_that_cannot_be_saved_is_a_failure(
+    tmp_path: Path, start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: RunDirectory, *_: Any) -> None:
+        raise OSError(28, "No space left on device", str(self.path / "model.safetensors"))
+
+    monkeypatch.setattr(RunDirectory, "save_model", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/x/model.safetensors'"):
+        start({})
+    found = summary(tmp_path / "x")
+    assert found["status"] == "failed"
+    assert "model.safetensors" in found["reason"]
+
+
+# --- interrupted ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreground() -> Iterator[None]:
+    """Signals as a shell's foreground leaves them."""
+    numbers = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL)
+    numbers |= {signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in numbers.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("foreground")
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_a_run_and_twenty_more_do_not_interrupt_the_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    record, save = RunDirectory.record, RunDirectory.save_model
+
+    def record_and_send(self: RunDirectory, metrics: Any, clients: Any) -> None:
+        if metrics["round"] == 3:
+            os.kill(os.getpid(), number)  # within the writing of a row
+        record(self, metrics, clients)
+
+    def send_and_save(self: RunDirectory, *model: Any) -> None:
+        for _ in range(20):
+            os.kill(os.getpid(), number)
+        save(self, *model)
+
+    monkeypatch.setattr(RunDirectory, "record", record_and_send)
+    monkeypatch.setattr(RunDirectory, "save_model", send_and_save)
+    result = run(tmp_path, "num-server-rounds=1000", "name=x", "algo=fedavg")
+    path = tmp_path / "runs" / "x"
+    assert result.exit_code == code, result.output
+    assert result.stderr == f"fedaccord: interrupted: {path} holds what was done so far\n"
+    assert runs.status(path) == "interrupted"
+    assert summary(path)["rounds"] == 3
+    assert [row["round"] for row in rows(path)] == ["0", "1", "2", "3"]
+    interrupted = load_file(path / "model.safetensors")
+    monkeypatch.undo()
+    assert run(tmp_path, "num-server-rounds=3", "name=y", "algo=fedavg").exit_code == 0
+    completed = load_file(tmp_path / "runs" / "y" / "model.safetensors")
+    assert all(torch.equal(interrupted[name], completed[name]) for name in completed)
+
+
+def test_an_app_that_flower_ends_is_interrupted(tmp_path: Path, start: Callable[..., Path]) -> None:
+    def leave(round: Round) -> None:
+        raise SystemExit(0)
+
+    with pytest.raises(SystemExit):
+        start({}, leave)
+    assert runs.status(tmp_path / "x") == "interrupted"
+    assert (tmp_path / "x" / "model.safetensors").exists()
+
+
+# --- completed ------------------------------------------------------------------------------------
+
+
+def test_config_toml_tells_the_machine_and_makes_the_same_bytes(tmp_path: Path) -> None:
+    words = ("algo=dfedavg", "gossip.topology=random", "sam.rho=0.05", "name=first")
+    assert run(tmp_path, *words).exit_code == 0
+    first = tmp_path / "runs" / "first"
+    used = tomllib.loads((first / "config.toml").read_text())["used"]
+    assert (used["device"], used["threads"]) == ("cpu", 1)
+    assert used["cpu"]
+    assert (used["sam"]["rho"], used["gossip"]["steps"]) == (0.05, 1)
+    assert invoke("run", "--config", first / "config.toml", "name=again").exit_code == 0
+    again = tmp_path / "runs" / "again"
+    for name in ("model.safetensors", "model.json", "clients.csv"):
+        assert (first / name).read_bytes() == (again / name).read_bytes(), name
+    assert without_seconds(first) == without_seconds(again)
+    assert summary(first)["clients"] == 4
+
+
+def without_seconds(path: Path) -> list[dict[str, str]]:
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows(path)]
+
+
+def test_keys_without_effect_are_told_under_flower(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All keys arrive there, with the app's defaults where nobody set them."""
+    monkeypatch.setattr(server_app, "run", lambda *_: None)
+    set_by_a_user = {"partition": "iid", "classes-per-client": 3, "fedprox.mu": 0.2}
+    run_config = {**config.defaults(), "model": "linear", "algo": "fedavg", **set_by_a_user}
+    context: Any = SimpleNamespace(run_config=run_config)
+    grid: Any = None
+    server_app.main(grid, context)
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "classes-per-client=3 has no effect: nothing reads it without partition=pathological",
+        "fedprox.mu=0.2 has no effect: nothing reads it without algo=fedprox",
+    ]
