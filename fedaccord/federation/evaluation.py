@@ -9,7 +9,9 @@ from flwr.app import ArrayRecord, MetricRecord
 
 from fedaccord.core.vectors import Vector
 from fedaccord.core.visit import TrainInstruction
+from fedaccord.federation.errors import clean
 from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.replies import OWN_METRICS, OWN_NAME
 
 log = logging.getLogger("flwr")
 
@@ -59,10 +61,11 @@ def evaluate_at_clients(
     if wrong:
         log.warning(
             "%d of %d clients did not evaluate their personal model: %s",
-            *(len(wrong), len(questions), wrong[0]),
+            *(len(wrong), len(questions), clean(wrong[0])),
         )
     rows = [answer for answer in answers if not isinstance(answer, str)]
-    names = [name for name in (rows[0] if rows else {}) if name != "num-examples"]
+    given = [name for name in (rows[0] if rows else {}) if name != "num-examples"]
+    names = [name for name in given if OWN_NAME.fullmatch(name)][:OWN_METRICS]
     return {
         f"personal-{name}": fmean(row[name] for row in rows)
         for name in names

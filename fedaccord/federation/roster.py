@@ -9,7 +9,7 @@ from typing import NamedTuple
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from fedaccord.federation.errors import FederationError, last_line
+from fedaccord.federation.errors import FederationError, clean, last_line
 from fedaccord.wire.introduction import hello, introduction
 
 log = logging.getLogger("flwr")
@@ -157,6 +157,7 @@ class Roster:
                 )
 
     def _refuse(self, node: int, why: str) -> None:
+        why = clean(why)
         if self.refused.get(node) != why:
             log.warning("node %d is left out: %s", node, why)
         self.refused[node] = why

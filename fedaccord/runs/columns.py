@@ -197,6 +197,13 @@ CLIENTS = (
     Column("round", "r, from 1 on", "", "all", "server"),
     Column("client", "number of the client, its partition-id, from 0", "", "all", "server"),
     Column("status", "ok, or why its reply was dropped", "", "all", "server"),
+    Column(
+        "repair",
+        "what the server did about a client that lost its state",
+        "",
+        "clients that lost it",
+        "server",
+    ),
     Column("num-examples", "training samples of the client", "samples", ACCEPTED, "client"),
     Column(
         "train-loss",

@@ -10,7 +10,9 @@ import pytest
 from fedaccord import engine
 from fedaccord.cli.columns import columns_markdown, columns_tables
 from fedaccord.config import RunConfig
+from fedaccord.core.visit import Lost
 from fedaccord.federation.errors import FederationError
+from fedaccord.federation.metrics import client_rows
 from fedaccord.runs import RunDirectory, flatten
 from fedaccord.runs.columns import CLIENTS, METRICS, SUMMARY
 from fedaccord.runs.directory import EVALUATED
@@ -43,6 +45,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         for table in ("metrics", "clients"):
             if path != began.path:
                 found[table] |= columns(path / f"{table}.csv")
+    found["clients"] |= client_rows(1, {0: Lost(0)}, "what was done")[0].keys()
     return found
 
 

@@ -109,3 +109,26 @@ def test_a_number_that_not_all_clients_give_has_no_mean(metrics: MetricRecord) -
     last = rounds(answer(metrics))[-1].metrics
     assert "personal-loss" not in last
     assert last["replies"] == 6
+
+
+def test_names_that_a_client_makes_up_are_no_columns(warnings: list[str]) -> None:
+    """All clients answer the same: the mean of a plain name is taken, that of another is not."""
+    names = {"=1+1": 1.0, "f1": 2.0, "\x1b[31m": 3.0, **{f"n{k}": 1.0 for k in range(1000)}}
+
+    def evaluate(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord(names)}), reply_to=message)
+
+    last = rounds(evaluate)[-1].metrics
+    found = [name for name in last if name.startswith("personal-")]
+    assert last["personal-f1"] == 2.0
+    assert len(found) == 32
+    assert all(name.isprintable() and "=" not in name for name in found)
+
+
+def test_what_a_client_says_of_its_evaluation_is_cleaned(warnings: list[str]) -> None:
+    def evaluate(message: Message, context: Context) -> Message:
+        records = {"\x1b[31m" + "x" * 100_000: MetricRecord({"a": 1})}
+        return Message(RecordDict(records), reply_to=message)
+
+    rounds(evaluate)
+    assert all(line.isprintable() and len(line) < 500 for line in warnings)

@@ -174,6 +174,24 @@ def test_an_error_in_the_answer_is_the_nodes_own(clock: Clock, warnings: list[st
     assert warnings == ["node 1 is left out: beside the camera"]
 
 
+def test_a_long_answer_is_told_in_short(clock: Clock, warnings: list[str]) -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        if context.node_id == 1:
+            raise ValueError("\x1b[31m" + "x" * 1_000_000)
+        return introduce(message, context)
+
+    with Net(app) as net:
+        net.join(1, 0, 3)
+        ready(Roster(clock), net)
+    (line,) = warnings
+    assert line.startswith("node 1 is left out: ")
+    assert line.isprintable()
+    assert len(line) < 500
+
+
 def test_an_answer_that_is_none_is_the_nodes_own(clock: Clock) -> None:
     app = ClientApp()
 
