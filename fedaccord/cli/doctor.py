@@ -19,7 +19,7 @@ import typer
 
 from fedaccord import threads
 from fedaccord.cli.console import make_console
-from fedaccord.cli.settings import ConfigFile, Pairs, Preset, given_keys, read_settings
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
@@ -39,8 +39,8 @@ def doctor(pairs: Pairs = None, config: ConfigFile = None, preset: Preset = None
     checks = [*check_versions(), *check_devices(), check_daemon()]
     try:
         settings = RunConfig.make(read_settings(pairs or [], config, preset))
-        unread = settings.unread(given_keys(pairs or []))
-        checks += [Check("warn", "settings", line) for line in unread]
+        for line in unread(settings, pairs or [], config, preset):
+            checks.append(Check("warn", "settings", line))
         out_dir = Path(settings.out_dir or out_dir)
     except (ValueError, FileNotFoundError) as error:
         checks.append(Check("fail", "settings", str(error)))

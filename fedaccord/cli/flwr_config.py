@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
-from fedaccord.cli.console import stop
-from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, warn_of_unread
+from fedaccord.cli.console import stop, warn
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
 
 
 def flwr_config(pairs: Pairs = None, config: ConfigFile = None, preset: Preset = None) -> None:
@@ -23,9 +23,10 @@ def flwr_config(pairs: Pairs = None, config: ConfigFile = None, preset: Preset =
 
     try:
         settings = RunConfig.make(read_settings(pairs or [], config, preset))
+        for line in unread(settings, pairs or [], config, preset):
+            warn(line)
     except (ValueError, FileNotFoundError) as error:
         stop(error, 2)
-    warn_of_unread(settings, pairs or [])
     usual = defaults()
     differing = {k: v for k, v in settings.flat.items() if k == "algo" or v != usual[k]}
     typer.echo(shlex.quote(run_config(differing)))

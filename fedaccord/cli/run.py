@@ -12,10 +12,10 @@ import typer
 
 from fedaccord.cli.columns import columns_tables
 from fedaccord.cli.compare import comparison
-from fedaccord.cli.console import make_console, stop
+from fedaccord.cli.console import make_console, stop, warn
 from fedaccord.cli.keys import keys_text
 from fedaccord.cli.progress import Display, summary_table
-from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, warn_of_unread
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
 from fedaccord.interrupts import exit_code, interruptible
 
 
@@ -64,7 +64,8 @@ def run(
     try:
         settings = RunConfig.make(read_settings(pairs or [], config, preset))
         settings.strategy.check_clients(settings.num_clients)
-        warn_of_unread(settings, pairs or [])
+        for line in unread(settings, pairs or [], config, preset):
+            warn(line)
         threads.check(settings.threads)
         with engine.quiet(), _warnings_on_stderr():
             with console.status("loading data"):

@@ -48,11 +48,7 @@ def read_settings(
     """
     from fedaccord import config
 
-    if file and preset:
-        raise ValueError("expected --config or --preset, got both; leave one out")
-    if preset:
-        file = preset_file(preset)
-    values = _read_file(file) if file else {}
+    values = _of_file(file, preset)
     known, seen = config.keys(), set()
     for pair in pairs:
         key, equals, text = (part.strip() for part in pair.partition("="))
@@ -69,14 +65,15 @@ def read_settings(
     return values
 
 
-def warn_of_unread(settings: "RunConfig", pairs: Sequence[str]) -> None:
-    """Keys that the other settings leave without effect, also where a pair gives the default."""
-    for line in settings.unread(given_keys(pairs)):
-        warn(line)
+def unread(
+    settings: "RunConfig", pairs: Sequence[str], file: Path | None, preset: str | None
+) -> list[str]:
+    """A line for each key that the other settings leave without effect.
 
-
-def given_keys(pairs: Sequence[str]) -> list[str]:
-    return [pair.partition("=")[0].strip() for pair in pairs]
+    Also where a pair gives the default, unless it takes the place of a file's value.
+    """
+    typed = {pair.partition("=")[0].strip() for pair in pairs}
+    return settings.unread(given=typed - {*_of_file(file, preset)})
 
 
 def _value(text: str, is_string: bool) -> Any:
@@ -87,6 +84,14 @@ def _value(text: str, is_string: bool) -> Any:
     value = parsed["value"]
     allowed = str if is_string else (str, bool, int, float)
     return value if isinstance(value, allowed) and len(parsed) == 1 else text
+
+
+def _of_file(file: Path | None, preset: str | None) -> dict[str, Any]:
+    if file and preset:
+        raise ValueError("expected --config or --preset, got both; leave one out")
+    if preset:
+        file = preset_file(preset)
+    return _read_file(file) if file else {}
 
 
 def _read_file(file: Path) -> dict[str, Any]:

@@ -65,8 +65,18 @@ def test_a_run_is_made_again_from_its_config_toml(tmp_path: Path) -> None:
 def test_a_key_given_twice_and_keys_without_effect_are_told_once(tmp_path: Path) -> None:
     """Whatever is typed, also the default; of a file what differs from the defaults."""
     file = tmp_path / "file.toml"
-    file.write_text('partition = "iid"\nclasses-per-client = 3\nreplacement = "none"\n')
-    words = ("--config", file, "lr=0.5", "lr=0.25", "algo=fedavg", "fedprox.mu=0.1", "name=a")
+    text = 'partition = "iid"\nclasses-per-client = 3\nreplacement = "none"\ndownload = true\n'
+    file.write_text(text)
+    words = (
+        "--config",
+        file,
+        "download=false",
+        "lr=0.5",
+        "lr=0.25",
+        "algo=fedavg",
+        "fedprox.mu=0.1",
+        "name=a",
+    )
     result = run(tmp_path, *words)
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines() == [
