@@ -47,6 +47,10 @@ class RunConfig:
     threads: int = option(
         0, "CPU threads of PyTorch in each process; 0: what suits the model and the cores", low=0
     )
+    checkpoint_every: int = option(
+        0, "rounds between checkpoints; 0: such that they take a twentieth of the time", low=0
+    )
+    resume: bool = option(False, "go on from the last checkpoint of the run called name")
 
     task: TaskConfig
     strategy: FederatedStrategy  # the method with its plug-ins and the federation's settings
@@ -164,6 +168,36 @@ def in_use(config: RunConfig) -> dict[str, Any]:
         for key, value in config.flat.items()
         if "." not in key or key.partition(".")[0] in tables
     }
+
+
+FREE = (  # keys that do not change what is computed, or only how long
+    *(
+        "num-server-rounds",
+        "name",
+        "out-dir",
+        "eval-train",
+        "threads",
+        "checkpoint-every",
+        "resume",
+    ),
+    *("device", "data-dir", "download", "eval-every"),
+    *("round-timeout", "wait-timeout", "min-replies", "max-failed-rounds"),
+)
+
+
+def check_resumed(config: RunConfig, begun: Mapping[str, Any]) -> None:
+    """Raise ValueError, which names the key, where a run cannot go on with other settings.
+
+    begun: those that it began with, as of `in_use`.
+    """
+    now, usual = in_use(config), defaults()
+    for key in [*begun, *(key for key in now if key not in begun)]:
+        before, after = begun.get(key, usual.get(key)), now.get(key, usual.get(key))
+        if key not in FREE and before != after:
+            raise ValueError(
+                f"resume: expected {key}={_toml(before)}, as the run began with, got "
+                f"{_toml(after)}; leave it as it was, or begin another run"
+            )
 
 
 def resolved(config: RunConfig) -> dict[str, Any]:

@@ -12,13 +12,15 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
 from fedaccord import threads
-from fedaccord.config import RunConfig, in_use, resolved
+from fedaccord.config import RunConfig, resolved
+from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import dtype_of, is_finite
 from fedaccord.federation.errors import FederationError
-from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.interrupts import interruptible
+from fedaccord.logbook import Logbook
 from fedaccord.runs import RunDirectory
 from fedaccord.runs.origin import processor
 from fedaccord.task import Task, load_task
@@ -53,22 +55,24 @@ def run(
     config: RunConfig,
     task: Task,
     on_round: Callable[[Round], None] | None = None,
+    at: int | None = None,
     **facts: Any,
 ) -> RunDirectory:
     """One run of the configuration over ``grid``, written to its run directory.
 
+    With ``config.resume`` it goes on from its last checkpoint, or from that of ``at`` rounds.
     ``facts`` go into summary.json. A run that is interrupted, also by SIGTERM or SIGHUP, or that
     fails leaves a directory that can be read, with the model as it was then.
     """
     strategy = config.strategy
     initial = initial_arrays(task, strategy.precision)
     with interruptible() as interrupts:
-        used = machine(task) | resolved(config)
-        directory = RunDirectory(config.out_dir, config.name, in_use(config), used)
+        log_book = Logbook.begin(config, machine(task) | resolved(config), at)
+        directory = log_book.directory
 
         def record(round: Round) -> None:
             with interrupts.held():
-                directory.record({"round": round.number, **round.metrics}, round.clients)
+                log_book.record(round)
             if on_round:
                 on_round(round)
 
@@ -76,7 +80,10 @@ def run(
         log.info("run directory: %s", directory.path)
         status = "failed"
         try:
-            start(strategy, grid, initial, task, config.num_server_rounds, config.eval_train)
+            fleet = grid if not isinstance(grid, Grid) else MessageFleet(grid)
+            state = log_book.restore(fleet)
+            rounds = config.num_server_rounds
+            start(strategy, fleet, initial, task, rounds, config.eval_train, state)
             interrupts.ignore()
             status = "completed"
         except (KeyboardInterrupt, SystemExit):  # the second is how Flower ends an app
@@ -92,6 +99,7 @@ def run(
                 facts |= strategy.topology.facts(strategy.state.num_clients)
             try:
                 save(directory, strategy.current() or initial, task)
+                log_book.checkpoint()
             except OSError as error:
                 status, facts["reason"] = "failed", str(error)
                 raise
@@ -122,12 +130,13 @@ def start(
     task: Task,
     num_rounds: int,
     eval_train: bool = False,
+    state: RoundState | None = None,
 ) -> Result:
     """Run ``strategy`` with the task's test samples as its evaluation.
 
     ``eval_train``: evaluate the headline model on the training samples too; generalisation-gap is
-    its train accuracy less its test accuracy, both in [0, 1]. Raises FederationError also where no
-    round counted and where the model diverged.
+    its train accuracy less its test accuracy, both in [0, 1]. ``state``: go on from there. Raises
+    FederationError also where no round counted and where the model diverged.
     """
     layout = task.model(strategy.precision)
 
@@ -145,7 +154,7 @@ def start(
 
     if eval_train:
         strategy.evaluate_headline_fn = evaluate_train
-    result = strategy.start(grid, initial, num_rounds, evaluate_fn=evaluate)
+    result = strategy.start(grid, initial, num_rounds, evaluate_fn=evaluate, state=state)
     check_result(strategy, result)
     return result
 
@@ -155,7 +164,7 @@ def check_result(strategy: FederatedStrategy, result: Result) -> None:
     s, model = strategy.state, strategy.current()
     assert s is not None
     assert model is not None
-    if not result.train_metrics_clientapp:  # a row for each round that counted
+    if not result.train_metrics_clientapp and s.failed == s.t:  # no round that counted
         raise FederationError(
             f"none of {s.t} rounds counted (see the reasons above): the model is untrained; fix "
             "the clients, or lower lr if they diverged"

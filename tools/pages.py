@@ -12,7 +12,6 @@ import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import Field
-from pathlib import Path
 from typing import Any
 
 from fedaccord import config

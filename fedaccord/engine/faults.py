@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from fedaccord.core.visit import TrainInstruction, Visit
 from fedaccord.engine.fleet import LocalFleet
@@ -57,6 +58,12 @@ class FaultyFleet:
             unheard = kinds[i] in ("lost-message", "lost-reply", "late")
             answers[i] = LATE if unheard else found[i]
         return answers
+
+    def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
+        return self.fleet.kept(accepted)
+
+    def restore(self, states: Mapping[int, tuple[int, Any]]) -> None:
+        self.fleet.restore(states)
 
     def test(
         self, questions: Sequence[TrainInstruction], timeout: float

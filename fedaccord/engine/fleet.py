@@ -6,7 +6,7 @@ from typing import Any
 
 from fedaccord.client import store
 from fedaccord.client.data import test_data, training_data
-from fedaccord.client.store import LostState, Memory
+from fedaccord.client.store import LostState, Memory, Version
 from fedaccord.client.train import local_round, local_test
 from fedaccord.core.visit import Lost, TrainInstruction, Visit
 from fedaccord.federation.fleet import LATE, Reading
@@ -53,6 +53,13 @@ class LocalFleet:
             return describe(error)
         self.memories[asked.client] = store.remember(memory, asked, state)
         return answer
+
+    def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
+        found = {i: store.version(memory, accepted[i]) for i, memory in self.memories.items()}
+        return {i: tuple(version) for i, version in sorted(found.items()) if version is not None}
+
+    def restore(self, states: Mapping[int, tuple[int, Any]]) -> None:
+        self.memories = {i: Memory(Version(*state)) for i, state in states.items()}
 
     def state(self, client: int, round: int) -> Any:
         """The client's state after the step of a round; None: it has none."""

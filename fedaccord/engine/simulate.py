@@ -4,19 +4,21 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaccord import server_app, threads
-from fedaccord.config import RunConfig
+from fedaccord import logbook, server_app, threads
+from fedaccord.config import RunConfig, check_resumed
 from fedaccord.engine.faults import Faults, FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.runs import RunDirectory
+from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.task import Clients, Samples, Task, find_device, load_task, models, partition
 from fedaccord.task.solver import Loss
 from fedaccord.wire.tensor_array import to_tensor
@@ -32,6 +34,7 @@ def run(
     *,
     on_round: Callable[[Round], None] | None = None,
     on_client: Callable[[int], None] | None = None,
+    at: int | None = None,
 ) -> RunDirectory:
     """Run a configuration in this process; see `server_app.run`."""
     threads.check(config.threads)
@@ -43,7 +46,7 @@ def run(
     chosen = threads.of_task(config.threads, task, config.strategy)
     with chosen.in_use():
         fleet = LocalFleet(task, on_client)
-        return server_app.run(fleet, config, task, on_round, partition=facts)
+        return server_app.run(fleet, config, task, on_round, at, partition=facts)
 
 
 def partition_report(task: Task) -> partition.Report:
@@ -88,6 +91,7 @@ def simulate(
     dtype: torch.dtype = torch.float32,
     record: str = "metrics",
     faults: Faults | None = None,
+    resume: str | Path | None = None,
     **keys: Any,
 ) -> History:
     """Run a federation in this process through the same ServerApp path as `fedaccord run`.
@@ -102,6 +106,8 @@ def simulate(
     record: "weights" keeps w^t, the averages and the client states of every round.
     faults: (round from 0, client) -> None, or what happens there: "lost-message", "lost-reply",
         "duplicate", "late" or "crash" (the client's memory is gone).
+    resume: a run directory; go on from its last checkpoint, to ``rounds`` in all. What is returned
+        begins there.
     keys: any run-config key, as ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing
         ones take the run config's defaults; ``clip_norm=None`` is off.
 
@@ -144,8 +150,14 @@ def simulate(
     recorder = Recorder(strategy, local.state, weights=record == "weights")
     strategy.on_round = recorder
     initial = server_app.initial_arrays(task, strategy.precision)
+    state = None
+    if resume is not None:
+        found = Checkpoints(Path(resume) / logbook.FOLDER).load()
+        if isinstance(algo, str):
+            check_resumed(config, found.facts["settings"])
+        state = logbook.restore(strategy, fleet, found)
     with chosen.in_use(), quiet():
-        server_app.start(strategy, fleet, initial, task, rounds, config.eval_train)
+        server_app.start(strategy, fleet, initial, task, rounds, config.eval_train, state)
     return recorder.history()
 
 

@@ -39,6 +39,15 @@ class Fleet(Protocol):
     def train(self, visits: Sequence[Visit], timeout: float) -> Mapping[int, Reading]:
         """What becomes of each visit, in the order of clients; timeout: seconds for all."""
 
+    def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
+        """(round, state after it) of the clients whose memory lies in this process.
+
+        accepted: of every client, as in `RoundState`.
+        """
+
+    def restore(self, states: Mapping[int, tuple[int, Any]]) -> None:
+        """Give clients the states that `kept` told of."""
+
     def test(
         self, questions: Sequence[TrainInstruction], timeout: float
     ) -> list[Mapping[str, float] | str]:
@@ -93,6 +102,12 @@ class MessageFleet:
             else:
                 found[i] = _read(reply, self._half)
         return found
+
+    def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
+        return {}
+
+    def restore(self, states: Mapping[int, tuple[int, Any]]) -> None:
+        pass
 
     def test(
         self, questions: Sequence[TrainInstruction], timeout: float

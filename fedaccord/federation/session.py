@@ -84,4 +84,6 @@ class Session:
             batch_size=method.batch_size,
             seed=method.seed,
             precision=method.precision,
+            federation=method.federation,
+            attempt=method.attempt,
         )

@@ -90,6 +90,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
         self._topology: Topology = next((g for g in graphs if g is not None), Star())
         self.state: RoundState | None = None
         self.session: Session | None = None
+        self.federation, self.attempt = "", 0  # as clients are told: see `TrainInstruction`
         self._asked: list[Visit] = []  # between `configure_train` and `aggregate_train`
 
     # the method: what a subclass writes
@@ -220,13 +221,16 @@ class FederatedStrategy(Settings, Strategy, ABC):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
+        *,
+        state: RoundState | None = None,
     ) -> Result:
         """Run the federation; arguments and result as Flower's own `Strategy.start`.
 
         ``grid`` may also be a fleet of clients in this process. ``timeout`` (seconds, per round)
         takes the place of ``round_timeout``. ``evaluate_fn`` is called on the headline model before
         round 1 and every ``eval_every`` rounds, and once more, its metrics ending in
-        ``-broadcast``, where the broadcast model is another one.
+        ``-broadcast``, where the broadcast model is another one. ``state``: go on from there, to
+        ``num_rounds`` in all.
         Raises ValueError on bad settings before any message is sent, FederationError when the
         clients do not come or too many rounds fail in a row.
         """
@@ -238,11 +242,11 @@ class FederatedStrategy(Settings, Strategy, ABC):
         self.num_rounds = num_rounds
         self.summary()
         fleet = MessageFleet(grid, train_config) if isinstance(grid, Grid) else grid
-        state = self.begin(fleet, initial_arrays)
-        result = Result(arrays=initial_arrays)
-        round = Round(0, state.w, self.topology.average(state.w), {}, [])
-        self._report(round, result, evaluate_fn)
-        for server_round in range(1, num_rounds + 1):
+        result, s = Result(arrays=initial_arrays), self.begin(fleet, initial_arrays, state)
+        if s.t == 0:
+            round = Round(0, s.w, self.topology.average(s.w), {}, [])
+            self._report(round, result, evaluate_fn)
+        for server_round in range(s.t + 1, num_rounds + 1):
             round = self.train_round(timeout)
             current = self.current()
             if not self._open().failed and current is not None:
@@ -252,8 +256,13 @@ class FederatedStrategy(Settings, Strategy, ABC):
             self._check_failures(self._open())
         return result
 
-    def begin(self, fleet: Fleet, arrays: ArrayRecord) -> RoundState:
-        """Before round 1 the clients connect, and session and state begin."""
+    def begin(
+        self, fleet: Fleet, arrays: ArrayRecord, state: RoundState | None = None
+    ) -> RoundState:
+        """Before round 1 the clients connect, and session and state begin; or go on from there.
+
+        Raises ValueError where a state is not of this many clients or of another model.
+        """
         fleet.connect(self.wait_timeout)
         num_clients = fleet.num_clients
         log.info("%d clients connected, %d a round", num_clients, self.cohort_size(num_clients))
@@ -263,7 +272,10 @@ class FederatedStrategy(Settings, Strategy, ABC):
         if graph := self.topology.describe(num_clients):
             log.info("gossip: %s", graph)
         self.session = Session(self, arrays, fleet)
-        self.state = rounds.first_state(self, self.session.vector(arrays), num_clients)
+        first = rounds.first_state(self, self.session.vector(arrays), num_clients)
+        if state is not None:
+            _check_alike(state, first)
+        self.state = state or first
         return self.state
 
     def train_round(self, timeout: float | None = None) -> Round:
@@ -350,6 +362,18 @@ class FederatedStrategy(Settings, Strategy, ABC):
         log.info("[round %d/%d] %s", number, self.num_rounds, text)
         if self.on_round:
             self.on_round(round)
+
+
+def _check_alike(state: RoundState, first: RoundState) -> None:
+    if state.num_clients != first.num_clients:
+        raise ValueError(
+            f"expected {state.num_clients} clients, as the run began with, got {first.num_clients}"
+        )
+    if state.w.shape != first.w.shape or state.w.dtype != first.w.dtype:
+        raise ValueError(
+            f"expected a model of {state.w.shape[-1]} parameters in {state.w.dtype}, as the run "
+            f"began with, got {first.w.shape[-1]} in {first.w.dtype}"
+        )
 
 
 def own_options(kind: type[FederatedStrategy]) -> list[Any]:

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from fedaccord.runs import origin
+from fedaccord.runs.files import of_file, replace
 
 RUNNING = "running"
 WINDOW = 10  # last evaluations behind the window mean
@@ -104,22 +105,61 @@ class RunDirectory:
         except OSError as error:
             raise _unwritable(self.path, error) from error
         try:
-            config = {
-                "commit": origin.commit(),
-                "run": tables(settings),
-                "used": tables(used or {}),
-                "versions": origin.versions(),
-            }
-            self._write("config.toml", tomli_w.dumps(config).encode())
+            self._write_config(settings, used or {})
         except OSError as error:
             with suppress(OSError):
                 self.path.rmdir()
             raise _unwritable(self.path, error) from error
+        self._open()
+        self.summarise(RUNNING, process=origin.process())
+
+    @classmethod
+    def reopen(
+        cls,
+        path: Path,
+        settings: Mapping[str, Any],
+        used: Mapping[str, Any],
+        number: int,
+        position: Mapping[str, Any],
+    ) -> "RunDirectory":
+        """The directory of a run that goes on after ``number`` rounds; later rows are cut off.
+
+        position: as it was then.
+        """
+        self = cls.__new__(cls)
+        self.path = path
+        self._open()
+        self._write_config(settings, used)
+        self._began -= position["seconds"]
+        self._metrics.cut(number, position["metrics"])
+        self._clients.cut(number, position["clients"])
+        self._rows = [
+            {name: _number(text) for name, text in row.items() if text}
+            for row in self._metrics.read()
+        ]
+        self.summarise(RUNNING, process=origin.process())
+        return self
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """What `reopen` needs, in JSON's types."""
+        tables = {"metrics": self._metrics.columns, "clients": self._clients.columns}
+        return {"seconds": time.time() - self._began} | tables
+
+    def _open(self) -> None:
         self._metrics = _Table(self.path / "metrics.csv")
         self._clients = _Table(self.path / "clients.csv")
         self._rows: list[dict[str, Any]] = []
         self._began = time.time()
-        self.summarise(RUNNING, process=origin.process())
+
+    def _write_config(self, settings: Mapping[str, Any], used: Mapping[str, Any]) -> None:
+        config = {
+            "commit": origin.commit(),
+            "run": tables(settings),
+            "used": tables(used),
+            "versions": origin.versions(),
+        }
+        self._write("config.toml", tomli_w.dumps(config).encode())
 
     def record(self, metrics: Mapping[str, Any], clients: Iterable[Mapping[str, Any]]) -> None:
         """One row of metrics.csv, which has its ``round``, and the clients' rows."""
@@ -157,7 +197,7 @@ class RunDirectory:
         self._write("summary.json", text.encode())
 
     def _write(self, name: str, content: bytes) -> None:
-        _replace(self.path / name, content)
+        replace(self.path / name, content)
 
 
 def status(path: Path) -> str:
@@ -194,9 +234,9 @@ class _Table:
         rows = [{name: _cell(value) for name, value in row.items()} for row in rows]
         new = [c for c in dict.fromkeys(c for row in rows for c in row) if c not in self.columns]
         if new:
-            rows = [*self._read(), *rows]
+            rows = [*self.read(), *rows]
             self.columns += new
-            _replace(self.path, self._text(rows, header=True).encode())
+            replace(self.path, self._text(rows, header=True).encode())
         elif rows:
             size = self.path.stat().st_size
             try:
@@ -204,7 +244,7 @@ class _Table:
                     file.write(self._text(rows))
             except OSError as error:
                 os.truncate(self.path, size)  # no torn row
-                raise _of_file(error, self.path) from None
+                raise of_file(error, self.path) from None
 
     def _text(self, rows: Iterable[Mapping[str, Any]], header: bool = False) -> str:
         file = io.StringIO(newline="")
@@ -214,35 +254,35 @@ class _Table:
         writer.writerows(rows)
         return file.getvalue()
 
-    def _read(self) -> list[dict[str, Any]]:
+    def cut(self, number: int, columns: Iterable[str]) -> None:
+        """Keep the rows of the first ``number`` rounds, in these columns."""
+        self.columns = [*columns]
+        if self.columns:
+            rows = [row for row in self.read() if int(row["round"]) <= number]
+            rows = [{name: row[name] for name in self.columns} for row in rows]
+            replace(self.path, self._text(rows, header=True).encode())
+        else:
+            self.path.unlink(missing_ok=True)
+
+    def read(self) -> list[dict[str, Any]]:
         if not self.columns:
             return []
         with self.path.open(newline="") as file:
             return list(csv.DictReader(file))
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that readers see the whole of its old or of its new content."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # a machine that stops does not leave an empty file
-        beside.replace(path)
-    except OSError as error:
-        raise _of_file(error, path) from None
-    finally:
-        beside.unlink(missing_ok=True)  # there only where something above failed
-
-
-def _of_file(error: OSError, path: Path) -> OSError:
-    return OSError(error.errno, error.strerror, str(path))
-
-
 def _cell(value: Any) -> Any:
     """What a spreadsheet would take for a formula is a text."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _unwritable(path: Path, error: OSError) -> ValueError:

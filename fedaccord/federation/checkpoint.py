@@ -1,0 +1,64 @@
+"""The state between two rounds as tensors and plain values, and back; when to write it down."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from fedaccord.core.rounds import RoundState
+from fedaccord.core.vectors import fill, leaves
+
+
+def pack(s: RoundState) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors by name, plain values)."""
+    tensors = {"w": s.w, "accepted": s.accepted}
+    if s.w_init is not None:
+        tensors["w_init"] = s.w_init
+    tensors |= {f"server.{name}": vector for name, vector in leaves(s.server)}
+    return tensors, {"t": s.t, "failed": s.failed}
+
+
+def unpack(method: Any, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> RoundState:
+    """What `pack` made of a state of ``method``, a strategy."""
+    w, server = tensors["w"], {}
+    for name, vector in tensors.items():
+        group, _, field = name.partition(".")
+        if group == "server":
+            server[field] = vector
+    return RoundState(
+        t=facts["t"],
+        w=w,
+        w_init=tensors.get("w_init"),
+        server=fill(method.init(w), server),
+        accepted=tensors["accepted"],
+        failed=facts["failed"],
+    )
+
+
+SHARE = 1 / 20  # of the time that checkpoints may take
+FIRST = 0.05  # seconds that the first one is taken to cost
+
+
+class Pace:
+    """When a checkpoint is due: every so many rounds, or such that they take at most `SHARE` of the
+    time."""
+
+    def __init__(self, every: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._every = every  # rounds; 0: by the clock
+        self._clock = clock
+        self._last, self._cost = clock(), FIRST
+
+    def is_due(self, number: int) -> bool:
+        if self._every:
+            return number % self._every == 0
+        return self._clock() - self._last >= self._cost / SHARE
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """A block that writes one."""
+        began = self._clock()
+        yield
+        self._last = self._clock()
+        self._cost = self._last - began

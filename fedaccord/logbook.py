@@ -1,0 +1,108 @@
+"""What a run writes down: rows and checkpoints; and how it goes on from them."""
+
+from pathlib import Path
+from typing import Any
+
+from fedaccord.config import RunConfig, check_resumed, in_use
+from fedaccord.core.plugin import state_like
+from fedaccord.core.rounds import RoundState
+from fedaccord.core.vectors import fill, leaves
+from fedaccord.federation.checkpoint import Pace, pack, unpack
+from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.round import Round
+from fedaccord.runs import RunDirectory, place
+from fedaccord.runs.checkpoint import Checkpoint, Checkpoints
+
+FOLDER = "checkpoint"  # in a run directory
+
+
+class Logbook:
+    """The run directory and the checkpoints of one run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        checkpoints: Checkpoints,
+        begun: Checkpoint | None = None,
+    ) -> None:
+        self.config, self.strategy = config, config.strategy
+        self.directory, self.checkpoints = directory, checkpoints
+        self._begun = begun  # what the run goes on from
+        self._pace = Pace(config.checkpoint_every)
+        self._recorded: RoundState | None = None  # the state to which the tables go
+        self._saved = begun.number if begun else None
+        self.strategy.federation = directory.path.name
+        self.strategy.attempt = begun.facts["attempt"] + 1 if begun else 0
+
+    @classmethod
+    def begin(cls, config: RunConfig, used: dict[str, Any], at: int | None = None) -> "Logbook":
+        """That of a new run, or of one that goes on; at: after so many rounds, not at its last
+        checkpoint. Raises ValueError, in one line, where it cannot."""
+        if not config.resume:
+            directory = RunDirectory(config.out_dir, config.name, in_use(config), used)
+            return cls(config, directory, Checkpoints(directory.path / FOLDER))
+        path = run_of(config)
+        checkpoints = Checkpoints(path / FOLDER)
+        begun = checkpoints.load(at)
+        check_resumed(config, begun.facts["settings"])
+        if begun.number >= config.num_server_rounds:
+            raise ValueError(
+                f"{path}: all {begun.number} rounds are done; for more set num-server-rounds above "
+                f"{begun.number}"
+            )
+        checkpoints.go_on_from(begun.number)
+        position = begun.facts["position"]
+        directory = RunDirectory.reopen(path, in_use(config), used, begun.number, position)
+        return cls(config, directory, checkpoints, begun)
+
+    def restore(self, fleet: Fleet) -> RoundState | None:
+        """The state that the run goes on from, after the clients were given theirs."""
+        if self._begun is None:
+            return None
+        state, self._begun = restore(self.strategy, fleet, self._begun), None
+        return state
+
+    def record(self, round: Round) -> None:
+        """The rows of a round, and a checkpoint where one is due."""
+        self.directory.record({"round": round.number, **round.metrics}, round.clients)
+        self._recorded = self.strategy.state
+        if round.number and self._pace.is_due(round.number):
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Write down the last round that the tables have."""
+        s, session = self._recorded, self.strategy.session
+        if s is None or session is None or s.t == self._saved:
+            return
+        with self._pace.timed():
+            server, facts = pack(s)
+            facts |= {
+                "attempt": self.strategy.attempt,
+                "settings": in_use(self.config),
+                "position": self.directory.position,
+                "shapes": session.shapes,
+            }
+            kept = session.fleet.kept(s.accepted.tolist())
+            clients = {i: (round, dict(leaves(state))) for i, (round, state) in kept.items()}
+            clients = {i: (round, state) for i, (round, state) in clients.items() if state}
+            self.checkpoints.save(s.t, facts, server, clients)
+        self._saved = s.t
+
+
+def run_of(config: RunConfig) -> Path:
+    """The directory of the run to go on with. Raises ValueError where it is not named."""
+    if not config.name:
+        raise ValueError("resume: expected name=..., the run's directory below out-dir, got none")
+    return place(config.out_dir, config.name, config.flat)
+
+
+def restore(strategy: Any, fleet: Fleet, found: Checkpoint) -> RoundState:
+    """The state of a checkpoint, after the clients were given theirs."""
+    state = unpack(strategy, found.server, found.facts)
+    half, shapes = strategy.client_half(), found.facts["shapes"]
+    like = state_like(half, tuple(map(tuple, shapes)))
+    fleet.restore(
+        {i: (round, fill(like, tensors)) for i, (round, tensors) in found.clients.items()}
+    )
+    return state

@@ -1,0 +1,139 @@
+"""Checkpoints: what a run needs to go on, bit for bit.
+
+In a run's folder ``checkpoint/`` a checkpoint of N rounds is ``N.json``, written last, with
+``N.safetensors`` and the clients' files that it names. A client's state after a round never
+changes, so its file ``clients/CLIENT-ROUND.safetensors`` is written once, however many checkpoints
+name it. The last two checkpoints are kept; every file has its checksum in the JSON.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedaccord.runs.files import replace
+
+FORMAT = 1  # of the files; another one is refused
+KEPT = 2
+Tensors = Mapping[str, Tensor]
+
+
+class Checkpoint(NamedTuple):
+    """What was known after ``number`` rounds."""
+
+    number: int
+    facts: dict[str, Any]  # JSON's types
+    server: dict[str, Tensor]
+    clients: dict[int, tuple[int, dict[str, Tensor]]]  # client -> (round, its state after it)
+
+
+class DamagedError(ValueError):
+    """A checkpoint that cannot be read; the message offers the one before."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._sums: dict[str, int] = {}  # of the clients' files that are there, by name
+
+    def numbers(self) -> list[int]:
+        """The rounds of the checkpoints that are there, in order."""
+        return sorted(int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdigit())
+
+    def save(
+        self,
+        number: int,
+        facts: Mapping[str, Any],
+        server: Tensors,
+        clients: Mapping[int, tuple[int, Tensors]],
+    ) -> None:
+        """Raises OSError, which names the file, where one cannot be written."""
+        (self.folder / "clients").mkdir(parents=True, exist_ok=True)
+        names = {}
+        for client, (round, state) in clients.items():
+            names[str(client)] = name = f"clients/{client}-{round}.safetensors"
+            if name not in self._sums:
+                self._sums[name] = self._write(name, _bytes(state))
+        server_file = f"{number}.safetensors"
+        files = {server_file: self._write(server_file, _bytes(server))}
+        files |= {name: self._sums[name] for name in names.values()}
+        content = {"format": FORMAT, "facts": facts, "clients": names, "files": files}
+        self._write(f"{number}.json", json.dumps(content).encode())
+        self.forget(*self.numbers()[:-KEPT])
+
+    def load(self, number: int | None = None) -> Checkpoint:
+        """The latest checkpoint, or the one of so many rounds.
+
+        Raises FileNotFoundError where there is none, and DamagedError, in one line, where it is
+        damaged or of another version.
+        """
+        numbers = self.numbers()
+        if not numbers or (number is not None and number not in numbers):
+            wanted = "one" if number is None else f"one of round {number}"
+            have = f"those of rounds {', '.join(map(str, numbers))}" if numbers else "none"
+            raise FileNotFoundError(f"{self.folder}: expected a checkpoint, {wanted}, found {have}")
+        number = numbers[-1] if number is None else number
+        try:
+            content = json.loads((self.folder / f"{number}.json").read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']}, this version reads {FORMAT}")
+            self._sums = dict(content["files"])
+            server = self._read(f"{number}.safetensors")
+            clients = {}
+            for client, name in content["clients"].items():
+                round = int(Path(name).stem.partition("-")[2])
+                clients[int(client)] = round, self._read(name)
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError) as error:
+            before = [n for n in numbers if n < number]
+            instead = f"the one before is of round {before[-1]}" if before else "none is before it"
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DamagedError(
+                f"{self.folder / f'{number}.json'}: expected a checkpoint, got a damaged one "
+                f"({reason}); {instead}"
+            ) from None
+        return Checkpoint(number, content["facts"], server, clients)
+
+    def go_on_from(self, number: int) -> None:
+        """Forget what came after a checkpoint."""
+        self.forget(*(n for n in self.numbers() if n > number))
+
+    def forget(self, *numbers: int) -> None:
+        """Delete checkpoints, and every file that the rest does not name."""
+        for number in numbers:
+            (self.folder / f"{number}.json").unlink(missing_ok=True)
+        named = set()
+        for number in self.numbers():
+            try:
+                content = json.loads((self.folder / f"{number}.json").read_text(encoding="utf-8"))
+                named |= set(content["files"])
+            except (ValueError, KeyError, TypeError):  # damaged: it names nothing
+                continue
+        for path in self.folder.rglob("*.safetensors"):
+            name = path.relative_to(self.folder).as_posix()
+            if name not in named:
+                path.unlink(missing_ok=True)
+                self._sums.pop(name, None)
+        for path in self.folder.rglob(".*"):  # of a process that was killed while it wrote
+            path.unlink(missing_ok=True)
+
+    def _write(self, name: str, content: bytes) -> int:
+        replace(self.folder / name, content)
+        return zlib.crc32(content)
+
+    def _read(self, name: str) -> dict[str, Tensor]:
+        content = (self.folder / name).read_bytes()
+        if zlib.crc32(content) != self._sums[name]:
+            raise ValueError(f"{name} is not what was written")
+        return load(content)
+
+
+def _bytes(tensors: Tensors) -> bytes:
+    """Of vectors that may share memory, which safetensors does not write."""
+    return save({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
