@@ -1,16 +1,126 @@
 """What the documents promise is there."""
 
 import re
+import shlex
+import textwrap
+import tomllib
 from pathlib import Path
 
+import click
 import pytest
+import torch
+import typer
+from flwr.common.config import parse_config_args
+from torch import nn
+
+from fedaccord import cli, strategies
+from fedaccord.cli.settings import read_settings
+from fedaccord.config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = [
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "docs/results").glob("*.md")),
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*/README.md")),
+]
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", DOCUMENTS)
 def test_links_lead_somewhere(name: str) -> None:
-    text = (ROOT / name).read_text()
-    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
-    assert [link for link in links if not (ROOT / link).exists()] == []
-    assert links
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / name).read_text())
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (ROOT / name).parent.joinpath(link).exists()] == []
+    assert local or name not in ("README.md", "CONTRIBUTING.md")
+
+
+def test_the_readme_is_short_and_leads_with_the_picture() -> None:
+    assert len(README.split()) <= 950
+    before, _, _ = README.partition("![")
+    assert len(before.splitlines()) < 10
+    places = [
+        README.index(x) for x in ("## Quickstart", "<details>", "\n- [fedavg](", "</details>")
+    ]
+    assert places == sorted(places)
+    methods = re.search(r"The (\d+) methods", README)
+    assert methods
+    assert int(methods[1]) == len(strategies.BUILT_IN)
+
+
+def block(part: str) -> str:
+    """The indented lines, blank ones between them too, that hold ``part``."""
+    (found,) = (x for x in re.findall(r"(?:^(?:    .*)?\n)+", README, re.MULTILINE) if part in x)
+    return textwrap.dedent(found)
+
+
+def commands(text: str) -> list[str]:
+    """The lines that a user types."""
+    lines = re.findall(r"^(?:    )?uv run (.*)$", text, re.MULTILINE)
+    return [*lines, *re.findall(r"`uv run ([^`]*)`", text)]
+
+
+def words(line: str) -> list[str]:
+    return shlex.split(line, comments=True)
+
+
+OURS = [line for line in commands(README) if line.startswith("fedaccord ")]
+RUNS = [line for line in commands(README) if line.startswith("flwr run ")]
+
+
+def test_every_command_is_one_of_three() -> None:
+    assert len(OURS) > 8
+    assert len(RUNS) == 2
+    others = [line for line in commands(README) if line not in OURS + RUNS]
+    assert {words(line)[0] for line in others} == {"flower-superlink", "flower-supernode", "flwr"}
+
+
+@pytest.mark.parametrize("line", OURS)
+def test_our_commands_are_read_and_say_how_long_they_take(line: str) -> None:
+    """A misspelt command, option or key is found without running it."""
+    _, name, *rest = words(line)
+    group = typer.main.get_command(cli.app)
+    assert isinstance(group, click.Group)
+    context = group.commands[name].make_context(name, rest)
+    if name in ("run", "doctor") and not context.params.get("list_keys"):
+        preset = context.params.get("preset")
+        RunConfig.make(read_settings(context.params["pairs"], None, preset))
+    assert re.search(r"#.*\b(\d+ seconds?|days)\b", line)
+
+
+@pytest.mark.parametrize("line", RUNS)
+def test_settings_under_flower_are_settings(line: str) -> None:
+    given = words(line)
+    RunConfig.make(parse_config_args([given[given.index("--run-config") + 1]]))
+
+
+def test_the_deployment_is_that_of_its_page() -> None:
+    """Whose commands a test of tests/flower runs."""
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    deployed = [line for line in commands(README) if "flower-super" in line or " lab " in line]
+    assert len(deployed) == 4
+    assert [line for line in deployed if line not in page] == []
+    entry = block("[superlink.lab]").partition("[superlink.lab]")[2].partition("\n\n")[0]
+    assert f"[superlink.lab]{entry}\n" in page
+
+
+def test_the_python_runs() -> None:
+    pair = torch.randn(8, 3), torch.arange(8) % 2
+    names = {"my_module": nn.Linear(3, 2)}
+    names |= dict(zip(("x_0", "y_0", "x_1", "y_1"), pair * 2, strict=True))
+    exec(block("import simulate"), names)
+    assert len(names["history"].metrics) == 51
+    (value,) = re.findall(r"`(FedInit\(.*\))`", README)
+    method = eval(value, vars(strategies) | {"SAM": strategies.PLUGINS["sam"]})
+    assert len(method.plugins) == 2
+    (line,) = re.findall(r"strategy = (Scaffold\(.*?\)) ", README)
+    assert eval(line, vars(strategies)).lr == 0.05
+
+
+def test_the_dependency_is_that_of_the_example() -> None:
+    ours = tomllib.loads(block("[tool.hatch.metadata]"))
+    example = tomllib.loads((ROOT / "examples/another-app/pyproject.toml").read_text())
+    assert set(ours["dependencies"]) <= set(example["project"]["dependencies"])
+    assert ours["tool"]["hatch"] == example["tool"]["hatch"]
+    repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    assert ours["dependencies"] == [f"fedaccord @ git+{repository['Repository']}"]

@@ -1820,8 +1820,8 @@ MUTANTS = [
         ),
     ),
     *of(
-        "fedaccord/runs.py",
-        tests_of("test_runs.py", "the_summary_sums"),
+        "fedaccord/runs/directory.py",
+        tests_of("runs/test_directory.py", "the_summary_counts"),
         (
             "The window mean of the summary is the mean of the whole run",
             "sum(seen[-WINDOW:]) / len(seen[-WINDOW:])",
@@ -1829,8 +1829,45 @@ MUTANTS = [
         ),
         (
             "The best loss is the largest one",
-            'max(seen) if "accuracy" in key else min(seen)',
-            "max(seen)",
+            'max if "accuracy" in key else min',
+            "max",
+        ),
+        (
+            "The untrained model counts among the evaluations",
+            'if row["round"] > 0',
+            "",
+        ),
+        (
+            "A full disk leaves a torn row",
+            "os.truncate(self.path, size)",
+            "pass",
+            tests_of("runs/test_directory.py", "tears_no_row"),
+        ),
+        (
+            "A dead run says running",
+            "not origin.is_alive(",
+            "origin.is_alive(",
+            tests_of("runs/test_directory.py", "is_dead"),
+        ),
+    ),
+    *of(
+        "fedaccord/server_app.py",
+        "tests/test_server_app.py",
+        ("A run of which no round counted is completed", "(s.accepted < 0).all()", "False"),
+        (
+            "A model that is not finite is completed",
+            "not (finite and math.isfinite(loss))",
+            "False",
+        ),
+    ),
+    *of(
+        "fedaccord/interrupts.py",
+        "tests/test_interrupts.py",
+        ("A second signal interrupts the saving", "if first and not", "if not"),
+        (
+            "A signal during a row cuts it",
+            "        self._held = True\n        try:",
+            "        try:",
         ),
     ),
 ]

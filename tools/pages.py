@@ -16,7 +16,7 @@ from typing import Any
 
 from fedaccord import config
 from fedaccord.cli.about import ARXIV, About, about, file
-from fedaccord.cli.methods import cost_note
+from fedaccord.cli.methods import cost_note, methods_markdown
 from fedaccord.cli.presets import presets, setting
 from fedaccord.core.options import options, range_text
 from fedaccord.federation.strategy import FederatedStrategy, own_options
@@ -54,6 +54,10 @@ def _index() -> list[str]:
         "differs from the paper or from released code, and how to run it. `uv run python "
         "tools/sync.py` writes them all from the code.",
         _table(columns, rows(BUILT_IN)),
+        "## Costs",
+        "In vectors of d, the number of parameters: what an active client receives and sends in a "
+        "round, gradient evaluations per local step, and what a client and the server keep.",
+        methods_markdown().replace("](fedaccord/", f"]({UP}/fedaccord/").rstrip(),
         "## Plug-ins",
         "Each fits one seat of a method, and they compose.",
         _table(columns, rows(PLUGINS)),
@@ -63,6 +67,17 @@ def _index() -> list[str]:
         "reaches the optimum of the mean of the clients' losses, as on least squares with "
         "full-batch gradients.",
     ]
+
+
+def readme_list() -> str:
+    """From each method to its page, file and paper; links start at the repository root."""
+    lines = []
+    for name, kind in BUILT_IN.items():
+        links = [f"[{name}](docs/methods/{name}.md): [code]({file(kind)})"]
+        if arxiv := about(kind).arxiv:
+            links.append(f"[arXiv:{arxiv}](https://arxiv.org/abs/{arxiv})")
+        lines.append(f"- {', '.join(links)}\n")
+    return "".join(lines)
 
 
 LETTERS = """
@@ -273,8 +288,7 @@ def _presets(name: str) -> Iterator[str]:
             simulated = f"num-supernodes={clients} client-resources-num-cpus=1"
             commands += [
                 f"uv run fedaccord run --preset {preset}",
-                f"uv run flwr run . --stream --run-config {file} "
-                f'--federation-config "{simulated}"',
+                f'uv run flwr run . --stream --run-config {file} --federation-config "{simulated}"',
             ]
     if lines:
         yield "Presets, whose comments tell where each number comes from:"

@@ -157,7 +157,9 @@ def descend_cohort(
         steps[:active] += 1
         last = gradient
     leave(slice(active))
-    result = map_vectors(lambda *v: torch.cat(v), *reversed(results))
+    result, *others = reversed(results)
+    if others:
+        result = map_vectors(lambda *v: torch.cat(v), result, *others)
     return Solution(w, steps.to(w.dtype), (total / steps).squeeze(1), result)
 
 

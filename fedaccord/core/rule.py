@@ -112,7 +112,11 @@ class LocalRule(Registered):
     # The gradient seat: what a step takes for the gradient at w. Its buffers belong to the caller.
 
     def gradient_init(self, w: Vector, down: Any, state: Any, config: LocalConfig) -> Any:
-        """The vectors that the seat works with all round long, as a NamedTuple; w: w_{i,0}."""
+        """The vectors that the seat works with all round long, as a NamedTuple; w: w_{i,0}.
+
+        Of a cohort, (n, d), the seat is called with fewer rows as clients take their last steps; a
+        tensor of one dimension is every client's.
+        """
         return Stateless()
 
     def gradient(

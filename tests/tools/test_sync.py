@@ -47,7 +47,7 @@ def test_stale_files_are_named_and_then_written(
     before = {name: (copy / name).read_text() for name in WRITTEN[:2]}
     for name, old, new in (
         ("pyproject.toml", "num-clients = 20", "num-clients = 21"),
-        ("README.md", "| `fedavg` |", "| `fedaverage` |"),
+        ("README.md", "- [fedavg](docs", "- [fedavg](documents"),
         ("docs/methods/fedinit.md", "relaxed", "tense"),
     ):
         text = (copy / name).read_text()
@@ -61,7 +61,7 @@ def test_stale_files_are_named_and_then_written(
     assert run(monkeypatch, "--check") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines == [*(f"{name} is stale" for name in stale), "run `uv run python tools/sync.py`"]
-    assert "fedaverage" in (copy / "README.md").read_text()  # nothing is written
+    assert "(documents" in (copy / "README.md").read_text()  # nothing is written
 
     assert run(monkeypatch) == 0
     assert capsys.readouterr().out.splitlines() == [f"{name} written" for name in stale]
@@ -73,7 +73,9 @@ def test_stale_files_are_named_and_then_written(
 
 def test_a_file_without_its_place_is_left_alone(copy: Path) -> None:
     (copy / "README.md").write_text("# FedAccord\n")
-    with pytest.raises(SystemExit, match=r"README.md: expected a line that begins with '\| method"):
+    with pytest.raises(
+        SystemExit, match=r"README.md: expected a line that begins with '- \[fedavg\]\("
+    ):
         sync.stale(copy)
 
 
