@@ -21,7 +21,7 @@ class Allowed(NamedTuple):
 
 APPS = (
     "core wire federation plugins strategies task config client client_app server_app runs "
-    "interrupts"
+    "interrupts logbook"
 )
 ROOMS = {  # a module at the top of the package is a room too
     "core": Allowed("", "torch"),
@@ -37,8 +37,9 @@ ROOMS = {  # a module at the top of the package is a room too
     "interrupts": Allowed("", ""),
     "runs": Allowed("", "torch safetensors tomli_w psutil"),
     "client_app": Allowed("core wire client task config memory threads", "torch flwr"),
+    "logbook": Allowed("core federation config runs", ""),
     "server_app": Allowed(
-        "core wire federation task config memory threads runs interrupts", "torch flwr"
+        "core wire federation task config memory threads runs interrupts logbook", "torch flwr"
     ),
     "apps": Allowed("client_app server_app threads", ""),
     "engine": Allowed(f"{APPS} memory threads", "torch flwr pandas"),

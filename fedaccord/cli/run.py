@@ -2,13 +2,14 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from fedaccord.cli.columns import columns_tables
 from fedaccord.cli.compare import comparison
@@ -17,6 +18,9 @@ from fedaccord.cli.keys import keys_text
 from fedaccord.cli.progress import Display, summary_table
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
 from fedaccord.interrupts import exit_code, interruptible
+
+if TYPE_CHECKING:
+    from fedaccord.config import RunConfig
 
 
 @interruptible()
@@ -45,13 +49,6 @@ def run(
 
     Or those of a paper's experiment: fedaccord run --preset scaffold num-server-rounds=50
     """
-    from fedaccord import engine, runs, threads
-    from fedaccord.config import RunConfig
-    from fedaccord.engine.simulate import partition_report
-    from fedaccord.federation.errors import FederationError
-    from fedaccord.memory import keep_freed_memory
-    from fedaccord.task import load_task
-
     console = make_console()
     if list_keys:
         typer.echo(keys_text())
@@ -59,12 +56,35 @@ def run(
     if list_columns:
         console.print(*columns_tables())
         return
+    given = pairs or []
+    federate(
+        console,
+        lambda: read_settings(given, config, preset),
+        lambda settings: unread(settings, given, config, preset),
+    )
+
+
+def federate(
+    console: Console,
+    read: Callable[[], dict[str, Any]],
+    warnings: Callable[["RunConfig"], list[str]] = lambda _: [],
+    at: int | None = None,
+) -> None:
+    """Run, or go on with, what the settings that ``read`` gives describe; ends the process with
+    one line where that fails. at: the checkpoint to go on from; None: the last."""
+    from fedaccord import engine, runs, threads
+    from fedaccord.config import RunConfig
+    from fedaccord.engine.simulate import partition_report
+    from fedaccord.federation.errors import FederationError
+    from fedaccord.memory import keep_freed_memory
+    from fedaccord.task import load_task
+
     keep_freed_memory()  # this process is ours
     path: Path | None = None
     try:
-        settings = RunConfig.make(read_settings(pairs or [], config, preset))
+        settings = RunConfig.make(read())
         settings.strategy.check_clients(settings.num_clients)
-        for line in unread(settings, pairs or [], config, preset):
+        for line in warnings(settings):
             warn(line)
         threads.check(settings.threads)
         with engine.quiet(), _warnings_on_stderr():
@@ -77,10 +97,14 @@ def run(
             settings = replace(settings, out_dir=str(path.parent), name=path.name)
             display = Display(console, settings, [clients, chosen, f"run directory: {path}"])
             with display.bar:
-                engine.run(settings, on_round=display.on_round, on_client=display.on_client)
+                engine.run(settings, on_round=display.on_round, on_client=display.on_client, at=at)
     except KeyboardInterrupt as error:
         begun = path is not None and path.exists()
-        rest = f"{path} holds what was done so far" if begun else "nothing was written"
+        rest = (
+            f"{path} holds what was done so far; fedaccord resume {path} goes on"
+            if begun
+            else "nothing was written"
+        )
         stop(f"interrupted: {rest}", exit_code(error))
     except (ValueError, FileNotFoundError) as error:
         stop(error, 2)
@@ -90,6 +114,7 @@ def run(
         stop(f"{error}; {path} holds what was done so far", 1)
     except OSError as error:
         stop(error, 1)
+    assert path is not None
     console.print(summary_table(settings.algo, path))
     console.print(f"run directory: {path}", soft_wrap=True)
     if other := comparison(settings):

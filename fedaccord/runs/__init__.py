@@ -1,6 +1,7 @@
 """Run directories: written and read in one place."""
 
 from fedaccord.runs.directory import (
+    RUNNING,
     RunDirectory,
     flatten,
     load_model,
@@ -9,4 +10,4 @@ from fedaccord.runs.directory import (
     tables,
 )
 
-__all__ = ["RunDirectory", "flatten", "load_model", "place", "status", "tables"]
+__all__ = ["RUNNING", "RunDirectory", "flatten", "load_model", "place", "status", "tables"]

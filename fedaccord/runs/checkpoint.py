@@ -64,8 +64,10 @@ class Checkpoints:
         server_file = f"{number}.safetensors"
         files = {server_file: self._write(server_file, _bytes(server))}
         files |= {name: self._sums[name] for name in names.values()}
-        content = {"format": FORMAT, "facts": facts, "clients": names, "files": files}
-        self._write(f"{number}.json", json.dumps(content).encode())
+        content = {"facts": facts, "clients": names, "files": files}
+        text = json.dumps(content)
+        whole = {"format": FORMAT, "sum": zlib.crc32(text.encode()), "content": content}
+        self._write(f"{number}.json", json.dumps(whole).encode())
         self.forget(*self.numbers()[:-KEPT])
 
     def load(self, number: int | None = None) -> Checkpoint:
@@ -81,9 +83,7 @@ class Checkpoints:
             raise FileNotFoundError(f"{self.folder}: expected a checkpoint, {wanted}, found {have}")
         number = numbers[-1] if number is None else number
         try:
-            content = json.loads((self.folder / f"{number}.json").read_text(encoding="utf-8"))
-            if content["format"] != FORMAT:
-                raise ValueError(f"format {content['format']}, this version reads {FORMAT}")
+            content = self._content(number)
             self._sums = dict(content["files"])
             server = self._read(f"{number}.safetensors")
             clients = {}
@@ -111,8 +111,7 @@ class Checkpoints:
         named = set()
         for number in self.numbers():
             try:
-                content = json.loads((self.folder / f"{number}.json").read_text(encoding="utf-8"))
-                named |= set(content["files"])
+                named |= set(self._content(number)["files"])
             except (ValueError, KeyError, TypeError):  # damaged: it names nothing
                 continue
         for path in self.folder.rglob("*.safetensors"):
@@ -122,6 +121,14 @@ class Checkpoints:
                 self._sums.pop(name, None)
         for path in self.folder.rglob(".*"):  # of a process that was killed while it wrote
             path.unlink(missing_ok=True)
+
+    def _content(self, number: int) -> dict[str, Any]:
+        whole = json.loads((self.folder / f"{number}.json").read_text(encoding="utf-8"))
+        if whole["format"] != FORMAT:
+            raise ValueError(f"format {whole['format']}, this version reads {FORMAT}")
+        if zlib.crc32(json.dumps(whole["content"]).encode()) != whole["sum"]:
+            raise ValueError("not what was written")
+        return dict(whole["content"])
 
     def _write(self, name: str, content: bytes) -> int:
         replace(self.folder / name, content)

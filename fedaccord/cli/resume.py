@@ -1,0 +1,43 @@
+"""`fedaccord resume`: go on with a run where it was."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaccord.cli.console import make_console, stop
+from fedaccord.cli.run import federate
+from fedaccord.cli.settings import Pairs, read_settings
+from fedaccord.interrupts import interruptible
+
+
+@interruptible()
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
+    pairs: Pairs = None,
+    after: Annotated[
+        int | None,
+        typer.Option("--round", help="The checkpoint to go on from; by default the last."),
+    ] = None,
+) -> None:
+    """Go on with an interrupted run from its last checkpoint, or with a finished one for more
+    rounds, as if it had never stopped: same weights, same metrics.
+
+    KEY=VALUE pairs may replace what does not change the mathematics, as device, threads or
+
+    fedaccord resume ~/fedaccord-runs/first num-server-rounds=200
+    """
+    from fedaccord import runs
+
+    path = run.expanduser().absolute()
+    try:
+        if runs.status(path) == runs.RUNNING:
+            stop(f"{path}: the run is still going", 2)
+    except (ValueError, OSError):
+        stop(f"{path}: expected a run directory with summary.json, found none", 2)
+    own = {"out-dir": str(path.parent), "name": path.name, "resume": True}
+    federate(
+        make_console(),
+        lambda: read_settings([], path / "config.toml") | read_settings(pairs or [], None) | own,
+        at=after,
+    )

@@ -1,0 +1,66 @@
+"""A process that is killed at any moment, also while it writes, leaves a run that goes on."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaccord import engine
+from fedaccord.config import RunConfig
+from fedaccord.runs import status
+from tests.engine.test_resume import run, written
+from tests.engine.test_resume import settings as settings  # a fixture
+
+KILLS, ROUNDS = 20, 60
+
+
+def child(config: RunConfig) -> int:
+    """A process that runs the configuration and nothing of these tests."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        with engine.quiet():
+            engine.run(config)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_twenty_kills_change_no_bit(settings: dict[str, Any]) -> None:
+    more = {"algo": "scaffold", "num-server-rounds": ROUNDS, "checkpoint-every": 1}
+    whole = run(RunConfig.make(settings | more | {"name": "kills-whole"}))
+    more["name"] = "kills"
+    path, rng = whole.path.with_name("kills"), random.Random(0)
+    killed = 0
+    for _ in range(KILLS):
+        pid = child(RunConfig.make(settings | more | {"resume": has_begun(path)}))
+        time.sleep(rng.uniform(0.0, 0.12))
+        os.kill(pid, signal.SIGKILL)
+        _, how = os.waitpid(pid, 0)
+        killed += os.WIFSIGNALED(how)
+        assert not path.exists() or status_of(path) in ("dead", "completed")
+    last = RunConfig.make(settings | more | {"resume": has_begun(path)})
+    if killed == KILLS:  # else it came to its end in one of them
+        run(last)
+    assert written(path) == written(whole.path)
+
+
+def has_begun(path: Path) -> bool:
+    """Whether there is something to go on from; else what there is makes place for a new run."""
+    begun = any((path / "checkpoint").glob("[0-9]*.json"))
+    if not begun and path.exists():
+        shutil.rmtree(path)
+    return begun
+
+
+def status_of(path: Path) -> str:
+    try:
+        return status(path)
+    except FileNotFoundError:  # before the first summary
+        return "dead"

@@ -1,0 +1,294 @@
+"""A run that was ended goes on as if it had not been: the same bits, the same tables."""
+
+import csv
+import json
+import shutil
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedaccord import engine, simulate
+from fedaccord.config import RunConfig
+from fedaccord.federation.round import Round
+from fedaccord.runs import RunDirectory
+from fedaccord.runs.checkpoint import Checkpoints, DamagedError
+from fedaccord.strategies import METHODS
+
+ROUNDS, STOP = 5, 3
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Four clients of a small data set."""
+    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 6)).astype(np.float32), np.arange(60) % 3
+    np.savez(folder / "data.npz", x_train=x[:48], y_train=y[:48], x_test=x[48:], y_test=y[48:])
+    return {
+        "dataset": "npz",
+        "data-dir": str(folder / "data.npz"),
+        "model": "linear",
+        "num-clients": 4,
+        "partition": "iid",
+        "fraction-train": 0.5,
+        "num-server-rounds": ROUNDS,
+        "local-epochs": 1,
+        "batch-size": 5,
+        "threads": 1,
+        "out-dir": str(folder / "runs"),
+    }
+
+
+def make(settings: dict[str, Any], **changes: Any) -> RunConfig:
+    values = settings | {key.replace("_", "-"): value for key, value in changes.items()}
+    if values.get("algo") == "fedpd":
+        values["fraction-train"] = 1.0
+    return RunConfig.make(values)
+
+
+def stop_after(number: int) -> Any:
+    def on_round(round: Round) -> None:
+        if round.number == number:
+            raise KeyboardInterrupt
+
+    return on_round
+
+
+def interrupted(config: RunConfig, after: int = STOP) -> None:
+    with engine.quiet(), pytest.raises(KeyboardInterrupt):
+        engine.run(config, on_round=stop_after(after))
+
+
+def run(config: RunConfig, **more: Any) -> RunDirectory:
+    with engine.quiet():
+        return engine.run(config, **more)
+
+
+def written(path: Path) -> dict[str, Any]:
+    """What a run has to show, but for seconds, commits and names."""
+    found: dict[str, Any] = {}
+    for name in ("metrics.csv", "clients.csv"):
+        with (path / name).open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        found[name] = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    found["model"] = (path / "model.safetensors").read_bytes()
+    summary = json.loads((path / "summary.json").read_text())
+    found["summary"] = {k: v for k, v in summary.items() if k not in ("seconds", "process")}
+    last = Checkpoints(path / "checkpoint").load()
+    found["state"] = {name: v.numpy().tobytes() for name, v in last.server.items()}
+    found["clients"] = {
+        i: (round, {name: v.numpy().tobytes() for name, v in state.items()})
+        for i, (round, state) in last.clients.items()
+    }
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_goes_on_as_if_it_had_not_stopped(name: str, settings: dict[str, Any]) -> None:
+    whole = run(make(settings, algo=name, name=f"{name}-whole"))
+    config = make(settings, algo=name, name=f"{name}-parts")
+    interrupted(config)
+    again = run(make(settings, algo=name, name=f"{name}-parts", resume=True))
+    assert written(again.path) == written(whole.path)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sam.rho": 0.05, "relaxed-init.beta": 0.1, "algo": "feddyn", "precision": "float64"},
+        {"gossip.topology": "ring", "algo": "scaffold"},
+        {"relaxed-init.beta": 0.1, "relaxed-init.server": "updates", "algo": "fedavg"},
+    ],
+    ids=["sam+ri", "gossip", "updates"],
+)
+def test_with_plugins(more: dict[str, Any], settings: dict[str, Any]) -> None:
+    name = "-".join(map(str, more.values())).replace(".", "")
+    whole = run(RunConfig.make(settings | more | {"name": f"{name}-whole"}))
+    parts = RunConfig.make(settings | more | {"name": f"{name}-parts"})
+    interrupted(parts)
+    again = run(RunConfig.make(parts.flat | {"resume": True}))
+    assert written(again.path) == written(whole.path)
+
+
+def test_a_finished_run_goes_on_for_more_rounds(settings: dict[str, Any]) -> None:
+    whole = run(make(settings, algo="scaffold", name="more-whole"))
+    run(make(settings, algo="scaffold", name="more", num_server_rounds=2))
+    again = run(make(settings, algo="scaffold", name="more", resume=True))
+    assert written(again.path) == written(whole.path)
+    config = tomllib.loads((again.path / "config.toml").read_text())["run"]
+    assert config["num-server-rounds"] == ROUNDS
+
+
+def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(settings: dict[str, Any]) -> None:
+    """It has rows that came after it, and a file that was not moved into its place."""
+    whole = run(make(settings, algo="feddyn", name="killed-whole", checkpoint_every=1))
+    path = whole.path.with_name("killed")
+    shutil.copytree(whole.path, path)
+    checkpoints = Checkpoints(path / "checkpoint")
+    assert checkpoints.numbers() == [ROUNDS - 1, ROUNDS]
+    (path / "checkpoint" / f"{ROUNDS}.json").unlink()
+    (path / "checkpoint" / ".9.json.77").write_text("{")
+    again = run(make(settings, algo="feddyn", name="killed", resume=True, checkpoint_every=1))
+    assert written(again.path) == written(whole.path)
+    assert not list((path / "checkpoint").rglob(".*"))
+
+
+def test_a_run_goes_on_from_an_earlier_checkpoint(settings: dict[str, Any]) -> None:
+    whole = run(make(settings, algo="fedinit", name="earlier", checkpoint_every=2))
+    before = written(whole.path)
+    config = make(settings, algo="fedinit", name="earlier", checkpoint_every=2, resume=True)
+    again = run(config, at=4)
+    assert written(again.path) == before
+
+
+def test_clients_files_are_written_once_and_kept_while_they_are_named(
+    settings: dict[str, Any],
+) -> None:
+    found = run(make(settings, algo="scaffold", name="files", checkpoint_every=1))
+    folder = found.path / "checkpoint"
+    named = set()
+    for number in (ROUNDS - 1, ROUNDS):
+        named |= set(json.loads((folder / f"{number}.json").read_text())["content"]["files"])
+    there = {p.relative_to(folder).as_posix() for p in folder.rglob("*.safetensors")}
+    assert there == named
+    assert load_file(folder / f"{ROUNDS}.safetensors").keys() == {"w", "accepted", "server.c"}
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def copy_of(settings: dict[str, Any], name: str) -> Path:
+    folder = Path(settings["out-dir"])
+    if not (folder / "base").exists():
+        run(make(settings, algo="scaffold", name="base", num_server_rounds=2, checkpoint_every=1))
+    shutil.copytree(folder / "base", folder / name)
+    return folder / name / "checkpoint"
+
+
+def refused(settings: dict[str, Any], name: str, **changes: Any) -> str:
+    config = make(settings, algo="scaffold", name=name, resume=True, **changes)
+    path = Path(settings["out-dir"]) / name
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    with engine.quiet(), pytest.raises((ValueError, FileNotFoundError)) as error:
+        engine.run(config)
+    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"lr": 0.3}, "resume: expected lr=0.1, as the run began with, got 0.3"),
+        ({"scaffold.server-lr": 0.5}, "resume: expected scaffold.server-lr=1.0"),
+        ({"sam.rho": 0.1}, 'resume: expected sam.rho="auto"'),
+        ({"num_server_rounds": 2}, "all 2 rounds are done; for more set num-server-rounds"),
+    ],
+)
+def test_other_mathematics_is_refused(
+    changes: dict[str, Any], line: str, settings: dict[str, Any], request: Any
+) -> None:
+    name = f"other-{abs(hash(line))}"
+    copy_of(settings, name)
+    assert line in refused(settings, name, **changes)
+
+
+def test_another_method_is_refused(settings: dict[str, Any]) -> None:
+    copy_of(settings, "method")
+    config = make(settings, algo="fedavg", name="method", resume=True)
+    with engine.quiet(), pytest.raises(ValueError, match='expected algo="scaffold", as the run'):
+        engine.run(config)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def older(path: Path) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"format": 0}))
+
+
+JSON, SERVER, CLIENT = "2.json", "2.safetensors", "clients/*-1.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        *((file, damage) for file in (JSON, SERVER, CLIENT) for damage in (cut, flip)),
+        (JSON, older),
+        (SERVER, Path.unlink),
+        (CLIENT, Path.unlink),
+    ],
+)
+def test_a_damaged_checkpoint_offers_the_one_before(
+    file: str, damage: Any, settings: dict[str, Any]
+) -> None:
+    name = f"damaged-{damage.__name__}-{file.replace('/', '-').replace('*', 'i')}"
+    folder = copy_of(settings, name)
+    (path, *_) = sorted(folder.glob(file))
+    damage(path)
+    line = refused(settings, name)
+    assert "expected a checkpoint, got a damaged one" in line
+    assert "the one before is of round 1" in line
+    again = run(make(settings, algo="scaffold", name=name, resume=True), at=1)
+    whole = run(make(settings, algo="scaffold", name=f"{name}-whole"))
+    assert written(again.path) == written(whole.path)
+
+
+def test_no_checkpoint_is_one_line(settings: dict[str, Any]) -> None:
+    folder = copy_of(settings, "none")
+    shutil.rmtree(folder)
+    assert "expected a checkpoint, one, found none" in refused(settings, "none")
+    assert "found none" in refused(settings, "never-was")
+    copy_of(settings, "some")
+    config = make(settings, algo="scaffold", name="some", resume=True)
+    with engine.quiet(), pytest.raises(FileNotFoundError, match=r"those of rounds 1, 2$"):
+        engine.run(config, at=9)
+
+
+def test_resume_without_a_name_is_one_line(settings: dict[str, Any]) -> None:
+    with engine.quiet(), pytest.raises(ValueError, match=r"^resume: expected name="):
+        engine.run(make(settings, resume=True))
+
+
+# --- simulate -------------------------------------------------------------------------------------
+
+
+def test_simulate_goes_on_from_a_run_directory(settings: dict[str, Any]) -> None:
+    directory = run(make(settings, algo="afedpd", name="simulated", num_server_rounds=STOP))
+    free = ("num-server-rounds", "name", "out-dir", "data-dir")
+    keys = {key: value for key, value in settings.items() if key not in free}
+    keys |= {"data-dir": settings["data-dir"], "rounds": ROUNDS, "record": "weights"}
+    whole, rest = simulate("afedpd", **keys), simulate("afedpd", resume=directory.path, **keys)
+    assert whole.weights is not None
+    assert rest.weights is not None
+    assert torch.equal(rest.weights, whole.weights[STOP + 1 :])
+    assert list(rest.metrics["round"]) == [STOP + 1, ROUNDS]
+    with pytest.raises(ValueError, match=r"^resume: expected lr=0\.1"):
+        simulate("afedpd", resume=directory.path, lr=0.2, **keys)
+
+
+def test_checkpoints_refuse_nothing_that_they_wrote(tmp_path: Path) -> None:
+    """Vectors that share memory, and none at all."""
+    w = torch.arange(3.0)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(7, {"t": 7}, {"w": w, "again": w}, {4: (2, {"c": w[1:]})})
+    found = checkpoints.load()
+    assert found.number == 7
+    assert torch.equal(found.server["again"], w)
+    assert torch.equal(found.clients[4][1]["c"], w[1:])
+    assert found.clients[4][0] == 2
+    (tmp_path / "7.json").write_text("[]")
+    with pytest.raises(DamagedError, match="none is before it"):
+        checkpoints.load()
