@@ -43,7 +43,9 @@ ROOMS = {  # a module at the top of the package is a room too
     ),
     "apps": Allowed("client_app server_app threads", ""),
     "engine": Allowed(f"{APPS} memory threads", "torch flwr pandas"),
-    "cli": Allowed(f"{APPS} __version__ memory threads engine", "torch flwr click rich typer psutil"),
+    "cli": Allowed(
+        f"{APPS} __version__ memory threads engine", "torch flwr click rich typer psutil"
+    ),
     "__init__": Allowed("client engine strategies", ""),
 }
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")  # Flower's documented packages

@@ -4,7 +4,9 @@ import csv
 import json
 import os
 import signal
+import sys
 import tomllib
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
 
 from fedaccord import config, engine, runs, server_app
 from fedaccord.config import RunConfig
+from fedaccord.engine import InProcessGrid
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.strategy import Round
 from fedaccord.runs import RunDirectory
@@ -228,3 +233,18 @@ def test_keys_without_effect_are_told_under_flower(
         "classes-per-client=3 has no effect: nothing reads it without partition=pathological",
         "fedprox.mu=0.2 has no effect: nothing reads it without algo=fedprox",
     ]
+
+
+# --- under Flower ---------------------------------------------------------------------------------
+
+
+def test_what_flower_logs_of_a_wrong_setting_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower logs what a ServerApp raises, with the frames of its own above it."""
+    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
+    values = {"algo": "fedinot"}
+    own = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=values)
+    with pytest.raises(ValueError, match=r"^algo: ") as caught:
+        server_app.app(InProcessGrid(ClientApp(), 2), own)
+    (line,) = traceback.format_exception(caught.value)
+    assert line.startswith("ValueError: algo: expected one of ")
+    assert line.count("\n") == 1

@@ -176,7 +176,10 @@ def test_the_server_computes_with_them(
 
 
 @pytest.mark.usefixtures("eight_cores")
-def test_the_server_refuses_before_it_loads_or_writes(tmp_path: Path) -> None:
+def test_the_server_refuses_before_it_loads_or_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)  # the app changes it
     own = context({**NO_DATA, "out-dir": str(tmp_path), "threads": 9})
     with pytest.raises(ValueError, match=r"^threads: "):
         server_app.app(InProcessGrid(ClientApp(), 2), own)

@@ -1853,7 +1853,11 @@ MUTANTS = [
     *of(
         "fedaccord/server_app.py",
         "tests/test_server_app.py",
-        ("A run of which no round counted is completed", "(s.accepted < 0).all()", "False"),
+        (
+            "A run of which no round counted is completed",
+            "not result.train_metrics_clientapp",
+            "False",
+        ),
         (
             "A model that is not finite is completed",
             "not (finite and math.isfinite(loss))",

@@ -1,4 +1,4 @@
-"""What is written twice is written from the code: run-config keys, tables and pages of methods.
+"""What is written twice is written from the code: run-config keys, lists, tables, pages of methods.
 
     python tools/sync.py            # write what is stale in pyproject.toml, README.md and docs
     python tools/sync.py --check    # write nothing; exit 1 and name the files that would change
