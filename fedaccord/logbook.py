@@ -87,6 +87,7 @@ class Logbook:
             clients = {i: (round, dict(leaves(state))) for i, (round, state) in kept.items()}
             clients = {i: (round, state) for i, (round, state) in clients.items() if state}
             self.checkpoints.save(s.t, facts, server, clients)
+            self.directory.still_running()
         self._saved = s.t
 
 

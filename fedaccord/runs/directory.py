@@ -111,7 +111,7 @@ class RunDirectory:
                 self.path.rmdir()
             raise _unwritable(self.path, error) from error
         self._open()
-        self.summarise(RUNNING, process=origin.process())
+        self.still_running()
 
     @classmethod
     def reopen(
@@ -137,7 +137,7 @@ class RunDirectory:
             {name: _number(text) for name, text in row.items() if text}
             for row in self._metrics.read()
         ]
-        self.summarise(RUNNING, process=origin.process())
+        self.still_running()
         return self
 
     @property
@@ -174,6 +174,10 @@ class RunDirectory:
         # one key: safetensors writes several in a random order
         self._write("model.safetensors", save(tensors, metadata={"model": text}))
         self._write("model.json", json.dumps(card, indent=2).encode())
+
+    def still_running(self) -> None:
+        """The summary so far, of a run that this process goes on with."""
+        self.summarise(RUNNING, process=origin.process())
 
     def summarise(self, status: str, **more: Any) -> None:
         """``status``: running, completed, interrupted or failed."""
