@@ -180,6 +180,15 @@ def test_a_model_that_looks_at_the_whole_batch_gets_no_filled_batches() -> None:
     compare(network(nn.BatchNorm1d(3, track_running_stats=False)), [c[:2] for c in batches()])
 
 
+def test_dropout_is_no_reason_against_filled_batches() -> None:
+    """One call for batches of 4 and 2 samples, after two that compare predictions."""
+    model, calls = network(nn.Dropout(0.5)), []
+    model.module.register_forward_hook(lambda *call: calls.append(call))
+    data = batches()
+    cohort(model, [data[0][:1], data[3][:1]], randomness="different")
+    assert len(calls) == 3
+
+
 def test_convolutions_pools_and_groups() -> None:
     torch.manual_seed(1)
     layers = (nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
@@ -207,10 +216,12 @@ def test_the_models_own_vectors_stay_as_they_are() -> None:
     model = network()
     w, g = model.w.clone(), model.g.fill_(7.0).clone()
     model.module.eval()
+    cohort(model, [client[:1] for client in batches()[:3]])
+    assert model.module.training
     cohort(model, batches())
+    assert model.module.training
     assert torch.equal(model.w, w)
     assert torch.equal(model.g, g)
-    assert model.module.training
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -106,6 +106,45 @@ def test_augmentation_draws_from_the_clients_generator_and_spares_full_batches()
     assert not inputs(0).frac().any()
 
 
+def test_batches_of_few_samples_are_those_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a client holds few they are prepared once, and cut afterwards."""
+
+    def batches(calls: list[Tensor]) -> list[Tensor]:
+        def prepare(x: Tensor, dtype: torch.dtype) -> Tensor:
+            calls.append(x)
+            return (x.to(dtype) - 3) / 7
+
+        client = task(prepare=prepare).train_batches(0, 0, 10, 0, FLOAT64)
+        return [x for _ in range(2) for x, _ in client]
+
+    once: list[Tensor] = []
+    few = batches(once)
+    monkeypatch.setattr("fedaccord.task.task.FEW", 0)
+    each: list[Tensor] = []
+    assert all(torch.equal(a, b) for a, b in zip(few, batches(each), strict=True))
+    assert (len(once), len(each)) == (1, 6)
+
+
+def test_augmentation_sees_samples_before_they_are_prepared() -> None:
+    seen: list[torch.dtype] = []
+
+    def look(x: Tensor, generator: torch.Generator) -> Tensor:
+        seen.append(x.dtype)
+        return x
+
+    for x, _ in task(augment=look).train_batches(0, 0, 10, 0, FLOAT64):
+        assert x.dtype == FLOAT64
+    assert seen == [torch.float32] * 3
+
+
+def test_the_whole_client_as_a_batch_is_prepared_anew_in_every_pass() -> None:
+    """A model may change its inputs in place."""
+    client = task().train_batches(0, 0, 0, 0, FLOAT64)
+    (first, _), (second, _) = (next(iter(client)) for _ in range(2))
+    first.zero_()
+    assert second.any()
+
+
 def test_index_parts_select_the_clients_samples() -> None:
     x, y = torch.arange(10.0)[:, None], torch.arange(10)
     parts = [torch.tensor(rows).numpy() for rows in ([7, 2, 2], [0])]
