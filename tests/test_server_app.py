@@ -175,7 +175,10 @@ def test_a_signal_ends_a_run_and_twenty_more_do_not_interrupt_the_saving(
     result = run(tmp_path, "num-server-rounds=1000", "name=x", "algo=fedavg")
     path = tmp_path / "runs" / "x"
     assert result.exit_code == code, result.output
-    assert result.stderr == f"fedaccord: interrupted: {path} holds what was done so far\n"
+    assert result.stderr == (
+        f"fedaccord: interrupted: {path} holds what was done so far; "
+        f"fedaccord resume {path} goes on\n"
+    )
     assert runs.status(path) == "interrupted"
     assert summary(path)["rounds"] == 3
     assert [row["round"] for row in rows(path)] == ["0", "1", "2", "3"]

@@ -126,7 +126,10 @@ def test_an_interrupted_run_leaves_what_it_has_done(tmp_path: Path) -> None:
         thread.join()
         signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130, result.output
-    assert result.stderr == f"fedaccord: interrupted: {directory} holds what was done so far\n"
+    assert result.stderr == (
+        f"fedaccord: interrupted: {directory} holds what was done so far; "
+        f"fedaccord resume {directory} goes on\n"
+    )
     assert "\x1b" not in result.stdout
 
     summary = json.loads((directory / "summary.json").read_text())
@@ -252,11 +255,15 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     assert run(tmp_path, "name=x").exit_code == 0
     (tmp_path / "runs").rename(tmp_path / "kept")
     out = f"out-dir={tmp_path / 'kept'}"
-    before = {path: path.read_bytes() for path in (tmp_path / "kept" / "x").iterdir()}
+    before = contents(tmp_path / "kept" / "x")
     assert "x exists already; choose another name" in refusal(
         tmp_path, run(tmp_path, "name=x", out)
     )
-    assert {path: path.read_bytes() for path in (tmp_path / "kept" / "x").iterdir()} == before
+    assert contents(tmp_path / "kept" / "x") == before
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

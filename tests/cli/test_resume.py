@@ -1,0 +1,47 @@
+"""`fedaccord resume`: go on with a run, or one line."""
+
+import json
+from pathlib import Path
+
+from tests.cli.shell import invoke, run
+
+
+def test_a_run_goes_on_for_more_rounds(tmp_path: Path) -> None:
+    assert run(tmp_path, "name=x", "algo=scaffold").exit_code == 0
+    directory = tmp_path / "runs" / "x"
+    result = invoke("resume", directory, "num-server-rounds=4")
+    assert result.exit_code == 0, result.output
+    shown = [line.split("  ")[0] for line in result.stdout.splitlines() if "round " in line]
+    assert shown[:2] == ["round 3/4", "round 4/4"]
+    summary = json.loads((directory / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("completed", 4)
+    back = invoke("resume", directory, "num-server-rounds=3", "--round", "2")
+    assert back.exit_code == 0, back.output
+    assert json.loads((directory / "summary.json").read_text())["rounds"] == 3
+    assert "found those of rounds 2, 3\n" in invoke("resume", directory, "--round", "4").stderr
+
+
+def test_what_cannot_go_on_is_one_line(tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "x"
+    for words, line in (
+        ((directory,), "expected a run directory with summary.json, found none"),
+        ((tmp_path / "nowhere",), "expected a run directory with summary.json, found none"),
+    ):
+        result = invoke("resume", *words)
+        assert result.exit_code == 2
+        assert line in result.stderr
+    assert run(tmp_path, "name=x").exit_code == 0
+    for word, line in (
+        ("lr=0.3", "resume: expected lr=0.1, as the run began with, got 0.3"),
+        ("num-server-rounds=2", "all 2 rounds are done"),
+        ("lrr=1", "unknown key 'lrr'"),
+    ):
+        result = invoke("resume", directory, word)
+        assert result.exit_code == 2
+        assert line in result.stderr
+        assert result.stderr.count("\n") == 1
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    alive = summary | {"status": "running"}
+    (directory / "summary.json").write_text(json.dumps(alive))
+    assert "the run is still going" in invoke("resume", directory).stderr
