@@ -85,7 +85,7 @@ def test_our_commands_are_read_and_say_how_long_they_take(line: str) -> None:
     if name in ("run", "doctor") and not context.params.get("list_keys"):
         preset = context.params.get("preset")
         RunConfig.make(read_settings(context.params["pairs"], None, preset))
-    assert re.search(r"#.*\b(\d+ seconds?|days)\b", line)
+    assert re.search(r"#.*\b(\d+ seconds?|a day)\b", line)
 
 
 @pytest.mark.parametrize("line", RUNS)

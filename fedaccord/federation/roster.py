@@ -20,8 +20,8 @@ PAUSE = 0.1  # seconds between two looks while the clients come
 
 
 class Asked(NamedTuple):
-    message_id: str
-    when: float
+    message_ids: tuple[str, ...]  # of every question: an answer may take longer than ASK_AGAIN
+    when: float  # of the last
     newcomer: bool  # a node that came after round 1 had begun
 
 
@@ -96,13 +96,14 @@ class Roster:
         for node, message_id in zip(wanted, grid.push_messages(messages), strict=True):
             before = self._asked.get(node)
             newcomer = before.newcomer if before else self._settled
-            self._asked[node] = Asked(message_id, now, newcomer)
+            message_ids = (*(before.message_ids if before else ()), message_id)
+            self._asked[node] = Asked(message_ids, now, newcomer)
 
     def _hear(self, grid: Grid) -> set[int]:
         """Take the answers in; returns the newcomers among the nodes that answered."""
         if not self._asked:
             return set()
-        asked = {asked.message_id: node for node, asked in self._asked.items()}
+        asked = {i: node for node, asked in self._asked.items() for i in asked.message_ids}
         replies = {
             asked[reply.metadata.reply_to_message_id]: reply
             for reply in grid.pull_messages(list(asked))

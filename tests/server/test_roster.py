@@ -1,5 +1,6 @@
 """The roster: what is wrong with a node concerns that node alone, never the run."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -62,6 +63,28 @@ def test_a_slow_answer_is_waited_for_and_the_node_is_not_asked_all_the_time(
     clock.at(0.9 * ASK_AGAIN, net.late.clear)
     roster.wait_for_all(net, 600)
     assert net.hellos == [10]
+
+
+def test_a_node_that_takes_longer_than_the_next_question_is_heard(
+    roster: Roster, net: Net, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small device starts a process for every message, and answers one after another."""
+    push, pull, ready_at = net.push_messages, net.pull_messages, dict[str, float]()
+
+    def push_slowly(messages: Iterable[Message]) -> list[str]:
+        ids = list(push(messages))
+        ready_at.update(dict.fromkeys(ids, clock.now + 1.5 * ASK_AGAIN))
+        return ids
+
+    monkeypatch.setattr(net, "push_messages", push_slowly)
+    monkeypatch.setattr(
+        net, "pull_messages", lambda ids: pull([i for i in ids if ready_at[i] <= clock.now])
+    )
+    net.join(10, 0, 1)
+    roster.wait_for_all(net, 600)
+    assert roster.nodes == {0: 10}
+    assert net.hellos == [10, 10]
+    assert 1.5 * ASK_AGAIN <= clock.now < 2 * ASK_AGAIN
 
 
 @pytest.mark.parametrize("order", [[5, 3, 3, 3], [3, 5, 3], [3, 3, 5], [5, 4, 3, 3, 3]])
