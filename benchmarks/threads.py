@@ -4,14 +4,13 @@
     python benchmarks/threads.py --check         # exit 1 where the target is missed
     python benchmarks/threads.py --markdown docs/results/threads.md
 
-Each run is a `fedaccord run` in a process of its own, as a user types it. Busy cores are processes
-of this script that compute and never wait. A repetition goes through all runs, in another order
-each time; ratios are taken within a repetition. CPU seconds hold what spinning would waste, also
+Every number of threads has a process of its own, whose OpenMP waits as that of `fedaccord run`.
+Busy cores are processes that compute and never wait. A repetition goes through all runs, in another
+order each time; ratios are taken within a repetition. CPU seconds hold what spinning wastes, also
 where other work on the machine blurs the wall-clock seconds.
 """
 
 import argparse
-import json
 import os
 import platform
 import random
@@ -19,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -26,13 +26,18 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-RUNS = {  # the README's digits runs
-    "scaffold": ("algo=scaffold", "relaxed-init.beta=0.05"),
-    "fedinit": ("algo=fedinit", "num-server-rounds=10"),
+RUNS = {  # the README's first lines
+    "scaffold": "algo=scaffold relaxed-init.beta=0.05",
+    "fedinit": "algo=fedinit num-server-rounds=10",
+}
+SPIN = "300000"  # turns before a thread of GNU OpenMP sleeps, where nothing else is said
+THREADS = {  # run config and environment
+    "default": ("threads=0", {}),
+    "1": ("threads=1", {}),
+    "2": ("threads=2", {}),
+    "2 spinning": ("threads=2", {"GOMP_SPINCOUNT": SPIN}),
 }
 LOOP = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
-THREADS = ("default", "1", "2", "2 spinning")
-SPIN = "300000"  # turns before a thread of GNU OpenMP sleeps, where nothing else is said
 TARGET = 1.5  # wall-clock seconds of the default beside one busy core, to those beside none
 
 
@@ -43,25 +48,30 @@ class Case(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    wall: float  # of the rounds
-    cpu: float  # of the whole command
+    wall: float
+    cpu: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--threads", nargs="+", choices=THREADS, default=THREADS[:3])
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--threads", nargs="+", choices=THREADS, default=["default", "1", "2"])
     parser.add_argument("--check", action="store_true", help="exit 1 where the target is missed")
     parser.add_argument("--markdown", type=Path, help="write setting and table to this file")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.worker:
+        work()
+        return
     if options.repetitions < 1:
         sys.exit(f"--repetitions: expected at least 1, got {options.repetitions}")
-    cores = os.cpu_count() or 1
-    cases = [Case(*c) for c in product(RUNS, options.threads, sorted({0, 1, cores}))]
+    load = os.getloadavg()[1]
+    busy = sorted({0, 1, os.cpu_count() or 1})
+    cases = [Case(*case) for case in product(RUNS, options.threads, busy)]
     measured = measure(cases, options.repetitions)
     print(table(measured))
     if options.markdown:
-        options.markdown.write_text(page(measured, options))
+        options.markdown.write_text(page(measured, load, options))
     missed = missed_targets(measured)
     print(*missed, sep="\n")
     if options.check and missed:
@@ -70,39 +80,66 @@ def main() -> None:
 
 def measure(cases: list[Case], repetitions: int) -> dict[Case, list[Seconds]]:
     measured: dict[Case, list[Seconds]] = {case: [] for case in cases}
+    workers = {name: start_worker(name) for name in dict.fromkeys(c.threads for c in cases)}
+    for worker, run in product(workers.values(), RUNS):
+        ask(worker, run)  # first runs load data
     for repetition in range(repetitions):
         for case in random.Random(repetition).sample(cases, len(cases)):
-            with busy(case.busy):
-                measured[case].append(seconds_of(case))
+            with busy_cores(case.busy):
+                measured[case].append(ask(workers[case.threads], case.run))
             print(repetition, *case, *measured[case][-1], file=sys.stderr, flush=True)
+    for worker in workers.values():
+        worker.communicate()  # no more lines: it ends
     return measured
 
 
+def start_worker(threads: str) -> "subprocess.Popen[str]":
+    pair, more = THREADS[threads]
+    command = [sys.executable, __file__, "--worker"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env=os.environ | more | {"SETTING": pair}, **pipes)
+
+
+def ask(worker: "subprocess.Popen[str]", run: str) -> Seconds:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    print(RUNS[run], file=worker.stdin, flush=True)
+    answer = worker.stdout.readline().split()
+    if not answer:
+        sys.exit(f"{RUNS[run]} failed")
+    return Seconds(*map(float, answer))
+
+
+def work() -> None:
+    """Run the settings that come in lines, and answer each with its seconds."""
+    from fedaccord.threads import wait_passively
+
+    wait_passively()
+    from fedaccord import engine
+    from fedaccord.cli.settings import read_settings
+    from fedaccord.config import RunConfig
+
+    for number, line in enumerate(sys.stdin):
+        with tempfile.TemporaryDirectory() as folder, engine.quiet():
+            words = [*line.split(), os.environ["SETTING"], f"out-dir={folder}", f"name={number}"]
+            config = RunConfig.make(read_settings(words, None))
+            wall, cpu = time.perf_counter(), time.process_time()
+            engine.run(config)
+            print(time.perf_counter() - wall, time.process_time() - cpu, flush=True)
+
+
 @contextmanager
-def busy(cores: int) -> Iterator[None]:
-    loops = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(cores)]
+def busy_cores(count: int) -> Iterator[None]:
+    command = [sys.executable, "-c", LOOP]
+    # of sessions of their own, as other programs: Linux shares the cores among sessions first
+    loops = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
     try:
+        time.sleep(0.2)  # they have started
         yield
     finally:
         for loop in loops:
             loop.kill()
             loop.wait()
-
-
-def seconds_of(case: Case) -> Seconds:
-    number, *spinning = case.threads.split()
-    words = [*RUNS[case.run], *([] if number == "default" else [f"threads={number}"])]
-    env = os.environ | ({"GOMP_SPINCOUNT": SPIN} if spinning else {})
-    code = "from fedaccord.cli import app; app()"
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", code, "run", *words, f"out-dir={folder}", "name=run"]
-        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            sys.exit(f"{' '.join(words)} ended with {process.returncode}")
-        summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
-    return Seconds(summary["seconds"], used.ru_utime + used.ru_stime)
 
 
 def ratios(measured: dict[Case, list[Seconds]], case: Case) -> list[float]:
@@ -121,9 +158,9 @@ def missed_targets(measured: dict[Case, list[Seconds]]) -> list[str]:
     return lines
 
 
-def spread(values: list[float], digits: int = 1) -> str:
+def spread(values: list[float]) -> str:
     low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 def table(measured: dict[Case, list[Seconds]]) -> str:
@@ -134,7 +171,7 @@ def table(measured: dict[Case, list[Seconds]]) -> str:
     ]
     for case, found in measured.items():
         wall, cpu = ([s.wall for s in found], [s.cpu for s in found])
-        ratio = spread(ratios(measured, case), 2) if case.busy else "–"
+        ratio = spread(ratios(measured, case)) if case.busy else "–"
         lines.append(
             f"| {case.run} | {case.threads} | {case.busy} | {spread(wall)} | {ratio} | "
             f"{spread(cpu)} |"
@@ -142,20 +179,23 @@ def table(measured: dict[Case, list[Seconds]]) -> str:
     return "\n".join(lines)
 
 
-def page(measured: dict[Case, list[Seconds]], options: argparse.Namespace) -> str:
-    """The table with what was measured, for docs/results."""
+def page(measured: dict[Case, list[Seconds]], load: float, options: argparse.Namespace) -> str:
+    """The table with what was measured, for docs/results. load: of the machine beforehand."""
+    cores = os.cpu_count()
+    spinning = "; `2 spinning` is `threads=2` as GNU OpenMP waits where nothing else is said"
     lines = [
         "# Threads beside other work",
         "",
-        f"Each run in a process of its own, {options.repetitions} repetitions, {os.cpu_count()} "
-        f"cores, torch {version('torch')}, Python {platform.python_version()}. Wall-clock seconds "
-        "are those of the rounds, CPU seconds those of the whole command, of which loading PyTorch "
-        "and Flower is the larger part. Busy cores are processes that compute and never wait; the "
-        "ratios are taken within a repetition.",
+        f"Seconds of a run, {options.repetitions} repetitions; {cores} cores, torch "
+        f"{version('torch')}, Python {platform.python_version()}. Busy cores are processes that "
+        "compute and never wait; ratios are taken within a repetition. Where other work was on "
+        "the machine it slowed every run, those beside no busy core too: the load average was "
+        f"{load:.1f} in the five minutes before. CPU seconds depend on it less.",
         "",
-        *(f"- {name}: `fedaccord run {' '.join(words)}`" for name, words in RUNS.items()),
-        "- threads: `default` is `threads=0`, one thread for these models; `2 spinning` is "
-        "`threads=2` as GNU OpenMP waits where nothing else is said; the others wait passively",
+        *(f"- {name}: `fedaccord run {words}`" for name, words in RUNS.items()),
+        "- threads: `default` is `threads=0`, one thread for this model, so that it computes as "
+        "`1` does: what lies between the two is the disturbance; threads wait passively"
+        + (spinning if "2 spinning" in options.threads else ""),
         "",
         table(measured),
         "",
