@@ -47,6 +47,12 @@ class RunConfig:
     threads: int = option(
         0, "CPU threads of PyTorch in each process; 0: what suits the model and the cores", low=0
     )
+    vectorize: str = option(
+        "auto",
+        "many clients in one call, in process: the faster in a trial, or always, or never; with it "
+        "the last bits differ from those of one client at a time",
+        choices=("auto", "on", "off"),
+    )
     checkpoint_every: int = option(
         0, "rounds between checkpoints; 0: such that they take a twentieth of the time", low=0
     )
@@ -74,6 +80,11 @@ class RunConfig:
             strategy=_strategy(flat),
             flat=flat,
         )
+
+    def having(self, key: str, value: Any) -> "RunConfig":
+        """The same with another value of a plain key of this class."""
+        field = {key.replace("-", "_"): value}
+        return replace(self, **field, flat=self.flat | {key: value})
 
     def unread(self, given: Container[str] = ()) -> list[str]:
         """A line for each key that nothing reads in this configuration, though it was set.

@@ -98,6 +98,14 @@ def run_of(config: RunConfig) -> Path:
     return place(config.out_dir, config.name, config.flat)
 
 
+def vectorize_of(config: RunConfig, at: int | None = None) -> str:
+    """The setting ``vectorize``, for a run that goes on as it was before."""
+    if not config.resume or config.vectorize != "auto":
+        return config.vectorize
+    begun = Checkpoints(run_of(config) / FOLDER).facts(at).get("settings", {})
+    return str(begun.get("vectorize", config.vectorize))
+
+
 def restore(strategy: Any, fleet: Fleet, found: Checkpoint) -> RoundState:
     """The state of a checkpoint, after the clients were given theirs."""
     state = unpack(strategy, found.server, found.facts)

@@ -23,6 +23,7 @@ from fedaccord.wire.introduction import introduce
 from fedaccord.wire.messages import read_visit, write_answer
 
 CPU = torch.device("cpu")
+DIVERGED = "the local model diverged: NaN or Inf after {} steps at lr {:g}; lower lr or clip-norm"
 
 
 class Data(NamedTuple):
@@ -130,24 +131,24 @@ def local_round(visit: Visit, state: Any, data: Data) -> tuple[Answer, Any]:
     """
     asked, model = visit.instruction, data.model
     half, config, device = asked.half, asked.config, model.w.device
-    down = _to(device, visit.down)
-    if state is None:
-        w, w_init = down.w, down.w if visit.w_init is None else _to(device, visit.w_init)
-        state = half.init(w, w_init, config)
-    else:
-        state = _to(device, state)
+    down = to_device(device, visit.down)
+    state = first_state(visit, device) if state is None else to_device(device, state)
     passes = Passes(data.batches, device)
     steps = passes.steps(asked.local_epochs, asked.local_steps)
     solve = SequentialSolver(model, steps, data.loss, asked.precision)
     up, state, result = client_round(half, down, state, config, solve)
     if not is_finite(result.w_K):
-        raise ValueError(
-            f"the local model diverged: NaN or Inf after {result.steps} steps at lr "
-            f"{asked.lr:g}; lower lr or clip-norm"
-        )
+        raise ValueError(DIVERGED.format(result.steps, asked.lr))
     examples = data.examples or passes.examples
-    answer = Answer(_to(CPU, up), examples, result.steps, float(result.loss))
-    return answer, _to(CPU, state)
+    answer = Answer(to_device(CPU, up), examples, result.steps, float(result.loss))
+    return answer, to_device(CPU, state)
+
+
+def first_state(visit: Visit, device: torch.device) -> Any:
+    """A client's state before its first visit."""
+    w = to_device(device, visit.down.w)
+    w_init = w if visit.w_init is None else to_device(device, visit.w_init)
+    return visit.instruction.half.init(w, w_init, visit.instruction.config)
 
 
 def local_test(asked: TrainInstruction, state: Any, data: Data) -> dict[str, float]:
@@ -173,6 +174,6 @@ def _check_shapes(model: FlatModel, asked: TrainInstruction) -> None:
         )
 
 
-def _to(device: torch.device, vectors: Any) -> Any:
+def to_device(device: torch.device, vectors: Any) -> Any:
     """A NamedTuple of vectors on ``device``, without copying where it is there already."""
     return map_vectors(lambda v: v if v.device == device else v.to(device), vectors)

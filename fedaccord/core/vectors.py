@@ -79,12 +79,14 @@ def fill(like: Any, vectors: Mapping[str, Vector], prefix: str = "") -> Any:
 
 
 def stack(values: Sequence[Any]) -> Any:
-    """Values of one structure, a client each, as one whose vectors are (n, d).
+    """Values of one structure, a client each, as one whose vectors are (n, d), not to be changed.
 
     Raises ValueError where a field is None for some and a vector for others.
     """
     first = values[0]
     if isinstance(first, Tensor):
+        if all(v is first for v in values):  # one that all share is not copied
+            return first.expand(len(values), *first.shape)
         if all(isinstance(v, Tensor) for v in values):
             return torch.stack(tuple(values))
     elif first is None:

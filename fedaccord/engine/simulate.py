@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fedaccord import logbook, server_app, threads
 from fedaccord.config import RunConfig, check_resumed
+from fedaccord.engine import vectorize as vectorized
 from fedaccord.engine.faults import Faults, FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.round import Round
@@ -25,6 +26,9 @@ from fedaccord.wire.tensor_array import to_tensor
 
 if TYPE_CHECKING:
     import pandas as pd
+
+log = logging.getLogger("flwr")
+
 
 log = logging.getLogger("flwr")
 
@@ -45,7 +49,10 @@ def run(
     facts = {"duplicated": report.duplicated, "unused": report.unused}
     chosen = threads.of_task(config.threads, task, config.strategy)
     with chosen.in_use():
-        fleet = LocalFleet(task, on_client)
+        choice = vectorized.choose(logbook.vectorize_of(config, at), task, config.strategy)
+        log.info("%s", choice)
+        config = config.having("vectorize", "on" if choice.vectorize else "off")
+        fleet = LocalFleet(task, on_client, choice.vectorize)
         return server_app.run(fleet, config, task, on_round, at, partition=facts)
 
 
@@ -92,6 +99,7 @@ def simulate(
     record: str = "metrics",
     faults: Faults | None = None,
     resume: str | Path | None = None,
+    vectorize: str = "off",
     **keys: Any,
 ) -> History:
     """Run a federation in this process through the same ServerApp path as `fedaccord run`.
@@ -108,6 +116,8 @@ def simulate(
         "duplicate", "late" or "crash" (the client's memory is gone).
     resume: a run directory; go on from its last checkpoint, to ``rounds`` in all. What is returned
         begins there.
+    vectorize: many clients in one call, which is faster for small models and may differ in the last
+        bits: "off", "on", or "auto", the faster in a trial.
     keys: any run-config key, as ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing
         ones take the run config's defaults; ``clip_norm=None`` is off.
 
@@ -124,7 +134,7 @@ def simulate(
         cohorts = participation
     if record not in ("metrics", "weights"):
         raise ValueError(f"record: expected 'metrics' or 'weights', got {record!r}")
-    values |= {"num-server-rounds": rounds, "precision": _precision(dtype)}
+    values |= {"num-server-rounds": rounds, "precision": _precision(dtype), "vectorize": vectorize}
     if isinstance(algo, str):
         values["algo"] = algo
     if isinstance(model, str):
@@ -144,7 +154,8 @@ def simulate(
     threads.check(config.threads)
     task = _task(config, clients, test, model, loss)
     chosen = threads.of_task(config.threads, task, strategy)
-    fleet: LocalFleet | FaultyFleet = (local := LocalFleet(task))
+    choice = vectorized.choose(vectorize, task, strategy)
+    fleet: LocalFleet | FaultyFleet = (local := LocalFleet(task, vectorize=choice.vectorize))
     if faults is not None:
         fleet = FaultyFleet(local, faults)
     recorder = Recorder(strategy, local.state, weights=record == "weights")

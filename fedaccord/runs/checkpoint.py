@@ -100,6 +100,13 @@ class Checkpoints:
             ) from None
         return Checkpoint(number, content["facts"], server, clients)
 
+    def facts(self, number: int | None = None) -> dict[str, Any]:
+        """The plain values of a checkpoint; empty where it cannot be read."""
+        try:
+            return dict(self._content(self.numbers()[-1] if number is None else number)["facts"])
+        except (ValueError, KeyError, TypeError, IndexError, OSError):
+            return {}
+
     def go_on_from(self, number: int) -> None:
         """Forget what came after a checkpoint."""
         self.forget(*(n for n in self.numbers() if n > number))

@@ -39,6 +39,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "local-epochs": 1,
         "batch-size": 5,
         "threads": 1,
+        "vectorize": "off",
         "out-dir": str(folder / "runs"),
     }
 

@@ -53,7 +53,7 @@ def test_same_bits_and_client_states_as_in_process(two: Flower, tmp_path: Path) 
     config: dict[str, Any] = SCAFFOLD | {"out-dir": str(tmp_path)}
     outcome = two.run(with_own_components(tmp_path / "app"), config | {"name": "there"})
     assert outcome.status == "finished:completed", outcome.output
-    engine.run(RunConfig.make(config | {"name": "here", "num-clients": 2}))
+    engine.run(RunConfig.make(config | {"name": "here", "num-clients": 2, "vectorize": "off"}))
     assert_same_run(tmp_path / "there", tmp_path / "here")
 
     history = simulate("scaffold", rounds=2, **settings(SCAFFOLD), num_clients=2)
@@ -81,7 +81,7 @@ def test_without_a_server_on_the_same_supernodes(two: Flower, tmp_path: Path) ->
     config |= {"out-dir": str(tmp_path)}
     outcome = two.run(REPOSITORY, config | {"name": "there"})
     assert outcome.status == "finished:completed", outcome.output
-    engine.run(RunConfig.make(config | {"name": "here", "num-clients": 2}))
+    engine.run(RunConfig.make(config | {"name": "here", "num-clients": 2, "vectorize": "off"}))
     assert_same_run(tmp_path / "there", tmp_path / "here")
     assert "personal-accuracy-last" in json.loads((tmp_path / "there/summary.json").read_text())
 

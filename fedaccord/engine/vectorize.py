@@ -1,0 +1,108 @@
+"""Whether clients take their local steps one at a time or many in one call: measured on a trial."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from fedaccord.client.cohort import local_rounds
+from fedaccord.client.data import training_data
+from fedaccord.client.train import local_round
+from fedaccord.core import rounds
+from fedaccord.core.plugin import ClientHalf
+from fedaccord.core.visit import TrainInstruction, Visit
+from fedaccord.engine.fleet import BYTES, MOST
+from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.task import Task
+
+CLIENTS, STEPS, TRIALS = 4, 3, 3  # of the trial of one at a time; the best of so many counts
+SLOW = 0.02  # seconds a step: a model whose steps alone fill a core gains nothing
+
+
+class Choice(NamedTuple):
+    vectorize: bool
+    why: str  # in one line
+
+    def __str__(self) -> str:
+        return self.why
+
+
+def choose(asked: str, task: Task, strategy: FederatedStrategy) -> Choice:
+    """on and off as asked; auto: the faster of both, on visits whose outcome is forgotten."""
+    if asked != "auto":
+        how = "many clients in one call" if asked == "on" else "one client at a time"
+        return Choice(asked == "on", f"{how}: as set")
+    num_clients = len(task.clients)
+    size = min(strategy.cohort_size(num_clients), MOST)
+    visits = _visits(task, strategy, size)
+    together = max(1, min(size, BYTES // max(1, visits[0].down.w.nbytes)))
+    if together < 2:
+        return Choice(False, "one client at a time: the model fills the caches")
+    few = visits[:CLIENTS]
+    clock = time.process_time if task.model(strategy.precision).w.is_cpu else time.perf_counter
+    try:
+        alone = _seconds(lambda: _one_by_one(task, few), clock) / len(few)
+    except Exception:  # told in the first round, of the client that it concerns
+        return Choice(False, "one client at a time: a trial failed")
+    if alone / STEPS > SLOW:
+        return Choice(False, "one client at a time: a step of the model is work enough")
+    part, states = visits[:together], [None] * together
+    try:
+        both = _seconds(lambda: local_rounds(part, states, task), clock) / len(part)
+    except Exception:
+        return Choice(False, "one client at a time: the model takes no stack of clients")
+    if both < alone:
+        gain = f"{alone / both:.1f} times faster in a trial"
+        return Choice(True, f"{together} clients in one call: {gain}")
+    return Choice(False, f"one client at a time: {both / alone:.1f} times faster in a trial")
+
+
+def _visits(task: Task, strategy: FederatedStrategy, size: int) -> list[Visit]:
+    """First visits of the largest clients, of a few steps each."""
+    model = task.model(strategy.precision)
+    half, s = (
+        strategy.client_half(),
+        rounds.first_state(strategy, model.w.cpu(), len(task.clients)),
+    )
+    clients = sorted(range(len(task.clients)), key=lambda i: -task.num_examples(i))[:size]
+    return [
+        Visit(
+            _instruction(strategy, half, tuple(model.shapes), i), rounds.broadcast(strategy, s, i)
+        )
+        for i in clients
+    ]
+
+
+def _instruction(
+    strategy: FederatedStrategy, half: ClientHalf, shapes: Sequence[Any], client: int
+) -> TrainInstruction:
+    return TrainInstruction(
+        round=0,
+        rounds=1,
+        half=half,
+        shapes=shapes,
+        lr=strategy.rate(0),
+        weight_decay=strategy.weight_decay,
+        clip_norm=strategy.clip_norm,
+        local_epochs=1,
+        local_steps=STEPS,
+        batch_size=strategy.batch_size,
+        seed=strategy.seed,
+        precision=strategy.precision,
+        client=client,
+    )
+
+
+def _one_by_one(task: Task, visits: Sequence[Visit]) -> None:
+    for visit in visits:
+        local_round(visit, None, training_data(task, visit.instruction))
+
+
+def _seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    """The best of some trials; on a CPU seconds of this process, as others' work does not count."""
+    work()  # what is loaded and allocated once
+    best = float("inf")
+    for _ in range(TRIALS):
+        began = clock()
+        work()
+        best = min(best, clock() - began)
+    return best
