@@ -35,7 +35,7 @@ ROOMS = {  # a module at the top of the package is a room too
     "memory": Allowed("", ""),
     "threads": Allowed("federation task", "torch joblib"),
     "interrupts": Allowed("", ""),
-    "runs": Allowed("", "torch safetensors tomli_w psutil"),
+    "runs": Allowed("", "torch safetensors tomli_w psutil pandas"),
     "client_app": Allowed("core wire client task config memory threads", "torch flwr"),
     "logbook": Allowed("core federation config runs", ""),
     "server_app": Allowed(
