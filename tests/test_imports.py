@@ -43,8 +43,11 @@ ROOMS = {  # a module at the top of the package is a room too
     ),
     "apps": Allowed("client_app server_app threads", ""),
     "engine": Allowed(f"{APPS} memory threads", "torch flwr pandas"),
+    "analysis": Allowed(
+        "core runs config task threads logbook", "torch pandas numpy bokeh matplotlib"
+    ),
     "cli": Allowed(
-        f"{APPS} __version__ memory threads engine", "torch flwr click rich typer psutil"
+        f"{APPS} __version__ memory threads engine analysis", "torch flwr click rich typer psutil"
     ),
     "__init__": Allowed("client engine strategies", ""),
 }
