@@ -67,8 +67,11 @@ def run(
     strategy = config.strategy
     initial = initial_arrays(task, strategy.precision)
     with interruptible() as interrupts:
-        log_book = Logbook.begin(config, machine(task) | resolved(config), at)
+        cost = {"gradients-per-step": strategy.cost.gradients}
+        log_book = Logbook.begin(config, machine(task) | cost | resolved(config), at)
         directory = log_book.directory
+        if (counts := task.class_counts()) is not None:
+            directory.save_classes(task.card["class-names"], counts)
 
         def record(round: Round) -> None:
             with interrupts.held():

@@ -35,7 +35,7 @@ ROOMS = {  # a module at the top of the package is a room too
     "memory": Allowed("", ""),
     "threads": Allowed("federation task", "torch joblib"),
     "interrupts": Allowed("", ""),
-    "runs": Allowed("", "torch safetensors tomli_w psutil"),
+    "runs": Allowed("", "torch safetensors tomli_w psutil pandas"),
     "client_app": Allowed("core wire client task config memory threads", "torch flwr"),
     "logbook": Allowed("core federation config runs", ""),
     "server_app": Allowed(
@@ -43,8 +43,11 @@ ROOMS = {  # a module at the top of the package is a room too
     ),
     "apps": Allowed("client_app server_app threads", ""),
     "engine": Allowed(f"{APPS} memory threads", "torch flwr pandas"),
+    "analysis": Allowed(
+        "core runs config task threads logbook", "torch pandas numpy bokeh matplotlib"
+    ),
     "cli": Allowed(
-        f"{APPS} __version__ memory threads engine", "torch flwr click rich typer psutil"
+        f"{APPS} __version__ memory threads engine analysis", "torch flwr click rich typer psutil"
     ),
     "__init__": Allowed("client engine strategies", ""),
 }

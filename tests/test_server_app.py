@@ -64,7 +64,7 @@ ONE_LONG_STEP = {"lr": 3e38, "clip-norm": 1.0, "local-steps": 1, "num-server-rou
     ("values", "reason", "dropped"),
     [
         (DIVERGING, "none of 2 rounds counted", [2, 2]),
-        (DIVERGING | {"max-failed-rounds": 2}, "2 rounds in a row had fewer than 1", [2, 2]),
+        (DIVERGING | {"max-failed-rounds": 2}, "2 rounds in a row failed", [2, 2]),
         (
             ONE_LONG_STEP,
             "the model diverged: its test loss is ",

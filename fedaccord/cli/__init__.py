@@ -1,5 +1,5 @@
-"""The command line: `fedaccord run`, `resume`, `evaluate`, `presets`, `methods`, `doctor`,
-`flwr-config`.
+"""The command line: `fedaccord run`, `resume`, `evaluate`, `compare`, `report`,
+`measure`, `presets`, `methods`, `doctor`, `flwr-config`.
 
 Bad input gives one line on stderr and exit code 2. A command imports what it needs when it runs:
 PyTorch and Flower take seconds, which `--help` should not.
@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fedaccord import __version__
-from fedaccord.cli import doctor, evaluate, flwr_config, methods, presets, resume, run
+from fedaccord.cli import compare, doctor, evaluate, flwr_config, methods, presets, resume, run
 from fedaccord.cli.console import Commands
 from fedaccord.threads import wait_passively
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command()(run.run)
 app.command()(resume.resume)
 app.command()(evaluate.evaluate)
+app.command()(compare.compare)
 app.command("presets")(presets.list_presets)
 app.command()(methods.methods)
 app.command()(doctor.doctor)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedaccord.cli.baseline import comparison
 from fedaccord.cli.columns import columns_tables
-from fedaccord.cli.compare import comparison
 from fedaccord.cli.console import make_console, stop, warn
 from fedaccord.cli.keys import keys_text
 from fedaccord.cli.progress import Display, summary_table

@@ -102,7 +102,9 @@ class InProcessGrid(Grid):
         before = dict(context.state)
         try:
             reply = self._app(message, context)
-        except Exception as error:  # whatever a client raises is the server's to judge
+            if not isinstance(reply, Message):
+                raise TypeError(f"expected a Message from the ClientApp, got {reply!r:.40}")
+        except (Exception, SystemExit) as error:  # whatever a client raises, the server judges
             context.state = RecordDict(before)
             reason = f"{type(error).__name__}: {error}"
             reply = Message(Error(code=2, reason=reason), reply_to=message)

@@ -1,6 +1,7 @@
 """Evaluation: the headline model at the server, personal models at their clients."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
@@ -56,7 +57,7 @@ def evaluate_at_clients(
     """Mean metrics of the clients' own models, of those that answer."""
     if not questions:
         return {}
-    answers = fleet.test(questions, timeout)
+    answers = _of_one_form(fleet.test(questions, timeout))
     wrong = [answer for answer in answers if isinstance(answer, str)]
     if wrong:
         log.warning(
@@ -66,8 +67,23 @@ def evaluate_at_clients(
     rows = [answer for answer in answers if not isinstance(answer, str)]
     given = [name for name in (rows[0] if rows else {}) if name != "num-examples"]
     names = [name for name in given if OWN_NAME.fullmatch(name)][:OWN_METRICS]
-    return {
-        f"personal-{name}": fmean(row[name] for row in rows)
-        for name in names
-        if all(name in row for row in rows)
-    }
+    return {f"personal-{name}": fmean(row[name] for row in rows) for name in names}
+
+
+def _of_one_form(
+    answers: Iterable[Mapping[str, float] | str],
+) -> list[Mapping[str, float] | str]:
+    """The answers, those with other names than most replaced by what is wrong with them."""
+    answers = [*answers]
+    forms = Counter(frozenset(row) for row in answers if not isinstance(row, str))
+    if len(forms) < 2:
+        return answers
+    usual = forms.most_common(1)[0][0]
+    return [
+        row if isinstance(row, str) or row.keys() == usual else _unusual(row, usual)
+        for row in answers
+    ]
+
+
+def _unusual(row: Mapping[str, float], usual: Iterable[str]) -> str:
+    return f"expected {sorted(usual)}, as the others evaluate, got {sorted(row)}"

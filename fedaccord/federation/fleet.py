@@ -4,14 +4,15 @@
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
-from fedaccord.federation.errors import last_line
+from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.roster import Roster
 from fedaccord.wire.instruction import write_instruction
 from fedaccord.wire.messages import read_answer, write_visits
@@ -21,6 +22,7 @@ log = logging.getLogger("flwr")
 
 LATE = "no reply in time"
 Reading = Answer | Lost | str  # a string: what is wrong with the reply, in one line
+T = TypeVar("T")
 
 
 class Fleet(Protocol):
@@ -90,18 +92,17 @@ class MessageFleet:
         return list(self._sent.values())
 
     def read(self, replies: Iterable[Message]) -> Mapping[int, Reading]:
-        """What became of the open messages; a reply to none of them is for nobody."""
-        found: dict[int, Reading] = dict.fromkeys(sorted(self._sent), LATE)
-        asked = {message.metadata.message_id: i for i, message in self._sent.items()}
-        for reply in replies:
-            i = asked.get(reply.metadata.reply_to_message_id)
-            if i is None:
-                log.info("ignored a reply to no message of this round")
-            elif found[i] is not LATE:
-                log.info("ignored a second reply of client %d", i)
-            else:
-                found[i] = _read(reply, self._half)
-        return found
+        """What became of the open messages; a reply to none of them is for nobody.
+
+        Raises FederationError where Flower's simulation has lost a worker process.
+        """
+        heard = _heard(self._sent, replies)
+        _check_workers(heard.values())
+
+        def read(reply: Message) -> Answer | Lost:
+            return read_answer(reply.content, self._half)
+
+        return {i: _read(heard[i], read) if i in heard else LATE for i in sorted(self._sent)}
 
     def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         return {}
@@ -112,33 +113,74 @@ class MessageFleet:
     def test(
         self, questions: Sequence[TrainInstruction], timeout: float
     ) -> list[Mapping[str, float] | str]:
-        asked = [
-            Message(
+        asked = {
+            question.client: Message(
                 RecordDict({CONFIG: write_instruction(question, {})}),
                 self.roster.nodes[question.client],
                 MessageType.EVALUATE,
             )
             for question in questions
-        ]
-        return [*map(_numbers, self.grid.send_and_receive(asked, timeout=timeout))]
+        }
+        replies = self.grid.send_and_receive(list(asked.values()), timeout=timeout)
+        heard = _heard(asked, replies)
+        return [_read(heard[i], _numbers) if i in heard else LATE for i in sorted(asked)]
 
 
-def _read(reply: Message, half: Any) -> Reading:
+def _heard(asked: Mapping[int, Message], replies: Iterable[Message]) -> dict[int, Message]:
+    """The first reply of each client to the message that it was sent."""
+    clients = {message.metadata.message_id: i for i, message in asked.items()}
+    heard: dict[int, Message] = {}
+    for reply in replies:
+        i = clients.get(reply.metadata.reply_to_message_id)
+        if i is None:
+            log.info("ignored a reply to no message of this round")
+        elif not _is_sender(reply, asked[i]):
+            log.info("ignored a reply for client %d that another node sent", i)
+        elif i in heard:
+            log.info("ignored a second reply of client %d", i)
+        else:
+            heard[i] = reply
+    return heard
+
+
+def _is_sender(reply: Message, asked: Message) -> bool:
+    """Whether the node that was asked sent it, or Flower in its place."""
+    sender = reply.metadata.src_node_id
+    by_flower = reply.has_error() and sender == asked.metadata.src_node_id
+    return by_flower or sender == asked.metadata.dst_node_id
+
+
+def _check_workers(replies: Iterable[Message]) -> None:
+    """Flower's simulation goes on giving clients to a Ray actor that died, one after another.
+
+    One such reply may be anybody's, so it takes two.
+    """
+    errors = [reply.error.reason or "" for reply in replies if reply.has_error()]
+    if sum("ActorDiedError" in reason for reason in errors) > 1:
+        raise FederationError(
+            "a worker process of Flower's simulation died, mostly for want of memory, and most "
+            "clients of this run would fail from now on; give each client more with "
+            "client-resources-num-cpus, or take fewer clients at once, and go on with resume=true"
+        )
+
+
+def _read(reply: Message, read: Callable[[Message], T]) -> T | str:
     """Whatever a client sends, the round goes on."""
-    if reply.has_error():
-        return f"error {reply.error.code}: {last_line(reply.error.reason)}"
     try:
-        return read_answer(reply.content, half)
+        if reply.has_error():
+            return f"error {reply.error.code}: {last_line(reply.error.reason)}"
+        return read(reply)
     except ValueError as error:
         return str(error)
     except Exception as error:  # Flower's own complaints about what a message claims to be
         return f"expected a reply that can be read, got {type(error).__name__}"
 
 
-def _numbers(reply: Message) -> Mapping[str, float] | str:
-    if reply.has_error():
-        return last_line(reply.error.reason)
+def _numbers(reply: Message) -> Mapping[str, float]:
     metrics = metrics_of(reply.content, METRICS)
     if not metrics:
-        return f"expected the record {METRICS!r}, got {sorted(reply.content)}"
-    return {name: v for name, v in metrics.items() if isinstance(v, (int, float))}
+        raise ValueError(f"expected the record {METRICS!r}, got {sorted(reply.content)}")
+    numbers = {name: v for name, v in metrics.items() if isinstance(v, (int, float))}
+    if not all(map(math.isfinite, numbers.values())):
+        raise ValueError("expected finite numbers in an evaluation, got NaN or Inf")
+    return numbers

@@ -1,19 +1,18 @@
 """What came back in a round: good replies, and bad ones with one line each."""
 
-import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedaccord.core.cohort import Reply
 from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.vectors import Vector, is_finite, leaves
-from fedaccord.core.visit import Answer, Lost
+from fedaccord.core.visit import Lost, TrainInstruction, Visit
 from fedaccord.federation.fleet import Reading
 from fedaccord.wire.records import check_like
 
-MAX_STEPS, MAX_EXAMPLES = 10**9, 10**12  # far above what a device can do in a round or hold
+MAX_LOSS = 1e30  # a model with a larger one has diverged
 OWN_METRICS, OWN_NAME = 32, re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a foreign ClientApp
 
 
@@ -27,25 +26,43 @@ class Accepted(NamedTuple):
 Outcome = Accepted | Lost | str  # a string: why it was dropped, in one line
 
 
-def check_all(answers: Mapping[int, Reading], half: ClientHalf, like: Vector) -> dict[int, Outcome]:
+def check_all(
+    visits: Sequence[Visit],
+    answers: Mapping[int, Reading],
+    half: ClientHalf,
+    like: Vector,
+    max_examples: int,
+) -> dict[int, Outcome]:
     """What becomes of every client's answer, in their order; like: (d,), without values."""
-    return _of_one_form({i: check(i, answer, half, like) for i, answer in answers.items()})
+    asked = {visit.instruction.client: visit.instruction for visit in visits}
+    return _of_one_form(
+        {i: check(asked[i], answer, half, like, max_examples) for i, answer in answers.items()}
+    )
 
 
-def check(client: int, answer: Reading, half: ClientHalf, like: Vector) -> Outcome:
+def check(
+    asked: TrainInstruction, answer: Reading, half: ClientHalf, like: Vector, max_examples: int
+) -> Outcome:
     """A good reply, else what is wrong with it, in one line."""
-    if not isinstance(answer, Answer):
+    if isinstance(answer, str):
         return answer
     try:
+        if isinstance(answer, Lost):
+            return _check_lost(answer, asked)
         received = half.decode(answer.up, like)
         vectors = {**received.up._asdict(), "w_i0": received.w_i0}
         check_like(vectors, like)
-        _check_count("num-examples", answer.examples, MAX_EXAMPLES)
-        _check_count("steps", answer.steps, MAX_STEPS)
+        _check_count("num-examples", answer.examples, 1, max_examples)
+        if asked.local_steps:
+            _check_count("steps", answer.steps, asked.local_steps, asked.local_steps)
+        else:  # a step takes a sample or more
+            _check_count("steps", answer.steps, 1, asked.local_epochs * answer.examples)
+        if not isinstance(answer.loss, (int, float)) or not abs(answer.loss) <= MAX_LOSS:
+            raise ValueError(
+                f"expected train-loss to be a number within {MAX_LOSS:g}, got {answer.loss!r:.40}"
+            )
     except ValueError as error:
         return str(error)
-    if not isinstance(answer.loss, (int, float)) or not math.isfinite(answer.loss):
-        return f"expected train-loss to be a finite number, got {answer.loss}"
     for name, vector in vectors.items():
         if vector is not None and not is_finite(vector):
             return f"expected finite numbers, got NaN or Inf in {name!r}"
@@ -57,7 +74,7 @@ def check(client: int, answer: Reading, half: ClientHalf, like: Vector) -> Outco
         "up-vectors": elements / like.numel(),
         "up-bytes": size,
     }
-    reply = Reply(client, received.up, answer.steps, answer.examples, received.w_i0)
+    reply = Reply(asked.client, received.up, answer.steps, answer.examples, received.w_i0)
     return Accepted(reply, _own(answer.more) | metrics)
 
 
@@ -67,9 +84,20 @@ def traffic(*vectors: Any) -> tuple[int, int]:
     return sum(v.numel() for v in sent), sum(v.numel() * v.itemsize for v in sent)
 
 
-def _check_count(name: str, value: Any, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
-        raise ValueError(f"expected {name} to be an integer from 1 to {most:.0e}, got {value}")
+def _check_count(name: str, value: Any, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        allowed = f"{least}" if least == most else f"an integer from {least} to {most}"
+        raise ValueError(f"expected {name} to be {allowed}, got {value!r:.40}")
+
+
+def _check_lost(lost: Lost, asked: TrainInstruction) -> Lost:
+    """Nobody loses a state that the server does not know of."""
+    if asked.accepted < 0 or lost.accepted != asked.accepted:
+        raise ValueError(
+            f"expected a reply, or the loss of the state of round {asked.accepted + 1}, got that "
+            f"of {lost.accepted!r:.40}"
+        )
+    return lost
 
 
 def _own(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,6 +123,8 @@ class Roster:
             self._claims[node] = Claim(*introduction(reply))
         except ValueError as error:
             self._refuse(node, str(error))
+        except Exception as error:  # Flower's own complaints about what a message claims to be
+            self._refuse(node, f"expected an answer that can be read, got {type(error).__name__}")
 
     def _seat_all(self, newcomers: set[int]) -> None:
         """Give every claim its place: C by the majority until round 1, one node a client."""

@@ -21,6 +21,15 @@ class Settings:
     wait_timeout: float = option(600.0, "seconds to wait for all clients before round 1", above=0)
     min_replies: int = option(1, "good replies that a round needs to count", low=1)
     max_failed_rounds: int = option(3, "failed rounds in a row after which the run stops", low=1)
+    max_update_norm: float = option(
+        0.0, "how far, in L2 norm, the model may go in a round, else the round fails; 0: off", low=0
+    )
+    max_examples: int = option(
+        10**7,
+        "samples that a client may claim, else its reply is dropped: with weighting=examples they "
+        "are its weight",
+        low=1,
+    )
     weighting: str = option(
         "uniform",
         "weights of the mean over active clients; the papers' methods use uniform",

@@ -218,6 +218,17 @@ CLIENTS = (
     Column("up-bytes", "their bytes as numbers, without headers", "bytes", ACCEPTED, "server"),
 )
 
+CLASSES = (
+    Column("client", "number of the client", "", "all", "data set"),
+    Column(
+        "<class>",
+        "training samples of the class that the client holds, counted as often as it holds them",
+        "samples",
+        "the first 1,000 clients, in process",
+        "data set",
+    ),
+)
+
 SUMMARY = (
     Column(
         "status",
@@ -294,4 +305,9 @@ SUMMARY = (
     Column("process.started", "when that process began, since 1970", "s", "running", "server"),
 )
 
-TABLES = {"metrics.csv": METRICS, "clients.csv": CLIENTS, "summary.json": SUMMARY}
+TABLES = {
+    "metrics.csv": METRICS,
+    "clients.csv": CLIENTS,
+    "classes.csv": CLASSES,
+    "summary.json": SUMMARY,
+}

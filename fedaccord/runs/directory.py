@@ -1,10 +1,13 @@
 """A run directory: what a run was, what it measured, what it trained.
 
 ``config.toml`` (settings, what "auto" became, machine, versions, commit), ``metrics.csv`` (a row a
-round), ``clients.csv`` (a row a client a round), ``summary.json``, ``model.safetensors`` and
-``model.json`` (how to build and feed the model); docs/metrics.md says what each number means. Whole
-files are written beside their place, synced and moved there, tables grow by whole lines: a crash or
-a full disk leaves the last good version.
+round), ``clients.csv`` (a row a client a round), ``classes.csv`` (a row a client, where the data is
+dealt to clients in process), ``summary.json``, ``model.safetensors`` and ``model.json`` (how to
+build and feed the model); docs/metrics.md says what each number means. Whole files are written
+beside their place, synced and moved there, tables grow by whole lines: a crash or a full disk
+leaves the last good version.
+
+PyTorch is imported where a model is written or read: a report reads the tables without it.
 """
 
 import csv
@@ -13,18 +16,19 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
 
 from fedaccord.runs import origin
 from fedaccord.runs.files import of_file, replace
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RUNNING = "running"
 WINDOW = 10  # last evaluations behind the window mean
@@ -167,8 +171,18 @@ class RunDirectory:
         self._metrics.append([metrics])
         self._clients.append(clients)
 
-    def save_model(self, state_dict: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
+    def save_classes(self, names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
+        """classes.csv: how many training samples of each class a client holds, a row a client."""
+        file = io.StringIO(newline="")
+        writer = csv.writer(file)
+        writer.writerow(["client", *map(_cell, names)])
+        writer.writerows([i, *row] for i, row in enumerate(counts))
+        self._write("classes.csv", file.getvalue().encode())
+
+    def save_model(self, state_dict: "Mapping[str, Tensor]", card: Mapping[str, Any]) -> None:
         """The model; ``card``: how to build it and what it takes, in JSON's types."""
+        from safetensors.torch import save
+
         tensors = {name: tensor.cpu().contiguous() for name, tensor in state_dict.items()}
         text = json.dumps(card)
         # one key: safetensors writes several in a random order
@@ -214,11 +228,13 @@ def status(path: Path) -> str:
     return found
 
 
-def load_model(path: Path) -> dict[str, Tensor]:
+def load_model(path: Path) -> "dict[str, Tensor]":
     """The parameters of the model in a run directory, by name.
 
     Raises FileNotFoundError where there is none, and ValueError where its file is damaged.
     """
+    from safetensors.torch import load_file
+
     try:
         return load_file(path / "model.safetensors")
     except SafetensorError as error:

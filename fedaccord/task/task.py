@@ -23,6 +23,7 @@ from fedaccord.task.solver import Batch, Loss, Passes
 
 TRAIN_NAMES = {"accuracy": "train-accuracy", "loss": "train-loss-of-model"}
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
+SHOWN = 1000  # clients whose classes are counted: what a reader can take in
 FEW = 2**20  # numbers that a client's samples may have to be prepared once a round
 
 
@@ -121,6 +122,15 @@ class Task:
         size = 100 if torch.device(self.device).type == "cpu" else 1000  # what fits the caches
         for x, y in zip(*(torch.split(part, size) for part in samples), strict=True):
             yield self.prepare(x.to(self.device), dtype), to_targets(y.to(self.device), dtype)
+
+    def class_counts(self) -> list[list[int]] | None:
+        """Training samples of each class, a row for each of the first `SHOWN` clients; None where
+        the samples are not dealt to clients, or have no classes."""
+        parts, y = self.clients.parts, self.clients.y
+        if parts is None or self.own_test or not isinstance(y, Tensor) or y.is_floating_point():
+            return None
+        labels, classes = y.numpy(), self.card["arguments"]["classes"]
+        return [np.bincount(labels[part], minlength=classes).tolist() for part in parts[:SHOWN]]
 
     def client_test(self, client: int) -> Samples | None:
         """A client's share of the test samples: as large a share as it holds of the training

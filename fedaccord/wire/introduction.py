@@ -8,6 +8,7 @@ from fedaccord.wire.instruction import HELLO
 from fedaccord.wire.records import CONFIG, METRICS, metrics_of
 
 PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
+MAX_CLIENTS = 10**6  # no node may make the server keep more
 
 
 def hello() -> RecordDict:
@@ -49,4 +50,6 @@ def introduction(reply: Message) -> tuple[int, int]:
             f"expected partition-id below num-partitions, got partition-id={client} "
             f"num-partitions={num_clients}"
         )
+    if num_clients > MAX_CLIENTS:
+        raise ValueError(f"expected num-partitions of at most {MAX_CLIENTS}, got {num_clients}")
     return client, num_clients

@@ -61,13 +61,10 @@ def _check_size(array: Array) -> None:
     """
     file = io.BytesIO(array.data)
     version = np.lib.format.read_magic(file)
-    read = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    shape, _, dtype = read[version](file)
+    shape, _, dtype = HEADERS[version](file)
     size = math.prod(shape) * dtype.itemsize
-    if list(shape) != list(array.shape) or dtype.hasobject or len(array.data) - file.tell() != size:
+    said, read = (array.dtype, *array.shape), (str(dtype), *shape)
+    if said != read or dtype.hasobject or len(array.data) - file.tell() != size:
         raise ValueError
 
 

@@ -93,6 +93,12 @@ class Flower:
             lambda: self._nodes_online() == before + len(commands), "the SuperNodes", self.log
         )
 
+    def end_last(self) -> None:
+        """End the process that was started last."""
+        process = self.processes.pop()
+        process.terminate()
+        process.wait(PATIENCE)
+
     def run(self, app: Path, config: Mapping[str, Any], *options: str) -> Outcome:
         """`flwr run` of an app with run-config overrides, to its end."""
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())

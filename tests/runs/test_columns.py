@@ -14,7 +14,7 @@ from fedaccord.core.visit import Lost
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.metrics import client_rows
 from fedaccord.runs import RunDirectory, flatten
-from fedaccord.runs.columns import CLIENTS, METRICS, SUMMARY
+from fedaccord.runs.columns import CLASSES, CLIENTS, METRICS, SUMMARY, TABLES
 from fedaccord.runs.directory import EVALUATED
 from tests.cli.shell import invoke
 
@@ -70,7 +70,7 @@ def test_every_key_of_the_summary_is_explained(written: dict[str, set[str]]) -> 
 
 
 def test_a_column_is_explained_once_and_wholly() -> None:
-    for table in (METRICS, CLIENTS, SUMMARY):
+    for table in TABLES.values():
         names = [column.name for column in table]
         assert len(set(names)) == len(names)
         assert all(column.meaning and column.rows and column.source for column in table)
@@ -79,10 +79,8 @@ def test_a_column_is_explained_once_and_wholly() -> None:
 def test_the_command_and_the_page_say_the_same() -> None:
     result = invoke("run", "--list-columns")
     assert result.exit_code == 0
-    assert [len(table.rows) for table in columns_tables()] == [
-        *map(len, (METRICS, CLIENTS, SUMMARY))
-    ]
+    assert [len(table.rows) for table in columns_tables()] == [*map(len, TABLES.values())]
     page = columns_markdown()
-    for column in (*METRICS, *CLIENTS, *SUMMARY):
+    for column in (*METRICS, *CLIENTS, *CLASSES, *SUMMARY):
         assert column.meaning in result.stdout
         assert column.meaning.replace("|", "\\|") in page

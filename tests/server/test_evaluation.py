@@ -103,12 +103,22 @@ def test_an_answer_without_metrics_is_one_line_and_the_others_count(warnings: li
 
 
 @pytest.mark.parametrize(
-    "metrics", [MetricRecord({"num-examples": 3}), MetricRecord({"loss": [1.0, 2.0]})]
+    "metrics",
+    [
+        MetricRecord({"num-examples": 3}),
+        MetricRecord({"num-examples": 3, "loss": [1.0, 2.0]}),
+        MetricRecord({"num-examples": 3, "loss": float("nan")}),
+        MetricRecord({"num-examples": 3, "loss": 1.0, "more": 1.0}),
+    ],
 )
-def test_a_number_that_not_all_clients_give_has_no_mean(metrics: MetricRecord) -> None:
+def test_an_answer_unlike_the_others_is_one_line(
+    metrics: MetricRecord, warnings: list[str]
+) -> None:
     last = rounds(answer(metrics))[-1].metrics
-    assert "personal-loss" not in last
-    assert last["replies"] == 6
+    assert np.isfinite(last["personal-loss"])
+    assert "personal-more" not in last
+    line = "1 of 6 clients did not evaluate their personal model: expected "
+    assert [w.startswith(line) for w in warnings] == [True, True]
 
 
 def test_names_that_a_client_makes_up_are_no_columns(warnings: list[str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedaccord.cli.compare import comparison
+from fedaccord.cli.baseline import comparison
 from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig
 from tests.cli.shell import run

@@ -1,0 +1,1 @@
+"""Measures, tables, figures and reports of run directories."""

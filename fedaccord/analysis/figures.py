@@ -1,0 +1,108 @@
+"""Figures for papers, as PDF and PNG: curves by round, and accuracy against what it cost."""
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from fedaccord.analysis.groups import COSTS, Group, has, headline, smoothed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart by the colour-blind, without the yellow that paper loses
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+DASHES = ("solid", "dashed", "dotted", "dashdot")
+METRICS = {  # what is drawn where runs have it
+    "test-accuracy": "test accuracy",
+    "test-loss": "test loss",
+    "train-loss": "train loss of the local models",
+    "personal-accuracy": "accuracy of personal models",
+    "test-accuracy-nodes": "test accuracy of the nodes",
+    "train-accuracy": "train accuracy",
+    "train-loss-of-model": "train loss of the model",
+    "generalisation-gap": "generalisation gap",
+    "drift": "client drift",
+    "consistency": "consistency",
+    "spread": "spread of the local models",
+    "consensus-before": "consensus distance before mixing",
+    "consensus-after": "consensus distance after mixing",
+    "dropped": "dropped replies",
+}
+
+
+def styles(number: int) -> Iterator[tuple[str, str]]:
+    """(colour, dashes) of each of so many lines: no two alike below 28."""
+    pairs = [(colour, dash) for dash in DASHES for colour in COLOURS]
+    for _, pair in zip(range(number), cycle(pairs), strict=False):
+        yield pair
+
+
+def metrics_of(groups: Sequence[Group]) -> dict[str, str]:
+    """The metrics that some run has, with their titles."""
+    found = {name: t for name, t in METRICS.items() if any(has(group, name) for group in groups)}
+    return {n: t for n, t in found.items() if n != "dropped" or any_dropped(groups)}
+
+
+def any_dropped(groups: Sequence[Group]) -> bool:
+    return any((table["dropped"] > 0).any() for group in groups for table in group.tables)
+
+
+def curve(group: Group, metric: str, over: str = "round") -> pd.DataFrame:
+    """x, raw, smooth, low and high by round: means over the group's runs, and the smoothed one less
+    and plus its standard deviation (NaN where there is one run). x: a column of `COSTS`."""
+    raw, smooth, xs = [], [], []
+    for table in group.tables:
+        rows = table[table[metric].notna()] if metric in table else table.iloc[:0]
+        rows = rows.set_index("round", drop=False)
+        raw.append(rows[metric] if len(rows) else pd.Series(dtype=float))
+        smooth.append(smoothed(raw[-1]))
+        xs.append(rows[over])
+    means = pd.concat(smooth, axis=1)
+    middle, band = means.mean(axis=1), means.std(axis=1, ddof=1)
+    return pd.DataFrame(
+        {
+            "x": pd.concat(xs, axis=1).mean(axis=1),
+            "raw": pd.concat(raw, axis=1).mean(axis=1),
+            "smooth": middle,
+            "low": middle - band,
+            "high": middle + band,
+        }
+    ).sort_index()
+
+
+def save(groups: Sequence[Group], folder: Path) -> list[Path]:
+    """A PDF and a PNG of every metric by round and of the headline metric by every cost."""
+    folder.mkdir(parents=True, exist_ok=True)
+    metric, titles = headline(groups), metrics_of(groups)
+    drawn = [(name, "round") for name in titles] + [(metric, c) for c in COSTS if c != "round"]
+    written = []
+    for name, over in drawn:
+        figure = draw(groups, name, over)
+        stem = name if over == "round" else f"{name}-by-{over}"
+        for ending in ("pdf", "png"):
+            written.append(folder / f"{stem}.{ending}")
+            figure.savefig(written[-1], bbox_inches="tight", dpi=200)
+    return written
+
+
+def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2, 3.0))
+    axes = figure.subplots()
+    for group, (colour, dash) in zip(groups, styles(len(groups)), strict=True):
+        line = curve(group, metric, over)
+        line = line[line["x"].notna() & line["smooth"].notna()]
+        if not len(line):
+            continue
+        axes.plot(line["x"], line["smooth"], color=colour, linestyle=dash, label=group.label)
+        axes.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.2, lw=0)
+    axes.set_xlabel(COSTS[over])
+    axes.set_ylabel(METRICS[metric])
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend(fontsize="x-small")
+    return figure

@@ -1,0 +1,143 @@
+"""Runs side by side: those that differ in their seed alone are one group, with a spread."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedaccord.runs.reader import Run
+
+WINDOW = 10  # evaluations behind a smoothed value, as in summary.json
+WHERE = (  # keys that change where and how a run is executed, and not what it computes
+    *("seed", "name", "out-dir", "resume", "threads", "device", "data-dir", "download"),
+    *("checkpoint-every", "round-timeout", "wait-timeout"),
+)
+COSTS = {
+    "round": "rounds",
+    "bytes": "bytes sent",
+    "gradients": "batch gradients",
+    "seconds": "seconds",
+}
+
+
+class Group(NamedTuple):
+    """Runs of the same settings."""
+
+    label: str  # the method, and the settings in which the groups differ
+    runs: list[Run]  # in the order of their seeds
+    settings: dict[str, Any]  # without those of `WHERE`
+    tables: list[pd.DataFrame]  # of each run: metrics.csv, with the columns of `COSTS`
+
+
+def groups_of(runs: Sequence[Run]) -> list[Group]:
+    """The groups in the order of their first runs."""
+    together: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        settings = {k: v for k, v in run.settings.items() if k not in WHERE}
+        together.setdefault(tuple(sorted(settings.items())), []).append(run)
+    each = [dict(key) for key in together]
+    keys = differing(each)
+    found = []
+    for settings, same in zip(each, together.values(), strict=True):
+        same.sort(key=lambda run: run.settings.get("seed", 0))
+        found.append(Group(label(settings, keys), same, settings, [*map(with_costs, same)]))
+    return found
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys, but for algo, in which settings differ. What only one method has does not count
+    as a difference to other methods."""
+    found = []
+    for key in dict.fromkeys(key for each in settings for key in each if key != "algo"):
+        of_method: dict[str, set[Any]] = {}
+        for each in settings:
+            of_method.setdefault(str(each.get("algo")), set()).add(each.get(key))
+        present = {each[key] for each in settings if key in each}
+        if len(present) > 1 or any(len(values) > 1 for values in of_method.values()):
+            found.append(key)
+    return found
+
+
+def label(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
+    more = (f"{key}={settings[key]}" for key in keys if key in settings)
+    return " ".join([str(settings.get("algo", "run")), *more])
+
+
+def with_costs(run: Run) -> pd.DataFrame:
+    """metrics.csv with what was spent up to the end of each round: ``bytes`` (between nodes where
+    there is no server, else up and down), ``gradients`` (of a batch, over the accepted clients;
+    NaN where it is not known) and ``seconds`` (without evaluation)."""
+    table = run.metrics.copy()
+    numbers = table.reindex(columns=["down-bytes", "up-bytes", "peer-bytes", "seconds"]).fillna(0)
+    up_and_down = numbers["down-bytes"] + numbers["up-bytes"]
+    traffic = numbers["peer-bytes"] if "peer-bytes" in table else up_and_down
+    table["bytes"] = traffic.cumsum()
+    table["seconds"] = numbers["seconds"].cumsum()
+    each = run.used.get("gradients-per-step", math.nan)
+    steps = run.clients.groupby("round")["steps"].sum() if "steps" in run.clients else pd.Series()
+    table["gradients"] = table["round"].map(steps).fillna(0).cumsum() * each
+    return table
+
+
+def headline(groups: Sequence[Group]) -> str:
+    """What runs are ranked by: test-accuracy, or test-loss where targets are no classes."""
+    return "test-accuracy" if any(has(group, "test-accuracy") for group in groups) else "test-loss"
+
+
+def has(group: Group, metric: str) -> bool:
+    return any(metric in table and table[metric].notna().any() for table in group.tables)
+
+
+def smoothed(values: "pd.Series[float]") -> "pd.Series[float]":
+    """The mean of the last ten evaluations at each of them."""
+    return values.rolling(WINDOW, min_periods=1).mean()
+
+
+def evaluated(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The rows of trained models that have the metric."""
+    if metric not in table:
+        return table.iloc[:0].assign(**{metric: []})
+    return table[table[metric].notna() & (table["round"] > 0)]
+
+
+class Spread(NamedTuple):
+    """Of numbers of several runs."""
+
+    mean: float  # NaN: there is none
+    std: float  # n - 1 in the denominator; NaN where there is one number
+    number: int
+
+    @staticmethod
+    def of(values: Sequence[float]) -> "Spread":
+        known = [value for value in values if not math.isnan(value)]
+        mean = float(np.mean(known)) if known else math.nan
+        std = float(np.std(known, ddof=1)) if len(known) > 1 else math.nan
+        return Spread(mean, std, len(known))
+
+
+def final(group: Group, metric: str) -> Spread:
+    """The mean of the last ten evaluations, over the runs."""
+    ends = [evaluated(table, metric)[metric].tail(WINDOW).mean() for table in group.tables]
+    return Spread.of([float(end) for end in ends])
+
+
+def to_target(group: Group, metric: str, target: float) -> dict[str, Spread]:
+    """What was spent when the metric first was at the target, by the columns of `COSTS`; over
+    those runs that came there."""
+    rows = []
+    for table in group.tables:
+        rounds = evaluated(table, metric)
+        is_there = rounds[metric] >= target if "accuracy" in metric else rounds[metric] <= target
+        if is_there.any():
+            rows.append(rounds[is_there].iloc[0])
+    return {cost: Spread.of([float(row[cost]) for row in rows]) for cost in COSTS}
+
+
+def usual_target(groups: Sequence[Group], metric: str) -> float:
+    """Nine tenths of the best group's final accuracy; of a loss, eleven tenths."""
+    ends = [end for group in groups if math.isfinite(end := final(group, metric).mean)]
+    if not ends:
+        return math.nan
+    return 0.9 * max(ends) if "accuracy" in metric else 1.1 * min(ends)

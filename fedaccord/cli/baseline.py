@@ -1,0 +1,25 @@
+"""What to compare a run with: plain averaging in the same setting."""
+
+import json
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedaccord.config import RunConfig
+
+
+def comparison(settings: "RunConfig") -> str | None:
+    """The command of FedAvg, without a server of DFedAvg, in the same setting; None for its own."""
+    from fedaccord.config import RunConfig, defaults
+
+    baseline = "dfedavg" if settings.strategy.topology.everyone else "fedavg"
+    usual, setting = defaults(), {"algo": baseline}
+    for key, value in settings.flat.items():
+        of_all = "." not in key or (key.startswith("gossip.") and baseline == "dfedavg")
+        if of_all and key not in ("algo", "name") and value != usual[key]:
+            setting[key] = value
+    plugins = RunConfig.make(setting).strategy.plugins
+    if settings.algo == baseline and len(plugins) == len(settings.strategy.plugins):
+        return None
+    values = ((k, v if isinstance(v, str) else json.dumps(v)) for k, v in setting.items())
+    return "fedaccord run " + " ".join(shlex.quote(f"{key}={value}") for key, value in values)

@@ -1,0 +1,33 @@
+"""Run directories that are made, not run: their numbers are known."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedaccord.runs import RunDirectory
+
+SETTINGS = {"algo": "fedavg", "dataset": "digits", "seed": 0, "lr": 0.1, "out-dir": "", "name": ""}
+
+
+def write(folder: Path, accuracies: Sequence[float | None], **keys: Any) -> Path:
+    """A run with these test accuracies from round 0 on; keys: settings, with _ for -.
+
+    A round sends 10 bytes down and 5 up and takes 2 s; two clients take 3 and 4 steps, of 2
+    gradients each; client 1 fails in round 2.
+    """
+    settings = SETTINGS | {key.replace("_", "-"): value for key, value in keys.items()}
+    name = "-".join(str(settings[key]) for key in ("algo", "lr", "seed"))
+    run = RunDirectory(str(folder), name, settings, {"gradients-per-step": 2})
+    run.save_classes(["cat", "dog"], [[3, 0], [1, 2]])
+    for number, accuracy in enumerate(accuracies):
+        row: dict[str, Any] = {"round": number}
+        if accuracy is not None:
+            row |= {"test-accuracy": accuracy, "test-loss": 1 - accuracy}
+        if number:
+            row |= {"down-bytes": 10, "up-bytes": 5, "seconds": 2.0, "dropped": 0, "drift": 0.5}
+        clients = [{"round": number, "client": i, "status": "ok", "steps": 3 + i} for i in range(2)]
+        if number == 2:
+            clients[1] = {"round": number, "client": 1, "status": "no reply"}
+        run.record(row, clients if number else [])
+    run.summarise("completed")
+    return run.path

@@ -1,0 +1,99 @@
+"""Groups of runs: who belongs together, what they cost, when they are at the target."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from fedaccord.analysis.groups import (
+    Group,
+    Spread,
+    final,
+    groups_of,
+    smoothed,
+    to_target,
+    usual_target,
+)
+from fedaccord.analysis.table import shown, summary, text
+from fedaccord.runs import reader
+from tests.analysis.made import write
+
+
+def groups(folder: Path) -> list[Group]:
+    return groups_of([reader.read(path) for path in reader.find([folder])])
+
+
+def test_seeds_are_one_group_and_its_label_has_what_differs(tmp_path: Path) -> None:
+    for seed in (1, 0):
+        write(tmp_path, [0.1, 0.5], seed=seed, threads=seed + 1)
+    write(tmp_path, [0.1, 0.6], lr=0.05)
+    write(tmp_path, [0.1, 0.7], algo="scaffold")
+    found = {group.label: group for group in groups(tmp_path)}
+    assert {*found} == {"fedavg lr=0.1", "fedavg lr=0.05", "scaffold lr=0.1"}
+    both = found["fedavg lr=0.1"]
+    assert [run.settings["seed"] for run in both.runs] == [0, 1]
+    assert [*both.tables[1]["test-accuracy"]] == [0.1, 0.5]
+
+
+def test_what_only_one_of_two_runs_of_a_method_has_is_in_its_label(tmp_path: Path) -> None:
+    write(tmp_path, [0.1], **{"fedavg.server-lr": 1.0})
+    write(tmp_path, [0.1], seed=1, **{"fedavg.server-lr": 1.0, "relaxed-init.beta": 0.1})
+    write(tmp_path, [0.1], algo="scaffold", **{"scaffold.server-lr": 0.5})
+    labels = {group.label for group in groups(tmp_path)}
+    assert labels == {"fedavg", "fedavg relaxed-init.beta=0.1", "scaffold"}
+
+
+def test_costs_add_up_over_the_rounds(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, None, 0.5, 0.7])
+    (group,) = groups(tmp_path)
+    (table,) = group.tables
+    assert [*table["bytes"]] == [0, 15, 30, 45]
+    assert [*table["gradients"]] == [0, 14, 20, 34]  # 2 (3 + 4), then one client's 2 x 3
+    assert [*table["seconds"]] == [0, 2, 4, 6]
+
+
+def test_the_target_is_counted_at_its_first_evaluation_over_the_runs_that_came(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, [0.9, None, 0.5, 0.7], seed=0)  # the untrained model does not count
+    write(tmp_path, [0.1, 0.6, 0.6, 0.6], seed=1)
+    write(tmp_path, [0.1, 0.2, 0.3, 0.4], seed=2)
+    (group,) = groups(tmp_path)
+    spent = to_target(group, "test-accuracy", 0.5)
+    assert spent["round"] == Spread(1.5, math.sqrt(0.5), 2)
+    assert spent["bytes"].mean == 22.5
+    assert to_target(group, "test-accuracy", 0.99)["round"].number == 0
+    assert to_target(group, "test-loss", 0.4)["round"].mean == 2  # rounds 3 and 1
+    assert final(group, "test-accuracy").mean == pytest.approx((0.6 + 0.6 + 0.3) / 3)
+    assert usual_target([group], "test-accuracy") == pytest.approx(0.45)
+
+
+def test_smoothed_is_the_mean_of_the_last_ten(tmp_path: Path) -> None:
+    path = write(tmp_path, [i / 100 for i in range(21)])
+    values = smoothed(reader.read(path).metrics["test-accuracy"])
+    assert values.iloc[20] == pytest.approx(sum(range(11, 21)) / 1000)
+    assert values.iloc[1] == pytest.approx(0.005)
+
+
+def test_the_table_names_failures_and_targets_that_were_not_reached(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.5], seed=0)
+    failed = write(tmp_path, [0.1, 0.3], seed=1)
+    text_of = (failed / "summary.json").read_text()
+    (failed / "summary.json").write_text(text_of.replace("completed", "failed"))
+    rows, target = summary(groups(tmp_path), target=0.4)
+    assert target == 0.4
+    (row,) = rows
+    assert row["runs"] == "1 completed, 1 failed"
+    assert row["reached"] == "1 of 2"
+    assert text(row["last"]) == "0.4000 ± 0.1414"
+    assert text(row["batch gradients to 0.4000"]) == "14"
+    (row,) = summary(groups(tmp_path), target=0.8)[0]
+    assert text(row["rounds to 0.8000"]) == "-"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0.93333, "0.9333"), (3.0, "3"), (12345.0, "12.35k"), (2.5e9, "2.5G"), (-31.4159, "-31.42")],
+)
+def test_numbers_are_short(value: float, expected: str) -> None:
+    assert shown(value) == expected

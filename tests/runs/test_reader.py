@@ -1,0 +1,75 @@
+"""Run directories as tables: what a run wrote, and one line for what is none."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedaccord.runs import reader
+from fedaccord.task import load_task
+from fedaccord.task.config import TaskConfig
+from tests.cli.shell import run
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reader")
+    result = run(folder, "algo=fedsam", "name=x", "fraction-train=0.5", "seed=3")
+    assert result.exit_code == 0, result.output
+    return folder / "runs" / "x"
+
+
+def test_a_run_is_read_as_it_was_written(path: Path) -> None:
+    found = reader.read(path)
+    assert (found.settings["algo"], found.settings["seed"]) == ("fedsam", 3)
+    assert found.settings["sam.rho"] == "auto"
+    assert found.used["sam.rho"] == 0.1
+    assert found.used["gradients-per-step"] == 2  # one to ascend, one to descend
+    assert [*found.metrics["round"]] == [0, 1, 2]
+    assert len(found.clients) == 4  # two of four clients in two rounds
+    assert found.summary["partition.unused"] == 1438 % 4
+    assert "torch" in found.versions
+
+
+def test_the_classes_are_those_of_the_clients_samples(path: Path) -> None:
+    classes = reader.read(path).classes
+    assert classes is not None
+    assert [*classes.columns] == ["client", *map(str, range(10))]
+    task = load_task(TaskConfig(model="linear", seed=3), num_clients=4)
+    for i, row in enumerate(classes.drop(columns="client").to_numpy()):
+        _, y = task.clients.samples(i)
+        np.testing.assert_array_equal(row, np.bincount(y.numpy(), minlength=10))
+
+
+def test_samples_that_are_not_dealt_have_no_counts() -> None:
+    config = TaskConfig(model="linear")
+    assert load_task(config, num_clients=2, whole=True).class_counts() is None
+
+
+def test_runs_are_found_in_folders_and_each_once(path: Path, tmp_path: Path) -> None:
+    assert reader.find([path.parent.parent, path]) == [path.resolve()]
+    with pytest.raises(ValueError, match="or a folder that holds some, found none"):
+        reader.find([tmp_path])
+
+
+def test_what_is_no_run_or_damaged_is_one_line(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected a run directory with config"):
+        reader.read(tmp_path)
+    for name in ("config.toml", "summary.json"):
+        (tmp_path / name).write_bytes((path / name).read_bytes())
+    assert reader.read(tmp_path).metrics.empty  # a run before its first round
+    (tmp_path / "summary.json").write_text(json.dumps({})[:1])
+    with pytest.raises(ValueError, match=r"got a damaged one .*") as error:
+        reader.read(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_reading_does_not_load_pytorch(path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from fedaccord.runs import reader; "
+        f"reader.read(Path({str(path)!r})); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,74 @@
+"""The end of a round: what the server's own result must be, and who is far from the others."""
+
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+
+from fedaccord.federation.errors import FederationError
+from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.strategies import DFedAvg, FedAdam, FedAvg, Scaffold
+from fedaccord.wire.instruction import read_instruction
+from tests.server.runs import Spoil, federation, strategy
+from tests.server.test_bad_replies import early
+from tests.server.test_replies import with_w
+
+
+def overflowing() -> Spoil:
+    """A local model that is finite, whose mean with others of its kind is not."""
+    return early(with_w(lambda w: torch.full_like(w, 1.7e308)))
+
+
+def test_a_result_that_is_not_finite_fails_the_round(warnings: list[str]) -> None:
+    run = strategy(FedAdam, min_replies=6)
+    rounds = federation(run, 3, overflowing())
+    assert [r.metrics["counted"] for r in rounds[1:]] == [0, 0, 1]
+    assert [r.metrics["replies"] for r in rounds[1:]] == [6, 6, 6]
+    assert torch.equal(rounds[2].w, rounds[0].w)
+    assert not torch.equal(rounds[3].w, rounds[0].w)
+    line = "round 1 failed: the replies are finite, but the server's 'v' would hold NaN or Inf; the"
+    assert any(w.startswith(line) for w in warnings)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, Scaffold, DFedAvg])
+def test_a_round_that_goes_too_far_fails(
+    kind: type[FederatedStrategy], warnings: list[str]
+) -> None:
+    """The good clients of a failed round go back, as if it had never been."""
+    away = early(with_w(lambda w: w + 1e25))
+    more: dict[str, Any] = {} if kind is DFedAvg else {"server_lr": 1.0}
+    rounds = federation(strategy(kind, max_update_norm=5.0, **more), 3, away)
+    good = federation(strategy(kind, lr_decay=1.0, **more), 1)
+    assert [r.metrics["counted"] for r in rounds[1:]] == [0, 0, 1]
+    assert torch.equal(rounds[2].w, rounds[0].w)
+    step = rounds[3].w - rounds[2].w
+    assert torch.allclose(step, good[1].w - good[0].w, rtol=1e-2)
+    line = "round 1 failed: max-update-norm: expected a step of the model of at most 5, got "
+    assert any(w.startswith(line) for w in warnings)
+
+
+def test_too_many_such_rounds_end_the_run() -> None:
+    with pytest.raises(FederationError, match=r"^2 rounds in a row failed"):
+        federation(strategy(max_update_norm=1e-9, max_failed_rounds=2), 5)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, DFedAvg])
+def test_who_is_far_from_the_others_is_named(
+    kind: type[FederatedStrategy], warnings: list[str]
+) -> None:
+    federation(strategy(kind), 1, early(with_w(lambda w: w + 1e25)))
+    (line,) = warnings
+    assert line.startswith("round 1: the model of client 2 is 2.24e+25 from the last one, the med")
+
+
+def test_small_steps_of_unequal_length_are_no_matter(warnings: list[str]) -> None:
+    """Far for the cohort, though not for the length of the model: 10 in the second round."""
+    jumps = [10.0, 1e-3]
+
+    def jump(message: Message, reply: Message) -> Message:
+        t = read_instruction(message).round
+        return with_w(lambda w: w + jumps[t])(message, reply)
+
+    federation(strategy(lr=1e-12), 2, jump)
+    assert [w[:36] for w in warnings] == ["round 1: the model of client 2 is 22"]
