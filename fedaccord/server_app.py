@@ -151,19 +151,19 @@ def start(
 
     def evaluate_train(arrays: ArrayRecord, found: Mapping[str, float]) -> Mapping[str, float]:
         train = task.evaluate_train(vector(arrays))
-        if "train-accuracy" in train and "test-accuracy" in found:
-            train["generalisation-gap"] = train["train-accuracy"] - found["test-accuracy"]
+        if "train-accuracy" in train and (accuracy := f"{task.split}-accuracy") in found:
+            train["generalisation-gap"] = train["train-accuracy"] - found[accuracy]
         return train
 
     if eval_train:
         strategy.evaluate_headline_fn = evaluate_train
     result = strategy.start(grid, initial, num_rounds, evaluate_fn=evaluate, state=state)
-    check_result(strategy, result)
+    check_result(strategy, result, f"{task.split}-loss")
     return result
 
 
-def check_result(strategy: FederatedStrategy, result: Result) -> None:
-    """Raises FederationError where there is no trained model."""
+def check_result(strategy: FederatedStrategy, result: Result, name: str = "test-loss") -> None:
+    """Raises FederationError where there is no trained model; name: of its loss."""
     s, model = strategy.state, strategy.current()
     assert s is not None
     assert model is not None
@@ -173,10 +173,10 @@ def check_result(strategy: FederatedStrategy, result: Result) -> None:
             "the clients, or lower lr if they diverged"
         )
     evaluated = dict(result.evaluate_metrics_serverapp.get(s.t, {}))
-    loss = cast(float, evaluated.get("test-loss", 0.0))
+    loss = cast(float, evaluated.get(name, 0.0))
     finite = all(is_finite(to_tensor(array)) for array in model.values())
     if not (finite and math.isfinite(loss)):
-        what = f"its test loss is {loss}" if finite else "it holds NaN or Inf"
+        what = f"its {name.replace('-', ' ')} is {loss}" if finite else "it holds NaN or Inf"
         raise FederationError(
             f"the model diverged: {what} after {s.t} rounds; lower lr, or bound the gradients by "
             "clip-norm"

@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from fedaccord.config import RunConfig
     from fedaccord.federation.round import Round
 
-SHOWN = {"train-loss": "{:.5g}", "test-accuracy": "{:.2%}", "personal-accuracy": "{:.2%}"}
+SHOWN = {
+    "train-loss": "{:.5g}",
+    "test-accuracy": "{:.2%}",
+    "validation-accuracy": "{:.2%}",
+    "personal-accuracy": "{:.2%}",
+}
 MORE = {  # evaluations that only some runs have
     "personal-accuracy": "accuracy of personal models",
     "test-accuracy-nodes": "test accuracy of the nodes",
@@ -82,11 +87,11 @@ def summary_table(algo: str, run: Path) -> Table:
     table.add_row("rounds", str(rounds) if counted == rounds else f"{rounds}, {counted} counted")
     asked = summary["replies"] + summary["dropped"]
     table.add_row("replies dropped", f"{summary['dropped']} of {asked}")
+    split = "validation" if "validation-loss-last" in summary else "test"
     for what in ("last", "mean-of-last-10", "best"):
-        table.add_row(
-            f"test accuracy, {what.replace('-', ' ')}", value(f"test-accuracy-{what}", "{:.2%}")
-        )
-    table.add_row("test loss, last", value("test-loss-last", "{:.4f}"))
+        name = f"{split} accuracy, {what.replace('-', ' ')}"
+        table.add_row(name, value(f"{split}-accuracy-{what}", "{:.2%}"))
+    table.add_row(f"{split} loss, last", value(f"{split}-loss-last", "{:.4f}"))
     for key, what in MORE.items():
         if f"{key}-last" in summary:
             table.add_row(f"{what}, last", value(f"{key}-last", "{:.2%}"))

@@ -21,6 +21,7 @@ LOCAL = "rounds that counted, where clients send their model"
 GRAPH = "rounds that counted, without a server"
 BROADCAST = "as test-loss, where the two models differ"
 NODES = "as test-loss, from round 1 on, without a server"
+HELD_OUT = "as test-loss, with `validation` above 0"
 TRAIN = "as test-loss, with `eval-train=true`"
 PERSONAL = "as test-loss, once a client has one, with methods that have personal models"
 ACCEPTED = "accepted replies"
@@ -137,6 +138,15 @@ METRICS = (
         "as test-loss, for classes",
         "server",
     ),
+    Column(
+        "validation-loss",
+        "with `validation` above 0, instead of test-loss: on the training samples that were held "
+        "out; so are validation-accuracy and what ends in -broadcast, -nodes and -nodes-std",
+        "of the loss (nats)",
+        HELD_OUT,
+        "server",
+    ),
+    Column("validation-accuracy", "the same of the accuracy", "0 to 1", HELD_OUT, "server"),
     Column("test-loss-broadcast", "test-loss of w^r", "of the loss (nats)", BROADCAST, "server"),
     Column("test-accuracy-broadcast", "test-accuracy of w^r", "0 to 1", BROADCAST, "server"),
     Column(
@@ -243,7 +253,8 @@ SUMMARY = (
     Column("seconds", "wall clock of the run so far, with evaluation", "s", ALWAYS, "server"),
     Column(
         "<metric>-last",
-        "test-accuracy, test-loss, personal-accuracy, test-accuracy-nodes, train-accuracy or "
+        "test-accuracy, test-loss, validation-accuracy, validation-loss, personal-accuracy, "
+        "test-accuracy-nodes, train-accuracy or "
         "generalisation-gap when it was last evaluated; round 0 does not count",
         "of the metric",
         "evaluated metrics",

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 RUNNING = "running"
 WINDOW = 10  # last evaluations behind the window mean
 EVALUATED = (
-    *("test-accuracy", "test-loss", "personal-accuracy", "test-accuracy-nodes"),
+    *("test-accuracy", "test-loss", "validation-accuracy", "validation-loss"),
+    *("personal-accuracy", "test-accuracy-nodes"),
     *("train-accuracy", "generalisation-gap"),
 )
 SUMMED = ("replies", "dropped", "down-bytes", "up-bytes", "peer-bytes")

@@ -49,6 +49,13 @@ class TaskConfig:
     partition_file: str = option(
         "", "file: absolute path of a JSON list of index lists", only={"partition": ["file"]}
     )
+    validation: float = option(
+        0.0,
+        "share of the training samples held out of all clients' data: the model is evaluated on "
+        "them, not on the test samples",
+        low=0,
+        high=0.9,
+    )
     model: str = option("mlp", "the model", choices=[*MODELS])
     stem: str = option(
         "imagenet",

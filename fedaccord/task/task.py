@@ -23,6 +23,7 @@ from fedaccord.task.solver import Batch, Loss, Passes
 
 TRAIN_NAMES = {"accuracy": "train-accuracy", "loss": "train-loss-of-model"}
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
+VALIDATION = 1  # of the draw of validation samples, beside the run's seed
 SHOWN = 1000  # clients whose classes are counted: what a reader can take in
 FEW = 2**20  # numbers that a client's samples may have to be prepared once a round
 
@@ -40,6 +41,7 @@ class Task:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     seed: int = 0  # of the clients' shares of the test samples
     own_test: bool = False  # the test samples are one client's own
+    split: str = "test"  # what the test samples are: "validation", where they were held out
     card: Mapping[str, Any] = field(default_factory=dict)  # how to build and feed the saved model
     _models: dict[torch.dtype, FlatModel] = field(default_factory=dict)
 
@@ -95,11 +97,12 @@ class Task:
         return cut(x, y, held, generators, batch_size, epochs, steps, prepare)
 
     def evaluate(self, w: Tensor) -> dict[str, float]:
-        """test-loss and test-accuracy of the model at w (d,); empty without test samples."""
+        """test-loss and test-accuracy of the model at w (d,), or validation-loss and so on where
+        the samples were held out; empty without any."""
         if self.test is None:
             return {}
         found = self._evaluate(w, self.batches(self.test, w.dtype))
-        return {f"test-{name}": value for name, value in found.items()}
+        return {f"{self.split}-{name}": value for name, value in found.items()}
 
     def evaluate_train(self, w: Tensor) -> dict[str, float]:
         """Accuracy and mean loss of the model at w (d,) on all training samples, as they are."""
@@ -260,14 +263,18 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
             seed=config.seed,
         )
     shape = tuple(data.x_train.shape[1:])
+    clients, test = Clients(data.x_train, data.y_train, parts), (data.x_test, data.y_test)
+    if config.validation:
+        clients, test = _hold_out(clients, config.validation, config.seed)
 
     def module() -> nn.Module:
         return models.build(config.model, shape, data.classes, stem=config.stem, seed=config.seed)
 
     return Task(
         module=module,
-        clients=Clients(data.x_train, data.y_train, parts),
-        test=(data.x_test, data.y_test),
+        clients=clients,
+        test=test,
+        split="validation" if config.validation else "test",
         device=find_device(config.device),
         prepare=lambda x, dtype: datasets.normalise(x, data, dtype),
         augment=datasets.augment if data.augment else None,
@@ -275,6 +282,30 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
         own_test=whole,
         card=_card(config, data),
     )
+
+
+def _hold_out(clients: Clients, share: float, seed: int) -> tuple[Clients, Samples]:
+    """The clients without a random ``share`` of all samples, and these samples.
+
+    The others stay with the clients that have them. Raises ValueError where a client has none left.
+    """
+    assert isinstance(clients.x, Tensor)
+    assert isinstance(clients.y, Tensor)
+    assert clients.parts is not None
+    total = len(clients.y)
+    rng = np.random.default_rng([seed, VALIDATION])
+    held = np.zeros(total, dtype=bool)
+    held[rng.permutation(total)[: max(1, round(share * total))]] = True
+    place = np.cumsum(~held) - 1  # of a sample among those that are left
+    parts = [place[part[~held[part]]] for part in clients.parts]
+    if empty := [i for i, part in enumerate(parts) if not len(part)]:
+        raise ValueError(
+            f"validation: expected samples left for every client, got none for client {empty[0]} "
+            f"with {share:g}; lower it, or num-clients"
+        )
+    rows, kept = torch.from_numpy(held), torch.from_numpy(~held)
+    left = Clients(clients.x[kept], clients.y[kept], parts)
+    return left, (clients.x[rows], clients.y[rows])
 
 
 def _card(config: TaskConfig, data: datasets.Dataset) -> dict[str, Any]:

@@ -268,3 +268,36 @@ def test_the_training_samples_are_evaluated_whole_and_plain() -> None:
     assert skewed.evaluate_train(w) == pytest.approx(expected)
     lists = Task(skewed.module, Clients([x[:9], x[9:]], [y[:9], y[9:]]), prepare=skewed.prepare)
     assert lists.evaluate_train(w) == pytest.approx(expected)
+
+
+def test_held_out_samples_leave_the_clients_as_they_were_dealt() -> None:
+    """A share of all training samples is nobody's; the rest lies where it lay."""
+    whole = load_task(TaskConfig(seed=3), num_clients=5)
+    part = load_task(TaskConfig(seed=3, validation=0.1), num_clients=5)
+    assert part.test is not None
+    x, y = part.test
+    assert len(y) == round(0.1 * len(whole.clients.y)) == len(whole.clients.y) - len(part.clients.y)
+
+    def images(samples: tuple[Tensor, Tensor]) -> list[bytes]:
+        return [image.numpy().tobytes() for image in samples[0]]
+
+    held = set(images((x, y)))
+    for i in range(5):
+        before, after = images(whole.clients.samples(i)), images(part.clients.samples(i))
+        assert after == [image for image in before if image not in held]
+    assert {image for i in range(5) for image in images(part.clients.samples(i))}.isdisjoint(held)
+
+
+def test_held_out_samples_depend_on_the_seed_and_are_named_after_what_they_are() -> None:
+    part = load_task(TaskConfig(validation=0.1, model="linear"), num_clients=5)
+    other = load_task(TaskConfig(validation=0.1, model="linear", seed=1), num_clients=5)
+    assert part.test is not None
+    assert other.test is not None
+    assert not torch.equal(part.test[0], other.test[0])
+    assert set(part.evaluate(part.model().w)) == {"validation-loss", "validation-accuracy"}
+
+
+def test_a_client_without_samples_left_is_refused() -> None:
+    config = TaskConfig(validation=0.9, partition="iid")
+    with pytest.raises(ValueError, match=r"^validation: expected samples left for every client"):
+        load_task(config, num_clients=700)
