@@ -23,6 +23,7 @@ from fedaccord.federation.strategy import FederatedStrategy, own_options
 from fedaccord.plugins import PLUGINS
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
+from fedaccord.plugins.robust import Robust
 from fedaccord.strategies import BUILT_IN
 
 UP = "../.."  # from docs/methods to the repository root
@@ -149,6 +150,8 @@ def _refusal(kind: type[FederatedStrategy], plugin: type) -> str:
     if plugin is Gossip:
         undeclared = "its server step is not declared linear"
         return "" if kind.linear else kind.refuses.get(Gossip, undeclared)
+    if plugin is Robust and not kind.averages:
+        return "its server step is not the mean of local models alone"
     return kind.refuses.get(plugin, "")
 
 

@@ -121,7 +121,9 @@ def describe(kind: type, common: type = object) -> None:
         else:
             continue
         text = f"{field.name} = {field.default!r}: {text}"
-        lines += textwrap.wrap(text, 92, initial_indent="  ", subsequent_indent="      ")
+        lines += textwrap.wrap(
+            text, 92, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False
+        )
     kind.__doc__ = "\n".join(lines) + "\n"
 
 

@@ -55,6 +55,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
     fixed_anchor: ClassVar[str] = ""  # why relaxed initialisation cannot move w^t as the anchor
     tied: ClassVar[bool] = True  # the server's memory sums up the clients': see `rounds.forget`
     averages_plain_models: ClassVar[bool] = False  # FedAvg's step after plain SGD, nothing else
+    averages: ClassVar[bool] = False  # `aggregate` reads the uploads by cohort.mean(ups.w) alone
     refuses: ClassVar[dict[type[PlugIn], str]] = {}  # a plug-in -> why it does not fit
     cost_note: ClassVar[str] = ""  # on what the cost depends
 
@@ -81,11 +82,11 @@ class FederatedStrategy(Settings, Strategy, ABC):
                 f"weighting: expected uniform with {type(self).__name__}, got {self.weighting!r}: "
                 "its server step counts clients equally"
             )
-        plugins = combine(self.own_plugins(), self.plugins)
-        for plugin in plugins:
+        self.plugins = combine(self.own_plugins(), self.plugins)
+        for plugin in self.plugins:
             for field in options(type(plugin)):
                 check_option(field.name, getattr(plugin, field.name), field)
-        self.plugins = tuple(plugin.fit(self) for plugin in plugins if not plugin.is_off)
+        self.plugins = tuple(plugin.fit(self) for plugin in self.plugins if not plugin.is_off)
         graphs = (plugin.graph(self.seed) for plugin in self.plugins)
         self._topology: Topology = next((g for g in graphs if g is not None), Star())
         self.state: RoundState | None = None

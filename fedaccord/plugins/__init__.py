@@ -4,12 +4,14 @@ from fedaccord.core.options import describe
 from fedaccord.core.plugin import PlugIn
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
+from fedaccord.plugins.robust import Robust
 from fedaccord.plugins.sam import SAM
 
 PLUGINS: dict[str, type[PlugIn]] = {
     "relaxed-init": RelaxedInit,
     "sam": SAM,
     "gossip": Gossip,
+    "robust": Robust,
 }
 
 for _kind in PLUGINS.values():

@@ -9,6 +9,7 @@ from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
+from fedaccord.plugins.robust import Robust
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.afedpd import AFedPD
 from fedaccord.strategies.afedpdsam import AFedPDSAM
@@ -150,5 +151,6 @@ __all__ = [
     "Gossip",
     "MoFedSAM",
     "RelaxedInit",
+    "Robust",
     "Scaffold",
 ]

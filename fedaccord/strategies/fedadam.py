@@ -45,6 +45,7 @@ class Adaptive(FederatedStrategy):
     """The server step that FedAdam, FedYogi and FedAdagrad share."""
 
     takes_weights = True
+    averages = True
     refuses: ClassVar = {
         Gossip: "its server step is not linear, so steps that are mixed are not its step"
     }

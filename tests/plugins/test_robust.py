@@ -1,0 +1,163 @@
+"""Robust means against their definitions in plain NumPy, and in a federation with a liar."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedaccord.config import RunConfig
+from fedaccord.core.cohort import Reply
+from fedaccord.core.rounds import first_state
+from fedaccord.core.rule import Model
+from fedaccord.core.topology import RoundInfo
+from fedaccord.plugins.robust import Robust
+from fedaccord.strategies import METHODS
+from tests.federation import run
+from tests.server.runs import LEAST_SQUARES, W0, federation, strategy
+from tests.server.test_replies import with_w
+
+
+def points(P: int, d: int = 7) -> np.ndarray:
+    return np.random.default_rng(P).normal(size=(P, d))
+
+
+def of(xs: np.ndarray, **settings: Any) -> np.ndarray:
+    return Robust(**settings).of([*torch.from_numpy(xs)]).numpy()
+
+
+# --- the definitions ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("P", [1, 2, 3, 4, 7, 10])
+def test_the_median_of_each_coordinate(P: int) -> None:
+    np.testing.assert_allclose(of(points(P)), np.median(points(P), axis=0), rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("P", "trim", "f"), [(10, 0.1, 1), (10, 0.3, 3), (10, 0.21, 3), (5, 0.1, 1), (3, 0.5, 1)]
+)
+def test_the_trimmed_mean_of_each_coordinate(P: int, trim: float, f: int) -> None:
+    expected = [np.mean(sorted(column)[f : P - f]) for column in points(P).T]
+    np.testing.assert_allclose(of(points(P), rule="trimmed-mean", trim=trim), expected, rtol=1e-13)
+
+
+def test_without_a_share_to_cut_the_trimmed_mean_is_the_mean() -> None:
+    found = of(points(6), rule="trimmed-mean", trim=0.0)
+    np.testing.assert_allclose(found, points(6).mean(0), rtol=1e-14)
+
+
+def krum(xs: np.ndarray, f: int) -> np.ndarray:
+    """The paper's: the sum over the P - f - 2 nearest of all others."""
+    scores = []
+    for i, x in enumerate(xs):
+        others = sorted(np.sum((x - y) ** 2) for j, y in enumerate(xs) if j != i)
+        scores.append(sum(others[: max(1, len(xs) - f - 2)]))
+    best: np.ndarray = xs[int(np.argmin(scores))]
+    return best
+
+
+@pytest.mark.parametrize(("P", "trim", "f"), [(7, 0.2, 2), (9, 0.3, 3), (10, 0.0, 0), (4, 0.5, 2)])
+def test_krum_takes_the_most_central_model(P: int, trim: float, f: int) -> None:
+    found = of(points(P), rule="krum", trim=trim)
+    assert np.array_equal(found, krum(points(P), f))
+    assert (found == points(P)).all(1).any()
+
+
+def test_long_vectors_are_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedaccord.plugins.robust.CHUNK", 10)
+    np.testing.assert_allclose(of(points(4, 103)), np.median(points(4, 103), axis=0), rtol=1e-14)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum"])
+def test_fewer_than_the_expected_liars_move_it_no_farther_than_the_others_reach(rule: str) -> None:
+    xs = points(9)
+    xs[[2, 5]] = [[1e25], [-3e30]]
+    found, honest = of(xs, rule=rule, trim=0.25), np.delete(xs, [2, 5], axis=0)
+    assert (honest.min(0) <= found).all()
+    assert (found <= honest.max(0)).all()
+
+
+# --- in the mean seat -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "krum"])
+def test_a_liar_is_outvoted(rule: str) -> None:
+    """FedAvg loses its model to one reply; with a robust mean the others decide."""
+    lie = with_w(lambda w: torch.full_like(w, 1e25))
+    best = LEAST_SQUARES.optimum()
+    far = float(np.linalg.norm(best))
+    lost = federation(strategy(), 3, lie)[-1].w
+    kept = federation(strategy(plugins=(Robust(rule=rule, trim=0.2),)), 25, lie)[-1].w
+    assert np.linalg.norm(lost.numpy() - best) > 1e20
+    assert (
+        np.linalg.norm(kept.numpy() - best) < (0.8 if rule != "krum" else 1.0) * far
+    )  # krum follows one client
+
+
+def test_with_nothing_cut_fedavg_is_fedavg() -> None:
+    plain, robust = (
+        run(strategy(plugins=plugins, batch_size=0), LEAST_SQUARES, W0, [range(6)] * 3).weights
+        for plugins in ((), (Robust(rule="trimmed-mean", trim=0.0),))
+    )
+    assert plain is not None
+    assert robust is not None
+    np.testing.assert_allclose(robust, plain, atol=1e-15)
+
+
+AVERAGING = [name for name, kind in METHODS.items() if kind.averages]
+
+
+def test_who_averages() -> None:
+    assert [
+        *("fedavg", "fedinit", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
+        *("fedsam", "fedlesam", "feddeper"),
+    ] == AVERAGING
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+def test_they_read_the_mean_alone(name: str) -> None:
+    """So a step on copies of the mean is the step on the models."""
+    method: Any = METHODS[name](precision="float64")
+    s = first_state(method, torch.ones(7, dtype=torch.float64), 4)
+    models = [*torch.from_numpy(points(4))]
+    mean = torch.stack(models).mean(0)
+
+    def step(vectors: list[torch.Tensor]) -> torch.Tensor:
+        replies = [Reply(i, Model(w), 3, 10) for i, w in enumerate(vectors)]
+        info = RoundInfo(0, 0.1, 4, s.accepted, False, False)
+        ups, cohort = method.topology.gather(s.w, replies, info)
+        w: torch.Tensor = method.aggregate(s.w, ups, s.server, cohort)[0]
+        return w
+
+    torch.testing.assert_close(step(models), step([mean] * 4), rtol=1e-12, atol=1e-12)
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"algo": "scaffold"}, "robust.rule: expected none with Scaffold, got 'median': its serv"),
+        ({"algo": "fednova"}, "robust.rule: expected none with FedNova"),
+        ({"algo": "dfedavg"}, "robust.rule: expected none with gossip"),
+        ({"gossip.topology": "ring"}, "robust.rule: expected none with gossip"),
+        ({"weighting": "examples"}, "weighting: expected uniform with robust.rule=median, got"),
+        ({"relaxed-init.server": "updates"}, "relaxed-init.server: expected models with robust"),
+        ({"robust.trim": 0.6}, "robust.trim: expected at least 0 and at most 0.5, got 0.6"),
+        ({"robust.rule": "mean"}, "robust.rule: expected one of none, median, trimmed-mean, krum"),
+    ],
+)
+def test_where_it_does_not_fit_is_one_line(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=r".") as refused:
+        RunConfig.make({"robust.rule": "median"} | settings)
+    assert str(refused.value).startswith(line)
+    assert "\n" not in str(refused.value)
+
+
+def test_by_default_there_is_none() -> None:
+    assert RunConfig.make({"algo": "fedavg"}).strategy.plugins == ()
+    found = RunConfig.make({"algo": "fedavg", "robust.rule": "krum"}).strategy.plugins
+    assert found == (Robust(rule="krum", trim=0.1),)
+    assert RunConfig.make({"algo": "fedavg", "robust.rule": "none"}).strategy.plugins == ()
