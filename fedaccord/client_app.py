@@ -20,7 +20,7 @@ from fedaccord.config import RunConfig
 from fedaccord.memory import keep_freed_memory
 from fedaccord.task import Task, load_task
 from fedaccord.wire.instruction import is_hello, read_instruction
-from fedaccord.wire.introduction import NUM_PARTITIONS, PARTITION_ID, introduce
+from fedaccord.wire.introduction import NUM_PARTITIONS, OWN_DATA, PARTITION_ID, introduce
 
 __all__ = ["app", "configured_task", "evaluate_locally", "make_app", "train_locally"]
 
@@ -36,8 +36,9 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
             try:
                 task_of(context)  # what is wrong with this node's data shows before round 1
             except (ValueError, FileNotFoundError) as error:
-                who = f"{PARTITION_ID}={context.node_config[PARTITION_ID]}"
-                raise ValueError(f"{who}: {error}") from None
+                node = context.node_config
+                key = next(key for key in (PARTITION_ID, *OWN_DATA) if key in node)
+                raise ValueError(f"{key}={node[key]}: {error}") from None
             return reply
         data = training_data(task_of(context), read_instruction(message))
         return answer_message(message, context, data)
@@ -54,10 +55,13 @@ def configured_task(context: Context) -> Task:
     """The task of the run configuration, or the node's own data.
 
     A node's config may name its own ``dataset``, ``data-dir``, ``image-size``, ``device`` and
-    ``threads``; a node with its own ``data-dir`` holds all training samples it finds there.
+    ``threads``; a node with its own ``data-dir`` (or ``data-path``) holds all training samples it
+    finds there.
     """
     keep_freed_memory()  # this process is ours
     own = {key: context.node_config[key] for key in OWN_KEYS if key in context.node_config}
+    if "data-path" in context.node_config:
+        own.setdefault("data-dir", context.node_config["data-path"])
     config = _config(tuple(sorted({**context.run_config, **own}.items())))
     threads.check(config.threads)
     num_clients = context.node_config.get(NUM_PARTITIONS, config.num_clients)

@@ -1,5 +1,7 @@
 """What a run writes down: rows and checkpoints; and how it goes on from them."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.federation.checkpoint import Pace, pack, unpack
 from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.numbers import Numbers
 from fedaccord.federation.round import Round
 from fedaccord.runs import RunDirectory, place
 from fedaccord.runs.checkpoint import Checkpoint, Checkpoints
+from fedaccord.runs.files import replace
 
 FOLDER = "checkpoint"  # in a run directory
 
@@ -62,6 +66,22 @@ class Logbook:
             return None
         state, self._begun = restore(self.strategy, fleet, self._begun), None
         return state
+
+    def numbers(self) -> Numbers:
+        """Those that the server gave to nodes without one: nodes.json keeps them with the run."""
+        file = self.directory.path / "nodes.json"
+
+        def keep(of: Mapping[int, int]) -> None:
+            replace(file, json.dumps(of).encode())
+
+        try:
+            known = json.loads(file.read_text()) if file.exists() else {}
+            of = {int(node): int(client) for node, client in known.items()}
+        except (ValueError, TypeError, AttributeError):
+            raise ValueError(
+                f"{file}: expected client numbers by node id, got a damaged file"
+            ) from None
+        return Numbers(self.config.num_clients, of, keep)
 
     def record(self, round: Round) -> None:
         """The rows of a round, and a checkpoint where one is due."""

@@ -83,7 +83,9 @@ def run(
         log.info("run directory: %s", directory.path)
         status = "failed"
         try:
-            fleet = grid if not isinstance(grid, Grid) else MessageFleet(grid)
+            fleet: Fleet = (
+                MessageFleet(grid, numbers=log_book.numbers()) if isinstance(grid, Grid) else grid
+            )
             state = log_book.restore(fleet)
             rounds = config.num_server_rounds
             start(strategy, fleet, initial, task, rounds, config.eval_train, state)

@@ -103,3 +103,6 @@ def test_what_is_wrong_with_a_nodes_data_names_the_node() -> None:
     own = context(**{"partition-id": 4, "num-partitions": 6, "dataset": "npz", "data-dir": "/no"})
     with pytest.raises(ValueError, match=r"^partition-id=4: npz: .*/no"):
         app(hello(), own)
+    own = context(**{"dataset": "npz", "data-path": "/no"})
+    with pytest.raises(ValueError, match=r"^data-path=/no: npz: .*/no"):
+        app(hello(), own)

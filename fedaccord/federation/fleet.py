@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.federation.errors import FederationError, last_line
+from fedaccord.federation.numbers import Numbers
 from fedaccord.federation.roster import Roster
 from fedaccord.wire.instruction import write_instruction
 from fedaccord.wire.messages import read_answer, write_visits
@@ -59,10 +60,12 @@ class Fleet(Protocol):
 class MessageFleet:
     """Clients behind a Flower grid."""
 
-    def __init__(self, grid: Grid, extra: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, grid: Grid, extra: Mapping[str, Any] | None = None, numbers: Numbers | None = None
+    ) -> None:
         self.grid = grid
         self.extra = extra or {}  # a caller's own entries in the config of training messages
-        self.roster = Roster()
+        self.roster = Roster(numbers=numbers)
         self._sent: dict[int, Message] = {}  # client -> this round's message
         self._half: Any = None  # the client half that this round's messages carry
 

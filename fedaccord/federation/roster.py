@@ -10,6 +10,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedaccord.federation.errors import FederationError, clean, last_line
+from fedaccord.federation.numbers import Numbers
 from fedaccord.wire.introduction import hello, introduction
 
 log = logging.getLogger("flwr")
@@ -28,7 +29,7 @@ class Asked(NamedTuple):
 class Claim(NamedTuple):
     """What a node says of itself."""
 
-    client: int
+    client: int | None  # None: the server is to number it
     num_clients: int
 
 
@@ -38,15 +39,18 @@ class Roster:
     A node is asked when it comes, again when no answer came, and anew when it comes back after it
     was gone, under the same node id (a registered key) or another. A node whose answer does not
     fit is refused with one line; it may come back with a better one. The number of clients is what
-    most nodes say before round 1, and stays.
+    most nodes say before round 1, and stays. Nodes with data and no number get theirs by `Numbers`.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, numbers: Numbers | None = None
+    ) -> None:
         self.nodes: dict[int, int] = {}  # client -> node id, of the connected clients
         self.num_clients = 0  # C; 0 until a node has answered
         self.refused: dict[int, str] = {}  # node id -> why, of the nodes that are online
         self._claims: dict[int, Claim] = {}  # by node id, of the nodes that are online
         self._asked: dict[int, Asked] = {}  # by node id, while there is no answer
+        self._numbers = numbers or Numbers()
         self._settled = False  # round 1 has begun: C stays
         self._clock = clock
 
@@ -69,7 +73,8 @@ class Roster:
             if self.num_clients and len(self.nodes) == self.num_clients:
                 break
             waited = self._clock() - began
-            if waited > GRACE and self.refused and not self.nodes and not self._asked:
+            hopeless = self._claims.keys() <= self.refused.keys() and not self._asked
+            if waited > GRACE and self.refused and not self.nodes and hopeless:
                 raise FederationError(f"no client could start: {next(iter(self.refused.values()))}")
             if waited > seconds:
                 raise FederationError(self._missing(seconds))
@@ -120,7 +125,13 @@ class Roster:
                 self._refuse(node, last_line(reply.error.reason))
             return
         try:
-            self._claims[node] = Claim(*introduction(reply))
+            client, num_clients = introduction(reply)
+            if num_clients is None and not self._numbers.num_clients:
+                raise ValueError(
+                    "expected partition-id and num-partitions in its --node-config, got neither, "
+                    "and this server numbers no clients"
+                )
+            self._claims[node] = Claim(client, num_clients or self._numbers.num_clients)
         except ValueError as error:
             self._refuse(node, str(error))
         except Exception as error:  # Flower's own complaints about what a message claims to be
@@ -131,7 +142,8 @@ class Roster:
         if not self._settled and self._claims:
             votes = Counter(claim.num_clients for claim in self._claims.values())
             self.num_clients = max(votes, key=lambda c: (votes[c], c))
-        for node, (client, num_clients) in sorted(self._claims.items()):
+        numbered = self._numbered()
+        for node, (client, num_clients) in numbered:
             if num_clients != self.num_clients:  # it keeps its vote
                 if self.nodes.get(client) == node:
                     del self.nodes[client]
@@ -141,7 +153,7 @@ class Roster:
                     f"partition-id={client} num-partitions={num_clients}",
                 )
         # by node id: of two that answer at once, the first must not depend on chance
-        for node, (client, num_clients) in sorted(self._claims.items()):
+        for node, (client, num_clients) in numbered:
             if num_clients != self.num_clients:
                 continue
             holder = self.nodes.setdefault(client, node)
@@ -159,6 +171,27 @@ class Roster:
                     "--node-config",
                 )
 
+    def _numbered(self) -> list[tuple[int, tuple[int, int]]]:
+        """(client, number of clients) of the nodes that have a number, by node id."""
+        claims, given = sorted(self._claims.items()), self._numbers.of
+        if not self._settled:  # later every number belongs to somebody, who may come back
+            waiting = (n for n, claim in claims if claim.client is None and n not in given)
+            taken = (claim.client for _, claim in claims if claim.client is not None)
+            self._numbers.give(waiting, taken, self.num_clients)
+        found = []
+        full = len({*given.values(), *self.nodes}) >= self.num_clients
+        for node, (client, num_clients) in claims:
+            number = given.get(node) if client is None else client
+            if number is not None:
+                found.append((node, (number, num_clients)))
+            elif full:
+                self._refuse(
+                    node,
+                    f"expected {self.num_clients} clients, and every number is taken; a node is "
+                    "known by its registered key: start it with the key that it had",
+                )
+        return found
+
     def _refuse(self, node: int, why: str) -> None:
         why = clean(why)
         if self.refused.get(node) != why:
@@ -168,9 +201,13 @@ class Roster:
     def _missing(self, seconds: float) -> str:
         missing = sorted(set(range(self.num_clients)) - set(self.nodes))
         refused = "; ".join(f"node {node}: {why}" for node, why in sorted(self.refused.items()))
+        given = self._numbers.of
+        nameless = [n for n, c in self._claims.items() if c.client is None and n not in given]
+        waiting = len([n for n in nameless if n not in self.refused])
         return (
             f"expected {self.num_clients or 'some'} clients within {seconds:g} s, got "
             f"{len(self.nodes)}; missing partition-ids: {missing or 'all'}"
+            + (f"; nodes without a number: {waiting}, fewer than are missing" if waiting else "")
             + (f"; left out: {refused}" if refused else "")
             + ". Start their SuperNodes or give them more time with wait-timeout"
         )

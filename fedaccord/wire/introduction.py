@@ -8,6 +8,8 @@ from fedaccord.wire.instruction import HELLO
 from fedaccord.wire.records import CONFIG, METRICS, metrics_of
 
 PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
+OWN_DATA = ("data-dir", "data-path")  # keys of a node's config; the second is Flower's own
+UNNUMBERED = "without-number"  # in the answer of a node that the server is to number
 MAX_CLIENTS = 10**6  # no node may make the server keep more
 
 
@@ -17,27 +19,40 @@ def hello() -> RecordDict:
 
 
 def introduce(message: Message, context: Context) -> Message:
-    """Raises ValueError where the node's config has no partition-id or num-partitions."""
+    """The answer to `hello`: the node's number, or that it has data and leaves that to the server.
+
+    Raises ValueError where the node's config has neither.
+    """
     config = context.node_config
     values: dict[str, int] = {}
-    for key in (PARTITION_ID, NUM_PARTITIONS):
+    wanted: tuple[str, ...] = (PARTITION_ID, NUM_PARTITIONS)
+    if PARTITION_ID not in config and any(key in config for key in OWN_DATA):
+        values[UNNUMBERED] = 1
+        wanted = (NUM_PARTITIONS,) if NUM_PARTITIONS in config else ()
+    for key in wanted:
         value = config.get(key)
         if not isinstance(value, int) or isinstance(value, bool):
             raise ValueError(
                 f"expected an integer {key!r} in this node's config, got {value!r}: "
-                'start the SuperNode with --node-config "partition-id=0 num-partitions=3"'
+                'start the SuperNode with --node-config "partition-id=0 num-partitions=3", or with '
+                "data of its own, which data-dir names"
             )
         values[key] = value
     metrics = MetricRecord(dict[str, int | float | list[int] | list[float]](values))
     return Message(RecordDict({METRICS: metrics}), reply_to=message)
 
 
-def introduction(reply: Message) -> tuple[int, int]:
-    """(client, number of clients) of an answer to `hello`.
+def introduction(reply: Message) -> tuple[int | None, int | None]:
+    """(client, number of clients) of an answer to `hello`; None: the server is to say.
 
     Raises ValueError, in one line, on an answer that is none.
     """
     metrics = metrics_of(reply.content, METRICS)
+    if UNNUMBERED in metrics:
+        most = metrics.get(NUM_PARTITIONS)
+        if most is not None and not (isinstance(most, int) and 0 < most <= MAX_CLIENTS):
+            raise ValueError(f"expected {NUM_PARTITIONS} from 1 to {MAX_CLIENTS}, got {most!r:.40}")
+        return None, most
     values = [metrics.get(key) for key in (PARTITION_ID, NUM_PARTITIONS)]
     if not all(isinstance(value, int) for value in values):
         raise ValueError(

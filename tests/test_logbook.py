@@ -1,0 +1,71 @@
+"""What a run writes down beside its tables, and finds again when it goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedaccord import client_app, engine, server_app
+from fedaccord.config import RunConfig
+from fedaccord.engine import InProcessGrid
+from fedaccord.task import load_task
+
+SETTINGS: dict[str, Any] = {
+    **{"algo": "fedavg", "dataset": "npz", "model": "linear", "name": "x", "num-clients": 3},
+    **{"fraction-train": 1.0, "local-epochs": 1, "threads": 1, "wait-timeout": 8.0},
+}
+
+
+def sites(folder: Path, sizes: list[int]) -> list[Path]:
+    """A file of training samples for each site."""
+    rng, paths = np.random.default_rng(0), []
+    for i, size in enumerate(sizes):
+        paths.append(folder / f"site-{i}.npz")
+        x, y = rng.normal(size=(size, 3)).astype(np.float32), np.arange(size) % 2
+        np.savez(paths[-1], x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
+    return paths
+
+
+def federate(folder: Path, nodes: dict[int, Path], **settings: Any) -> Path:
+    """A run over nodes, by node id, that name their data and no number; its directory."""
+    run = SETTINGS | {"out-dir": str(folder), "data-dir": str(next(iter(nodes.values())))}
+    config = RunConfig.make(run | settings)
+    with InProcessGrid(client_app.app, 0) as grid, engine.quiet():
+        for node, path in nodes.items():
+            grid.contexts[node] = Context(
+                run_id=1,
+                node_id=node,
+                node_config={"data-path": str(path)},
+                state=RecordDict(),
+                run_config=config.flat,
+            )
+        task = load_task(config.task, num_clients=1, whole=True)
+        return server_app.run(grid, config, task).path
+
+
+def test_nodes_keep_their_numbers_when_a_run_goes_on(tmp_path: Path) -> None:
+    a, b, c = sites(tmp_path, [10, 14, 18])
+    path = federate(tmp_path, {50: c, 20: a, 30: b}, **{"num-server-rounds": 1})
+    assert json.loads((path / "nodes.json").read_text()) == {"20": 0, "30": 1, "50": 2}
+    (path / "nodes.json").write_text('{"20": 2, "30": 0, "50": 1}')  # as nobody would number them
+    federate(tmp_path, {50: c, 20: a, 30: b}, **{"num-server-rounds": 2, "resume": True})
+    rows = [line.split(",") for line in (path / "clients.csv").read_text().splitlines()]
+    column = {name: k for k, name in enumerate(rows[0])}
+    sizes = {
+        (int(row[column["round"]]), int(row[column["client"]])): row[column["num-examples"]]
+        for row in rows[1:]
+    }
+    assert [sizes[1, i] for i in range(3)] == ["10", "14", "18"]
+    assert [sizes[2, i] for i in range(3)] == ["14", "18", "10"]
+
+
+def test_damaged_numbers_are_one_line(tmp_path: Path) -> None:
+    files = sites(tmp_path, [10, 14, 18])
+    nodes = dict(zip((20, 30, 50), files, strict=True))
+    path = federate(tmp_path, nodes, **{"num-server-rounds": 1})
+    (path / "nodes.json").write_text('{"20": ')
+    with pytest.raises(ValueError, match=r"nodes\.json: expected client numbers by node id, got"):
+        federate(tmp_path, nodes, **{"num-server-rounds": 2, "resume": True})
