@@ -1,13 +1,13 @@
-"""What a client remembers between two visits, and where: Flower's Context.
+"""What a client remembers between two visits, and where: Flower's Context, or `disk.py`.
 
 The last two versions of its state are kept: the one that the last step made, and the one that it
 was made from. A client whose last step the server did not accept goes back by one.
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from flwr.app import ConfigRecord, Context
+from flwr.app import ArrayRecord, ConfigRecord, Context
 
 from fedaccord.core.plugin import ClientHalf, state_like
 from fedaccord.core.rule import Shapes
@@ -75,23 +75,46 @@ def is_stateless(half: ClientHalf, shapes: Shapes) -> bool:
     return next(leaves(state_like(half, shapes)), None) is None
 
 
-def load(context: Context) -> Memory | None:
-    """What `save` wrote, states as records; None before the first."""
-    latest = records.arrays_of(context.state, STATE)
-    if latest is None:
-        return None
-    info = records.config_of(context.state, STATE_INFO)
-    kept = (latest, records.arrays_of(context.state, BEFORE))
-    versions = [*map(Version, info["rounds"], kept)]
-    return Memory(versions[0], versions[1] if len(versions) > 1 else None, info["attempt"])
+class Store(Protocol):
+    """Where a client's memory lies; `pack` makes what a version keeps of a state."""
+
+    def load(self) -> Memory | None: ...
+
+    def save(self, memory: Memory) -> None: ...
+
+    def pack(self, round: int, state: Any) -> Any: ...
+
+    def unpack(self, kept: Any, like: Any) -> Any:
+        """The state, with the structure of ``like``. Raises LostState where it is damaged."""
 
 
-def save(context: Context, memory: Memory) -> None:
-    """Keep ``memory``, its states as records."""
-    latest, before, attempt = memory
-    context.state[STATE] = latest.state
-    context.state.pop(BEFORE, None)
-    if before is not None:
-        context.state[BEFORE] = before.state
-    rounds = [version.round for version in (latest, before) if version is not None]
-    context.state[STATE_INFO] = ConfigRecord({"rounds": rounds, "attempt": attempt})
+class ContextStore:
+    """Flower's Context: it lasts as long as the run and the SuperNode."""
+
+    def __init__(self, context: Context) -> None:
+        self.records = context.state
+
+    def load(self) -> Memory | None:
+        latest = records.arrays_of(self.records, STATE)
+        if latest is None:
+            return None
+        info = records.config_of(self.records, STATE_INFO)
+        kept = (latest, records.arrays_of(self.records, BEFORE))
+        versions = [*map(Version, info["rounds"], kept)]
+        return Memory(versions[0], versions[1] if len(versions) > 1 else None, info["attempt"])
+
+    def save(self, memory: Memory) -> None:
+        latest, before, attempt = memory
+        self.records[STATE] = latest.state
+        self.records.pop(BEFORE, None)
+        if before is not None:
+            self.records[BEFORE] = before.state
+        rounds = [version.round for version in (latest, before) if version is not None]
+        self.records[STATE_INFO] = ConfigRecord({"rounds": rounds, "attempt": attempt})
+
+    def pack(self, round: int, state: Any) -> ArrayRecord:
+        return records.pack(state)
+
+    def unpack(self, kept: ArrayRecord, like: Any) -> Any:
+        """Raises ValueError where it is a state of another method."""
+        return records.unpack_state(like, kept)

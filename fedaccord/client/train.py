@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedaccord.client import store
-from fedaccord.client.store import LostState
+from fedaccord.client.store import ContextStore, LostState, Memory, Store
 from fedaccord.core.plugin import state_like
 from fedaccord.core.rounds import client_round
 from fedaccord.core.vectors import dtype_of, is_finite, map_vectors
@@ -58,7 +58,7 @@ def train_locally(
     if is_hello(message):
         return introduce(message, context)
     flat = flat_model(model, read_instruction(message))
-    return answer_message(message, context, Data(flat, batches, loss, examples))
+    return answer_message(message, ContextStore(context), Data(flat, batches, loss, examples))
 
 
 def evaluate_locally(
@@ -76,7 +76,7 @@ def evaluate_locally(
     Raises ValueError where the message is of another kind or the client has no such model.
     """
     flat = flat_model(model, read_instruction(message))
-    return answer_question(message, context, Data(flat, batches, loss))
+    return answer_question(message, ContextStore(context), Data(flat, batches, loss))
 
 
 def flat_model(model: nn.Module, instruction: TrainInstruction) -> FlatModel:
@@ -87,37 +87,36 @@ def flat_model(model: nn.Module, instruction: TrainInstruction) -> FlatModel:
 # messages
 
 
-def answer_message(message: Message, context: Context, data: Data) -> Message:
-    """`train_locally` with a model whose parameters are flat already."""
+def answer_message(message: Message, own: Store, data: Data) -> Message:
+    """`train_locally` with a model whose parameters are flat already; own: the client's memory."""
     _check_shapes(data.model, read_instruction(message))
     visit = read_visit(message)
-    asked, memory = visit.instruction, store.load(context)
+    asked, memory = visit.instruction, own.load()
     try:
-        kept = store.recall(memory, asked)
+        state = _state(own, memory, asked)
     except LostState:
         return Message(write_answer(Lost(asked.accepted)), reply_to=message)
-    answer, state = local_round(visit, _unpacked(kept, asked), data)
+    answer, state = local_round(visit, state, data)
     reply = Message(write_answer(answer), reply_to=message)
-    store.save(context, store.remember(memory, asked, records.pack(state)))
+    own.save(store.remember(memory, asked, own.pack(asked.round, state)))
     return reply
 
 
-def answer_question(message: Message, context: Context, data: Data) -> Message:
+def answer_question(message: Message, own: Store, data: Data) -> Message:
     """`evaluate_locally` with a model whose parameters are flat already."""
     asked = read_instruction(message)
     try:
-        kept = store.recall(store.load(context), asked)
+        state = _state(own, own.load(), asked)
     except LostState:
-        kept = None
-    metrics = local_test(asked, _unpacked(kept, asked), data)
-    content = RecordDict({records.METRICS: MetricRecord(dict(metrics))})
+        state = None
+    content = RecordDict({records.METRICS: MetricRecord(dict(local_test(asked, state, data)))})
     return Message(content, reply_to=message)
 
 
-def _unpacked(kept: Any, asked: TrainInstruction) -> Any:
-    if kept is None:
-        return None
-    return records.unpack_state(state_like(asked.half, asked.shapes), kept)
+def _state(own: Store, memory: Memory | None, asked: TrainInstruction) -> Any:
+    """The state that a visit begins with; None: it is the first one."""
+    kept = store.recall(memory, asked)
+    return None if kept is None else own.unpack(kept, state_like(asked.half, asked.shapes))
 
 
 # values
@@ -176,4 +175,6 @@ def _check_shapes(model: FlatModel, asked: TrainInstruction) -> None:
 
 def to_device(device: torch.device, vectors: Any) -> Any:
     """A NamedTuple of vectors on ``device``, without copying where it is there already."""
+    if all(v.device == device for _, v in leaves(vectors)):
+        return vectors
     return map_vectors(lambda v: v if v.device == device else v.to(device), vectors)

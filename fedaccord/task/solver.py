@@ -36,7 +36,8 @@ class SequentialSolver:
     ) -> Solution:
         model = self.model
         model.w.copy_(w_i0)
-        model.module.train()
+        if not model.module.training:  # `evaluate` left it so; the call goes through all layers
+            model.module.train()
         return descend(model.w, model.g, self.gradients(), direction, seat, config)
 
     def gradients(self) -> Iterator[GradientAt]:
