@@ -79,7 +79,7 @@ LEADING = {
     BASELINE: "#000000",
 }
 # Methods whose defaults were chosen in short runs of the setting on CIFAR-10, seed 0.
-CHOSEN_HERE = ("fedadagrad", "fedadam", "feddeper", "fedyogi", "mofedsam")
+CHOSEN = ("fedadagrad", "fedadam", "feddeper", "fedyogi", "mofedsam")
 
 
 def main() -> None:
@@ -183,10 +183,14 @@ def report(out: Path, results: Path, dataset: str) -> None:
     methods = [Method(name, runs) for name, runs in by_name.items()]
     methods.sort(key=lambda method: -method.mean)
     results.mkdir(parents=True, exist_ok=True)
-    name = "accuracy" if dataset == USUAL else f"accuracy-{dataset}"
+    name = page_name(dataset)
     (results / f"{name}.md").write_text(text(methods, name))
     plot(methods, results / f"{name}.png")
     print(f"{len(methods)} methods in {results / name}.md and {name}.png")
+
+
+def page_name(dataset: str) -> str:
+    return "accuracy" if dataset == USUAL else f"accuracy-{dataset}"
 
 
 def text(methods: list[Method], name: str) -> str:
@@ -197,6 +201,8 @@ def text(methods: list[Method], name: str) -> str:
     augmented = ", random crops and mirrored images" if setting["dataset"] == "cifar10" else ""
     command = "python benchmarks/accuracy.py"
     command += "" if setting["dataset"] == USUAL else f" --dataset {setting['dataset']}"
+    others = [dataset for dataset in SETTINGS if dataset != setting["dataset"]]
+    pages = ", ".join(f"[{NAMES[other]}]({page_name(other)}.md)" for other in others)
     lines = [
         f"# Accuracy on {NAMES[setting['dataset']]}",
         "",
@@ -214,9 +220,9 @@ def text(methods: list[Method], name: str) -> str:
         "be ahead at its end.",
         "",
         "Every method runs with its defaults, which are in the second column, and none was tuned "
-        f"for this table. Those of {', '.join(CHOSEN_HERE)} were chosen from a few values in short "
-        "runs on CIFAR-10 with LeNet, as their pages tell; the others are those of the papers and "
-        "of the code of FedInit's authors, or our own where these give none.",
+        f"for this table. Those of {', '.join(CHOSEN[:-1])} and {CHOSEN[-1]} were chosen from a few "
+        "values in short runs on CIFAR-10 with LeNet, as their pages tell; the others are those of "
+        "the papers and of the code of FedInit's authors, or our own where these give none.",
         "",
         f"| method | defaults | accuracy, mean of last {WINDOW} | of each seed | train loss | "
         f"points over {BASELINE}, of each seed |",
@@ -238,7 +244,7 @@ def text(methods: list[Method], name: str) -> str:
         f"{rounds} of a run, then of the seeds; train loss (of local steps, before each step) is "
         f"the mean of the last {WINDOW * step} rounds. {seeds_of(methods)} FedPD is not here: it "
         "needs all clients in every round. Methods without a server have a benchmark of their own "
-        "(`benchmarks/decentralised.py`).",
+        f"(`benchmarks/decentralised.py`). The same methods elsewhere: {pages}.",
         "",
         f"Made by `{command}`, on a CPU.",
         "",
@@ -298,6 +304,7 @@ def plot(methods: list[Method], path: Path) -> None:
     leading = [method for method in methods if method.name in LEADING]
     for method in leading:
         draw(main, method, LEADING[method.name], width=2.2)
+    main.set_ylim(*limits(leading))
     label_ends(main, leading)
     main.set(xlabel="round", ylabel="test accuracy (%)")
     main.set_title("mean and range of the seeds", fontsize=10)
@@ -310,7 +317,7 @@ def plot(methods: list[Method], path: Path) -> None:
             axes.plot(by_name[BASELINE].curves.mean(axis=1), color="0.6", linewidth=1.2)
         draw(axes, method, LEADING["fedinit"], width=1.6)
         axes.set_title(f"{method.name}  {method.mean:.1%}", fontsize=9)
-        axes.set_ylim(main.get_ylim())
+        axes.set_ylim(*limits(methods))
         axes.grid(alpha=0.3)
         axes.tick_params(labelsize=8)
     for axes in list(right.axes)[len(others) :]:
@@ -321,6 +328,13 @@ def plot(methods: list[Method], path: Path) -> None:
     )
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def limits(methods: list[Method]) -> tuple[float, float]:
+    """The range of the curves after their first evaluation, the untrained model's."""
+    trained = pd.concat([method.curves.iloc[1:] for method in methods])
+    low, high = trained.min(axis=None), trained.max(axis=None)
+    return low - (high - low) / 20, high + (high - low) / 20
 
 
 def draw(axes: Axes, method: Method, colour: str, width: float) -> None:
