@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from flwr.clientapp import ClientApp
 
 from fedaccord import threads
 from fedaccord.client.data import test_data, training_data
+from fedaccord.client.disk import DiskStore
+from fedaccord.client.store import ContextStore, Store
 from fedaccord.client.train import (
     answer_message,
     answer_question,
@@ -17,6 +20,7 @@ from fedaccord.client.train import (
     train_locally,
 )
 from fedaccord.config import RunConfig
+from fedaccord.core.visit import TrainInstruction
 from fedaccord.memory import keep_freed_memory
 from fedaccord.task import Task, load_task
 from fedaccord.wire.instruction import is_hello, read_instruction
@@ -40,15 +44,33 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
                 key = next(key for key in (PARTITION_ID, *OWN_DATA) if key in node)
                 raise ValueError(f"{key}={node[key]}: {error}") from None
             return reply
-        data = training_data(task_of(context), read_instruction(message))
-        return answer_message(message, context, data)
+        asked = read_instruction(message)
+        data = training_data(task_of(context), asked)
+        return answer_message(message, memory_of(context, asked), data)
 
     @app.evaluate()
     def test(message: Message, context: Context) -> Message:
-        data = test_data(task_of(context), read_instruction(message))
-        return answer_question(message, context, data)
+        asked = read_instruction(message)
+        data = test_data(task_of(context), asked)
+        return answer_question(message, memory_of(context, asked), data)
 
     return app
+
+
+def memory_of(context: Context, asked: TrainInstruction) -> Store:
+    """Where the client's memory lies: below ``state-dir``, else in the Context.
+
+    A device with its own data has its own ``state-dir``, in its node config; the run configuration
+    names that of simulated clients.
+    """
+    own_data = any(key in context.node_config for key in OWN_DATA)
+    named = context.node_config if own_data else context.run_config | context.node_config
+    folder = str(named.get(STATE_DIR, ""))
+    if not folder:
+        return ContextStore(context)
+    if not Path(folder).is_absolute():
+        raise ValueError(f"{STATE_DIR}: expected an absolute path, got {folder!r}")
+    return DiskStore(Path(folder), asked)
 
 
 def configured_task(context: Context) -> Task:
@@ -76,6 +98,7 @@ def _config(values: tuple[tuple[str, Any], ...]) -> RunConfig:
     return RunConfig.make(dict(values))
 
 
+STATE_DIR = "state-dir"
 OWN_KEYS = ("dataset", "data-dir", "image-size", "device", "threads")
 
 app = make_app(configured_task)

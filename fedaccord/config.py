@@ -56,6 +56,9 @@ class RunConfig:
     checkpoint_every: int = option(
         0, "rounds between checkpoints; 0: such that they take a twentieth of the time", low=0
     )
+    state_dir: str = option(
+        "", "absolute folder of the clients' states under Flower; empty: in Flower's memory"
+    )
     resume: bool = option(False, "go on from the last checkpoint of the run called name")
 
     task: TaskConfig

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from fedaccord.config import RunConfig, check_resumed, in_use
 from fedaccord.core.plugin import state_like
@@ -36,8 +37,8 @@ class Logbook:
         self._pace = Pace(config.checkpoint_every)
         self._recorded: RoundState | None = None  # the state to which the tables go
         self._saved = begun.number if begun else None
-        self.strategy.federation = directory.path.name
-        self.strategy.attempt = begun.facts["attempt"] + 1 if begun else 0
+        facts = begun.facts if begun else {"attempt": -1, "federation": _fresh(directory.path)}
+        self.strategy.federation, self.strategy.attempt = facts["federation"], facts["attempt"] + 1
 
     @classmethod
     def begin(cls, config: RunConfig, used: dict[str, Any], at: int | None = None) -> "Logbook":
@@ -98,6 +99,7 @@ class Logbook:
         with self._pace.timed():
             server, facts = pack(s)
             facts |= {
+                "federation": self.strategy.federation,
                 "attempt": self.strategy.attempt,
                 "settings": in_use(self.config),
                 "position": self.directory.position,
@@ -109,6 +111,11 @@ class Logbook:
             self.checkpoints.save(s.t, facts, server, clients)
             self.directory.still_running()
         self._saved = s.t
+
+
+def _fresh(path: Path) -> str:
+    """A federation's name: another run may be called as this one, and clients remember."""
+    return f"{path.name}-{uuid4().hex[:8]}"
 
 
 def run_of(config: RunConfig) -> Path:

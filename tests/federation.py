@@ -55,7 +55,7 @@ def run(
 def state_in(grid: InProcessGrid, strategy: FederatedStrategy, client: int, round: int) -> Any:
     """A client's state after a round, from its Context."""
     assert strategy.session is not None
-    memory = store.load(list(grid.contexts.values())[client])
+    memory = store.ContextStore(list(grid.contexts.values())[client]).load()
     found = store.version(memory, round)
     return found and records.unpack_state(strategy.session.client_state(), found.state)
 

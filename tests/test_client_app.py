@@ -11,9 +11,11 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedaccord import train_locally
-from fedaccord.client_app import app, configured_task
+from fedaccord.client.store import ContextStore
+from fedaccord.client_app import app, configured_task, memory_of
 from fedaccord.engine import InProcessGrid
 from fedaccord.wire import introduction
+from tests.client.test_disk import asked
 
 
 @pytest.fixture(autouse=True)
@@ -106,3 +108,20 @@ def test_what_is_wrong_with_a_nodes_data_names_the_node() -> None:
     own = context(**{"dataset": "npz", "data-path": "/no"})
     with pytest.raises(ValueError, match=r"^data-path=/no: npz: .*/no"):
         app(hello(), own)
+
+
+def test_where_a_clients_memory_lies(tmp_path: Path) -> None:
+    """A device with its own data names its own folder; the run's is for simulated clients."""
+    def of(node: dict[str, Any], run: dict[str, Any]) -> Any:
+        context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=run)
+        return memory_of(context, asked())
+
+    own, servers = {"state-dir": str(tmp_path / "own")}, {"state-dir": str(tmp_path / "servers")}
+    assert isinstance(of({}, {}), ContextStore)
+    assert isinstance(of({}, {"state-dir": ""}), ContextStore)
+    assert of({}, servers).folder == tmp_path / "servers" / "first" / "2"
+    assert of(own, servers).folder == tmp_path / "own" / "first" / "2"
+    assert isinstance(of({"data-dir": "/data"}, servers), ContextStore)
+    assert of({"data-dir": "/data"} | own, servers).folder == tmp_path / "own" / "first" / "2"
+    with pytest.raises(ValueError, match=r"^state-dir: expected an absolute path, got 'states'"):
+        of({"state-dir": "states"}, {})

@@ -30,7 +30,7 @@ ROOMS = {  # a module at the top of the package is a room too
     "federation": Allowed("core wire", "torch flwr"),
     "strategies": Allowed("core plugins federation.strategy", "torch"),
     "task": Allowed("core", "torch torchvision numpy PIL sklearn safetensors"),
-    "client": Allowed("core wire task", "torch flwr"),
+    "client": Allowed("core wire task runs.files", "torch flwr safetensors"),
     "config": Allowed("core federation plugins strategies task", ""),
     "memory": Allowed("", ""),
     "threads": Allowed("federation task", "torch joblib"),

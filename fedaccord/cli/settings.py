@@ -14,7 +14,13 @@ from fedaccord.cli.presets import preset_file
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
 
-PATHS = ("data-dir", "partition-file", "out-dir", "gossip.file")  # keys that hold a path
+PATHS = (
+    "data-dir",
+    "partition-file",
+    "out-dir",
+    "state-dir",
+    "gossip.file",
+)  # keys that hold a path
 
 Pairs = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings, as lr=0.05.")

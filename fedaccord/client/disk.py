@@ -7,7 +7,6 @@ their place, synced and moved there.
 
 import json
 import logging
-import os
 import re
 import zlib
 from pathlib import Path
@@ -19,6 +18,7 @@ from safetensors.torch import load, save
 from fedaccord.client.store import LostState, Memory, Version
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.core.visit import TrainInstruction
+from fedaccord.runs.files import of_file, replace
 
 log = logging.getLogger("flwr")
 
@@ -48,7 +48,8 @@ class DiskStore:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             versions = [Version(v["round"], Kept(v["name"], v["sum"])) for v in found["versions"]]
-            return Memory(versions[0], *versions[1:2], attempt=found["attempt"])
+            before = versions[1] if len(versions) > 1 else None
+            return Memory(versions[0], before, found["attempt"])
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -89,15 +90,8 @@ class DiskStore:
 
     def _write(self, name: str, content: bytes) -> None:
         path = self.folder / name
-        beside = path.with_name(f".{name}.{os.getpid()}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with beside.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(path)
         except OSError as error:
-            raise OSError(error.errno, f"{error.strerror}: the client's state", str(path)) from None
-        finally:
-            beside.unlink(missing_ok=True)
+            raise of_file(error, self.folder) from None
+        replace(path, content)

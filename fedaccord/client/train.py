@@ -175,6 +175,4 @@ def _check_shapes(model: FlatModel, asked: TrainInstruction) -> None:
 
 def to_device(device: torch.device, vectors: Any) -> Any:
     """A NamedTuple of vectors on ``device``, without copying where it is there already."""
-    if all(v.device == device for _, v in leaves(vectors)):
-        return vectors
     return map_vectors(lambda v: v if v.device == device else v.to(device), vectors)

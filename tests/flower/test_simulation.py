@@ -22,7 +22,8 @@ def run_both(simulation: Flower, config: dict[str, Any], folder: Path, num_clien
     options = [] if num_clients == 2 else ["--federation-config", resources]
     outcome = simulation.run(REPOSITORY, config | {"name": "ray"}, *options)
     assert outcome.status == "finished:completed", outcome.output
-    engine.run(RunConfig.make(config | {"name": "here", "num-clients": num_clients, "vectorize": "off"}))
+    here = {"name": "here", "num-clients": num_clients, "vectorize": "off"}
+    engine.run(RunConfig.make(config | here))
     assert_same_run(folder / "ray", folder / "here")
     commits = [
         tomllib.loads((folder / x / "config.toml").read_text())["commit"] for x in ("ray", "here")
