@@ -9,6 +9,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedaccord import threads
+from fedaccord.client import device
 from fedaccord.client.data import test_data, training_data
 from fedaccord.client.train import (
     answer_message,
@@ -40,8 +41,9 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
                 key = next(key for key in (PARTITION_ID, *OWN_DATA) if key in node)
                 raise ValueError(f"{key}={node[key]}: {error}") from None
             return reply
-        data = training_data(task_of(context), read_instruction(message))
-        return answer_message(message, context, data)
+        task, asked = task_of(context), read_instruction(message)
+        device.check_steps(asked, task.num_examples(asked.client), context.node_config)
+        return answer_message(message, context, training_data(task, asked))
 
     @app.evaluate()
     def test(message: Message, context: Context) -> Message:
@@ -56,17 +58,20 @@ def configured_task(context: Context) -> Task:
 
     A node's config may name its own ``dataset``, ``data-dir``, ``image-size``, ``device`` and
     ``threads``; a node with its own ``data-dir`` (or ``data-path``) holds all training samples it
-    finds there.
+    finds there. What a run may ask of a node beside that: see `client/device.py`.
     """
     keep_freed_memory()  # this process is ours
     own = {key: context.node_config[key] for key in OWN_KEYS if key in context.node_config}
     if "data-path" in context.node_config:
         own.setdefault("data-dir", context.node_config["data-path"])
-    config = _config(tuple(sorted({**context.run_config, **own}.items())))
+    run = device.allowed(context.run_config, own, context.node_config)
+    config = _config(tuple(sorted({**run, **own}.items())))
     threads.check(config.threads)
     num_clients = context.node_config.get(NUM_PARTITIONS, config.num_clients)
     task = load_task(config.task, num_clients=int(num_clients), whole="data-dir" in own)
-    torch.set_num_threads(threads.of_task(config.threads, task, config.strategy).number)
+    chosen = threads.of_task(config.threads, task, config.strategy).number
+    wanted = 0 if "threads" in own else config.threads
+    torch.set_num_threads(device.limited_threads(wanted, chosen, context.node_config))
     return task
 
 

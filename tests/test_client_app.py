@@ -73,6 +73,7 @@ def test_a_node_with_its_own_data_holds_all_of_it(tmp_path: Path) -> None:
     run = {"dataset": "npz", "model": "linear", "data-dir": str(own_data(tmp_path, 30))}
     node: dict[str, Any] = {"partition-id": 1, "num-partitions": 3}
     own = {**node, "data-dir": str(own_data(tmp_path, 14))}
+    node["allow-server-data"] = True
     for config, sizes in ((node, [10, 10, 10]), (own, [14, 14, 14])):
         found = configured_task(
             Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run)
