@@ -220,9 +220,10 @@ def text(methods: list[Method], name: str) -> str:
         "be ahead at its end.",
         "",
         "Every method runs with its defaults, which are in the second column, and none was tuned "
-        f"for this table. Those of {', '.join(CHOSEN[:-1])} and {CHOSEN[-1]} were chosen from a few "
-        "values in short runs on CIFAR-10 with LeNet, as their pages tell; the others are those of "
-        "the papers and of the code of FedInit's authors, or our own where these give none.",
+        f"for this table. Those of {', '.join(CHOSEN[:-1])} and {CHOSEN[-1]} were chosen from a "
+        "few values in short runs on CIFAR-10 with LeNet, as their pages tell; the others are "
+        "those of the papers and of the code of FedInit's authors, or our own where these give "
+        "none.",
         "",
         f"| method | defaults | accuracy, mean of last {WINDOW} | of each seed | train loss | "
         f"points over {BASELINE}, of each seed |",

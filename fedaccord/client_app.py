@@ -10,6 +10,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedaccord import threads
+from fedaccord.client import device
 from fedaccord.client.data import test_data, training_data
 from fedaccord.client.disk import DiskStore
 from fedaccord.client.store import ContextStore, Store
@@ -44,9 +45,9 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
                 key = next(key for key in (PARTITION_ID, *OWN_DATA) if key in node)
                 raise ValueError(f"{key}={node[key]}: {error}") from None
             return reply
-        asked = read_instruction(message)
-        data = training_data(task_of(context), asked)
-        return answer_message(message, memory_of(context, asked), data)
+        task, asked = task_of(context), read_instruction(message)
+        device.check_steps(asked, task.num_examples(asked.client), context.node_config)
+        return answer_message(message, memory_of(context, asked), training_data(task, asked))
 
     @app.evaluate()
     def test(message: Message, context: Context) -> Message:
@@ -60,11 +61,9 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
 def memory_of(context: Context, asked: TrainInstruction) -> Store:
     """Where the client's memory lies: below ``state-dir``, else in the Context.
 
-    A device with its own data has its own ``state-dir``, in its node config; the run configuration
-    names that of simulated clients.
+    A device names its own in its node config; the run configuration names that of simulated clients.
     """
-    own_data = any(key in context.node_config for key in OWN_DATA)
-    named = context.node_config if own_data else context.run_config | context.node_config
+    named = context.run_config if device.is_simulated() else context.node_config
     folder = str(named.get(STATE_DIR, ""))
     if not folder:
         return ContextStore(context)
@@ -78,17 +77,20 @@ def configured_task(context: Context) -> Task:
 
     A node's config may name its own ``dataset``, ``data-dir``, ``image-size``, ``device`` and
     ``threads``; a node with its own ``data-dir`` (or ``data-path``) holds all training samples it
-    finds there.
+    finds there. What a run may ask of a node beside that: see `client/device.py`.
     """
     keep_freed_memory()  # this process is ours
     own = {key: context.node_config[key] for key in OWN_KEYS if key in context.node_config}
     if "data-path" in context.node_config:
         own.setdefault("data-dir", context.node_config["data-path"])
-    config = _config(tuple(sorted({**context.run_config, **own}.items())))
+    run = device.allowed(context.run_config, own, context.node_config)
+    config = _config(tuple(sorted({**run, **own}.items())))
     threads.check(config.threads)
     num_clients = context.node_config.get(NUM_PARTITIONS, config.num_clients)
     task = load_task(config.task, num_clients=int(num_clients), whole="data-dir" in own)
-    torch.set_num_threads(threads.of_task(config.threads, task, config.strategy).number)
+    chosen = threads.of_task(config.threads, task, config.strategy).number
+    wanted = 0 if "threads" in own else config.threads
+    torch.set_num_threads(device.limited_threads(wanted, chosen, context.node_config))
     return task
 
 

@@ -37,7 +37,9 @@ class Logbook:
         self._pace = Pace(config.checkpoint_every)
         self._recorded: RoundState | None = None  # the state to which the tables go
         self._saved = begun.number if begun else None
-        facts = begun.facts if begun else {"attempt": -1, "federation": _fresh(directory.path)}
+        facts: dict[str, Any] = {"attempt": -1, "federation": _fresh(directory.path)}
+        if begun:
+            facts = begun.facts
         self.strategy.federation, self.strategy.attempt = facts["federation"], facts["attempt"] + 1
 
     @classmethod

@@ -75,6 +75,7 @@ def test_a_node_with_its_own_data_holds_all_of_it(tmp_path: Path) -> None:
     run = {"dataset": "npz", "model": "linear", "data-dir": str(own_data(tmp_path, 30))}
     node: dict[str, Any] = {"partition-id": 1, "num-partitions": 3}
     own = {**node, "data-dir": str(own_data(tmp_path, 14))}
+    node["allow-server-data"] = True
     for config, sizes in ((node, [10, 10, 10]), (own, [14, 14, 14])):
         found = configured_task(
             Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run)
@@ -110,18 +111,19 @@ def test_what_is_wrong_with_a_nodes_data_names_the_node() -> None:
         app(hello(), own)
 
 
-def test_where_a_clients_memory_lies(tmp_path: Path) -> None:
-    """A device with its own data names its own folder; the run's is for simulated clients."""
+def test_where_a_clients_memory_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device names its own folder; the run names that of simulated clients."""
+
     def of(node: dict[str, Any], run: dict[str, Any]) -> Any:
-        context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=run)
-        return memory_of(context, asked())
+        own = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=run)
+        return memory_of(own, asked())
 
     own, servers = {"state-dir": str(tmp_path / "own")}, {"state-dir": str(tmp_path / "servers")}
     assert isinstance(of({}, {}), ContextStore)
-    assert isinstance(of({}, {"state-dir": ""}), ContextStore)
-    assert of({}, servers).folder == tmp_path / "servers" / "first" / "2"
+    assert isinstance(of({}, servers), ContextStore)
     assert of(own, servers).folder == tmp_path / "own" / "first" / "2"
-    assert isinstance(of({"data-dir": "/data"}, servers), ContextStore)
-    assert of({"data-dir": "/data"} | own, servers).folder == tmp_path / "own" / "first" / "2"
     with pytest.raises(ValueError, match=r"^state-dir: expected an absolute path, got 'states'"):
         of({"state-dir": "states"}, {})
+    monkeypatch.setattr("fedaccord.client.device.is_simulated", lambda: True)
+    assert of({}, servers).folder == tmp_path / "servers" / "first" / "2"
+    assert isinstance(of({}, {"state-dir": ""}), ContextStore)

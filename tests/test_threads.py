@@ -160,7 +160,7 @@ def test_a_node_sets_its_own() -> None:
     configured_task(context({"model": "linear", "threads": 2}, threads=5))
     assert torch.get_num_threads() == 5
     with pytest.raises(ValueError, match=r"^threads: expected at most 8"):
-        configured_task(context(NO_DATA, threads=9))
+        configured_task(context(NO_DATA, threads=9, **{"allow-server-data": True}))
 
 
 @pytest.mark.usefixtures("eight_cores")

@@ -1,0 +1,77 @@
+"""What a run may ask of a device; a client of a simulation, on its user's machine, does it all.
+
+A run's settings come from the server. On a device they name neither the data that it trains on nor
+as much work as they like: both are for its own node-config to say. (Flower sends the app's code as
+well; against a server that means harm, this is no protection.)
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from fedaccord.core.visit import TrainInstruction
+
+ALLOW, MAX_STEPS, MAX_THREADS = "allow-server-data", "max-local-steps", "max-threads"
+STEPS = 1_000_000  # a round, where a node's config says nothing
+HARMLESS = "digits"  # the images come with scikit-learn: nobody's data
+
+
+def is_simulated() -> bool:
+    """Whether this process is a worker of Flower's simulation, which are Ray's."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def allowed(run: Mapping[str, Any], own: Mapping[str, Any], node: Mapping[str, Any]) -> Any:
+    """The settings of a run without what would make a device read files that ``own`` does not name.
+
+    own: the settings that its node-config makes. Raises ValueError, in one line, where it names no
+    data and the run asks for some.
+    """
+    if is_simulated() or node.get(ALLOW) is True:
+        return {**run}
+    named = "dataset" in own or "data-dir" in own
+    if not named and (
+        run.get("dataset", HARMLESS) != HARMLESS or run.get("partition", "") == "file"
+    ):
+        raise ValueError(
+            "expected a node-config that names this node's data, got none: start the SuperNode "
+            'with dataset="npz" data-dir="/path/to/its.npz" in --node-config, or with '
+            f"{ALLOW}=true to read what runs name"
+        )
+    return {**run, "data-dir": "", "download": False}
+
+
+def check_steps(asked: TrainInstruction, examples: int, node: Mapping[str, Any]) -> None:
+    """Raises ValueError where a round asks for more steps than the node takes."""
+    most = _limit(node, MAX_STEPS, STEPS)
+    passes = asked.local_epochs * -(-examples // (asked.batch_size or examples))
+    steps = asked.local_steps or passes
+    if steps > most and not is_simulated():
+        raise ValueError(
+            f"{MAX_STEPS}: this node takes at most {most} steps a round, the run asks for {steps}; "
+            "lower local-steps or local-epochs"
+        )
+
+
+def limited_threads(wanted: int, chosen: int, node: Mapping[str, Any]) -> int:
+    """``chosen`` threads, or as many as the node gives.
+
+    wanted: what the run asks for, 0: nothing. Raises ValueError where that is more.
+    """
+    most = _limit(node, MAX_THREADS, chosen)
+    if wanted > most:
+        raise ValueError(
+            f"{MAX_THREADS}: this node gives at most {most} threads, the run asks for {wanted}; "
+            "lower threads"
+        )
+    return min(chosen, most)
+
+
+def _limit(node: Mapping[str, Any], key: str, otherwise: int) -> int:
+    most = node.get(key, otherwise)
+    if not isinstance(most, int) or isinstance(most, bool) or most < 1:
+        raise ValueError(
+            f"expected {key} in this node's config to be an integer from 1, got {most!r}"
+        )
+    return most

@@ -1,0 +1,149 @@
+"""What a run may ask of a device, and that a simulation is none."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedaccord.client import device
+from fedaccord.client_app import app, configured_task
+from fedaccord.config import RunConfig
+from fedaccord.core.visit import TrainInstruction
+from fedaccord.engine import InProcessGrid
+from fedaccord.strategies import FedAvg
+from fedaccord.wire.introduction import hello
+from tests.test_client_app import own_data
+
+ASKED = TrainInstruction(
+    *(0, 1, FedAvg().client_half(), ((3,),), 0.1, 0.0, 0.0),
+    **{"local_epochs": 2, "local_steps": 0, "batch_size": 10, "seed": 0, "precision": "float32"},
+)
+
+
+def context(run: dict[str, Any], **node: Any) -> Context:
+    config = {"partition-id": 1, "num-partitions": 3, **node}
+    return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+READS: list[dict[str, Any]] = [
+    {"dataset": "npz", "data-dir": "/etc/passwd"},
+    {"dataset": "npz"},
+    {"dataset": "image-folder", "data-dir": "/root", "image-size": 8},
+    {"dataset": "cifar10", "download": True},
+    {"partition": "file", "partition-file": "/etc/passwd"},
+]
+
+
+@pytest.mark.parametrize("run", READS)
+def test_a_device_reads_no_file_that_a_run_names(
+    run: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is opened, and the line is the same whatever there is on the device."""
+    monkeypatch.setattr("fedaccord.client_app.load_task", pytest.fail)
+    with pytest.raises(ValueError, match=r".") as refused:
+        configured_task(context(run))
+    line = str(refused.value)
+    assert line.startswith("expected a node-config that names this node's data, got none: start")
+    assert 'dataset="npz" data-dir=' in line
+    assert "allow-server-data=true" in line
+    assert "\n" not in line
+    assert not any(str(value) in line for value in run.values() if str(value).startswith("/"))
+
+
+def test_the_server_hears_of_it_when_the_node_introduces_itself() -> None:
+    with InProcessGrid(ClientApp(), 1):
+        message = Message(hello(), 1, MessageType.TRAIN)
+        with pytest.raises(ValueError, match=r"^partition-id=1: expected a node-config that names"):
+            app(message, context(READS[0]))
+
+
+def test_data_that_the_node_names_is_read_and_nothing_else(tmp_path: Path) -> None:
+    own = str(own_data(tmp_path, 14))
+    run = {"dataset": "npz", "data-dir": str(own_data(tmp_path, 30)), "model": "linear"}
+    assert configured_task(context(run, **{"data-dir": own})).num_examples(1) == 14
+    for node in ({"dataset": "npz"}, {"dataset": "npz", "data-dir": ""}):
+        with pytest.raises((ValueError, FileNotFoundError)) as refused:
+            configured_task(context(run, **node))
+        assert run["data-dir"] not in str(refused.value)
+
+
+@pytest.mark.parametrize("allow", [False, "true", 1])
+def test_only_the_nodes_own_yes_is_one(allow: Any) -> None:
+    with pytest.raises(ValueError, match="allow-server-data=true"):
+        device.allowed(READS[0], {}, {"allow-server-data": allow})
+    assert device.allowed(READS[0], {}, {"allow-server-data": True}) == READS[0]
+
+
+def test_images_that_come_with_scikit_learn_are_nobodys() -> None:
+    assert configured_task(context({"model": "linear"})).num_examples(1) > 0
+
+
+@pytest.mark.usefixtures("simulated")
+@pytest.mark.parametrize("run", READS)
+def test_a_simulation_reads_what_its_user_names(run: dict[str, Any]) -> None:
+    assert device.allowed(run, {}, {}) == run
+    device.check_steps(ASKED._replace(local_steps=10**9), 100, {})
+
+
+def test_every_key_of_a_file_is_thought_of() -> None:
+    """A new setting that names a path or a network is to be looked at here."""
+    known = {key for key in RunConfig.make({}).flat if key.endswith(("dir", "file"))}
+    assert known == {"data-dir", "out-dir", "partition-file", "gossip.file", "state-dir"}
+
+
+# --- work -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [({}, 2 * 3), ({"local_steps": 7}, 7), ({"batch_size": 0}, 2), ({"local_epochs": 9}, 27)],
+)
+def test_a_node_bounds_the_steps_of_a_round(settings: dict[str, Any], steps: int) -> None:
+    asked = ASKED._replace(**settings)
+    device.check_steps(asked, 25, {"max-local-steps": steps})
+    line = rf"^max-local-steps: .* at most {steps - 1} steps a round, the run asks for {steps};"
+    with pytest.raises(ValueError, match=line):
+        device.check_steps(asked, 25, {"max-local-steps": steps - 1})
+
+
+def test_without_a_bound_of_its_own_a_node_takes_a_million() -> None:
+    device.check_steps(ASKED._replace(local_steps=10**6), 25, {})
+    with pytest.raises(ValueError, match="at most 1000000 steps"):
+        device.check_steps(ASKED._replace(local_steps=10**6 + 1), 25, {})
+
+
+def test_a_node_bounds_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    numbers: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", numbers.append)
+    run = {"model": "linear", "threads": 4}
+    configured_task(context(run))
+    configured_task(context(run, **{"max-threads": 4}))
+    configured_task(context(run, **{"max-threads": 1, "threads": 1}))
+    assert numbers[-1] == 1
+    assert 4 in numbers
+    with pytest.raises(
+        ValueError, match=r"^max-threads: this node gives at most 2 threads, the run"
+    ):
+        configured_task(context(run, **{"max-threads": 2}))
+    assert device.limited_threads(0, 8, {"max-threads": 3}) == 3
+
+
+@pytest.mark.parametrize("value", [0, -1, "4", 2.5, True])
+def test_a_bound_that_is_none_is_one_line(value: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"^expected max-threads in this node's config to be an in"
+    ):
+        device.limited_threads(0, 1, {"max-threads": value})
