@@ -51,26 +51,19 @@ def any_dropped(groups: Sequence[Group]) -> bool:
 
 
 def curve(group: Group, metric: str, over: str = "round") -> pd.DataFrame:
-    """x, raw, smooth, low and high by round: means over the group's runs, and the smoothed one less
-    and plus its standard deviation (NaN where there is one run). x: a column of `COSTS`."""
-    raw, smooth, xs = [], [], []
+    """x, raw and smooth by round, means over the group's runs; of several also low and high, smooth
+    less and plus its standard deviation (NaN where one run got to). x: a column of `COSTS`."""
+    lines = []
     for table in group.tables:
-        rows = table[table[metric].notna()] if metric in table else table.iloc[:0]
-        rows = rows.set_index("round", drop=False)
-        raw.append(rows[metric] if len(rows) else pd.Series(dtype=float))
-        smooth.append(smoothed(raw[-1]))
-        xs.append(rows[over])
-    means = pd.concat(smooth, axis=1)
-    middle, band = means.mean(axis=1), means.std(axis=1, ddof=1)
-    return pd.DataFrame(
-        {
-            "x": pd.concat(xs, axis=1).mean(axis=1),
-            "raw": pd.concat(raw, axis=1).mean(axis=1),
-            "smooth": middle,
-            "low": middle - band,
-            "high": middle + band,
-        }
-    ).sort_index()
+        there = table.index[table[metric].notna()] if metric in table else table.index[:0]
+        raw = table[metric][there] if metric in table else pd.Series(dtype=float)
+        columns = {"x": table[over][there], "raw": raw, "smooth": smoothed(raw)}
+        lines.append(pd.DataFrame(columns).set_axis(table["round"][there]))
+    if len(lines) == 1:
+        return lines[0]
+    by_round = pd.concat(lines).groupby(level=0)
+    middle, band = by_round.mean(), by_round["smooth"].std(ddof=1)
+    return middle.assign(low=middle["smooth"] - band, high=middle["smooth"] + band)
 
 
 def save(groups: Sequence[Group], folder: Path) -> list[Path]:
@@ -99,7 +92,8 @@ def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
         if not len(line):
             continue
         axes.plot(line["x"], line["smooth"], color=colour, linestyle=dash, label=group.label)
-        axes.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.2, lw=0)
+        if "low" in line:
+            axes.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.2, lw=0)
     axes.set_xlabel(COSTS[over])
     axes.set_ylabel(METRICS[metric])
     axes.grid(alpha=0.3)

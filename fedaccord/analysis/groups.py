@@ -9,10 +9,11 @@ import pandas as pd
 
 from fedaccord.runs.reader import Run
 
-WINDOW = 10  # evaluations behind a smoothed value, as in summary.json
-WHERE = (  # keys that change where and how a run is executed, and not what it computes
+WINDOW = 10  # last evaluations behind a final value, as in summary.json
+WHERE = (  # the seed, and keys that change where a run is executed and what is written of it
     *("seed", "name", "out-dir", "resume", "threads", "device", "data-dir", "download"),
     *("checkpoint-every", "round-timeout", "wait-timeout"),
+    *("eval-every", "eval-train", "gossip.eval-nodes"),
 )
 COSTS = {
     "round": "rounds",
@@ -61,7 +62,9 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def label(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
-    more = (f"{key}={settings[key]}" for key in keys if key in settings)
+    values = {key: settings[key] for key in keys if key in settings}
+    words = {key: str(v).lower() if isinstance(v, bool) else v for key, v in values.items()}
+    more = (f"{key}={value}" for key, value in words.items())
     return " ".join([str(settings.get("algo", "run")), *more])
 
 
@@ -91,8 +94,9 @@ def has(group: Group, metric: str) -> bool:
 
 
 def smoothed(values: "pd.Series[float]") -> "pd.Series[float]":
-    """The mean of the last ten evaluations at each of them."""
-    return values.rolling(WINDOW, min_periods=1).mean()
+    """At each evaluation the mean of the last ones: a twentieth of all, at most ten."""
+    window = min(max(len(values) // 20, 1), WINDOW)
+    return values.rolling(window, min_periods=1).mean()
 
 
 def evaluated(table: pd.DataFrame, metric: str) -> pd.DataFrame:

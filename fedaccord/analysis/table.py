@@ -68,10 +68,10 @@ def text(cell: Cell) -> str:
 
 
 def shown(value: float) -> str:
-    """Four digits after the point below 10, else four digits with a prefix: 0.9333, 12.35k."""
+    """Four digits, with a prefix from 1000 on: 0.9333, 4.5, 12.35k."""
     if not math.isfinite(value):
         return str(value)
-    if abs(value) < 10:
-        return f"{value:.4f}" if value % 1 else f"{value:.0f}"
+    if abs(value) < 1000:
+        return f"{value:.4f}" if 0.001 <= abs(value) < 1 else f"{value:.4g}"
     power = min(int(math.log10(abs(value)) // 3), len(PREFIXES) - 1)
     return f"{value / 1000**power:.4g}{PREFIXES[power]}"

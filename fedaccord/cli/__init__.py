@@ -1,5 +1,5 @@
-"""The command line: `fedaccord run`, `resume`, `evaluate`, `compare`, `report`,
-`measure`, `presets`, `methods`, `doctor`, `flwr-config`.
+"""The command line: `fedaccord run`, `resume`, `sweep`, `evaluate`, `compare`, `report`,
+`measure`, `presets`, `methods`, `doctor`, `flwr-config`, `submit`, `deploy`.
 
 Bad input gives one line on stderr and exit code 2. A command imports what it needs when it runs:
 PyTorch and Flower take seconds, which `--help` should not.
@@ -10,7 +10,20 @@ from typing import Annotated
 import typer
 
 from fedaccord import __version__
-from fedaccord.cli import compare, doctor, evaluate, flwr_config, methods, presets, resume, run
+from fedaccord.cli import (
+    compare,
+    deploy,
+    doctor,
+    evaluate,
+    flwr_config,
+    methods,
+    presets,
+    report,
+    resume,
+    run,
+    submit,
+    sweep,
+)
 from fedaccord.cli.console import Commands
 from fedaccord.threads import wait_passively
 
@@ -24,10 +37,14 @@ app.command()(run.run)
 app.command()(resume.resume)
 app.command()(evaluate.evaluate)
 app.command()(compare.compare)
+app.command()(report.report)
+app.command()(sweep.sweep)
 app.command("presets")(presets.list_presets)
 app.command()(methods.methods)
 app.command()(doctor.doctor)
 app.command("flwr-config")(flwr_config.flwr_config)
+app.command()(submit.submit)
+app.add_typer(deploy.app, name="deploy")
 
 
 @app.callback(invoke_without_command=True)

@@ -19,8 +19,8 @@ def test_a_curve_is_the_mean_over_seeds_with_its_spread(tmp_path: Path) -> None:
     line = figures.curve(group, "test-accuracy", "bytes")
     assert [*line["x"]] == [0, 15, 30]
     np.testing.assert_allclose(line["raw"], [0.1, 0.6, 0.8])
-    np.testing.assert_allclose(line["smooth"], [0.1, 0.35, 0.5])
-    np.testing.assert_allclose(line["high"] - line["smooth"], [0, 0.1 / 2**0.5, 0.2 / 3 * 2**0.5])
+    np.testing.assert_allclose(line["smooth"], line["raw"])  # few evaluations
+    np.testing.assert_allclose(line["high"] - line["smooth"], [0, 0.02**0.5, 0.02**0.5], atol=1e-12)
     (axes,) = figures.draw([group], "test-accuracy").axes
     np.testing.assert_allclose(axes.lines[0].get_ydata(), line["smooth"])
 

@@ -3,6 +3,8 @@
 import math
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from fedaccord.analysis.groups import (
@@ -68,11 +70,13 @@ def test_the_target_is_counted_at_its_first_evaluation_over_the_runs_that_came(
     assert usual_target([group], "test-accuracy") == pytest.approx(0.45)
 
 
-def test_smoothed_is_the_mean_of_the_last_ten(tmp_path: Path) -> None:
-    path = write(tmp_path, [i / 100 for i in range(21)])
-    values = smoothed(reader.read(path).metrics["test-accuracy"])
-    assert values.iloc[20] == pytest.approx(sum(range(11, 21)) / 1000)
-    assert values.iloc[1] == pytest.approx(0.005)
+@pytest.mark.parametrize(("number", "window"), [(10, 1), (60, 3), (500, 10)])
+def test_smoothed_is_the_mean_of_the_last_twentieth_and_at_most_ten(
+    number: int, window: int
+) -> None:
+    values = smoothed(pd.Series(range(number), dtype=float))
+    assert values.iloc[-1] == np.mean(range(number - window, number))
+    assert values.iloc[0] == 0
 
 
 def test_the_table_names_failures_and_targets_that_were_not_reached(tmp_path: Path) -> None:
@@ -93,7 +97,15 @@ def test_the_table_names_failures_and_targets_that_were_not_reached(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(0.93333, "0.9333"), (3.0, "3"), (12345.0, "12.35k"), (2.5e9, "2.5G"), (-31.4159, "-31.42")],
+    [
+        (0.93333, "0.9333"),
+        (3.0, "3"),
+        (4.5, "4.5"),
+        (0.9, "0.9000"),
+        (12345.0, "12.35k"),
+        (2.5e9, "2.5G"),
+        (-31.4159, "-31.42"),
+    ],
 )
 def test_numbers_are_short(value: float, expected: str) -> None:
     assert shown(value) == expected

@@ -1,0 +1,352 @@
+"""The report's plots, in Bokeh: what a reader can hover, zoom and switch off."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from bokeh.layouts import column, row
+from bokeh.models import (
+    BasicTicker,
+    CheckboxButtonGroup,
+    CheckboxGroup,
+    ColorBar,
+    ColumnDataSource,
+    CustomJS,
+    DataTable,
+    HoverTool,
+    HTMLTemplateFormatter,
+    LinearColorMapper,
+    NumeralTickFormatter,
+    RadioButtonGroup,
+    Select,
+    TableColumn,
+)
+from bokeh.palettes import Viridis256
+from bokeh.plotting import figure
+
+from fedaccord.analysis.figures import METRICS, curve, styles
+from fedaccord.analysis.groups import COSTS, Group, Spread, final, has
+from fedaccord.analysis.table import Cell, text
+
+PARTS = ("raw", "smooth", "low", "high")
+AXES = {"linear": ("linear", "linear"), "log y": ("linear", "log"), "log x": ("log", "linear")} | {
+    "log both": ("log", "log")
+}
+TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
+SHOWN = 1000  # clients
+
+DRAW = """
+const metric = y.value, cost = x.value
+const line = {xs: [], ys: [], color: [], dash: [], width: [], alpha: [], label: []}
+const band = {xs: [], ys: [], color: []}
+for (const g of groups.active) {
+  const data = stores[g].data, [label, color, dash] = looks[g]
+  const [raw, smooth, low, high] = parts.map((part) => data[part + " " + metric] ?? [])
+  const there = [...raw.keys()].filter((i) => isFinite(raw[i]))
+  if (!there.length) continue
+  const pick = (values) => there.map((i) => values[i])
+  const at = pick(data[cost])
+  for (const [kind, ys] of [raw, smooth].entries()) {
+    if (!kinds.active.includes(kind)) continue
+    line.xs.push(at)
+    line.ys.push(pick(ys))
+    line.color.push(color)
+    line.dash.push(dash)
+    line.width.push(kind ? 2 : 1)
+    line.alpha.push(kind ? 1 : 0.3)
+    line.label.push(label + (kind ? ", smoothed" : ""))
+  }
+  if (kinds.active.includes(2) && low.length) {
+    band.xs.push([...at, ...[...at].reverse()])
+    band.ys.push([...pick(low), ...pick(high).reverse()])
+    band.color.push(color)
+  }
+}
+lines.data = line
+bands.data = band
+figures.forEach((each, i) => {
+  each.visible = i == axes.active
+  each.xaxis[0].axis_label = costs[cost]
+  each.yaxis[0].axis_label = titles[metric]
+})
+"""
+
+
+class Curves:
+    """Charts of one or two metrics, chosen by the reader, and the switches of all their lines.
+
+    A chart has one glyph for all its lines and one for all bands, which `DRAW` fills: Bokeh takes
+    milliseconds for each glyph.
+    """
+
+    def __init__(self, groups: Sequence[Group], titles: Mapping[str, str]) -> None:
+        self.titles = dict(titles)
+        self.stores = [ColumnDataSource(_store(group, titles)) for group in groups]
+        labels = [group.label for group in groups]
+        pairs = zip(labels, styles(len(groups)), strict=True)
+        self.looks = [[label, *style] for label, style in pairs]
+        self.groups = CheckboxGroup(
+            labels=labels,
+            active=[*range(len(labels))],
+            inline=True,
+            name="groups",
+            stylesheets=[_keys(len(labels))],
+        )
+        self.kinds = CheckboxButtonGroup(labels=["raw", "smoothed", "spread"], active=[0, 1, 2])
+
+    def switches(self) -> Any:
+        """Of all charts: which methods, and which of their lines."""
+        return column(self.groups, self.kinds, sizing_mode="stretch_width")
+
+    def chart(
+        self, metric: str, over: str = "round", axes: str = "linear", of: Sequence[str] = ()
+    ) -> Any:
+        """of: the metrics to choose from; empty: all."""
+        lines, bands = map(ColumnDataSource, self._drawn(metric, over))
+        lines.name, bands.name = f"lines {metric} {over}", f"bands {metric} {over}"
+        figures = [_figure(kind, lines, bands, metric, over) for kind in AXES]
+        for name, each in zip(AXES, figures, strict=True):
+            each.visible = name == axes
+        choices = [(name, t) for name, t in self.titles.items() if not of or name in of]
+        y = Select(
+            name=f"measure {metric} {over}",
+            title="measure",
+            value=metric,
+            options=choices,
+            width=260,
+        )
+        x = Select(title="over", value=over, options=[*COSTS.items()], width=160)
+        switch = RadioButtonGroup(labels=[*AXES], active=[*AXES].index(axes), margin=(24, 5, 5, 5))
+        draw = CustomJS(
+            args={"x": x, "y": y, "axes": switch, "groups": self.groups, "kinds": self.kinds}
+            | {"stores": self.stores, "looks": self.looks, "parts": PARTS, "titles": self.titles}
+            | {"lines": lines, "bands": bands, "figures": figures, "costs": COSTS},
+            code=DRAW,
+        )
+        for select in (x, y):
+            select.js_on_change("value", draw)
+        for buttons in (switch, self.groups, self.kinds):
+            buttons.js_on_change("active", draw)
+        return column(row(y, x, switch), *figures, sizing_mode="stretch_width")
+
+    def _drawn(self, metric: str, over: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Lines and bands of a page that was just opened, as `DRAW` makes them."""
+        columns = ("xs", "ys", "color", "dash", "width", "alpha", "label")
+        lines, bands = [], []
+        for store, (label, colour, dash) in zip(self.stores, self.looks, strict=True):
+            if f"raw {metric}" not in store.data:
+                continue
+            there = np.isfinite(store.data[f"raw {metric}"])
+            part = {p: store.data.get(f"{p} {metric}", np.empty(0)) for p in PARTS}
+            at = store.data[over][there]
+            lines.append((at, part["raw"][there], colour, dash, 1, 0.3, label))
+            text = f"{label}, smoothed"
+            lines.append((at, part["smooth"][there], colour, dash, 2, 1.0, text))
+            if len(part["low"]):
+                low, high = part["low"][there], part["high"][there]
+                around = (np.concatenate([at, at[::-1]]), np.concatenate([low, high[::-1]]))
+                bands.append((*around, colour))
+        return (
+            {name: [line[i] for line in lines] for i, name in enumerate(columns)},
+            {name: [band[i] for band in bands] for i, name in enumerate(columns[:3])},
+        )
+
+
+def _figure(
+    kind: str, lines: ColumnDataSource, bands: ColumnDataSource, metric: str, over: str
+) -> Any:
+    x, y = AXES[kind]
+    plot = figure(
+        height=380, sizing_mode="stretch_width", tools=TOOLS, x_axis_type=x, y_axis_type=y
+    )
+    plot.xaxis.axis_label, plot.yaxis.axis_label = COSTS[over], METRICS[metric]
+    plot.xaxis.formatter = NumeralTickFormatter(format="0.[000]a")
+    plot.patches("xs", "ys", source=bands, color="color", fill_alpha=0.15, line_alpha=0)
+    drawn = plot.multi_line(
+        *("xs", "ys"),
+        source=lines,
+        color="color",
+        line_dash="dash",
+        line_width="width",
+        line_alpha="alpha",
+    )
+    values = [("", "@label"), ("at", "$snap_x{0.[0000]a}"), ("value", "$snap_y{0.[0000]}")]
+    plot.add_tools(HoverTool(renderers=[drawn], line_policy="nearest", tooltips=values))
+    return plot
+
+
+def _keys(number: int) -> str:
+    """Style sheet: a label in its line's colour and dashes."""
+    lines = [".bk-input-group.bk-inline { flex-wrap: wrap; }"]
+    for i, (colour, dash) in enumerate(styles(number), 1):
+        kind = "dashed" if dash == "dashdot" else dash
+        lines.append(f"label:nth-of-type({i}) span {{ border-bottom: 3px {kind} {colour}; }}")
+    return "\n".join(lines)
+
+
+def _store(group: Group, titles: Mapping[str, str]) -> dict[str, "np.ndarray[Any, Any]"]:
+    """Every metric of a group by round, and what was spent: columns "raw test-loss", "bytes"."""
+    columns = {}
+    for cost in COSTS:
+        each = [table.set_index("round", drop=False)[cost] for table in group.tables]
+        columns[cost] = pd.concat(each, axis=1).mean(axis=1).sort_index()
+    for metric in titles:
+        if has(group, metric):
+            line = curve(group, metric)
+            for part in line.columns.intersection([*PARTS]):
+                # where one run got to, its band has no width
+                columns[f"{part} {metric}"] = line[part].fillna(line["smooth"])
+    table = pd.DataFrame(columns)
+    return {str(name): values.to_numpy(np.float32) for name, values in table.items()}
+
+
+def stacked(plots: Sequence[Any]) -> Any:
+    return column(*plots, sizing_mode="stretch_width")
+
+
+def table(rows: Sequence[Mapping[str, Cell]]) -> Any:
+    """A table that sorts by a click on a column's head: spreads by their means."""
+    columns: list[TableColumn] = []
+    data: dict[str, Any] = {}
+    for i, name in enumerate(rows[0]):
+        cells = [each[name] for each in rows]
+        keys = [cell.mean if isinstance(cell, Spread) else cell for cell in cells]
+        data |= {f"c{i}": keys, f"t{i}": [*map(text, cells)]}
+        form = HTMLTemplateFormatter(template=f"<%- t{i} %>")
+        longest = max(len(name), *(len(text(cell)) for cell in cells))
+        columns.append(
+            TableColumn(field=f"c{i}", title=name, formatter=form, width=7 * longest + 10)
+        )
+    return DataTable(
+        source=ColumnDataSource(data),
+        columns=columns,
+        index_position=None,
+        autosize_mode="none",
+        height=min(25 * len(rows) + 48, 600),
+        sizing_mode="stretch_width",
+    )
+
+
+def classes(counts: pd.DataFrame, title: str) -> Any:
+    """Heat map of the training samples of each class that a client holds."""
+    names, values = [*map(str, counts.columns[1:])], counts.iloc[:, 1:].to_numpy().T
+    plot = figure(
+        title=title,
+        height=max(180, min(420, 60 + 24 * len(names))),
+        sizing_mode="stretch_width",
+        tools=TOOLS,
+        x_range=(-0.5, values.shape[1] - 0.5),
+        y_range=(-0.5, len(names) - 0.5),
+        x_axis_label="client",
+        y_axis_label="class",
+    )
+    mapper = LinearColorMapper(palette=Viridis256, low=0, high=max(1, int(values.max())))
+    plot.image(
+        image=[values.astype(np.float32)],
+        x=-0.5,
+        y=-0.5,
+        dw=values.shape[1],
+        dh=len(names),
+        color_mapper=mapper,
+    )
+    if len(names) <= 20:
+        plot.yaxis.ticker = [*range(len(names))]
+        plot.yaxis.major_label_overrides = dict(enumerate(names))
+    plot.add_layout(ColorBar(color_mapper=mapper, ticker=BasicTicker(), title="samples"), "right")
+    plot.add_tools(HoverTool(tooltips=[("client, class", "$x{0}, $y{0}"), ("samples", "@image")]))
+    return plot
+
+
+def clients(groups: Sequence[Group]) -> Any:
+    """How often each client's reply was good or dropped, and how long it took; a run is chosen."""
+    tables = {}
+    for group in groups:
+        for run in group.runs:
+            if len(run.clients):
+                name = f"{group.label} seed={run.settings.get('seed', 0)}"
+                tables[f"{name} ({run.path.name})"] = _per_client(run.clients)
+    first = next(iter(tables.values()))
+    sources = [ColumnDataSource(each) for each in tables.values()]
+    drawn = ColumnDataSource(first)
+    plots = [_bars(drawn)]
+    if any(each["seconds"].notna().any() for each in tables.values()):
+        plot = figure(height=260, sizing_mode="stretch_width", tools=TOOLS)
+        plot.xaxis.axis_label, plot.yaxis.axis_label = "client", "seconds to reply"
+        plot.segment("client", "seconds", "client", "slowest", source=drawn, color="#888888")
+        plot.scatter("client", "seconds", source=drawn, color=next(styles(1))[0], size=5)
+        values = [("client", "@client"), ("mean", "@seconds s"), ("slowest", "@slowest s")]
+        plot.add_tools(HoverTool(tooltips=values))
+        plots.append(plot)
+    choice = Select(title="run", value=next(iter(tables)), options=[*tables], width=460)
+    choice.js_on_change(
+        "value",
+        CustomJS(
+            args={"sources": sources, "drawn": drawn},
+            code="drawn.data = sources[this.options.indexOf(this.value)].data",
+        ),
+    )
+    return column(choice, *plots, sizing_mode="stretch_width")
+
+
+def _per_client(rows: pd.DataFrame) -> pd.DataFrame:
+    ok = rows["status"] == "ok"
+    seconds = rows["seconds"] if "seconds" in rows else pd.Series(np.nan, index=rows.index)
+    per = (
+        pd.DataFrame({"client": rows["client"], "good": ok, "dropped": ~ok, "seconds": seconds})
+        .assign(slowest=seconds)
+        .groupby("client")
+        .agg({"good": "sum", "dropped": "sum", "seconds": "mean", "slowest": "max"})
+    )
+    per["asked"] = per["good"] + per["dropped"]
+    return per.reset_index().head(SHOWN)
+
+
+def _bars(source: ColumnDataSource) -> Any:
+    plot = figure(height=260, sizing_mode="stretch_width", tools=TOOLS)
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "client", "rounds"
+    plot.vbar(x="client", top="good", source=source, width=0.9, color="#0072b2", line_color=None)
+    plot.vbar(
+        x="client",
+        bottom="good",
+        top="asked",
+        source=source,
+        width=0.9,
+        color="#d55e00",
+        line_color=None,
+    )
+    values = [("client", "@client"), ("good replies", "@good"), ("dropped", "@dropped")]
+    plot.add_tools(HoverTool(tooltips=values))
+    return plot
+
+
+def sensitivity(groups: Sequence[Group], key: str, metric: str) -> Any:
+    """The final value of a metric at every value of a setting: a point a group, a whisker its
+    spread over seeds."""
+    with_key = [group for group in groups if key in group.settings]
+    values = {group.settings[key] for group in with_key}
+    factors = [str(v) for v in sorted(values, key=lambda v: (isinstance(v, str), v))]
+    plot = figure(
+        height=300, sizing_mode="stretch_width", tools=TOOLS, x_range=factors, x_axis_label=key
+    )
+    plot.yaxis.axis_label = f"{METRICS[metric]}, last 10"
+    algos = [*dict.fromkeys(str(group.settings.get("algo")) for group in with_key)]
+    for algo, (colour, _) in zip(algos, styles(len(algos)), strict=True):
+        own = [group for group in with_key if str(group.settings.get("algo")) == algo]
+        ends = [final(group, metric) for group in own]
+        source = ColumnDataSource(
+            {
+                "x": [str(group.settings[key]) for group in own],
+                "y": [end.mean for end in ends],
+                "low": [end.mean - np.nan_to_num(end.std) for end in ends],
+                "high": [end.mean + np.nan_to_num(end.std) for end in ends],
+                "label": [group.label for group in own],
+            }
+        )
+        plot.segment("x", "low", "x", "high", source=source, color=colour, line_width=2)
+        points = plot.scatter("x", "y", source=source, color=colour, size=9, legend_label=algo)
+        plot.add_tools(
+            HoverTool(renderers=[points], tooltips=[("", "@label"), ("", "@y{0.[0000]}")])
+        )
+    plot.legend.click_policy = "hide"
+    return plot

@@ -1,0 +1,195 @@
+"""One HTML file of runs side by side, which opens without a network."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import groupby
+from string import Template
+from typing import Any
+
+import pandas as pd
+from bokeh.document import Document
+from bokeh.embed import components
+from bokeh.resources import Resources
+
+from fedaccord.analysis import plots
+from fedaccord.analysis.figures import metrics_of
+from fedaccord.analysis.groups import Group, differing, headline
+from fedaccord.analysis.table import shown, summary
+from fedaccord.runs.reader import Run
+
+MAPS = 4  # different partitions, and settings, that are drawn
+PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1200px; margin: 2em auto;
+  padding: 0 1em; }
+h1 { font-size: 1.6em; } h2 { font-size: 1.25em; margin: 2em 0 .3em; }
+p { margin: .3em 0 .8em; color: #555; }
+nav a { margin-right: 1em; }
+table { border-collapse: collapse; font-size: .9em; }
+th, td { text-align: left; padding: .2em .8em .2em 0; border-bottom: 1px solid #ddd;
+  vertical-align: top; }
+.wide { overflow-x: auto; }
+section { scroll-margin-top: 6em; }
+#methods { position: sticky; top: 0; z-index: 9; background: white; max-height: 30vh;
+  overflow-y: auto; }
+#methods h2, #methods p { display: none; }
+</style>
+$scripts
+</head>
+<body>
+<h1>$title</h1>
+<nav>$links</nav>
+$sections
+$script
+</body>
+</html>
+""")
+
+
+class Section:
+    """A heading, a sentence and a plot or HTML (a string); is_chart: the methods' switches hold."""
+
+    def __init__(self, name: str, note: str, content: Any, is_chart: bool = False) -> None:
+        self.name, self.note, self.content, self.is_chart = name, note, content, is_chart
+
+    @property
+    def id(self) -> str:
+        return self.name.lower().replace(" ", "-")
+
+
+def html(groups: Sequence[Group], target: float | None = None) -> str:
+    """The report's page; target: see `table.summary`."""
+    sections = [*_sections(groups, target)]
+    drawn = {part.id: part.content for part in sections if not isinstance(part.content, str)}
+    document = Document()
+    with document.models.freeze():  # one pass over all models instead of one for each root
+        for root in drawn.values():
+            document.add_root(root)
+    script, divs = components(drawn)
+    scripts = Resources("inline", components=["bokeh", "bokeh-widgets", "bokeh-tables"])
+    bodies = []
+    for _, parts in groupby(sections, lambda part: part.is_chart):
+        bodies += ["<div>", *(_body(part, divs.get(part.id, part.content)) for part in parts)]
+        bodies.append("</div>")
+    runs = sum(len(group.runs) for group in groups)
+    return PAGE.substitute(
+        title=f"FedAccord: {runs} run{'s' if runs > 1 else ''}",
+        links=" ".join(f'<a href="#{part.id}">{part.name}</a>' for part in sections),
+        scripts=scripts.render_js(),
+        sections="\n".join(bodies),
+        script=script,
+    )
+
+
+def _body(part: Section, content: str) -> str:
+    return (
+        f'<section id="{part.id}"><h2>{part.name}</h2>\n<p>{escape(part.note)}</p>\n'
+        f'<div class="wide">{content}</div></section>'
+    )
+
+
+def _sections(groups: Sequence[Group], target: float | None) -> Iterable[Section]:
+    metric, titles = headline(groups), metrics_of(groups)
+    rows, target = summary(groups, target)
+    yield Section(
+        "Summary",
+        f"Means over the runs of a row, ± their standard deviation; a click on a column's head "
+        f"sorts. {metric} over the last 10 evaluations; costs until it first reached "
+        f"{shown(target)}, over the runs that did.",
+        plots.table(rows),
+    )
+    curves = plots.Curves(groups, titles)
+    if metric in titles:
+        note = (
+            "Pale: means over the runs; strong: smoothed over up to 10 evaluations; band: the "
+            "standard deviation over the runs."
+        )
+        charts = [Section("Curves", note, curves.chart(metric), is_chart=True)]
+        note = "The same against what was spent."
+        charts.append(Section("Cost", note, curves.chart(metric, "bytes"), is_chart=True))
+        if distances := [name for name in titles if name.startswith("consensus")]:
+            note = "Mean squared distance of the nodes' models to their mean."
+            chart = curves.chart(distances[-1], axes="log y", of=distances)
+            charts.append(Section("Consensus", note, chart, is_chart=True))
+        note = "Which lines the charts show."
+        yield Section("Methods", note, curves.switches(), is_chart=True)
+        yield from charts
+    runs = [run for group in groups for run in group.runs]
+    if maps := _partitions(runs):
+        more = "" if len(maps) <= MAPS else f" The first {MAPS} of {len(maps)} partitions."
+        note = f"Training samples of each class at each client.{more}"
+        yield Section(
+            "Classes",
+            note,
+            plots.stacked([plots.classes(*pair) for pair in maps[:MAPS]]),
+        )
+    if any(len(run.clients) for run in runs):
+        note = "In how many rounds each client's reply was good (blue) or dropped (orange)."
+        yield Section("Clients", note, plots.clients(groups))
+    keys = differing([group.settings for group in groups])
+    swept = [key for key in keys if len({g.settings[key] for g in groups if key in g.settings}) > 1]
+    if swept and metric in titles:
+        each = [plots.sensitivity(groups, key, metric) for key in swept[:MAPS]]
+        note = "A point is a row of the summary, its whisker the standard deviation over runs."
+        yield Section("Sensitivity", note, plots.stacked(each))
+    yield Section(
+        "Settings", "What differs, then what all have in common.", _settings(groups, keys)
+    )
+    yield Section("Origin", "Where the numbers come from.", _origin(runs))
+
+
+def _partitions(runs: Sequence[Run]) -> list[tuple[pd.DataFrame, str]]:
+    """The different tables of class counts, and what dealt them."""
+    found: dict[str, tuple[pd.DataFrame, str]] = {}
+    for run in runs:
+        if run.classes is not None:
+            of = run.settings
+            title = f"{of.get('partition', '')} partition, seed {of.get('seed', '')}"
+            found.setdefault(run.classes.to_csv(), (run.classes, title))
+    return [*found.values()]
+
+
+def _settings(groups: Sequence[Group], keys: Sequence[str]) -> str:
+    keys = ["algo", *keys]
+    rows = [[group.settings.get(key, "") for key in keys] for group in groups]
+    every = dict.fromkeys(key for group in groups for key in group.settings)
+    common = [
+        [key, groups[0].settings[key]]
+        for key in every
+        if key not in keys and all(key in group.settings for group in groups)
+    ]
+    return (
+        _table(keys, rows)
+        + f"<details><summary>{len(common)} settings in common</summary>"
+        + _table(["key", "value"], common)
+        + "</details>"
+    )
+
+
+def _origin(runs: Sequence[Run]) -> str:
+    names = [*dict.fromkeys(name for run in runs for name in run.versions)]
+    head = ["run", "status", "seconds", "commit", "device", "cpu", "threads", *names]
+    rows = [
+        [
+            run.path,
+            run.summary["status"],
+            run.summary["seconds"],
+            run.commit[:12] + ("-dirty" if run.commit.endswith("-dirty") else ""),
+            *(run.used.get(key, "") for key in ("device", "cpu", "threads")),
+            *(run.versions.get(name, "") for name in names),
+        ]
+        for run in runs
+    ]
+    return _table(head, rows)
+
+
+def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    def line(tag: str, cells: Sequence[object]) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(str(c))}</{tag}>" for c in cells) + "</tr>"
+
+    return f"<table>{line('th', head)}{''.join(line('td', row) for row in rows)}</table>"

@@ -1,0 +1,36 @@
+"""`fedaccord report`: runs side by side in one HTML file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaccord.cli.compare import Runs, Target, read_groups
+from fedaccord.cli.console import make_console, stop
+
+
+def report(
+    runs: Runs,
+    target: Target = None,
+    out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("report.html"),
+) -> None:
+    """Write one HTML file of runs side by side, which opens in a browser without a network.
+
+    Curves with their spread over seeds, a table, accuracy against bytes, gradients and seconds,
+    the clients' classes and participation, what settings do, versions and commit:
+
+    fedaccord report ~/fedaccord-runs/first ~/fedaccord-runs/second
+
+    fedaccord report my-sweep --out my-sweep.html
+    """
+    groups = read_groups(runs)
+    try:
+        from fedaccord.analysis.report import html
+    except ImportError as error:
+        stop(f"{error}: a report needs Bokeh; pip install 'fedaccord[report]'", 2)
+    out = out.expanduser()
+    try:
+        out.write_text(html(groups, target), encoding="utf-8")
+    except OSError as error:
+        stop(f"--out: cannot write {out} ({error.strerror})", 2)
+    make_console().print(f"report: {out.absolute()}", soft_wrap=True)

@@ -1,0 +1,128 @@
+"""The report in a browser: no script errors, plots with something in them, switches that switch."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.analysis.made import write
+from tests.cli.shell import invoke, run
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+in_browser = pytest.mark.skipif(
+    not (BROWSER and DRIVER),
+    reason="needs chromium and chromedriver (Debian's chromium and chromium-driver)",
+)
+PLOTS = ("curves", "cost", "consensus", "classes", "clients", "sensitivity")
+SECTIONS = ("summary", "methods", *PLOTS, "settings", "origin")
+MODEL = "const of = (name) => Bokeh.documents[0].get_model_by_name(name);"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of real runs: two methods, two seeds, two rates, and one without a server."""
+    folder = tmp_path_factory.mktemp("report")
+    for words in (
+        *(("algo=fedavg", f"seed={seed}", f"lr={lr}") for seed in (0, 1) for lr in (0.05, 0.1)),
+        ("algo=scaffold", "lr=0.1", "eval-train=true"),
+        ("algo=dfedavg", "lr=0.1", "gossip.topology=ring"),
+    ):
+        result = run(folder, "name=" + "-".join(words[:3]), *words)
+        assert result.exit_code == 0, result.output
+    out = folder / "report.html"
+    result = invoke("report", folder / "runs", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"report: {out}\n"
+    return out
+
+
+def test_a_page_is_whole_and_names_where_its_numbers_come_from(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "<script src=" not in text
+    assert [part for part in SECTIONS if f'<section id="{part}">' not in text] == []
+    assert "fedavg lr=0.05" in text
+    assert "<th>commit</th>" in text
+    assert page.stat().st_size < 3_000_000
+
+
+@pytest.fixture(scope="module")
+def browser(page: Path) -> Iterator[Any]:
+    """Chromium with the page, and without a network."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    support = pytest.importorskip("selenium.webdriver.support.ui")
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1200,1000"):
+        options.add_argument(f"--{flag}")
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        driver.get(page.as_uri())
+        wait = "return window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
+        support.WebDriverWait(driver, 60).until(lambda d: d.execute_script(wait))
+        yield driver
+    finally:
+        driver.quit()
+
+
+@in_browser
+def test_a_browser_shows_it_without_errors_and_every_plot_has_colours(browser: Any) -> None:
+    for name in PLOTS:
+        section = browser.find_element("id", name)
+        browser.execute_script("arguments[0].scrollIntoView()", section)
+        pixels = np.asarray(Image.open(BytesIO(section.screenshot_as_png)).convert("RGB"), int)
+        coloured = (pixels.max(axis=2) - pixels.min(axis=2) > 60).sum()
+        assert coloured > 300, f"{name}: {coloured} coloured pixels"
+    problems = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert problems == []
+
+
+@in_browser
+def test_what_the_page_opens_with_is_what_its_script_draws(browser: Any) -> None:
+    def lines() -> Any:
+        code = "const {xs, ys, color} = of('lines test-accuracy round').data;"
+        plain = "return JSON.stringify([xs, ys].map((v) => v.map((line) => [...line])));"
+        return json.loads(browser.execute_script(MODEL + code + plain))
+
+    opened = lines()
+    assert len(opened[0]) == 8  # raw and smoothed, of four groups
+    browser.execute_script(MODEL + "of('groups').active = [0]")
+    assert len(lines()[0]) == 2
+    browser.execute_script(MODEL + "of('groups').active = [0, 1, 2, 3]")
+    assert lines() == opened
+    browser.execute_script(MODEL + "of('measure test-accuracy round').value = 'test-loss'")
+    assert lines()[0] == opened[0]
+    assert lines()[1] != opened[1]
+    browser.execute_script(MODEL + "of('measure test-accuracy round').value = 'generalisation-gap'")
+    assert len(lines()[0]) == 2  # of the only run that has it
+
+
+def test_labels_are_not_read_as_html(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.5], model="<b>x</b>")
+    write(tmp_path, [0.1, 0.5], model="y", seed=1)
+    result = invoke("report", tmp_path, "--out", tmp_path / "r.html")
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "<td>&lt;b&gt;x&lt;/b&gt;</td>" in text
+    assert "<td><b>x" not in text
+
+
+def test_a_run_before_its_first_evaluation_has_a_report(tmp_path: Path) -> None:
+    write(tmp_path, [None])
+    result = invoke("report", tmp_path, "--out", tmp_path / "r.html")
+    assert result.exit_code == 0, result.output
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.5])
+    result = invoke("report", tmp_path, "--out", tmp_path / "no" / "r.html")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--out: cannot write" in result.stderr
+    assert result.stderr.count("\n") == 1
