@@ -61,7 +61,7 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
 def memory_of(context: Context, asked: TrainInstruction) -> Store:
     """Where the client's memory lies: below ``state-dir``, else in the Context.
 
-    A device names its own in its node config; the run configuration names that of simulated clients.
+    A device names its own in its node config; the run configuration that of simulated clients.
     """
     named = context.run_config if device.is_simulated() else context.node_config
     folder = str(named.get(STATE_DIR, ""))

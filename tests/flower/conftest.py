@@ -93,6 +93,13 @@ class Flower:
             lambda: self._nodes_online() == before + len(commands), "the SuperNodes", self.log
         )
 
+    def start_more_supernodes(self, *node_configs: str) -> None:
+        """As `start_supernodes`, without a look at who is online: Flower takes a while to see that
+        a node has gone."""
+        command = ("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{self.port}")
+        for config in node_configs:
+            self._start(*command, "--node-config", config, "--port", str(free_port()))
+
     def end_last(self) -> None:
         """End the process that was started last."""
         process = self.processes.pop()
