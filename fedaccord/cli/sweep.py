@@ -1,0 +1,161 @@
+"""`fedaccord sweep`: many runs, chosen by a file, that go on where they were."""
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedaccord.cli.console import make_console, stop, warn
+from fedaccord.cli.settings import PATHS
+from fedaccord.interrupts import exit_code, interruptible
+
+if TYPE_CHECKING:
+    from fedaccord.sweep import Plan, Step
+
+
+@interruptible()
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.TOML", help="What to run.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Where the tables and the runs go."),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print trials, budget and estimated hours, and exit."),
+    ] = False,
+) -> None:
+    """Run many configurations, choose the best of each method on held-out training samples, and
+    compare these on the test samples. The same command, started again, goes on where it was.
+
+    A file such as
+
+        [sweep]
+        search = "grid"        # or random, halving, optuna, asha
+        seeds = [0, 1]
+
+        [run]                  # run-config keys for all
+        dataset = "digits"
+        num-server-rounds = 30
+
+        [space]                # lists, or ranges { low = 0.01, high = 0.3, log = true }
+        algo = ["fedavg", "fedinit", "scaffold"]
+        lr = [0.05, 0.1]
+
+    gives DIR/table.csv with a row a trial, DIR/winners.csv with a row a method and DIR/runs:
+
+    fedaccord sweep sweep.toml --out ~/sweeps/first
+    """
+    from fedaccord.sweep import Plan, Sweep
+    from fedaccord.sweep.table import as_text
+
+    console = make_console()
+    folder: Path | None = None
+    try:
+        content = _content(file)
+        plan = Plan.make(content)
+        for line in plan.warnings():
+            warn(line)
+        if dry_run:
+            _show(console, plan)
+            return
+        if out is None:
+            raise ValueError("--out: expected a folder for the tables and the runs, got none")
+        folder = out.expanduser().absolute()
+        display = Display(console, plan)
+        with display.bar:
+            table = Sweep(plan, folder, display.on_step).run()
+    except KeyboardInterrupt as error:
+        rest = f"; {folder} holds what was done: the same command goes on" if folder else ""
+        stop(f"interrupted{rest}", exit_code(error))
+    except (ValueError, FileNotFoundError) as error:
+        stop(error, 2)
+    except OSError as error:
+        stop(f"{error}; the same command goes on", 1)
+    console.print(as_table(*as_text(table)))
+    console.print(f"tables and runs: {folder}", soft_wrap=True)
+
+
+def _content(file: Path) -> dict[str, Any]:
+    """The file, with absolute paths. Raises ValueError where it cannot be read."""
+    from fedaccord.runs import flatten
+
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {file} ({error.strerror}); check the path") from None
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid TOML: {error}") from None
+    if isinstance(content.get("run"), Mapping):
+        content["run"] = run = flatten(content["run"])
+        for key in PATHS:
+            if isinstance(run.get(key), str):
+                run[key] = os.path.abspath(os.path.expanduser(run[key]))
+    return content
+
+
+class Display:
+    """Shows a sweep as it goes: on a terminal by a bar, elsewhere by a line a trial."""
+
+    def __init__(self, console: Console, plan: "Plan") -> None:
+        from fedaccord.sweep.estimate import parts
+
+        self.plan, self.done, self.best = plan, 0, ""
+        self.score = float("-inf")
+        self.runs = sum(part.runs for part in parts(plan))
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[best]}"),
+            TimeRemainingColumn(),
+            console=console,
+            expand=True,
+            disable=not console.is_terminal,
+        )
+        rounds = sum(part.rounds for part in parts(plan))
+        self.task = self.bar.add_task("", total=rounds, best="")
+
+    def on_step(self, step: "Step") -> None:
+        """A trial came to a budget."""
+        self.done += 1
+        metric = self.plan.options.metric
+        value = step.row.get(f"validation-{metric}", step.row.get(f"test-{metric}"))
+        score = -1.0 if value is None else (-value if metric.startswith("loss") else value)
+        if step.row["status"] == "completed" and score > self.score:
+            self.score, self.best = score, f"best {value:.4g} ({step.job.name})"
+        number = f"run {self.done}/{self.runs}"
+        self.bar.update(self.task, advance=step.rounds, description=number, best=self.best)
+        if self.bar.disable and not step.found:
+            shown = "no value" if value is None else f"{metric} {value:.4g}"
+            reason = step.row.get("reason")
+            print(
+                *(number, step.job.name, f"round {step.job.rounds}", shown, reason or self.best),
+                sep="  ",
+                flush=True,
+            )
+
+
+def as_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(*heading, box=SIMPLE)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _show(console: Console, plan: "Plan") -> None:
+    from fedaccord.sweep.estimate import Part, estimate, parts
+
+    found = parts(plan)
+    heading = [name.replace("_", " ") for name in Part._fields]
+    console.print(as_table(heading, [[*map(str, part)] for part in found]))
+    with console.status("timing two rounds"):
+        hours = estimate(plan, found)
+    runs, rounds = sum(part.runs for part in found), sum(part.rounds for part in found)
+    console.print(f"{runs} runs, {rounds} rounds; {hours}", soft_wrap=True)

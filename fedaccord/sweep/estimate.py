@@ -1,0 +1,100 @@
+"""What a sweep will take, before it begins."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from fedaccord import engine
+from fedaccord.config import RunConfig
+from fedaccord.sweep import space, workers
+from fedaccord.sweep.plan import Configuration, Plan
+from fedaccord.sweep.search import budget
+from fedaccord.sweep.table import TEST, TUNE
+
+LADDERS = ("halving", "asha")
+TIMED = 2  # rounds; the second one counts
+
+
+class Part(NamedTuple):
+    """A method at a stage."""
+
+    method: str
+    stage: str
+    configurations: int
+    runs: int  # a rung each, of each configuration and seed
+    rounds: int  # of all of them
+    local: str  # local steps or epochs
+    gradients_a_step: float
+
+
+def parts(plan: Plan) -> list[Part]:
+    """The budget of each method; of asha the most that it can take."""
+    found = []
+    for stage in (TUNE, TEST) if plan.tunes else (TEST,):
+        for method in plan.methods:
+            first = plan.configuration(method, next(space.corners(plan.of(method))))
+            sizes = _tuned(plan, method, first) if stage == TUNE else [(1, first.rounds)]
+            rungs = plan.options.search in LADDERS and stage == TUNE
+            configurations = sizes[0][0] if rungs else sum(count for count, _ in sizes)
+            seeds = len(plan.seeds if stage == TUNE else plan.test_seeds)
+            runs = seeds * sum(count for count, _ in sizes)
+            rounds = seeds * sum(count * rounds for count, rounds in sizes)
+            found.append(
+                Part(method, stage, configurations, runs, rounds, _local(first), first.gradients)
+            )
+    return found
+
+
+def _tuned(plan: Plan, method: str, first: Configuration) -> list[tuple[int, int]]:
+    """Configurations that run for so many rounds each, rung by rung."""
+    options = plan.options
+    if options.search == "optuna":
+        return [(plan.trials(method), first.rounds)]
+    configurations = plan.configurations(method)
+    if options.search not in LADDERS:
+        return [(n, rounds) for rounds, n in Counter(c.rounds for c in configurations).items()]
+    sizes, alive, before = [], len(configurations), 0
+    for rung in range(options.rungs):
+        rounds = budget(first.rounds, options.eta, options.rungs - 1 - rung)
+        sizes.append((alive, rounds - before))
+        alive, before = math.ceil(alive / options.eta), rounds
+    return sizes
+
+
+def estimate(plan: Plan, found: Sequence[Part]) -> str:
+    """Hours, from a round of the first method; the others by their gradients."""
+    method = plan.methods[0]
+    first = plan.configuration(method, next(space.corners(plan.of(method))))
+    seconds = _seconds(first)
+    one = _work(found[0])
+    total = sum(seconds * part.rounds * _work(part) / one for part in found)
+    if plan.options.ray_address:
+        return f"{total / 3600:.2g} hours of one trial after another, {seconds:.2g} s a round"
+    number = workers.count(plan.options.workers)
+    return (
+        f"about {total / 3600 / number:.2g} hours with {number} "
+        f"process{'es' if number > 1 else ''}, {seconds:.2g} s a round of {method}"
+    )
+
+
+def _work(part: Part) -> float:
+    return float(part.local.split()[0]) * part.gradients_a_step
+
+
+def _local(configuration: Configuration) -> str:
+    flat = configuration.config.flat
+    steps = flat["local-steps"]
+    return f"{steps} steps" if steps else f"{flat['local-epochs']} epochs"
+
+
+def _seconds(configuration: Configuration) -> float:
+    """Of the second round, evaluation included, in this process."""
+    ends: list[float] = []
+    with TemporaryDirectory() as folder, engine.quiet():
+        more = {"num-server-rounds": TIMED, "out-dir": folder, "name": "timed", "seed": 0}
+        config = RunConfig.make(configuration.settings | more)
+        engine.run(config, on_round=lambda _: ends.append(time.perf_counter()))
+    return ends[-1] - ends[-2]

@@ -1,0 +1,157 @@
+"""Jobs on Ray Tune, on this machine or a cluster; and ASHA, which stops trials by their timing.
+
+A Ray actor takes one trial after another: it loads PyTorch and the data once.
+"""
+
+import logging
+import math
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # Ctrl-C ends the sweep
+
+import ray
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, TrialScheduler
+
+from fedaccord.memory import keep_freed_memory
+from fedaccord.sweep.plan import Options
+from fedaccord.sweep.trial import FAILED, Job, execute, mean
+from fedaccord.sweep.workers import OnRow, Workers, count
+
+Ladder = Sequence[Sequence[Job]]  # a trial of Ray's: the jobs of each of its rungs
+WORST = -1e30  # for a failed rung: ASHA takes no NaN
+
+
+class Climb(tune.Trainable):
+    """Does the jobs of a ladder, a rung a step."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        keep_freed_memory()
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self.ladder, self.metric = new_config["ladder"], new_config["metric"]
+        self.done = 0
+        return True
+
+    def step(self) -> dict[str, Any]:
+        jobs = [Job(*job) for job in self.ladder[self.done]]
+        rows = [execute(job) for job in jobs]
+        score, self.done = mean(rows, self.metric), self.done + 1
+        return {  # what `Tell` reads
+            "jobs": list(map(tuple, jobs)),
+            "rows": rows,
+            "rounds": jobs[0].rounds,
+            "score": WORST if score != score else score,
+            "done": self.done == len(self.ladder),
+        }
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any]:
+        return {}  # the run directories have theirs
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None:
+        pass
+
+
+class Tell(tune.Callback):
+    def __init__(self, on_row: OnRow) -> None:
+        self.on_row = on_row
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune writes its callbacks to a file
+
+    def on_trial_result(
+        self, iteration: int, trials: Any, trial: Any, result: dict[str, Any], **_: Any
+    ) -> None:
+        for job, row in zip(result["jobs"], result["rows"], strict=True):
+            self.on_row(Job(*job), row)
+
+
+Climbing = Callable[[Sequence[Ladder], TrialScheduler | None, OnRow], None]
+
+
+@contextmanager
+def on_ray(options: Options) -> Iterator[Climbing]:
+    """A block with Ray, in which ladders are climbed. Raises ValueError where no Ray is there."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+    local = options.ray_address == "local"
+    cores = max(count(options.workers), math.ceil(options.cpus)) if local else None
+    try:
+        ray.init(
+            options.ray_address,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            num_cpus=cores,
+        )
+    except (ConnectionError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"ray-address: expected local, or a Ray cluster at {options.ray_address!r} ({reason})"
+        ) from None
+
+    def climb(ladders: Sequence[Ladder], scheduler: TrialScheduler | None, on_row: OnRow) -> None:
+        storage = Path(ladders[0][0][0].folder) / "ray"
+        plain = [[[tuple(job) for job in rung] for rung in ladder] for ladder in ladders]
+        resources = {"cpu": options.cpus, "gpu": options.gpus}
+        tuner = tune.Tuner(
+            tune.with_resources(Climb, resources),
+            param_space={"ladder": tune.grid_search(plain), "metric": options.metric},
+            tune_config=tune.TuneConfig(reuse_actors=True, scheduler=scheduler),
+            run_config=tune.RunConfig(
+                storage_path=str(storage), verbose=0, callbacks=[Tell(on_row)]
+            ),
+        )
+        try:
+            found = tuner.fit()
+        finally:
+            shutil.rmtree(storage, ignore_errors=True)
+        for result in map(found.__getitem__, range(len(found))):
+            if result.error and result.config:
+                reason = str(result.error).strip().splitlines()[-1]
+                for job in result.config["ladder"][-1]:
+                    on_row(Job(*job), {"status": FAILED, "reason": reason})
+
+    try:
+        yield climb
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def ray_workers(options: Options) -> Iterator[Workers]:
+    """Every job as it is, in any order."""
+    with on_ray(options) as climb:
+
+        def work(jobs: Sequence[Job], on_row: OnRow) -> None:
+            if jobs:
+                climb([[[job]] for job in jobs], None, on_row)
+
+        yield work
+
+
+def asha(options: Options, methods: Sequence[Sequence[Ladder]], on_row: OnRow) -> None:
+    """The ladders of each method by asynchronous successive halving (arXiv:1810.05934).
+
+    Which trials stop depends on which are first at a rung, hence on the machine and its load: not
+    reproducible.
+    """
+    with on_ray(options) as climb:
+        for ladders in methods:
+            scheduler = ASHAScheduler(
+                time_attr="rounds",
+                metric="score",
+                mode="max",
+                max_t=ladders[0][-1][0].rounds,
+                grace_period=ladders[0][0][0].rounds,
+                reduction_factor=options.eta,
+            )
+            climb(ladders, scheduler, on_row)

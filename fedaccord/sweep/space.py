@@ -1,0 +1,156 @@
+"""A sweep's space: what may be chosen for each run-config key, and points of it."""
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from fedaccord import config
+from fedaccord.strategies import METHODS
+
+T = TypeVar("T")
+DRAWS = 100  # draws for each point that is asked for, before fewer distinct ones are taken
+
+
+class Choices(NamedTuple):
+    values: tuple[Any, ...]
+
+    def at(self, u: float) -> Any:
+        """u: in [0, 1)."""
+        return self.values[int(u * len(self.values))]
+
+    @property
+    def ends(self) -> tuple[Any, ...]:
+        """Values that must be allowed for all of it to be."""
+        return self.values
+
+
+class Range(NamedTuple):
+    """Numbers from ``low`` to ``high``: integers where both are."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @property
+    def is_int(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def at(self, u: float) -> float:
+        """u: in [0, 1)."""
+        if self.is_int:
+            low, high = self.low - 0.5, self.high + 0.5
+            value = self._between(max(low, 0.5) if self.log else low, high, u)
+            return int(min(max(round(value), self.low), self.high))
+        return self._between(self.low, self.high, u)
+
+    def _between(self, low: float, high: float, u: float) -> float:
+        if self.log:
+            return math.exp(math.log(low) + u * (math.log(high) - math.log(low)))
+        return low + u * (high - low)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        return self.low, self.high
+
+
+Values = Choices | Range
+Space = Mapping[str, Values]
+
+
+def read(table: Mapping[str, Any], prefix: str = "") -> dict[str, Values]:
+    """The [space] of a sweep by dotted keys. Raises ValueError, in one line, on what is no list
+    and no range."""
+    space: dict[str, Values] = {}
+    for name, value in table.items():
+        key = prefix + name
+        if isinstance(value, Mapping):
+            is_range = "low" in value or "high" in value
+            space |= {key: _range(key, value)} if is_range else read(value, f"{key}.")
+        elif isinstance(value, list) and value:
+            space[key] = Choices(tuple(dict.fromkeys(map(_hashable, value))))
+        else:
+            raise ValueError(
+                f"[space] {key}: expected a list of values, as [0.05, 0.1], or a range, as "
+                f"{{ low = 0.01, high = 0.3, log = true }}, got {value!r}"
+            )
+    return space
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, (list, Mapping)):
+        raise ValueError(f"[space]: expected numbers and strings in a list, got {value!r}")
+    return value
+
+
+def _range(key: str, table: Mapping[str, Any]) -> Range:
+    low, high, log = table.get("low"), table.get("high"), table.get("log", False)
+    numbers = all(type(end) in (int, float) for end in (low, high))
+    if set(table) - {"low", "high", "log"} or not numbers or type(log) is not bool:
+        raise ValueError(
+            f"[space] {key}: expected low, high and perhaps log = true, got {dict(table)!r}"
+        )
+    assert low is not None
+    assert high is not None
+    if not low < high or (log and low <= 0):
+        positive = "0 < low < high" if log else "low < high"
+        raise ValueError(f"[space] {key}: expected {positive}, got low = {low}, high = {high}")
+    return Range(low, high, log)
+
+
+def of_method(table: Mapping[str, T], method: str) -> dict[str, T]:
+    """What is for one method: common keys, the method's own, and any key under its name.
+
+    ``fedsam.lr`` is the key ``lr`` for fedsam alone, and wins over a common one.
+    """
+    known = config.keys()
+    common, own = {}, {}
+    for key, value in table.items():
+        first, _, rest = key.partition(".")
+        if first not in METHODS:
+            common[key] = value
+        elif first == method:
+            own[key if key in known else rest] = value
+    return common | own
+
+
+def grid(space: Space) -> Iterator[dict[str, Any]]:
+    """Every combination, the last key first. Raises ValueError where a key has a range."""
+    for key, values in space.items():
+        if isinstance(values, Range):
+            raise ValueError(
+                f"[space] {key}: expected a list with search=grid, got a range; list the values, "
+                "or choose search=random"
+            )
+    choices = [values.values for values in space.values() if isinstance(values, Choices)]
+    for point in product(*choices):
+        yield dict(zip(space, point, strict=True))
+
+
+def draw(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
+    """``count`` distinct points, fewer where there are no more. What is drawn for a key does not
+    depend on the other keys: methods get the same values of those that they share."""
+    sizes = [len(v.values) if isinstance(v, Choices) else math.inf for v in space.values()]
+    if math.prod(sizes) <= count:
+        return list(grid(space))
+    points: list[dict[str, Any]] = []
+    rngs = {key: np.random.default_rng([seed, zlib.crc32(key.encode())]) for key in space}
+    for _ in range(DRAWS * count):
+        point = {key: values.at(rngs[key].random()) for key, values in space.items()}
+        if point not in points:
+            points.append(point)
+        if len(points) == count:
+            break
+    return points
+
+
+def corners(space: Space) -> Iterator[dict[str, Any]]:
+    """Points that hold every end of every key."""
+    first = {key: values.ends[0] for key, values in space.items()}
+    yield first
+    for key, values in space.items():
+        for end in values.ends[1:]:
+            yield first | {key: end}

@@ -1,0 +1,184 @@
+"""A sweep from its beginning or from where it was: tune on validation samples, test the winners."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from fedaccord.runs import origin
+from fedaccord.runs.files import replace
+from fedaccord.sweep import workers
+from fedaccord.sweep.plan import Plan
+from fedaccord.sweep.search import Ask, budget, ranked, search
+from fedaccord.sweep.table import TEST, TUNE, Trial, Winner, trials_table, winners_table
+from fedaccord.sweep.trial import Job, Row, forget_checkpoints, mean, row_of
+from fedaccord.sweep.workers import Workers
+
+STATE = "sweep.json"  # of a sweep's folder
+
+
+class Step(NamedTuple):
+    """A trial that came to a budget, or was found so."""
+
+    job: Job
+    row: Row
+    rounds: int  # that it took: since its last rung
+    found: bool  # of an earlier start
+
+
+OnStep = Callable[[Step], None]
+
+
+class Sweep:
+    """A plan at work in ``folder``; see `run`."""
+
+    def __init__(self, plan: Plan, folder: Path, on_step: OnStep) -> None:
+        self.plan, self.folder, self.on_step = plan, folder, on_step
+        self.trials: dict[tuple[str, int], Trial] = {}  # by configuration and seed
+        self.told: dict[str, int] = {}  # rounds of the jobs that `on_step` knows of, by name
+
+    def run(self) -> pd.DataFrame:
+        """The table of the winners. Raises ValueError where another process is at it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._check_free()
+        winners = self._asha() if self.plan.options.search == "asha" and self.plan.tunes else None
+        with workers.of(self.plan.options) as work:
+            winners = winners or self._tune(work)
+            tested = [self.plan.tested(winner.configuration) for winner in winners.values()]
+            asks = [Ask(configuration, configuration.rounds) for configuration in tested]
+            self._do(work, asks, self.plan.test_seeds, TEST)
+        tests = [trial for trial in self.trials.values() if trial.stage == TEST]
+        table = winners_table(winners, tests, self.plan.options.metric)
+        self._write("winners.csv", table.to_csv(index=False))
+        return table
+
+    def _check_free(self) -> None:
+        file = self.folder / STATE
+        try:
+            state = json.loads(file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            state = {}
+        if state and state != origin.process() and origin.is_alive(state):
+            raise ValueError(
+                f"{self.folder}: process {state['pid']} on {state['host']} works on this sweep; "
+                "wait for it, or choose another --out"
+            )
+        self._write(STATE, json.dumps(origin.process()))
+
+    def _tune(self, work: Workers) -> dict[str, Winner]:
+        """The winner of each method, and the only configuration where nothing is to choose."""
+        if not self.plan.tunes:
+            return {m: self._only(m) for m in self.plan.methods}
+        searches = {method: search(self.plan, method) for method in self.plan.methods}
+        batches = {method: next(asked) for method, asked in searches.items()}
+        winners = {}
+        while batches:
+            self._do(work, [ask for asks in batches.values() for ask in asks], self.plan.seeds)
+            scores = {m: [*map(self._score, asks)] for m, asks in batches.items()}
+            for method, values in scores.items():
+                try:
+                    batches[method] = searches[method].send(values)
+                except StopIteration as end:
+                    del batches[method]
+                    winners[method] = self._best(end.value)
+        return {method: winners[method] for method in self.plan.methods}
+
+    def _only(self, method: str) -> Winner:
+        (configuration,) = self.plan.configurations(method)
+        return Winner(configuration, math.nan, 1)
+
+    def _best(self, asks: Sequence[Ask]) -> Winner:
+        tried = {
+            trial.configuration.name
+            for trial in self.trials.values()
+            if trial.configuration.algo == asks[0].configuration.algo
+        }
+        scores = [*map(self._score, asks)]
+        best = ranked(asks, scores)[0]
+        return Winner(best, self._score(Ask(best, best.rounds)), len(tried))
+
+    def _do(
+        self, work: Workers, asks: Sequence[Ask], seeds: Iterable[int], stage: str = TUNE
+    ) -> None:
+        """Run what is missing; afterwards the trials are there, in the order of the asks."""
+        asked = [(ask, seed, self._job(ask, seed)) for ask in asks for seed in seeds]
+        jobs = {job.name: job for _, _, job in asked}  # each once, if it was proposed twice
+        rows = {name: row for name, job in jobs.items() if (row := row_of(job)) is not None}
+        before = self.trials
+        for name in rows:
+            self._tell(jobs[name], rows[name], found=True)
+
+        def on_row(job: Job, row: Row) -> None:
+            rows[job.name] = row
+            self._tell(job, row)
+            keep()
+
+        def keep() -> None:
+            self.trials = before | {
+                (ask.configuration.name, seed): Trial(
+                    ask.configuration, seed, stage, ask.rounds, rows[job.name]
+                )
+                for ask, seed, job in asked
+                if job.name in rows
+            }
+            self._write("table.csv", trials_table([*self.trials.values()]).to_csv(index=False))
+
+        work([job for name, job in jobs.items() if name not in rows], on_row)
+        keep()
+        if stage == TUNE:
+            for ask, _, job in asked:
+                if ask.rounds >= ask.configuration.rounds:
+                    forget_checkpoints(job)
+
+    def _tell(self, job: Job, row: Row, found: bool = False) -> None:
+        """Each rung of a trial once."""
+        before = self.told.get(job.name, 0)
+        if job.rounds > before:
+            self.told[job.name] = job.rounds
+            self.on_step(Step(job, row, job.rounds - before, found))
+
+    def _job(self, ask: Ask, seed: int) -> Job:
+        configuration, rounds = ask
+        settings = configuration.settings | {"seed": seed, "num-server-rounds": rounds}
+        return Job(str(self.folder), f"{configuration.name}-seed{seed}", settings)
+
+    def _score(self, ask: Ask) -> float:
+        rows = [self.trials[ask.configuration.name, seed].row for seed in self.plan.seeds]
+        return mean(rows, self.plan.options.metric)
+
+    def _asha(self) -> dict[str, Winner]:
+        from fedaccord.sweep.on_ray import asha
+
+        options = self.plan.options
+        budgets = [*reversed(range(options.rungs))]
+        rungs = {
+            method: [
+                [Ask(c, budget(c.rounds, options.eta, below)) for below in budgets]
+                for c in self.plan.configurations(method)
+            ]
+            for method in self.plan.methods
+        }
+        ladders = [[list(map(self._jobs, asks)) for asks in each] for each in rungs.values()]
+        asha(options, ladders, self._tell)
+        winners = {}
+        for method, each in rungs.items():
+            came = [[ask for ask in asks if all(map(row_of, self._jobs(ask)))] for asks in each]
+            self._do(_nothing, [ask for asks in came for ask in asks], self.plan.seeds)
+            last = [asks[-1] for asks in came if asks]
+            whole = [ask for ask in last if ask.rounds == ask.configuration.rounds]
+            winners[method] = self._best(whole or last)
+        return winners
+
+    def _jobs(self, ask: Ask) -> list[Job]:
+        return [self._job(ask, seed) for seed in self.plan.seeds]
+
+    def _write(self, name: str, text: str) -> None:
+        replace(self.folder / name, text.encode())
+
+
+def _nothing(jobs: Sequence[Job], on_row: workers.OnRow) -> None:
+    """All is done."""
+    assert not jobs

@@ -1,0 +1,148 @@
+"""A trial: a run in its own directory, made once, gone on with where it was, never fatal.
+
+What a trial came to is a file of the sweep's folder, ``rows/TRIAL-ROUNDS.json``, written last. A
+sweep that is started again finds it there and runs only what is missing.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from fedaccord import engine, logbook
+from fedaccord.config import RunConfig
+from fedaccord.runs import flatten
+from fedaccord.runs.files import replace
+
+COMPLETED, FAILED = "completed", "failed"
+KEPT = (  # of a run's summary, beside what is evaluated
+    *("rounds-counted", "replies", "dropped", "down-bytes", "up-bytes", "peer-bytes"),
+)
+EVALUATED = ("validation-", "test-", "personal-", "train-", "generalisation-")
+Row = dict[str, Any]
+log = logging.getLogger("flwr")
+
+
+class Job(NamedTuple):
+    """A trial up to a number of rounds, in plain types: it goes to other processes."""
+
+    folder: str  # of the sweep
+    name: str
+    settings: dict[str, Any]  # of the run, its rounds among them
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder) / "runs" / self.name
+
+    @property
+    def rounds(self) -> int:
+        return int(self.settings["num-server-rounds"])
+
+    @property
+    def file(self) -> Path:
+        return Path(self.folder) / "rows" / f"{self.name}-{self.rounds}.json"
+
+
+def row_of(job: Job) -> Row | None:
+    """What the job came to; None: it was not done yet."""
+    try:
+        row: Row = json.loads(job.file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return row
+
+
+def execute(job: Job) -> Row:
+    """Do what is missing of a job, and write down what it came to.
+
+    Raises OSError where a file cannot be read or written, and nothing else: a run that fails is a
+    row with the reason.
+    """
+    if row := row_of(job):
+        return row
+    row = _run(job)
+    job.file.parent.mkdir(parents=True, exist_ok=True)
+    replace(job.file, json.dumps(row).encode())
+    return row
+
+
+def forget_checkpoints(job: Job) -> None:
+    """Of a run that will not go on: they hold every client's state."""
+    shutil.rmtree(job.path / logbook.FOLDER, ignore_errors=True)
+
+
+def _run(job: Job) -> Row:
+    summary = _summary(job.path)
+    if (summary.get("status"), summary.get("rounds")) != (COMPLETED, job.rounds):
+        begun = any((job.path / logbook.FOLDER).glob("*.json")) and summary.get("status") != FAILED
+        level = log.level
+        log.setLevel(logging.ERROR)  # a reason is in the row
+        try:
+            if not (begun and _go_on(job)):
+                shutil.rmtree(job.path, ignore_errors=True)
+                engine.run(_config(job))
+        except OSError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            return _row(job, FAILED, reason)
+        finally:
+            log.setLevel(level)
+    return _row(job, COMPLETED)
+
+
+def _config(job: Job, **more: Any) -> RunConfig:
+    place = {"out-dir": str(job.path.parent), "name": job.name}
+    return RunConfig.make(job.settings | place | more)
+
+
+def _go_on(job: Job) -> bool:
+    """Whether the run went on from its last checkpoint; no: it cannot, and is to begin anew."""
+    try:
+        engine.run(_config(job, resume=True))
+    except (ValueError, FileNotFoundError):  # a damaged checkpoint, or more rounds than asked for
+        return False
+    return True
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    try:
+        return flatten(json.loads((path / "summary.json").read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _row(job: Job, status: str, reason: str = "") -> Row:
+    summary = _summary(job.path)
+    measured = {
+        key: value for key, value in summary.items() if key in KEPT or key.startswith(EVALUATED)
+    }
+    row = {"status": status, **measured, "gradients": _gradients(job)}
+    return row | {"seconds": summary.get("seconds"), "reason": reason}
+
+
+def _gradients(job: Job) -> int | None:
+    """Gradient evaluations of all accepted clients, each over a batch."""
+    try:
+        steps = pd.read_csv(job.path / "clients.csv")["steps"].sum()
+    except (FileNotFoundError, KeyError):
+        return None
+    return round(float(steps) * _config(job).strategy.cost.gradients)
+
+
+def number(row: Mapping[str, Any], key: str) -> float:
+    """A number of a row; NaN where it has none, and of a failed trial."""
+    value = row.get(key) if row["status"] == COMPLETED else None
+    return float("nan") if value is None else float(value)
+
+
+def mean(rows: Sequence[Row], metric: str) -> float:
+    """Of a metric as ``accuracy-last`` on validation samples, larger is better: a loss is negated.
+    NaN where a trial failed."""
+    sign = -1 if metric.startswith("loss") else 1
+    return sign * fmean(number(row, f"validation-{metric}") for row in rows)
