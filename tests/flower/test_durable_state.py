@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fedaccord import simulate
 from tests.flower.conftest import REPOSITORY, Flower, wait_until
 
-pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(900)]
 
 ROUNDS = 6
 SETTINGS: dict[str, Any] = {
@@ -50,7 +50,7 @@ def test_a_killed_supernode_comes_back_with_its_state(
 
     thread = threading.Thread(target=kill_and_restart)
     thread.start()
-    config = SETTINGS | method | {"num-server-rounds": ROUNDS, "round-timeout": 25.0}
+    config = SETTINGS | method | {"num-server-rounds": ROUNDS, "round-timeout": 120.0}
     outcome = lab.run(REPOSITORY, config | {"out-dir": str(tmp_path), "name": "there"})
     thread.join()
     assert outcome.status == "finished:completed", outcome.output
