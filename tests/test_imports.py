@@ -46,12 +46,13 @@ ROOMS = {  # a module at the top of the package is a room too
     "analysis": Allowed(
         "core runs config task threads logbook", "torch pandas numpy bokeh matplotlib"
     ),
+    "deploy": Allowed("", "cryptography tomli_w"),
     "sweep": Allowed(
         "core config engine logbook memory runs strategies threads",
         "numpy optuna pandas ray torch",
     ),
     "cli": Allowed(
-        f"{APPS} __version__ memory threads engine analysis sweep",
+        f"{APPS} __version__ memory threads engine deploy analysis sweep",
         "torch flwr click rich typer psutil",
     ),
     "__init__": Allowed("client engine strategies", ""),

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from fedaccord.analysis.groups import COSTS, Group, has, headline, smoothed
@@ -18,6 +19,8 @@ DASHES = ("solid", "dashed", "dotted", "dashdot")
 METRICS = {  # what is drawn where runs have it
     "test-accuracy": "test accuracy",
     "test-loss": "test loss",
+    "validation-accuracy": "validation accuracy",
+    "validation-loss": "validation loss",
     "train-loss": "train loss of the local models",
     "personal-accuracy": "accuracy of personal models",
     "test-accuracy-nodes": "test accuracy of the nodes",
@@ -79,6 +82,23 @@ def save(groups: Sequence[Group], folder: Path) -> list[Path]:
             written.append(folder / f"{stem}.{ending}")
             figure.savefig(written[-1], bbox_inches="tight", dpi=200)
     return written
+
+
+def save_landscape(path: Path, at: Sequence[float], losses: "np.ndarray[Any, Any]") -> None:
+    """Contours of the losses (n, n) around a model, at its centre; the ending says the format."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2, 3.4))
+    axes = figure.subplots()
+    levels = np.geomspace(max(losses.min(), 1e-6), max(losses.max(), 2e-6), 20)
+    drawn = axes.contourf(at, at, losses, levels=levels, norm="log", cmap="viridis")
+    axes.contour(at, at, losses, levels=levels, colors="white", linewidths=0.4)
+    axes.plot(0, 0, "+", color="white")
+    axes.set_aspect("equal")
+    axes.set_xlabel("first direction")
+    axes.set_ylabel("second direction")
+    figure.colorbar(drawn, label="train loss", format="%.2g")
+    figure.savefig(path, bbox_inches="tight", dpi=200)
 
 
 def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":

@@ -85,8 +85,9 @@ def with_costs(run: Run) -> pd.DataFrame:
 
 
 def headline(groups: Sequence[Group]) -> str:
-    """What runs are ranked by: test-accuracy, or test-loss where targets are no classes."""
-    return "test-accuracy" if any(has(group, "test-accuracy") for group in groups) else "test-loss"
+    """What runs are ranked by: the first of these that some run has."""
+    ranked = ("test-accuracy", "validation-accuracy", "test-loss", "validation-loss")
+    return next((name for name in ranked if any(has(g, name) for g in groups)), ranked[0])
 
 
 def has(group: Group, metric: str) -> bool:

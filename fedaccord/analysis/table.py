@@ -16,7 +16,10 @@ from fedaccord.analysis.groups import (
     usual_target,
 )
 
-OTHERS = ("test-accuracy-nodes", "personal-accuracy", "train-accuracy", "generalisation-gap")
+OTHERS = (
+    *("validation-accuracy", "test-accuracy-nodes", "personal-accuracy", "train-accuracy"),
+    "generalisation-gap",
+)
 Cell = str | int | Spread
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -30,7 +33,7 @@ def summary(
     """
     metric = headline(groups)
     target = usual_target(groups, metric) if target is None else target
-    others = [name for name in OTHERS if any(has(group, name) for group in groups)]
+    others = [n for n in OTHERS if n != metric and any(has(group, n) for group in groups)]
     best = max if "accuracy" in metric else min
     rows: list[dict[str, Cell]] = []
     for group in groups:

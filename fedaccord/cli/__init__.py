@@ -16,6 +16,7 @@ from fedaccord.cli import (
     doctor,
     evaluate,
     flwr_config,
+    measure,
     methods,
     presets,
     report,
@@ -39,6 +40,7 @@ app.command()(sweep.sweep)
 app.command()(evaluate.evaluate)
 app.command()(compare.compare)
 app.command()(report.report)
+app.command()(measure.measure)
 app.command("presets")(presets.list_presets)
 app.command()(methods.methods)
 app.command()(doctor.doctor)

@@ -1,6 +1,5 @@
 """`fedaccord doctor`: versions, devices, Flower's daemon, space, and whether a run fits."""
 
-import math
 import os
 import platform
 import re
@@ -12,27 +11,45 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import psutil
 import typer
 
 from fedaccord import threads
-from fedaccord.cli.console import make_console
+from fedaccord.cli.check import Check, show, size
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
 
-COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
-
-def doctor(pairs: Pairs = None, config: ConfigFile = None, preset: Preset = None) -> None:
+def doctor(
+    pairs: Pairs = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    deployment: Annotated[
+        Path | None,
+        typer.Option(
+            "--deployment",
+            metavar="DIR",
+            help="Check this machine's folder of `fedaccord deploy init`, and nothing else.",
+        ),
+    ] = None,
+) -> None:
     """Check versions, devices, Flower's daemon, space, and whether the settings fit here.
 
     Takes settings as `fedaccord run` does. Fetches and decodes no data. Exit code 1: something
-    fails.
+    fails. On a server or a device of a deployment, where it checks ports, certificates, keys,
+    clocks, versions and space:
+
+    fedaccord doctor --deployment ~/device-0
     """
+    if deployment is not None:
+        from fedaccord.cli.deployment import check_deployment
+
+        show([*check_deployment(deployment.expanduser().absolute())])
+        return
     from fedaccord.config import RunConfig
 
     out_dir, settings = Path.home() / "fedaccord-runs", None
@@ -47,19 +64,7 @@ def doctor(pairs: Pairs = None, config: ConfigFile = None, preset: Preset = None
     checks += check_disks(out_dir)
     if settings:
         checks += check_settings(settings)
-    console = make_console()
-    for check in checks:
-        console.print(f"{check.mark:4}", style=COLOURS[check.mark], end="  ")
-        text = f"{check.what + ':':15}{' '.join(check.text.split())}"
-        console.print(text, soft_wrap=True)
-    if any(check.mark == "fail" for check in checks):
-        raise typer.Exit(1)
-
-
-class Check(NamedTuple):
-    mark: str  # ok, warn or fail
-    what: str
-    text: str
+    show(checks)
 
 
 def check_versions() -> Iterator[Check]:
@@ -98,7 +103,7 @@ def check_devices() -> Iterator[Check]:
     yield Check("ok", "cpu", f"{os.cpu_count()} cores, {threads.cores()} for this process")
     for i in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(i)
-        yield Check("ok", f"cuda:{i}", f"{gpu.name}, {_size(gpu.total_memory)}")
+        yield Check("ok", f"cuda:{i}", f"{gpu.name}, {size(gpu.total_memory)}")
     if not torch.cuda.device_count():
         yield Check("ok", "cuda", "no GPU")
 
@@ -149,7 +154,7 @@ def check_disks(out_dir: Path) -> Iterator[Check]:
             yield Check("fail", what, f"{folder} cannot be written; choose another")
             continue
         free = shutil.disk_usage(there).free
-        text = f"{_size(free)} free in {folder}"
+        text = f"{size(free)} free in {folder}"
         yield Check("ok", what, text) if free > 1e9 else Check("warn", what, f"only {text}")
 
 
@@ -201,7 +206,7 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "_Facts | None"
         yield Check("warn", "data", f"{task.dataset}: {advice}")
         return None
     where = "decoded" if data else "not decoded yet"
-    words = f"{task.dataset}, {facts.samples:,} training samples, {_size(facts.size)}, {where}"
+    words = f"{task.dataset}, {facts.samples:,} training samples, {size(facts.size)}, {where}"
     yield Check("ok", "data size", words)
     if data:
         try:
@@ -229,7 +234,7 @@ def _check_model(settings: "RunConfig", facts: "_Facts") -> Generator[Check, Non
         return None
     d = sum(parameter.numel() for parameter in module.parameters())
     vector = d * (8 if settings.strategy.precision == "float64" else 4)
-    words = f"{task.model}, d = {d:,} parameters, {_size(vector)} a vector"
+    words = f"{task.model}, d = {d:,} parameters, {size(vector)} a vector"
     yield Check("ok", "model", words)
     # with batch-size=0 a client is one batch
     batch = settings.strategy.batch_size or facts.samples // settings.num_clients
@@ -248,11 +253,11 @@ def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Che
     messages = active * (cost.down + cost.up) * vector
     work = 4 * vector  # model, gradient, buffers
     need, free = state + server + messages + work + data, _free_memory()
-    yield Check("ok", "client state", f"{clients:,} x {cost.client:g} vectors, {_size(state)}")
-    yield Check("ok", "server state", f"{vectors:g} vectors, {_size(server)}")
-    words = f"at most {active:,} x {cost.down + cost.up:g} vectors a round, {_size(messages)}"
+    yield Check("ok", "client state", f"{clients:,} x {cost.client:g} vectors, {size(state)}")
+    yield Check("ok", "server state", f"{vectors:g} vectors, {size(server)}")
+    words = f"at most {active:,} x {cost.down + cost.up:g} vectors a round, {size(messages)}"
     yield Check("ok", "messages", words)
-    words = f"{_size(need)} needed in process, without activations, {_size(free)} free"
+    words = f"{size(need)} needed in process, without activations, {size(free)} free"
     if need > free:
         advice = (
             "too big: take fewer clients, a smaller model or a method with less client state, or "
@@ -293,9 +298,3 @@ def _free_memory() -> float:
         return min(free, int((group / "memory.max").read_text()) - used)
     except (OSError, ValueError):  # no group, or no limit
         return free
-
-
-def _size(count: float) -> str:
-    """Bytes in words."""
-    power = min(int(math.log10(max(count, 1))) // 3, 4)
-    return f"{count / 1000**power:,.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

@@ -2,18 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from fedaccord.cli.console import make_console, stop
 from fedaccord.cli.settings import Pairs, read_settings
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fedaccord.task import Task
 
 KEYS = ("data-dir", "device", "download", "threads")  # what may differ from the run's settings
 
@@ -47,35 +42,20 @@ def evaluate(
 def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
     """Raises ValueError, in one line, where that is no run or not with these settings."""
     from fedaccord import threads
+    from fedaccord.analysis.measures import saved_vector
     from fedaccord.config import RunConfig
     from fedaccord.task import load_task
 
     if unknown := [key for key in more if key not in KEYS]:
         raise ValueError(f"expected only {', '.join(KEYS)} beside RUN_DIR, got {unknown[0]}")
-    if not (run / "model.safetensors").is_file():
+    if not (run / "config.toml").is_file():
         raise ValueError(f"{run}: expected a run directory with model.safetensors, found none")
     settings = RunConfig.make(read_settings([], run / "config.toml") | more)
     threads.check(settings.threads)
     task = load_task(settings.task, num_clients=1, whole=True)
-    w = _vector(run, task)
+    w = saved_vector(run, task)
     with threads.of_task(settings.threads, task, settings.strategy).in_use():
         found = task.evaluate(w)
         if settings.eval_train:
             found |= {"train-accuracy": task.evaluate_train(w)["train-accuracy"]}
     return found
-
-
-def _vector(run: Path, task: "Task") -> "Tensor":
-    """The saved parameters (d,) in the order of the task's model."""
-    import torch
-
-    from fedaccord.runs import load_model
-
-    saved, layout = load_model(run), task.model()
-    shapes = {name: saved[name].shape if name in saved else None for name in layout.names}
-    if shapes != dict(zip(layout.names, layout.shapes, strict=True)):
-        raise ValueError(
-            f"{run}: expected the parameters of the model in config.toml on this data, got "
-            "others: point data-dir to the data of the run"
-        )
-    return torch.cat([saved[name].reshape(-1) for name in layout.names]).to(task.device)

@@ -145,10 +145,11 @@ class Plan:
             if first in METHODS and first not in self.methods:
                 raise ValueError(f"[space] {key}: {first} is not among the methods of the sweep")
         for method in self.methods:
-            if self.options.search == "grid":
-                every = self.configurations(method)
-            else:
-                every = [self.configuration(method, p) for p in space.corners(self.of(method))]
+            every = []
+            if self.options.search != "grid":
+                every += [self.configuration(method, p) for p in space.corners(self.of(method))]
+            if self.options.search != "optuna":
+                every += self.configurations(method)
             for configuration in every:
                 strategy = configuration.config.strategy
                 strategy.check_clients(configuration.config.num_clients)

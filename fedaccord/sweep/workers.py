@@ -68,16 +68,13 @@ def processes(number: int) -> Iterator[Workers]:
     def work(jobs: Sequence[Job], on_row: OnRow) -> None:
         nonlocal pool
         left = dict(enumerate(jobs))
-        try:
-            _each(pool, left, on_row)
-        except BrokenProcessPool:
-            for i, job in [*left.items()]:
-                with _pool(1) as alone:
-                    try:
-                        _each(alone, {i: job}, on_row)
-                    except BrokenProcessPool:
-                        on_row(job, {"status": FAILED, "reason": DIED})
-            pool = _pool(number)
+        while left:
+            try:
+                _each(pool, left, on_row)
+            except BrokenProcessPool:
+                for i in [*left][: number + 1]:  # one of those that were begun
+                    _alone(left.pop(i), on_row)
+                pool = _pool(number)
 
     try:
         yield work
@@ -95,6 +92,16 @@ def _each(pool: ProcessPoolExecutor, left: dict[int, Job], on_row: OnRow) -> Non
     for future in as_completed(futures):
         row = future.result()
         on_row(left.pop(futures[future]), row)
+
+
+def _alone(job: Job, on_row: OnRow) -> None:
+    pool = _pool(1)
+    try:
+        _each(pool, {0: job}, on_row)
+    except BrokenProcessPool:
+        on_row(job, {"status": FAILED, "reason": DIED})
+    finally:
+        pool.shutdown(wait=False)
 
 
 def _pool(number: int) -> ProcessPoolExecutor:

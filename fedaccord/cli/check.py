@@ -1,0 +1,33 @@
+"""What a check has to say, and how it is shown."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import typer
+
+from fedaccord.cli.console import make_console
+
+COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+class Check(NamedTuple):
+    mark: str  # ok, warn or fail
+    what: str
+    text: str
+
+
+def show(checks: Sequence[Check]) -> None:
+    """A line a check; ends the process with exit code 1 where one fails."""
+    console = make_console()
+    for check in checks:
+        console.print(f"{check.mark:4}", style=COLOURS[check.mark], end="  ")
+        text = f"{check.what + ':':15}{' '.join(check.text.split())}"
+        console.print(text, soft_wrap=True)
+    if any(check.mark == "fail" for check in checks):
+        raise typer.Exit(1)
+
+
+def size(count: float) -> str:
+    """Bytes in words."""
+    power = min(len(str(int(max(count, 1)))) - 1, 12) // 3
+    return f"{count / 1000**power:,.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"

@@ -1,0 +1,103 @@
+"""`fedaccord deploy`: what a server and its devices need, with certificates and keys."""
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaccord.cli.console import stop
+
+app = typer.Typer(
+    help="Write what a server and its devices need: certificates, keys, start scripts. "
+    "docs/deployment.md of the repository goes from empty machines to a finished run.",
+    no_args_is_help=True,
+)
+Hosts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--host",
+        metavar="NAME",
+        help="Name or address by which devices reach the server, the first; more for others. "
+        "Default: this machine's name.",
+    ),
+]
+
+
+@app.command("init")
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    supernodes: Annotated[int, typer.Option(min=1, help="How many devices there are.")],
+    host: Hosts = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 8000,
+) -> None:
+    """Write the folders of a new deployment: `server`, a `device-N` for each device, `operator`.
+
+    Each holds all that its machine needs, but for a device's key, which the device makes itself.
+    The folder `authority` signs servers' certificates and stays where it is. Example:
+
+    fedaccord deploy init federation --supernodes 3 --host 192.0.2.10
+    """
+    from fedaccord.deploy import folders
+    from fedaccord.runs.origin import versions
+
+    hosts, here = _hosts(host), versions()
+    facts = folders.Facts(hosts[0], port, {package: here[package] for package in folders.COMPARED})
+    try:
+        folders.make(folder.absolute(), hosts, supernodes, facts)
+    except (ValueError, OSError) as error:
+        stop(error, 2)
+    typer.echo(f"{folder}: copy server to {hosts[0]}, and a device-N to each device")
+    typer.echo("then, on each device, in its folder: fedaccord deploy key")
+    typer.echo(f"to start runs here: export FLWR_HOME={folder.absolute() / 'operator'}")
+
+
+@app.command("key")
+def key(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The device's folder.")] = Path("."),
+) -> None:
+    """Make this device's key. The private half stays here; the public one is registered.
+
+    fedaccord deploy key
+    """
+    from fedaccord.deploy import folders
+
+    try:
+        folders.read_facts(folder)
+        public = folders.make_key(folder)
+    except (ValueError, OSError) as error:
+        stop(error, 2)
+    typer.echo(public.read_text(), nl=False)
+    typer.echo(
+        f"register it where runs are started: flwr supernode register {public.name} "
+        f"{folders.CONNECTION}"
+    )
+
+
+@app.command("renew")
+def renew(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of `deploy init`.")],
+    host: Hosts = None,
+) -> None:
+    """Make a new certificate for the server, as before the old one expires. Devices need nothing.
+
+    fedaccord deploy renew federation
+    """
+    from fedaccord.deploy import folders
+
+    try:
+        hosts = host or [folders.read_facts(folder / "server").host]
+        folders.renew(folder, hosts)
+    except (ValueError, OSError) as error:
+        stop(error, 2)
+    files = f"{folders.CERTIFICATE} and {folders.SERVER_KEY}"
+    typer.echo(f"{folder / 'server'}: copy {files} to the server, and start it again")
+
+
+def _hosts(given: list[str] | None) -> list[str]:
+    """Raises no error: a name that is none is told of here."""
+    hosts = given or [socket.gethostname()]
+    for host in hosts:
+        if not host or any(c.isspace() or c in '/"' for c in host) or not host.isascii():
+            stop(f"--host: expected a name or an address, as 192.0.2.10, got {host!r}", 2)
+    return hosts

@@ -1,0 +1,254 @@
+"""What `fedaccord doctor --deployment` finds on a server or a device."""
+
+import base64
+import errno
+import http.client
+import os
+import re
+import shutil
+import socket
+import ssl
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+from fedaccord.cli.check import Check, size
+from fedaccord.deploy import certificates, folders
+from fedaccord.deploy.folders import Facts, read_facts
+from fedaccord.runs.origin import versions
+
+SECONDS = 10.0  # to wait for the server
+SOON = 30  # days before its end that a certificate is warned of
+AHEAD, BEHIND = 5.0, 300.0  # seconds of a device's clock that Flower takes in a signature
+LITTLE, TOO_LITTLE = 1e9, 1e8  # bytes of free space
+VERIFY = {  # OpenSSL's codes of what is wrong with a certificate
+    9: "its certificate is not valid yet by this machine's clock: set the clock",
+    10: "its certificate has expired: where the deployment was made, `fedaccord deploy renew DIR`",
+    62: "its certificate is for another name: make one with `fedaccord deploy renew DIR --host`",
+}
+VERIFY[64] = VERIFY[62]
+ANOTHER_CA = "its certificate is not signed by this folder's ca.crt: take the one of this server"
+
+
+def check_deployment(folder: Path) -> Iterator[Check]:
+    """What is sound and what is not in a machine's folder; the server is asked, nothing changes."""
+    try:
+        facts = read_facts(folder)
+    except ValueError as error:
+        yield Check("fail", "folder", str(error))
+        return
+    yield from _check_versions(facts)
+    yield from _check_space(folder)
+    if (folder / folders.SUPERLINK_UNIT).exists():
+        yield from _check_server(folder, facts)
+    else:
+        yield from _check_device(folder, facts)
+
+
+def _check_versions(facts: Facts) -> Iterator[Check]:
+    here = versions()
+    for package in folders.COMPARED:
+        # without what a build of PyTorch is for: 2.9.1+cpu
+        have, wanted = (v[package].partition("+")[0] for v in (here, facts.versions))
+        if have == wanted:
+            yield Check("ok", package, have)
+        else:
+            advice = f"expected {wanted}, as on the other machines, got {have or 'none'}"
+            yield Check("fail", package, f"{advice}; install the same version everywhere")
+
+
+def _check_space(folder: Path) -> Iterator[Check]:
+    free = shutil.disk_usage(folder).free
+    mark = "fail" if free < TOO_LITTLE else "warn" if free < LITTLE else "ok"
+    yield Check(mark, "space", f"{'' if mark == 'ok' else 'only '}{size(free)} free in {folder}")
+
+
+def _check_server(folder: Path, facts: Facts) -> Iterator[Check]:
+    yield _check_writable("folder", folder)
+    yield _check_private(folder / folders.SERVER_KEY)
+    try:
+        authority = certificates.read_certificate(folder / folders.AUTHORITY)
+        certificate = certificates.read_certificate(folder / folders.CERTIFICATE)
+        key = certificates.read_key(folder / folders.SERVER_KEY)
+        certificates.check_server(certificate, key, authority, facts.host)
+    except (OSError, ValueError) as error:
+        yield Check("fail", "certificate", f"{error}; `fedaccord deploy renew DIR` makes another")
+        return
+    for what, of in (("ca.crt", authority), ("certificate", certificate)):
+        yield _check_days(what, certificates.days_left(of), f"for {facts.host}")
+    yield _check_own_port(folder, facts)
+
+
+def _check_own_port(folder: Path, facts: Facts) -> Check:
+    try:
+        with socket.create_server(("", facts.port)):
+            return Check("ok", "port", f"{facts.port} is free")
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return Check("fail", "port", f"{facts.port}: {error.strerror}; take another one")
+    try:
+        _ask(facts._replace(host="localhost"), folder, "GET", "/health")
+    except (OSError, http.client.HTTPException):
+        return Check("fail", "port", f"{facts.port} is used by another program; end it")
+    return Check("ok", "port", f"the SuperLink answers on {facts.port}")
+
+
+def _check_device(folder: Path, facts: Facts) -> Iterator[Check]:
+    yield from _check_node_config(folder)
+    yield _check_writable("state-dir", folder / "state")
+    try:
+        days = certificates.days_left(certificates.read_certificate(folder / folders.AUTHORITY))
+    except (OSError, ValueError) as error:
+        yield Check("fail", "ca.crt", f"expected a certificate, got {error}")
+        return
+    yield _check_days("ca.crt", days, "of the authority")
+    reached = _check_connection(folder, facts)
+    yield from reached
+    if not (folder / folders.DEVICE_KEY).exists():
+        yield Check("fail", "key", f"none in {folder}: `fedaccord deploy key` makes one")
+        return
+    yield _check_private(folder / folders.DEVICE_KEY)
+    if reached[-1].what == "clock":
+        yield _check_registered(folder, facts)
+
+
+def _check_node_config(folder: Path) -> Iterator[Check]:
+    try:
+        text = (folder / folders.NODE_CONFIG).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        yield Check("fail", "node-config", f"expected a line of key=value pairs, got {error}")
+        return
+    found = re.search(r'(?:^|\s)(data-dir|data-path)="([^"]*)"', text)
+    if found is None:
+        yield Check("ok", "data", "none of its own: its share of the run's data set")
+    elif Path(found[2]).exists():
+        yield Check("ok", "data", found[2])
+    else:
+        advice = f"{found[1]}: expected this device's data, found no {found[2]}"
+        yield Check("fail", "data", f"{advice}; edit {folder / folders.NODE_CONFIG}")
+
+
+def _check_connection(folder: Path, facts: Facts) -> list[Check]:
+    """Port, certificate and clock, as far as they go; the last of them is the clock where all is
+    well with the connection."""
+    address = f"{facts.host}:{facts.port}"
+    try:
+        with socket.create_connection((facts.host, facts.port), SECONDS):
+            checks = [Check("ok", "port", f"{address} is open")]
+    except OSError as error:
+        reason = error.strerror or str(error) or "no answer"
+        advice = "start the SuperLink there, and open the port in its firewall"
+        return [Check("fail", "port", f"{address}: {reason}; {advice}")]
+    try:
+        date = _ask(facts, folder, "GET", "/health").getheader("date")
+    except ssl.SSLCertVerificationError as error:
+        reason = VERIFY.get(error.verify_code, ANOTHER_CA)
+        return [*checks, Check("fail", "certificate", f"{address}: {reason}")]
+    except ssl.SSLError:
+        advice = "the server does not speak TLS; start it by its start.sh, without --insecure"
+        return [*checks, Check("fail", "certificate", f"{address}: {advice}")]
+    except (OSError, http.client.HTTPException) as error:
+        advice = f"expected a SuperLink, which did not answer ({type(error).__name__})"
+        return [*checks, Check("fail", "server", f"{address}: {advice}")]
+    pem = ssl.get_server_certificate((facts.host, facts.port), timeout=SECONDS)
+    days = certificates.days_left(certificates.parse_certificate(pem.encode()))
+    return [*checks, _check_days("certificate", days, f"of {facts.host}"), _check_clock(date)]
+
+
+def _check_clock(date: str | None) -> Check:
+    """date: of the server's answer, in whole seconds."""
+    if date is None:
+        return Check("warn", "clock", "the server does not tell its time")
+    ahead = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds() - 0.5
+    if -2 < ahead < 2:
+        return Check("ok", "clock", "as the server's")
+    words = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
+    wrong = ahead >= AHEAD or ahead <= -BEHIND
+    advice = "; signed messages are refused: set both by NTP" if wrong else "; set both by NTP"
+    return Check("fail" if wrong else "warn", "clock", words + advice)
+
+
+def _check_registered(folder: Path, facts: Facts) -> Check:
+    """Ask Flower to activate this key with a heartbeat interval of 0: it looks for the key first,
+    and refuses the interval then, so that nothing changes."""
+    try:
+        public = certificates.public_key(folder / folders.DEVICE_KEY)
+        stamp = datetime.now(UTC).isoformat()
+        signature = certificates.sign(folder / folders.DEVICE_KEY, stamp.encode())
+    except ValueError as error:
+        return Check("fail", "key", f"{folder / folders.DEVICE_KEY}: expected a key, got {error}")
+    headers = {
+        "content-type": "application/protobuf",
+        "flwr-public-key": base64.b64encode(public).decode(),
+        "flwr-signature": base64.b64encode(signature).decode(),
+        "flwr-timestamp": stamp,
+    }
+    try:
+        answer = _ask(facts, folder, "POST", "/v1/fleet/activate-node", _field(public), headers)
+    except (OSError, http.client.HTTPException) as error:
+        return Check("fail", "key", f"the server did not answer ({type(error).__name__})")
+    if answer.status == REGISTERED:
+        return Check("ok", "key", "registered")
+    if answer.status == UNKNOWN:
+        advice = f"flwr supernode register {folders.PUBLIC_KEY} {folders.CONNECTION}"
+        return Check("fail", "key", f"not registered at the server: {advice}, where runs start")
+    return Check("fail", "key", f"refused by the server ({answer.status} {answer.reason})")
+
+
+REGISTERED, UNKNOWN = 400, 412  # HTTP
+
+
+def _field(content: bytes) -> bytes:
+    """A protobuf message whose first field is ``content``."""
+    length, count = b"", len(content)
+    while count > 127:
+        length, count = length + bytes([count & 127 | 128]), count >> 7
+    return b"\x0a" + length + bytes([count]) + content
+
+
+def _ask(
+    facts: Facts,
+    folder: Path,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> http.client.HTTPResponse:
+    context = ssl.create_default_context(cafile=str(folder / folders.AUTHORITY))
+    connection = http.client.HTTPSConnection(
+        facts.host, facts.port, timeout=SECONDS, context=context
+    )
+    with closing(connection):
+        connection.request(method, path, body, headers or {})
+        return connection.getresponse()
+
+
+def _check_days(what: str, days: float, whose: str) -> Check:
+    if days < 0:
+        advice = "where the deployment was made, `fedaccord deploy renew DIR` makes another"
+        return Check("fail", what, f"{whose}, has expired {-days:.0f} days ago; {advice}")
+    mark = "warn" if days < SOON else "ok"
+    return Check(mark, what, f"{whose}, valid for {days:.0f} days")
+
+
+def _check_private(path: Path) -> Check:
+    if not path.exists():
+        return Check("fail", path.name, f"none in {path.parent}")
+    if path.stat().st_mode & 0o077:
+        return Check("fail", path.name, f"others may read it: chmod 600 {path}")
+    return Check("ok", path.name, "nobody else may read it")
+
+
+def _check_writable(what: str, folder: Path) -> Check:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return Check("fail", what, f"{folder} cannot be written ({error.strerror})")
+    return Check("ok", what, f"{folder} can be written")

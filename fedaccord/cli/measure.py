@@ -1,0 +1,99 @@
+"""`fedaccord measure`: curvature, sharpness, fairness and risk of a run's model."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from fedaccord.cli.console import make_console, stop
+from fedaccord.cli.evaluate import KEYS
+from fedaccord.cli.settings import Pairs, read_settings
+
+FORMATS = (".png", ".pdf")
+
+if TYPE_CHECKING:
+    from fedaccord.analysis.measures import Measure, Options, Saved
+
+
+def measure(
+    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
+    pairs: Pairs = None,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Training samples of curvature and landscape; 0: all.")
+    ] = 2000,
+    probes: Annotated[int, typer.Option(min=1, help="Random vectors of the trace.")] = 20,
+    radius: Annotated[float, typer.Option(min=0, help="L2 radius of sharpness.")] = 0.05,
+    reference: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN_DIR", help="A run whose train loss stands for the smallest."),
+    ] = None,
+    landscape: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the loss landscape, .png or .pdf.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the measures as JSON.")
+    ] = None,
+) -> None:
+    """Measure the model of a run in process: Hessian, sharpness, accuracy by client, risk, duals.
+
+    docs/measures.md has every formula. KEY=VALUE pairs replace the run's data-dir, device,
+    download or threads:
+
+    fedaccord measure ~/fedaccord-runs/first --landscape first.png
+
+    fedaccord measure ~/fedaccord-runs/first --samples 0 --reference ~/fedaccord-runs/long
+    """
+    from fedaccord import threads
+    from fedaccord.analysis.measures import Options, Saved
+    from fedaccord.analysis.measures import measure as measures
+
+    _check(landscape, out)
+    options = Options(samples=samples, probes=probes, radius=radius)
+    console, found = make_console(), []
+    try:
+        more = read_settings(pairs or [], None)
+        if unknown := [key for key in more if key not in KEYS]:
+            raise ValueError(f"expected only {', '.join(KEYS)} beside RUN_DIR, got {unknown[0]}")
+        saved = Saved(run.expanduser(), more)
+        chosen = threads.of_task(saved.config.threads, saved.task, saved.config.strategy)
+        with chosen.in_use(), console.status("measuring"):
+            found = [*measures(saved, options, reference and reference.expanduser())]
+            if landscape is not None:
+                _draw(saved, options, landscape.expanduser())
+        if out is not None:
+            _write(out.expanduser(), found)
+    except (ValueError, OSError) as error:
+        stop(error, 2)
+    table = Table.grid(padding=(0, 2))
+    for each in found:
+        table.add_row(each.name, f"{each.value:.6g}", each.note)
+    console.print(table)
+
+
+def _check(landscape: Path | None, out: Path | None) -> None:
+    """Ends the command where what it would write cannot be written."""
+    if landscape is not None and landscape.suffix not in FORMATS:
+        endings = " or ".join(FORMATS)
+        stop(f"--landscape: expected a file that ends in {endings}, got {landscape.name!r}", 2)
+    for option, file in (("--landscape", landscape), ("--out", out)):
+        if file is not None and not file.expanduser().absolute().parent.is_dir():
+            stop(f"{option}: expected a file in a folder that is there, got {file}", 2)
+
+
+def _draw(saved: "Saved", options: "Options", file: Path) -> None:
+    try:
+        from fedaccord.analysis import figures
+    except ImportError as error:
+        raise ValueError(f"{error}: a landscape needs pip install 'fedaccord[report]'") from None
+    from fedaccord.analysis.measures import landscape
+
+    at, losses = landscape(saved, options)
+    figures.save_landscape(file, at, losses.numpy())
+
+
+def _write(file: Path, found: "list[Measure]") -> None:
+    values = {m.name: m.value if math.isfinite(m.value) else None for m in found}
+    file.write_text(json.dumps(values, indent=2), encoding="utf-8")

@@ -1,0 +1,153 @@
+"""`fedaccord submit`: a run on a SuperLink, waited for; it goes on when the server is back."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from fedaccord.cli.console import stop, warn
+from fedaccord.cli.flwr_config import run_config
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
+from fedaccord.interrupts import exit_code, interruptible
+
+if TYPE_CHECKING:
+    from fedaccord.config import RunConfig
+
+LOOK = 3.0  # seconds between two looks at a run
+PATIENCE = 600.0  # seconds that a server may be away
+LOCAL = "local"  # Flower's name for its simulation on this machine
+AWAY = "SuperLink is unavailable"  # in what `flwr` says of a server that does not answer
+LOST = ("No heartbeat", "unknown error")  # in what Flower says of a run that its server left behind
+NO_CHECKPOINT = "expected a checkpoint, one, found none"  # of a run that stopped before its first
+
+
+@interruptible()
+def submit(
+    superlink: Annotated[
+        str, typer.Argument(metavar="SUPERLINK", help="Its name in Flower's configuration.")
+    ],
+    pairs: Pairs = None,
+    config: ConfigFile = None,
+    preset: Preset = None,
+    app: Annotated[
+        Path | None,
+        typer.Option("--app", metavar="DIR", help="A clone of FedAccord; by default this one."),
+    ] = None,
+    times: Annotated[
+        int,
+        typer.Option("--resubmit", min=0, help="How often to go on after the server stopped."),
+    ] = 3,
+) -> None:
+    """Run on a SuperLink by `flwr run`, show the log, and wait for the end.
+
+    Settings are checked here first, and relative paths become absolute. Exit code 0: completed; 1:
+    not. Where the SuperLink stops under the run and comes back, the run goes on from its last
+    checkpoint. Two examples, the second in Flower's simulation on this machine:
+
+    fedaccord submit federation algo=scaffold dataset=npz data-dir=/data/test.npz
+
+    fedaccord submit local num-clients=20
+    """
+    from fedaccord import runs
+    from fedaccord.config import RunConfig
+
+    try:
+        settings = RunConfig.make(read_settings(pairs or [], config, preset))
+        for line in unread(settings, pairs or [], config, preset):
+            warn(line)
+        folder = _app_folder(app)
+        name = settings.name or runs.place(settings.out_dir, "", settings.flat).name
+    except (ValueError, FileNotFoundError) as error:
+        stop(error, 2)
+    values, run = settings.flat | {"name": name}, None
+    try:
+        for attempt in range(times + 1):
+            run = _start(folder, superlink, RunConfig.make(values), patient=attempt > 0)
+            typer.echo(f"run {run} is called {values['name']}")
+            subprocess.run(
+                [FLWR, "log", run, superlink], check=False
+            )  # to its end, or the server's
+            ending = _wait(run, superlink)
+            if ending.status == "completed":
+                return
+            if attempt and NO_CHECKPOINT in ending.details:
+                values |= {"name": f"{name}-{attempt + 1}", "resume": False}
+            elif any(words in ending.details for words in LOST):
+                values |= {"resume": True}
+            else:
+                stop(f"run {run} {ending.status}: {ending.details}", 1)
+            warn(f"run {run} stopped with its server: {ending.details}")
+        stop(f"the server stopped {times + 1} times; resume=true name={name} goes on", 1)
+    except KeyboardInterrupt as error:
+        rest = f"run {run} goes on; flwr stop {run} {superlink} ends it" if run else "nothing runs"
+        stop(f"interrupted: {rest}", exit_code(error))
+    except (RuntimeError, OSError) as error:
+        stop(error, 1)
+
+
+class Ending(NamedTuple):
+    status: str  # completed, failed or stopped
+    details: str
+
+
+def _app_folder(given: Path | None) -> Path:
+    """The folder that `flwr run` packs. Raises FileNotFoundError where it is none."""
+    folder = (given or Path(__file__).parents[2]).absolute()
+    if not (folder / "pyproject.toml").exists():
+        raise FileNotFoundError(
+            f"--app: expected a clone of FedAccord, found no {folder / 'pyproject.toml'}; name one"
+        )
+    return folder
+
+
+def _start(folder: Path, superlink: str, settings: "RunConfig", *, patient: bool) -> str:
+    """The id of a new run. Raises RuntimeError where it cannot be submitted."""
+    from fedaccord.config import defaults
+
+    usual = defaults()
+    differing = {k: v for k, v in settings.flat.items() if k == "algo" or v != usual[k]}
+    words = ["run", str(folder), superlink, "--run-config", run_config(differing)]
+    if superlink == LOCAL:
+        clients = f"num-supernodes={settings.num_clients} client-resources-num-cpus=1"
+        words += ["--federation-config", clients]
+    return str(_ask(words, patient=patient)["run-id"])
+
+
+def _wait(run: str, superlink: str) -> Ending:
+    """How a run ends. Raises RuntimeError where the server stays away."""
+    while True:
+        (found,) = _ask(["ls", superlink, "--run-id", run], patient=True)["runs"]
+        state, _, status = str(found["status"]).partition(":")
+        if state == "finished":
+            return Ending(status, str(found["status-details"]))
+        time.sleep(LOOK)
+
+
+def _ask(words: Sequence[str], *, patient: bool) -> dict[str, Any]:
+    """What a `flwr` command answers. patient: wait for a server that is away.
+
+    Raises RuntimeError, in one line, where it fails.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        done = subprocess.run(
+            [FLWR, *words, "--format", "json"], capture_output=True, text=True, check=False
+        )
+        try:
+            answer = dict(json.loads(done.stdout))
+        except ValueError:
+            answer = {"error-message": done.stderr or done.stdout}
+        if answer.get("success"):
+            return answer
+        problem = str(answer.get("error-message")).strip().splitlines()[-1]
+        if not patient or AWAY not in problem or time.monotonic() > deadline:
+            raise RuntimeError(f"flwr {words[0]}: {problem}")
+        time.sleep(LOOK)
+
+
+FLWR = str(Path(sys.executable).with_name("flwr"))  # of this environment

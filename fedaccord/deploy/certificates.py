@@ -1,0 +1,160 @@
+"""Certificates and keys: an authority of one's own, the server's certificate, a device's key."""
+
+import ipaddress
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+AUTHORITY_DAYS = 3650
+SLACK = timedelta(days=1)  # certificates begin before they are made: clocks differ
+
+Key = ec.EllipticCurvePrivateKey
+
+
+def make_authority(name: str) -> tuple[x509.Certificate, Key]:
+    """A certificate that signs others, and its key."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = _name(f"{name} authority")
+    usage = _usage(key_cert_sign=True, crl_sign=True)
+    builder = (
+        _builder(subject, subject, key, AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+    )
+    return builder.sign(key, hashes.SHA384()), key
+
+
+def make_server(
+    authority: x509.Certificate, authority_key: Key, hosts: Sequence[str], days: float
+) -> tuple[x509.Certificate, Key]:
+    """A server's certificate for its names and addresses, the first its main one."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    builder = (
+        _builder(_name(hosts[0]), authority.subject, key, days)
+        .add_extension(x509.SubjectAlternativeName([*map(_host, hosts)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(identifier, critical=False)
+    )
+    return builder.sign(authority_key, hashes.SHA384()), key
+
+
+def check_server(
+    certificate: x509.Certificate, key: Key, authority: x509.Certificate, host: str
+) -> None:
+    """Raise ValueError, in one line, where a server's files do not belong together."""
+    if key.public_key() != certificate.public_key():
+        raise ValueError("the key is not that of the certificate")
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        raise ValueError("the certificate is not signed by ca.crt") from None
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    if _host(host) not in names:
+        known = ", ".join(str(name.value) for name in names)
+        raise ValueError(f"the certificate is for {known}, not for {host}")
+
+
+def days_left(certificate: x509.Certificate) -> float:
+    return (certificate.not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1)
+
+
+def make_device_key() -> tuple[bytes, bytes]:
+    """A device's (private, public) key as OpenSSH files, of a curve that Flower takes."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    return private, public + b"\n"
+
+
+def public_key(path: Path) -> bytes:
+    """The public key behind a device's private one as Flower sends it, a PEM text.
+
+    Raises ValueError where the file is no such key.
+    """
+    key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    return key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+
+
+def sign(path: Path, text: bytes) -> bytes:
+    """A text's signature by a device's private key, as Flower checks it."""
+    key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("not a key of an elliptic curve")
+    return key.sign(text, ec.ECDSA(hashes.SHA256()))
+
+
+def as_pem(what: x509.Certificate | Key) -> bytes:
+    if isinstance(what, x509.Certificate):
+        return what.public_bytes(serialization.Encoding.PEM)
+    return what.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    return parse_certificate(path.read_bytes())
+
+
+def parse_certificate(pem: bytes) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(pem)
+
+
+def read_key(path: Path) -> Key:
+    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError(f"{path}: expected a key of an elliptic curve, got {type(key).__name__}")
+    return key
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: Key, days: float
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(min(now, now + timedelta(days=days)) - SLACK)
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _usage(**of: bool) -> x509.KeyUsage:
+    usages = (
+        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+        *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+    )
+    return x509.KeyUsage(**dict.fromkeys(usages, False) | of)
