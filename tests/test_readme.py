@@ -56,7 +56,7 @@ def block(part: str) -> str:
 
 def commands(text: str) -> list[str]:
     """The lines that a user types."""
-    lines = re.findall(r"^(?:    )?uv run (.*)$", text, re.MULTILINE)
+    lines = re.findall(r"^(?:    )?(?:pip install uv && )?uv run (.*)$", text, re.MULTILINE)
     return [*lines, *re.findall(r"`uv run ([^`]*)`", text)]
 
 
@@ -73,6 +73,11 @@ def test_every_command_is_one_of_three() -> None:
     assert len(RUNS) == 2
     others = [line for line in commands(README) if line not in OURS + RUNS]
     assert {words(line)[0] for line in others} == {"flower-superlink", "flower-supernode", "flwr"}
+
+
+def test_two_lines_do_everything_on_a_fresh_machine() -> None:
+    alone = re.findall(r"^    pip install uv && (.*)$", README, re.MULTILINE)
+    assert alone == [f"uv run {RUNS[0]}", ".ci/run"]
 
 
 @pytest.mark.parametrize("line", OURS)
