@@ -27,6 +27,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 
 from fedaccord.engine import InProcessGrid, quiet
+from fedaccord.federation.errors import FederationError
 from fedaccord.federation.roster import Roster
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
@@ -439,3 +440,27 @@ def test_a_bad_answer_to_the_hello_concerns_its_node_alone(
     assert warnings[0].startswith("node 99 is left out: ")
     assert warnings[0].isprintable()
     assert len(warnings[0]) < 500
+
+
+# --- a worker of Flower's simulation that died ----------------------------------------------------
+
+
+@pytest.mark.parametrize("dead", [1, 2])
+def test_a_dead_worker_ends_the_run_and_one_clients_word_for_it_does_not(dead: int) -> None:
+    """Flower gives the dead worker client after client: what one client says may be made up."""
+    reason = "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly'>"
+
+    class Dying(InProcessGrid):
+        def send_and_receive(
+            self, messages: Iterable[Message], *, timeout: float | None = None
+        ) -> Iterable[Message]:
+            messages = [*messages]
+            replies = [*super().send_and_receive(messages, timeout=timeout)]
+            errors = [Message(Error(0, reason), reply_to=m) for m in messages[:dead]]
+            return [*errors, *replies[dead:]]
+
+    if dead == 1:
+        assert federation("fedavg", client_app(), Dying)[-1].metrics["replies"] == C - 1
+    else:
+        with pytest.raises(FederationError, match=r"^a worker process of Flower's simulation died"):
+            federation("fedavg", client_app(), Dying)

@@ -1,0 +1,5 @@
+"""FedAccord's ServerApp as it is."""
+
+from fedaccord import server_app
+
+app = server_app.app

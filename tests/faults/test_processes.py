@@ -1,0 +1,94 @@
+"""Processes of Flower that hang or die while a run goes on."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedaccord import simulate
+from tests.flower.conftest import REPOSITORY, Flower
+
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
+
+APP = Path(__file__).parent / "app"
+SMALL: dict[str, Any] = {
+    "algo": "fedavg",
+    "model": "linear",
+    "fraction-train": 1.0,
+    "local-epochs": 1,
+    "threads": 1,
+    "device": "cpu",
+}
+
+
+@contextmanager
+def running(home: Path, faults: dict[str, str], *, simulation: bool) -> Iterator[Flower]:
+    flower = Flower(home, simulation=simulation)
+    flower.env["FEDACCORD_FAULTS"] = json.dumps(faults)
+    try:
+        flower.start()
+        yield flower
+    finally:
+        flower.stop()
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """The app with the faults, with the run-config keys of the repository's app."""
+    folder = tmp_path / "app"
+    shutil.copytree(APP, folder)
+    pyproject = (REPOSITORY / "pyproject.toml").read_text()
+    for side in ("server_app", "client_app"):
+        assert f"fedaccord.apps:{side}" in pyproject
+        pyproject = pyproject.replace(f"fedaccord.apps:{side}", f"faultyapp.{side}:app")
+    (folder / "pyproject.toml").write_text(pyproject.replace('"fedaccord"', '"faulty"'))
+    return folder
+
+
+def test_a_hanging_client_and_a_killed_supernode_are_absent(app: Path, tmp_path: Path) -> None:
+    """The round's deadline goes on without them; the model is that of a run without them."""
+    faults = {"1": "hang", "2": "kill-node"}
+    config = SMALL | {"num-server-rounds": 3, "round-timeout": 25.0, "name": "there"}
+    with running(tmp_path / "home", faults, simulation=False) as flower:
+        flower.start_supernodes(*(f"partition-id={i} num-partitions=3" for i in range(3)))
+        outcome = flower.run(app, config | {"out-dir": str(tmp_path)})
+    assert outcome.status == "finished:completed", outcome.output
+    rows = pd.read_csv(tmp_path / "there" / "clients.csv")
+    status = {(int(r["round"]), int(r["client"])): r["status"] for _, r in rows.iterrows()}
+    assert [status[1, i] for i in range(3)] == ["ok"] * 3
+    assert [status[t, 0] for t in (2, 3)] == ["ok"] * 2
+    assert [status[2, i] for i in (1, 2)] == ["no reply in time"] * 2
+    assert "ok" not in [status.get((3, i)) for i in (1, 2)]
+
+    expected = simulate(
+        "fedavg",
+        rounds=3,
+        participation=[[0, 1, 2], [0], [0]],
+        **{k: v for k, v in SMALL.items() if k not in ("algo", "fraction-train")},
+        **{"num-clients": 3},
+    ).model
+    found = load_file(tmp_path / "there" / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_killed_worker_of_the_simulation_ends_the_run_with_one_line(
+    app: Path, tmp_path: Path
+) -> None:
+    """Flower would go on with the clients that its other workers reach."""
+    config = SMALL | {"num-server-rounds": 30, "name": "there", "out-dir": str(tmp_path)}
+    clients = "num-supernodes=8 client-resources-num-cpus=1 init-args-num-cpus=2"
+    with running(tmp_path / "home", {"0": "kill-process"}, simulation=True) as flower:
+        outcome = flower.run(app, config, "--federation-config", clients)
+    assert outcome.status == "finished:failed", outcome.output
+    summary = json.loads((tmp_path / "there" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["reason"].startswith("a worker process of Flower's simulation died")
+    assert len(pd.read_csv(tmp_path / "there" / "metrics.csv")) < 10
