@@ -1,4 +1,4 @@
-"""What a client's message costs on a model of five parameters: everything but the mathematics.
+"""What a client's visit costs on a model of five parameters: everything but the mathematics.
 
     python benchmarks/messages.py
     python benchmarks/messages.py --steps 1 7 --rounds 60
@@ -27,11 +27,12 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print("| milliseconds a message |" + "".join(f" K = {k} |" for k in options.steps))
+    print("| milliseconds a visit |" + "".join(f" K = {k} |" for k in options.steps))
     print("| --- |" + " --: |" * len(options.steps))
     rows = {"bare": [bare(k, options) for k in options.steps]}
-    for method in METHODS:
-        rows[method] = [message(method, k, options) for k in options.steps]
+    for vectorize, how in (("off", ""), ("on", ", in one call")):
+        for method in METHODS:
+            rows[method + how] = [message(method, k, vectorize, options) for k in options.steps]
     for name, values in rows.items():
         print(f"| {name} | " + " | ".join(f"{1e3 * value:.3f}" for value in values) + " |")
 
@@ -65,7 +66,7 @@ def bare(steps: int, options: argparse.Namespace) -> float:
     return best
 
 
-def message(method: str, steps: int, options: argparse.Namespace) -> float:
+def message(method: str, steps: int, vectorize: str, options: argparse.Namespace) -> float:
     rounds = []
     for _ in range(options.repetitions):
         history = simulate(
@@ -80,6 +81,7 @@ def message(method: str, steps: int, options: argparse.Namespace) -> float:
             local_steps=steps,
             lr=0.01,
             eval_every=options.rounds,
+            vectorize=vectorize,
         )
         rounds += list(history.metrics["seconds"][2:])
     return min(rounds) / CLIENTS

@@ -1,14 +1,20 @@
 """The repository's app in Flower's simulation gives the bits of the in-process run."""
 
+import json
+import os
+import signal
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from fedaccord import engine
+from fedaccord import engine, runs
 from fedaccord.config import RunConfig
-from tests.flower.conftest import REPOSITORY, Flower, assert_same_run
+from fedaccord.runs.checkpoint import Checkpoints
+from tests.flower.conftest import REPOSITORY, Flower, assert_same_run, wait_until
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
 
@@ -44,3 +50,38 @@ def test_same_bits_with_a_server_and_two_supernodes_by_default(
 def test_same_bits_without_a_server(simulation: Flower, tmp_path: Path) -> None:
     config = {"algo": "dfedsam-mgs", "gossip.topology": "random", "relaxed-init.beta": 0.05}
     run_both(simulation, config, tmp_path, 5)
+
+
+def test_a_run_that_was_killed_goes_on(simulation: Flower, tmp_path: Path) -> None:
+    """SIGKILL of the process that holds ServerApp and clients; what they knew is on disk."""
+    run = tmp_path / "there"
+    config: dict[str, Any] = SMALL | {
+        "algo": "scaffold",
+        "relaxed-init.beta": 0.05,
+        "fraction-train": 0.5,
+        "num-server-rounds": 6,
+        "checkpoint-every": 1,
+        "state-dir": str(tmp_path / "states"),
+        "out-dir": str(tmp_path),
+    }
+
+    def kill() -> None:
+        wait_until(lambda: any((run / "checkpoint").glob("[2-9].json")), "a round", simulation.log)
+        process = json.loads((run / "summary.json").read_text())["process"]
+        os.kill(process["pid"], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    outcome = simulation.run(REPOSITORY, config | {"name": "there"})
+    thread.join()
+    assert outcome.status != "finished:completed", outcome.output
+    assert runs.status(run) == "dead"
+    begun = Checkpoints(run / "checkpoint").numbers()[-1]
+    assert 2 <= begun < 6
+
+    outcome = simulation.run(REPOSITORY, config | {"name": "there", "resume": True})
+    assert outcome.status == "finished:completed", outcome.output
+    engine.run(RunConfig.make(config | {"name": "here", "num-clients": 2, "vectorize": "off"}))
+    assert_same_run(run, tmp_path / "here")
+    rows = pd.read_csv(run / "clients.csv")
+    assert (rows["status"] == "ok").all()
