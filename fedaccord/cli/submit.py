@@ -86,8 +86,12 @@ def submit(
     except KeyboardInterrupt as error:
         rest = f"run {run} goes on; flwr stop {run} {superlink} ends it" if run else "nothing runs"
         stop(f"interrupted: {rest}", exit_code(error))
-    except (RuntimeError, OSError) as error:
+    except (FlwrError, OSError) as error:
         stop(error, 1)
+
+
+class FlwrError(Exception):
+    """A `flwr` command failed; the message says why."""
 
 
 class Ending(NamedTuple):
@@ -106,7 +110,7 @@ def _app_folder(given: Path | None) -> Path:
 
 
 def _start(folder: Path, superlink: str, settings: "RunConfig", *, patient: bool) -> str:
-    """The id of a new run. Raises RuntimeError where it cannot be submitted."""
+    """The id of a new run. Raises FlwrError where it cannot be submitted."""
     from fedaccord.config import defaults
 
     usual = defaults()
@@ -119,7 +123,7 @@ def _start(folder: Path, superlink: str, settings: "RunConfig", *, patient: bool
 
 
 def _wait(run: str, superlink: str) -> Ending:
-    """How a run ends. Raises RuntimeError where the server stays away."""
+    """How a run ends. Raises FlwrError where the server stays away."""
     while True:
         (found,) = _ask(["ls", superlink, "--run-id", run], patient=True)["runs"]
         state, _, status = str(found["status"]).partition(":")
@@ -131,7 +135,7 @@ def _wait(run: str, superlink: str) -> Ending:
 def _ask(words: Sequence[str], *, patient: bool) -> dict[str, Any]:
     """What a `flwr` command answers. patient: wait for a server that is away.
 
-    Raises RuntimeError, in one line, where it fails.
+    Raises FlwrError, in one line, where it fails.
     """
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -146,7 +150,7 @@ def _ask(words: Sequence[str], *, patient: bool) -> dict[str, Any]:
             return answer
         problem = str(answer.get("error-message")).strip().splitlines()[-1]
         if not patient or AWAY not in problem or time.monotonic() > deadline:
-            raise RuntimeError(f"flwr {words[0]}: {problem}")
+            raise FlwrError(f"flwr {words[0]}: {problem}")
         time.sleep(LOOK)
 
 

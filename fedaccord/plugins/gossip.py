@@ -43,6 +43,7 @@ log = logging.getLogger("flwr")
 
 TOPOLOGIES = ("ring", "grid", "torus", "exponential", "exponential-directed", "full", "random")
 ALL_TRAIN = "under gossip all nodes train in every round"
+NODES = 10_000
 CHUNK = 1 << 18  # elements of the mixed stack that are computed at a time
 
 
@@ -91,6 +92,10 @@ class Gossip(PlugIn):
 
     def matrix(self, m: int, t: int, seed: int) -> Tensor:
         """W (m, m), float64, of round t. Raises ValueError where m nodes do not fit."""
+        if m > NODES:
+            raise ValueError(
+                f"gossip: expected at most {NODES} nodes, whose matrix takes 0.8 GB, got {m}"
+            )
         return mixing_matrix(self.topology, m, t=t, seed=seed, peers=self.peers, file=self.file)
 
 

@@ -145,3 +145,8 @@ def test_components() -> None:
     W = torch.eye(5)
     W[0, 1] = W[1, 2] = W[2, 0] = W[3, 4] = 1
     assert components(W) == [[0, 1, 2], [3], [4]]
+
+
+def test_a_matrix_beyond_memory_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^gossip: expected at most 10000 nodes, .* got 1000000$"):
+        Gossip().matrix(10**6, 0, 0)

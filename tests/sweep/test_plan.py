@@ -122,7 +122,7 @@ def test_one_configuration_a_method_leaves_nothing_to_tune() -> None:
 def test_the_page_holds_every_key_and_its_example_is_a_sweep() -> None:
     text = PAGE.read_text()
     for key in [*LISTS, *(key for key, _ in keys())]:
-        assert f"`{key}`" in text, key
+        assert f"`{key}" in text, key
     example = text.partition("```toml\n")[2].partition("```")[0]
     plan = Plan.make(tomllib.loads(example))
     assert RunConfig.make({"algo": plan.methods[0]})

@@ -1,0 +1,146 @@
+"""`fedaccord deploy`: the folders of a deployment, and what its start scripts begin."""
+
+import os
+import shutil
+import stat
+import subprocess
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from flwr.common.config import parse_config_args
+
+from fedaccord.deploy import certificates, folders
+from tests.cli.shell import invoke, refusal
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_init_writes_a_folder_for_each_machine(tmp_path: Path) -> None:
+    path = tmp_path / "lab"
+    result = invoke("deploy", "init", path, "--supernodes", 2, "--host", "192.0.2.10")
+    assert result.exit_code == 0, result.output
+    assert f"FLWR_HOME={path}/operator" in result.stdout
+    shared = {"ca.crt", "deployment.toml", "start.sh"}
+    server = shared | {"server.crt", "server.key", "fedaccord-superlink.service"}
+    assert files(path / "server") == server
+    for i in range(2):
+        device = path / f"device-{i}"
+        assert files(device) == shared | {"node-config", "fedaccord-supernode.service"}
+        config = parse_config_args([(device / "node-config").read_text()])  # as Flower reads it
+        assert config["partition-id"] == i
+        assert config["num-partitions"] == 2
+    assert files(path / "operator") == {"ca.crt", "config.toml"}
+    assert [name for name in files(path) if name.endswith(".key") and "server" not in name] == [
+        "authority/ca.key"
+    ]
+    assert {mode(p) for p in path.rglob("*.key")} == {0o600}
+    assert len({(p.read_bytes()) for p in path.rglob("ca.crt")}) == 1
+    connection = tomllib.loads((path / "operator/config.toml").read_text())["superlink"]
+    assert connection["default"] == "federation"
+    assert connection["federation"]["address"] == "192.0.2.10:8000"
+    assert Path(connection["federation"]["root-certificates"]).samefile(path / "operator/ca.crt")
+
+
+def test_an_ipv6_address_stands_in_brackets(tmp_path: Path) -> None:
+    invoke("deploy", "init", tmp_path / "x", "--supernodes", 1, "--host", "2001:db8::1")
+    assert "--superlink [2001:db8::1]:8000 " in (tmp_path / "x/device-0/start.sh").read_text()
+
+
+@pytest.mark.parametrize("host", ["a b", "http://x", 'x"; rm', "$(reboot)", ""])
+def test_a_host_that_is_none_is_refused(tmp_path: Path, host: str) -> None:
+    result = invoke("deploy", "init", tmp_path / "x", "--supernodes", 1, "--host", host)
+    assert "--host: expected a name or an address" in refusal(tmp_path, result)
+    assert not (tmp_path / "x").exists()
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    words = ("deploy", "init", tmp_path / "x", "--supernodes", 1)
+    assert invoke(*words).exit_code == 0
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert "expected a new or an empty folder" in refusal(tmp_path, invoke(*words))
+    key = ("deploy", "key", tmp_path / "x/device-0")
+    assert invoke(*key).exit_code == 0
+    private = (tmp_path / "x/device-0/device.key").read_bytes()
+    assert "is there already" in refusal(tmp_path, invoke(*key))
+    assert (tmp_path / "x/device-0/device.key").read_bytes() == private
+    assert {p: p.read_bytes() for p in before} == before
+    assert "deployment.toml cannot be read" in refusal(tmp_path, invoke("deploy", "key", tmp_path))
+
+
+def test_a_renewed_certificate_is_trusted_as_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    invoke("deploy", "init", path, "--supernodes", 1, "--host", "192.0.2.10")
+    first = (path / "server/server.crt").read_bytes()
+    result = invoke("deploy", "renew", path)
+    assert result.exit_code == 0, result.output
+    certificate = certificates.read_certificate(path / "server/server.crt")
+    assert certificates.as_pem(certificate) != first
+    key = certificates.read_key(path / "server/server.key")
+    authority = certificates.read_certificate(path / "device-0/ca.crt")
+    certificates.check_server(certificate, key, authority, "192.0.2.10")
+    shutil.rmtree(path / "authority")
+    assert "ca.crt" in refusal(tmp_path, invoke("deploy", "renew", path))
+
+
+@pytest.mark.parametrize("machine", ["server", "device-0"])
+def test_a_start_script_checks_first_and_gives_flower_its_files(
+    tmp_path: Path, machine: str
+) -> None:
+    """With programs that only say what they were called with."""
+    invoke("deploy", "init", tmp_path / "lab", "--supernodes", 1, "--host", "192.0.2.10")
+    programs = tmp_path / "bin"
+    for name in ("fedaccord", "flower-superlink", "flower-supernode"):
+        text = f'#!/bin/sh\nfor word in {name} "$@"; do echo "$word"; done\nexit "${{RC:-0}}"\n'
+        folders.write(programs / name, text, executable=True)
+    folder = tmp_path / "a folder" / machine  # copied to its machine
+    shutil.copytree(tmp_path / "lab" / machine, folder)
+
+    def start(rc: int) -> list[str]:
+        env = {"PATH": f"{programs}:{os.environ['PATH']}", "RC": str(rc)}
+        command = ["sh", str(folder / "start.sh"), "--more"]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert done.stderr == ""
+        return done.stdout.splitlines()
+
+    checked = ["fedaccord", "doctor", "--deployment", "."]
+    assert start(1) == checked
+    words = start(0)
+    assert words[:4] == checked
+    assert words[-1] == "--more"
+    options = dict(pairwise(words))
+    assert words[4] == f"flower-super{'link' if machine == 'server' else 'node'}"
+    assert "--insecure" not in words
+    if machine == "server":
+        assert "--enable-supernode-auth" in words
+        assert options["--database"] == str(folder / "superlink.db")
+        for option in ("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile"):
+            assert (folder / options[option]).is_file()
+    else:
+        assert options["--superlink"] == "192.0.2.10:8000"
+        assert (folder / options["--root-certificates"]).is_file()
+        assert options["--auth-supernode-private-key"] == folders.DEVICE_KEY
+        config = parse_config_args([options["--node-config"]])
+        assert config["state-dir"] == str(folder / "state")
+        assert config["data-dir"] == "/data/train.npz"
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd's own check")
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    invoke("deploy", "init", tmp_path / "x", "--supernodes", 1)
+    for unit in tmp_path.rglob("*.service"):
+        done = subprocess.run(
+            ["systemd-analyze", "--user", "verify", str(unit)], capture_output=True, text=True
+        )
+        assert unit.name not in done.stderr, done.stderr
+        text = unit.read_text()
+        # Flower takes a key back a minute after its SuperNode was killed
+        assert ("RestartSec=60" in text) == (unit.name == folders.SUPERNODE_UNIT)
+        assert "Restart=always" in text

@@ -1,0 +1,256 @@
+"""`fedaccord doctor --deployment` on sound and on broken set-ups, beside a server that stands for a
+SuperLink: TLS, its time, and its answers to a key."""
+
+import shutil
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from fedaccord.cli import deployment
+from fedaccord.deploy import certificates, folders
+from tests.cli.shell import invoke
+from tests.cli.test_doctor import free_port
+
+
+class SuperLink(HTTPServer):
+    ahead = 0.0  # seconds of its clock
+    answer = 400  # to an activation: 400 as for a key that it knows, 412 for another
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: SuperLink
+
+    def do_GET(self) -> None:
+        self._send(200)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        known = self.path == "/v1/fleet/activate-node" and self.headers["flwr-signature"]
+        self._send(self.server.answer if known else 401)
+
+    def _send(self, status: int) -> None:
+        self.send_response_only(status)
+        self.send_header("Date", formatdate(time.time() + self.server.ahead, usegmt=True))
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def serving(folder: Path | None, port: int) -> Iterator[SuperLink]:
+    """folder: with the certificate; None: without TLS."""
+    server = SuperLink(("127.0.0.1", port), Answer)
+    if folder:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(folder / folders.CERTIFICATE, folder / folders.SERVER_KEY)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Path:
+    """A deployment of one device with its key and data."""
+    path = tmp_path / "lab"
+    invoke("deploy", "init", path, "--supernodes", 1, "--host", "127.0.0.1", "--port", free_port())
+    invoke("deploy", "key", path / "device-0")
+    (tmp_path / "train.npz").touch()
+    config = path / "device-0" / folders.NODE_CONFIG
+    config.write_text(config.read_text().replace("/data/train.npz", f"{tmp_path}/train.npz"))
+    return path
+
+
+def doctor(folder: Path) -> tuple[int, dict[str, str]]:
+    """The exit code, and each line's mark and text by its subject."""
+    result = invoke("doctor", "--deployment", folder)
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    lines = [line.split(maxsplit=2) for line in result.stdout.splitlines()]
+    return result.exit_code, {what.rstrip(":"): f"{mark} {text}" for mark, what, text in lines}
+
+
+def port_of(lab: Path) -> int:
+    return folders.read_facts(lab / "server").port
+
+
+def test_a_sound_device_and_a_sound_server(lab: Path) -> None:
+    with serving(lab / "server", port_of(lab)):
+        code, lines = doctor(lab / "device-0")
+        assert code == 0, lines
+        assert lines["key"] == "ok registered"
+        assert lines["clock"] == "ok as the server's"
+        assert lines["certificate"] == "ok of 127.0.0.1, valid for 825 days"
+        assert lines["state-dir"].startswith("ok ")
+        code, lines = doctor(lab / "server")
+        assert code == 0, lines
+        assert lines["port"] == f"ok the SuperLink answers on {port_of(lab)}"
+    code, lines = doctor(lab / "server")
+    assert code == 0, lines
+    assert lines["port"] == f"ok {port_of(lab)} is free"
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [(412, "fail not registered at the server: flwr supernode register"), (401, "fail refused")],
+)
+def test_a_key_that_the_server_does_not_know(lab: Path, answer: int, text: str) -> None:
+    with serving(lab / "server", port_of(lab)) as server:
+        server.answer = answer
+        code, lines = doctor(lab / "device-0")
+    assert code == 1
+    assert lines["key"].startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "mark", "text"),
+    [
+        (0, "ok", "as the server's"),
+        (-20, "fail", "s ahead of the server's; signed messages are refused"),
+        (60, "warn", "s behind the server's; set both"),
+        (400, "fail", "s behind the server's; signed messages are refused"),
+    ],
+)
+def test_clocks_that_differ(lab: Path, ahead: float, mark: str, text: str) -> None:
+    """Flower takes signatures that are five seconds early and five minutes late."""
+    with serving(lab / "server", port_of(lab)) as server:
+        server.ahead = ahead
+        code, lines = doctor(lab / "device-0")
+    assert lines["clock"].startswith(mark)
+    assert text in lines["clock"]
+    assert code == (mark == "fail")
+
+
+def test_certificates_that_a_device_does_not_take(lab: Path, tmp_path: Path) -> None:
+    def what() -> str:
+        with serving(lab / "server", port_of(lab)):
+            code, lines = doctor(lab / "device-0")
+        assert code == 1
+        assert "key" not in lines  # nothing is sent to such a server
+        return lines["certificate"]
+
+    folders.renew(lab, ["127.0.0.1"], days=-1)
+    assert "has expired: where the deployment was made, `fedaccord deploy renew" in what()
+    _, lines = doctor(lab / "server")
+    assert "has expired 1 days ago" in lines["certificate"]
+    folders.renew(lab, ["192.0.2.10"])
+    facts = folders.read_facts(lab / "device-0")._replace(host="127.0.0.2")
+    (lab / "server" / folders.FACTS).write_text(tomli_w.dumps(facts._asdict()))
+    _, lines = doctor(lab / "server")
+    assert "is for 192.0.2.10, localhost, 127.0.0.1, not for 127.0.0.2" in lines["certificate"]
+    invoke("deploy", "init", tmp_path / "other", "--supernodes", 1)
+    shutil.copy(tmp_path / "other/device-0/ca.crt", lab / "device-0/ca.crt")
+    assert "is not signed by this folder's ca.crt" in what()
+
+
+def test_a_server_without_tls(lab: Path) -> None:
+    with serving(None, port_of(lab)):
+        code, lines = doctor(lab / "device-0")
+        assert code == 1
+        assert "the server does not speak TLS" in lines["certificate"]
+        code, lines = doctor(lab / "server")
+        assert code == 1
+        assert lines["port"].endswith("is used by another program; end it")
+
+
+def test_a_port_that_nobody_listens_on(lab: Path) -> None:
+    code, lines = doctor(lab / "device-0")
+    assert code == 1
+    assert lines["port"].startswith(f"fail 127.0.0.1:{port_of(lab)}: Connection refused; start the")
+
+
+@pytest.mark.parametrize("package", folders.COMPARED)
+def test_versions_that_differ(lab: Path, package: str) -> None:
+    facts = folders.read_facts(lab / "server")
+    facts.versions[package] = "0.0.7"
+    (lab / "server" / folders.FACTS).write_text(tomli_w.dumps(facts._asdict()))
+    code, lines = doctor(lab / "server")
+    assert code == 1
+    assert lines[package].startswith("fail expected 0.0.7, as on the other machines, got ")
+    assert sum(line.startswith("fail") for line in lines.values()) == 1
+
+
+def test_builds_of_pytorch_may_differ(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server with a GPU and devices without one."""
+    here = deployment.versions()
+    monkeypatch.setattr(deployment, "versions", lambda: here | {"torch": here["torch"] + "+cu128"})
+    assert doctor(lab / "server")[0] == 0
+
+
+@pytest.mark.parametrize(("free", "mark"), [(5e7, "fail"), (5e8, "warn"), (5e9, "ok")])
+def test_little_space(lab: Path, free: float, mark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(lab)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=int(free)))
+    code, lines = doctor(lab / "server")
+    assert lines["space"].startswith(mark)
+    assert code == (mark == "fail")
+
+
+BROKEN = {
+    "no key": ("key", "none in", lambda d: (d / folders.DEVICE_KEY).unlink()),
+    "a key that others read": (
+        *("device.key", "others may read it: chmod 600"),
+        lambda d: (d / folders.DEVICE_KEY).chmod(0o644),
+    ),
+    "no key but a text": (
+        *("key", "expected a key"),
+        lambda d: (d / folders.DEVICE_KEY).write_text("x"),
+    ),
+    "no authority": ("ca.crt", "expected a certificate", lambda d: (d / "ca.crt").unlink()),
+    "another authority": (
+        *("ca.crt", "expected a certificate"),
+        lambda d: (d / "ca.crt").write_text("x"),
+    ),
+    "no data": (
+        *("data", "data-dir: expected this device's data, found no /no/such.npz"),
+        lambda d: (d / folders.NODE_CONFIG).write_text('data-dir="/no/such.npz"'),
+    ),
+    "no node-config": ("node-config", "expected a line", lambda d: (d / "node-config").unlink()),
+    "a state-dir that is a file": (
+        *("state-dir", "cannot be written"),
+        lambda d: (d / "state").touch(),
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_device_that_lacks_something(lab: Path, broken: str) -> None:
+    what, text, damage = BROKEN[broken]
+    damage(lab / "device-0")
+    with serving(lab / "server", port_of(lab)):
+        code, lines = doctor(lab / "device-0")
+    assert code == 1
+    assert lines[what].startswith("fail ")
+    assert text in lines[what]
+    assert sum(line.startswith("fail") for line in lines.values()) == 1
+
+
+def test_a_server_that_lacks_something(lab: Path) -> None:
+    key = lab / "server" / folders.SERVER_KEY
+    key.chmod(0o640)
+    code, lines = doctor(lab / "server")
+    assert code == 1
+    assert "others may read it" in lines["server.key"]
+    other, _ = certificates.make_device_key()
+    key.write_bytes(other)
+    assert doctor(lab / "server")[1]["certificate"].startswith("fail ")
+    key.unlink()
+    assert doctor(lab / "server")[1]["server.key"].startswith("fail none in")
+    code, lines = doctor(lab)
+    assert code == 1
+    assert "expected the server's or a device's folder" in lines["folder"]

@@ -1,0 +1,176 @@
+"""`fedaccord submit`, with a program in the place of `flwr` that answers as Flower 1.41 does."""
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaccord.cli import submit as module
+from tests.cli.shell import REPOSITORY, invoke, refusal
+
+AWAY = (
+    "Using SuperLink: lab\n\nConnection to the SuperLink is unavailable. Please check your network"
+)
+FAILED = "ServerApp failed with exception: "
+NO_CHECKPOINT = f"{FAILED}/runs/x/checkpoint: expected a checkpoint, one, found none"
+KILLED = "No heartbeat received from the task"
+
+PROGRAM = """\
+#!{python}
+import json, pathlib, sys
+folder = pathlib.Path({folder!r})
+script = json.loads((folder / "script.json").read_text())
+done = len((folder / "calls.txt").read_text().splitlines())
+with (folder / "calls.txt").open("a") as calls:
+    calls.write(json.dumps(sys.argv[1:]) + "\\n")
+print(json.dumps(script[done]) if script[done] else "the log", file=sys.stdout)
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK", 0)
+
+
+class Flwr:
+    """Answers one call after another, and remembers them."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        program = folder / "flwr"
+        program.write_text(PROGRAM.format(python=sys.executable, folder=str(folder)))
+        program.chmod(0o755)
+        monkeypatch.setattr(module, "FLWR", str(program))
+
+    def answers(self, *script: Any) -> None:
+        (self.folder / "script.json").write_text(json.dumps(script))
+        (self.folder / "calls.txt").write_text("")
+
+    @property
+    def calls(self) -> list[list[str]]:
+        return [json.loads(line) for line in (self.folder / "calls.txt").read_text().splitlines()]
+
+    def configs(self) -> list[dict[str, Any]]:
+        """The run configs that were submitted."""
+        texts = [call[call.index("--run-config") + 1] for call in self.calls if call[0] == "run"]
+        return [tomllib.loads(text.replace(" ", "\n")) for text in texts]
+
+
+@pytest.fixture
+def flwr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flwr:
+    return Flwr(tmp_path, monkeypatch)
+
+
+def run(number: int, *endings: str) -> list[Any]:
+    """The answers about a run: submitted, its log, and how it looks, the last its end."""
+    return [{"success": True, "run-id": str(number)}, None, *map(status, endings)]
+
+
+def status(text: str) -> dict[str, Any]:
+    state, _, details = text.partition("|")
+    return {"success": True, "runs": [{"status": state, "status-details": details or "N/A"}]}
+
+
+def test_a_run_is_waited_for(flwr: Flwr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    flwr.answers(*run(7, "running", "finished:completed"))
+    result = invoke("submit", "lab", "algo=scaffold", "out-dir=mine", "lr=0.05")
+    assert result.exit_code == 0, result.output
+    first, log, look, again = flwr.calls
+    assert first[:3] == ["run", str(REPOSITORY), "lab"]
+    assert first[-2:] == ["--format", "json"]
+    assert "--federation-config" not in first
+    assert log == ["log", "7", "lab"]
+    assert look == again == ["ls", "lab", "--run-id", "7", "--format", "json"]
+    (config,) = flwr.configs()
+    assert config.pop("name").startswith("scaffold-digits-seed0-")  # that it may go on with
+    assert config == {"algo": "scaffold", "out-dir": str(tmp_path / "mine"), "lr": 0.05}
+
+
+def test_a_simulation_has_the_clients_of_the_run_config(flwr: Flwr) -> None:
+    flwr.answers(*run(7, "finished:completed"))
+    assert invoke("submit", "local", "num-clients=12").exit_code == 0
+    words = flwr.calls[0]
+    clients = "num-supernodes=12 client-resources-num-cpus=1"
+    assert words[words.index("--federation-config") + 1] == clients
+
+
+@pytest.mark.parametrize(
+    ("ending", "line"),
+    [
+        (f"finished:failed|{FAILED}3 rounds failed", f"run 7 failed: {FAILED}3 rounds failed"),
+        ("finished:stopped|", "run 7 stopped: N/A"),
+        (f"finished:failed|{NO_CHECKPOINT}", "found none"),  # the user's own resume=true
+    ],
+)
+def test_a_run_that_fails_is_a_failure(flwr: Flwr, ending: str, line: str) -> None:
+    flwr.answers(*run(7, ending))
+    result = invoke("submit", "lab", "resume=true", "name=x")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("fedaccord: ")
+    assert line in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [KILLED, "Task failed with unknown error."])
+def test_a_run_goes_on_when_its_server_is_back(flwr: Flwr, words: str) -> None:
+    away = {"success": False, "error-message": AWAY}
+    flwr.answers(
+        *run(7)[:2],
+        *(away, away, status("running"), status(f"finished:failed|{words}")),
+        *(away, *run(8, "finished:completed")),
+    )
+    result = invoke("submit", "lab", "algo=scaffold", "name=x")
+    assert result.exit_code == 0, result.output
+    assert flwr.configs() == [
+        {"algo": "scaffold", "name": "x"},
+        *[{"algo": "scaffold", "name": "x", "resume": True}] * 2,
+    ]
+    assert "warning: run 7 stopped with its server" in result.stderr
+
+
+def test_a_run_without_a_checkpoint_begins_anew_beside_it(flwr: Flwr) -> None:
+    flwr.answers(
+        *run(7, f"finished:failed|{KILLED}"),
+        *run(8, f"finished:failed|{NO_CHECKPOINT}"),
+        *run(9, "finished:completed"),
+    )
+    assert invoke("submit", "lab", "name=x").exit_code == 0
+    names = [(config["name"], config.get("resume", False)) for config in flwr.configs()]
+    assert names == [("x", False), ("x", True), ("x-2", False)]
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_it_goes_on_so_many_times(flwr: Flwr, times: int) -> None:
+    flwr.answers(*[*run(7, f"finished:failed|{KILLED}")] * 4)
+    result = invoke("submit", "lab", "name=x", "--resubmit", times)
+    assert result.exit_code == 1
+    assert len(flwr.configs()) == times + 1
+    assert f"the server stopped {times + 1} times; resume=true name=x goes on" in result.stderr
+
+
+def test_what_flower_does_not_take_is_one_line(flwr: Flwr, tmp_path: Path) -> None:
+    flwr.answers({"success": False, "error-message": AWAY})
+    result = invoke("submit", "lab")
+    assert "flwr run: Connection to the SuperLink is unavailable" in refusal(tmp_path, result, 1)
+    flwr.answers({"success": False, "error-message": "\nSuperLink connection 'lab' not found"})
+    assert "connection 'lab' not found" in refusal(tmp_path, invoke("submit", "lab"), 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["lr=-1"], "lr: expected above 0"),
+        (["lr"], "expected key=value"),
+        (["--app", "/no/such"], "--app: expected a clone of FedAccord, found no /no/such"),
+    ],
+)
+def test_a_wrong_setting_is_told_before_anything_is_submitted(
+    flwr: Flwr, tmp_path: Path, words: list[str], line: str
+) -> None:
+    flwr.answers()
+    assert line in refusal(tmp_path, invoke("submit", "lab", *words))
+    assert flwr.calls == []

@@ -1,0 +1,173 @@
+"""`fedaccord sweep`: what it shows, one line for whatever is wrong, and how it is ended."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+import tomli_w
+from rich.console import Console
+
+from fedaccord.sweep.trial import execute
+from tests.cli.shell import invoke
+from tests.sweep.plans import content, finish, make, table
+
+
+def write(folder: Path, file: dict[str, Any]) -> Path:
+    path = folder / "sweep.toml"
+    path.write_text(tomli_w.dumps(file))
+    return path
+
+
+def test_a_sweep_shows_its_trials_and_its_winners(tmp_path: Path) -> None:
+    space = {"algo": ["fedavg"], "lr": [0.1, 1e30]}
+    result = invoke("sweep", write(tmp_path, content(space)), "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines[:3]] == ["run 1/3", "run 2/3", "run 3/3"]
+    assert "best" in lines[0]
+    assert "rounds in a row failed" in lines[1]
+    assert any("lr=0.1" in line for line in lines[3:])
+    assert lines[-1] == f"tables and runs: {tmp_path / 'out'}"
+    assert len(table(tmp_path / "out")) == 3
+    again = invoke("sweep", write(tmp_path, content(space)), "--out", tmp_path / "out")
+    assert "run 1/3" not in again.stdout
+    assert again.stdout.splitlines()[-1] == lines[-1]
+
+
+def test_a_terminal_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=120, markup=False)
+    monkeypatch.setattr("fedaccord.cli.sweep.make_console", lambda: console)
+    file = write(tmp_path, content({"algo": ["fedavg"], "lr": [0.05, 0.1]}))
+    assert invoke("sweep", file, "--out", tmp_path / "out").exit_code == 0
+    assert "run 3/3" in shown.getvalue()
+    assert "best 0." in shown.getvalue()
+
+
+def test_a_dry_run_tells_the_budget_and_writes_nothing(tmp_path: Path) -> None:
+    file = write(tmp_path, content({"algo": ["fedavg", "fedsam"], "lr": [0.05, 0.1]}))
+    result = invoke("sweep", file, "--dry-run")
+    assert result.exit_code == 0, result.output
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["fedavg", "tune", "2", "2", "6", "2", "epochs", "1"] in rows
+    assert ["fedsam", "tune", "2", "2", "6", "1", "epochs", "2"] in rows
+    assert "6 runs, 18 rounds; about " in result.stdout
+    assert [*tmp_path.iterdir()] == [file]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[sweep", "is not valid TOML"),
+        ("[sweep]\nserach = 1", "unknown key 'serach' (did you mean 'search'?)"),
+        ("[space]\nlr = 0.1", "[space] lr: expected a list of values"),
+        ("[run]\ndataset = 'digit'", "dataset: expected one of digits"),
+        ("run = 3", "expected a table [run], got 3"),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(text)
+    result = invoke("sweep", file, "--out", tmp_path / "out")
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert message in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_file_and_a_missing_folder_are_one_line(tmp_path: Path) -> None:
+    missing = invoke("sweep", tmp_path / "none.toml", "--out", tmp_path / "out")
+    assert (missing.exit_code, missing.stderr.count("\n")) == (2, 1)
+    assert "cannot read" in missing.stderr
+    unsaid = invoke("sweep", write(tmp_path, content()))
+    assert (unsaid.exit_code, unsaid.stderr.count("\n")) == (2, 1)
+    assert "--out: expected a folder" in unsaid.stderr
+
+
+def test_missing_data_is_one_line_and_no_row(tmp_path: Path) -> None:
+    run = {"dataset": "cifar10", "data-dir": str(tmp_path)}
+    result = invoke("sweep", write(tmp_path, content(run=run)), "--out", tmp_path / "out")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "set download=true" in result.stderr
+    assert not (tmp_path / "out" / "rows").exists()
+
+
+def test_paths_are_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = {"partition": "file", "partition-file": "parts.json"}
+    Path("parts.json").write_text(str([[i for i in range(1438) if i % 4 == k] for k in range(4)]))
+    file = write(tmp_path, content({"algo": ["fedavg"]}, run=run))
+    result = invoke("sweep", file, "--out", "out")
+    assert result.exit_code == 0, result.output
+    assert [*table(tmp_path / "out").status] == ["completed"]
+
+
+def test_keys_without_effect_are_warned_of(tmp_path: Path) -> None:
+    file = write(tmp_path, content(run={"stem": "cifar"}))
+    result = invoke("sweep", file, "--dry-run")
+    assert result.exit_code == 0
+    assert 'warning: fedavg: stem="cifar" has no effect' in result.stderr
+
+
+def test_ctrl_c_leaves_a_sweep_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, done = write(tmp_path, content()), []
+
+    def interrupted(job: Any) -> Any:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(job)
+        return execute(job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedaccord.sweep.workers.execute", interrupted)
+        result = invoke("sweep", file, "--out", tmp_path / "out")
+    assert result.exit_code == 130, result.output
+    rest = f"{tmp_path / 'out'} holds what was done: the same command goes on"
+    assert result.stderr == f"fedaccord: interrupted; {rest}\n"
+    assert len(table(tmp_path / "out")) == 2
+    assert invoke("sweep", file, "--out", tmp_path / "out").exit_code == 0
+    finish(make(), tmp_path / "whole")
+    pd.testing.assert_frame_equal(table(tmp_path / "out"), table(tmp_path / "whole"))
+
+
+@pytest.mark.flower  # processes that load PyTorch
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_the_workers_too(tmp_path: Path, number: signal.Signals) -> None:
+    long = {"num-server-rounds": 4000, "checkpoint-every": 50}
+    file = write(tmp_path, content({"algo": ["fedavg"], "lr": [0.05, 0.1]}, run=long, workers=2))
+    code = "from fedaccord.cli import app; app()"
+    words = ["sweep", str(file), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-c", code, *words]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+    )
+    until(lambda: len([*tmp_path.glob("out/runs/*/checkpoint/*.json")]) >= 2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == (143 if number == signal.SIGTERM else -number)
+    until(lambda: not any(child.is_running() for child in children))
+    if number == signal.SIGTERM:
+        assert err.count("\n") == 1, err
+        assert "the same command goes on" in err
+        statuses = [path.read_text() for path in tmp_path.glob("out/runs/*/summary.json")]
+        assert all('"interrupted"' in text for text in statuses)
+
+
+def until(done: Any) -> None:
+    end = time.monotonic() + 120
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.05)

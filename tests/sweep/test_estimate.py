@@ -1,0 +1,42 @@
+"""The budget that is told is the budget that is spent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaccord.sweep.estimate import estimate, parts
+from tests.sweep.plans import finish, make
+
+LR = {"lr": {"low": 0.05, "high": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("space", "own"),
+    [
+        ({"algo": ["fedavg", "fedprox"], "lr": [0.05, 0.1]}, {"seeds": [0, 1]}),
+        ({"algo": ["fedavg", "fedprox"]}, {"test_seeds": [0, 1]}),
+        (LR, {"search": "random", "trials": 2}),
+        (LR, {"search": "halving", "trials": 5, "eta": 2, "rungs": 2}),
+    ],
+)
+def test_runs_and_rounds(tmp_path: Path, space: dict[str, Any], own: dict[str, Any]) -> None:
+    plan = make(space, **own)
+    steps, told = finish(plan, tmp_path), parts(plan)
+    assert len(steps) == sum(part.runs for part in told)
+    assert sum(step.rounds for step in steps) == sum(part.rounds for part in told)
+
+
+def test_optuna_and_costs() -> None:
+    tune, test = parts(make(LR | {"algo": ["fedsam"]}, search="optuna", trials=6, seeds=[0, 1]))
+    assert (tune.configurations, tune.runs, tune.rounds) == (6, 12, 36)
+    assert (test.configurations, test.runs, test.rounds) == (1, 2, 6)
+    assert (tune.local, tune.gradients_a_step) == ("2 epochs", 2)
+
+
+def test_an_estimate_is_in_hours() -> None:
+    plan = make({"algo": ["fedavg"]})
+    words = estimate(plan, parts(plan)).split()
+    assert words[0] == "about"
+    assert 0 < float(words[1]) < 1
+    assert words[2] == "hours"

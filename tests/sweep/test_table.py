@@ -1,0 +1,78 @@
+"""The tables, computed from rows by hand."""
+
+import math
+from typing import Any
+
+import pytest
+
+from fedaccord.sweep.plan import Configuration
+from fedaccord.sweep.table import TEST, TUNE, Trial, Winner, as_text, trials_table, winners_table
+from tests.sweep.plans import make
+
+PLAN = make({"algo": ["fedprox", "fedavg"], "lr": [0.1, 0.2], "fedprox": {"mu": [1.0]}})
+BY_METHOD = {method: PLAN.configurations(method)[0] for method in PLAN.methods}
+METRIC = "accuracy-last"
+
+
+def trial(method: str, seed: int, value: float | None, **more: Any) -> Trial:
+    row = {"status": "completed", f"test-{METRIC}": value, "seconds": 1.0} | more
+    return Trial(BY_METHOD[method], seed, TEST, 3, row)
+
+
+def winners() -> dict[str, Winner]:
+    return {method: Winner(best, 0.5, 2) for method, best in BY_METHOD.items()}
+
+
+def test_gains_are_of_the_same_seed() -> None:
+    values = {"fedavg": (0.5, 0.7, 0.9), "fedprox": (0.6, 0.9, 0.8)}
+    tests = [trial(m, seed, v) for m, each in values.items() for seed, v in enumerate(each)]
+    table = winners_table(winners(), tests[::-1], METRIC).set_index("algo")
+    assert [*table.index] == ["fedprox", "fedavg"]
+    row = table.loc["fedprox"]
+    assert row[f"test-{METRIC}"] == pytest.approx(2.3 / 3)
+    assert row[f"test-{METRIC}-std"] == pytest.approx(math.sqrt(7 / 300))
+    assert row["over-fedavg"] == pytest.approx(0.2 / 3)
+    assert row["over-fedavg-std"] == pytest.approx(math.sqrt(7 / 300))
+    assert (row.better, row.seeds, row.settings) == ("2 of 3", 3, "lr=0.1, fedprox.mu=1")
+    assert math.isnan(table.loc["fedavg"]["over-fedavg"])
+
+
+def test_a_failed_seed_is_left_out_of_pairs_and_counted() -> None:
+    tests = [trial("fedavg", 0, 0.5), trial("fedavg", 1, 0.6), trial("fedprox", 1, 0.7)]
+    tests.append(trial("fedprox", 0, 0.9, status="failed"))
+    row = winners_table(winners(), tests, METRIC).set_index("algo").loc["fedprox"]
+    assert (row.seeds, row.better) == (1, "1 of 1")
+    assert row["over-fedavg"] == pytest.approx(0.1)
+    assert math.isnan(row[f"test-{METRIC}-std"])
+
+
+def test_a_smaller_loss_is_better() -> None:
+    loss = "loss-last"
+    tests = [trial("fedavg", 0, None, **{"test-loss-last": 2.0})]
+    tests.append(trial("fedprox", 0, None, **{"test-loss-last": 1.0}))
+    table = winners_table({m: w._replace(score=-3.0) for m, w in winners().items()}, tests, loss)
+    assert [*table.algo] == ["fedprox", "fedavg"]
+    assert [*table[f"validation-{loss}"]] == [3.0, 3.0]
+    assert table["over-fedavg"][0] == -1.0
+    assert table.better[0] == "1 of 1"
+
+
+def test_the_table_has_every_key_and_what_stopped() -> None:
+    def tuned(configuration: Configuration, rounds: int, status: str) -> Trial:
+        return Trial(configuration, 0, TUNE, rounds, {"status": status, "reason": "why"})
+
+    both = BY_METHOD["fedavg"], BY_METHOD["fedprox"]
+    rows = [tuned(both[0], 3, "completed"), tuned(both[1], 1, "completed")]
+    rows += [tuned(both[1], 3, "failed")]
+    table = trials_table(rows)
+    assert [*table.columns][:6] == ["trial", "stage", "algo", "lr", "fedprox.mu", "seed"]
+    assert [*table.columns][-2:] == ["seconds", "reason"]
+    assert [*table.status] == ["completed", "stopped", "failed"]
+    assert [*table["fedprox.mu"]] == [None, 1.0, 1.0]
+
+
+def test_people_see_no_nan() -> None:
+    heading, rows = as_text(winners_table(winners(), [trial("fedavg", 0, 0.123456)], METRIC))
+    assert heading[0] == "algo"
+    assert all(isinstance(cell, str) and cell != "nan" for row in rows for cell in row)
+    assert "0.1235" in rows[0]
