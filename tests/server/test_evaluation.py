@@ -1,12 +1,12 @@
 """Personal models are evaluated at their clients, whatever these answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 
 from fedaccord import evaluate_locally, simulate
 from fedaccord.client import store
@@ -142,3 +142,29 @@ def test_what_a_client_says_of_its_evaluation_is_cleaned(warnings: list[str]) ->
 
     rounds(evaluate)
     assert all(line.isprintable() and len(line) < 500 for line in warnings)
+
+
+def test_second_answers_count_once_and_missing_ones_are_told(warnings: list[str]) -> None:
+    class Unreliable(InProcessGrid):
+        """Of the evaluation's answers the first comes twice, and the last does not come."""
+
+        def send_and_receive(
+            self, messages: Iterable[Message], *, timeout: float | None = None
+        ) -> Iterable[Message]:
+            messages = [*messages]
+            replies = [*super().send_and_receive(messages, timeout=timeout)]
+            asked = messages[0].metadata.message_type == MessageType.EVALUATE
+            return [replies[0], *replies[:-1]] if asked else replies
+
+    app, seen = client_app(), []
+    app.evaluate()(lambda message, context: replied(message, loss=context.node_id))
+    with Unreliable(app, C) as grid, quiet():
+        strategy(FedDeper, on_round=seen.append).start(grid, INITIAL, 1)
+    nodes = sorted(grid.contexts)[:-1]
+    assert seen[-1].metrics["personal-loss"] == pytest.approx(np.mean(nodes))
+    line = "1 of 6 clients did not evaluate their personal model: no reply in time"
+    assert warnings == [line]
+
+
+def replied(message: Message, **numbers: float) -> Message:
+    return Message(RecordDict({"metrics": MetricRecord({**numbers})}), reply_to=message)
