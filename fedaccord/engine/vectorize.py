@@ -34,7 +34,7 @@ def choose(asked: str, task: Task, strategy: FederatedStrategy) -> Choice:
     num_clients = len(task.clients)
     size = min(strategy.cohort_size(num_clients), MOST)
     visits = _visits(task, strategy, size)
-    together = max(1, min(size, BYTES // max(1, visits[0].down.w.nbytes)))
+    together = max(1, min(size, BYTES // task.model(strategy.precision).w.nbytes))
     if together < 2:
         return Choice(False, "one client at a time: the model fills the caches")
     few = visits[:CLIENTS]

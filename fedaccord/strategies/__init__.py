@@ -37,6 +37,7 @@ from fedaccord.strategies.fedsam import FedSAM
 from fedaccord.strategies.fedsmoo import FedSMOO
 from fedaccord.strategies.fedspeed import FedSpeed
 from fedaccord.strategies.fedyogi import FedYogi
+from fedaccord.strategies.local import Local
 from fedaccord.strategies.mofedsam import MoFedSAM
 from fedaccord.strategies.scaffold import Scaffold
 
@@ -63,6 +64,7 @@ BUILT_IN: dict[str, type[FederatedStrategy]] = {
     "fedsmoo": FedSMOO,
     "afedpd": AFedPD,
     "afedpdsam": AFedPDSAM,
+    "local": Local,
     "dpsgd": DPSGD,
     "dfedavg": DFedAvg,
     "dfedavgm": DFedAvgM,
@@ -149,6 +151,7 @@ __all__ = [
     "FedYogi",
     "FederatedStrategy",
     "Gossip",
+    "Local",
     "MoFedSAM",
     "RelaxedInit",
     "Robust",

@@ -111,7 +111,7 @@ AVERAGING = [name for name, kind in METHODS.items() if kind.averages]
 def test_who_averages() -> None:
     assert [
         *("fedavg", "fedinit", "fedprox", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
-        *("fedsam", "fedlesam", "feddeper"),
+        *("fedsam", "fedlesam", "feddeper", "local"),
     ] == AVERAGING
 
 

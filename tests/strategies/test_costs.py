@@ -38,6 +38,7 @@ TABLE = {
     "fedsmoo": (2, 2, 2, 2, 3),
     "afedpd": (2, 1, 1, 1, 2),
     "afedpdsam": (2, 1, 2, 1, 2),
+    "local": (0, 1, 1, 1, 2),
     # without a server: what the relay sees
     "dpsgd": (1, 1, 1, 0, 1),
     "dfedavg": (1, 1, 1, 0, 1),

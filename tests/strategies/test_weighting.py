@@ -29,7 +29,7 @@ from tests.strategies.test_stacks import close_values
 EXAMPLES = [5, 40, 12, 3, 25, 8, 17, 30]
 UNIFORM_ALONE = {
     *("scaffold", "fedgamma", "feddyn", "fedadmm", "fedspeed", "fedsmoo"),
-    *("dpsgd", "dfedavg", "dfedavgm", "dfedsam", "dfedsam-mgs", "dispfl"),
+    *("local", "dpsgd", "dfedavg", "dfedavgm", "dfedsam", "dfedsam-mgs", "dispfl"),
 }
 
 

@@ -1,0 +1,81 @@
+"""Local training: each client alone.
+
+A baseline, of no paper: what a client reaches without the others.
+
+    state   w_i, the client's own model, w^0 at first
+    client  w <- w - lr g_i(w)                 K steps from w_i
+            w_i <- w_{i,K}
+    server  w^{t+1} = w_bar, the mean of the active clients' models, which nobody trains on
+
+When to use: beside any method with personal models, and to learn whether clients gain from each
+other at all: personal-accuracy is that of w_i on the client's own test samples. Nothing travels
+down after a first visit.
+
+Where we differ: there is no paper to differ from. Models travel up for w_bar and the columns of a
+run alone. w_bar is an average of models that never met: its test accuracy says little of theirs,
+and drift is their distance to the last average.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from fedaccord.core import Client, Cohort, LocalConfig, LocalResult, LocalRule, Model, Vector
+from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.plugins.gossip import Gossip
+from fedaccord.plugins.relaxed_init import RelaxedInit
+
+
+class Down(NamedTuple):
+    w: Vector | None  # w^0 with a first visit; None: nothing is sent
+
+
+class ClientState(NamedTuple):
+    w: Vector  # (..., d), w_i
+
+
+class ServerState(NamedTuple):
+    w_0: Vector  # (d,), w^0, for first visits in later rounds
+
+
+@dataclass(frozen=True)
+class LocalClient(LocalRule):
+    receives = Down
+
+    def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> ClientState:
+        return ClientState(w)
+
+    def start(self, down: Down, state: ClientState, config: LocalConfig) -> Vector:
+        return state.w
+
+    def finish(
+        self, w_K: Vector, down: Down, state: ClientState, result: LocalResult
+    ) -> tuple[Model, ClientState]:
+        return Model(w_K), ClientState(w_K)
+
+    def personal(self, state: ClientState) -> Vector:
+        return state.w
+
+
+@dataclass(kw_only=True, eq=False)
+class Local(FederatedStrategy):
+    tied = False
+    averages = True
+    refuses: ClassVar = {
+        Gossip: "its clients hear nothing of each other; take dfedavg",
+        RelaxedInit: "its clients start from their own models, not from the server's",
+    }
+    cost_note = "down 1 with a first visit; up for the report alone"
+
+    def rule(self) -> LocalClient:
+        return LocalClient()
+
+    def init(self, w: Vector) -> ServerState:
+        return ServerState(w_0=w)
+
+    def broadcast(self, w: Vector, state: ServerState, client: Client) -> Down:
+        return Down(state.w_0 if client.last_round < 0 else None)
+
+    def aggregate(
+        self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
+    ) -> tuple[Vector, ServerState]:
+        return cohort.mean(ups.w), state
