@@ -216,7 +216,7 @@ def table(rows: Sequence[Mapping[str, Cell]]) -> Any:
         form = HTMLTemplateFormatter(template=f"<%- t{i} %>")
         longest = max(len(name), *(len(text(cell)) for cell in cells))
         columns.append(
-            TableColumn(field=f"c{i}", title=name, formatter=form, width=7 * longest + 10)
+            TableColumn(field=f"c{i}", title=name, formatter=form, width=7 * longest + 24)
         )
     return DataTable(
         source=ColumnDataSource(data),
