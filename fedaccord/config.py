@@ -25,6 +25,7 @@ from fedaccord.federation.strategy import FederatedStrategy, own_options
 from fedaccord.plugins import PLUGINS
 from fedaccord.strategies import METHODS
 from fedaccord.task.config import TaskConfig
+from fedaccord.trackers import TRACKERS
 
 AUTO = "auto"  # of a plug-in: what the method itself asks for, which is off for most
 RENAMED = {"alpha": "dirichlet-alpha"}  # keys of earlier versions
@@ -52,6 +53,9 @@ class RunConfig:
         "many clients in one call, in process: the faster in a trial, or always, or never; with it "
         "the last bits differ from those of one client at a time",
         choices=("auto", "on", "off"),
+    )
+    tracker: str = option(
+        "none", "where to follow the run beside its own directory", choices=TRACKERS
     )
     checkpoint_every: int = option(
         0, "rounds between checkpoints; 0: such that they take a twentieth of the time", low=0
@@ -141,7 +145,7 @@ def _unknown(key: str, algo: Any, known: Iterable[str]) -> str:
         if not any(k.startswith(f"{algo}.") for k in same):
             return f"{key}: this key is now called {RENAMED[key]!r}"
         same.append(RENAMED[key])
-    near = same or difflib.get_close_matches(key, read, n=3, cutoff=0.4)
+    near = same or difflib.get_close_matches(key, read, n=3, cutoff=0.45)
     if not near:
         return f"unknown key {key!r}; `fedaccord run --list-keys` lists the known ones"
     *first, final = map(repr, near[:3])
@@ -193,6 +197,7 @@ FREE = (  # keys that do not change what is computed, or only how long
         "threads",
         "checkpoint-every",
         "resume",
+        "tracker",
     ),
     *("device", "data-dir", "download", "eval-every"),
     *("round-timeout", "wait-timeout", "min-replies", "max-failed-rounds"),

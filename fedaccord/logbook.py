@@ -34,6 +34,7 @@ class Logbook:
         self.config, self.strategy = config, config.strategy
         self.directory, self.checkpoints = directory, checkpoints
         self._begun = begun  # what the run goes on from
+        self.after = begun.number if begun else 0  # rounds that were done before
         self._pace = Pace(config.checkpoint_every)
         self._recorded: RoundState | None = None  # the state to which the tables go
         self._saved = begun.number if begun else None

@@ -11,8 +11,8 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
-from fedaccord import threads
-from fedaccord.config import RunConfig, resolved
+from fedaccord import threads, trackers
+from fedaccord.config import RunConfig, in_use, resolved
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import dtype_of, is_finite
 from fedaccord.federation.errors import FederationError
@@ -66,6 +66,7 @@ def run(
     """
     strategy = config.strategy
     initial = initial_arrays(task, strategy.precision)
+    trackers.check(config.tracker)
     with interruptible() as interrupts:
         cost = {"gradients-per-step": strategy.cost.gradients}
         log_book = Logbook.begin(config, machine(task) | cost | resolved(config), at)
@@ -73,9 +74,12 @@ def run(
         if (counts := task.class_counts()) is not None:
             directory.save_classes(task.card["class-names"], counts)
 
+        tracker = trackers.start(config.tracker, directory.path, in_use(config), log_book.after)
+
         def record(round: Round) -> None:
             with interrupts.held():
                 log_book.record(round)
+                tracker.log(round.number, round.metrics)
             if on_round:
                 on_round(round)
 
@@ -110,6 +114,7 @@ def run(
                 raise
             finally:
                 directory.summarise(status, **facts)
+                tracker.end(status == "completed")
                 log.info("run %s: %s", status, directory.path)
     return directory
 

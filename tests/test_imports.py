@@ -21,7 +21,7 @@ class Allowed(NamedTuple):
 
 APPS = (
     "core wire federation plugins strategies task config client client_app server_app runs "
-    "interrupts logbook"
+    "interrupts logbook trackers"
 )
 ROOMS = {  # a module at the top of the package is a room too
     "core": Allowed("", "torch"),
@@ -31,7 +31,8 @@ ROOMS = {  # a module at the top of the package is a room too
     "strategies": Allowed("core plugins federation.strategy", "torch"),
     "task": Allowed("core", "torch torchvision numpy PIL sklearn safetensors"),
     "client": Allowed("core wire task runs.files", "torch flwr safetensors"),
-    "config": Allowed("core federation plugins strategies task", ""),
+    "trackers": Allowed("", "torch mlflow wandb"),
+    "config": Allowed("core federation plugins strategies task trackers", ""),
     "memory": Allowed("", ""),
     "threads": Allowed("federation task", "torch joblib"),
     "interrupts": Allowed("", ""),
@@ -39,7 +40,8 @@ ROOMS = {  # a module at the top of the package is a room too
     "client_app": Allowed("core wire client task config memory threads", "torch flwr"),
     "logbook": Allowed("core federation config runs", ""),
     "server_app": Allowed(
-        "core wire federation task config memory threads runs interrupts logbook", "torch flwr"
+        "core wire federation task config memory threads runs interrupts logbook trackers",
+        "torch flwr",
     ),
     "apps": Allowed("client_app server_app threads", ""),
     "engine": Allowed(f"{APPS} memory threads", "torch flwr pandas"),

@@ -11,6 +11,8 @@ from flwr.app import Context, RecordDict
 from fedaccord import client_app, engine, server_app
 from fedaccord.config import RunConfig
 from fedaccord.engine import InProcessGrid
+from fedaccord.runs import RunDirectory
+from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.task import load_task
 
 SETTINGS: dict[str, Any] = {
@@ -69,3 +71,34 @@ def test_damaged_numbers_are_one_line(tmp_path: Path) -> None:
     (path / "nodes.json").write_text('{"20": ')
     with pytest.raises(ValueError, match=r"nodes\.json: expected client numbers by node id, got"):
         federate(tmp_path, nodes, **{"num-server-rounds": 2, "resume": True})
+
+
+def test_clients_hear_that_the_same_federation_goes_on_with_another_server(tmp_path: Path) -> None:
+    files = sites(tmp_path, [10, 14, 18])
+    nodes = dict(zip((20, 30, 50), files, strict=True))
+    found = []
+    for rounds, resume in ((1, False), (2, True), (3, True)):
+        path = federate(tmp_path, nodes, **{"num-server-rounds": rounds, "resume": resume})
+        facts = Checkpoints(path / "checkpoint").load().facts
+        found.append((facts["federation"], facts["attempt"]))
+    assert [attempt for _, attempt in found] == [0, 1, 2]
+    (name,) = {federation for federation, _ in found}
+    assert name.startswith("x-")
+
+
+def test_a_checkpoint_is_of_the_round_that_the_tables_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state is of round 2 already where its row cannot be written."""
+    files = sites(tmp_path, [10, 14, 18])
+    nodes, record = dict(zip((20, 30, 50), files, strict=True)), RunDirectory.record
+
+    def full(self: RunDirectory, metrics: Any, clients: Any) -> None:
+        if metrics["round"] == 2:
+            raise OSError(28, "No space left on device")
+        record(self, metrics, clients)
+
+    monkeypatch.setattr(RunDirectory, "record", full)
+    with pytest.raises(OSError, match="No space left"):
+        federate(tmp_path, nodes, **{"num-server-rounds": 3})
+    assert Checkpoints(tmp_path / "x" / "checkpoint").numbers() == [1]

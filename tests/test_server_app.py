@@ -86,6 +86,15 @@ def test_a_run_without_a_trained_model_fails_with_its_reason(
     assert (tmp_path / "x" / "model.safetensors").exists()
 
 
+def test_held_out_samples_take_the_place_of_the_test_samples(start: Callable[..., Path]) -> None:
+    last = rows(start({"validation": 0.2, "eval-train": True}))[-1]
+    gap = float(last["train-accuracy"]) - float(last["validation-accuracy"])
+    assert float(last["generalisation-gap"]) == pytest.approx(gap)
+    assert not any(key.startswith("test-") for key in last)
+    with pytest.raises(FederationError, match="the model diverged: its validation loss is "):
+        start(ONE_LONG_STEP | {"validation": 0.2, "name": "diverged"})
+
+
 def test_a_model_that_is_not_finite_fails(
     tmp_path: Path, start: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

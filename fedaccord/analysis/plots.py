@@ -216,7 +216,7 @@ def table(rows: Sequence[Mapping[str, Cell]]) -> Any:
         form = HTMLTemplateFormatter(template=f"<%- t{i} %>")
         longest = max(len(name), *(len(text(cell)) for cell in cells))
         columns.append(
-            TableColumn(field=f"c{i}", title=name, formatter=form, width=7 * longest + 10)
+            TableColumn(field=f"c{i}", title=name, formatter=form, width=7 * longest + 24)
         )
     return DataTable(
         source=ColumnDataSource(data),
@@ -259,47 +259,30 @@ def classes(counts: pd.DataFrame, title: str) -> Any:
 
 
 def clients(groups: Sequence[Group]) -> Any:
-    """How often each client's reply was good or dropped, and how long it took; a run is chosen."""
+    """In how many rounds each client's reply was good or dropped; a run is chosen."""
     tables = {}
     for group in groups:
         for run in group.runs:
             if len(run.clients):
                 name = f"{group.label} seed={run.settings.get('seed', 0)}"
                 tables[f"{name} ({run.path.name})"] = _per_client(run.clients)
-    first = next(iter(tables.values()))
-    sources = [ColumnDataSource(each) for each in tables.values()]
-    drawn = ColumnDataSource(first)
-    plots = [_bars(drawn)]
-    if any(each["seconds"].notna().any() for each in tables.values()):
-        plot = figure(height=260, sizing_mode="stretch_width", tools=TOOLS)
-        plot.xaxis.axis_label, plot.yaxis.axis_label = "client", "seconds to reply"
-        plot.segment("client", "seconds", "client", "slowest", source=drawn, color="#888888")
-        plot.scatter("client", "seconds", source=drawn, color=next(styles(1))[0], size=5)
-        values = [("client", "@client"), ("mean", "@seconds s"), ("slowest", "@slowest s")]
-        plot.add_tools(HoverTool(tooltips=values))
-        plots.append(plot)
+    drawn = ColumnDataSource(next(iter(tables.values())))
     choice = Select(title="run", value=next(iter(tables)), options=[*tables], width=460)
     choice.js_on_change(
         "value",
         CustomJS(
-            args={"sources": sources, "drawn": drawn},
+            args={"sources": [*map(ColumnDataSource, tables.values())], "drawn": drawn},
             code="drawn.data = sources[this.options.indexOf(this.value)].data",
         ),
     )
-    return column(choice, *plots, sizing_mode="stretch_width")
+    return column(choice, _bars(drawn), sizing_mode="stretch_width")
 
 
 def _per_client(rows: pd.DataFrame) -> pd.DataFrame:
-    ok = rows["status"] == "ok"
-    seconds = rows["seconds"] if "seconds" in rows else pd.Series(np.nan, index=rows.index)
-    per = (
-        pd.DataFrame({"client": rows["client"], "good": ok, "dropped": ~ok, "seconds": seconds})
-        .assign(slowest=seconds)
-        .groupby("client")
-        .agg({"good": "sum", "dropped": "sum", "seconds": "mean", "slowest": "max"})
-    )
-    per["asked"] = per["good"] + per["dropped"]
-    return per.reset_index().head(SHOWN)
+    good = rows["status"] == "ok"
+    each = pd.DataFrame({"client": rows["client"], "good": good, "dropped": ~good})
+    per = each.groupby("client", as_index=False).sum().head(SHOWN)
+    return per.assign(asked=per["good"] + per["dropped"])
 
 
 def _bars(source: ColumnDataSource) -> Any:

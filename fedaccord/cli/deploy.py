@@ -78,17 +78,21 @@ def key(
 @app.command("renew")
 def renew(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of `deploy init`.")],
-    host: Hosts = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="NAME", help="Names instead of those that it has."),
+    ] = None,
 ) -> None:
-    """Make a new certificate for the server, as before the old one expires. Devices need nothing.
+    """Make a new certificate for the server, as before the old one expires, for the same names or
+    for others. Devices need nothing.
 
     fedaccord deploy renew federation
     """
-    from fedaccord.deploy import folders
+    from fedaccord.deploy import certificates, folders
 
     try:
-        hosts = host or [folders.read_facts(folder / "server").host]
-        folders.renew(folder, hosts)
+        last = certificates.read_certificate(folder / "server" / folders.CERTIFICATE)
+        folders.renew(folder, host or certificates.hosts_of(last))
     except (ValueError, OSError) as error:
         stop(error, 2)
     files = f"{folders.CERTIFICATE} and {folders.SERVER_KEY}"

@@ -123,7 +123,7 @@ def _check_node_config(folder: Path) -> Iterator[Check]:
         return
     found = re.search(r'(?:^|\s)(data-dir|data-path)="([^"]*)"', text)
     if found is None:
-        yield Check("ok", "data", "none of its own: its share of the run's data set")
+        yield Check("warn", "data", "no data-dir: this device takes part in runs on digits alone")
     elif Path(found[2]).exists():
         yield Check("ok", "data", found[2])
     else:

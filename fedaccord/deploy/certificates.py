@@ -57,10 +57,15 @@ def check_server(
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
         raise ValueError("the certificate is not signed by ca.crt") from None
+    known = hosts_of(certificate)
+    if str(_host(host).value) not in known:
+        raise ValueError(f"the certificate is for {', '.join(known)}, not for {host}")
+
+
+def hosts_of(certificate: x509.Certificate) -> list[str]:
+    """The names and addresses that a server's certificate is for."""
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    if _host(host) not in names:
-        known = ", ".join(str(name.value) for name in names)
-        raise ValueError(f"the certificate is for {known}, not for {host}")
+    return [str(name.value) for name in names]
 
 
 def days_left(certificate: x509.Certificate) -> float:

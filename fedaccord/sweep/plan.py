@@ -25,8 +25,10 @@ OWN = {  # run-config keys that the sweep sets, and what to set instead
     "out-dir": "--out",
     "resume": "nothing: a sweep goes on where it was",
 }
+SAME = {"threads": 1, "vectorize": "off"}  # of a trial's last bits, wherever and whenever it runs
 NOT_HASHED = (  # what may change between a run and its continuation
     *("name", "out-dir", "resume", "seed", "device", "threads", "checkpoint-every", "download"),
+    *("state-dir", "tracker"),
 )
 
 
@@ -171,7 +173,7 @@ class Plan:
     def configuration(self, method: str, point: Mapping[str, Any]) -> Configuration:
         settings = space.of_method(self.run, method) | {"algo": method, **point}
         settings["validation"] = self.options.validation
-        settings.setdefault("threads", 1)  # trials share the cores: the sums are those of one
+        settings = SAME | settings
         if self.options.fair == "steps" and (share := self.costs[method]) != 1:
             settings |= _fewer(RunConfig.make(settings), share)
         return Configuration(method, dict(point), settings)

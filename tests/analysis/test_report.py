@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedaccord.analysis import plots
+from fedaccord.runs import reader
 from tests.analysis.made import write
 from tests.cli.shell import invoke, run
 
@@ -102,6 +104,17 @@ def test_what_the_page_opens_with_is_what_its_script_draws(browser: Any) -> None
     assert lines()[1] != opened[1]
     browser.execute_script(MODEL + "of('measure test-accuracy round').value = 'generalisation-gap'")
     assert len(lines()[0]) == 2  # of the only run that has it
+
+
+def test_bars_count_good_and_dropped_replies(tmp_path: Path) -> None:
+    rows = reader.read(write(tmp_path, [0.1, 0.2, 0.3, 0.4])).clients
+    found = plots._per_client(rows)
+    assert found.to_dict("list") == {
+        "client": [0, 1],
+        "good": [3, 2],
+        "dropped": [0, 1],
+        "asked": [3, 3],
+    }
 
 
 def test_labels_are_not_read_as_html(tmp_path: Path) -> None:

@@ -77,7 +77,9 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 
 def test_a_renewed_certificate_is_trusted_as_the_last(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    invoke("deploy", "init", path, "--supernodes", 1, "--host", "192.0.2.10")
+    names = ("192.0.2.10", "lab.example.org")
+    hosts = [word for name in names for word in ("--host", name)]
+    invoke("deploy", "init", path, "--supernodes", 1, *hosts)
     first = (path / "server/server.crt").read_bytes()
     result = invoke("deploy", "renew", path)
     assert result.exit_code == 0, result.output
@@ -85,7 +87,11 @@ def test_a_renewed_certificate_is_trusted_as_the_last(tmp_path: Path) -> None:
     assert certificates.as_pem(certificate) != first
     key = certificates.read_key(path / "server/server.key")
     authority = certificates.read_certificate(path / "device-0/ca.crt")
-    certificates.check_server(certificate, key, authority, "192.0.2.10")
+    for name in names:
+        certificates.check_server(certificate, key, authority, name)
+    invoke("deploy", "renew", path, "--host", "198.51.100.7")
+    other = certificates.read_certificate(path / "server/server.crt")
+    assert certificates.hosts_of(other) == ["198.51.100.7", "localhost", "127.0.0.1"]
     shutil.rmtree(path / "authority")
     assert "ca.crt" in refusal(tmp_path, invoke("deploy", "renew", path))
 

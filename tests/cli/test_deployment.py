@@ -240,6 +240,14 @@ def test_a_device_that_lacks_something(lab: Path, broken: str) -> None:
     assert sum(line.startswith("fail") for line in lines.values()) == 1
 
 
+def test_a_device_without_data_of_its_own(lab: Path) -> None:
+    (lab / "device-0" / folders.NODE_CONFIG).write_text("partition-id=0 num-partitions=1")
+    with serving(lab / "server", port_of(lab)):
+        code, lines = doctor(lab / "device-0")
+    assert code == 0
+    assert lines["data"].startswith("warn no data-dir")
+
+
 def test_a_server_that_lacks_something(lab: Path) -> None:
     key = lab / "server" / folders.SERVER_KEY
     key.chmod(0o640)

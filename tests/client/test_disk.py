@@ -152,7 +152,13 @@ def test_a_full_disk_is_named_and_the_memory_stays(
     with pytest.raises(OSError, match=r"No space left on device: .*5\.safetensors"):
         store.pack(5, state(5))
     monkeypatch.undo()
+    later = memory(store, 6, 5)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*memory\.json"):
+        store.save(later)
+    monkeypatch.undo()
     found = store.load()
     assert found is not None
     assert same(store.unpack(found.latest.state, LIKE), state(1))
+    store.save(found)
     assert sorted(p.name for p in store.folder.iterdir()) == ["1.safetensors", "memory.json"]

@@ -142,7 +142,10 @@ def test_a_run_goes_on_from_an_earlier_checkpoint(settings: dict[str, Any]) -> N
     whole = run(make(settings, algo="fedinit", name="earlier", checkpoint_every=2))
     before = written(whole.path)
     config = make(settings, algo="fedinit", name="earlier", checkpoint_every=2, resume=True)
-    again = run(config, at=4)
+    checkpoints, seen = Checkpoints(whole.path / "checkpoint"), []
+    assert checkpoints.numbers() == [4, ROUNDS]
+    again = run(config, at=4, on_round=lambda _: seen.append(checkpoints.numbers()))
+    assert seen == [[4]]  # what came after is gone, also for a run that is killed now
     assert written(again.path) == before
 
 

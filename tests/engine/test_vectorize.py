@@ -136,6 +136,14 @@ def test_a_client_that_fails_concerns_itself_alone() -> None:
         assert list(history.metrics["dropped"][1:]) == [1, 1]
 
 
+def test_a_clients_state_has_a_memory_of_its_own() -> None:
+    """A part of its cohort's would keep all the others' from being freed."""
+    history = run(small("scaffold"), "on")
+    for state in history.clients:
+        for _, v in leaves(state):
+            assert v.untyped_storage().nbytes() == v.numel() * v.itemsize
+
+
 def test_a_crash_within_a_cohort() -> None:
     found = [
         run(small("fedinit"), how, faults=lambda t, i: "crash" if (t, i) == (1, 3) else None)

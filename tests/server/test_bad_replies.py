@@ -347,6 +347,16 @@ def forged(reply: Message, sender: int) -> Message:
     return copy
 
 
+class Contradicting(InProcessGrid):
+    """Every node answers twice, the second time otherwise."""
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        replies = [*super().send_and_receive(messages, timeout=timeout)]
+        return [*replies, *(forged(reply, reply.metadata.src_node_id) for reply in replies)]
+
+
 class Delaying(InProcessGrid):
     """Client 2's first replies come a round too late."""
 
@@ -370,7 +380,7 @@ FIRST = 1000  # the grid's first node
 
 @pytest.mark.parametrize("method", METHODS)
 def test_second_and_forged_replies_are_ignored(method: str) -> None:
-    for grid in (Repeating, Forging):
+    for grid in (Repeating, Forging, Contradicting):
         rounds = federation(method, client_app(), grid)
         assert same(rounds, expected(method, absent=False)), grid
 

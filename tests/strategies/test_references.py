@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fedaccord import strategies as S
+from fedaccord.core import Client
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import SAM, RelaxedInit
 from fedaccord.strategies.fedpd import is_silent
@@ -375,3 +376,13 @@ def test_fedpd_equals_the_dense_reference(
         history = federation.run(case.method(*ri), LEAST_SQUARES, W0, EVERYONE)
         assert list(history.metrics["up-vectors"][1:] == 0) == skip
     case.compare(history, expected)
+
+
+def test_fedpd_goes_on_after_a_failed_round_as_after_the_last_that_counted() -> None:
+    """The clients went back to their states of that round: its coin says what they were sent."""
+    method = S.FedPD(p=0.5, fraction_train=1.0)
+    coins = [is_silent(0.5, 0, t) for t in range(T)]
+    assert {(True, False), (False, True)} <= {*pairwise(coins)}
+    for t in range(1, T):  # round t failed
+        down = method.broadcast(torch.zeros(2), None, Client(0, t + 1, t - 1))
+        assert (down.w is None) == coins[t - 1]

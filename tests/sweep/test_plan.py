@@ -102,9 +102,11 @@ def test_or_half_the_configurations() -> None:
     assert found["fedsam"][0].config.flat["local-epochs"] == 2
 
 
-def test_trials_take_one_thread_unless_told() -> None:
-    assert make({}).configurations("fedinit")[0].config.threads == 1
-    assert make({}, {"threads": 2}).configurations("fedinit")[0].config.threads == 2
+def test_what_changes_last_bits_is_fixed_unless_told() -> None:
+    (usual,) = make({}).configurations("fedinit")
+    assert (usual.config.threads, usual.config.vectorize) == (1, "off")
+    (told,) = make({}, {"threads": 2, "vectorize": "on"}).configurations("fedinit")
+    assert (told.config.threads, told.config.vectorize) == (2, "on")
 
 
 def test_keys_without_effect_are_told_once_for_each_method() -> None:

@@ -1,0 +1,394 @@
+"""What lost replies, kills, bad replies and bad settings do to a federation.
+
+    python benchmarks/faults.py --markdown docs/results/faults.md      # all parts, half an hour
+    python benchmarks/faults.py losses settings                        # some
+
+losses       the methods whose server sums up what clients keep, on least squares in float64, eight
+             clients, full-batch steps, all asked in every round; replies are lost at random on
+             their way back. Before: clients go on from the state of their last step, heard or not.
+             After: from the last accepted one
+checkpoints  seconds of a checkpoint beside a round, 100 clients with a state each, 10 active
+replies      the kinds of bad reply in tests/server/test_bad_replies.py, four methods each
+kills        the kills of tests/engine/test_kills.py
+settings     400 runs with random settings, most of them nonsense: each must end by itself, with a
+             trained model or with one line
+"""
+
+import argparse
+import logging
+import math
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import data
+import torch
+from timing import SETTING
+from torch import Tensor, nn
+
+from fedaccord import engine, server_app
+from fedaccord.client.store import Memory, Version
+from fedaccord.config import RunConfig, keys
+from fedaccord.core.vectors import map_vectors
+from fedaccord.core.visit import Visit
+from fedaccord.engine.faults import FaultyFleet
+from fedaccord.engine.fleet import LocalFleet
+from fedaccord.federation.errors import FederationError
+from fedaccord.federation.fleet import Reading
+from fedaccord.logbook import Logbook
+from fedaccord.strategies import METHODS, SAM
+from fedaccord.task import Task, load_task
+from fedaccord.task.task import Clients
+
+Table = list[str]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", help=f"default: {', '.join(PARTS)}")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
+    options = parser.parse_args()
+    unknown = set(options.parts) - set(PARTS)
+    if unknown:
+        sys.exit(f"expected some of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
+    torch.set_num_threads(1)
+    lines = ["# Faults"]
+    with engine.quiet():
+        logging.getLogger("flwr").setLevel(logging.ERROR)  # losses are no news here
+        for name in options.parts or PARTS:
+            lines += ["", *PARTS[name]()]
+            print("\n".join(lines), flush=True)
+    made = " ".join(["python benchmarks/faults.py", *options.parts])
+    lines += ["", f"Made by `{made}`; torch {torch.__version__}, one thread, CPU."]
+    if options.markdown:
+        options.markdown.write_text("\n".join(lines) + "\n")
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    rule = ["---", *["--:"] * (len(columns) - 1)]
+    return [f"| {' | '.join(row)} |" for row in (columns, rule, *rows)]
+
+
+# --- lost replies ---------------------------------------------------------------------------------
+
+C, ROUNDS, STEPS, SHARES = 8, 150, 10, (0.0, 0.05, 0.2, 0.5)
+TIED: dict[str, dict[str, Any]] = {  # without the ascent of SAM, which moves the fixed point
+    "scaffold": {},
+    "fedgamma": {"plugins": (SAM(rho=0.0),)},
+    "feddyn": {"alpha": 0.6},
+    "fedadmm": {"rho": 0.6},
+    "fedspeed": {"rho": 0.6, "plugins": (SAM(rho=0.0),)},
+    "fedsmoo": {"rho": 0.6, "radius": 0.0},
+    "afedpd": {"rho": 0.6},
+}
+
+
+class GoingOn(LocalFleet):
+    """Clients without the protocol: each goes on from its last step, whoever heard of it."""
+
+    def train(self, visits: Sequence[Visit], timeout: float) -> Mapping[int, Reading]:
+        def last(visit: Visit) -> Visit:
+            memory = self.memories.get(visit.instruction.client)
+            accepted = memory.latest.round if memory else -1
+            return visit._replace(instruction=visit.instruction._replace(accepted=accepted))
+
+        return super().train([*map(last, visits)], timeout)
+
+
+def least_squares(seed: int = 0) -> tuple[Task, Tensor]:
+    """The task of eight clients, 12 samples of 5 features each, and its optimum (5,)."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    u, _, v = torch.linalg.svd(normal(C, 12, 5), full_matrices=False)
+    curvature = 0.8 + 3.2 * torch.rand(C, 1, 5, generator=rng, dtype=torch.float64)
+    A = u * curvature.sqrt() @ v
+    b = A @ (normal(5) + normal(C, 5))[:, :, None] + 0.3 * normal(C, 12, 1)
+    optimum = torch.linalg.solve((A.mT @ A).mean(0), (A.mT @ b).mean(0)).squeeze(1)
+
+    def module() -> nn.Module:
+        model = nn.Linear(5, 1, bias=False, dtype=torch.float64)
+        nn.init.zeros_(model.weight)
+        return model
+
+    def half_square(found: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * ((found - y) ** 2).sum()
+
+    return Task(module, Clients([*A], [*b]), None, half_square, torch.device("cpu")), optimum
+
+
+def after_losses(name: str, share: float, fleet_of: type[LocalFleet]) -> tuple[float, float]:
+    """(distance to the optimum, broken identity) of a run."""
+    task, optimum = least_squares()
+    method: Any = METHODS[name](
+        **{"precision": "float64", "lr": 0.05, "lr_decay": 1.0, "weight_decay": 0.0},
+        **{"clip_norm": 0.0, "local_steps": STEPS, "batch_size": 0, "fraction_train": 1.0},
+        **{"max_failed_rounds": ROUNDS + 1, "eval_every": ROUNDS + 1, **TIED[name]},
+    )
+    rng = random.Random(int(100 * share))  # the same losses for all
+    lost = {(t, i) for t in range(ROUNDS) for i in range(C) if rng.random() < share}
+    fleet = fleet_of(task, vectorize=True)
+    faulty = FaultyFleet(fleet, lambda t, i: "lost-reply" if (t, i) in lost else None)
+    method.start(faulty, server_app.initial_arrays(task, "float64"), ROUNDS)
+    s = method.state
+    return float((s.w - optimum).norm()), gap(name, s, fleet)
+
+
+def gap(name: str, s: Any, fleet: LocalFleet) -> float:
+    """How far the mean of what clients keep is from what the server keeps."""
+    server = {"scaffold": "c", "fedgamma": "c", "fedadmm": "w"}.get(name, "lam_bar")
+    kept = {"c": "c_i", "w": "w_hat", "lam_bar": "lam"}[server]
+    total = torch.zeros_like(s.w)
+    for i, memory in fleet.memories.items():
+        accepted = int(s.accepted[i])
+        own = memory.latest.state if isinstance(fleet, GoingOn) else fleet.state(i, accepted)
+        if own is None:
+            continue
+        total += getattr(own, kept)
+        if name == "afedpd":  # a client that was away misses virtual steps until it is back
+            total += s.server.lam_bar - s.server.lam_bar_after[accepted]
+    return float((total / C - (s.w if server == "w" else getattr(s.server, server))).norm())
+
+
+def losses() -> Table:
+    _, optimum = least_squares()
+    rows = []
+    for name in TIED:
+        for fleet_of, when in ((GoingOn, "before"), (LocalFleet, "after")):
+            found = [after_losses(name, share, fleet_of) for share in SHARES]
+            numbers = [distance for distance, _ in found] + [broken for _, broken in found]
+            rows.append([name, when, *(f"{x:.1e}" for x in numbers)])
+            print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
+    shares = [f"{share:.0%} lost" for share in SHARES]
+    columns = ["method", "protocol", *shares, *(f"identity, {share}" for share in shares)]
+    return [
+        "## Replies that get lost",
+        "",
+        f"Distance to the optimum, of norm {float(optimum.norm()):.2f}, after {ROUNDS} rounds of "
+        f"{STEPS} steps, lr 0.05, and how far the identity that ties clients and server (the mean "
+        "of c_i is c, the mean of the duals is the server's) is from true; float64, eight clients, "
+        "all asked in every round, each row losing the same replies. Before: a client goes on from "
+        "its last step. After: from the last one that the server accepted.",
+        "",
+        *table(columns, rows),
+    ]
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def checkpoints() -> Table:
+    rows = [
+        ["LeNet", *checkpoint("lenet", 10, 3)],
+        ["ResNet-18", *checkpoint("resnet18", 2, 3)],
+    ]
+    columns = ["model", "local steps", "seconds a round", "checkpoint", "the first", "megabytes"]
+    return [
+        "## Checkpoints",
+        "",
+        "CIFAR-10, SCAFFOLD, 100 clients with a state each, 10 of them active a round, batch 50. A "
+        "checkpoint writes the states that changed; the first one writes all. Wall-clock seconds, "
+        "median of 3 rounds (min to max), on a machine that others use too, each file synced.",
+        "",
+        *table(columns, rows),
+    ]
+
+
+def checkpoint(model: str, steps: int, repetitions: int) -> list[str]:
+    """Local steps, and the seconds of a round, of a checkpoint, of the first; its megabytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = SETTING | {"algo": "scaffold", "model": model, "local-steps": steps}
+        settings |= {
+            "data-dir": str(data.find()),
+            "out-dir": folder,
+            "name": "run",
+            "threads": 1,
+            "checkpoint-every": 10**6,
+        }
+        settings |= {"num-server-rounds": repetitions + 1, "fraction-train": 0.1}
+        config = RunConfig.make(settings)
+        task = load_task(config.task, num_clients=config.num_clients)
+        strategy, fleet = config.strategy, LocalFleet(task)
+        strategy.num_rounds = repetitions + 1
+        log_book = Logbook.begin(config, {})
+        strategy.begin(fleet, server_app.initial_arrays(task, strategy.precision))
+        rounds, writes = [], []
+        for _ in range(repetitions + 1):
+            began = time.perf_counter()
+            done = strategy.train_round()
+            rounds.append(time.perf_counter() - began)
+            if not writes:
+                everyone(strategy, fleet)
+            log_book.record(done)
+            began = time.perf_counter()
+            log_book.checkpoint()
+            writes.append(time.perf_counter() - began)
+        size = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors"))
+    return [
+        str(steps),
+        spread(rounds[1:]),
+        spread(writes[1:]),
+        f"{writes[0]:.2f}",
+        f"{size / 1e6:.0f}",
+    ]
+
+
+def everyone(strategy: Any, fleet: LocalFleet) -> None:
+    """Give every client a state, as after many rounds."""
+    state = next(iter(fleet.memories.values())).latest.state
+    for i in range(fleet.num_clients):
+        own = map_vectors(lambda v: v.clone(), state)
+        fleet.memories.setdefault(i, Memory(Version(0, own)))
+    strategy.state.accepted.fill_(0)
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+# --- what tests count -----------------------------------------------------------------------------
+
+
+def replies() -> Table:
+    passed, of = tests("tests/server/test_bad_replies.py", "absence")
+    greeted, asked = tests("tests/server/test_bad_replies.py", "hello")
+    return [
+        "## Bad replies, kills, settings",
+        "",
+        f"Kinds of bad reply, each with four methods: in {passed} of {of} the run goes on bit for "
+        "bit as if that client had been absent, with one line a round. Bad answers to the hello: "
+        f"{greeted} of {asked} concern their node alone.",
+    ]
+
+
+def kills() -> Table:
+    passed, of = tests("tests/engine/test_kills.py", "twenty")
+    return [
+        f"SIGKILL at 20 random moments of a run, each time resumed: {20 * passed} of {20 * of} "
+        "survived, the result bit for bit that of a run without."
+    ]
+
+
+def tests(path: str, names: str) -> tuple[int, int]:
+    """How many of the tests passed, and how many there are."""
+    options = ["-q", "-o", "addopts=", "-p", "no:warnings", "-k", names]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, path],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout)}
+    return counts.get("passed", 0), sum(counts.values())
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+TRIED, SECONDS = 400, 60
+NASTY: dict[type, list[Any]] = {
+    bool: [True, False],
+    int: [-1, 0, 1, 2, 3, 7, 50, 10**6, 2**31, 2**63, -(2**63), 10**30],
+    float: [-1.0, 0.0, 1e-300, 1e-9, 0.3, 0.999, 1.0, 1.5, 1e30, 1e300, math.inf, math.nan],
+    str: ["", "none", "auto", "nonsense", "\x1b[31m", "a" * 10_000, "../..", "/dev/null"],
+}
+ODD: list[Any] = ["1", 1.5, True, -0.0, 3, "off"]  # of another type, perhaps
+LONG = ("num-server-rounds", "local-epochs", "local-steps", "gossip.steps")  # work that is meant
+LEFT = ("out-dir", "name", "resume", "download", "data-dir", "wait-timeout")
+
+
+def settings() -> Table:
+    rng, ends = random.Random(0), Counter[str]()
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(TRIED):
+            chosen = draw(rng)
+            end = child(chosen | {"out-dir": folder, "name": str(number)})
+            ends[end.partition(":")[0]] += 1
+            if end.partition(":")[0] not in GOOD_ENDS:
+                wrong.append((chosen, end))
+    for chosen, end in wrong:
+        print(f"settings: {end[:300]} with {chosen}", file=sys.stderr)
+    good = sum(ends[end] for end in GOOD_ENDS)
+    counts = ", ".join(f"{count} {end}" for end, count in ends.most_common())
+    return [f"Random settings: {good} of {TRIED} survived ({counts})."]
+
+
+GOOD_ENDS = ("completed", "one line before round 1", "one line at the end")
+
+
+def draw(rng: random.Random) -> dict[str, Any]:
+    """A small run with a few settings that are mostly nonsense."""
+    known = {key: field for key, field in keys().items() if key not in LEFT}
+    method = rng.choice([*METHODS])
+    mine = [k for k in known if "." not in k or k.startswith(f"{method}.") or rng.random() < 0.2]
+    chosen: dict[str, Any] = {"algo": method, "num-clients": 4, "num-server-rounds": 2}
+    chosen |= {"model": "linear", "local-steps": 2, "threads": 1, "device": "cpu"}
+    for key in rng.sample(mine, rng.randint(1, 4)):
+        field = known[key]
+        pool = [*NASTY[type(field.default)], *field.metadata["choices"]]
+        value = rng.choice(pool if rng.random() < 0.9 else ODD)
+        if key in LONG and isinstance(value, int) and value > 50:
+            value = 3
+        chosen[key] = value
+    return chosen
+
+
+def child(chosen: dict[str, Any]) -> str:
+    """How a run ends in a process of its own."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        signal.alarm(SECONDS)
+        os.write(write, outcome(chosen).encode()[:60_000])
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        text = file.read().decode()
+    _, status = os.waitpid(pid, 0)
+    return text or f"ended by signal {os.waitstatus_to_exitcode(status)}"
+
+
+def outcome(chosen: dict[str, Any]) -> str:
+    begun = False
+    try:
+        config = RunConfig.make(chosen)
+        begun = True
+        engine.run(config)
+    except (ValueError, FileNotFoundError, FederationError) as error:
+        if "\n" in str(error) or not str(error):
+            return f"several lines: {error}"
+        when = (
+            "before round 1"
+            if not begun or not isinstance(error, FederationError)
+            else "at the end"
+        )
+        return f"one line {when}: {error}"
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    return "completed"
+
+
+PARTS: dict[str, Callable[[], Table]] = {
+    "losses": losses,
+    "checkpoints": checkpoints,
+    "replies": replies,
+    "kills": kills,
+    "settings": settings,
+}
+
+if __name__ == "__main__":
+    main()

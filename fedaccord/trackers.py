@@ -1,0 +1,131 @@
+"""Where a run is followed beside its own directory: TensorBoard, MLflow or Weights & Biases.
+
+A tracker gets what metrics.csv gets, round by round. One that fails is told of once and left
+alone: it never ends a run. What they ask for in their own environment variables stands
+(MLFLOW_TRACKING_URI, WANDB_MODE, ...); without a word all of them write beside the run.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+NONE = "none"
+PROJECT = "fedaccord"
+MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
+TRACKERS = (NONE, *MODULES)
+log = logging.getLogger("flwr")
+
+
+class Tracker(NamedTuple):
+    """log: (round, its metrics); end: whether the run completed."""
+
+    log: Callable[[int, Mapping[str, float]], None]
+    end: Callable[[bool], None]
+
+
+def check(name: str) -> None:
+    """Raises ValueError, in one line, where the tracker's package is not installed."""
+    if name != NONE and find_spec(MODULES[name]) is None:
+        raise ValueError(
+            f"tracker: expected the package of {name}, found none; install it: "
+            f"pip install fedaccord[{name}]"
+        )
+
+
+def start(name: str, run: Path, settings: Mapping[str, Any], after: int = 0) -> Tracker:
+    """The tracker called ``name`` of a run directory; one that goes on after so many rounds goes on
+    there too."""
+    if name == NONE:
+        return Tracker(lambda *_: None, lambda _: None)
+    starts = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}
+    return _harmless(name, lambda: starts[name](run, settings, after))
+
+
+def _harmless(name: str, begin: Callable[[], Tracker]) -> Tracker:
+    """A tracker whose errors are a line of the log, after which it is silent."""
+    tracker: Tracker | None = None
+
+    def attempt(do: Callable[[], Any]) -> Any:
+        nonlocal tracker
+        try:
+            return do()
+        except Exception as error:  # of a network, a disk, a server
+            log.warning("%s: %s; it is left out", name, " ".join(str(error).split()))
+            tracker = None
+
+    tracker = attempt(begin)
+    return Tracker(
+        lambda number, metrics: tracker and attempt(lambda: tracker.log(number, metrics)),
+        lambda good: tracker and attempt(lambda: tracker.end(good)),
+    )
+
+
+def _tensorboard(run: Path, settings: Mapping[str, Any], after: int) -> Tracker:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(run / "tensorboard"), purge_step=after + 1 if after else None)
+    if not after:
+        rows = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
+        writer.add_text("settings", f"| key | value |\n| --- | --- |\n{rows}")
+
+    def record(number: int, metrics: Mapping[str, float]) -> None:
+        for key, value in metrics.items():
+            writer.add_scalar(key, value, number)
+        writer.flush()
+
+    return Tracker(record, lambda _: writer.close())
+
+
+def _mlflow(run: Path, settings: Mapping[str, Any], after: int) -> Tracker:
+    from mlflow import MlflowClient
+
+    place = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{run.parent / 'mlflow.db'}")
+    client, tag = MlflowClient(place), "fedaccord.run"
+    found = client.get_experiment_by_name(PROJECT)
+    experiment = found.experiment_id if found else client.create_experiment(PROJECT)
+    runs = client.search_runs([experiment], f"tags.`{tag}` = '{_id(run)}'") if after else []
+    if runs:
+        number = runs[0].info.run_id
+        client.update_run(number, "RUNNING")
+    else:
+        tags = {tag: _id(run)}
+        number = client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
+        for key, value in settings.items():
+            client.log_param(number, key, value)
+
+    def record(step: int, metrics: Mapping[str, float]) -> None:
+        for key, value in metrics.items():
+            client.log_metric(number, key, value, step=step)
+
+    return Tracker(
+        record, lambda good: client.set_terminated(number, "FINISHED" if good else "FAILED")
+    )
+
+
+def _wandb(run: Path, settings: Mapping[str, Any], after: int) -> Tracker:
+    import wandb
+
+    mode: Any = os.environ.get("WANDB_MODE", "offline")
+    begun = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        name=run.name,
+        id=_id(run),
+        dir=run,
+        config=dict(settings),
+        resume="allow",
+        mode=mode,
+        settings=wandb.Settings(console="off"),  # what the process prints is not ours to send
+    )
+    return Tracker(
+        lambda number, metrics: begun.log(dict(metrics), step=number),
+        lambda good: begun.finish(exit_code=0 if good else 1),
+    )
+
+
+def _id(run: Path) -> str:
+    """The same for a run that goes on."""
+    return hashlib.sha256(str(run).encode()).hexdigest()[:16]

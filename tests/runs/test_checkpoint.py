@@ -1,0 +1,91 @@
+"""Checkpoints on disk: what is there, what is kept, and what was not what was written."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fedaccord.runs.checkpoint import Checkpoints, DamagedError
+
+
+def save(folder: Path, number: int) -> Checkpoints:
+    """One of two clients: the first trained in every round, the second in round 0 alone."""
+    checkpoints = Checkpoints(folder)
+    states = {0: (number - 1, {"c": torch.full((2,), float(number))}), 1: (0, {"c": torch.ones(2)})}
+    checkpoints.save(number, {"t": number}, {"w": torch.full((3,), float(number))}, states)
+    return checkpoints
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
+
+
+def test_two_checkpoints_are_kept_with_all_that_they_name(tmp_path: Path) -> None:
+    for number in (1, 2, 3, 4):
+        checkpoints = save(tmp_path, number)
+    assert checkpoints.numbers() == [3, 4]
+    states = [f"clients/{name}.safetensors" for name in ("0-2", "0-3", "1-0")]
+    assert names(tmp_path) == ["3.json", "3.safetensors", "4.json", "4.safetensors", *states]
+    for number in (3, 4):
+        found = checkpoints.load(number)
+        assert found.facts == {"t": number}
+        assert torch.equal(found.server["w"], torch.full((3,), float(number)))
+        assert {i: round for i, (round, _) in found.clients.items()} == {0: number - 1, 1: 0}
+        assert torch.equal(found.clients[0][1]["c"], torch.full((2,), float(number)))
+
+
+def other_numbers(path: Path) -> None:
+    save_file({name: v + 1 for name, v in load_file(path).items()}, path)
+
+
+def other_facts(path: Path) -> None:
+    path.write_text(path.read_text().replace('"t": 2', '"t": 3'))
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("2.safetensors", other_numbers),
+        ("clients/0-1.safetensors", other_numbers),
+        ("2.json", other_facts),
+    ],
+)
+def test_a_file_that_can_be_read_and_is_another_one_is_damaged(
+    file: str, change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    before = (tmp_path / file).read_bytes()
+    change(tmp_path / file)
+    assert (tmp_path / file).read_bytes() != before
+    with pytest.raises(DamagedError, match=r"not what was written\); the one before is of round 1"):
+        Checkpoints(tmp_path).load()
+    assert Checkpoints(tmp_path).load(1).number == 1
+
+
+def test_a_checkpoint_that_was_not_finished_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        save(tmp_path, 2)
+    monkeypatch.undo()
+    assert Checkpoints(tmp_path).numbers() == [1]
+    assert Checkpoints(tmp_path).load().facts == {"t": 1}
+
+
+def test_what_came_after_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2).go_on_from(1)
+    states = [f"clients/{name}.safetensors" for name in ("0-0", "1-0")]
+    assert names(tmp_path) == ["1.json", "1.safetensors", *states]
+    assert json.loads((tmp_path / "1.json").read_text())["content"]["facts"] == {"t": 1}
