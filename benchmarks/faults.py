@@ -323,7 +323,9 @@ def settings() -> Table:
         print(f"settings: {end[:300]} with {chosen}", file=sys.stderr)
     good = sum(ends[end] for end in GOOD_ENDS)
     counts = ", ".join(f"{count} {end}" for end, count in ends.most_common())
-    return [f"Random settings: {good} of {TRIED} survived ({counts})."]
+    return [
+        f"Runs with random settings, most of them nonsense: {good} of {TRIED} survived ({counts})."
+    ]
 
 
 GOOD_ENDS = ("completed", "one line before round 1", "one line at the end")
