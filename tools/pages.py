@@ -71,14 +71,8 @@ def _index() -> list[str]:
 
 
 def readme_list() -> str:
-    """From each method to its page, file and paper; links start at the repository root."""
-    lines = []
-    for name, kind in BUILT_IN.items():
-        links = [f"[{name}](docs/methods/{name}.md): [code]({file(kind)})"]
-        if arxiv := about(kind).arxiv:
-            links.append(f"[arXiv:{arxiv}](https://arxiv.org/abs/{arxiv})")
-        lines.append(f"- {', '.join(links)}\n")
-    return "".join(lines)
+    """From each method to its page, which has the file and the paper."""
+    return "".join(f"[{name}](docs/methods/{name}.md),\n" for name in BUILT_IN)[:-2] + ".\n"
 
 
 LETTERS = """

@@ -43,7 +43,7 @@ def stale(root: Path) -> dict[Path, str | None]:
     wanted: dict[Path, str | None] = dict.fromkeys(folder.glob("*"))
     wanted |= {folder / name: text for name, text in pages.pages().items()}
     wanted[pyproject] = replaced(pyproject, config_toml(), "[tool.flwr.app.config]", "[tool.hatch")
-    wanted[readme] = replaced(readme, pages.readme_list(), "- [fedavg](", "</details>")
+    wanted[readme] = replaced(readme, pages.readme_list(), "[fedavg](", "</details>")
     metrics = root / "docs" / "metrics.md"
     wanted[metrics] = replaced(metrics, columns_markdown(), "## metrics.csv", "## Using")
     return {path: text for path, text in sorted(wanted.items()) if text != read(path)}

@@ -47,7 +47,7 @@ def test_stale_files_are_named_and_then_written(
     before = {name: (copy / name).read_text() for name in WRITTEN[:2]}
     for name, old, new in (
         ("pyproject.toml", "num-clients = 20", "num-clients = 21"),
-        ("README.md", "- [fedavg](docs", "- [fedavg](documents"),
+        ("README.md", "[fedavg](docs", "[fedavg](documents"),
         ("docs/methods/fedinit.md", "relaxed", "tense"),
     ):
         text = (copy / name).read_text()
