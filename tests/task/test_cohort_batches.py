@@ -49,7 +49,9 @@ def shake(x: Tensor, generator: torch.Generator) -> Tensor:
 
 @pytest.mark.parametrize(("epochs", "steps"), [(1, 0), (3, 0), (1, 1), (1, 4), (1, 11)])
 @pytest.mark.parametrize("batch_size", [0, 1, 10, 23, 64])
-@pytest.mark.parametrize("kind", [{}, {"parts": True}, {"augment": shake}], ids=["plain", "parts", "augmented"])
+@pytest.mark.parametrize(
+    "kind", [{}, {"parts": True}, {"augment": shake}], ids=["plain", "parts", "augmented"]
+)
 def test_each_client_gets_its_own_batches(
     kind: Any, batch_size: int, epochs: int, steps: int
 ) -> None:

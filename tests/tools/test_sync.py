@@ -74,7 +74,7 @@ def test_stale_files_are_named_and_then_written(
 def test_a_file_without_its_place_is_left_alone(copy: Path) -> None:
     (copy / "README.md").write_text("# FedAccord\n")
     with pytest.raises(
-        SystemExit, match=r"README.md: expected a line that begins with '- \[fedavg\]\("
+        SystemExit, match=r"README.md: expected a line that begins with '\[fedavg\]\("
     ):
         sync.stale(copy)
 
