@@ -122,6 +122,8 @@ BATCHES = "tests/task/test_task.py"
 METRICS = tests_of("server/test_strategy.py", "metrics_are")
 COMPOSITION = "tests/plugins/test_composition.py"
 MISTAKES = "tests/strategies/test_mistakes.py"
+FORGOTTEN = tests_of("core/test_rounds.py", "forgotten or begin_anew")
+VECTORIZED = tests_of("engine/test_vectorize.py", "every_method and (scaffold or fednova)")
 
 
 MUTANTS = [
@@ -560,8 +562,14 @@ MUTANTS = [
         FEDPD,
         (
             "FedPD's server looks at this round's coin instead of the last one's",
-            "is_silent(self.p, self.seed, client.round - 1)",
+            "is_silent(self.p, self.seed, last)",
             "is_silent(self.p, self.seed, client.round)",
+        ),
+        (
+            "FedPD's server takes the coin of a round that failed",
+            "last = client.last_round",
+            "last = client.round - 1",
+            tests_of("strategies/test_references.py", "fedpd_goes_on_after"),
         ),
         (
             "FedPD forms the anchor with the old dual",
@@ -1341,12 +1349,12 @@ MUTANTS = [
         ),
         (
             "The prox term acts after the gradient step",
-            "        if shrink != 1.0:\n"
-            "            w.mul_(shrink)\n"
-            "        w.add_(g, alpha=-lr * direction.scale)\n",
-            "        w.add_(g, alpha=-lr * direction.scale)\n"
-            "        if shrink != 1.0:\n"
-            "            w.mul_(shrink)\n",
+            "    if shrink != 1.0:\n"
+            "        w.mul_(shrink)\n"
+            "    w.add_(g, alpha=-lr * direction.scale)\n",
+            "    w.add_(g, alpha=-lr * direction.scale)\n"
+            "    if shrink != 1.0:\n"
+            "        w.mul_(shrink)\n",
         ),
         (
             "The training loss is a sum over the steps",
@@ -1478,20 +1486,64 @@ MUTANTS = [
         tests_of("client/test_train.py", "state_is_written or state_of_one_round"),
         (
             "The state is written before the round is over",
-            "    up, state, result = client_round(",
-            "    store.save(context, _to(CPU, state), instruction.round)\n"
-            "    up, state, result = client_round(",
+            "    answer, state = local_round(visit, state, data)\n",
+            "    begun = first_state(visit, CPU) if state is None else state\n"
+            "    own.save(store.remember(memory, asked, own.pack(asked.round, begun)))\n"
+            "    answer, state = local_round(visit, state, data)\n",
         ),
         (
             "The state is never written",
-            "    store.save(context, _to(CPU, state), instruction.round)\n    return reply\n",
-            "    return reply\n",
+            "    own.save(store.remember(memory, asked, own.pack(asked.round, state)))\n",
+            "",
+        ),
+        (
+            "A client that lost its state begins anew without a word",
+            "        return Message(write_answer(Lost(asked.accepted)), reply_to=message)\n",
+            "        state = None\n",
+            tests_of("client/test_train.py", "says_so"),
         ),
         (
             "A client that is sent w^0 takes w^t for it",
-            "w_init = w if initial is None else",
-            "w_init = w if instruction.round >= 0 else",
+            "w_init = w if visit.w_init is None else",
+            "w_init = w if visit.instruction.round >= 0 else",
             tests_of("strategies/test_references.py", "through_messages and FedAvg-0.7"),
+        ),
+    ),
+    *of(
+        CLIENT + "cohort.py",
+        VECTORIZED,
+        (
+            "A client keeps the state of another row",
+            "map_vectors(torch.clone, row(state, j))",
+            "map_vectors(torch.clone, row(state, 0))",
+        ),
+        (
+            "A client uploads the vectors of another row",
+            "Answer(row(up, j),",
+            "Answer(row(up, 0),",
+        ),
+        (
+            "A client's state keeps those of its cohort in memory",
+            "map_vectors(torch.clone, row(state, j))",
+            "row(state, j)",
+            tests_of("engine/test_vectorize.py", "memory_of_its_own"),
+        ),
+        (
+            "A client that diverged takes its cohort with it",
+            "is_finite(done.result.w_K[j])",
+            "is_finite(done.result.w_K)",
+            tests_of("engine/test_vectorize.py", "concerns_itself"),
+        ),
+        (
+            "Clients of a cohort count the samples of the first one",
+            "task.num_examples(client)",
+            "task.num_examples(clients[0])",
+        ),
+        (
+            "A client's first visit goes together with a later one",
+            "return tuple(name for name, _ in leaves(visit.down)), kept",
+            "return tuple(name for name, _ in leaves(visit.down)), ()",
+            tests_of("engine/test_vectorize.py", "do_go_together"),
         ),
     ),
     *of(
@@ -1612,13 +1664,43 @@ MUTANTS = [
         ),
         (
             "w^0 is forgotten with the first visit",
-            "(accepted >= 0).all()",
-            "(accepted >= 0).any()",
+            "s.w_init if half.needs_w_init else None",
+            "s.w_init if half.needs_w_init and not (accepted >= 0).any() else None",
         ),
         (
-            "w^0 is kept for good",
-            "None if everybody else s.w_init",
+            "w^0 is kept where no client reads it",
+            "s.w_init if half.needs_w_init else None",
             "s.w_init",
+        ),
+        (
+            "A client that lost its part of the server's sum is forgotten alone",
+            "if not begins_anew(method, half):",
+            "if begins_anew(method, half) is not None:",
+            FORGOTTEN,
+        ),
+        (
+            "All begin anew at the broadcast model, not at the headline",
+            "    w = method.headline(s.w, s.server)\n",
+            "    w = s.w\n",
+            FORGOTTEN,
+        ),
+        (
+            "Who begins anew is sent the first w^0",
+            "w=w, w_init=centre,",
+            "w=w,",
+            FORGOTTEN,
+        ),
+        (
+            "Where all begin anew, clients go on from the states that they have",
+            "server=server, accepted=nobody)",
+            "server=server)",
+            FORGOTTEN,
+        ),
+        (
+            "Where clients remember nothing of the method, a lost plug-in state begins all anew",
+            "method.tied and not half.rule.is_stateless",
+            "method.tied",
+            FORGOTTEN,
         ),
     ),
     *of(
@@ -1632,16 +1714,104 @@ MUTANTS = [
         ),
         (
             "w^0 is not sent to first visits of round 2",
-            "last_round < 0 < s.t:",
-            "last_round < 0 < s.t - 1:",
+            "self.half.needs_w_init and s.t > 0",
+            "self.half.needs_w_init and s.t > 1",
         ),
         (
-            "All clients are sent what the first one is sent",
-            "        if self._packed is None or any(\n"
-            "            a is not b for a, b in zip(self._packed[0], down, strict=True)\n"
-            "        ):\n",
-            "        if self._packed is None:\n",
-            AFEDPD + ' -k "missed"',
+            "Clients are told the last round as the one that they were accepted in",
+            "common._replace(client=i, accepted=accepted)\n",
+            "common._replace(client=i, accepted=s.t - 1 if accepted >= 0 else -1)\n",
+            tests_of("strategies/test_references.py", "through_messages and Scaffold"),
+        ),
+    ),
+    *of(
+        FEDERATION + "fleet.py",
+        tests_of("server/test_bad_replies.py", "second_and_forged"),
+        (
+            "A client's second reply takes the place of its first",
+            "        elif i in heard:\n"
+            '            log.info("ignored a second reply of client %d", i)\n',
+            "",
+        ),
+        (
+            "A node may answer for another one",
+            "elif not _is_sender(reply, asked[i]):",
+            "elif asked[i] is None:",
+        ),
+        (
+            "One reply of a dead worker ends the run",
+            "for reason in errors) > 1:",
+            "for reason in errors) > 0:",
+            tests_of("server/test_bad_replies.py", "dead_worker"),
+        ),
+        (
+            "Clients that do not answer are left out of the round's outcome",
+            "_read(heard[i], read) if i in heard else LATE for i in sorted(self._sent)}",
+            "_read(heard[i], read) for i in sorted(heard)}",
+            tests_of("server/test_bad_replies.py", "late_reply"),
+        ),
+    ),
+    *of(
+        FEDERATION + "round.py",
+        "tests/server/test_round.py",
+        (
+            "A round with just enough replies fails",
+            "if len(replies) >= needed:",
+            "if len(replies) > needed:",
+            tests_of("server/test_strategy.py", "failed_round"),
+        ),
+        (
+            "A failed round moves the model by the replies that came",
+            "        after, w_bar = rounds.failed_round(s), method.topology.average(s.w)\n",
+            "        after, w_bar = rounds.failed_round(s), method.topology.average(s.w)\n"
+            "        if replies:\n"
+            "            moved = rounds.server_round(method, session.half, s, replies).state\n"
+            "            after = after._replace(w=moved.w)\n",
+            tests_of("server/test_strategy.py", "failed_round"),
+        ),
+        (
+            "A server state that is not finite is kept",
+            '{"w": after.w, **dict(leaves(after.server))}',
+            '{"w": after.w}',
+            tests_of("server/test_round.py", "not_finite"),
+        ),
+        (
+            "max-update-norm bounds nothing",
+            "    if length > most:\n",
+            "    if length > most > length:\n",
+        ),
+        (
+            "Who lost its state is asked for it again and again",
+            "        after = rounds.forget(method, session.half, after, lost)\n",
+            "",
+            tests_of("engine/test_faults.py", "what_was_done"),
+        ),
+        (
+            "A round in which a client lost its state does not count",
+            "rounds.forget(method, session.half, after, lost)",
+            "rounds.forget(method, session.half, s, lost)",
+            tests_of("engine/test_faults.py", "what_was_done"),
+        ),
+    ),
+    *of(
+        FEDERATION + "checkpoint.py",
+        tests_of("engine/test_resume.py", "with_plugins or feddyn or earlier_checkpoint"),
+        (
+            "The server's state has the names of other vectors",
+            'f"server.{name}": vector',
+            "f\"server.{name.partition('.')[0]}\": vector",
+            tests_of("engine/test_resume.py", "every_method and afedpd"),
+        ),
+        (
+            "w^0 is not in the checkpoint",
+            "if s.w_init is not None:",
+            "if s.w_init is None:",
+        ),
+        (
+            "A run that goes on forgets the rounds that failed before",
+            'failed=facts["failed"],',
+            "failed=0,",
+            "tests/server/test_checkpoint.py",
         ),
     ),
     *of(
@@ -1695,21 +1865,6 @@ MUTANTS = [
             "if number % self.eval_every == 0 or number == self.num_rounds:",
             "if number % self.eval_every == 0:",
         ),
-        (
-            "A round with just enough replies fails",
-            "if len(replies) < needed:",
-            "if len(replies) <= needed:",
-            tests_of("server/test_strategy.py", "failed_round"),
-        ),
-        (
-            "A failed round moves the model by the replies that came",
-            "            self.state = rounds.failed_round(s)\n",
-            "            self.state = rounds.failed_round(s)\n"
-            "            if replies:\n"
-            "                moved = rounds.server_round(self, session.half, s, replies).state\n"
-            "                self.state = self.state._replace(w=moved.w)\n",
-            tests_of("server/test_strategy.py", "failed_round"),
-        ),
     ),
     *of(
         FEDERATION + "sampling.py",
@@ -1739,6 +1894,18 @@ MUTANTS = [
             "if vector is not None and not is_finite(vector):",
             "if vector is not None and not vector.numel():",
         ),
+        (
+            "Bytes are counted as elements",
+            "sum(v.numel() * v.itemsize for v in sent)",
+            "sum(v.numel() for v in sent)",
+            METRICS,
+        ),
+        (
+            "A client may lose a state that the server does not know of",
+            "if asked.accepted < 0 or lost.accepted != asked.accepted:",
+            "if asked.accepted < -1:",
+            tests_of("server/test_bad_replies.py", "bad_reply and loss"),
+        ),
     ),
     *of(
         FEDERATION + "roster.py",
@@ -1760,12 +1927,12 @@ MUTANTS = [
     ),
     # --- records, engine, runs --------------------------------------------------------------------
     *of(
-        WIRE + "tensor_array.py",
-        tests_of("wire/test_records.py", "size_counts"),
+        WIRE + "messages.py",
+        tests_of("strategies/test_references.py", "through_messages and AFedPD"),
         (
-            "Bytes are counted as elements",
-            "total += elements * cast(int, getattr(torch, array.dtype).itemsize)",
-            "total += elements",
+            "All clients are sent what the first one is sent",
+            "if packed is None or any(a is not b for a, b in zip(packed[0], down, strict=True)):",
+            "if packed is None:",
         ),
     ),
     *of(
@@ -1797,8 +1964,91 @@ MUTANTS = [
         "tests/client/test_store.py",
         (
             "A state says another round than it was saved in",
-            'ConfigRecord({"round": round})',
-            'ConfigRecord({"round": round + 1})',
+            "rounds = [version.round for",
+            "rounds = [version.round + 1 for",
+        ),
+        (
+            "The version before is dropped",
+            "            self.records[BEFORE] = before.state\n",
+            "            pass\n",
+        ),
+        (
+            "A visit begins with the latest state, accepted or not",
+            "    found = version(memory, asked.accepted)\n",
+            "    found = memory and memory.latest\n",
+        ),
+        (
+            "A client keeps its latest state instead of the accepted one",
+            "version(memory, asked.accepted), asked.attempt)",
+            "memory and memory.latest, asked.attempt)",
+        ),
+        (
+            "A message of an earlier round is answered",
+            "asked.round < memory.latest.round:",
+            "asked.round < 0:",
+        ),
+        (
+            "A message that comes twice is refused",
+            "asked.round < memory.latest.round:",
+            "asked.round <= memory.latest.round:",
+        ),
+        (
+            "A server that begins again is taken for one that is late",
+            "asked.attempt <= memory.attempt and",
+            "asked.attempt >= 0 and",
+        ),
+        (
+            "A client forgets how often the server began",
+            "version(memory, asked.accepted), asked.attempt)",
+            "version(memory, asked.accepted))",
+        ),
+        (
+            "A plug-in's lost state is not missed",
+            "if is_stateless(asked.half, asked.shapes):",
+            "if asked.half.rule.is_stateless:",
+        ),
+        (
+            "A lost state is a first visit",
+            "    raise LostState\n",
+            "    return None\n",
+        ),
+    ),
+    *of(
+        CLIENT + "disk.py",
+        "tests/client/test_disk.py",
+        (
+            "A state's checksum is not looked at",
+            "if zlib.crc32(content) != kept.sum:",
+            "if not content:",
+        ),
+        (
+            "The files of the last memory go before the new index is written",
+            "        self._write(INDEX, json.dumps(content).encode())\n"
+            "        named = {INDEX, *(version.state.name for version in versions)}\n"
+            "        for path in self.folder.iterdir():\n"
+            "            if path.name not in named:\n"
+            "                path.unlink(missing_ok=True)\n",
+            "        named = {INDEX, *(version.state.name for version in versions)}\n"
+            "        for path in self.folder.iterdir():\n"
+            "            if path.name not in named:\n"
+            "                path.unlink(missing_ok=True)\n"
+            "        self._write(INDEX, json.dumps(content).encode())\n",
+        ),
+        (
+            "A file is written in its place",
+            "        replace(path, content)\n",
+            "        path.write_bytes(content)\n",
+        ),
+        (
+            "Clients of one node share a memory",
+            "self.folder = folder / name / str(int(asked.client))",
+            "self.folder = folder / name / str(0)",
+        ),
+        (
+            "Files of older versions stay",
+            "            if path.name not in named:\n"
+            "                path.unlink(missing_ok=True)\n",
+            "            assert path.name\n",
         ),
     ),
     *of(
@@ -1811,12 +2061,105 @@ MUTANTS = [
         ),
     ),
     *of(
+        "fedaccord/engine/fleet.py",
+        tests_of("engine/test_faults.py", "goes_back"),
+        (
+            "A client in process goes on from a state that was not accepted",
+            "reached.append((visit, store.recall(self.memories.get(asked.client), asked)))",
+            "memory = self.memories.get(asked.client)\n"
+            "                reached.append((visit, memory and memory.latest.state))",
+        ),
+        (
+            "A client in process keeps no version before its last",
+            "store.remember(memory, asked, state)",
+            "store.remember(None, asked, state)",
+        ),
+        (
+            "A checkpoint holds states that were not accepted",
+            "{i: store.version(memory, accepted[i]) for i, memory in",
+            "{i: memory.latest for i, memory in",
+            "tests/engine/test_fleet.py",
+        ),
+        (
+            "A first visit goes together with later ones",
+            "state = store.recall(self.memories.get(asked.client), asked)\n            groups",
+            "state = None\n            groups",
+            tests_of("engine/test_vectorize.py", "do_go_together"),
+        ),
+    ),
+    *of(
+        "fedaccord/runs/checkpoint.py",
+        "tests/runs/test_checkpoint.py",
+        (
+            "The checksum of a checkpoint's tensors is not looked at",
+            "if zlib.crc32(content) != self._sums[name]:",
+            "if name not in self._sums:",
+        ),
+        (
+            "The checksum of a checkpoint's plain values is not looked at",
+            'if zlib.crc32(json.dumps(whole["content"]).encode()) != whole["sum"]:',
+            'if "sum" not in whole:',
+        ),
+        (
+            "The files of the other checkpoint are deleted",
+            'named |= set(self._content(number)["files"])',
+            'named = set(self._content(number)["files"])',
+        ),
+        (
+            "One checkpoint is kept, not two",
+            "self.forget(*self.numbers()[:-KEPT])",
+            "self.forget(*self.numbers()[:-1])",
+        ),
+        (
+            "A checkpoint names its files before they are there",
+            '        server_file = f"{number}.safetensors"\n',
+            '        self._write(f"{number}.json", b"{}")\n'
+            '        server_file = f"{number}.safetensors"\n',
+        ),
+        (
+            "A run that goes on keeps the checkpoints that came after",
+            "(n for n in self.numbers() if n > number)",
+            "(n for n in self.numbers() if n > number + 1)",
+        ),
+    ),
+    *of(
+        "fedaccord/logbook.py",
+        "tests/test_logbook.py",
+        (
+            "A server that begins again does not say so to its clients",
+            'facts["attempt"] + 1',
+            'facts["attempt"]',
+        ),
+        (
+            "A run that goes on has another name for its clients",
+            "            facts = begun.facts\n",
+            '            facts = begun.facts | {"federation": _fresh(directory.path)}\n',
+        ),
+        (
+            "A checkpoint holds a state that the tables do not have yet",
+            "s, session = self._recorded, self.strategy.session",
+            "s, session = self.strategy.state, self.strategy.session",
+        ),
+        (
+            "Checkpoints that came after stay when a run goes on from an earlier one",
+            "        checkpoints.go_on_from(begun.number)\n",
+            "",
+            tests_of("engine/test_resume.py", "earlier_checkpoint"),
+        ),
+        (
+            "Other mathematics goes on",
+            '        check_resumed(config, begun.facts["settings"])\n',
+            "",
+            tests_of("engine/test_resume.py", "other_mathematics"),
+        ),
+    ),
+    *of(
         "fedaccord/server_app.py",
         tests_of("plugins/test_gossip.py", "generalisation"),
         (
             "The generalisation gap has the wrong sign",
-            'train["train-accuracy"] - found["test-accuracy"]',
-            'found["test-accuracy"] - train["train-accuracy"]',
+            'train["train-accuracy"] - found[accuracy]',
+            'found[accuracy] - train["train-accuracy"]',
         ),
     ),
     *of(

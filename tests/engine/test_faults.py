@@ -82,6 +82,17 @@ def test_a_reply_that_was_not_heard_is_one_that_never_was(
     assert all(map(same, found.clients, expected.clients))
 
 
+def test_a_client_goes_back_as_often_as_its_replies_are_lost() -> None:
+    found = []
+    for kind in ("lost-reply", "lost-message"):
+        row = (kind, *[None] * (C - 1))
+        history = run(small("scaffold"), ((None,) * C, row, row, (None,) * C))
+        assert history.weights is not None
+        assert list(history.metrics["dropped"][1:]) == [0, 1, 1, 0]
+        found.append(history.weights)
+    assert torch.equal(found[0], found[1])
+
+
 @pytest.mark.parametrize("name", ["scaffold", "afedpd", "fedinit"])
 def test_a_client_that_is_not_reached_is_one_that_was_not_drawn(name: str) -> None:
     table = ((None, "late", None, None), ("duplicate", None, "lost-reply", "lost-reply"))
@@ -170,7 +181,10 @@ def test_what_was_done_is_told(name: str, repair: str, caplog: pytest.LogCapture
     method = small(name)
     table: list[list[str | None]] = [[None] * C for _ in range(3)]
     table[1][2] = "crash"
-    run(method, tuple(map(tuple, table)))
+    found = run(method, tuple(map(tuple, table)))
+    assert found.weights is not None
+    assert not torch.equal(found.weights[2], found.weights[1])  # by the replies of the others
+    assert method.state.t == 3
     rows = method.on_round.client_rows
     (row,) = [row for row in rows if row["status"] != "ok"]
     assert (row["round"], row["client"]) == (2, 2)

@@ -1,7 +1,6 @@
 """Checkpoints on disk: what is there, what is kept, and what was not what was written."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedaccord.runs.checkpoint import Checkpoints, DamagedError
+from fedaccord.runs.files import replace
 
 
 def save(folder: Path, number: int) -> Checkpoints:
@@ -67,18 +67,22 @@ def test_a_file_that_can_be_read_and_is_another_one_is_damaged(
     assert Checkpoints(tmp_path).load(1).number == 1
 
 
+@pytest.mark.parametrize("written", range(4))
 def test_a_checkpoint_that_was_not_finished_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After so many of its files: the two clients', the server's and the one that names them."""
     save(tmp_path, 1)
+    left = iter(range(written))
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
+    def full(path: Path, content: bytes) -> None:
+        if next(left, None) is None:
+            raise OSError(28, "No space left on device")
+        replace(path, content)
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr("fedaccord.runs.checkpoint.replace", full)
     with pytest.raises(OSError, match="No space left on device"):
         save(tmp_path, 2)
-    monkeypatch.undo()
     assert Checkpoints(tmp_path).numbers() == [1]
     assert Checkpoints(tmp_path).load().facts == {"t": 1}
 
