@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from fedaccord import simulate
 from tests.flower.conftest import REPOSITORY, Flower
 
-pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(600)]
 
 APP = Path(__file__).parent / "app"
 SMALL: dict[str, Any] = {

@@ -27,7 +27,11 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "method", [{"algo": "scaffold", "relaxed-init.beta": 0.05}, {"algo": "afedpd"}]
+    "method",
+    [
+        {"algo": "scaffold", "relaxed-init.beta": 0.05},
+        pytest.param({"algo": "afedpd"}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_supernode_comes_back_with_its_state(
     lab: Flower, tmp_path: Path, method: dict[str, Any]

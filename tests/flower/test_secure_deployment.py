@@ -12,7 +12,7 @@ from fedaccord.deploy import folders
 from tests.flower.conftest import PATIENCE, REPOSITORY, Flower, free_port, wait_until
 from tests.flower.test_deployment import digits_files
 
-pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PAGE = REPOSITORY / "docs" / "secure-deployment.md"
 

@@ -21,6 +21,7 @@ def test_ray_gives_the_table_of_one_process(tmp_path: Path) -> None:
     assert not (tmp_path / "ray" / "ray").exists()
 
 
+@pytest.mark.slow
 def test_asha_takes_some_to_the_end_and_wins_with_one_of_them(tmp_path: Path) -> None:
     own = {"search": "asha", "trials": 4, "eta": 2, "rungs": 2, "ray_address": "local"}
     finish(make(SPACE, **own), tmp_path)
