@@ -1,6 +1,6 @@
 """The models of the papers, by name; the parameters are their whole state, without statistics.
 
-linear, mlp and lenet start from PyTorch's default initialisation, resnet18 and vgg11 from
+linear, mlp, lenet and cnn start from PyTorch's default initialisation, resnet18 and vgg11 from
 torchvision's for convolutions, He's normal with fan-out.
 """
 
@@ -70,6 +70,28 @@ def lenet(shape: Shape, classes: int, stem: str) -> nn.Module:
     )
 
 
+def cnn(shape: Shape, classes: int, stem: str) -> nn.Module:
+    """Two unpadded 3x3 convolutions, a pool, dropout; 1,626,442 parameters on CIFAR-10.
+
+    The CIFAR-10 model of pfl-research's benchmarks (arXiv:2404.06430).
+    """
+    channels, height, width = _image("cnn", shape, smallest=6)
+    left = [(side - 4) // 2 for side in (height, width)]  # after two convolutions and the pool
+    return _ChannelsLast(
+        nn.Conv2d(channels, 32, kernel_size=3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, kernel_size=3),
+        nn.MaxPool2d(2),
+        nn.ReLU(),  # after the pool, as in lenet
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(64 * prod(left), 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, classes),
+    )
+
+
 def resnet18(shape: Shape, classes: int, stem: str) -> nn.Module:
     """ResNet-18 with GroupNorm of 2 groups for BatchNorm; 11,181,642 parameters on CIFAR-10."""
     channels, _, _ = _image("resnet18", shape)
@@ -111,6 +133,7 @@ MODELS: dict[str, Callable[[Shape, int, str], nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
     "lenet": lenet,
+    "cnn": cnn,
     "resnet18": resnet18,
     "vgg11": vgg11,
 }

@@ -1,8 +1,10 @@
 """The local steps of one client: a module, its batches, and a gradient for each step."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, islice, repeat
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,11 +16,13 @@ from fedaccord.task.flat_model import FlatModel
 
 Batch = tuple[Tensor, Tensor]  # inputs, targets
 Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions, targets) -> scalar
+LAYERS = 1  # of the draw of a module's random numbers, beside those of the batches
 
 
 class SequentialSolver:
     """One client at a time: a gradient step of ``model`` per batch.
 
+    What the module draws (dropout) depends on seed, round and client alone.
     ``precision="bfloat16"`` runs the forward pass under autocast; w, g and the step keep their
     dtype.
     """
@@ -38,7 +42,8 @@ class SequentialSolver:
         model.w.copy_(w_i0)
         if not model.module.training:  # `evaluate` left it so; the call goes through all layers
             model.module.train()
-        return descend(model.w, model.g, self.gradients(), direction, seat, config)
+        with random_numbers(config, model.w.device):
+            return descend(model.w, model.g, self.gradients(), direction, seat, config)
 
     def gradients(self) -> Iterator[GradientAt]:
         """For each batch, what leaves its gradient at a point in ``model.g``."""
@@ -68,6 +73,19 @@ class SequentialSolver:
             value = self.loss(predictions.to(w.dtype), targets)
             torch.autograd.backward(value)
         return value.detach()
+
+
+@contextmanager
+def random_numbers(config: LocalConfig, device: torch.device) -> Iterator[None]:
+    """PyTorch's own random numbers as a function of (seed, round, client); then as they were."""
+    entropy = np.random.SeedSequence((config.seed, config.round, config.client, LAYERS))
+    seed = int(entropy.generate_state(1, np.uint64)[0]) >> 1
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 class Passes:

@@ -279,6 +279,24 @@ def test_the_model_trains_in_training_mode() -> None:
     assert model.module.training
 
 
+@pytest.mark.parametrize("changed", [{}, {"seed": 1}, {"round": 1}, {"client": 1}])
+def test_dropout_is_a_function_of_seed_round_and_client(changed: dict[str, int]) -> None:
+    model, batches = flat_model(), some_batches()
+    model.module.append(nn.Dropout(0.5))
+    w, half = model.w.clone(), ClientHalf(LocalRule())
+
+    def walk(**own: int) -> Tensor:
+        config = LocalConfig(0, 1, LR, 0.0, 0.0, 0, 0, model.shapes)._replace(**own)
+        seat = GradientSeat(half, Model(w), Stateless(), config)
+        return SequentialSolver(model, batches, F.cross_entropy)(w, Direction(), seat, config).w_K
+
+    before = walk()
+    torch.rand(7)  # wherever the caller's own random numbers are
+    state = torch.get_rng_state()
+    assert torch.equal(before, walk(**changed)) == (not changed)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 # --- passes over the data -------------------------------------------------------------------------
 
 
