@@ -2082,8 +2082,8 @@ MUTANTS = [
         ),
         (
             "A first visit goes together with later ones",
-            "state = store.recall(self.memories.get(asked.client), asked)\n            groups",
-            "state = None\n            groups",
+            "groups.setdefault(form(visit, state), [])",
+            "groups.setdefault(form(visit, None), [])",
             tests_of("engine/test_vectorize.py", "do_go_together"),
         ),
     ),

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from fedaccord.client import store
@@ -20,6 +19,8 @@ log = logging.getLogger("flwr")
 
 MOST = 100  # clients in one call: beyond it nothing is gained
 BYTES = 2**24  # of their models: what goes on together should stay in the caches
+
+Reached = tuple[Visit, Any]  # a visit, and the state that its client begins with
 
 
 class LocalFleet:
@@ -46,44 +47,36 @@ class LocalFleet:
     def train(self, visits: Sequence[Visit], timeout: float) -> Mapping[int, Reading]:
         deadline = time.monotonic() + timeout
         answers: dict[int, Reading] = {}
-        for part in self._parts(visits) if self.vectorize else [[v] for v in visits]:
-            late = time.monotonic() > deadline
-            clients = [visit.instruction.client for visit in part]
-            answers |= dict.fromkeys(clients, LATE) if late else self._train(part)
-            if self._on_client:
-                for client in clients:
-                    self._on_client(client)
+        for some in [visits] if self.vectorize else [[visit] for visit in visits]:
+            for part in _parts(self._reached(some, answers), self.task):
+                late = time.monotonic() > deadline
+                clients = [visit.instruction.client for visit, _ in part]
+                answers |= dict.fromkeys(clients, LATE) if late else self._train(part)
+                if self._on_client:
+                    for client in clients:
+                        self._on_client(client)
         return {visit.instruction.client: answers[visit.instruction.client] for visit in visits}
 
-    def _parts(self, visits: Sequence[Visit]) -> list[list[Visit]]:
-        """Visits that go on together: of one form, the most steps first, not too many."""
-        groups: dict[Any, list[Visit]] = {}
-        for visit in visits:
-            asked, state = visit.instruction, None
-            with suppress(LostState, ValueError):
-                state = store.recall(self.memories.get(asked.client), asked)
-            groups.setdefault(form(visit, state), []).append(visit)
-        parts = []
-        for group in groups.values():
-            group.sort(key=lambda visit: -self.task.num_examples(visit.instruction.client))
-            size = sum(v.numel() * v.itemsize for _, v in leaves(group[0].down)) or 1
-            most = max(1, min(MOST, BYTES // size))
-            parts += [group[k : k + most] for k in range(0, len(group), most)]
-        return parts
-
-    def _train(self, visits: Sequence[Visit]) -> dict[int, Reading]:
-        """What becomes of visits that go on together."""
-        answers: dict[int, Reading] = {}
-        reached: list[tuple[Visit, Any]] = []
+    def _reached(self, visits: Sequence[Visit], answers: dict[int, Reading]) -> list[Reached]:
+        """The visits that can be made, each with its client's state; of the others the answers."""
+        reached: list[Reached] = []
         for visit in visits:
             asked = visit.instruction
             try:
                 reached.append((visit, store.recall(self.memories.get(asked.client), asked)))
+                continue
             except LostState:
                 answers[asked.client] = Lost(asked.accepted)
             except ValueError as error:
                 answers[asked.client] = describe(error)
-        for (visit, _), done in zip(reached, self._rounds(reached), strict=True):
+            if self._on_client:
+                self._on_client(asked.client)
+        return reached
+
+    def _train(self, part: Sequence[Reached]) -> dict[int, Reading]:
+        """What becomes of visits that go on together."""
+        answers: dict[int, Reading] = {}
+        for (visit, _), done in zip(part, self._rounds(part), strict=True):
             asked = visit.instruction
             if isinstance(done, str):
                 answers[asked.client] = done
@@ -93,14 +86,17 @@ class LocalFleet:
                 self.memories[asked.client] = store.remember(memory, asked, state)
         return answers
 
-    def _rounds(self, reached: Sequence[tuple[Visit, Any]]) -> Sequence[tuple[Answer, Any] | str]:
-        if len(reached) > 1:
+    def _rounds(self, part: Sequence[Reached]) -> Sequence[tuple[Answer, Any] | str]:
+        if self.vectorize and len(part) > 1:
             try:
-                visits, states = zip(*reached, strict=True)
+                visits, states = zip(*part, strict=True)
                 return local_rounds(visits, states, self.task)
+            except NotImplementedError as error:  # of no cohort, then
+                self.vectorize = False
+                log.warning("one client at a time from now on: %s", error)
             except Exception as error:  # of which client, only one at a time tells
                 log.debug("one client at a time: %s", describe(error))
-        return [self._round(visit, state) for visit, state in reached]
+        return [self._round(visit, state) for visit, state in part]
 
     def _round(self, visit: Visit, state: Any) -> tuple[Answer, Any] | str:
         try:
@@ -131,6 +127,20 @@ class LocalFleet:
             return local_test(asked, state, test_data(self.task, asked))
         except Exception as error:
             return describe(error)
+
+
+def _parts(reached: Sequence[Reached], task: Task) -> list[list[Reached]]:
+    """Visits that go on together: of one form, the most steps first, not too many."""
+    groups: dict[Any, list[Reached]] = {}
+    for visit, state in reached:
+        groups.setdefault(form(visit, state), []).append((visit, state))
+    parts = []
+    for group in groups.values():
+        group.sort(key=lambda pair: -task.num_examples(pair[0].instruction.client))
+        size = sum(v.numel() * v.itemsize for _, v in leaves(group[0][0].down)) or 1
+        most = max(1, min(MOST, BYTES // size))
+        parts += [group[k : k + most] for k in range(0, len(group), most)]
+    return parts
 
 
 def describe(error: Exception) -> str:

@@ -1,16 +1,18 @@
 """Whether clients take their local steps one at a time or many in one call: measured on a trial."""
 
+import heapq
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from fedaccord import server_app
 from fedaccord.client.cohort import local_rounds
 from fedaccord.client.data import training_data
 from fedaccord.client.train import local_round
 from fedaccord.core import rounds
-from fedaccord.core.plugin import ClientHalf
-from fedaccord.core.visit import TrainInstruction, Visit
-from fedaccord.engine.fleet import BYTES, MOST
+from fedaccord.core.visit import Visit
+from fedaccord.engine.fleet import BYTES, MOST, LocalFleet
+from fedaccord.federation.session import Session
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.task import Task
 
@@ -58,38 +60,14 @@ def choose(asked: str, task: Task, strategy: FederatedStrategy) -> Choice:
 
 def _visits(task: Task, strategy: FederatedStrategy, size: int) -> list[Visit]:
     """First visits of the largest clients, of a few steps each."""
-    model = task.model(strategy.precision)
-    half, s = (
-        strategy.client_half(),
-        rounds.first_state(strategy, model.w.cpu(), len(task.clients)),
-    )
-    clients = sorted(range(len(task.clients)), key=lambda i: -task.num_examples(i))[:size]
+    initial = server_app.initial_arrays(task, strategy.precision)
+    session = Session(strategy, initial, LocalFleet(task))
+    s = rounds.first_state(strategy, session.vector(initial), len(task.clients))
+    largest = heapq.nlargest(size, range(len(task.clients)), key=task.num_examples)
     return [
-        Visit(
-            _instruction(strategy, half, tuple(model.shapes), i), rounds.broadcast(strategy, s, i)
-        )
-        for i in clients
+        visit._replace(instruction=visit.instruction._replace(local_steps=STEPS, local_epochs=1))
+        for visit in session.visits(strategy, s, largest)
     ]
-
-
-def _instruction(
-    strategy: FederatedStrategy, half: ClientHalf, shapes: Sequence[Any], client: int
-) -> TrainInstruction:
-    return TrainInstruction(
-        round=0,
-        rounds=1,
-        half=half,
-        shapes=shapes,
-        lr=strategy.rate(0),
-        weight_decay=strategy.weight_decay,
-        clip_norm=strategy.clip_norm,
-        local_epochs=1,
-        local_steps=STEPS,
-        batch_size=strategy.batch_size,
-        seed=strategy.seed,
-        precision=strategy.precision,
-        client=client,
-    )
 
 
 def _one_by_one(task: Task, visits: Sequence[Visit]) -> None:

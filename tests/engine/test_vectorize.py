@@ -1,5 +1,7 @@
 """Many clients in one call are the clients one at a time, but for the last bits."""
 
+import copy
+import logging
 import tomllib
 from typing import Any
 
@@ -169,7 +171,7 @@ class Branching(nn.Module):
 
 def task_of(model: nn.Module) -> Task:
     xs, ys = zip(*clients(), strict=True)
-    return Task(lambda: model, Clients(xs, ys), loss=F.cross_entropy)
+    return Task(lambda: copy.deepcopy(model), Clients(xs, ys), loss=F.cross_entropy)
 
 
 def test_a_module_that_takes_no_stack_is_trained_one_client_at_a_time() -> None:
@@ -190,6 +192,34 @@ def test_a_module_that_takes_no_stack_is_trained_one_client_at_a_time() -> None:
         for how in ("off", "on")
     ]
     assert (found[0] == found[1]).all()
+
+
+def test_a_module_that_takes_no_stack_is_tried_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[int] = []
+
+    def counted(visits: Any, states: Any, task: Task) -> Any:
+        tries.append(len(visits))
+        return together(visits, states, task)
+
+    together = engine.fleet.local_rounds
+    monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", counted)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    method = FedAvg(precision="float64", batch_size=2, fraction_train=1.0)
+    keys: dict[str, Any] = {"rounds": 3, "dtype": torch.float64, "vectorize": "on"}
+    simulate(method, clients=clients(), model=Branching(), **keys)
+    assert tries == [len(SIZES)]
+    told = [r.getMessage() for r in caplog.records if "one client at a time" in r.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("one client at a time from now on: expected a model and a loss that")
+
+
+def test_a_trial_begins_at_fresh_parameters() -> None:
+    """The task's model still holds what was computed with it last, which may have diverged."""
+    task, method = task_of(module()), FedAvg(precision="float64", batch_size=2, fraction_train=1.0)
+    task.model("float64").w.fill_(float("nan"))
+    assert "a trial failed" not in choose("auto", task, method).why
 
 
 def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
