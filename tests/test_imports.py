@@ -30,7 +30,7 @@ ROOMS = {  # a module at the top of the package is a room too
     "federation": Allowed("core wire", "torch flwr"),
     "strategies": Allowed("core plugins federation.strategy", "torch"),
     "task": Allowed("core", "torch torchvision numpy PIL sklearn safetensors"),
-    "client": Allowed("core wire task runs.files", "torch flwr safetensors"),
+    "client": Allowed("core wire task runs.files runs.tensors", "torch flwr safetensors"),
     "trackers": Allowed("", "torch mlflow wandb"),
     "config": Allowed("core federation plugins strategies task trackers", ""),
     "memory": Allowed("", ""),

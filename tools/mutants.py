@@ -1755,6 +1755,11 @@ MUTANTS = [
         FEDERATION + "round.py",
         "tests/server/test_round.py",
         (
+            "All that the server keeps is looked at in every round",
+            "if id(vector) not in before and not is_finite(vector):",
+            "if not is_finite(vector):",
+        ),
+        (
             "A round with just enough replies fails",
             "if len(replies) >= needed:",
             "if len(replies) > needed:",
@@ -1819,8 +1824,8 @@ MUTANTS = [
         METRICS,
         (
             "Consistency and spread are swapped",
-            '"consistency": _mean_square(local, repeat(w)),',
-            '"consistency": _mean_square(local, repeat(w_bar)),',
+            '"consistency": _mean_square(distances(local, repeat(w))),',
+            '"consistency": _mean_square(distances(local, repeat(w_bar))),',
         ),
         (
             "Drift is a sum over the clients",
@@ -2017,13 +2022,8 @@ MUTANTS = [
         CLIENT + "disk.py",
         "tests/client/test_disk.py",
         (
-            "A state's checksum is not looked at",
-            "if zlib.crc32(content) != kept.sum:",
-            "if not content:",
-        ),
-        (
             "The files of the last memory go before the new index is written",
-            "        self._write(INDEX, json.dumps(content).encode())\n"
+            "        replace(self.folder / INDEX, json.dumps(content).encode())\n"
             "        named = {INDEX, *(version.state.name for version in versions)}\n"
             "        for path in self.folder.iterdir():\n"
             "            if path.name not in named:\n"
@@ -2032,12 +2032,7 @@ MUTANTS = [
             "        for path in self.folder.iterdir():\n"
             "            if path.name not in named:\n"
             "                path.unlink(missing_ok=True)\n"
-            "        self._write(INDEX, json.dumps(content).encode())\n",
-        ),
-        (
-            "A file is written in its place",
-            "        replace(path, content)\n",
-            "        path.write_bytes(content)\n",
+            "        replace(self.folder / INDEX, json.dumps(content).encode())\n",
         ),
         (
             "Clients of one node share a memory",
@@ -2088,13 +2083,28 @@ MUTANTS = [
         ),
     ),
     *of(
-        "fedaccord/runs/checkpoint.py",
-        "tests/runs/test_checkpoint.py",
+        "fedaccord/runs/tensors.py",
+        "tests/client/test_disk.py",
+        (
+            "The checksum of a client's tensors is not looked at",
+            "if zlib.crc32(content) != sum:",
+            "if sum < 0:",
+        ),
         (
             "The checksum of a checkpoint's tensors is not looked at",
-            "if zlib.crc32(content) != self._sums[name]:",
-            "if name not in self._sums:",
+            "if zlib.crc32(content) != sum:",
+            "if sum < 0:",
+            "tests/runs/test_checkpoint.py",
         ),
+        (
+            "A file is written in its place",
+            "    replace(path, content)\n",
+            "    path.write_bytes(content)\n",
+        ),
+    ),
+    *of(
+        "fedaccord/runs/checkpoint.py",
+        "tests/runs/test_checkpoint.py",
         (
             "The checksum of a checkpoint's plain values is not looked at",
             'if zlib.crc32(json.dumps(whole["content"]).encode()) != whole["sum"]:',
@@ -2113,7 +2123,7 @@ MUTANTS = [
         (
             "A checkpoint names its files before they are there",
             '        server_file = f"{number}.safetensors"\n',
-            '        self._write(f"{number}.json", b"{}")\n'
+            '        replace(self.folder / f"{number}.json", b"{}")\n'
             '        server_file = f"{number}.safetensors"\n',
         ),
         (

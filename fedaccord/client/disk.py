@@ -8,17 +8,14 @@ their place, synced and moved there.
 import json
 import logging
 import re
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from fedaccord.client.store import LostState, Memory, Version
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.core.visit import TrainInstruction
 from fedaccord.runs.files import of_file, replace
+from fedaccord.runs.tensors import read_tensors, write_tensors
 
 log = logging.getLogger("flwr")
 
@@ -62,36 +59,31 @@ class DiskStore:
             "versions": [{"round": v.round, **v.state._asdict()} for v in versions],
             "attempt": memory.attempt,
         }
-        self._write(INDEX, json.dumps(content).encode())
+        self._make_folder()
+        replace(self.folder / INDEX, json.dumps(content).encode())
         named = {INDEX, *(version.state.name for version in versions)}
         for path in self.folder.iterdir():
             if path.name not in named:
                 path.unlink(missing_ok=True)
 
     def pack(self, round: int, state: Any) -> Kept:
-        content = save({name: v.detach().cpu().clone() for name, v in leaves(state)})
         name = f"{round}.safetensors"
-        self._write(name, content)
-        return Kept(name, zlib.crc32(content))
+        self._make_folder()
+        return Kept(name, write_tensors(self.folder / name, dict(leaves(state))))
 
     def unpack(self, kept: Kept, like: Any) -> Any:
         path = self.folder / kept.name
         try:
-            content = path.read_bytes()
-            if zlib.crc32(content) != kept.sum:
-                raise ValueError("not what was written")
-            state = fill(like, load(content))
+            state = fill(like, read_tensors(path, kept.sum))
             if dict(leaves(state)).keys() < dict(leaves(like)).keys():
                 raise ValueError("vectors are missing")
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError) as error:
             log.warning("%s is damaged (%s): the client's state is lost", path, error)
             raise LostState from None
         return state
 
-    def _write(self, name: str, content: bytes) -> None:
-        path = self.folder / name
+    def _make_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise of_file(error, self.folder) from None
-        replace(path, content)

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("flwr")
 
 
-log = logging.getLogger("flwr")
-
-
 def run(
     config: RunConfig,
     *,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
-from fedaccord.core.vectors import Vector
+from fedaccord.core.vectors import Vector, norm
 from fedaccord.core.visit import Lost, Visit
 from fedaccord.federation.errors import clean
 from fedaccord.federation.replies import Accepted, Outcome, traffic
@@ -52,20 +52,24 @@ def traffic_and_loss(
     }
 
 
-def drift(local: Iterable[Vector], starts: Iterable[Vector]) -> dict[str, float]:
-    """How far the local steps went: of w_{i,K} from w^t, as each client was sent it."""
-    return {"drift": _mean_square(local, starts)}
+def distances(xs: Iterable[Vector], centres: Iterable[Vector]) -> list[float]:
+    """The L2 distance of each vector (d,) from its centre."""
+    return [float(norm(x - centre)) for x, centre in zip(xs, centres, strict=False)]
+
+
+def drift(far: Sequence[float]) -> dict[str, float]:
+    """How far the local steps went; far: the distance of each w_{i,K} from w^t as it was sent."""
+    return {"drift": _mean_square(far)}
 
 
 def consistency(local: Sequence[Vector], w: Vector, w_bar: Vector) -> dict[str, float]:
     """How far the active clients' w_{i,K} are from w^{t+1}, Delta^t of FedInit, and from their
     mean w_bar."""
     return {
-        "consistency": _mean_square(local, repeat(w)),
-        "spread": _mean_square(local, repeat(w_bar)),
+        "consistency": _mean_square(distances(local, repeat(w))),
+        "spread": _mean_square(distances(local, repeat(w_bar))),
     }
 
 
-def _mean_square(local: Iterable[Vector], centres: Iterable[Vector]) -> float:
-    squares = [float((w_K - w).square_().sum()) for w_K, w in zip(local, centres, strict=False)]
-    return sum(squares) / len(squares)
+def _mean_square(far: Sequence[float]) -> float:
+    return sum(distance * distance for distance in far) / len(far)

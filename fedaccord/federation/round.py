@@ -43,9 +43,14 @@ def finish(
     replies = [read.reply for read in outcome.values() if isinstance(read, Accepted)]
     number, needed = s.t + 1, method.needed_replies(s.num_clients)
     failure = f"expected at least {needed} good replies, got {len(replies)}"
+    far: list[float] = []  # how far each local model is from w^t, where it was sent
     if len(replies) >= needed:
         done = rounds.server_round(method, session.half, s, replies)
-        _tell_of_the_far(number, s, done, method.topology.everyone)
+        if "w" in done.ups._fields:
+            nodes = method.topology.everyone
+            local, starts = (done.ups.w[0], done.cohort.w) if nodes else (done.ups.w, repeat(s.w))
+            far = metrics.distances(local, starts)
+            _tell_of_the_far(number, done.cohort.clients, far, float(norm(s.w).max()))
         failure = _wrong(s, done.state, method.max_update_norm)
     if failure:
         after, w_bar = rounds.failed_round(s), method.topology.average(s.w)
@@ -53,11 +58,10 @@ def finish(
     else:
         after, w_bar = done.state, method.topology.average(done.state.w)
         values = metrics.traffic_and_loss(visits, outcome, session.like) | done.metrics
-        if "w" in done.ups._fields and method.topology.everyone:
-            values |= metrics.drift(done.ups.w[0], done.cohort.w)
-        elif "w" in done.ups._fields:
+        if far:
+            values |= metrics.drift(far)
+        if far and not method.topology.everyone:
             w_bar = done.cohort.mean(done.ups.w)
-            values |= metrics.drift(done.ups.w, repeat(s.w))
             values |= metrics.consistency(done.ups.w, done.state.w, w_bar)
     repair, lost = "", [i for i, read in outcome.items() if isinstance(read, Lost)]
     if lost:
@@ -79,8 +83,9 @@ def _wrong(s: RoundState, after: RoundState, most: float) -> str:
 
     most: how far the model may go in a round, 0: as far as it likes.
     """
+    before = {id(vector) for _, vector in leaves(s.server)}  # looked at in the round they were made
     for name, vector in {"w": after.w, **dict(leaves(after.server))}.items():
-        if not is_finite(vector):
+        if id(vector) not in before and not is_finite(vector):
             return f"the replies are finite, but the server's {name!r} would hold NaN or Inf"
     length = float(norm(after.w - s.w).max()) if most else 0.0
     if length > most:
@@ -93,18 +98,14 @@ def _wrong(s: RoundState, after: RoundState, most: float) -> str:
 FAR = 100  # times the cohort's median distance from the model
 
 
-def _tell_of_the_far(number: int, s: RoundState, done: rounds.ServerRound, everyone: bool) -> None:
-    """Warn of a local model that is far from w^t, for its cohort and for the length of w^t.
+def _tell_of_the_far(
+    number: int, clients: Sequence[int], far: Sequence[float], scale: float
+) -> None:
+    """Warn of a local model that is far from w^t, for its cohort and for scale, the length of w^t.
 
     The last keeps the warning away from small steps near an optimum, where some are much smaller.
     """
-    if "w" not in done.ups._fields:
-        return
-    clients, local, starts = done.cohort.clients, done.ups.w, repeat(s.w)
-    if everyone:
-        local, starts = local[0], iter(s.w[list(clients)])
-    far = [float(norm(w_K - start)) for w_K, start in zip(local, starts, strict=False)]
-    usual, scale = median(far), float(norm(s.w).max())
+    usual = median(far)
     for i, distance in zip(clients, far, strict=True):
         if distance > FAR * usual and distance > scale:
             log.warning(

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from fedaccord.runs.files import replace
+from fedaccord.runs.tensors import read_tensors, write_tensors
 
 FORMAT = 1  # of the files; another one is refused
 KEPT = 2
@@ -60,14 +59,14 @@ class Checkpoints:
         for client, (round, state) in clients.items():
             names[str(client)] = name = f"clients/{client}-{round}.safetensors"
             if name not in self._sums:
-                self._sums[name] = self._write(name, _bytes(state))
+                self._sums[name] = write_tensors(self.folder / name, state)
         server_file = f"{number}.safetensors"
-        files = {server_file: self._write(server_file, _bytes(server))}
+        files = {server_file: write_tensors(self.folder / server_file, server)}
         files |= {name: self._sums[name] for name in names.values()}
         content = {"facts": facts, "clients": names, "files": files}
         text = json.dumps(content)
         whole = {"format": FORMAT, "sum": zlib.crc32(text.encode()), "content": content}
-        self._write(f"{number}.json", json.dumps(whole).encode())
+        replace(self.folder / f"{number}.json", json.dumps(whole).encode())
         self.forget(*self.numbers()[:-KEPT])
 
     def load(self, number: int | None = None) -> Checkpoint:
@@ -90,7 +89,7 @@ class Checkpoints:
             for client, name in content["clients"].items():
                 round = int(Path(name).stem.partition("-")[2])
                 clients[int(client)] = round, self._read(name)
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             before = [n for n in numbers if n < number]
             instead = f"the one before is of round {before[-1]}" if before else "none is before it"
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -137,17 +136,5 @@ class Checkpoints:
             raise ValueError("not what was written")
         return dict(whole["content"])
 
-    def _write(self, name: str, content: bytes) -> int:
-        replace(self.folder / name, content)
-        return zlib.crc32(content)
-
     def _read(self, name: str) -> dict[str, Tensor]:
-        content = (self.folder / name).read_bytes()
-        if zlib.crc32(content) != self._sums[name]:
-            raise ValueError(f"{name} is not what was written")
-        return load(content)
-
-
-def _bytes(tensors: Tensors) -> bytes:
-    """Of vectors that may share memory, which safetensors does not write."""
-    return save({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
+        return read_tensors(self.folder / name, self._sums[name])

@@ -80,7 +80,8 @@ def test_a_checkpoint_that_was_not_finished_is_none(
             raise OSError(28, "No space left on device")
         replace(path, content)
 
-    monkeypatch.setattr("fedaccord.runs.checkpoint.replace", full)
+    for module in ("checkpoint", "tensors"):
+        monkeypatch.setattr(f"fedaccord.runs.{module}.replace", full)
     with pytest.raises(OSError, match="No space left on device"):
         save(tmp_path, 2)
     assert Checkpoints(tmp_path).numbers() == [1]

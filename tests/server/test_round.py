@@ -1,14 +1,16 @@
 """The end of a round: what the server's own result must be, and who is far from the others."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import Message
 
+from fedaccord.core.vectors import is_finite
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.strategies import DFedAvg, FedAdam, FedAvg, Scaffold
+from fedaccord.strategies import AFedPD, DFedAvg, FedAdam, FedAvg, Scaffold
 from fedaccord.wire.instruction import read_instruction
 from tests.server.runs import Spoil, federation, strategy
 from tests.server.test_bad_replies import early
@@ -46,6 +48,21 @@ def test_a_round_that_goes_too_far_fails(
     assert torch.allclose(step, good[1].w - good[0].w, rtol=1e-2)
     line = "round 1 failed: max-update-norm: expected a step of the model of at most 5, got "
     assert any(w.startswith(line) for w in warnings)
+
+
+def test_what_the_server_keeps_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A-FedPD's memory grows with the rounds in which clients were last seen; the look does not."""
+    run = strategy(AFedPD, fraction_train=0.25, rho=0.1)
+    looks: Counter[int] = Counter()
+
+    def count(vector: torch.Tensor) -> bool:
+        looks[run.state.t] += 1
+        return is_finite(vector)
+
+    monkeypatch.setattr("fedaccord.federation.round.is_finite", count)
+    federation(run, 6)
+    assert len(run.state.server.lam_bar_after) > 1
+    assert set(looks.values()) == {looks[0]}
 
 
 def test_too_many_such_rounds_end_the_run() -> None:
