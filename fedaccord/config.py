@@ -28,6 +28,11 @@ from fedaccord.task.config import TaskConfig
 from fedaccord.trackers import TRACKERS
 
 AUTO = "auto"  # of a plug-in: what the method itself asks for, which is off for most
+POOLED = {"num-clients": 1, "partition": "iid"}  # of a method whose one client holds all data
+UNPOOLED = (  # what nothing reads then
+    *("partition", "dirichlet-alpha", "replacement", "classes-per-client", "partition-file"),
+    *("fraction-train", "sampling"),
+)
 RENAMED = {"alpha": "dirichlet-alpha"}  # keys of earlier versions
 
 
@@ -81,9 +86,10 @@ class RunConfig:
             if key not in known:
                 raise ValueError(_unknown(key, values.get("algo", RunConfig.algo), known))
         flat = {key: _check(key, values.get(key, default(f)), f) for key, f in known.items()}
+        used = flat | (POOLED if METHODS[flat["algo"]].pools else {})
         return RunConfig(
-            **_values(flat, RunConfig),
-            task=TaskConfig(**_values(flat, TaskConfig), seed=flat["seed"]),
+            **_values(used, RunConfig),
+            task=TaskConfig(**_values(used, TaskConfig), seed=flat["seed"]),
             strategy=_strategy(flat),
             flat=flat,
         )
@@ -124,6 +130,10 @@ class RunConfig:
             else:
                 strength, *others = (f"{name}.{_key(field.name)}" for field in options(kind))
                 needs |= dict.fromkeys(others, strength)
+        if self.strategy.pools:
+            why = f"{self.algo} has one client with all training data"
+            among = ["num-clients"] if self.strategy.local_steps else []  # else of an epoch
+            reasons |= dict.fromkeys([*UNPOOLED, *among], why)
         for prefix, settings in parts:
             needs |= {prefix + _key(f): prefix + other for f, other in unread(settings).items()}
         return {key: f"nothing reads it without {other}" for key, other in needs.items()} | reasons

@@ -65,6 +65,9 @@ def run(
     fails leaves a directory that can be read, with the model as it was then.
     """
     strategy = config.strategy
+    if strategy.pools:  # under Flower as many samples as the server's own training set has
+        clients = config.flat["num-clients"]
+        strategy.local_steps = strategy.mean_steps(task.num_examples(0), clients)
     initial = initial_arrays(task, strategy.precision)
     trackers.check(config.tracker)
     with interruptible() as interrupts:

@@ -24,6 +24,7 @@ from fedaccord.plugins import PLUGINS
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.robust import Robust
+from fedaccord.runs import flatten
 from fedaccord.strategies import BUILT_IN
 
 UP = "../.."  # from docs/methods to the repository root
@@ -277,11 +278,11 @@ def _presets(name: str) -> Iterator[str]:
     """The presets that run this method, the one of its name first, and commands."""
     lines, commands = [], []
     for preset, path in presets().items():
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
         if values["algo"] == name:
             file = f"fedaccord/presets/{path.name}"
             lines.append(f"- [{preset}]({UP}/{file}): {setting(path)}")
-            clients = (config.defaults() | values)["num-clients"]
+            clients = config.RunConfig.make(values).num_clients
             simulated = f"num-supernodes={clients} client-resources-num-cpus=1"
             commands += [
                 f"uv run fedaccord run --preset {preset}",

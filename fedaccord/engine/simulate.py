@@ -149,7 +149,10 @@ def simulate(
         strategy.fraction_train = config.strategy.fraction_train
 
     threads.check(config.threads)
-    task = _task(config, clients, test, model, loss)
+    task = _task(config, clients, test, model, loss, pooled=strategy.pools)
+    if strategy.pools:
+        among = config.flat["num-clients"]
+        strategy.local_steps = strategy.mean_steps(task.num_examples(0), among)
     chosen = threads.of_task(config.threads, task, strategy)
     choice = vectorized.choose(vectorize, task, strategy)
     fleet: LocalFleet | FaultyFleet = (local := LocalFleet(task, vectorize=choice.vectorize))
@@ -181,6 +184,7 @@ def _task(
     test: Samples | None,
     model: str | nn.Module,
     loss: Loss,
+    pooled: bool = False,
 ) -> Task:
     if clients is None:
         if isinstance(model, nn.Module):
@@ -188,6 +192,8 @@ def _task(
         return load_task(config.task, num_clients=config.num_clients)
     _check_samples(clients, test)
     xs, ys = zip(*clients, strict=True)
+    if pooled:
+        xs, ys = (torch.cat(xs),), (torch.cat(ys),)
     if isinstance(model, str):
         shape = tuple(xs[0].shape[1:])
         classes = int(max(int(y.max()) for y in ys)) + 1

@@ -1,5 +1,6 @@
 """The settings of every federation: options of all strategies, and run-config keys."""
 
+import math
 from dataclasses import dataclass
 
 from fedaccord.core.options import check_option, option, options
@@ -57,3 +58,8 @@ class Settings:
     def rate(self, t: int) -> float:
         """eta_t, the local rate of round t (from 0)."""
         return self.lr * self.lr_decay**t
+
+    def mean_steps(self, examples: int, clients: int) -> int:
+        """K of a client that holds an equal share of ``examples``, among so many clients."""
+        batch_size = self.batch_size or examples  # 0: a step an epoch
+        return self.local_steps or self.local_epochs * math.ceil(examples / (clients * batch_size))

@@ -56,6 +56,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
     tied: ClassVar[bool] = True  # the server's memory sums up the clients': see `rounds.forget`
     averages_plain_models: ClassVar[bool] = False  # FedAvg's step after plain SGD, nothing else
     averages: ClassVar[bool] = False  # `aggregate` reads the uploads by cohort.mean(ups.w) alone
+    pools: ClassVar[bool] = False  # one client, which holds all training data
     refuses: ClassVar[dict[type[PlugIn], str]] = {}  # a plug-in -> why it does not fit
     cost_note: ClassVar[str] = ""  # on what the cost depends
 

@@ -13,6 +13,7 @@ from fedaccord.plugins.robust import Robust
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.afedpd import AFedPD
 from fedaccord.strategies.afedpdsam import AFedPDSAM
+from fedaccord.strategies.centralised import Centralised
 from fedaccord.strategies.dfedavg import DFedAvg
 from fedaccord.strategies.dfedavgm import DFedAvgM
 from fedaccord.strategies.dfedsam import DFedSAM
@@ -65,6 +66,7 @@ BUILT_IN: dict[str, type[FederatedStrategy]] = {
     "afedpd": AFedPD,
     "afedpdsam": AFedPDSAM,
     "local": Local,
+    "centralised": Centralised,
     "dpsgd": DPSGD,
     "dfedavg": DFedAvg,
     "dfedavgm": DFedAvgM,
@@ -126,6 +128,7 @@ __all__ = [
     "SAM",
     "AFedPD",
     "AFedPDSAM",
+    "Centralised",
     "DFedAvg",
     "DFedAvgM",
     "DFedSAM",

@@ -27,11 +27,11 @@ PLUGINS: dict[str, tuple[Any, ...]] = {
     "ri+sam+gossip": (RelaxedInit(beta=0.13), SAM(rho=0.07), Gossip(topology="full")),
 }
 REFUSED = {
-    "ri": {"dispfl", "local"},
+    "ri": {"dispfl", "local", "centralised"},
     "sam": {"fedlesam", "fedsmoo", "dispfl"},
     "gossip": {
         *("fedadam", "fedyogi", "fedadagrad", "fednova", "fedsmoo"),
-        *("fedpd", "afedpd", "afedpdsam", "local"),
+        *("fedpd", "afedpd", "afedpdsam", "local", "centralised"),
     },
 }
 
