@@ -74,7 +74,7 @@ def of_task(wanted: int, task: "Task", strategy: "FederatedStrategy") -> Threads
     import torch
 
     clients, x = task.clients, task.clients.x
-    whole = sum(clients.size(i) for i in range(len(clients))) // len(clients)  # a mean client
+    whole = clients.total // len(clients)  # a mean client
     one = (x if isinstance(x, torch.Tensor) else x[0])[:1].to(task.device)
     model = task.model(strategy.precision)
     sample = task.prepare(one, model.w.dtype)

@@ -214,8 +214,9 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "_Facts | None"
             yield Check("ok", "partition", f"{task.partition}, {clients} clients")
         except (ValueError, FileNotFoundError) as error:
             yield Check("fail", "partition", str(error))
-    elif clients > facts.samples and task.partition != "file":
-        advice = f"{clients:,} clients for {facts.samples:,} samples; use fewer clients"
+    elif clients > facts.samples and task.partition != "file" and not task.samples_per_client:
+        advice = f"{clients:,} clients for {facts.samples:,} samples; use fewer clients, or set "
+        advice += "samples-per-client"
         yield Check("fail", "partition", advice)
     return facts
 

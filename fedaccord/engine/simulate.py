@@ -43,7 +43,8 @@ def run(
     config.strategy.topology.facts(config.num_clients)
     task = load_task(config.task, num_clients=config.num_clients)
     report = partition_report(task)
-    facts = {"duplicated": report.duplicated, "unused": report.unused}
+    counts = {"duplicated": report.duplicated, "unused": report.unused}
+    facts = {name: count for name, count in counts.items() if count is not None}
     chosen = threads.of_task(config.threads, task, config.strategy)
     with chosen.in_use():
         choice = vectorized.choose(logbook.vectorize_of(config, at), task, config.strategy)
@@ -57,7 +58,7 @@ def partition_report(task: Task) -> partition.Report:
     clients = task.clients
     assert clients.parts is not None
     assert isinstance(clients.y, Tensor)
-    return partition.report(list(clients.parts), clients.y.numpy())
+    return partition.report(clients.parts, clients.y.numpy())
 
 
 @contextmanager

@@ -41,10 +41,17 @@ class TaskConfig:
         "none",
         "how samples of a class are drawn: none (strict partition), cyclic, iid",
         choices=REPLACEMENTS,
-        only={"partition": ["dirichlet", "pathological"]},
+        only={"partition": ["dirichlet", "pathological"], "samples_per_client": [0]},
     )
     classes_per_client: int = option(
         2, "pathological: classes a client holds", low=1, only={"partition": ["pathological"]}
+    )
+    samples_per_client: int = option(
+        0,
+        "samples that each client draws for itself, with replacement: clients share samples, and "
+        "there may be more of them than samples; 0: all are dealt out once",
+        low=0,
+        only={"partition": ["iid", "dirichlet", "pathological"]},
     )
     partition_file: str = option(
         "", "file: absolute path of a JSON list of index lists", only={"partition": ["file"]}

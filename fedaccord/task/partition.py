@@ -19,10 +19,17 @@ class into proportions ~ Dir(alpha * 1_clients) and makes clients of unequal siz
     none     the next unused one; an exhausted class is skipped and the class drawn again
     cyclic   the next unused one; an exhausted class starts again from its first sample
     iid      any one, uniformly: several clients may hold it
+
+That deals a data set out once. With ``samples_per_client`` every client draws so many samples for
+itself, with replacement, from its own prior (for ``iid`` the shares of the classes in the data), as
+pfl-research (arXiv:2404.06430) makes users from CIFAR-10. Clients then share samples, there may be
+more of them than samples, and what a client holds depends on the seed and on its number alone, not
+on how many there are: it is drawn when it is used.
 """
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,11 +37,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedaccord.core.options import did_you_mean
+from fedaccord.task.parts import Cut, Drawn, Floats, Ints, Parts
 
 log = logging.getLogger("flwr")  # what a run prints
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 SCHEMES = ("iid", "dirichlet", "pathological", "file")
 REPLACEMENTS = ("none", "cyclic", "iid")
@@ -49,9 +54,10 @@ def partition(
     alpha: float = 0.3,
     replacement: str = "none",
     classes_per_client: int = 2,
+    samples_per_client: int = 0,
     file: str = "",
     seed: int = 0,
-) -> list[Ints]:
+) -> Sequence[Ints]:
     """The samples of every client, a pure function of the arguments (and of the file).
 
     labels: (n,) the class of every sample, integers from 0.
@@ -62,6 +68,8 @@ def partition(
         ``none`` a client none of whose classes is left takes from the remaining classes, each
         equally likely, so small alpha cannot keep every client pure.
     classes_per_client: of ``pathological``.
+    samples_per_client: of ``iid``, ``dirichlet`` and ``pathological``: each client draws so many
+        for itself, and ``replacement`` is not read; 0: floor(n / num_clients), dealt out.
     file: of ``file``: JSON, {"0": [indices], "1": [...]} or a list of lists.
 
     Raises ValueError for settings out of range and for a client without samples.
@@ -73,21 +81,30 @@ def partition(
         raise ValueError(f"num-clients: expected at least 1, got {num_clients}")
     if scheme == "file":
         return _from_file(file, num_clients, len(labels))
-    if num_clients > len(labels):
+    if num_clients > len(labels) and not samples_per_client:
         raise ValueError(
             f"num-clients: expected at least one sample per client, got {len(labels)} samples for "
-            f"{num_clients} clients; use fewer clients"
+            f"{num_clients} clients; use fewer clients, or set samples-per-client, with which they "
+            "share samples"
         )
 
     rng = np.random.default_rng(seed)
-    if scheme == "iid":
-        return np.array_split(rng.permutation(len(labels)), num_clients)
+    if scheme == "iid" and not samples_per_client:
+        return Cut(rng.permutation(len(labels)), num_clients)
     classes, class_of = np.unique(labels, return_inverse=True)
-    if scheme == "dirichlet":
-        priors = _dirichlet_priors(num_clients, len(classes), alpha, rng)
-    else:
-        priors = _pathological_priors(num_clients, len(classes), classes_per_client, rng)
-    return fill(class_of, priors, replacement, rng)
+
+    def priors(clients: int, rng: np.random.Generator) -> Floats:
+        if scheme == "iid":
+            return np.tile(np.bincount(class_of) / len(class_of), (clients, 1))
+        if scheme == "dirichlet":
+            return _dirichlet_priors(clients, len(classes), alpha, rng)
+        return _pathological_priors(clients, len(classes), classes_per_client, rng)
+
+    if samples_per_client:
+        priors(1, rng)  # settings out of range show before a client is used
+        each, own = samples_per_client, lambda rng: priors(1, rng)[0]
+        return Drawn(class_of, num_clients, each, own, seed)
+    return fill(class_of, priors(num_clients, rng), replacement, rng)
 
 
 def matching_share(
@@ -114,34 +131,49 @@ def matching_share(
 class Report(NamedTuple):
     """How a partition came out; ``print`` shows it as a table."""
 
-    counts: Ints  # (num_clients, num_classes) samples held
-    duplicated: int  # distinct samples held more than once, by several clients or twice by one
-    unused: int  # samples that no client holds
+    num_clients: int
+    counts: Ints  # (clients, num_classes) samples held; of the first `LOOKED_AT` where they draw
+    duplicated: int | None  # distinct samples held more than once, by several clients or twice by
+    # one; None: clients draw their own
+    unused: int | None  # samples that no client holds; likewise
 
     def __str__(self) -> str:
         sizes, present = self.counts.sum(axis=1), (self.counts > 0).sum(axis=1)
-        lines = [
-            f"{len(sizes)} clients, {sizes.min()} to {sizes.max()} samples and {present.min()} to "
-            f"{present.max()} of {self.counts.shape[1]} classes each; "
-            f"{self.duplicated} samples held more than once, {self.unused} unused",
-            "client  samples  classes  largest class",
-        ]
+        classes = f"{present.min()} to {present.max()} of {self.counts.shape[1]} classes each"
+        if self.duplicated is None:
+            first = f" (of the first {len(sizes)})" if len(sizes) < self.num_clients else ""
+            text = f"{sizes[0]} samples that each draws for itself and {classes}{first}"
+        else:
+            text = (
+                f"{sizes.min()} to {sizes.max()} samples and {classes}; "
+                f"{self.duplicated} samples held more than once, {self.unused} unused"
+            )
+        lines = [f"{self.num_clients} clients, {text}", "client  samples  classes  largest class"]
         shown = 10
         for i, row in enumerate(self.counts[:shown]):
             share = row.max() / max(sizes[i], 1)
             lines.append(f"{i:6}  {sizes[i]:7}  {present[i]:7}  {row.argmax():5} ({share:.0%})")
-        if len(sizes) > shown:
-            lines.append(f"   ... and {len(sizes) - shown} more clients")
+        if self.num_clients > shown:
+            lines.append(f"   ... and {self.num_clients - shown} more clients")
         return "\n".join(lines)
 
 
-def report(parts: list[Ints], labels: NDArray[np.integer]) -> Report:
+LOOKED_AT = 1000  # of the clients that draw their own samples
+
+
+def report(parts: Sequence[Ints], labels: NDArray[np.integer]) -> Report:
     """Count what a partition gives to whom. labels: (n,) as in ``partition``."""
     labels = _checked(labels)
-    num_classes = int(labels.max(initial=-1)) + 1
-    counts = np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
-    times = np.bincount(np.concatenate(parts), minlength=len(labels))
-    return Report(counts, int((times > 1).sum()), int((times == 0).sum()))
+    num_classes, drawn = int(labels.max(initial=-1)) + 1, isinstance(parts, Drawn)
+    some = parts[:LOOKED_AT] if drawn else parts
+    held = some.samples if isinstance(some, Cut) else np.concatenate(some)
+    sizes = [len(part) for part in some]
+    cells = np.repeat(np.arange(len(sizes)) * num_classes, sizes) + labels[held]
+    counts = np.bincount(cells, minlength=len(sizes) * num_classes).reshape(-1, num_classes)
+    if drawn:
+        return Report(len(parts), counts, None, None)
+    times = np.bincount(held, minlength=len(labels))
+    return Report(len(parts), counts, int((times > 1).sum()), int((times == 0).sum()))
 
 
 def _dirichlet_priors(
@@ -169,7 +201,7 @@ def _pathological_priors(
     return rng.permuted(np.tile(row, (num_clients, 1)), axis=1)
 
 
-def fill(class_of: Ints, priors: Floats, replacement: str, rng: np.random.Generator) -> list[Ints]:
+def fill(class_of: Ints, priors: Floats, replacement: str, rng: np.random.Generator) -> Parts:
     """The loop of the module's docstring, without the loop.
 
     class_of: (n,) in 0..classes-1, each present; priors: (num_clients, classes), rows sum to 1.
@@ -194,7 +226,7 @@ def fill(class_of: Ints, priors: Floats, replacement: str, rng: np.random.Genera
     by_class = shuffled[class_of[shuffled].argsort(kind="stable")]
     first = stock.cumsum() - stock
     sample = by_class[first[drawn] + rank]
-    return list(sample[client.argsort(kind="stable")].reshape(num_clients, size))
+    return Cut(sample[client.argsort(kind="stable")], num_clients)
 
 
 def _draw(priors: Floats, client: Ints, rng: np.random.Generator) -> Ints:

@@ -19,6 +19,7 @@ from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.partition import matching_share
 from fedaccord.task.partition import partition as partition_labels
+from fedaccord.task.parts import Parts
 from fedaccord.task.solver import Batch, Loss, Passes
 
 TRAIN_NAMES = {"accuracy": "train-accuracy", "loss": "train-loss-of-model"}
@@ -144,8 +145,7 @@ class Task:
         if self.own_test or y.is_floating_point():
             return x, y
         _, held = self.clients.samples(client)
-        total = sum(self.clients.size(i) for i in range(len(self.clients)))
-        size = max(1, round(len(y) * len(held) / total))
+        size = max(1, round(len(y) * len(held) / self.clients.total))
         seed = np.random.SeedSequence([self.seed, client]).generate_state(1)[0]
         rows = torch.from_numpy(matching_share(held.numpy(), y.numpy(), size, int(seed)))
         return x[rows], y[rows]
@@ -212,12 +212,21 @@ class Clients:
     parts: Sequence[np.ndarray] | None = None
 
     def __repr__(self) -> str:
-        return f"{len(self)} clients with {sum(map(self.size, range(len(self))))} samples"
+        return f"{len(self)} clients with {self.total} samples"
 
     def __len__(self) -> int:
         return len(self.y if self.parts is None else self.parts)
 
+    @cached_property
+    def total(self) -> int:
+        """Samples of all clients."""
+        if isinstance(self.parts, Parts):
+            return self.parts.total
+        return sum(map(len, self.y if self.parts is None else self.parts))
+
     def size(self, client: int) -> int:
+        if isinstance(self.parts, Parts):
+            return self.parts.size(client)
         return len(self.y[client] if self.parts is None else self.parts[client])
 
     def samples(self, client: int) -> Samples:
@@ -248,24 +257,29 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
     data = datasets.load(
         config.dataset, config.data_dir, download=config.download, image_size=config.image_size
     )
-    labels = data.y_train.numpy()
+    x, y, test = data.x_train, data.y_train, (data.x_test, data.y_test)
+    held = _held_out(len(y), config.validation, config.seed) if config.validation else None
+    drawn = config.samples_per_client and config.partition != "file" and not whole
+    if drawn and held is not None:  # clients draw from what is left
+        test, x, y = (x[held], y[held]), x[~held], y[~held]
+    parts: Sequence[np.ndarray]
     if whole:
-        parts = [np.arange(len(labels))] * num_clients
+        parts = [np.arange(len(y))] * num_clients
     else:
         parts = partition_labels(
-            labels,
+            y.numpy(),
             num_clients,
             config.partition,
             alpha=config.dirichlet_alpha,
             replacement=config.replacement,
             classes_per_client=config.classes_per_client,
+            samples_per_client=config.samples_per_client,
             file=config.partition_file,
             seed=config.seed,
         )
-    shape = tuple(data.x_train.shape[1:])
-    clients, test = Clients(data.x_train, data.y_train, parts), (data.x_test, data.y_test)
-    if config.validation:
-        clients, test = _hold_out(clients, config.validation, config.seed)
+    clients, shape = Clients(x, y, parts), tuple(x.shape[1:])
+    if held is not None and not drawn:
+        clients, test = _without(clients, held, config.validation)
 
     def module() -> nn.Module:
         return models.build(config.model, shape, data.classes, stem=config.stem, seed=config.seed)
@@ -284,28 +298,32 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
     )
 
 
-def _hold_out(clients: Clients, share: float, seed: int) -> tuple[Clients, Samples]:
-    """The clients without a random ``share`` of all samples, and these samples.
+def _held_out(total: int, share: float, seed: int) -> Tensor:
+    """(total,) bool: a random ``share`` of all samples."""
+    rng = np.random.default_rng([seed, VALIDATION])
+    held = torch.zeros(total, dtype=torch.bool)
+    held[torch.from_numpy(rng.permutation(total)[: max(1, round(share * total))])] = True
+    return held
+
+
+def _without(clients: Clients, held: Tensor, share: float) -> tuple[Clients, Samples]:
+    """The clients without the samples that are ``held``, and these samples.
 
     The others stay with the clients that have them. Raises ValueError where a client has none left.
     """
     assert isinstance(clients.x, Tensor)
     assert isinstance(clients.y, Tensor)
     assert clients.parts is not None
-    total = len(clients.y)
-    rng = np.random.default_rng([seed, VALIDATION])
-    held = np.zeros(total, dtype=bool)
-    held[rng.permutation(total)[: max(1, round(share * total))]] = True
-    place = np.cumsum(~held) - 1  # of a sample among those that are left
-    parts = [place[part[~held[part]]] for part in clients.parts]
+    free = ~held.numpy()
+    place = np.cumsum(free) - 1  # of a sample among those that are left
+    parts = [place[part[free[part]]] for part in clients.parts]
     if empty := [i for i, part in enumerate(parts) if not len(part)]:
         raise ValueError(
             f"validation: expected samples left for every client, got none for client {empty[0]} "
             f"with {share:g}; lower it, or num-clients"
         )
-    rows, kept = torch.from_numpy(held), torch.from_numpy(~held)
-    left = Clients(clients.x[kept], clients.y[kept], parts)
-    return left, (clients.x[rows], clients.y[rows])
+    left = Clients(clients.x[~held], clients.y[~held], parts)
+    return left, (clients.x[held], clients.y[held])
 
 
 def _card(config: TaskConfig, data: datasets.Dataset) -> dict[str, Any]:
