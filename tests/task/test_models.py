@@ -102,6 +102,30 @@ def test_resnet18_normalises_each_sample_alone():
     torch.testing.assert_close(net(x)[:1], net(x[:1]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("size", "plain"), [((32, 32), 15), ((33, 33), 20), ((8, 8), 5), ((8, 64), 20)]
+)
+@pytest.mark.parametrize("stem", STEMS)
+def test_products_instead_of_convolutions_give_the_same(size, plain, stem, monkeypatch):
+    """plain: how many of the 20 convolutions stay, with ImageNet's stem."""
+    ours, theirs = (build("resnet18", (3, *size), 10, stem=stem).double() for _ in range(2))
+    for module in theirs.modules():
+        if isinstance(module, nn.Conv2d):
+            module.__class__ = nn.Conv2d
+    x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = theirs(x)
+    calls, forward = [], nn.Conv2d.forward
+    monkeypatch.setattr(nn.Conv2d, "forward", lambda m, x: calls.append(m) or forward(m, x))
+    found = ours(x)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for logits in (found, expected):
+        nn.functional.cross_entropy(logits, torch.tensor([1, 2])).backward()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-12)
+    if stem == "imagenet":
+        assert len(calls) == plain
+
+
 def test_vgg11_logits_depend_on_the_image():
     """Without normalisation the signal must survive the depth: PyTorch's default loses it."""
     net = build("vgg11", CIFAR, 10)
