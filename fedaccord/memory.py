@@ -1,7 +1,10 @@
-"""The memory of freed tensors, in processes that are ours."""
+"""How memory is freed, in processes that are ours."""
 
 import ctypes
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 
@@ -19,3 +22,14 @@ def keep_freed_memory() -> None:
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(trim_threshold, 1 << 30)
         libc.mallopt(mmap_threshold, 1 << 30)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without Python's search for unreachable objects, as while PyTorch is imported: every module
+    brings thousands that stay, and the search through all of them takes an eighth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,12 +1,13 @@
-"""Freed memory stays with the process that asks for it."""
+"""Freed memory stays with the process that asks for it; nothing is searched for while it loads."""
 
 import ctypes
+import gc
 import sys
 
 import pytest
 import torch
 
-from fedaccord.memory import keep_freed_memory
+from fedaccord.memory import keep_freed_memory, uncollected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
@@ -25,3 +26,9 @@ def test_freed_memory_is_used_again_without_a_page_fault() -> None:
 
     faults_of_twenty()  # the heap may grow a few times before it has room for the same again
     assert faults_of_twenty() < 8192
+
+
+def test_the_search_for_unreachable_objects_rests_and_goes_on() -> None:
+    with uncollected():
+        assert not gc.isenabled()
+    assert gc.isenabled()

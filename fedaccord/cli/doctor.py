@@ -8,12 +8,10 @@ import socket
 import sys
 from collections.abc import Generator, Iterator
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import psutil
 import typer
 
 from fedaccord import threads
@@ -68,6 +66,8 @@ def doctor(
 
 
 def check_versions() -> Iterator[Check]:
+    from importlib.metadata import PackageNotFoundError, version
+
     yield Check("ok", "python", platform.python_version())
     for package in ("fedaccord", "flwr", "torch", "torchvision", "ray"):
         try:
@@ -89,6 +89,8 @@ def check_versions() -> Iterator[Check]:
 
 def _pinned_flower() -> str:
     """The minor release of Flower that FedAccord's metadata asks for; empty where there is none."""
+    from importlib.metadata import PackageNotFoundError, requires
+
     try:
         needs = requires("fedaccord") or []
     except PackageNotFoundError:
@@ -137,6 +139,8 @@ def check_daemon() -> Check:
 
 def _find_daemon(port: str) -> dict[str, Any] | None:
     """What is known of the process that serves Flower's local runs on ``port``."""
+    import psutil
+
     for process in psutil.process_iter(["pid", "cmdline", "cwd", "create_time"]):
         words: list[str] = process.info["cmdline"] or []
         names = [Path(word).name for word in words[:2]]  # a script, after its interpreter
@@ -292,6 +296,8 @@ KNOWN = {
 
 def _free_memory() -> float:
     """Bytes of memory that this process may still take."""
+    import psutil
+
     free = float(psutil.virtual_memory().available)
     try:  # a container's own limit
         group = Path("/sys/fs/cgroup")

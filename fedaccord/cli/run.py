@@ -18,6 +18,7 @@ from fedaccord.cli.keys import keys_text
 from fedaccord.cli.progress import Display, summary_table
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
 from fedaccord.interrupts import exit_code, interruptible
+from fedaccord.memory import keep_freed_memory, uncollected
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
@@ -72,12 +73,12 @@ def federate(
 ) -> None:
     """Run, or go on with, what the settings that ``read`` gives describe; ends the process with
     one line where that fails. at: the checkpoint to go on from; None: the last."""
-    from fedaccord import engine, runs, threads
-    from fedaccord.config import RunConfig
-    from fedaccord.engine.simulate import partition_report
-    from fedaccord.federation.errors import FederationError
-    from fedaccord.memory import keep_freed_memory
-    from fedaccord.task import load_task
+    with uncollected():
+        from fedaccord import engine, runs, threads
+        from fedaccord.config import RunConfig
+        from fedaccord.engine.simulate import partition_report
+        from fedaccord.federation.errors import FederationError
+        from fedaccord.task import load_task
 
     keep_freed_memory()  # this process is ours
     path: Path | None = None

@@ -5,16 +5,35 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from fedaccord import __version__
 from tests.cli.shell import REPOSITORY, invoke, refusal
 
+SLOW = ("torch", "flwr", "numpy", "pandas", "ray", "sklearn", "psutil")  # to import
 
-def test_help_explains_pairs_and_needs_no_pytorch() -> None:
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["--version"]])
+def test_help_loads_nothing_that_takes_long(words: list[str]) -> None:
     code = "import sys; from fedaccord.cli import app\n"
-    code += "try: app()\nfinally: print('torch' in sys.modules)"
-    words = [sys.executable, "-c", code, "run", "--help"]
-    found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert found.endswith("False\n")
+    code += f"try: app()\nfinally: print([name for name in {SLOW} if name in sys.modules])"
+    run = [sys.executable, "-c", code, *words]
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout.endswith("\n[]\n")
+
+
+def test_a_run_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    """Once the data are decoded."""
+    unneeded = ("sympy", "torch._dynamo", "torchvision", "sklearn", "scipy", "pandas", "ray")
+    pairs = ["num-server-rounds=1", "num-clients=4", f"out-dir={tmp_path}"]
+    assert invoke("run", *pairs).exit_code == 0
+    code = "import sys; from fedaccord.cli import app\n"
+    code += f"try: app()\nfinally: print([name for name in {unneeded} if name in sys.modules])"
+    run = [sys.executable, "-c", code, "run", *pairs]
+    assert subprocess.run(run, capture_output=True, text=True, check=True).stdout.endswith("\n[]\n")
+
+
+def test_help_explains_pairs() -> None:
+    found = invoke("run", "--help").stdout
     text = " ".join(found.split())
     assert "--list-keys" in text
     assert text.count("fedaccord run algo=") == 2

@@ -133,7 +133,7 @@ def test_doctor_warns_of_other_versions(monkeypatch: pytest.MonkeyPatch) -> None
             raise PackageNotFoundError
         return "1.4.0"
 
-    monkeypatch.setattr(diagnosis, "version", other)
+    monkeypatch.setattr("importlib.metadata.version", other)
     code, lines = doctor()
     assert code == 0
     assert lines["flwr"].startswith("warn 1.4.0, but FedAccord is written for 1.41")

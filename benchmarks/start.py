@@ -1,0 +1,118 @@
+"""Seconds until `fedaccord run` begins round 1, and of `fedaccord --help`.
+
+    python benchmarks/start.py                                          # the table
+    python benchmarks/start.py --markdown docs/results/start.md         # and the page
+
+Every repetition starts each contestant once, in a process of its own, with compiled bytecode and
+decoded data. CPU seconds are those of the process in all its threads.
+
+    python      an interpreter that does nothing
+    torch       import torch
+    help        fedaccord --help
+    round 1     fedaccord run with its defaults, ended where round 1 begins
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import timing
+
+CLI = "import sys; from fedaccord.cli import app; sys.argv = ['fedaccord', *sys.argv[1:]]; "
+ROUND_1 = CLI + (
+    "from fedaccord.cli.progress import Display; import os; "
+    "Display.on_round = lambda *_: os._exit(0); app()"  # the first call is before round 1
+)
+CONTESTANTS = {
+    "python": ("pass", ()),
+    "torch": ("import torch", ()),
+    "help": (CLI + "app()", ("--help",)),
+    "round 1": (ROUND_1, ("run",)),
+}
+TARGETS = {"help": 0.3, "round 1": 3.0}  # wall seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
+    parser.add_argument("--markdown", type=Path, help="write the page to this file")
+    options = parser.parse_args()
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTESTANTS}
+    with tempfile.TemporaryDirectory() as folder:
+        for repetition in range(-1, options.repetitions):  # the first decodes and compiles
+            for name in CONTESTANTS:
+                taken = seconds(name, folder)
+                if repetition >= 0:
+                    found[name].append(taken)
+    table = "\n".join(lines(found))
+    print(table)
+    if options.markdown:
+        options.markdown.write_text(page(table, options.repetitions))
+    walls = {name: statistics.median(w for w, _ in found[name]) for name in TARGETS}
+    missed = [
+        f"missed: {n} takes {walls[n]:.2f} s" for n, most in TARGETS.items() if walls[n] > most
+    ]
+    if options.check and missed:
+        sys.exit("\n".join(missed))
+
+
+def seconds(name: str, folder: str) -> tuple[float, float]:
+    """Wall and CPU seconds of a process."""
+    code, words = CONTESTANTS[name]
+    more = [f"out-dir={folder}"] if "run" in words else []
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words, *more], stdout=subprocess.DEVNULL
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{name} ended with {process.returncode}")
+    return wall, used.ru_utime + used.ru_stime
+
+
+def lines(found: dict[str, list[tuple[float, float]]]) -> list[str]:
+    rows = ["| process | wall seconds: median (min to max) | CPU seconds, likewise |"]
+    rows.append("| --- | --: | --: |")
+    for name, taken in found.items():
+        wall, cpu = ([*column] for column in zip(*taken, strict=True))
+        rows.append(f"| {name} | {timing.spread(wall, 2)} | {timing.spread(cpu, 2)} |")
+    return rows
+
+
+def page(table: str, repetitions: int) -> str:
+    import torch
+
+    return "\n".join(
+        [
+            "# Start",
+            "",
+            "How long it takes until `fedaccord run` with its defaults (FedInit on the digits, 20 "
+            "clients) begins round 1, and until `fedaccord --help` has printed. `python` is an "
+            "interpreter that does nothing, `torch` one that imports PyTorch, which is most of the "
+            "start. Each is a process of its own; bytecode is compiled and data are decoded "
+            "beforehand.",
+            "",
+            f"CPU, {os.cpu_count()} cores, Python {sys.version.split()[0]}, torch "
+            f"{torch.__version__}; {repetitions} repetitions.",
+            "",
+            table,
+            "",
+            f"Targets (medians, wall seconds): {TARGETS['help']} for help, {TARGETS['round 1']:g} "
+            "for round 1.",
+            "",
+            "Made by `python benchmarks/start.py --markdown docs/results/start.md`.",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main()
