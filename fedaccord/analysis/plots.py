@@ -259,7 +259,8 @@ def classes(counts: pd.DataFrame, title: str) -> Any:
 
 
 def clients(groups: Sequence[Group]) -> Any:
-    """In how many rounds each client's reply was good or dropped; a run is chosen."""
+    """In how many rounds each client's reply was good or dropped, and the seconds of its local
+    rounds; a run is chosen."""
     tables = {}
     for group in groups:
         for run in group.runs:
@@ -275,14 +276,33 @@ def clients(groups: Sequence[Group]) -> Any:
             code="drawn.data = sources[this.options.indexOf(this.value)].data",
         ),
     )
-    return column(choice, _bars(drawn), sizing_mode="stretch_width")
+    bars = _bars(drawn)
+    timed = any(table["median"].notna().any() for table in tables.values())
+    times = [_times(drawn, bars.x_range)] if timed else []
+    return column(choice, bars, *times, sizing_mode="stretch_width")
 
 
 def _per_client(rows: pd.DataFrame) -> pd.DataFrame:
     good = rows["status"] == "ok"
-    each = pd.DataFrame({"client": rows["client"], "good": good, "dropped": ~good})
-    per = each.groupby("client", as_index=False).sum().head(SHOWN)
-    return per.assign(asked=per["good"] + per["dropped"])
+    seconds = rows.get("seconds", np.nan)
+    each = pd.DataFrame(
+        {"client": rows["client"], "good": good, "dropped": ~good, "seconds": seconds}
+    ).groupby("client")
+    per = each[["good", "dropped"]].sum().head(SHOWN)
+    per = per.assign(asked=per["good"] + per["dropped"])
+    times = each["seconds"].agg(["min", "median", "max"])
+    return per.join(times).reset_index()
+
+
+def _times(source: ColumnDataSource, x_range: Any) -> Any:
+    """Whiskers from the fastest to the slowest local round of a client, a point at the median."""
+    plot = figure(height=220, sizing_mode="stretch_width", tools=TOOLS, x_range=x_range)
+    plot.xaxis.axis_label, plot.yaxis.axis_label = "client", "seconds of a local round"
+    plot.segment("client", "min", "client", "max", source=source, color="#0072b2")
+    points = plot.scatter("client", "median", source=source, color="#0072b2", size=5)
+    values = [("client", "@client"), ("median", "@median s"), ("slowest", "@max s")]
+    plot.add_tools(HoverTool(renderers=[points], tooltips=values))
+    return plot
 
 
 def _bars(source: ColumnDataSource) -> Any:

@@ -129,7 +129,10 @@ def _sections(groups: Sequence[Group], target: float | None) -> Iterable[Section
             plots.stacked([plots.classes(*pair) for pair in maps[:MAPS]]),
         )
     if any(len(run.clients) for run in runs):
-        note = "In how many rounds each client's reply was good (blue) or dropped (orange)."
+        note = (
+            "In how many rounds each client's reply was good (blue) or dropped (orange); and the "
+            "seconds of its local rounds, from the fastest to the slowest, a point at the median."
+        )
         yield Section("Clients", note, plots.clients(groups))
     keys = differing([group.settings for group in groups])
     swept = [key for key in keys if len({g.settings[key] for g in groups if key in g.settings}) > 1]

@@ -1,5 +1,6 @@
 """The local rounds of several clients in one call."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ def local_rounds(
     Visits come in the order of falling numbers of steps; their messages and states have the same
     fields (see `form`). Raises NotImplementedError where the model takes one client at a time only.
     """
+    began = time.perf_counter()
     asked, model = visits[0].instruction, task.model(visits[0].instruction.precision)
     device = model.w.device
     clients = [visit.instruction.client for visit in visits]
@@ -41,12 +43,16 @@ def local_rounds(
     )
     up, state = to_device(CPU, done.up), to_device(CPU, done.state)
     steps, losses = done.result.steps.flatten().tolist(), done.result.loss.tolist()
+    each = (time.perf_counter() - began) / sum(steps)  # of a step: a client's share of the call
     answers: list[tuple[Answer, Any] | str] = []
     for j, client in enumerate(clients):
         if not is_finite(done.result.w_K[j]):
             answers.append(DIVERGED.format(int(steps[j]), asked.lr))
             continue
-        answer = Answer(row(up, j), task.num_examples(client), int(steps[j]), losses[j])
+        answer = Answer(
+            *(row(up, j), task.num_examples(client), int(steps[j]), losses[j]),
+            seconds=each * steps[j],
+        )
         # a state stays when the others' go
         answers.append((answer, map_vectors(torch.clone, row(state, j))))
     return answers

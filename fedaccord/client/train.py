@@ -1,5 +1,6 @@
 """A client's local round and the test of its own model: as values, and for any ClientApp."""
 
+import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -128,6 +129,7 @@ def local_round(visit: Visit, state: Any, data: Data) -> tuple[Answer, Any]:
     state: the one that the visit begins with; None: it is the client's first one.
     Raises ValueError where the message and the data do not fit together or the model diverged.
     """
+    began = time.perf_counter()
     asked, model = visit.instruction, data.model
     half, config, device = asked.half, asked.config, model.w.device
     down = to_device(device, visit.down)
@@ -140,7 +142,8 @@ def local_round(visit: Visit, state: Any, data: Data) -> tuple[Answer, Any]:
         raise ValueError(DIVERGED.format(result.steps, asked.lr))
     examples = data.examples or passes.examples
     answer = Answer(to_device(CPU, up), examples, result.steps, float(result.loss))
-    return answer, to_device(CPU, state)
+    state = to_device(CPU, state)
+    return answer._replace(seconds=time.perf_counter() - began), state
 
 
 def first_state(visit: Visit, device: torch.device) -> Any:

@@ -56,6 +56,7 @@ class Answer(NamedTuple):
     steps: int  # K_i
     loss: float  # mean over the steps of the loss before the step
     more: Mapping[str, Any] = {}  # a foreign ClientApp's own metrics
+    seconds: float | None = None  # wall clock of its local round; None: not told
 
 
 class Lost(NamedTuple):

@@ -13,6 +13,7 @@ from fedaccord.federation.fleet import Reading
 from fedaccord.wire.records import check_like
 
 MAX_LOSS = 1e30  # a model with a larger one has diverged
+LONGEST = 1e9  # seconds of a local round
 OWN_METRICS, OWN_NAME = 32, re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a foreign ClientApp
 
 
@@ -61,6 +62,10 @@ def check(
             raise ValueError(
                 f"expected train-loss to be a number within {MAX_LOSS:g}, got {answer.loss!r:.40}"
             )
+        if answer.seconds is not None and not _is_time(answer.seconds):
+            raise ValueError(
+                f"expected seconds to be a number from 0 to {LONGEST:g}, got {answer.seconds!r:.40}"
+            )
     except ValueError as error:
         return str(error)
     for name, vector in vectors.items():
@@ -74,6 +79,8 @@ def check(
         "up-vectors": elements / like.numel(),
         "up-bytes": size,
     }
+    if answer.seconds is not None:
+        metrics["seconds"] = answer.seconds
     reply = Reply(asked.client, received.up, answer.steps, answer.examples, received.w_i0)
     return Accepted(reply, _own(answer.more) | metrics)
 
@@ -88,6 +95,10 @@ def _check_count(name: str, value: Any, least: int, most: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         allowed = f"{least}" if least == most else f"an integer from {least} to {most}"
         raise ValueError(f"expected {name} to be {allowed}, got {value!r:.40}")
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value <= LONGEST
 
 
 def _check_lost(lost: Lost, asked: TrainInstruction) -> Lost:

@@ -226,6 +226,14 @@ CLIENTS = (
     Column("steps", "local steps K_i", "steps", ACCEPTED, "client"),
     Column("up-vectors", "vectors of d numbers in its reply", "d", ACCEPTED, "server"),
     Column("up-bytes", "their bytes as numbers, without headers", "bytes", ACCEPTED, "server"),
+    Column(
+        "seconds",
+        "wall clock of its local round at the client, from the message to the reply, without their "
+        "way and without waiting for its turn; of clients in one call its share of the steps",
+        "s",
+        ACCEPTED,
+        "client",
+    ),
 )
 
 CLASSES = (

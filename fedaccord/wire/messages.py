@@ -20,6 +20,7 @@ from fedaccord.wire.instruction import read_instruction, write_instruction
 from fedaccord.wire.records import CONFIG, DOWN, INITIAL, METRICS, UP
 
 EXAMPLES, STEPS, LOSS, LOST = "num-examples", "steps", "train-loss", "lost-round"
+SECONDS = "seconds"
 NEEDED = (EXAMPLES, STEPS, LOSS)
 
 
@@ -69,10 +70,10 @@ def write_answer(answer: Answer | Lost) -> RecordDict:
     """The content of a reply."""
     if isinstance(answer, Lost):
         return RecordDict({METRICS: MetricRecord({LOST: answer.accepted})})
-    metrics = MetricRecord(
-        {EXAMPLES: answer.examples, LOSS: answer.loss, STEPS: answer.steps, **answer.more}
-    )
-    return RecordDict({UP: records.pack(answer.up), METRICS: metrics})
+    numbers = {EXAMPLES: answer.examples, LOSS: answer.loss, STEPS: answer.steps, **answer.more}
+    if answer.seconds is not None:
+        numbers[SECONDS] = answer.seconds
+    return RecordDict({UP: records.pack(answer.up), METRICS: MetricRecord(numbers)})
 
 
 def read_answer(content: RecordDict, half: ClientHalf) -> Answer | Lost:
@@ -87,4 +88,5 @@ def read_answer(content: RecordDict, half: ClientHalf) -> Answer | Lost:
             f"got {sorted(content)}"
         )
     examples, steps, loss = (numbers.pop(name) for name in NEEDED)
-    return Answer(records.unpack(half.sends, up), examples, steps, loss, numbers)
+    seconds = numbers.pop(SECONDS, None)
+    return Answer(records.unpack(half.sends, up), examples, steps, loss, numbers, seconds)

@@ -13,7 +13,7 @@ def write(folder: Path, accuracies: Sequence[float | None], **keys: Any) -> Path
     """A run with these test accuracies from round 0 on; keys: settings, with _ for -.
 
     A round sends 10 bytes down and 5 up and takes 2 s; two clients take 3 and 4 steps, of 2
-    gradients each; client 1 fails in round 2.
+    gradients each and t and t + 1 s in round t; client 1 fails in round 2.
     """
     settings = SETTINGS | {key.replace("_", "-"): value for key, value in keys.items()}
     name = "-".join(str(settings[key]) for key in ("algo", "lr", "seed"))
@@ -25,7 +25,10 @@ def write(folder: Path, accuracies: Sequence[float | None], **keys: Any) -> Path
             row |= {"test-accuracy": accuracy, "test-loss": 1 - accuracy}
         if number:
             row |= {"down-bytes": 10, "up-bytes": 5, "seconds": 2.0, "dropped": 0, "drift": 0.5}
-        clients = [{"round": number, "client": i, "status": "ok", "steps": 3 + i} for i in range(2)]
+        clients = [
+            {"round": number, "client": i, "status": "ok", "steps": 3 + i, "seconds": number + i}
+            for i in range(2)
+        ]
         if number == 2:
             clients[1] = {"round": number, "client": 1, "status": "no reply"}
         run.record(row, clients if number else [])

@@ -114,7 +114,19 @@ def test_bars_count_good_and_dropped_replies(tmp_path: Path) -> None:
         "good": [3, 2],
         "dropped": [0, 1],
         "asked": [3, 3],
+        "min": [1.0, 2.0],
+        "median": [2.0, 3.0],
+        "max": [3.0, 4.0],
     }
+
+
+def test_runs_of_an_earlier_version_have_bars_without_seconds(tmp_path: Path) -> None:
+    path = write(tmp_path, [0.1, 0.2])
+    old = [line.rpartition(",")[0] for line in (path / "clients.csv").read_text().splitlines()]
+    (path / "clients.csv").write_text("\n".join(old) + "\n")
+    result = invoke("report", path, "--out", tmp_path / "r.html")
+    assert result.exit_code == 0, result.output
+    assert "seconds of a local round" not in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_labels_are_not_read_as_html(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A local round: what it counts, what it refuses, and that its state is written last."""
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -161,6 +162,17 @@ def test_no_step_is_prepared_that_is_not_taken() -> None:
 
 def test_the_number_of_examples_may_be_given() -> None:
     assert train(message(), batches(4, 4), examples=123)[1]["num-examples"] == 123
+
+
+def test_a_client_tells_the_seconds_of_its_steps() -> None:
+    class Slow:
+        def __iter__(self) -> Iterator[Batch]:
+            time.sleep(0.05)
+            yield from batches(4)
+
+    began = time.perf_counter()
+    seconds = train(message(local_epochs=2), Slow())[1]["seconds"]
+    assert 0.1 <= seconds <= time.perf_counter() - began
 
 
 def test_rates_come_with_the_message() -> None:

@@ -6,6 +6,7 @@ import tomllib
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
-from fedaccord.engine import History
+from fedaccord.engine import History, Recorder
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.vectorize import choose
 from fedaccord.federation.strategy import FederatedStrategy
@@ -43,6 +44,8 @@ def module() -> nn.Module:
 def run(method: FederatedStrategy, vectorize: str, **more: Any) -> History:
     everyone = method.topology.everyone or type(method).__name__ == "FedPD"
     cohorts = EVERYONE if everyone else COHORTS
+    if method.pools:
+        cohorts = [[0]] * 3
     return simulate(
         method,
         clients=clients(),
@@ -99,6 +102,24 @@ def test_the_clients_do_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     calls.clear()
     run(small("fedavg"), "on")
     assert max(calls) == 2
+
+
+@pytest.mark.parametrize("how", ["off", "on"])
+def test_the_seconds_of_clients_are_those_of_their_round(how: str) -> None:
+    """In one call each has its share of the steps."""
+    method = small("fedavg")
+    metrics = run(method, how).metrics
+    assert isinstance(method.on_round, Recorder)
+    rows = pd.DataFrame(method.on_round.client_rows)
+    sums = rows.groupby("round")["seconds"].sum()
+    assert (rows["seconds"] > 0).all()
+    assert (sums.to_numpy() <= metrics["seconds"][1:].to_numpy()).all()
+    if how == "on":
+        last = rows[rows["round"] == len(COHORTS)]  # all of them had a visit before
+        assert last["steps"].nunique() > 1
+        assert (last["seconds"] / last["steps"]).to_numpy() == pytest.approx(
+            last["seconds"].sum() / last["steps"].sum()
+        )
 
 
 def test_in_float32_the_last_bits_differ_and_no_more() -> None:

@@ -206,6 +206,8 @@ REST: dict[str, tuple[Spoil, str]] = {
     "no steps": (with_metrics("steps"), "with num-examples, steps, train-loss"),
     **{f"a loss of {x}": (number("train-loss", x), LOSS) for x in (math.nan, math.inf, -1e300)},
     "a list of losses": (number("train-loss", [1.0]), LOSS),
+    "seconds below 0": (number("seconds", -1.0), "expected seconds to be a number from 0 to"),
+    "endless seconds": (number("seconds", math.inf), "expected seconds to be a number from 0 to"),
     "no loss": (with_metrics("train-loss"), "with num-examples, steps, train-loss"),
     "no vectors": (with_records(up=None), "expected the records 'up' and 'metrics'"),
     "no metrics": (with_records(metrics=None), "expected the records 'up' and 'metrics'"),
@@ -307,7 +309,7 @@ def test_what_is_not_asked_for_changes_nothing(kind: str, warnings: list[str]) -
         assert same(rounds, expected(method, absent=False)), method
         assert not warnings
         (row,) = [row for row in rounds[1].clients if row["client"] == CLIENT]
-        assert len(row) <= 8 + 32
+        assert len(row) <= 9 + 32
         assert (row["round"], row["client"], row["status"]) == (1, CLIENT, "ok")
         assert row["up-bytes"] > 0
         assert all(name.isprintable() and len(name) < 65 and "=" not in name for name in row)
