@@ -157,10 +157,10 @@ def start(
         return torch.cat([to_tensor(arrays[name]).reshape(-1) for name in layout.names])
 
     def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
-        return MetricRecord(dict(task.evaluate(vector(arrays))))
+        return MetricRecord(dict(task.evaluate(vector(arrays), strategy.precision)))
 
     def evaluate_train(arrays: ArrayRecord, found: Mapping[str, float]) -> Mapping[str, float]:
-        train = task.evaluate_train(vector(arrays))
+        train = task.evaluate_train(vector(arrays), strategy.precision)
         if "train-accuracy" in train and (accuracy := f"{task.split}-accuracy") in found:
             train["generalisation-gap"] = train["train-accuracy"] - found[accuracy]
         return train

@@ -55,7 +55,8 @@ def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
     task = load_task(settings.task, num_clients=1, whole=True)
     w = saved_vector(run, task)
     with threads.of_task(settings.threads, task, settings.strategy).in_use():
-        found = task.evaluate(w)
+        precision = settings.strategy.precision
+        found = task.evaluate(w, precision)
         if settings.eval_train:
-            found |= {"train-accuracy": task.evaluate_train(w)["train-accuracy"]}
+            found |= {"train-accuracy": task.evaluate_train(w, precision)["train-accuracy"]}
     return found

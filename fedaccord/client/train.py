@@ -163,7 +163,7 @@ def local_test(asked: TrainInstruction, state: Any, data: Data) -> dict[str, flo
         raise ValueError("expected a client with a personal model, got one that has none")
     passes = Passes(data.batches, data.model.w.device)
     batches = passes.one_pass(first=True)
-    found = evaluate(data.model, w.to(data.model.w.device), batches, data.loss)
+    found = evaluate(data.model, w.to(data.model.w.device), batches, data.loss, asked.precision)
     return {"num-examples": passes.examples, **found}
 
 

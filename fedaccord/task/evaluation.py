@@ -7,15 +7,21 @@ from torch import Tensor
 
 from fedaccord.core.rounds import sum_dtype
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.solver import Batch, Loss
+from fedaccord.task.solver import Batch, Loss, forward
 
 
 @torch.no_grad()
-def evaluate(model: FlatModel, w: Tensor, batches: Iterable[Batch], loss: Loss) -> dict[str, float]:
+def evaluate(
+    model: FlatModel,
+    w: Tensor,
+    batches: Iterable[Batch],
+    loss: Loss,
+    precision: str = "float32",
+) -> dict[str, float]:
     """Mean loss over the samples and, for class targets, the accuracy in [0, 1], of the model at w.
 
     ``loss`` must be a mean over its batch for the value to be the mean over the set. Afterwards
-    the model holds w. An empty set gives an empty dict.
+    the model holds w. An empty set gives an empty dict. ``precision`` as in `SequentialSolver`.
     """
     model.w.copy_(w)
     model.module.eval()
@@ -23,7 +29,7 @@ def evaluate(model: FlatModel, w: Tensor, batches: Iterable[Batch], loss: Loss) 
     hits = torch.zeros((), dtype=torch.int64, device=model.w.device)
     examples, classes = 0, True
     for inputs, targets in batches:
-        predictions = model.module(inputs)
+        predictions = forward(model, inputs, precision)
         total += loss(predictions, targets) * len(targets)
         classes = not targets.is_floating_point()
         if classes:

@@ -33,7 +33,7 @@ class SequentialSolver:
         self.model = model
         self.batches = batches
         self.loss = loss
-        self.autocast = precision == "bfloat16"
+        self.precision = precision
 
     def __call__(
         self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
@@ -63,16 +63,20 @@ class SequentialSolver:
         return gradient_at
 
     def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        module, w = self.model.module, self.model.w
         with torch.enable_grad():
-            if self.autocast:
-                with torch.autocast(w.device.type, torch.bfloat16):
-                    predictions = module(inputs)
-            else:
-                predictions = module(inputs)
-            value = self.loss(predictions.to(w.dtype), targets)
+            value = self.loss(forward(self.model, inputs, self.precision), targets)
             torch.autograd.backward(value)
         return value.detach()
+
+
+def forward(model: FlatModel, inputs: Tensor, precision: str) -> Tensor:
+    """The predictions in w's dtype; with ``precision="bfloat16"`` computed under autocast."""
+    if precision == "bfloat16":
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            predictions: Tensor = model.module(inputs)
+    else:
+        predictions = model.module(inputs)
+    return predictions.to(model.w.dtype)
 
 
 @contextmanager
