@@ -128,12 +128,13 @@ def run_of(config: RunConfig) -> Path:
     return place(config.out_dir, config.name, config.flat)
 
 
-def vectorize_of(config: RunConfig, at: int | None = None) -> str:
-    """The setting ``vectorize``, for a run that goes on as it was before."""
-    if not config.resume or config.vectorize != "auto":
-        return config.vectorize
+def as_begun(config: RunConfig, key: str, at: int | None = None) -> str:
+    """A setting that may be "auto": of a run that goes on what it became at its beginning."""
+    asked = str(config.flat[key])
+    if not config.resume or asked != "auto":
+        return asked
     begun = Checkpoints(run_of(config) / FOLDER).facts(at).get("settings", {})
-    return str(begun.get("vectorize", config.vectorize))
+    return str(begun.get(key, asked))
 
 
 def restore(strategy: Any, fleet: Fleet, found: Checkpoint) -> RoundState:

@@ -108,7 +108,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"dataset": "cifar-10"}, "dataset: expected one of digits, "),
     ({"model": "resnet"}, "model: expected one of linear, mlp, lenet, cnn, resnet18, vgg11, got"),
     ({"partition": "dirchlet"}, "partition: expected one of iid, dirichlet, "),
-    ({"precision": "float16"}, "precision: expected one of float32, float64, bfloat16, got"),
+    ({"precision": "float16"}, "precision: expected one of float32, float64, bfloat16, auto, got"),
     ({"scaffold.server-lr": -1.0}, "scaffold.server-lr: expected at least 0, got -1.0"),
     ({"feddyn.alpha": 0}, "feddyn.alpha: expected above 0, got 0.0"),
     ({"relaxed-init.beta": "much"}, "relaxed-init.beta: expected a number"),

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fedaccord import logbook, server_app, threads
 from fedaccord.config import RunConfig, check_resumed
+from fedaccord.engine import precision as precisions
 from fedaccord.engine import vectorize as vectorized
 from fedaccord.engine.faults import Faults, FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
@@ -47,7 +48,15 @@ def run(
     facts = {name: count for name, count in counts.items() if count is not None}
     chosen = threads.of_task(config.threads, task, config.strategy)
     with chosen.in_use():
-        choice = vectorized.choose(logbook.vectorize_of(config, at), task, config.strategy)
+        precision = logbook.as_begun(config, "precision", at)
+        if precision == "auto":
+            trial = precisions.choose(task, config.strategy)
+            precision = trial.precision
+            log.info("%s", trial)
+        if precision != config.strategy.precision:
+            config = RunConfig.make(config.flat | {"precision": precision})
+        asked = logbook.as_begun(config, "vectorize", at)
+        choice = vectorized.choose(asked, task, config.strategy)
         log.info("%s", choice)
         config = config.having("vectorize", "on" if choice.vectorize else "off")
         fleet = LocalFleet(task, on_client, choice.vectorize)

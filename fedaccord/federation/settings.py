@@ -47,8 +47,9 @@ class Settings:
     batch_size: int = option(50, "local batch; 0: the whole client, in order, every step", low=0)
     precision: str = option(
         "float32",
-        "vectors and steps in float32 or float64; bfloat16: float32 with bfloat16 forward passes",
-        choices=("float32", "float64", "bfloat16"),
+        "vectors and steps in float32 or float64; bfloat16: float32 with the model's passes in "
+        "bfloat16; auto: so where a trial shows it faster, in process",
+        choices=("float32", "float64", "bfloat16", "auto"),
     )
 
     def __post_init__(self) -> None:

@@ -35,6 +35,22 @@ def test_regression_targets_have_no_accuracy() -> None:
     assert found == {"loss": pytest.approx(float(expected), rel=1e-12)}
 
 
+def test_in_bfloat16_the_model_computes_and_the_loss_does_not() -> None:
+    flat, inside, outside = FlatModel(model().module, dtype=torch.float32), [], []
+    flat.module.register_forward_hook(lambda m, i, out: inside.append(out.dtype))
+
+    def loss(predictions: Tensor, targets: Tensor) -> Tensor:
+        outside.append(predictions.dtype)
+        return F.cross_entropy(predictions, targets)
+
+    x, y = torch.randn(25, 3), torch.randint(4, (25,))
+    rounded = evaluate(flat, flat.w.clone(), [(x, y)], loss, "bfloat16")
+    exact = evaluate(flat, flat.w.clone(), [(x, y)], loss)
+    assert inside == [torch.bfloat16, torch.float32]
+    assert outside == [torch.float32] * 2
+    assert 0 < abs(rounded["loss"] - exact["loss"]) < 0.01
+
+
 def test_an_empty_set_gives_nothing() -> None:
     assert evaluate(model(), torch.zeros(16, dtype=torch.float64), [], F.cross_entropy) == {}
 
