@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedaccord.federation.clock import TimeLeft
+
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
     from fedaccord.federation.round import Round
@@ -34,6 +36,7 @@ class Display:
         self.rounds = settings.num_server_rounds
         self.cohort = settings.strategy.cohort_size(settings.num_clients)
         self.number = self.replies = 0
+        self.left: TimeLeft | None = None  # since the first round that was told
         self.shown: dict[str, tuple[int, str]] = {}  # the latest of each metric, and its round
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -55,10 +58,12 @@ class Display:
             if name in round.metrics:
                 text = f"{name.replace('-', ' ')} {form.format(round.metrics[name])}"
                 self.shown[name] = round.number, text
+        self.left = self.left or TimeLeft(round.number, self.rounds)
         number, metrics = f"round {round.number}/{self.rounds}", "  ".join(self._latest())
         self.bar.update(self.task, completed=round.number, description=number, metrics=metrics)
         if self.bar.disable:
-            print(number, metrics, sep="  ", flush=True)
+            words = (number, metrics, self.left(round.number))
+            print(*filter(None, words), sep="  ", flush=True)
 
     def _latest(self) -> list[str]:
         """The latest metrics, with their round where it is an earlier one."""

@@ -22,6 +22,7 @@ from fedaccord.core.topology import Star, Topology
 from fedaccord.core.vectors import Vector
 from fedaccord.core.visit import Visit
 from fedaccord.federation import sampling
+from fedaccord.federation.clock import TimeLeft
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.evaluation import (
     EvaluateFn,
@@ -248,13 +249,14 @@ class FederatedStrategy(Settings, Strategy, ABC):
         if s.t == 0:
             round = Round(0, s.w, self.topology.average(s.w), {}, [])
             self._report(round, result, evaluate_fn)
+        left = TimeLeft(s.t, num_rounds)
         for server_round in range(s.t + 1, num_rounds + 1):
             round = self.train_round(timeout)
             current = self.current()
             if not self._open().failed and current is not None:
                 result.arrays = current
                 result.train_metrics_clientapp[server_round] = MetricRecord(dict(round.metrics))
-            self._report(round, result, evaluate_fn)
+            self._report(round, result, evaluate_fn, left)
             self._check_failures(self._open())
         return result
 
@@ -338,7 +340,13 @@ class FederatedStrategy(Settings, Strategy, ABC):
     def _headline(self, s: RoundState) -> Vector:
         return self.topology.average(self.headline(s.w, s.server))
 
-    def _report(self, round: Round, result: Result, evaluate_fn: EvaluateFn | None) -> None:
+    def _report(
+        self,
+        round: Round,
+        result: Result,
+        evaluate_fn: EvaluateFn | None,
+        left: Callable[[int], str] = lambda _: "",
+    ) -> None:
         """Evaluate where it is due, and hand the round on."""
         s, session = self._open(), self._connected()
         number, values = round.number, {}
@@ -359,8 +367,8 @@ class FederatedStrategy(Settings, Strategy, ABC):
                 result.evaluate_metrics_serverapp[number] = MetricRecord(values)
             round.metrics.update(values)
         shown = {k: v for k, v in round.metrics.items() if k in SHOWN or k in values}
-        text = ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
-        log.info("[round %d/%d] %s", number, self.num_rounds, text)
+        words = [*(f"{name} {value:.4g}" for name, value in shown.items()), left(number)]
+        log.info("[round %d/%d] %s", number, self.num_rounds, ", ".join(filter(None, words)))
         if self.on_round:
             self.on_round(round)
 

@@ -25,9 +25,9 @@ def test_a_metric_of_an_earlier_round_is_shown_with_that_round(
         display.on_round(Round(number, w, w, metrics | loss, []))
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "round 0/4  test accuracy 10.00%",
-        "round 1/4  test accuracy 10.00% (round 0)  train loss 2",
-        "round 2/4  test accuracy 10.00% (round 0)  train loss 2",
-        "round 3/4  test accuracy 25.00%  train loss 2",
+        "round 1/4  test accuracy 10.00% (round 0)  train loss 2  0:00:00 left",
+        "round 2/4  test accuracy 10.00% (round 0)  train loss 2  0:00:00 left",
+        "round 3/4  test accuracy 25.00%  train loss 2  0:00:00 left",
         "round 4/4  test accuracy 25.00% (round 3)  train loss 2 (round 3)",
     ]
 

@@ -453,8 +453,9 @@ def test_the_log_has_a_line_a_round() -> None:
             strategy().start(grid, INITIAL, 2)
     finally:
         log.removeHandler(handler)
-    shown = [line.partition("]")[0] + "]" for line in lines if line.startswith("[round")]
-    assert shown == ["[round 0/2]", "[round 1/2]", "[round 2/2]"]
+    rounds = [line for line in lines if line.startswith("[round")]
+    assert [line.partition("]")[0] for line in rounds] == ["[round 0/2", "[round 1/2", "[round 2/2"]
+    assert [line.endswith("0:00:00 left") for line in rounds] == [False, True, False]
     assert "6 clients connected, 6 a round" in lines
 
 
