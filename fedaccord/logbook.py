@@ -108,7 +108,7 @@ class Logbook:
                 "position": self.directory.position,
                 "shapes": session.shapes,
             }
-            kept = session.fleet.kept(s.accepted.tolist())
+            kept = session.fleet.kept(s.accepted.numpy().data)
             clients = {i: (round, dict(leaves(state))) for i, (round, state) in kept.items()}
             clients = {i: (round, state) for i, (round, state) in clients.items() if state}
             self.checkpoints.save(s.t, facts, server, clients)
@@ -143,6 +143,6 @@ def restore(strategy: Any, fleet: Fleet, found: Checkpoint) -> RoundState:
     half, shapes = strategy.client_half(), found.facts["shapes"]
     like = state_like(half, tuple(map(tuple, shapes)))
     fleet.restore(
-        {i: (round, fill(like, tensors)) for i, (round, tensors) in found.clients.items()}
+        (i, (round, fill(like, tensors))) for i, (round, tensors) in found.clients.items()
     )
     return state

@@ -27,7 +27,7 @@ ROOMS = {  # a module at the top of the package is a room too
     "core": Allowed("", "torch"),
     "wire": Allowed("core", "torch flwr numpy"),
     "plugins": Allowed("core", "torch"),
-    "federation": Allowed("core wire", "torch flwr"),
+    "federation": Allowed("core wire", "torch flwr numpy"),
     "strategies": Allowed("core plugins federation.strategy", "torch"),
     "task": Allowed("core", "torch torchvision numpy PIL sklearn safetensors"),
     "client": Allowed("core wire task runs.files runs.tensors", "torch flwr safetensors"),

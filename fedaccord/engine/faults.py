@@ -1,7 +1,7 @@
 """What happens to messages, replies and devices, on purpose: for tests and for studies."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedaccord.core.visit import TrainInstruction, Visit
@@ -62,7 +62,7 @@ class FaultyFleet:
     def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         return self.fleet.kept(accepted)
 
-    def restore(self, states: Mapping[int, tuple[int, Any]]) -> None:
+    def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
         self.fleet.restore(states)
 
     def test(

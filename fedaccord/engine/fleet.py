@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fedaccord.client import store
@@ -108,8 +108,10 @@ class LocalFleet:
         found = {i: store.version(memory, accepted[i]) for i, memory in self.memories.items()}
         return {i: tuple(version) for i, version in sorted(found.items()) if version is not None}
 
-    def restore(self, states: Mapping[int, tuple[int, Any]]) -> None:
-        self.memories = {i: Memory(Version(*state)) for i, state in states.items()}
+    def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
+        self.memories.clear()
+        for i, state in states:
+            self.memories[i] = Memory(Version(*state))
 
     def state(self, client: int, round: int) -> Any:
         """The client's state after the step of a round; None: it has none."""

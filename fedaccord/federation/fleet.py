@@ -48,8 +48,8 @@ class Fleet(Protocol):
         accepted: of every client, as in `RoundState`.
         """
 
-    def restore(self, states: Mapping[int, tuple[int, Any]]) -> None:
-        """Give clients the states that `kept` told of."""
+    def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
+        """Give clients the states that `kept` told of, one after another."""
 
     def test(
         self, questions: Sequence[TrainInstruction], timeout: float
@@ -110,7 +110,7 @@ class MessageFleet:
     def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         return {}
 
-    def restore(self, states: Mapping[int, tuple[int, Any]]) -> None:
+    def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
         pass
 
     def test(

@@ -3,6 +3,10 @@
 import random
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+BLOCK = 2**16  # clients that are drawn for at once
+
 
 def cohort_size(fraction: float, num_clients: int) -> int:
     """P of a cohort of fixed size, at least 1."""
@@ -14,15 +18,18 @@ def draw(
 ) -> list[int]:
     """The active clients of round t, sorted, by a generator of (seed, t) over the sorted clients.
 
-    clients: those who are here. sampling: ``fixed``, a fixed share of all ``num_clients`` without
-    replacement, or ``bernoulli``, each with probability ``fraction``, drawn again where empty.
+    clients: those who are here; of a range no list is made. sampling: ``fixed``, a fixed share of
+    all ``num_clients`` without replacement, or ``bernoulli``, each with probability ``fraction``,
+    drawn again where empty.
     """
-    here = sorted(clients)
+    here = clients if isinstance(clients, range) else sorted(clients)
     generator = random.Random(f"cohort {seed} {t}")
     if sampling == "bernoulli":
-        drawn: list[int] = []
+        uniforms, drawn = _numpys(generator), list[int]()
         while here and not drawn:
-            drawn = [i for i in here if generator.random() < fraction]
+            for first in range(0, len(here), BLOCK):
+                block = here[first : first + BLOCK]
+                drawn += [block[k] for k in np.flatnonzero(uniforms.random(len(block)) < fraction)]
         return drawn
     return sorted(generator.sample(here, min(cohort_size(fraction, num_clients), len(here))))
 
@@ -32,5 +39,13 @@ def scheduled(wanted: Sequence[int], clients: Iterable[int], num_clients: int) -
     cohort = sorted(set(wanted))
     if cohort and not 0 <= cohort[0] <= cohort[-1] < num_clients:
         raise ValueError(f"participation: expected clients 0..{num_clients - 1}, got {cohort}")
-    here = set(clients)
+    here = clients if isinstance(clients, range) else set(clients)
     return [i for i in cohort if i in here]
+
+
+def _numpys(generator: random.Random) -> np.random.RandomState:
+    """NumPy's Mersenne Twister in the same state, which gives the same numbers and many at once."""
+    _, (*key, position), _ = generator.getstate()
+    twister = np.random.RandomState()
+    twister.set_state(("MT19937", np.array(key, dtype=np.uint32), position, 0, 0.0))
+    return twister

@@ -62,11 +62,12 @@ class Session:
 
     def questions(self, method: Any, s: RoundState) -> list[TrainInstruction]:
         """The clients that are here and were accepted once, to be asked for their own models."""
-        common, accepted = self.instruction(method, s), s.accepted.tolist()
+        common, here = self.instruction(method, s), self.fleet.here()
+        reached = here if isinstance(here, range) else {*here}
         return [
-            common._replace(client=i, accepted=accepted[i])
-            for i in self.fleet.here()
-            if accepted[i] >= 0
+            common._replace(client=i, accepted=int(s.accepted[i]))
+            for i in (s.accepted >= 0).nonzero().flatten().tolist()
+            if i in reached
         ]
 
     def instruction(self, method: Any, s: RoundState) -> TrainInstruction:

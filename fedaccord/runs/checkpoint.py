@@ -8,7 +8,7 @@ name it. The last two checkpoints are kept; every file has its checksum in the J
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,25 @@ class Checkpoint(NamedTuple):
     number: int
     facts: dict[str, Any]  # JSON's types
     server: dict[str, Tensor]
-    clients: dict[int, tuple[int, dict[str, Tensor]]]  # client -> (round, its state after it)
+    clients: "States"
+
+
+class States(Mapping[int, tuple[int, dict[str, Tensor]]]):
+    """client -> (round, its state after it), read when it is asked for."""
+
+    def __init__(self, names: Mapping[str, str], read: Callable[[str], dict[str, Tensor]]) -> None:
+        self._names = {int(client): name for client, name in names.items()}
+        self._read = read
+
+    def __getitem__(self, client: int) -> tuple[int, dict[str, Tensor]]:
+        name = self._names[client]
+        return int(Path(name).stem.partition("-")[2]), self._read(name)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class DamagedError(ValueError):
@@ -85,10 +103,9 @@ class Checkpoints:
             content = self._content(number)
             self._sums = dict(content["files"])
             server = self._read(f"{number}.safetensors")
-            clients = {}
-            for client, name in content["clients"].items():
-                round = int(Path(name).stem.partition("-")[2])
-                clients[int(client)] = round, self._read(name)
+            clients = States(content["clients"], self._read)
+            for client in clients:  # all are looked at before one is used
+                clients[client]
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             before = [n for n in numbers if n < number]
             instead = f"the one before is of round {before[-1]}" if before else "none is before it"

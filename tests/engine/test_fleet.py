@@ -23,7 +23,7 @@ def test_the_states_that_the_server_accepted_are_kept_for_a_checkpoint() -> None
     kept = whole.kept([1, 3, -1, -1])
     assert kept == {0: (1, "a after 1"), 1: (3, "b after 3")}
     again = fleet(4)
-    again.restore(kept)
+    again.restore(kept.items())
     assert [again.state(i, 1) for i in range(4)] == ["a after 1", None, None, None]
     assert again.state(1, 3) == "b after 3"
     assert again.kept([1, 3, -1, -1]) == kept

@@ -1,10 +1,13 @@
 """Cohorts are a function of (seed, t) and of who is here."""
 
+import random
+import tracemalloc
 from statistics import fmean
 from typing import Any
 
 import pytest
 
+from fedaccord.federation import sampling
 from fedaccord.federation.sampling import cohort_size, draw, scheduled
 
 SETTINGS: dict[str, Any] = {"seed": 0, "fraction": 0.5, "sampling": "fixed", "num_clients": 6}
@@ -47,6 +50,39 @@ def test_bernoulli_cohorts_vary_in_size_and_are_never_empty() -> None:
     expected = 6 * 0.2 / (1 - 0.8**6)  # drawn again where empty
     assert fmean(sizes) == pytest.approx(expected, abs=0.06)
     assert fmean(5 in cohort for cohort in drawn) == pytest.approx(expected / 6, abs=0.04)
+
+
+def test_cohorts_are_those_of_pythons_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw by draw over the sorted clients, however many are drawn for at once."""
+    monkeypatch.setattr(sampling, "BLOCK", 7)
+    here = [i for i in range(50) if i % 7]
+    for t in range(20):
+        generator = random.Random(f"cohort 4 {t}")
+        more: dict[str, Any] = {"t": t, "seed": 4, "num_clients": 50}
+        fixed = draw(here, fraction=0.1, sampling="fixed", **more)
+        assert fixed == sorted(generator.sample(here, 5))
+        generator, expected = random.Random(f"cohort 4 {t}"), []
+        while not expected:
+            expected = [i for i in here if generator.random() < 0.03]
+        assert draw(here, fraction=0.03, sampling="bernoulli", **more) == expected
+
+
+@pytest.mark.parametrize("kind", ["fixed", "bernoulli", "scheduled"])
+def test_a_cohort_of_a_million_clients_makes_no_list_of_them(kind: str) -> None:
+    million = range(1_000_000)
+    more: dict[str, Any] = {"fraction": 1e-4, "sampling": kind, "num_clients": len(million)}
+    tracemalloc.start()
+    try:
+        if kind == "scheduled":
+            cohort = scheduled([*range(0, 1_000_000, 10_000)], million, len(million))
+        else:
+            cohort = draw(million, t=3, seed=0, **more)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 60 < len(cohort) < 140
+    assert all(type(i) is int for i in cohort)
+    assert peak < 2 * len(million), "two bytes a client"
 
 
 def test_an_explicit_cohort_less_those_who_are_away() -> None:
