@@ -9,9 +9,10 @@ losses       the methods whose server sums up what clients keep, on least square
              After: from the last accepted one
 checkpoints  seconds of a checkpoint beside a round, 100 clients with a state each, 10 active
 replies      the kinds of bad reply in tests/server/test_bad_replies.py, four methods each
-kills        the kills of tests/engine/test_kills.py
+data         the nasty data sets of tests/task/nasty
 settings     400 runs with random settings, most of them nonsense: each must end by itself, with a
              trained model or with one line
+kills        the kills of tests/engine/test_kills.py
 """
 
 import argparse
@@ -265,11 +266,20 @@ def replies() -> Table:
     passed, of = tests("tests/server/test_bad_replies.py", "absence")
     greeted, asked = tests("tests/server/test_bad_replies.py", "hello")
     return [
-        "## Bad replies, kills, settings",
+        "## Bad replies, data, settings, kills",
         "",
         f"Kinds of bad reply, each with four methods: in {passed} of {of} the run goes on bit for "
         "bit as if that client had been absent, with one line a round. Bad answers to the hello: "
         f"{greeted} of {asked} concern their node alone.",
+    ]
+
+
+def nasty_data() -> Table:
+    passed, of = tests("tests/task/test_nasty_data.py", "usable_or_one_line")
+    return [
+        "Nasty data sets (npz files, image folders, partition files, caches of decoded data, "
+        f"torchvision's files): {passed} of {of} are usable, or one clear line before any work is "
+        "done."
     ]
 
 
@@ -388,8 +398,9 @@ PARTS: dict[str, Callable[[], Table]] = {
     "losses": losses,
     "checkpoints": checkpoints,
     "replies": replies,
-    "kills": kills,
+    "data": nasty_data,
     "settings": settings,
+    "kills": kills,
 }
 
 if __name__ == "__main__":

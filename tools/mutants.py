@@ -1440,6 +1440,54 @@ MUTANTS = [
         ),
     ),
     *of(
+        TASK + "cache.py",
+        tests_of("task/test_nasty_data.py", "parents or cache"),
+        (
+            "A link to a folder above is walked without an end",
+            "                folders.clear()  # which ends the walk here\n",
+            "                pass\n",
+            tests_of("task/test_nasty_data.py", "links and parents"),
+        ),
+        (
+            "A cache file is not compared with its checksum",
+            'if metadata["checksum"] != _checksum(metadata["facts"], tensors):',
+            'if not metadata["checksum"]:',
+        ),
+    ),
+    *of(
+        TASK + "npz.py",
+        tests_of("task/test_nasty_data.py", "usable_or_one_line"),
+        (
+            "Names that are no UTF-8 become one",
+            '"utf-8", "backslashreplace")',
+            '"utf-8", "replace")',
+        ),
+        (
+            "Float images with channels last are features",
+            "x.ndim >= 2 and not channels_last",
+            "x.ndim >= 2",
+        ),
+        ("Images without a pixel are images", " and min(x.shape):", ":"),
+    ),
+    *of(
+        TASK + "image_folder.py",
+        tests_of("task/test_nasty_data.py", "hidden"),
+        (
+            "A hidden folder is a class",
+            'if not entry.name.startswith(".")',
+            "if entry.name",
+        ),
+    ),
+    *of(
+        TASK + "partition_file.py",
+        "tests/task/test_partition_file.py",
+        (
+            "Of a client that is there twice the last counts",
+            ", object_pairs_hook=_each_once)",
+            ")",
+        ),
+    ),
+    *of(
         TASK + "solver.py",
         tests_of("task/test_solver.py", "a_seat_takes"),
         ("Gradients of batches add up", "            model.g.zero_()\n", ""),

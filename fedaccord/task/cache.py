@@ -31,6 +31,7 @@ CONSTANTS = {
     "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
 }
 AUGMENTED = {"cifar10", "cifar100", "image-folder"}  # natural images: a mirrored one is as good
+MAX_IMAGE_SIZE = 4096  # pixels of a side, of images that are resized
 CACHE_FORMAT = 2  # raise it when the decoding changes: older cache files are then left aside
 ABANDONED = 600  # seconds without a write after which a part of a file is nobody's any more
 
@@ -76,32 +77,51 @@ def cache_folder() -> Path:
 
 
 def fingerprint(paths: tuple[Path, ...], image_size: int) -> str:
-    """Short hash of the paths and of the names, sizes and times of all that lies below them."""
+    """Short hash of the paths and of the names, sizes and times of what lies in them and in their
+    folders; no source has more levels, and a link to a folder above has no end of them."""
     entries = [str(path) for path in paths]
-    for path in paths:
+    for path in entries.copy():
         for folder, folders, files in os.walk(path, followlinks=True):
             entries += [f"{folder}/{entry}" for entry in folders + files]
-    entries.sort()
-    stats = map(
-        os.stat, entries
-    )  # one at a time: a list of 60,000 would wake the garbage collector
-    facts = [
-        (entry, stat.st_size, stat.st_mtime_ns) for entry, stat in zip(entries, stats, strict=True)
-    ]
-    return hashlib.sha256(repr((CACHE_FORMAT, image_size, facts)).encode()).hexdigest()[:12]
+            if folder != path:
+                folders.clear()  # which ends the walk here
+    facts = [_size_and_time(entry) for entry in sorted(entries)]
+    text = repr((CACHE_FORMAT, image_size, facts))
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
+
+
+def _size_and_time(entry: str) -> tuple[str, int, int]:
+    try:
+        stat = os.stat(entry)
+    except OSError:  # a link to nothing
+        return entry, -1, 0
+    return entry, stat.st_size, stat.st_mtime_ns
+
+
+def check_fits(what: str, size: int) -> None:
+    """Raises ValueError where so many bytes are more than this machine's memory: the system would
+    not refuse them, and end the process when they are filled."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:
+        raise ValueError(
+            f"{what}: expected what fits into the {memory / 1e9:,.0f} GB of memory here, got "
+            f"{size / 1e9:,.0f} GB: take less of it, or smaller images"
+        )
 
 
 def read(path: Path, name: str) -> Dataset | None:
     """Map a cache file; None where there is none, or none that is as it was written."""
+    if not path.is_file():  # a pipe would be waited for
+        return None
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            facts = json.loads(metadata["facts"])
             tensors = {key: file.get_tensor(key) for key in ARRAYS}
-    except (OSError, SafetensorError, KeyError, ValueError):  # absent, cut short, or another's
+        if metadata["checksum"] != _checksum(metadata["facts"], tensors):
+            return None
+    except (OSError, SafetensorError, KeyError, TypeError):  # gone, cut short, or another's
         return None
-    if metadata.get("checksum") != _checksum(metadata["facts"], tensors):
-        return None
+    facts = json.loads(metadata["facts"])
     return Dataset(
         name,
         **tensors,

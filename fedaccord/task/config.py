@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fedaccord.core.options import option
+from fedaccord.task.cache import MAX_IMAGE_SIZE
 from fedaccord.task.datasets import DATASETS
 from fedaccord.task.models import MODELS
 from fedaccord.task.partition import MAX_ALPHA, REPLACEMENTS, SCHEMES
@@ -24,7 +25,12 @@ class TaskConfig:
     download: bool = option(
         False, "let torchvision fetch a missing data set", only={"dataset": FETCHED}
     )
-    image_size: int = option(0, "image-folder: resize and crop to this side; 0: as they are", low=0)
+    image_size: int = option(
+        0,
+        "image-folder: resize and crop to this side; 0: as they are",
+        low=0,
+        high=MAX_IMAGE_SIZE,
+    )
     partition: str = option(
         "dirichlet",
         "how training samples are dealt to clients",

@@ -18,6 +18,7 @@ from fedaccord.core.options import did_you_mean
 from fedaccord.task import image_folder, npz
 from fedaccord.task.cache import (
     CONSTANTS,
+    MAX_IMAGE_SIZE,
     Dataset,
     Decoded,
     Source,
@@ -89,15 +90,26 @@ def _locate(
     if name not in DATASETS:
         near = did_you_mean(name, DATASETS)
         raise ValueError(f"dataset: expected one of {', '.join(DATASETS)}, got {name!r}{near}")
-    if image_size < 0 or (image_size and name != "image-folder"):
+    if not 0 <= image_size <= MAX_IMAGE_SIZE or (image_size and name != "image-folder"):
         raise ValueError(
-            f"image-size: expected 0, or a positive size with image-folder; got {image_size} "
-            f"with {name}: set it to 0"
+            f"image-size: expected 0, or a size up to {MAX_IMAGE_SIZE} with image-folder; got "
+            f"{image_size} with {name}: set it to 0"
         )
     folder = cache_dir or cache_folder()
-    root = Path(data_dir).expanduser().resolve() if data_dir else folder / "downloads"
+    root = _absolute(data_dir) if data_dir else folder / "downloads"
     source = DATASETS[name](root, download, image_size)
     return source, folder / f"{name}-{fingerprint(source.paths, image_size)}.safetensors"
+
+
+def _absolute(data_dir: str) -> Path:
+    try:
+        path = Path(data_dir).expanduser().resolve()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a loop of links, a NUL
+        raise ValueError(
+            f"data-dir: expected a path, got {data_dir!r} ({error}): name the folder of the data"
+        ) from error
+    return path
 
 
 # The sources. Each takes (root, download, image_size) and finds its data or says what is missing.
@@ -122,11 +134,11 @@ def _decode_digits() -> Decoded:
 
 
 def _fashion_mnist(root: Path, download: bool, image_size: int) -> Source:
-    return _torchvision("FashionMNIST", "FashionMNIST/raw", 10, root, download)
+    return _torchvision("FashionMNIST", "FashionMNIST/raw", 10, (28, 28), root, download)
 
 
 def _cifar100(root: Path, download: bool, image_size: int) -> Source:
-    return _torchvision("CIFAR100", "cifar-100-python", 100, root, download)
+    return _torchvision("CIFAR100", "cifar-100-python", 100, (32, 32, 3), root, download)
 
 
 def _cifar10(root: Path, download: bool, image_size: int) -> Source:
@@ -138,7 +150,7 @@ def _cifar10(root: Path, download: bool, image_size: int) -> Source:
         if not (root / "cifar-10-batches-py").is_dir() and (folder / "train").is_dir():
             source = image_folder.find(folder, image_size)
             return Source(source.paths, partial(_decode_cifar10_files, folder, source))
-    return _torchvision("CIFAR10", "cifar-10-batches-py", 10, root, download)
+    return _torchvision("CIFAR10", "cifar-10-batches-py", 10, (32, 32, 3), root, download)
 
 
 def _decode_cifar10_files(folder: Path, source: Source) -> Decoded:
@@ -151,17 +163,20 @@ def _decode_cifar10_files(folder: Path, source: Source) -> Decoded:
     return data
 
 
-def _torchvision(kind: str, subfolder: str, classes: int, root: Path, download: bool) -> Source:
-    """The data set that torchvision calls `kind` and keeps in root/subfolder."""
+def _torchvision(
+    kind: str, subfolder: str, classes: int, size: tuple[int, ...], root: Path, download: bool
+) -> Source:
+    """The data set that torchvision calls `kind` and keeps in root/subfolder; images of `size`."""
 
     def split(train: bool) -> Any:
         from torchvision import datasets
 
         try:
             return getattr(datasets, kind)(root, train=train, download=download)
-        except (RuntimeError, OSError) as error:
+        except Exception as error:  # torchvision asserts where it does not check
+            reason = str(error) or type(error).__name__
             raise ValueError(
-                f"{kind} cannot be had from {root} ({error}): delete {root / subfolder} and set "
+                f"{kind} cannot be had from {root} ({reason}): delete {root / subfolder} and set "
                 "download=true, or point data-dir to a complete copy"
             ) from error
 
@@ -169,6 +184,14 @@ def _torchvision(kind: str, subfolder: str, classes: int, root: Path, download: 
         train, test = split(True), split(False)
         x_train, x_test = np.asarray(train.data), np.asarray(test.data)
         y_train, y_test = np.asarray(train.targets), np.asarray(test.targets)
+        for x, y in ((x_train, y_train), (x_test, y_test)):
+            top = y.max(initial=-1)
+            if x.shape != (len(y), *size) or x.dtype != np.uint8 or not 0 <= top < classes:
+                raise ValueError(
+                    f"{kind}: expected uint8 images of {size} and a label below {classes} for each "
+                    f"in {root / subfolder}, got {x.shape} {x.dtype} and {len(y)} labels up to "
+                    f"{top}: delete it and set download=true, or point data-dir to a complete copy"
+                )
         return Decoded(x_train, y_train, x_test, y_test, classes, tuple(train.classes))
 
     if not (root / subfolder).is_dir():

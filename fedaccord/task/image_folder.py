@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -11,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from fedaccord.task.cache import Decoded, Source
+from fedaccord.task.cache import Decoded, Source, check_fits
+
+log = logging.getLogger("flwr")  # what a run prints
 
 IMAGE_SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
@@ -28,9 +32,13 @@ def find(root: Path, image_size: int) -> Source:
 
 
 def decode(root: Path, image_size: int) -> Decoded:
-    """Class k is the k-th class folder by name; one may be empty, if a client lacks the class."""
+    """Class k is the k-th class folder by name; one may be empty, if a client lacks the class.
+
+    What is called .something is nobody's image or class; other entries that are no images are left
+    out with a warning. Raises ValueError, in one line.
+    """
     names = [
-        sorted(entry.name for entry in (root / split).iterdir() if entry.is_dir())
+        sorted(entry.name for entry in _shown(root / split) if entry.is_dir())
         for split in ("train", "test")
     ]
     if len(names[0]) < 2:
@@ -45,12 +53,14 @@ def decode(root: Path, image_size: int) -> Decoded:
             f"one of the two for: {missing}: add the other, empty if need be"
         )
     files: list[Path] = []
+    others: list[Path] = []
     labels: list[int] = []
     for split in ("train", "test"):
         before = len(files)
         for label, name in enumerate(names[0]):
-            entries = sorted((root / split / name).iterdir())
-            images = [entry for entry in entries if entry.suffix.lower() in IMAGE_SUFFIXES]
+            entries = _shown(root / split / name)
+            images = [entry for entry in entries if _is_image(entry)]
+            others += sorted({*entries} - {*images})
             files += images
             labels += [label] * len(images)
         if len(files) == before:
@@ -58,13 +68,29 @@ def decode(root: Path, image_size: int) -> Decoded:
                 f"image-folder: expected images in {root / split}/<class>/*, got none: add some "
                 f"({', '.join(sorted(IMAGE_SUFFIXES))})"
             )
-    x, y = _decode_images(files, image_size), np.array(labels)
+    if others:
+        log.warning(
+            f"image-folder: {len(others)} entries of the class folders are left out, as "
+            f"{others[0]}: they are no files called {', '.join(sorted(IMAGE_SUFFIXES))}"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Pillow thinks of an image that it reads
+        x, y = _decode_images(files, image_size), np.array(labels)
     return Decoded(x[:before], y[:before], x[before:], y[before:], len(names[0]), tuple(names[0]))
+
+
+def _shown(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
+def _is_image(entry: Path) -> bool:
+    return entry.suffix.lower() in IMAGE_SUFFIXES and entry.is_file()
 
 
 def _decode_images(files: list[Path], image_size: int) -> NDArray[np.uint8]:
     """(n, h, w, 3), or (n, h, w) where every image is grey; all of the first one's size."""
     height, width = _decode_image(files[0], image_size).shape[:2]
+    check_fits(f"image-folder: {len(files)} images", len(files) * height * width * 3)
     images = np.empty((len(files), height, width, 3), dtype=np.uint8)
 
     def decode(start: int) -> bool:
@@ -99,10 +125,11 @@ def _decode_image(file: Path, image_size: int) -> NDArray[np.uint8]:
             if image_size:
                 image = ImageOps.fit(image, (image_size, image_size), Image.Resampling.BILINEAR)
             return np.asarray(image)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow raises them
+    except Exception as error:  # Pillow raises a dozen kinds on a damaged file
+        reason = str(error) or type(error).__name__
         raise ValueError(
             f"image-folder: expected an image in {file}, got what cannot be read as one "
-            f"({error}): remove or replace it"
+            f"({reason}): remove or replace it"
         ) from error
 
 

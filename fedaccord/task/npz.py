@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedaccord.task.cache import ARRAYS, Decoded, Source
+from fedaccord.task.cache import ARRAYS, Decoded, Source, check_fits
 
 log = logging.getLogger("flwr")  # what a run prints
 
@@ -64,6 +64,12 @@ def _arrays(path: Path) -> dict[str, Array]:
     try:
         if not zipfile.is_zipfile(path):
             raise ValueError("not a zip archive")
+        with zipfile.ZipFile(path) as file:
+            members = file.infolist()
+        names = [member.filename for member in members]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"{twice[0]} is there twice")
+        check_fits("unpacked", sum(member.file_size for member in members))
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in (*ARRAYS, "classes") if key in file}
     except Exception as error:  # NumPy and zipfile raise a dozen kinds on a damaged file
@@ -126,7 +132,7 @@ def _numbered(path: Path, key: str, labels: Array, names: tuple[str, ...]) -> Ar
 
 
 def _texts(array: Array) -> tuple[str, ...]:
-    text = array if array.dtype.kind == "U" else np.char.decode(array, "utf-8", "replace")
+    text = array if array.dtype.kind == "U" else np.char.decode(array, "utf-8", "backslashreplace")
     return tuple(text.tolist())
 
 
@@ -142,11 +148,14 @@ def _check_labels(path: Path, split: str, y: Array) -> None:
 
 def _check_inputs(path: Path, split: str, x: Array, y: Array) -> None:
     is_images = x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] <= CHANNELS))
-    is_features = x.dtype.kind == "f" and x.ndim >= 2
-    if (is_images or is_features) and len(x) == len(y):
+    channels_last = x.ndim == 4 and x.shape[3] <= CHANNELS < min(x.shape[1:3])
+    is_features = x.dtype.kind == "f" and x.ndim >= 2 and not channels_last
+    if (is_images or is_features) and len(x) == len(y) and min(x.shape):
         return
     if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] <= CHANNELS < x.shape[3]:
         advice = f"the channels come first: write x_{split}.transpose(0, 2, 3, 1)"
+    elif x.dtype.kind == "f" and channels_last:
+        advice = f"of floats, they come first: write x_{split}.transpose(0, 3, 1, 2)"
     else:
         advice = "convert it"
     raise ValueError(

@@ -27,19 +27,15 @@ more of them than samples, and what a client holds depends on the seed and on it
 on how many there are: it is drawn when it is used.
 """
 
-import json
-import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedaccord.core.options import did_you_mean
+from fedaccord.task import partition_file
 from fedaccord.task.parts import Cut, Drawn, Floats, Ints, Parts
-
-log = logging.getLogger("flwr")  # what a run prints
 
 SCHEMES = ("iid", "dirichlet", "pathological", "file")
 REPLACEMENTS = ("none", "cyclic", "iid")
@@ -80,7 +76,7 @@ def partition(
     if num_clients < 1:
         raise ValueError(f"num-clients: expected at least 1, got {num_clients}")
     if scheme == "file":
-        return _from_file(file, num_clients, len(labels))
+        return partition_file.read(file, num_clients, len(labels))
     if num_clients > len(labels) and not samples_per_client:
         raise ValueError(
             f"num-clients: expected at least one sample per client, got {len(labels)} samples for "
@@ -270,70 +266,6 @@ def _rank(drawn: Ints) -> Ints:
         count.cumsum() - count, count
     )
     return rank
-
-
-def _from_file(file: str, num_clients: int, num_samples: int) -> list[Ints]:
-    if not file:
-        raise ValueError("partition-file: expected a JSON file with partition=file, got no path")
-    try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"partition-file: cannot read {file!r} as JSON: {error}; write it anew"
-        ) from error
-
-    if isinstance(content, dict):
-        keys = [str(i) for i in range(len(content))]
-        if set(content) != set(keys):
-            wrong = sorted(set(content) - set(keys))[0]
-            raise ValueError(
-                f"partition-file: expected the clients in {file!r} to be named '0' to "
-                f"'{len(content) - 1}', got {wrong!r}"
-            )
-        content = [content[key] for key in keys]
-    if not isinstance(content, list):
-        raise ValueError(
-            f'partition-file: expected {{"0": [indices], ...}} or a list of lists in {file!r}, '
-            f"got {type(content).__name__}"
-        )
-    if len(content) != num_clients:
-        raise ValueError(
-            f"partition-file: expected {num_clients} clients in {file!r}, got {len(content)}; "
-            "set num-clients to the number in the file"
-        )
-    parts = [
-        _indices(part, f"client {i} in {file!r}", num_samples) for i, part in enumerate(content)
-    ]
-    _warn_of_duplicates(parts, file)
-    return parts
-
-
-def _warn_of_duplicates(parts: list[Ints], file: str) -> None:
-    """Samples that are held more than once may be meant: one line says so, with an example."""
-    samples, times = np.unique(np.concatenate(parts), return_counts=True)
-    if (times > 1).any():
-        sample = samples[times > 1][0]
-        holders = [i for i, part in enumerate(parts) if sample in part]
-        whose = f"clients {holders[0]} and {holders[1]}" if holders[1:] else f"client {holders[0]}"
-        log.warning(
-            f"partition-file: {file!r} gives {(times > 1).sum()} of the samples more than once, as "
-            f"sample {sample} to {whose}"
-        )
-
-
-def _indices(part: object, whose: str, num_samples: int) -> Ints:
-    if not isinstance(part, list) or not part:
-        got = "an empty one" if part == [] else type(part).__name__
-        raise ValueError(
-            f"partition-file: expected a non-empty list of indices for {whose}, got {got}"
-        )
-    for index in part:
-        if type(index) is not int or not 0 <= index < num_samples:
-            raise ValueError(
-                f"partition-file: expected integers from 0 to {num_samples - 1} for {whose}, "
-                f"got {index!r}"
-            )
-    return np.array(part, dtype=np.int64)
 
 
 def _checked(labels: NDArray[np.integer]) -> Ints:

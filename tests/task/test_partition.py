@@ -1,6 +1,4 @@
-import json
 import random
-import re
 from itertools import pairwise
 
 import numpy as np
@@ -242,33 +240,6 @@ def test_classes_may_have_gaps():
     assert report(partition(labels, 3), labels).counts.sum(axis=0)[[2, 5, 9]].tolist() == [2, 1, 3]
 
 
-def test_file_of_a_dictionary_or_of_lists(tmp_path):
-    parts = [[4, 0], [1, 2, 3], *[[i] for i in range(4, 13)]]
-    for name, content in [("l", parts), ("d", {str(i): p for i, p in enumerate(parts)})]:
-        path = tmp_path / f"{name}.json"
-        path.write_text(json.dumps(content))
-        read = partition(LABELS, len(parts), "file", file=str(path))
-        assert [part.tolist() for part in read] == parts
-        assert all(part.dtype == np.int64 for part in read)
-
-
-@pytest.mark.parametrize(
-    ("parts", "line"),
-    [
-        ([[4, 0], [1, 2, 3]], None),
-        ([[4, 0, 7], [1, 7, 4]], "2 of the samples .* as sample 4 to clients 0 and 1$"),
-        ([[0], [3, 3]], "1 of the samples .* as sample 3 to client 1$"),
-    ],
-)
-def test_samples_held_twice_by_a_file_are_told(tmp_path, caplog, parts, line):
-    path = tmp_path / "parts.json"
-    path.write_text(json.dumps(parts))
-    read = partition(LABELS, 2, "file", file=str(path))
-    assert [part.tolist() for part in read] == parts
-    assert len(caplog.messages) == (line is not None)
-    assert line is None or re.search(line, caplog.messages[0])
-
-
 def test_report_counts_what_is_held():
     labels = np.array([0, 0, 1, 2, 2])
     result = report([np.array([0, 0, 2]), np.array([2, 3])], labels)
@@ -318,30 +289,6 @@ def test_report_of_many_clients_stays_short():
 def test_errors_say_what_was_expected(settings, message):
     with pytest.raises(ValueError, match=message) as error:
         partition(**{"labels": LABELS, "num_clients": 10} | settings)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("[[0], [1]", "as JSON"),
-        ("[" * 100_000, "as JSON"),  # deeper than a reader can go
-        ("3", "list of lists in .* got int"),
-        ("[[0]]", "^partition-file: expected 2 clients in .* got 1"),
-        ('{"0": [0], "2": [1]}', "named '0' to '1', got '2'"),
-        ("[[0], []]", "client 1 in .* got an empty one"),
-        ("[[0], 1]", "client 1 in .* got int"),
-        ("[[0], [1000]]", "from 0 to 999 for client 1 in .* got 1000"),
-        ("[[0], [-1]]", "got -1"),
-        ("[[0], [1.0]]", "got 1.0"),
-        ("[[0], [true]]", "got True"),
-    ],
-)
-def test_errors_in_a_file_name_the_client(tmp_path, content, message):
-    path = tmp_path / "parts.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=message) as error:
-        partition(LABELS, 2, "file", file=str(path))
     assert "\n" not in str(error.value)
 
 

@@ -1,0 +1,16 @@
+"""Data that a run may meet: what is wrong with it, and what comes of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Settings = dict[str, Any]  # of the run config
+Maker = Callable[[Path], Settings]  # writes the data into an empty folder
+
+
+class Case(NamedTuple):
+    make: Maker
+    says: str  # is in the one line of an error, or of a warning; empty: there is none
+    holds: str = (
+        ""  # what the data is in the end, samples + tests of shape in classes; empty: refused
+    )

@@ -1,0 +1,298 @@
+"""Partition files, caches of decoded data, and the files of torchvision's data sets."""
+
+import os
+import pickle
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from fedaccord.task import cache, datasets
+from tests.task.nasty import Case, Maker, Settings
+from tests.task.nasty.images import pets
+from tests.task.nasty.npz import GREY, at, of_arrays
+
+# --- partition-file -------------------------------------------------------------------------------
+
+
+def partition(content: str | bytes) -> Maker:
+    """Of six samples on two clients."""
+
+    def make(folder: Path) -> Settings:
+        file = folder / "parts.json"
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return of_arrays()(folder) | {"partition": "file", "partition-file": str(file)}
+
+    return make
+
+
+def partition_at(path: str) -> Maker:
+    return lambda folder: of_arrays()(folder) | {"partition": "file", "partition-file": path}
+
+
+def partition_pipe(folder: Path) -> Settings:
+    os.mkfifo(folder / "parts.json")
+    return partition_at(str(folder / "parts.json"))(folder)
+
+
+PARTITIONS: dict[str, Case] = {
+    "no partition file": Case(partition_at("/no/such.json"), "as JSON"),
+    "no path of a partition file": Case(partition_at(""), "got no path"),
+    "a folder for a partition file": Case(partition_at("/"), "as JSON"),
+    "a device for a partition file": Case(partition_at("/dev/zero"), "as JSON"),
+    "a pipe for a partition file": Case(partition_pipe, "as JSON"),
+    "a NUL in a partition file's path": Case(partition_at("/x\0y"), "as JSON"),
+    "an empty partition file": Case(partition(""), "as JSON"),
+    "brackets 100,000 deep": Case(partition("[" * 100_000), "as JSON"),
+    "names 100,000 deep": Case(partition('{"0":' * 100_000), "as JSON"),
+    "half a partition file": Case(partition("[[0, 1], [2"), "as JSON"),
+    "a partition file in UTF-16": Case(partition("[[0], [1]]".encode("utf-16")), "as JSON"),
+    "a partition file with a mark": Case(
+        partition(b"\xef\xbb\xbf[[0], [1]]"), "", "6 + 2 of (3,) in 3"
+    ),
+    "a partition file in Latin-1": Case(partition(b'{"\xe9": [0]}'), "as JSON"),
+    "a number for a partition": Case(partition("3"), "got int"),
+    "null": Case(partition("null"), "got NoneType"),
+    "a text for a partition": Case(partition('"[[0],[1]]"'), "got str"),
+    "no clients": Case(partition("[]"), "got 0"),
+    "one client of two": Case(partition("[[0]]"), "got 1"),
+    "three clients of two": Case(partition("[[0], [1], [2]]"), "got 3"),
+    "a client of another name": Case(partition('{"0": [0], "2": [1]}'), "got '2'"),
+    "a client of no name": Case(partition('{"": [0], "1": [1]}'), "got ''"),
+    "a client twice": Case(
+        partition('{"0": [0], "1": [1], "0": [2]}'), "the client '0' is there twice"
+    ),
+    "an empty client": Case(partition("[[0], []]"), "got an empty one"),
+    "a client of null": Case(partition("[[0], null]"), "got NoneType"),
+    "a client of names": Case(partition('[[0], {"1": 1}]'), "got dict"),
+    "lists of lists of lists": Case(partition("[[0], [[1], [2]]]"), "got [1]"),
+    "a sample too much": Case(partition("[[0], [6]]"), "got 6"),
+    "a sample of -1": Case(partition("[[0], [-1]]"), "got -1"),
+    "a sample of 10^30": Case(
+        partition("[[0], [" + "1" + "0" * 30 + "]]"), "got 1000000000000000000000000000000"
+    ),
+    "a sample of 10^5000": Case(partition("[[0], [" + "1" + "0" * 5000 + "]]"), "as JSON"),
+    "a sample of 1.0": Case(partition("[[0], [1.0]]"), "got 1.0"),
+    "a sample of NaN": Case(partition("[[0], [NaN]]"), "got nan"),
+    "a sample of true": Case(partition("[[0], [true]]"), "got True"),
+    "a sample of a text": Case(partition('[[0], ["1"]]'), "got '1'"),
+    "a sample of a long text": Case(
+        partition('[[0], ["' + "x" * 10**6 + '"]]'), "got 'xxxxxxxxxxxx...xxxxxxxxxxxxx'"
+    ),
+    "a sample of two clients": Case(
+        partition("[[0, 1], [1, 2]]"), "as sample 1 to clients 0 and 1", "6 + 2 of (3,) in 3"
+    ),
+    "a sample twice in a client": Case(
+        partition("[[0, 0], [1]]"), "as sample 0 to client 0", "6 + 2 of (3,) in 3"
+    ),
+    "samples of no client": Case(partition("[[0], [5]]"), "", "6 + 2 of (3,) in 3"),
+}
+
+# --- caches ---------------------------------------------------------------------------------------
+
+
+def cache_with(change: Callable[[Path], Any]) -> Maker:
+    """Sound data that was decoded before, and then the change of the cache file."""
+
+    def make(folder: Path) -> Settings:
+        settings = of_arrays(x_train=GREY, x_test=GREY[:2])(folder)
+        datasets.load("npz", settings["data-dir"])
+        (file,) = cache.cache_folder().iterdir()
+        change(file)
+        return settings
+
+    return make
+
+
+def foreign(tensors: dict[str, torch.Tensor], facts: str | None = None) -> Callable[[Path], Any]:
+    return lambda file: save_file(tensors, file, facts and {"facts": facts, "checksum": "0"})
+
+
+def ours(dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {key: torch.zeros(2, dtype=dtype) for key in cache.ARRAYS}
+
+
+def replaced_by(make: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    def change(file: Path) -> None:
+        file.unlink()
+        make(file)
+
+    return change
+
+
+def without_cache(file: Path) -> None:
+    shutil.rmtree(file.parent)
+    file.parent.write_text("a file")
+
+
+def flipped(place: int) -> Callable[[Path], Any]:
+    def change(file: Path) -> None:
+        content = bytearray(file.read_bytes())
+        content[place] ^= 4
+        file.write_bytes(content)
+
+    return change
+
+
+def parts_of_killed(file: Path) -> None:
+    for name in ("a", "b"):
+        part = file.with_name(f".{file.name}.{name}")
+        part.write_bytes(b"half of it")
+        os.utime(part, (0, 0))
+    file.unlink()
+
+
+CACHES: dict[str, Case] = {
+    "an empty cache file": Case(
+        cache_with(lambda file: file.write_bytes(b"")), "", "6 + 2 of (1, 8, 8) in 3"
+    ),
+    "half a cache file": Case(
+        cache_with(lambda file: os.truncate(file, file.stat().st_size // 2)),
+        "",
+        "6 + 2 of (1, 8, 8) in 3",
+    ),
+    "a cache file of zeros": Case(
+        cache_with(lambda file: file.write_bytes(bytes(5000))), "", "6 + 2 of (1, 8, 8) in 3"
+    ),
+    "a cache file of text": Case(
+        cache_with(lambda file: file.write_text("decoded")), "", "6 + 2 of (1, 8, 8) in 3"
+    ),
+    "a changed bit of a pixel": Case(cache_with(flipped(-5)), "", "6 + 2 of (1, 8, 8) in 3"),
+    "a changed bit of the header": Case(cache_with(flipped(40)), "", "6 + 2 of (1, 8, 8) in 3"),
+    "a cache header of 2^62": Case(
+        cache_with(lambda file: file.write_bytes(struct.pack("<Q", 2**62) + bytes(100))),
+        "",
+        "6 + 2 of (1, 8, 8) in 3",
+    ),
+    "a model for a cache file": Case(
+        cache_with(foreign({"weight": torch.zeros(2)})), "", "6 + 2 of (1, 8, 8) in 3"
+    ),
+    "a cache file without facts": Case(
+        cache_with(foreign(ours(torch.uint8))), "", "6 + 2 of (1, 8, 8) in 3"
+    ),
+    "a cache file with deep facts": Case(
+        cache_with(foreign(ours(torch.uint8), "[" * 100_000)), "", "6 + 2 of (1, 8, 8) in 3"
+    ),
+    "a cache file with other facts": Case(
+        cache_with(foreign(ours(torch.uint8), "3")), "", "6 + 2 of (1, 8, 8) in 3"
+    ),
+    "a cache file of bfloat16": Case(
+        cache_with(foreign(ours(torch.bfloat16), "{}")), "", "6 + 2 of (1, 8, 8) in 3"
+    ),
+    "a folder for a cache file": Case(
+        cache_with(replaced_by(Path.mkdir)),
+        ".safetensors is a folder: remove it",
+    ),
+    "a pipe for a cache file": Case(
+        cache_with(replaced_by(os.mkfifo)), "", "6 + 2 of (1, 8, 8) in 3"
+    ),
+    "a link to nothing for a cache file": Case(
+        cache_with(replaced_by(lambda file: file.symlink_to(file.parent / "gone"))),
+        "",
+        "6 + 2 of (1, 8, 8) in 3",
+    ),
+    "a link to itself for a cache file": Case(
+        cache_with(replaced_by(lambda file: file.symlink_to(file))), "", "6 + 2 of (1, 8, 8) in 3"
+    ),
+    "a file for the cache folder": Case(
+        cache_with(without_cache),
+        "set FEDACCORD_CACHE to a writable folder",
+    ),
+    "parts of killed decodes": Case(cache_with(parts_of_killed), "", "6 + 2 of (1, 8, 8) in 3"),
+    "data that changed since": Case(
+        cache_with(
+            lambda file: of_arrays(x_train=GREY + 1, x_test=GREY[:2])(file.parents[1] / "data")
+        ),
+        "",
+        "6 + 2 of (1, 8, 8) in 3",
+    ),
+}
+
+# --- torchvision's files --------------------------------------------------------------------------
+
+
+def idx(array: np.ndarray, kind: int = 8) -> bytes:
+    sizes = b"".join(struct.pack(">I", size) for size in array.shape)
+    return bytes([0, 0, kind, array.ndim]) + sizes + array.tobytes()
+
+
+CLOTHES = np.arange(4 * 28 * 28).reshape(4, 28, 28).astype(np.uint8)
+
+
+def clothes(**files: bytes | None) -> Maker:
+    """Fashion-MNIST with files that are others; None: without."""
+    labels = idx(np.array([0, 1, 2, 9], np.uint8))
+    sound = {
+        **{"train-images-idx3-ubyte": idx(CLOTHES), "train-labels-idx1-ubyte": labels},
+        **{"t10k-images-idx3-ubyte": idx(CLOTHES), "t10k-labels-idx1-ubyte": labels},
+    }
+    changed = {name.replace("_", "-"): content for name, content in files.items()}
+
+    def make(folder: Path) -> Settings:
+        raw = folder / "FashionMNIST" / "raw"
+        raw.mkdir(parents=True)
+        for name, content in (sound | changed).items():
+            if content is not None:
+                (raw / name).write_bytes(content)
+        return {"dataset": "fashion-mnist", "data-dir": str(folder)}
+
+    return make
+
+
+def small_cifar(folder: Path) -> Settings:
+    pets(folder).rename(folder / "cifar10")
+    return {"dataset": "cifar10", "data-dir": str(folder)}
+
+
+def cifar_files(folder: Path) -> Settings:
+    (folder / "cifar-10-batches-py").mkdir()
+    for name in ("data_batch_1", "test_batch", "batches.meta"):
+        (folder / "cifar-10-batches-py" / name).write_bytes(pickle.dumps({"data": [1]}))
+    return {"dataset": "cifar10", "data-dir": str(folder)}
+
+
+OTHERS: dict[str, Case] = {
+    "no such data": Case(
+        at("/no/such", "cifar100"), "/no/such has no cifar-100-python (torchvision's CIFAR100)"
+    ),
+    "four pieces of clothing": Case(clothes(), "", "4 + 4 of (1, 28, 28) in 10"),
+    "no labels of clothes": Case(
+        clothes(train_labels_idx1_ubyte=None),
+        "FashionMNIST cannot be had from",
+    ),
+    "half the clothes": Case(
+        clothes(train_images_idx3_ubyte=idx(CLOTHES)[:999]),
+        "FashionMNIST cannot be had from",
+    ),
+    "no bytes of clothes": Case(
+        clothes(train_images_idx3_ubyte=b""),
+        "FashionMNIST cannot be had from",
+    ),
+    "text for clothes": Case(
+        clothes(train_images_idx3_ubyte=b"not an idx file, but a text"),
+        "FashionMNIST cannot be had from",
+    ),
+    "clothes of another type": Case(
+        clothes(train_images_idx3_ubyte=idx(CLOTHES.astype(">i4"), 12)),
+        "FashionMNIST cannot be had from",
+    ),
+    "clothes of another size": Case(
+        clothes(train_images_idx3_ubyte=idx(CLOTHES[:, :9])),
+        "got (4, 9, 28) uint8 and 4 labels up to 9",
+    ),
+    "too few labels of clothes": Case(
+        clothes(train_labels_idx1_ubyte=idx(np.zeros(3, np.uint8))),
+        "got (4, 28, 28) uint8 and 3 labels up to 0",
+    ),
+    "a label 77 of clothes": Case(
+        clothes(train_labels_idx1_ubyte=idx(np.full(4, 77, np.uint8))),
+        "got (4, 28, 28) uint8 and 4 labels up to 77",
+    ),
+    "pets for cifar10": Case(small_cifar, "got 2 of (4, 6, 3)"),
+    "other files for cifar10": Case(cifar_files, "CIFAR10 cannot be had from"),
+}

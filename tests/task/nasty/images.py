@@ -1,0 +1,277 @@
+"""Folders for dataset=image-folder."""
+
+import io
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from tests.task.nasty import Case, Maker, Settings
+
+
+def folder_of(folder: Path) -> Settings:
+    return {"dataset": "image-folder", "data-dir": str(folder / "pets")}
+
+
+def pets(folder: Path) -> Path:
+    """Two classes of two images for training and one for testing, 6x4 pixels."""
+    for where in ("train/cat/1", "train/cat/2", "train/dog/1", "test/cat/1", "test/dog/1"):
+        path = folder / "pets" / f"{where}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (6, 4), (10, 20, 30)).save(path)
+    return folder / "pets"
+
+
+def with_file(name: str, content: bytes) -> Maker:
+    """A sound folder and one more file."""
+
+    def make(folder: Path) -> Settings:
+        path = pets(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return folder_of(folder)
+
+    return make
+
+
+def with_image(image: Image.Image, kind: str = "png", change: Any = None, **options: Any) -> Maker:
+    """A sound folder and one more image, whose bytes may be changed."""
+    content = bytearray(of_image(image, kind, **options))
+    return with_file(f"train/dog/9.{kind}", bytes((change and change(content)) or content))
+
+
+def of_image(image: Image.Image, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "jpeg" if kind == "jpg" else kind, **options)
+    return file.getvalue()
+
+
+def with_change(change: Callable[[Path], Any], **settings: Any) -> Maker:
+    def make(folder: Path) -> Settings:
+        change(pets(folder))
+        return folder_of(folder) | settings
+
+    return make
+
+
+NOISE = np.random.default_rng(0).integers(256, size=(4, 6, 3), dtype=np.uint8)
+COLOUR = Image.fromarray(NOISE)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width: int, height: int, *chunks: bytes) -> bytes:
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    pixels = chunk(b"IDAT", zlib.compress(bytes(5 * 7)))
+    return b"\x89PNG\r\n\x1a\n" + head + b"".join(chunks) + pixels + chunk(b"IEND", b"")
+
+
+def ztxt(size: int) -> bytes:
+    return chunk(b"zTXt", b"key\0\0" + zlib.compress(bytes(size)))
+
+
+def rename(old: str, new: str) -> Callable[[Path], Any]:
+    return lambda root: (root / old).rename(root / new)
+
+
+def linked_to_parents(root: Path) -> None:
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            for link in ("a", "b", "c"):
+                (root / split / name / link).symlink_to(root, target_is_directory=True)
+
+
+def nested(root: Path) -> None:
+    (root / "train/dog/more").mkdir()
+    COLOUR.save(root / "train/dog/more/1.png")
+
+
+def without(pattern: str) -> Callable[[Path], Any]:
+    def change(root: Path) -> None:
+        for file in root.glob(pattern):
+            file.unlink()
+
+    return change
+
+
+def both(name: str) -> Callable[[Path], Any]:
+    def change(root: Path) -> None:
+        for split in ("train", "test"):
+            (root / split / name).mkdir()
+
+    return change
+
+
+def wide(root: Path) -> None:
+    Image.new("RGB", (3000, 1)).save(root / "train/dog/9.png")
+
+
+SHORT = np.array([[0, 257, 128 * 257, 65535]] * 4, dtype=np.uint16)
+IMAGES: dict[str, Case] = {
+    "no folder": Case(folder_of, "found no train"),
+    "a file for the folder": Case(
+        lambda folder: (folder / "pets").write_text("cats") and folder_of(folder), "found no train"
+    ),
+    "no test folder": Case(with_change(rename("test", "validation")), "found no test"),
+    "a file for train": Case(
+        with_change(lambda root: (rename("train", "old")(root), (root / "train").touch())),
+        "found no train",
+    ),
+    "no images for testing": Case(with_change(without("test/*/*")), "got none"),
+    "no images": Case(with_change(without("*/*/*")), "got none"),
+    "one class of images": Case(
+        with_change(lambda root: (rename("train/dog", "x")(root), rename("test/dog", "y")(root))),
+        "got 1",
+    ),
+    "a class of the test alone": Case(
+        with_change(lambda root: (root / "test/emu").mkdir()), "for: emu"
+    ),
+    "classes in capitals": Case(with_change(rename("test/cat", "test/Cat")), "for: Cat, cat"),
+    "a class without images": Case(with_change(both("emu")), "", "3 + 2 of (3, 4, 6) in 3"),
+    "a class with a line break": Case(with_change(both("e\nmu")), "", "3 + 2 of (3, 4, 6) in 3"),
+    "a hidden folder": Case(with_change(both(".ipynb_checkpoints")), "", "3 + 2 of (3, 4, 6) in 2"),
+    "a hidden file": Case(
+        with_file("train/cat/._1.png", b"\0\5\x16\7" + bytes(100)), "", "3 + 2 of (3, 4, 6) in 2"
+    ),
+    "a text beside": Case(
+        with_file("train/cat/notes.txt", b"cats"),
+        "1 entries of the class folders are left out",
+        "3 + 2 of (3, 4, 6) in 2",
+    ),
+    "an image of a kind that is not read": Case(
+        with_file("train/cat/1.heic", b"ftypheic"),
+        "1 entries of the class folders are left out",
+        "3 + 2 of (3, 4, 6) in 2",
+    ),
+    "images in a folder of a class": Case(
+        with_change(nested),
+        "1 entries of the class folders are left out",
+        "3 + 2 of (3, 4, 6) in 2",
+    ),
+    "an empty image": Case(with_file("train/dog/9.png", b""), "cannot be read as one"),
+    "a text for an image": Case(
+        with_file("train/dog/9.jpg", b"no picture"),
+        "cannot be read as one",
+    ),
+    "a page for an image": Case(
+        with_file("train/dog/9.jpeg", b"<html>404</html>"),
+        "cannot be read as one",
+    ),
+    "a folder for an image": Case(
+        with_change(lambda root: (root / "train/dog/9.png").mkdir()),
+        "1 entries of the class folders are left out",
+        "3 + 2 of (3, 4, 6) in 2",
+    ),
+    "a pipe for an image": Case(
+        with_change(lambda root: os.mkfifo(root / "train/dog/9.png")),
+        "1 entries of the class folders are left out",
+        "3 + 2 of (3, 4, 6) in 2",
+    ),
+    "a link to nothing": Case(
+        with_change(lambda root: (root / "train/dog/9.png").symlink_to(root / "gone.png")),
+        "1 entries of the class folders are left out",
+        "3 + 2 of (3, 4, 6) in 2",
+    ),
+    "links to parents": Case(
+        with_change(linked_to_parents),
+        "12 entries of the class folders are left out",
+        "3 + 2 of (3, 4, 6) in 2",
+    ),
+    "half a png": Case(
+        with_image(COLOUR, "png", lambda content: content[: len(content) // 2]),
+        "cannot be read as one",
+    ),
+    "half a jpg": Case(
+        with_image(COLOUR, "jpg", lambda content: content[: len(content) * 3 // 4]),
+        "cannot be read as one",
+    ),
+    "a quarter of a tiff": Case(
+        with_image(COLOUR, "tiff", lambda content: content[:60]),
+        "cannot be read as one",
+    ),
+    "half a webp": Case(
+        with_image(COLOUR, "webp", lambda content: content[: len(content) // 2]),
+        "cannot be read as one",
+    ),
+    "half a ppm": Case(
+        with_file("train/dog/9.ppm", b"P6 6 4 255 \1\2"),
+        "cannot be read as one",
+    ),
+    "a bmp of no size": Case(
+        with_image(COLOUR, "bmp", lambda content: content.__setitem__(slice(18, 22), bytes(4))),
+        "cannot be read as one",
+    ),
+    "a ppm of no size": Case(
+        with_file("train/dog/9.ppm", b"P6 0 0 255\n"),
+        "cannot be read as one",
+    ),
+    "a ppm of -1": Case(
+        with_file("train/dog/9.ppm", b"P6 -1 4 255\n"),
+        "cannot be read as one",
+    ),
+    "a png of 3.6 gigapixels": Case(
+        with_file("train/dog/9.png", png(60_000, 60_000)),
+        "cannot be read as one",
+    ),
+    "a png of 100 megapixels": Case(
+        with_file("train/dog/9.png", png(10_000, 10_000)),
+        "cannot be read as one",
+    ),
+    "a png with a text of 100 MB": Case(
+        with_file("train/dog/9.png", png(6, 4, ztxt(10**8))),
+        "cannot be read as one",
+    ),
+    "a png with a wrong checksum": Case(
+        with_image(COLOUR, "png", lambda content: content.__setitem__(30, content[30] ^ 1)),
+        "cannot be read as one",
+    ),
+    "a png of kind 5": Case(
+        with_file("train/dog/9.png", png(6, 4).replace(b"\x08\0\0\0\0", b"\x05\7\0\0\0")),
+        "cannot be read as one",
+    ),
+    "an image of another size": Case(with_image(Image.new("RGB", (7, 4))), "images of one size"),
+    "a line of 3000 pixels to resize": Case(
+        with_change(wide, **{"image-size": 8}), "", "4 + 2 of (3, 8, 8) in 2"
+    ),
+    "an image size of 10^9": Case(
+        with_change(lambda root: None, **{"image-size": 10**9}), "got 1000000000"
+    ),
+    "an image size of 2^62": Case(
+        with_change(lambda root: None, **{"image-size": 2**62}), "got 4611686018427387904"
+    ),
+    "a 16-bit png": Case(
+        with_image(Image.fromarray(SHORT).resize((6, 4))), "", "4 + 2 of (3, 4, 6) in 2"
+    ),
+    "a 32-bit tiff": Case(
+        with_image(Image.fromarray(np.full((4, 6), 70_000, np.int32)), "tiff"),
+        "(32-bit pixels: convert it to 8 or 16 bits",
+    ),
+    "a float tiff": Case(
+        with_image(Image.fromarray(np.ones((4, 6), np.float32)), "tiff"),
+        "(floating-point pixels: convert it to 8 or 16 bits",
+    ),
+    "a black-and-white png": Case(
+        with_image(Image.new("1", (6, 4))), "", "4 + 2 of (3, 4, 6) in 2"
+    ),
+    "a png with a palette": Case(with_image(COLOUR.convert("P")), "", "4 + 2 of (3, 4, 6) in 2"),
+    "a transparent png": Case(with_image(COLOUR.convert("RGBA")), "", "4 + 2 of (3, 4, 6) in 2"),
+    "a grey transparent png": Case(with_image(COLOUR.convert("LA")), "", "4 + 2 of (3, 4, 6) in 2"),
+    "a jpg for printing": Case(
+        with_image(COLOUR.convert("CMYK"), "jpg"), "", "4 + 2 of (3, 4, 6) in 2"
+    ),
+    "a gif called png": Case(
+        with_file("train/dog/9.png", of_image(COLOUR, "gif")), "", "4 + 2 of (3, 4, 6) in 2"
+    ),
+    "a film": Case(
+        with_image(COLOUR, "tiff", save_all=True, append_images=[COLOUR] * 3),
+        "",
+        "4 + 2 of (3, 4, 6) in 2",
+    ),
+}
