@@ -11,7 +11,8 @@ def training_data(task: Task, asked: TrainInstruction) -> Data:
     batches = task.train_batches(
         asked.client, asked.round, asked.batch_size, asked.seed, model.w.dtype
     )
-    return Data(model, batches, task.loss, task.num_examples(asked.client))
+    examples, graphs = task.num_examples(asked.client), task.graphs(asked.precision)
+    return Data(model, batches, task.loss, examples, graphs)
 
 
 def test_data(task: Task, asked: TrainInstruction) -> Data:

@@ -17,6 +17,7 @@ from fedaccord.core.vectors import dtype_of, is_finite, map_vectors
 from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.graphs import Graphs, GraphSolver
 from fedaccord.task.solver import Batch, Loss, Passes, SequentialSolver
 from fedaccord.wire import records
 from fedaccord.wire.instruction import is_hello, read_instruction, shapes_text
@@ -34,6 +35,7 @@ class Data(NamedTuple):
     batches: Iterable[Batch]
     loss: Loss
     examples: int | None = None  # samples of the client; None: those of the first pass
+    graphs: Graphs | None = None  # of this model and loss; None: nothing is recorded
 
 
 def train_locally(
@@ -136,7 +138,10 @@ def local_round(visit: Visit, state: Any, data: Data) -> tuple[Answer, Any]:
     state = first_state(visit, device) if state is None else to_device(device, state)
     passes = Passes(data.batches, device)
     steps = passes.steps(asked.local_epochs, asked.local_steps)
-    solve = SequentialSolver(model, steps, data.loss, asked.precision)
+    if data.graphs is None:
+        solve = SequentialSolver(model, steps, data.loss, asked.precision)
+    else:
+        solve = GraphSolver(data.graphs, steps)
     up, state, result = client_round(half, down, state, config, solve)
     if not is_finite(result.w_K):
         raise ValueError(DIVERGED.format(result.steps, asked.lr))

@@ -29,13 +29,14 @@ class FlatModel:
     ) -> None:
         check_exchangeable(module)
         self.module = module.to(device=device, dtype=dtype)
-        self._parameters = list(self.module.parameters())
+        self.parameters = list(self.module.parameters())
         self.names = [name for name, _ in self.module.named_parameters()]
-        self.shapes = [p.shape for p in self._parameters]
-        self.w = torch.cat([p.detach().reshape(-1) for p in self._parameters])
+        self.shapes = [p.shape for p in self.parameters]
+        self.w = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         self.g = torch.zeros_like(self.w)
         self._point(self.w)
-        for p, g_p in zip(self._parameters, self.views(self.g), strict=True):
+        self.gradients = self.views(self.g)
+        for p, g_p in zip(self.parameters, self.gradients, strict=True):
             p.grad = g_p
 
     @contextmanager
@@ -51,7 +52,7 @@ class FlatModel:
             self._point(self.w)
 
     def _point(self, vector: Tensor) -> None:
-        for p, view in zip(self._parameters, self.views(vector), strict=True):
+        for p, view in zip(self.parameters, self.views(vector), strict=True):
             p.data = view
 
     def views(self, vector: Tensor) -> list[Tensor]:

@@ -17,6 +17,7 @@ from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.config import TaskConfig
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.graphs import Graphs, recorder
 from fedaccord.task.partition import matching_share
 from fedaccord.task.partition import partition as partition_labels
 from fedaccord.task.parts import Parts
@@ -45,6 +46,7 @@ class Task:
     split: str = "test"  # what the test samples are: "validation", where they were held out
     card: Mapping[str, Any] = field(default_factory=dict)  # how to build and feed the saved model
     _models: dict[torch.dtype, FlatModel] = field(default_factory=dict)
+    _graphs: dict[str, Graphs] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         tested = 0 if self.test is None else len(self.test[0])
@@ -56,6 +58,15 @@ class Task:
         if dtype not in self._models:
             self._models[dtype] = FlatModel(self.module(), dtype=dtype, device=self.device)
         return self._models[dtype]
+
+    def graphs(self, precision: str) -> Graphs | None:
+        """The recorded gradients of `model`; None where there is no GPU to record them."""
+        if torch.device(self.device).type != "cuda":
+            return None
+        if precision not in self._graphs:
+            model = self.model(precision)
+            self._graphs[precision] = Graphs(model, self.loss, precision, recorder())
+        return self._graphs[precision]
 
     def num_examples(self, client: int) -> int:
         return self.clients.size(client)

@@ -1,0 +1,129 @@
+"""Gradients recorded as CUDA graphs: one launch instead of the hundreds of both passes.
+
+A graph reads and writes the memory that it was recorded with: batch, point, gradient and loss lie
+in buffers that stay where they are. Nothing here waits for the GPU.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from fedaccord.core.rule import GradientAt
+from fedaccord.core.vectors import Vector
+from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.solver import Batch, Loss, SequentialSolver, forward
+
+log = logging.getLogger("flwr")
+
+Work = Callable[[], None]  # takes nothing, gives nothing: all in buffers
+Record = Callable[[Work], Work]  # makes of some work what repeats it
+WORTH = 2  # times that a batch of some shape comes before its gradient is recorded
+WARM_UP = 3  # passes before a recording, in which libraries choose and allocate
+
+
+class Recorded(NamedTuple):
+    """A recorded gradient and the buffers that it reads and writes, beside the model's."""
+
+    inputs: Tensor
+    targets: Tensor
+    point: Vector  # (d,): the model's w, or the buffer of all other points
+    loss: Tensor  # ()
+    replay: Work
+
+    def gradient_at(self, inputs: Tensor, targets: Tensor, point: Vector) -> Tensor:
+        """Leave the batch's gradient at ``point`` in the model's g; the loss."""
+        self.inputs.copy_(inputs)
+        self.targets.copy_(targets)
+        if point is not self.point:
+            self.point.copy_(point)
+        self.replay()
+        return self.loss.clone()  # the buffer is the next replay's
+
+
+class Graphs:
+    """The recorded gradients of a model, by the shapes of their batches.
+
+    A module that cannot be recorded, such as one that waits for the GPU, is computed as before,
+    after one warning. What a module does outside of PyTorch happens once, in the recording.
+    """
+
+    def __init__(self, model: FlatModel, loss: Loss, precision: str, record: Record | None) -> None:
+        self.model = model
+        self.loss = loss
+        self.precision = precision
+        self.record = record
+        self.elsewhere = torch.empty_like(model.w)  # the points that are not w
+        self.seen: Counter[Any] = Counter()
+        self.recorded: dict[Any, Recorded] = {}
+
+    def find(self, inputs: Tensor, targets: Tensor, at_w: bool) -> Recorded | None:
+        """The graph for batches like this one, at w or elsewhere; None: not yet, or not at all."""
+        key = (inputs.shape, inputs.dtype, targets.shape, targets.dtype, at_w)
+        if key not in self.recorded and self.record is not None:
+            self.seen[key] += 1
+            if self.seen[key] >= WORTH:
+                try:
+                    self.recorded[key] = self._recorded(inputs, targets, at_w, self.record)
+                except RuntimeError as error:
+                    log.warning("no CUDA graphs of this model: %s", str(error).splitlines()[0])
+                    self.record = None
+        return self.recorded.get(key)
+
+    def _recorded(self, inputs: Tensor, targets: Tensor, at_w: bool, record: Record) -> Recorded:
+        model = self.model
+        x, y = inputs.clone(), targets.clone()
+        point = model.w if at_w else self.elsewhere
+        loss = torch.zeros((), dtype=model.w.dtype, device=model.w.device)
+
+        def work() -> None:
+            with model.at(point), torch.enable_grad():
+                value = self.loss(forward(model, x, self.precision), y)
+                found = torch.autograd.grad(value, model.parameters, materialize_grads=True)
+            torch._foreach_copy_(model.gradients, found)
+            loss.copy_(value.detach())
+
+        return Recorded(x, y, point, loss, record(work))
+
+
+class GraphSolver(SequentialSolver):
+    """One client at a time, its gradients from ``graphs`` where batches of a shape come again.
+
+    It leaves the bits of `SequentialSolver`.
+    """
+
+    def __init__(self, graphs: Graphs, batches: Iterable[Batch]) -> None:
+        super().__init__(graphs.model, batches, graphs.loss, graphs.precision)
+        self.graphs = graphs
+
+    def _gradient_of(self, inputs: Tensor, targets: Tensor) -> GradientAt:
+        plain = super()._gradient_of(inputs, targets)
+
+        def gradient_at(point: Vector) -> Tensor:
+            graph = self.graphs.find(inputs, targets, point is self.model.w)
+            return graph.gradient_at(inputs, targets, point) if graph else plain(point)
+
+        return gradient_at
+
+
+def recorder() -> Record:
+    """Records CUDA graphs, which share their memory: one is replayed at a time."""
+    pool = torch.cuda.graph_pool_handle()
+    beside = cast(Any, torch.cuda.Stream)()  # its constructor is not annotated
+
+    def record(work: Work) -> Work:
+        with torch.random.fork_rng([torch.cuda.current_device()]):  # the replays draw anew
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                for _ in range(WARM_UP):
+                    work()
+            torch.cuda.current_stream().wait_stream(beside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=beside):
+                work()
+        return graph.replay
+
+    return record
