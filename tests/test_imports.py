@@ -53,8 +53,10 @@ ROOMS = {  # a module at the top of the package is a room too
         "core config engine logbook memory runs strategies threads",
         "numpy optuna pandas ray torch",
     ),
+    "presets": Allowed("core runs", ""),
+    "reproduce": Allowed("core config engine presets runs sweep task", "pandas"),
     "cli": Allowed(
-        f"{APPS} __version__ memory threads engine deploy analysis sweep",
+        f"{APPS} __version__ memory threads engine deploy analysis sweep presets reproduce",
         "torch flwr click rich typer psutil",
     ),
     "__init__": Allowed("client engine strategies", ""),

@@ -2275,6 +2275,60 @@ MUTANTS = [
             "        try:",
         ),
     ),
+    *of(
+        "fedaccord/reproduce/table.py",
+        "tests/reproduce/test_table.py",
+        (
+            "A row's own settings lose to the column's",
+            '{**base, **changes, **flatten(values.get("set", {}))}',
+            '{**base, **flatten(values.get("set", {})), **changes}',
+        ),
+        ("A special preset is not taken", "if fitting else values", "if not others else values"),
+        (
+            "The paper's numbers belong to the columns backwards",
+            "zip(columns, paper",
+            "zip(columns[::-1], paper",
+        ),
+    ),
+    *of(
+        "fedaccord/reproduce/study.py",
+        "tests/reproduce/test_study.py",
+        (
+            "A longer run begins anew",
+            'f"{configuration.name}-seed{seed}"',
+            'f"{configuration.name}-{self.rounds_of(cell)}-seed{seed}"',
+        ),
+        ("An annealed run goes on", 'settings["algo"] in ANNEALED', 'settings["algo"] in ()'),
+        ("Fewer rounds throw a longer run away", "if has > run.job.rounds", "if has < 0"),
+        (
+            "A finished run of fewer rounds loses its checkpoints",
+            "job.rounds >= runs[0].cell.rounds",
+            "job.rounds >= 1",
+        ),
+    ),
+    *of(
+        "fedaccord/reproduce/results.py",
+        "tests/reproduce/test_page.py",
+        ("The shorter run stays", 'keep="last"', 'keep="first"'),
+    ),
+    *of(
+        "fedaccord/reproduce/page.py",
+        "tests/reproduce/test_page.py",
+        ("Fewer rounds are compared with the paper", "rounds < cell.rounds or", "rounds < 0 or"),
+        (
+            "The mean is subtracted the other way round",
+            "best.mean() - cell.paper",
+            "cell.paper - best.mean()",
+        ),
+        ("One spread is far", "abs(value) > 2 * best.std()", "abs(value) > best.std()"),
+        ("Cells that were not run are silent", "if cell.name not in run:", "if not run:"),
+    ),
+    *of(
+        "fedaccord/reproduce/estimate.py",
+        "tests/reproduce/test_estimate.py",
+        ("Second gradients cost nothing", "steps * strategy.cost.gradients", "steps"),
+        ("What is done is counted again", "self.study.done(run) is None", "True"),
+    ),
 ]
 
 

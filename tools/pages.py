@@ -17,13 +17,13 @@ from typing import Any
 from fedaccord import config
 from fedaccord.cli.about import ARXIV, About, about, file
 from fedaccord.cli.methods import cost_note, methods_markdown
-from fedaccord.cli.presets import presets, setting
 from fedaccord.core.options import options, range_text
 from fedaccord.federation.strategy import FederatedStrategy, own_options
 from fedaccord.plugins import PLUGINS
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.robust import Robust
+from fedaccord.presets import presets, setting
 from fedaccord.runs import flatten
 from fedaccord.strategies import BUILT_IN
 

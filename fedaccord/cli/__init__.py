@@ -1,5 +1,5 @@
 """The command line: `fedaccord run`, `resume`, `sweep`, `evaluate`, `compare`, `report`,
-`measure`, `presets`, `methods`, `doctor`, `flwr-config`, `submit`, `deploy`.
+`measure`, `reproduce`, `presets`, `methods`, `doctor`, `flwr-config`, `submit`, `deploy`.
 
 Bad input gives one line on stderr and exit code 2. A command imports what it needs when it runs:
 PyTorch and Flower take seconds, which `--help` should not.
@@ -20,6 +20,7 @@ from fedaccord.cli import (
     methods,
     presets,
     report,
+    reproduce,
     resume,
     run,
     submit,
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.command()(run.run)
 app.command()(resume.resume)
 app.command()(sweep.sweep)
+app.command()(reproduce.reproduce)
 app.command()(evaluate.evaluate)
 app.command()(compare.compare)
 app.command()(report.report)

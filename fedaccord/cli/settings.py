@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedaccord.cli.console import warn
-from fedaccord.cli.presets import preset_file
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
@@ -96,6 +95,8 @@ def _of_file(file: Path | None, preset: str | None) -> dict[str, Any]:
     if file and preset:
         raise ValueError("expected --config or --preset, got both; leave one out")
     if preset:
+        from fedaccord.presets import preset_file
+
         file = preset_file(preset)
     return _read_file(file) if file else {}
 

@@ -43,7 +43,7 @@ class Sweep:
     def run(self) -> pd.DataFrame:
         """The table of the winners. Raises ValueError where another process is at it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._check_free()
+        claim(self.folder)
         winners = self._asha() if self.plan.options.search == "asha" and self.plan.tunes else None
         with workers.of(self.plan.options) as work:
             winners = winners or self._tune(work)
@@ -54,19 +54,6 @@ class Sweep:
         table = winners_table(winners, tests, self.plan.options.metric)
         self._write("winners.csv", table.to_csv(index=False))
         return table
-
-    def _check_free(self) -> None:
-        file = self.folder / STATE
-        try:
-            state = json.loads(file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
-            state = {}
-        if state and state != origin.process() and origin.is_alive(state):
-            raise ValueError(
-                f"{self.folder}: process {state['pid']} on {state['host']} works on this sweep; "
-                "wait for it, or choose another --out"
-            )
-        self._write(STATE, json.dumps(origin.process()))
 
     def _tune(self, work: Workers) -> dict[str, Winner]:
         """The winner of each method, and the only configuration where nothing is to choose."""
@@ -177,6 +164,21 @@ class Sweep:
 
     def _write(self, name: str, text: str) -> None:
         replace(self.folder / name, text.encode())
+
+
+def claim(folder: Path) -> None:
+    """Write into a folder that this process works in it. Raises ValueError where another does."""
+    file = folder / STATE
+    try:
+        state = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        state = {}
+    if state and state != origin.process() and origin.is_alive(state):
+        raise ValueError(
+            f"{folder}: process {state['pid']} on {state['host']} works on this sweep; "
+            "wait for it, or choose another --out"
+        )
+    replace(file, json.dumps(origin.process()).encode())
 
 
 def _nothing(jobs: Sequence[Job], on_row: workers.OnRow) -> None:

@@ -77,7 +77,7 @@ def forget_checkpoints(job: Job) -> None:
 
 
 def _run(job: Job) -> Row:
-    summary = _summary(job.path)
+    summary = summary_of(job.path)
     if (summary.get("status"), summary.get("rounds")) != (COMPLETED, job.rounds):
         begun = any((job.path / logbook.FOLDER).glob("*.json")) and summary.get("status") != FAILED
         level = log.level
@@ -110,7 +110,7 @@ def _go_on(job: Job) -> bool:
     return True
 
 
-def _summary(path: Path) -> dict[str, Any]:
+def summary_of(path: Path) -> dict[str, Any]:
     try:
         return flatten(json.loads((path / "summary.json").read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError):
@@ -118,7 +118,7 @@ def _summary(path: Path) -> dict[str, Any]:
 
 
 def _row(job: Job, status: str, reason: str = "") -> Row:
-    summary = _summary(job.path)
+    summary = summary_of(job.path)
     measured = {
         key: value for key, value in summary.items() if key in KEPT or key.startswith(EVALUATED)
     }

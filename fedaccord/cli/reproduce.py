@@ -1,0 +1,157 @@
+"""`fedaccord reproduce`: the papers' tables, run again."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fedaccord.cli.console import make_console, stop
+from fedaccord.cli.settings import Pairs, read_settings
+from fedaccord.cli.sweep import as_table
+from fedaccord.interrupts import exit_code, interruptible
+
+if TYPE_CHECKING:
+    from fedaccord.reproduce import Study, Table
+    from fedaccord.sweep.plan import Options
+
+PAGE = "reproduction.md"
+
+
+@interruptible()
+def reproduce(
+    table: Annotated[
+        str | None, typer.Argument(metavar="TABLE", help="Which table (--list has them).")
+    ] = None,
+    pairs: Pairs = None,
+    cells: Annotated[
+        list[str] | None,
+        typer.Option("--cells", metavar="PATTERN", help="Only these cells, as 'fedavg/*'."),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="So many seeds, from 0.")] = 3,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Instead of the paper's.")
+    ] = None,
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers", min=0, help="Processes; 0: one a core, one alone where there is a GPU."
+        ),
+    ] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where the runs go.")
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--page",
+            metavar="FILE",
+            help=f"The page of results, beside a CSV file of its name; DIR/{PAGE} without it.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print cells, rounds and estimated hours, and exit.")
+    ] = False,
+    list_all: Annotated[
+        bool, typer.Option("--list", help="Print the tables, or the cells of TABLE, and exit.")
+    ] = False,
+) -> None:
+    """Run the cells of a paper's table, and write ours beside the paper's numbers.
+
+    Settings are KEY=VALUE pairs for all cells, as data-dir=/my/cifar10 or device=cuda; with one
+    that changes numbers, as model=lenet, the page names it. The same command, started again, goes
+    on where it was, with more rounds or seeds too. Cells that were not run say so.
+
+    fedaccord reproduce fedinit-table3 --cells 'beta=0*' --seeds 2 --out ~/reproduce
+    """
+    from fedaccord.reproduce import Study, find, tables
+    from fedaccord.sweep.plan import Options
+
+    console = make_console()
+    folder: Path | None = None
+    try:
+        if list_all and table is None:
+            found = tables()
+            console.print(as_table(["table", "cells", "what"], [_listed(t) for t in found]))
+            return
+        if table is None:
+            raise ValueError("expected a TABLE, got none; `fedaccord reproduce --list` lists them")
+        chosen = find(table).matching(cells or [])
+        if list_all:
+            number = ["" if c.paper is None else f"{c.paper:.2f}" for c in chosen]
+            rows = [[c.name, str(c.rounds), n] for c, n in zip(chosen, number, strict=True)]
+            console.print(as_table(["cell", "rounds", "paper"], rows))
+            return
+        changes = read_settings(pairs or [], None)
+        study = Study.make(find(table), chosen, range(seeds), rounds, changes)
+        options = Options(workers=workers)
+        folder = out.expanduser().absolute() if out else None
+        if dry_run:
+            _show(console, study, options, folder)
+            return
+        if folder is None:
+            raise ValueError("--out: expected a folder for the runs, got none")
+        written = (page or folder / PAGE).expanduser().absolute()
+        _run(study, options, folder, written)
+    except KeyboardInterrupt as error:
+        rest = f"; {folder} holds what was done: the same command goes on" if folder else ""
+        stop(f"interrupted{rest}", exit_code(error))
+    except (ValueError, FileNotFoundError) as error:
+        stop(error, 2)
+    except OSError as error:
+        stop(f"{error}; the same command goes on", 1)
+    console.print(f"page: {written}\nruns: {folder}", soft_wrap=True)
+
+
+def _run(study: "Study", options: "Options", folder: Path, page: Path) -> None:
+    """Each run that ends is in the page, and a line."""
+    from fedaccord.reproduce import tables
+    from fedaccord.reproduce.page import as_markdown
+    from fedaccord.reproduce.results import merged, write
+    from fedaccord.reproduce.study import Done
+    from fedaccord.runs.files import replace
+
+    csv, every, results = page.with_suffix(".csv"), tables(), []
+    total = len(study.runs(folder))
+    merged(csv, [])  # a wrong file shows before anything is run
+
+    def on_done(done: Done) -> None:
+        results.append(study.result(done))
+        page.parent.mkdir(parents=True, exist_ok=True)
+        frame = merged(csv, results)
+        write(csv, frame)
+        replace(page, as_markdown(every, frame, csv.name).encode())
+        result = results[-1]
+        best = result["reason"] or f"best {result['best']:.2f}%"
+        words = (f"seed {done.run.seed}", f"{done.rounds} rounds", best)
+        print(f"run {len(results)}/{total}", done.run.cell.name, *words, sep="  ", flush=True)
+
+    study.perform(folder, options, on_done)
+
+
+def _show(console: Console, study: "Study", options: "Options", folder: Path | None) -> None:
+    from fedaccord.config import RunConfig
+    from fedaccord.reproduce.estimate import Estimate, gradients
+
+    runs = study.runs(folder or Path())
+    rows, estimate = [], Estimate(study, options)
+    with console.status("timing a client of each model"):
+        for cell in study.cells:
+            own = [run for run in runs if run.cell is cell]
+            rounds = study.rounds_of(cell)
+            number = rounds * gradients(RunConfig.make(own[0].job.settings))
+            hours = estimate.hours(own)
+            rows.append([cell.name, str(len(own)), str(rounds), f"{number:.3g}", f"{hours:.2g}"])
+        total = estimate.hours(runs)
+    console.print(as_table(["cell", "runs", "rounds", "gradients a run", "hours left"], rows))
+    processes = estimate.processes
+    console.print(
+        f"{len(runs)} runs; about {total:.2g} hours left with {processes} "
+        f"process{'es' if processes > 1 else ''}",
+        soft_wrap=True,
+    )
+
+
+def _listed(table: "Table") -> Sequence[str]:
+    return table.name, str(len(table.cells)), table.title

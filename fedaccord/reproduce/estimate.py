@@ -1,0 +1,73 @@
+"""What a study will take, before it begins."""
+
+import time
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from fedaccord import engine
+from fedaccord.config import RunConfig
+from fedaccord.reproduce.study import Run, Study
+from fedaccord.sweep import workers
+from fedaccord.sweep.plan import Options
+from fedaccord.task import load_task
+
+STEPS = 2  # of the one client that is timed
+
+
+class Pace(NamedTuple):
+    """Of a model on a data set, on this machine; in seconds."""
+
+    gradient: float
+    evaluation: float
+
+
+class Estimate:
+    """Hours of runs; each model is timed once on each data set."""
+
+    def __init__(self, study: Study, options: Options) -> None:
+        self.study, self.processes = study, workers.count(options.workers)
+        self.paces: dict[tuple[object, ...], Pace] = {}
+
+    def hours(self, runs: Sequence[Run]) -> float:
+        """Of those that are not done yet, at the pace of one process alone."""
+        left = [run for run in runs if self.study.done(run) is None]
+        return sum(map(self._seconds, left)) / 3600 / self.processes
+
+    def _seconds(self, run: Run) -> float:
+        config = RunConfig.make(run.job.settings)
+        pace, rounds = self._pace(config), config.num_server_rounds
+        evaluations = rounds / max(1, config.strategy.eval_every)
+        return rounds * gradients(config) * pace.gradient + evaluations * pace.evaluation
+
+    def _pace(self, config: RunConfig) -> Pace:
+        keys = ("dataset", "model", "stem", "batch-size", "device", "data-dir", "precision")
+        key = tuple(config.flat[key] for key in keys if key in config.flat)
+        if key not in self.paces:
+            self.paces[key] = _time(config)
+        return self.paces[key]
+
+
+def gradients(config: RunConfig) -> float:
+    """Gradient evaluations of a round, each of a batch; of equal clients."""
+    flat, strategy = config.flat, config.strategy
+    steps = flat["local-steps"]
+    if not steps:
+        size = load_task(config.task, num_clients=config.num_clients).clients.size(0)
+        steps = flat["local-epochs"] * -(-size // (flat["batch-size"] or size))
+    cohort = strategy.cohort_size(config.num_clients)
+    return float(cohort * steps * strategy.cost.gradients)
+
+
+def _time(config: RunConfig) -> Pace:
+    """One client of FedAvg: a round without and a round with an evaluation."""
+    ends = [time.perf_counter()]
+    with TemporaryDirectory() as folder, engine.quiet():
+        kept = {k: v for k, v in config.flat.items() if "." not in k}
+        own = {"algo": "fedavg", "fraction-train": 1 / config.num_clients, "local-steps": STEPS}
+        rounds = {"num-server-rounds": 3, "eval-every": 3}
+        place = {"out-dir": folder, "name": "timed", "checkpoint-every": 3}
+        timed = RunConfig.make(kept | own | rounds | place)
+        engine.run(timed, on_round=lambda _: ends.append(time.perf_counter()))
+    without, evaluated = ends[-2] - ends[-3], ends[-1] - ends[-2]
+    return Pace(without / STEPS, max(0.0, evaluated - without))

@@ -1,0 +1,120 @@
+"""`fedaccord reproduce`: lists, runs, goes on, and one line for whatever is wrong."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+from tests.cli.shell import REPOSITORY, invoke, refusal
+
+SMALL = ("dataset=digits", "model=linear", "num-clients=4", "local-epochs=1", "threads=1")
+CELLS = ("--cells", "fed*n*t/*", "--cells", "fedavg/dir-0.1")
+
+
+def reproduce(folder: Path, *words: object) -> tuple[int, str, str]:
+    result = invoke("reproduce", "lenet", *SMALL, "--workers", 1, "--out", folder, *words)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_it_runs_and_goes_on_with_more(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, stdout, stderr = reproduce(out, "--seeds", 1, "--rounds", 2, *CELLS)
+    assert (code, stderr) == (0, "")
+    lines = stdout.splitlines()
+    assert [line.split("  ")[:2] for line in lines[:-2]] == [
+        ["run 1/3", "fedavg/dir-0.1"],
+        ["run 2/3", "fedinit/dir-0.1"],
+        ["run 3/3", "fedinit/dir-0.6"],
+    ]
+    assert lines[-2:] == [f"page: {out / 'reproduction.md'}", f"runs: {out}"]
+    first = pd.read_csv(out / "reproduction.csv")
+    assert [*first.rounds] == [2, 2, 2]
+    assert reproduce(out, "--seeds", 2, "--rounds", 3, *CELLS)[0] == 0
+    second = pd.read_csv(out / "reproduction.csv")
+    assert [*second.rounds] == [3] * 6
+    page = (out / "reproduction.md").read_text()
+    changed = "dataset=digits model=linear num-clients=4 local-epochs=1"
+    assert f"| `fedavg/dir-0.1` with `{changed}` | not transcribed | 3 of 300 | 2 |" in page
+    assert "Not run: 11 of 14 cells." in page
+
+
+def test_the_page_goes_where_it_is_wanted_and_keeps_what_it_has(tmp_path: Path) -> None:
+    page = tmp_path / "docs" / "page.md"
+    for number, cell in enumerate(("fedavg/dir-0.1", "fedavg/dir-0.6"), 1):
+        more = ("--seeds", 1, "--rounds", 1, "--cells", cell, "--page", page)
+        assert reproduce(tmp_path / f"out{number}", *more)[0] == 0
+        assert len(pd.read_csv(page.with_suffix(".csv"))) == number
+        assert page.read_text().count("1 of 300") == number
+
+
+def test_tables_and_cells_are_listed() -> None:
+    tables = invoke("reproduce", "--list")
+    assert tables.exit_code == 0
+    assert any(line.split()[:2] == ["fl-simulator", "80"] for line in tables.stdout.splitlines())
+    cells = invoke("reproduce", "fl-simulator", "--list", "--cells", "fedsmoo/*")
+    words = [line.split() for line in cells.stdout.splitlines()]
+    assert ["fedsmoo/5%-200/dir-0.1", "1000", "81.35"] in words
+    assert sum(line[:1] != [] and line[0].startswith("fed") for line in words) == 8
+
+
+def test_a_dry_run_tells_the_cost_and_writes_nothing(tmp_path: Path) -> None:
+    code, stdout, stderr = reproduce(tmp_path / "out", "--seeds", 2, *CELLS, "--dry-run")
+    assert (code, stderr) == (0, "")
+    rows = [line.split() for line in stdout.splitlines()]
+    # 300 rounds of 1 client with 8 steps; digits: 1,437 samples in batches of 50
+    assert [row[:4] for row in rows if row[:1] == ["fedavg/dir-0.1"]] == [
+        ["fedavg/dir-0.1", "2", "300", "2.4e+03"]
+    ]
+    assert "6 runs; about " in stdout
+    assert "hours left with 1 process" in stdout
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "expected a TABLE, got none; `fedaccord reproduce --list`"),
+        (("fedint-table1",), "got 'fedint-table1' (did you mean 'fedinit-table1'?)"),
+        (("lenet",), "--out: expected a folder for the runs, got none"),
+        (("lenet", "--cells", "fedavgg/*"), "--cells: expected a name or pattern"),
+        (("lenet", "seed=3"), "seed: `reproduce` sets it; use --seeds"),
+        (("lenet", "lr"), "expected key=value, as lr=0.05, got 'lr'"),
+        (("lenet", "--seeds", "0"), "Invalid value for '--seeds'"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    assert message in refusal(tmp_path, invoke("reproduce", *words))
+
+
+def test_a_page_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "page.csv").write_text("mine\n1\n")
+    page = tmp_path / "page.md"
+    code, _, stderr = reproduce(tmp_path / "out", "--rounds", 1, "--page", page)
+    assert code == 2
+    assert "choose another --page" in stderr
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", "from fedaccord.cli import app; app()", "reproduce", "lenet"]
+    command += [*SMALL, *CELLS, "--seeds", "1", "--rounds", "100", "--workers", "1"]
+    run = subprocess.Popen(
+        [*command, "--out", str(out)], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
+    )
+    while not [*out.glob("runs/*/metrics.csv")]:
+        assert run.poll() is None
+        time.sleep(0.05)
+    psutil.Process(run.pid).send_signal(signal.SIGINT)
+    assert run.stderr is not None
+    stderr = run.stderr.read()
+    assert run.wait() == 130
+    assert stderr.splitlines()[-1].endswith(f"{out} holds what was done: the same command goes on")
+    code, _, _ = reproduce(out, *CELLS, "--seeds", 1, "--rounds", 100)
+    assert code == 0
+    assert [*pd.read_csv(out / "reproduction.csv").rounds] == [100] * 3
