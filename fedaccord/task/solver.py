@@ -13,6 +13,7 @@ from fedaccord.core.rounds import Solution, descend
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector
 from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.transfer import to_device
 
 Batch = tuple[Tensor, Tensor]  # inputs, targets
 Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions, targets) -> scalar
@@ -106,7 +107,7 @@ class Passes:
             seen = True
             if first:
                 self.examples += len(targets)
-            yield inputs.to(self.device), targets.to(self.device)
+            yield to_device(inputs, self.device), to_device(targets, self.device)
         if not seen and self.examples:
             raise ValueError(
                 "expected batches that can be gone through more than once (a list, a DataLoader), "

@@ -22,12 +22,14 @@ from fedaccord.task.partition import matching_share
 from fedaccord.task.partition import partition as partition_labels
 from fedaccord.task.parts import Parts
 from fedaccord.task.solver import Batch, Loss, Passes
+from fedaccord.task.transfer import to_device
 
 TRAIN_NAMES = {"accuracy": "train-accuracy", "loss": "train-loss-of-model"}
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
 VALIDATION = 1  # of the draw of validation samples, beside the run's seed
 SHOWN = 1000  # clients whose classes are counted: what a reader can take in
 FEW = 2**20  # numbers that a client's samples may have to be prepared once a round
+AHEAD, AHEAD_ON_GPU = 2**18, 2**25  # numbers prepared ahead of the steps; the first fit caches
 
 
 @dataclass(eq=False)
@@ -101,7 +103,7 @@ class Task:
             return stacked([Passes(batches, device).steps(epochs, steps) for batches in each])
 
         def prepare(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            x, y = x.to(self.device), y.to(self.device)
+            x, y = (to_device(part, self.device) for part in (x, y))
             return self.prepare(x, dtype), to_targets(y, dtype)
 
         x, y, held = self.clients.together(clients)
@@ -136,7 +138,8 @@ class Task:
         """The samples in order, prepared, on the task's device."""
         size = 100 if torch.device(self.device).type == "cpu" else 1000  # what fits the caches
         for x, y in zip(*(torch.split(part, size) for part in samples), strict=True):
-            yield self.prepare(x.to(self.device), dtype), to_targets(y.to(self.device), dtype)
+            x, y = (to_device(part, self.device) for part in (x, y))
+            yield self.prepare(x, dtype), to_targets(y, dtype)
 
     def class_counts(self) -> list[list[int]] | None:
         """Training samples of each class, a row for each of the first `SHOWN` clients; None where
@@ -187,8 +190,15 @@ class TrainBatches:
 
     @cached_property
     def _on_device(self) -> Samples:
-        x, y = (part.to(self.task.device) for part in self.samples)
+        x, y = (to_device(part, self.task.device) for part in self.samples)
         return self.task.prepare(x, self.dtype) if self._few else x, to_targets(y, self.dtype)
+
+    @cached_property
+    def _ahead(self) -> int:
+        """Samples that are cut, augmented and normalised together: those of whole batches."""
+        most = AHEAD if torch.device(self.task.device).type == "cpu" else AHEAD_ON_GPU
+        batch = self.samples[0][0].numel() * self.batch_size
+        return self.batch_size * max(1, most // max(1, batch))
 
     def __iter__(self) -> Iterator[Batch]:
         x, y = self._on_device
@@ -196,12 +206,13 @@ class TrainBatches:
             yield self.task.prepare(x, self.dtype), y
             return
         order = torch.randperm(len(y), generator=self.generator)
-        for rows in torch.split(order, self.batch_size):
-            rows = rows.to(self.task.device)
-            batch = x[rows]
+        for rows in torch.split(to_device(order, self.task.device), self._ahead):
+            some = x[rows]
             if self.task.augment is not None:
-                batch = self.task.augment(batch, self.generator)
-            yield batch if self._few else self.task.prepare(batch, self.dtype), y[rows]
+                some = self.task.augment(some, self.generator)
+            prepared = some if self._few else self.task.prepare(some, self.dtype)
+            parts = (torch.split(part, self.batch_size) for part in (prepared, y[rows]))
+            yield from zip(*parts, strict=True)
 
 
 def _generator(seed: int, round: int, client: int) -> torch.Generator:

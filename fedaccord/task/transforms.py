@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from fedaccord.task.cache import Dataset
+from fedaccord.task.transfer import to_device
 
 PAD = 4  # pixels on each side, of which a random crop takes some
 
@@ -37,11 +38,12 @@ def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
     x: (b, c, h, w) uint8. The pad is zero in raw pixels, before normalisation, as torchvision's
     RandomCrop(h, padding=4) on images has it. One number per image is drawn from the CPU
-    `generator`, so that a batch on a GPU is cut as it would be on the CPU.
+    `generator`, so that a batch on a GPU is cut as it would be on the CPU, and batches together as
+    one after another.
     """
     b, c, h, w = x.shape
     shifts = 2 * PAD + 1
-    draw = torch.randint(shifts * shifts * 2, (b, 1), generator=generator).to(x.device)
+    draw = to_device(torch.randint(shifts * shifts * 2, (b, 1), generator=generator), x.device)
     top, left, flip = draw // (shifts * 2), draw // 2 % shifts, draw % 2 == 1
     column = torch.arange(w, device=x.device)
     rows = top + torch.arange(h, device=x.device)  # (b, h)

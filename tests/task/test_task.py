@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from fedaccord.task import Clients, Task, TaskConfig, find_device, load_task
 from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.transforms import augment
 
 SIZES = (23, 40, 5)
 FLOAT64 = torch.float64
@@ -120,6 +121,7 @@ def test_batches_of_few_samples_are_those_of_many(monkeypatch: pytest.MonkeyPatc
     once: list[Tensor] = []
     few = batches(once)
     monkeypatch.setattr("fedaccord.task.task.FEW", 0)
+    monkeypatch.setattr("fedaccord.task.task.AHEAD", 0)
     each: list[Tensor] = []
     assert all(torch.equal(a, b) for a, b in zip(few, batches(each), strict=True))
     assert (len(once), len(each)) == (1, 6)
@@ -134,7 +136,24 @@ def test_augmentation_sees_samples_before_they_are_prepared() -> None:
 
     for x, _ in task(augment=look).train_batches(0, 0, 10, 0, FLOAT64):
         assert x.dtype == FLOAT64
-    assert seen == [torch.float32] * 3
+    assert seen == [torch.float32]  # of three batches, which are cut together
+
+
+def test_batches_cut_ahead_are_those_cut_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randint(256, (23, 3, 8, 9), generator=torch.Generator().manual_seed(0)).byte()
+    one = Task(lambda: nn.Linear(1, 1), Clients([x], [torch.arange(23)]), augment=augment)
+
+    def batches() -> list[tuple[Tensor, Tensor]]:
+        client = one.train_batches(0, 0, 5, 0, torch.float32)
+        return [batch for _ in range(2) for batch in client]
+
+    together = batches()
+    for numbers in (0, 2 * 5 * 3 * 8 * 9):
+        monkeypatch.setattr("fedaccord.task.task.AHEAD", numbers)
+        for (x_1, y_1), (x_2, y_2) in zip(together, batches(), strict=True):
+            assert torch.equal(x_1, x_2)
+            assert torch.equal(y_1, y_2)
+    assert [len(y) for _, y in together] == [5, 5, 5, 5, 3] * 2
 
 
 def test_the_whole_client_as_a_batch_is_prepared_anew_in_every_pass() -> None:
