@@ -106,7 +106,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model": 3}, "model: expected a string, got 3"),
     ({"algo": "scafold"}, "algo: expected one of fedavg, "),
     ({"dataset": "cifar-10"}, "dataset: expected one of digits, "),
-    ({"model": "resnet"}, "model: expected one of linear, mlp, lenet, cnn, resnet18, vgg11, got"),
+    (
+        {"model": "resnet"},
+        "model: expected one of linear, mlp, lenet, lenet5, cnn, resnet18, vgg11, got",
+    ),
     ({"partition": "dirchlet"}, "partition: expected one of iid, dirichlet, "),
     ({"precision": "float16"}, "precision: expected one of float32, float64, bfloat16, auto, got"),
     ({"scaffold.server-lr": -1.0}, "scaffold.server-lr: expected at least 0, got -1.0"),

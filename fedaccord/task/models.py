@@ -1,7 +1,7 @@
 """The models of the papers, by name; the parameters are their whole state, without statistics.
 
-linear, mlp, lenet and cnn start from PyTorch's default initialisation, resnet18 and vgg11 from
-torchvision's for convolutions, He's normal with fan-out.
+linear, mlp, lenet, lenet5 and cnn start from PyTorch's default initialisation, resnet18 and vgg11
+from torchvision's for convolutions, He's normal with fan-out.
 """
 
 from collections.abc import Callable
@@ -71,6 +71,26 @@ def lenet(shape: Shape, classes: int, stem: str) -> nn.Module:
     )
 
 
+def lenet5(shape: Shape, classes: int, stem: str) -> nn.Module:
+    """LeNet-5's 6-16-120-84 with ReLU and max-pools; 62,006 parameters on CIFAR-10.
+
+    The network of PyTorch's and Flower's first examples, and of BlazeFL's benchmark
+    (arXiv:2604.03606).
+    """
+    channels, height, width = _image("lenet5", shape, smallest=16)
+    left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]  # after conv, pool, conv, pool
+    return _ChannelsLast(
+        nn.Conv2d(channels, 6, kernel_size=5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),  # after the pool, as in lenet
+        nn.Conv2d(6, 16, kernel_size=5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        *_dense(16 * prod(left), 120, 84, classes),
+    )
+
+
 def cnn(shape: Shape, classes: int, stem: str) -> nn.Module:
     """Two unpadded 3x3 convolutions, a pool, dropout; 1,626,442 parameters on CIFAR-10.
 
@@ -137,6 +157,7 @@ MODELS: dict[str, Callable[[Shape, int, str], nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
     "lenet": lenet,
+    "lenet5": lenet5,
     "cnn": cnn,
     "resnet18": resnet18,
     "vgg11": vgg11,

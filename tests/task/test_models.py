@@ -22,6 +22,8 @@ def vector(model):
         ("mlp", (3072 * 200 + 200) + (200 * 200 + 200) + (200 * 10 + 10)),
         # conv 4,864 + conv 102,464 + fc 614,784 + fc 73,920 + fc 1,930
         ("lenet", 797_962),
+        # conv 456 + conv 2,416 + fc 48,120 + fc 10,164 + fc 850
+        ("lenet5", 62_006),
         # conv 896 + conv 18,496 + fc 12,544 * 128 + 128 + fc 1,290
         ("cnn", 1_626_442),
         # ImageNet's 11,689,512 - (512 * 1000 + 1000) + (512 * 10 + 10); GroupNorm has as many
@@ -61,6 +63,8 @@ def test_cifar_stem_keeps_the_resolution():
         ("lenet", (1, 28, 28), 10),
         ("lenet", (3, 16, 16), 10),
         ("lenet", (3, 32, 40), 100),
+        ("lenet5", (1, 28, 28), 10),
+        ("lenet5", (3, 16, 16), 10),
         ("cnn", (1, 28, 28), 10),
         ("cnn", (3, 6, 8), 2),
         ("resnet18", (1, 28, 28), 10),
@@ -170,9 +174,10 @@ def test_the_callers_gpu_random_numbers_stay_as_they_were():
     [
         (
             ("resnet", CIFAR, 10),
-            "among linear, mlp, lenet, cnn, resnet18, vgg11, got 'resnet'.*resnet18",
+            "among linear, mlp, lenet, lenet5, cnn, resnet18, vgg11, got 'resnet'.*resnet18",
         ),
         (("lenet", (1, 15, 28), 10), "at least 16x16 for lenet, got 15x28"),
+        (("lenet5", (1, 15, 16), 10), "at least 16x16 for lenet5, got 15x16"),
         (("cnn", (1, 5, 8), 10), "at least 6x6 for cnn, got 5x8"),
         (("vgg11", (3, 28, 28), 10), "at least 32x32 for vgg11, got 28x28"),
         (("lenet", (64,), 10), r"\(channels, height, width\) for lenet, got \(64,\)"),

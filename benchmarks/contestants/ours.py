@@ -1,0 +1,23 @@
+"""This package: `fedaccord run` in process, with the clients of every round given."""
+
+from common import read_job, report
+
+from fedaccord.config import RunConfig
+from fedaccord.engine.simulate import run
+from fedaccord.federation.round import Round
+
+
+def main() -> None:
+    job = read_job()
+    config = RunConfig.make(job["keys"])
+    config.strategy.participation = job["cohorts"]
+    run(config, on_round=tell)
+
+
+def tell(round: Round) -> None:
+    if "test-accuracy" in round.metrics:
+        report(round.number, round.metrics["test-accuracy"])
+
+
+if __name__ == "__main__":
+    main()

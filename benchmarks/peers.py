@@ -1,0 +1,505 @@
+"""Whole runs of this package beside those of other simulators: same data, model, cohorts, steps.
+
+    python benchmarks/peers.py pfl --pfl-python VENV/bin/python --results FOLDER
+    python benchmarks/peers.py flower --blazefl-python VENV/bin/python --results FOLDER
+    python benchmarks/peers.py fl-simulator-fedavg --fl-simulator CHECKOUT --results FOLDER
+    python benchmarks/peers.py page --results FOLDER --markdown docs/results/peers.md
+
+The peers are no dependency of this package: each has its own environment, with `pfl`, `blazefl`
+and torchvision, or is a checkout that runs with this Python. Every contestant is a process of its
+own that tells when a round is done; this one takes the time, and counts the CPU seconds of the
+process and all its children. The contestants take turns, each repetition in another order, and
+every ratio is taken within a repetition. Another call adds its repetitions to those in FOLDER.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import data
+import numpy as np
+import psutil
+import timing
+import torch
+
+from fedaccord.config import RunConfig
+from fedaccord.federation import sampling
+from fedaccord.task import Task, load_task
+
+HERE = Path(__file__).resolve().parent / "contestants"
+PLAIN = {"lr-decay": 1.0, "weight-decay": 0.0, "clip-norm": 0.0, "lr": 0.1}  # FedAvg, bare
+Results = dict[str, dict[str, Any]]  # contestant -> what `contest` returns
+
+
+@dataclass(frozen=True)
+class Setting:
+    about: str
+    keys: dict[str, Any]  # of ours; num-server-rounds is what a run has by default
+    contestants: tuple[str, ...]
+    targets: dict[str, float] = field(default_factory=dict)  # peer -> how many times as fast
+
+    @property
+    def rounds(self) -> int:
+        return int(self.keys["num-server-rounds"])
+
+
+def fl_simulator(algo: str) -> Setting:
+    return Setting(
+        about=(
+            "LeNet of 797,962 parameters; 100 clients of 500 samples, Dirichlet-0.1 drawn with "
+            "replacement, each active with probability 0.1; 5 epochs of batch 50 at rate 0.1, "
+            "weight decay 0.001, gradients clipped at 10; random crops and mirrored images; all "
+            "training and all test samples evaluated after every round. Seconds are of a round "
+            "with its evaluations"
+        ),
+        keys={
+            "algo": algo,
+            "dataset": "cifar10",
+            "model": "lenet",
+            "num-clients": 100,
+            "fraction-train": 0.1,
+            "replacement": "cyclic",
+            "dirichlet-alpha": 0.1,
+            "eval-train": True,
+            "num-server-rounds": 1,
+        },
+        contestants=("fedaccord", "fl-simulator"),
+        targets={"fl-simulator": 2.0},  # 4 with bfloat16, on a CPU that gains by it
+    )
+
+
+SETTINGS = {
+    "pfl": Setting(
+        about=(
+            "pfl-research's own benchmark: CNN of 1,626,442 parameters with dropout; 1,000 clients "
+            "of 50 samples, IID, 50 active a round; one epoch of batch 10 at rate 0.1, no "
+            "augmentation; the test samples evaluated every tenth round"
+        ),
+        keys={
+            "algo": "fedavg",
+            "dataset": "npz",
+            "model": "cnn",
+            "partition": "iid",
+            "num-clients": 1000,
+            "fraction-train": 0.05,
+            "batch-size": 10,
+            "local-epochs": 1,
+            "eval-every": 10,
+            "num-server-rounds": 10,
+            **PLAIN,
+        },
+        contestants=("fedaccord", "pfl"),
+        targets={"pfl": 2.0},
+    ),
+    "flower": Setting(
+        about=(
+            "BlazeFL's benchmark: CNN of 62,006 parameters; 100 clients of 500 samples, IID, all "
+            "active; 5 epochs of batch 50 at rate 0.1, no augmentation; the test samples evaluated "
+            "every round"
+        ),
+        keys={
+            "algo": "fedavg",
+            "dataset": "npz",
+            "model": "lenet5",
+            "partition": "iid",
+            "num-clients": 100,
+            "fraction-train": 1.0,
+            "local-epochs": 5,
+            "num-server-rounds": 1,
+            **PLAIN,
+        },
+        contestants=("fedaccord", "flower", "flower-tensors", "blazefl"),
+        targets={"flower": 3.0},
+    ),
+    **{f"fl-simulator-{a}": fl_simulator(a) for a in ("fedavg", "scaffold", "feddyn", "fedsmoo")},
+}
+CONTESTANTS = {
+    "fedaccord": "this package, one process with one thread",
+    "fedaccord-workers": "this package with two worker processes of one thread",
+    "pfl": "pfl-research's simulated backend, tensors in memory, one process with one thread",
+    "flower": "Flower's simulation with Flower's FedAvg, two actors of one CPU; the client of "
+    "Flower's first PyTorch example, a DataLoader that transforms image by image",
+    "flower-tensors": "the same with a client that has prepared tensors in memory",
+    "blazefl": "BlazeFL's FedAvg with its pool of two processes, images transformed one by one, as "
+    "in its examples",
+    "fl-simulator": "FL-Simulator as it is, one process with one thread",
+}
+# What FL-Simulator calls the methods, and its random state of round t.
+METHODS = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "feddyn": "FedDyn", "fedsmoo": "FedSMOO"}
+SEED = 20  # FL-Simulator's default
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("setting", choices=[*SETTINGS, "page"])
+    parser.add_argument("contestants", nargs="*", help="default: all that the options allow")
+    parser.add_argument("--repetitions", type=int, default=2)
+    parser.add_argument("--rounds", type=int, help="of each run")
+    parser.add_argument("--results", type=Path, required=True, help="folder of results")
+    parser.add_argument("--markdown", type=Path, help="page: write it to this file")
+    parser.add_argument("--pfl-python", type=Path, help="a Python that has pfl and torchvision")
+    parser.add_argument("--blazefl-python", type=Path, help="one that has blazefl and torchvision")
+    parser.add_argument("--fl-simulator", type=Path, help="a checkout of FL-Simulator")
+    options = parser.parse_args()
+    if options.setting == "page":
+        text = page(options.results)
+        print(text)
+        if options.markdown:
+            options.markdown.write_text(text)
+        return
+    if options.repetitions < 1:
+        sys.exit(f"--repetitions: expected at least 1, got {options.repetitions}")
+    try:
+        names = able(SETTINGS[options.setting], options)
+        measure(options.setting, names, options)
+    except (ValueError, FileNotFoundError, RuntimeError) as error:
+        sys.exit(str(error))
+
+
+def able(setting: Setting, options: argparse.Namespace) -> list[str]:
+    """The contestants asked for, or all that can run. Raises ValueError where one cannot."""
+    needs = {"pfl": "pfl_python", "blazefl": "blazefl_python", "fl-simulator": "fl_simulator"}
+    allowed = {*setting.contestants, "fedaccord-workers"}
+    if unknown := [name for name in options.contestants if name not in allowed]:
+        raise ValueError(f"expected contestants among {', '.join(allowed)}, got {unknown[0]!r}")
+    names = []
+    for name in options.contestants or setting.contestants:
+        given = getattr(options, needs[name]) if name in needs else True
+        if given:
+            names.append(name)
+        elif options.contestants:
+            raise ValueError(f"{name}: expected --{needs[name].replace('_', '-')}")
+    return names
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def measure(name: str, names: list[str], options: argparse.Namespace) -> None:
+    setting = SETTINGS[name]
+    rounds = options.rounds or setting.rounds
+    file = options.results / f"{name}.json"
+    begun = json.loads(file.read_text()) if file.exists() else {"rounds": rounds, "repetitions": []}
+    if begun["rounds"] != rounds:
+        raise ValueError(f"{file} holds runs of {begun['rounds']} rounds: take --rounds of as many")
+    options.results.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        job = prepare(Path(folder), setting, rounds)
+        for _ in range(options.repetitions):
+            done = len(begun["repetitions"])
+            k = done % len(names)
+            repetition: Results = {}
+            for contestant in names[k:] + names[:k]:
+                repetition[contestant] = contest(contestant, job, options)
+                print(f"{name}, repetition {done + 1}, {contestant}: {repetition[contestant]}")
+            begun["repetitions"].append(repetition)
+            begun["clients"] = [len(cohort) for cohort in job["cohorts"]]
+            begun["versions"] = begun.get("versions", {}) | versions(names, options)
+            begun["cores"] = os.cpu_count()
+            file.write_text(json.dumps(begun, indent=1) + "\n")
+
+
+def prepare(folder: Path, setting: Setting, rounds: int) -> dict[str, Any]:
+    """The job of all contestants: data, partition, cohorts and initial parameters in ``folder``."""
+    os.environ["FEDACCORD_CACHE"] = str(folder / "cache")
+    shared = {"num-server-rounds": rounds, "threads": 1, "device": "cpu", "out-dir": str(folder)}
+    keys = setting.keys | shared | {"data-dir": str(data.find())}
+    config = RunConfig.make(keys | {"dataset": "cifar10"})
+    task = load_task(config.task, num_clients=config.num_clients)
+    assert task.clients.parts is not None
+    parts = [np.asarray(part).tolist() for part in task.clients.parts]
+    job = {
+        "data": str(folder / "data.npz"),
+        "partition": str(folder / "partition.json"),
+        "initial": str(folder / "initial.npz"),
+        "cohorts": cohorts(config, rounds),
+        "model": config.task.model,
+        "epochs": config.strategy.local_epochs,
+        "batch-size": config.strategy.batch_size,
+        "lr": config.strategy.lr,
+        "eval-every": config.strategy.eval_every,
+        "mean": task.card["mean"],
+        "std": task.card["std"],
+        "processes": 2,
+        "folder": str(folder),
+    }
+    if keys["dataset"] == "npz":
+        keys |= {"data-dir": job["data"]}
+        write_images(Path(job["data"]), task)
+    keys |= {"partition": "file", "partition-file": job["partition"]}
+    for key in ("dirichlet-alpha", "replacement"):
+        keys.pop(key, None)
+    Path(job["partition"]).write_text(json.dumps(parts))
+    parameters = {f"{k:02}": p.detach().numpy() for k, p in enumerate(task.module().parameters())}
+    np.savez(job["initial"], **parameters)
+    if "fl-simulator" in setting.contestants:
+        write_for_fl_simulator(folder, task, parts)
+    return job | {"keys": keys}
+
+
+def cohorts(config: RunConfig, rounds: int) -> list[list[int]]:
+    """The clients of every round, for the settings of FL-Simulator those that it draws itself."""
+    s, count = config.strategy, config.num_clients
+    if config.eval_train:
+        draws = [np.random.RandomState(t + SEED).uniform(size=count) for t in range(rounds)]
+        return [np.flatnonzero(draw <= s.fraction_train).tolist() for draw in draws]
+    how = {"seed": s.seed, "fraction": s.fraction_train, "sampling": "fixed"}
+    return [sampling.draw(range(count), t=t, num_clients=count, **how) for t in range(rounds)]
+
+
+def samples(task: Task) -> dict[str, np.ndarray]:
+    """x_train (n, 3, 32, 32) uint8, y_train (n,), x_test, y_test."""
+    assert task.test is not None
+    pairs = {"train": (task.clients.x, task.clients.y), "test": task.test}
+    return {
+        f"{letter}_{split}": part.numpy()  # type: ignore[union-attr]
+        for split, pair in pairs.items()
+        for letter, part in zip("xy", pair, strict=True)
+    }
+
+
+def write_images(path: Path, task: Task) -> None:
+    arrays = samples(task)
+    np.savez(path, **{n: a.transpose(0, 2, 3, 1) if a.ndim == 4 else a for n, a in arrays.items()})
+
+
+def write_for_fl_simulator(folder: Path, task: Task, parts: list[list[int]]) -> None:
+    """Its own cache of a partitioned data set, which it then takes as it is."""
+    target = folder / "Data" / f"CIFAR10_{len(parts)}_{SEED}_Dirichlet_0.100"
+    target.mkdir(parents=True)
+    arrays, test = samples(task), task.test
+    assert test is not None
+
+    def ready(x: np.ndarray) -> np.ndarray:
+        return task.prepare(torch.from_numpy(x), torch.float32).numpy()
+
+    x = np.stack([ready(arrays["x_train"][part]) for part in parts])
+    y = np.stack([arrays["y_train"][part][:, None] for part in parts])
+    for name, array in {
+        "client_x": x,
+        "client_y": y.astype(np.int64),
+        "test_x": ready(arrays["x_test"]),
+        "test_y": arrays["y_test"][:, None].astype(np.int64),
+    }.items():
+        np.save(target / f"{name}.npy", array)
+
+
+def contest(name: str, job: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Run a contestant: seconds to its first round and per round, by clock, and its accuracies.
+
+    Raises RuntimeError where it does not come to an end.
+    """
+    keys = dict(job["keys"])
+    if name == "fedaccord-workers":
+        keys["workers"] = 2
+    own = job | {"keys": keys, "tensors": name == "flower-tensors"}
+    path = Path(job["folder"]) / f"{name}.json"
+    path.write_text(json.dumps(own))
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore"}
+    home = {"FLWR_HOME": str(Path(job["folder"]) / "flwr"), "CUDA_VISIBLE_DEVICES": ""}
+    search = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    where = {"PYTHONPATH": search, "PEERS_JOB": str(path)}
+    environment = os.environ | threads | quiet | home | where
+    log = Path(job["folder"]) / f"{name}.log"
+    began = time.perf_counter()
+    marks = []  # (round, accuracy, wall seconds, CPU seconds)
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(
+            command(name, job, options),
+            cwd=options.fl_simulator if name == "fl-simulator" else job["folder"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        tell = FromFLSimulator() if name == "fl-simulator" else from_line
+        for line in process.stdout:
+            if mark := tell(line):
+                wall = time.perf_counter() - began
+                marks.append((*mark, wall, cpu_seconds(process.pid)))
+    if process.returncode or not marks or marks[-1][0] != len(job["cohorts"]):
+        last = log.read_text().strip().splitlines()[-3:]
+        raise RuntimeError(f"{name} ended with {process.returncode}: {' / '.join(last)}")
+    (_, _, *first), (rounds, _, *final) = marks[0], marks[-1]
+    return {
+        "start": dict(zip(("wall", "cpu"), first, strict=True)),
+        "round": {
+            clock: (b - a) / rounds
+            for clock, a, b in zip(("wall", "cpu"), first, final, strict=True)
+        },
+        "accuracy": [mark[:2] for mark in marks],
+    }
+
+
+def command(name: str, job: dict[str, Any], options: argparse.Namespace) -> list[str]:
+    if name == "fl-simulator":
+        method = METHODS[job["keys"]["algo"]]
+        folder = f"{job['folder']}/"
+        return [
+            *(sys.executable, "-u", "train.py", "--dataset=CIFAR10", "--model=LeNet"),
+            *("--non-iid", "--split-rule=Dirichlet", "--split-coef=0.1", f"--seed={SEED}"),
+            *(f"--method={method}", f"--comm-rounds={len(job['cohorts'])}"),
+            *(f"--data-file={folder}", f"--out-file={folder}out/"),
+        ]
+    script, python = {
+        "pfl": ("pfl_research.py", options.pfl_python),
+        "blazefl": ("blazefl_fedavg.py", options.blazefl_python),
+        "flower": ("flower.py", None),
+        "flower-tensors": ("flower.py", None),
+    }.get(name, ("ours.py", None))
+    return [str(python or sys.executable), str(HERE / script)]
+
+
+def from_line(line: str) -> tuple[int, float] | None:
+    """Round and accuracy from a line of contestants/common.report; None: another line."""
+    if found := re.match(r"PEER (\d+) (\S+)$", line):
+        return int(found[1]), float(found[2])
+    return None
+
+
+class FromFLSimulator:
+    """The same from FL-Simulator's lines: its start, then an accuracy and the end of each round."""
+
+    def __init__(self) -> None:
+        self.round, self.accuracy = 0, float("nan")
+
+    def __call__(self, line: str) -> tuple[int, float] | None:
+        if found := re.match(r"\s*Test .* Accuracy: (\S+)", line):
+            self.accuracy = float(found[1])
+        if re.match(r"\s*---- *Time:", line):
+            self.round += 1
+            return self.round, self.accuracy
+        return (0, self.accuracy) if "Training Process Starts" in line else None
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process and its descendants, also of those that it has waited for."""
+    total = 0.0
+    root = psutil.Process(pid)
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:  # it ended meanwhile
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def versions(names: list[str], options: argparse.Namespace) -> dict[str, str]:
+    """What each contestant is, with its PyTorch."""
+    packages = {"pfl": "pfl", "blazefl": "blazefl"}
+    pythons = {"pfl": options.pfl_python, "blazefl": options.blazefl_python}
+    found = {}
+    for name in names:
+        if name == "fl-simulator":
+            git = ["git", "-C", str(options.fl_simulator), "rev-parse", "--short", "HEAD"]
+            found["FL-Simulator"] = "commit " + subprocess.check_output(git, text=True).strip()
+            continue
+        package = packages.get(name, "fedaccord" if name.startswith("fed") else "flwr")
+        code = (
+            "import platform; from importlib.metadata import version; "
+            f"print(version({package!r}), 'with torch', version('torch'), 'and Python', "
+            "platform.python_version())"
+        )
+        python = str(pythons.get(name) or sys.executable)
+        found[package] = subprocess.check_output([python, "-c", code], text=True).strip()
+    return found
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+def page(results: Path) -> str:
+    found = {name: results / f"{name}.json" for name in SETTINGS}
+    measured = {n: json.loads(f.read_text()) for n, f in found.items() if f.exists()}
+    if not measured:
+        sys.exit(f"--results: expected results of a setting in {results}, found none")
+    known: dict[str, str] = {}
+    for facts in measured.values():
+        known |= facts["versions"]
+    cores = {str(facts["cores"]) for facts in measured.values()}
+    used = {c for facts in measured.values() for r in facts["repetitions"] for c in r}
+    lines = [
+        "# Beside other simulators",
+        "",
+        "Whole runs on CIFAR-10, in float32, on the same samples of the same clients, the same "
+        "clients a round and the same steps; PyTorch with one thread in every process. Each "
+        "contestant is a process of its own; they take turns, and every ratio is taken within a "
+        "repetition. Seconds are of a round, after the first evaluation, until the last one; CPU "
+        "seconds are of all processes together. The start is what comes before: imports, data, "
+        f"processes, the first evaluation. Hardware: CPU, {'/'.join(sorted(cores))} cores, without "
+        "AMX.",
+        "",
+        *(f"- {name}: {text}" for name, text in CONTESTANTS.items() if name in used),
+        "",
+        "Versions: " + "; ".join(f"{n} {v}" for n, v in sorted(known.items())) + ".",
+    ]
+    for name, facts in measured.items():
+        lines += ["", f"## {name}", "", SETTINGS[name].about + ".", "", *section(name, facts)]
+    return "\n".join(lines) + "\n"
+
+
+def section(name: str, facts: dict[str, Any]) -> list[str]:
+    runs = facts["repetitions"]
+    total = sum(facts["clients"])
+    lines = [
+        f"{facts['rounds']} round(s), {total} visits of clients in all; {len(runs)} repetitions.",
+        "",
+        "| contestant | wall s a round: median (min to max) | CPU s | start s | accuracy "
+        "| wall x ours | CPU x ours |",
+        "| --- | --: | --: | --: | --: | --: | --: |",
+    ]
+    for contestant in CONTESTANTS:
+        own = [run for run in runs if contestant in run]
+        if not own:
+            continue
+        wall, cpu = ([run[contestant]["round"][c] for run in own] for c in ("wall", "cpu"))
+        start = [run[contestant]["start"]["wall"] for run in own]
+        accuracy = [100 * run[contestant]["accuracy"][-1][1] for run in own]
+        columns = [
+            contestant,
+            timing.spread(wall, 2),
+            timing.spread(cpu, 2),
+            timing.spread(start, 1),
+            timing.spread(accuracy, 1),
+            *(timing.spread(ratios(own, contestant, c), 2) for c in ("wall", "cpu")),
+        ]
+        lines.append("| " + " | ".join(columns) + " |")
+    return [*lines, "", *verdicts(SETTINGS[name], runs)]
+
+
+def ratios(runs: list[Results], contestant: str, clock: str) -> list[float]:
+    """Its seconds over ours, each taken within a repetition."""
+    return [r[contestant]["round"][clock] / r["fedaccord"]["round"][clock] for r in runs]
+
+
+def verdicts(setting: Setting, runs: list[Results]) -> list[str]:
+    lines = []
+    for peer, factor in setting.targets.items():
+        own = [run for run in runs if peer in run]
+        if not own:
+            continue
+        reached = {c: statistics.median(ratios(own, peer, c)) for c in ("wall", "cpu")}
+        words = {c: "met" if ratio >= factor else "missed" for c, ratio in reached.items()}
+        lines.append(
+            f"Target: at least {factor:g} x as fast as {peer}: {words['wall']} by wall-clock with "
+            f"{reached['wall']:.2f}, {words['cpu']} by CPU seconds with {reached['cpu']:.2f}."
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    main()
