@@ -59,6 +59,12 @@ class RunConfig:
         "the last bits differ from those of one client at a time",
         choices=("auto", "on", "off"),
     )
+    client_state: str = option(
+        "auto",
+        "where the states of visited clients lie, in process: in memory, in files in the run "
+        "directory, or there if they do not fit into half of the free memory",
+        choices=("auto", "memory", "disk"),
+    )
     tracker: str = option(
         "none", "where to follow the run beside its own directory", choices=TRACKERS
     )
@@ -208,6 +214,7 @@ FREE = (  # keys that do not change what is computed, or only how long
         "checkpoint-every",
         "resume",
         "tracker",
+        "client-state",
     ),
     *("device", "data-dir", "download", "eval-every"),
     *("round-timeout", "wait-timeout", "min-replies", "max-failed-rounds"),

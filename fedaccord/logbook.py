@@ -33,6 +33,7 @@ class Logbook:
     ) -> None:
         self.config, self.strategy = config, config.strategy
         self.directory, self.checkpoints = directory, checkpoints
+        self.strategy.scratch = directory.path
         self._begun = begun  # what the run goes on from
         self.after = begun.number if begun else 0  # rounds that were done before
         self._pace = Pace(config.checkpoint_every)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 
 @cache
@@ -22,6 +23,19 @@ def keep_freed_memory() -> None:
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(trim_threshold, 1 << 30)
         libc.mallopt(mmap_threshold, 1 << 30)
+
+
+def free_memory() -> float:
+    """Bytes that this process may still take."""
+    import psutil
+
+    free = float(psutil.virtual_memory().available)
+    try:  # a container's own limit
+        group = Path("/sys/fs/cgroup")
+        used = int((group / "memory.current").read_text())
+        return min(free, int((group / "memory.max").read_text()) - used)
+    except (OSError, ValueError):  # no group, or no limit
+        return free
 
 
 @contextmanager

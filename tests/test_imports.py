@@ -33,7 +33,7 @@ ROOMS = {  # a module at the top of the package is a room too
     "client": Allowed("core wire task runs.files runs.tensors", "torch flwr safetensors"),
     "trackers": Allowed("", "torch mlflow wandb"),
     "config": Allowed("core federation plugins strategies task trackers", ""),
-    "memory": Allowed("", ""),
+    "memory": Allowed("", "psutil"),
     "threads": Allowed("federation task", "torch joblib"),
     "interrupts": Allowed("", ""),
     "runs": Allowed("", "torch safetensors tomli_w psutil pandas"),

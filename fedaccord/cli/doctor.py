@@ -153,13 +153,18 @@ def check_disks(out_dir: Path) -> Iterator[Check]:
     from fedaccord.task.datasets import cache_folder
 
     for what, folder in (("run folder", out_dir), ("cache folder", cache_folder())):
-        there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        there = _there(folder)
         if not there.is_dir() or not os.access(there, os.W_OK):
             yield Check("fail", what, f"{folder} cannot be written; choose another")
             continue
         free = shutil.disk_usage(there).free
         text = f"{size(free)} free in {folder}"
         yield Check("ok", what, text) if free > 1e9 else Check("warn", what, f"only {text}")
+
+
+def _there(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
 def check_settings(settings: "RunConfig") -> Iterator[Check]:
@@ -250,15 +255,28 @@ def _check_model(settings: "RunConfig", facts: "_Facts") -> Generator[Check, Non
 
 def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Check]:
     """vector, data: bytes of a vector of d, and of the decoded data."""
+    from fedaccord.engine import states
+    from fedaccord.memory import free_memory
+
     strategy, clients = settings.strategy, settings.num_clients
     cost, active = strategy.cost, strategy.cohort_size(clients)
+    stored = states.choose(
+        *(settings.client_state, strategy, clients, settings.num_server_rounds, vector)
+    )
     state = clients * cost.client * vector
     vectors = cost.server * (clients if strategy.topology.everyone else 1)  # a relay: every node's
     server = vectors * vector
     messages = active * (cost.down + cost.up) * vector
     work = 4 * vector  # model, gradient, buffers
-    need, free = state + server + messages + work + data, _free_memory()
-    yield Check("ok", "client state", f"{clients:,} x {cost.client:g} vectors, {size(state)}")
+    need, free = server + messages + work + data, free_memory()
+    words = f"{clients:,} x {cost.client:g} vectors, {size(state)}"
+    if stored.on_disk:
+        room = shutil.disk_usage(_there(Path(settings.out_dir or Path.home()))).free
+        words += f"; on disk: {size(stored.size)}, two for each that is visited, {size(room)} free"
+        yield Check("fail" if stored.size > room else "ok", "client state", words)
+    else:
+        need += state
+        yield Check("ok", "client state", words)
     yield Check("ok", "server state", f"{vectors:g} vectors, {size(server)}")
     words = f"at most {active:,} x {cost.down + cost.up:g} vectors a round, {size(messages)}"
     yield Check("ok", "messages", words)
@@ -292,16 +310,3 @@ KNOWN = {
     "cifar10": _images((3, 32, 32), 10, 50_000, 10_000),
     "cifar100": _images((3, 32, 32), 100, 50_000, 10_000),
 }
-
-
-def _free_memory() -> float:
-    """Bytes of memory that this process may still take."""
-    import psutil
-
-    free = float(psutil.virtual_memory().available)
-    try:  # a container's own limit
-        group = Path("/sys/fs/cgroup")
-        used = int((group / "memory.current").read_text())
-        return min(free, int((group / "memory.max").read_text()) - used)
-    except (OSError, ValueError):  # no group, or no limit
-        return free

@@ -2,15 +2,17 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
+
+import torch
 
 from fedaccord.client import store
 from fedaccord.client.cohort import form, local_rounds
 from fedaccord.client.data import test_data, training_data
 from fedaccord.client.store import LostState, Memory, Version
 from fedaccord.client.train import local_round, local_test
-from fedaccord.core.vectors import leaves
+from fedaccord.core.vectors import leaves, map_vectors
 from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.federation.fleet import LATE, Reading
 from fedaccord.task import Task
@@ -30,11 +32,16 @@ class LocalFleet:
     """
 
     def __init__(
-        self, task: Task, on_client: Callable[[int], None] | None = None, vectorize: bool = False
+        self,
+        task: Task,
+        on_client: Callable[[int], None] | None = None,
+        vectorize: bool = False,
+        memories: MutableMapping[int, Memory] | None = None,
     ) -> None:
         self.task = task
         self.num_clients = len(task.clients)
-        self.memories: dict[int, Memory] = {}  # of the clients that were visited
+        # of the clients that were visited
+        self.memories: MutableMapping[int, Memory] = {} if memories is None else memories
         self.vectorize = vectorize  # many clients in one call; the last bits may differ
         self._on_client = on_client  # called after each visit with the client's number
 
@@ -116,7 +123,9 @@ class LocalFleet:
     def state(self, client: int, round: int) -> Any:
         """The client's state after the step of a round; None: it has none."""
         version = store.version(self.memories.get(client), round)
-        return version.state if version else None
+        if version is None or isinstance(self.memories, dict):
+            return version and version.state
+        return map_vectors(torch.clone, version.state)  # of a view of what will be another state
 
     def test(
         self, questions: Sequence[TrainInstruction], timeout: float

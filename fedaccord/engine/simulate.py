@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fedaccord import logbook, server_app, threads
 from fedaccord.config import RunConfig, check_resumed
 from fedaccord.engine import precision as precisions
+from fedaccord.engine import states
 from fedaccord.engine import vectorize as vectorized
 from fedaccord.engine.faults import Faults, FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
@@ -59,7 +60,9 @@ def run(
         choice = vectorized.choose(asked, task, config.strategy)
         log.info("%s", choice)
         config = config.having("vectorize", "on" if choice.vectorize else "off")
-        fleet = LocalFleet(task, on_client, choice.vectorize)
+        rounds, asked = config.num_server_rounds, config.client_state
+        memories = states.memories(asked, config.strategy, task, rounds)
+        fleet = LocalFleet(task, on_client, choice.vectorize, memories)
         return server_app.run(fleet, config, task, on_round, at, partition=facts)
 
 
@@ -128,8 +131,9 @@ def simulate(
     keys: any run-config key, as ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing
         ones take the run config's defaults; ``clip_norm=None`` is off.
 
-    Nothing is written to disk. Raises ValueError on settings, samples and models that do not fit,
-    FederationError where no round counted and where the model diverged.
+    Nothing is written to disk, but client states that memory does not hold (``client_state``), in
+    files that go with the process. Raises ValueError on settings, samples and models that do not
+    fit, FederationError where no round counted and where the model diverged.
     """
     values = {key.replace("_", "-"): value for key, value in keys.items()}
     if values.get("clip-norm", 0) is None:
@@ -165,7 +169,10 @@ def simulate(
         strategy.local_steps = strategy.mean_steps(task.num_examples(0), among)
     chosen = threads.of_task(config.threads, task, strategy)
     choice = vectorized.choose(vectorize, task, strategy)
-    fleet: LocalFleet | FaultyFleet = (local := LocalFleet(task, vectorize=choice.vectorize))
+    with quiet():
+        memories = states.memories(config.client_state, strategy, task, rounds)
+    local = LocalFleet(task, vectorize=choice.vectorize, memories=memories)
+    fleet: LocalFleet | FaultyFleet = local
     if faults is not None:
         fleet = FaultyFleet(local, faults)
     recorder = Recorder(strategy, local.state, weights=record == "weights")

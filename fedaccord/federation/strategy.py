@@ -5,6 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -94,6 +95,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
         self.state: RoundState | None = None
         self.session: Session | None = None
         self.federation, self.attempt = "", 0  # as clients are told: see `TrainInstruction`
+        self.scratch: Path | None = None  # for what memory does not hold; None: the temporary one
         self._asked: list[Visit] = []  # between `configure_train` and `aggregate_train`
 
     # the method: what a subclass writes

@@ -92,6 +92,9 @@ def test_doctor_says_what_is_too_big(tmp_path: Path) -> None:
     assert code == 1
     assert lines["data"] == "warn to be fetched"
     assert "d = 9,750,922" in lines["model"]
+    on_disk = "fail 1,000,000 x 1 vectors, 39 TB; on disk: 78 TB, two for each that is visited, "
+    assert lines["client state"].startswith(on_disk)
+    _, lines = doctor(*words, "client-state=memory", FEDACCORD_CACHE=str(tmp_path))
     assert lines["client state"] == "ok 1,000,000 x 1 vectors, 39 TB"
     assert lines["memory"].startswith("fail ")
     assert "too big: take fewer clients" in lines["memory"]

@@ -97,6 +97,25 @@ def test_every_method_goes_on_as_if_it_had_not_stopped(name: str, settings: dict
     assert written(again.path) == written(whole.path)
 
 
+@pytest.mark.parametrize("name", ["scaffold", "afedpd", "fedpd", "dispfl"])
+@pytest.mark.parametrize("vectorize", ["on", "off"])
+def test_states_on_disk_are_those_in_memory(
+    name: str, vectorize: str, settings: dict[str, Any]
+) -> None:
+    """Also in the checkpoint, and where a run goes on from it with its states elsewhere."""
+    more = {"algo": name, "vectorize": vectorize}
+    memory = make(settings, name=f"{name}-{vectorize}-memory", client_state="memory", **more)
+    named = {"name": f"{name}-{vectorize}-disk", **more}
+    disk = make(settings, client_state="disk", **named)
+    whole = written(run(memory).path)
+    interrupted(disk)
+    assert not list(Path(settings["out-dir"], named["name"]).glob(".fedaccord*"))
+    again = make(settings, client_state="memory", resume=True, **named)
+    assert written(run(again).path) == whole
+    named["name"] += "-whole"
+    assert written(run(make(settings, client_state="disk", **named)).path) == whole
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -1,0 +1,120 @@
+"""The memories of many clients in mapped files, where they do not fit into memory.
+
+A shard is a file of equal places, each for one version of one client's state; a client has two of
+them while its last two versions are kept. What a version is, and where, stays in memory.
+"""
+
+from collections.abc import Callable, Iterator, MutableMapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedaccord.client.store import Memory, Version
+from fedaccord.core.mapped import mapped, release
+from fedaccord.core.vectors import leaves, map_vectors
+
+SHARD = 2**26  # bytes of a file, where a place is not larger
+ALIGNED = 64  # bytes: where a vector begins
+
+
+class Kept(NamedTuple):
+    """A version's state in its place."""
+
+    place: Tensor  # (bytes,) uint8
+    form: Any  # the state, its vectors without values
+
+
+class Shards(MutableMapping[int, Memory]):
+    """client -> memory; the vectors of its versions are views of the files.
+
+    A view shows what the place holds: it is another state's after the client was remembered twice.
+    folder: where the files are, asked for when the first is made; None: the temporary folder.
+    """
+
+    def __init__(self, folder: Callable[[], Path | None] = lambda: None) -> None:
+        self._folder = folder
+        self._memories: dict[int, Memory] = {}  # their versions hold a `Kept`
+        self._free: dict[int, list[Tensor]] = {}  # places by their size
+        self._shards: list[Tensor] = []
+        self._forms: dict[Any, Any] = {}
+
+    def __getitem__(self, client: int) -> Memory:
+        latest, before, attempt = self._memories[client]
+        return Memory(_view(latest), before and _view(before), attempt)
+
+    def __setitem__(self, client: int, memory: Memory) -> None:
+        """Raises OSError where the disk is full; the memory stays as it was."""
+        there = self._versions(client)
+        latest = self._write(memory.latest)
+        before = memory.before
+        if before is not None:
+            before = there.pop(before.round, None) or self._write(before)
+        self._memories[client] = Memory(latest, before, memory.attempt)
+        self._let_go(there.values())
+        for version in (latest, before):
+            if version is not None:
+                release(version.state.place)
+
+    def __delitem__(self, client: int) -> None:
+        there = self._versions(client)
+        del self._memories[client]
+        self._let_go(there.values())
+
+    def __iter__(self) -> Iterator[int]:
+        for shard in self._shards:  # what the last listing read
+            release(shard)
+        return iter(self._memories)
+
+    def __len__(self) -> int:
+        return len(self._memories)
+
+    def _versions(self, client: int) -> dict[int, Version]:
+        if client not in self._memories:
+            return {}
+        latest, before, _ = self._memories[client]
+        return {v.round: v for v in (before, latest) if v is not None}
+
+    def _write(self, version: Version) -> Version:
+        vectors = [v for _, v in leaves(version.state)]
+        free = self._free.setdefault(sum(map(_room, vectors)), [])
+        if vectors and not free:
+            free += self._new_places(sum(map(_room, vectors)))
+        place = free.pop() if vectors else torch.empty(0, dtype=torch.uint8)
+        for part, v in zip(_parts(place, vectors), vectors, strict=True):
+            part.copy_(v)
+        form = map_vectors(lambda v: v.new_empty(()).expand(v.shape), version.state)
+        key = type(form), tuple((name, v.shape, v.dtype) for name, v in leaves(form))
+        return Version(version.round, Kept(place, self._forms.setdefault(key, form)))
+
+    def _new_places(self, size: int) -> list[Tensor]:
+        number = max(1, SHARD // size)
+        shard = mapped(number * size, torch.uint8, self._folder())
+        self._shards.append(shard)
+        return list(shard.view(number, size))
+
+    def _let_go(self, versions: Any) -> None:
+        for version in versions:
+            place = version.state.place
+            if len(place):
+                self._free[len(place)].append(place)
+
+
+def _room(v: Tensor) -> int:
+    return -(-v.numel() * v.itemsize // ALIGNED) * ALIGNED
+
+
+def _parts(place: Tensor, like: list[Tensor]) -> Iterator[Tensor]:
+    """The vectors that lie in a place."""
+    first = 0
+    for v in like:
+        nbytes = v.numel() * v.itemsize
+        yield place[first : first + nbytes].view(v.dtype).view(v.shape)
+        first += _room(v)
+
+
+def _view(version: Version) -> Version:
+    place, form = version.state
+    parts = _parts(place, [v for _, v in leaves(form)])
+    return Version(version.round, map_vectors(lambda _: next(parts), form))

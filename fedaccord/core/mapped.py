@@ -1,0 +1,57 @@
+"""Tensors in files: as large as the disk has room, in memory only where they are being used."""
+
+import ctypes
+import mmap
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedaccord.core.vectors import Vector
+
+
+def mapped(numel: int, dtype: torch.dtype, folder: Path | None = None) -> Tensor:
+    """(numel,) zeros in a new file in ``folder``, or in the system's temporary folder.
+
+    The file has no name: it goes with the tensor, however the process ends. Its space is taken at
+    once. Raises OSError, which names the folder, where it has no room or cannot be written.
+    """
+    place = str(folder or tempfile.gettempdir())
+    try:
+        descriptor, path = tempfile.mkstemp(prefix=".fedaccord-", dir=place)
+        try:
+            if hasattr(os, "posix_fallocate"):  # a full disk shows here, and not as a SIGBUS later
+                os.posix_fallocate(descriptor, 0, max(1, numel * dtype.itemsize))
+            return torch.from_file(path, shared=True, size=numel, dtype=dtype)
+        finally:
+            os.close(descriptor)
+            os.unlink(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, place) from None
+
+
+def release(v: Tensor) -> None:
+    """Let the memory go that a tensor of `mapped`, or a part of one, has taken: its values are in
+    the file. Any other tensor is left alone."""
+    if v.untyped_storage().filename is not None and v.numel():
+        first = v.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+        length = v.data_ptr() + v.nbytes - first
+        _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+def spill(v: Vector, folder: Path | None = None) -> Vector:
+    """The same vector, in a file as of `mapped`; one that is in such a file is returned itself."""
+    if v.untyped_storage().filename is not None:
+        return v
+    kept = mapped(v.numel(), v.dtype, folder).view(v.shape)
+    kept.copy_(v)
+    release(kept)
+    return kept

@@ -1,0 +1,72 @@
+"""Tensors in files: their values stay, their memory goes."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedaccord.core import mapped as module
+from fedaccord.core.mapped import mapped, release, spill
+
+
+def resident() -> int:
+    """Bytes of files that this process has in memory."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("no /proc here")
+    line = next(line for line in status.read_text().splitlines() if line.startswith("RssFile"))
+    return 1024 * int(line.split()[1])
+
+
+def test_a_mapped_tensor_lies_in_a_file_without_a_name(tmp_path: Path) -> None:
+    v = mapped(1000, torch.float64, tmp_path)
+    assert v.shape == (1000,)
+    assert v.dtype == torch.float64
+    assert not v.any()
+    v[7] = 3.0
+    assert float(v.sum()) == 3.0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_released_pages_leave_memory_and_keep_their_values() -> None:
+    n = 8_000_000
+    v = mapped(n, torch.float32)
+    v.copy_(torch.arange(n))
+    before = resident()
+    release(v[n // 2 :])
+    assert before - resident() > 0.9 * 4 * n / 2
+    release(v)
+    assert before - resident() > 0.9 * 4 * n
+    assert torch.equal(v, torch.arange(n, dtype=torch.float32))
+
+
+def test_a_tensor_in_memory_is_left_alone() -> None:
+    v = torch.arange(1_000_000, dtype=torch.float32)
+    release(v)
+    release(v[10:])
+    release(torch.empty(0))
+    assert torch.equal(v, torch.arange(1_000_000, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_spilled_vector_is_the_same_bits_and_is_spilled_once(dtype: torch.dtype) -> None:
+    v = torch.randn(12_345, dtype=dtype)
+    kept = spill(v)
+    assert kept is not v
+    assert kept.dtype == dtype
+    assert torch.equal(kept, v)
+    assert spill(kept) is kept
+
+
+def test_a_full_disk_is_an_error_that_names_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "posix_fallocate", full, raising=False)
+    with pytest.raises(OSError, match="No space left") as error:
+        mapped(1000, torch.float32, tmp_path)
+    assert error.value.filename == str(tmp_path)
+    assert os.listdir(tmp_path) == []
