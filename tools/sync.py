@@ -1,5 +1,7 @@
 """What is written twice is written from the code: run-config keys, lists, tables, pages of methods.
 
+The page of docs/results/reproduction.csv too, which `fedaccord reproduce` writes as well.
+
     python tools/sync.py            # write what is stale in pyproject.toml, README.md and docs
     python tools/sync.py --check    # write nothing; exit 1 and name the files that would change
 
@@ -14,6 +16,9 @@ import pages
 
 from fedaccord.cli.columns import columns_markdown
 from fedaccord.config import config_toml
+from fedaccord.reproduce import tables
+from fedaccord.reproduce.page import as_markdown
+from fedaccord.reproduce.results import merged
 from fedaccord.strategies import BUILT_IN, METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,6 +51,9 @@ def stale(root: Path) -> dict[Path, str | None]:
     wanted[readme] = replaced(readme, pages.readme_list(), "[fedavg](", "</details>")
     metrics = root / "docs" / "metrics.md"
     wanted[metrics] = replaced(metrics, columns_markdown(), "## metrics.csv", "## Using")
+    results = root / "docs" / "results" / "reproduction.csv"
+    page = as_markdown(tables(), merged(results, []), results.name)
+    wanted[results.with_suffix(".md")] = page
     return {path: text for path, text in sorted(wanted.items()) if text != read(path)}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedaccord.cli.console import make_console, stop
+from fedaccord.cli.console import make_console, stop, warn
 from fedaccord.cli.settings import Pairs, read_settings
 from fedaccord.cli.sweep import as_table
 from fedaccord.interrupts import exit_code, interruptible
@@ -85,6 +85,8 @@ def reproduce(
             return
         changes = read_settings(pairs or [], None)
         study = Study.make(find(table), chosen, range(seeds), rounds, changes)
+        for line in study.warnings():
+            warn(line)
         options = Options(workers=workers)
         folder = out.expanduser().absolute() if out else None
         if dry_run:

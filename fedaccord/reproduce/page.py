@@ -20,7 +20,8 @@ The code of FedInit's and A-FedPD's authors reports the best round; it is chosen
 samples, and so flatters. Ours are the mean over the seeds and, after ±, their standard deviation
 (divided by n - 1). `rounds` are ours of the paper's. `gradients`, each of one batch, and `hours`
 are of one run; the hours depend on the machine and on what else ran there. `best - paper` stands
-only where all rounds were run, and bold where it is more than two standard deviations.
+only where all rounds were run, and bold where it is more than two standard deviations: fewer rounds
+than the paper's say nothing of its number.
 """
 END = "Written by `fedaccord reproduce`; every run is a row of [{csv}]({csv}).\n"
 

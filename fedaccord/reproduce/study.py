@@ -88,6 +88,12 @@ class Study:
         free = (*FREE, *SAME, "state-dir")
         return {key: value for key, value in self.changes.items() if key not in free}
 
+    def warnings(self) -> list[str]:
+        """A line for each change that no cell reads."""
+        made = [self.configuration(cell).config for cell in self.cells]
+        found = [{x.partition("=")[0]: x for x in config.unread(self.changes)} for config in made]
+        return [found[0][key] for key in self.changes if all(key in lines for lines in found)]
+
     def runs(self, folder: Path) -> list[Run]:
         """Seed by seed, column by column: whenever this ends, a column's methods are comparable."""
         return [

@@ -137,6 +137,14 @@ def test_what_no_cell_can_be_run_with_is_refused(changes: dict[str, Any], messag
         study(changes=changes)
 
 
+def test_a_change_that_no_cell_reads_is_told() -> None:
+    assert study(changes={"lr": 0.05}).warnings() == []
+    (line,) = study(changes={"lr": 0.05, "fedprox.mu": 0.3}).warnings()
+    assert line == "fedprox.mu=0.3 has no effect: nothing reads it without algo=fedprox"
+    one_reads = [*TABLE.cells, cell("fedprox")]
+    assert study(cells=one_reads, changes={"fedprox.mu": 0.3}).warnings() == []
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_kills_change_no_number(tmp_path: Path) -> None:
     began = time.monotonic()

@@ -9,7 +9,10 @@ import sync
 from fedaccord.plugins import PLUGINS
 from fedaccord.strategies import BUILT_IN
 
-WRITTEN = ("pyproject.toml", "README.md", "docs/methods", "docs/metrics.md")
+WRITTEN = (
+    *("pyproject.toml", "README.md", "docs/methods", "docs/metrics.md"),
+    *("docs/results/reproduction.md", "docs/results/reproduction.csv"),
+)
 
 
 @pytest.fixture
@@ -49,6 +52,7 @@ def test_stale_files_are_named_and_then_written(
         ("pyproject.toml", "num-clients = 20", "num-clients = 21"),
         ("README.md", "[fedavg](docs", "[fedavg](documents"),
         ("docs/methods/fedinit.md", "relaxed", "tense"),
+        ("docs/results/reproduction.md", "82.52", "83.52"),
     ):
         text = (copy / name).read_text()
         assert old in text
@@ -56,7 +60,7 @@ def test_stale_files_are_named_and_then_written(
     (copy / "docs" / "methods" / "gone.md").write_text("of a method that is gone")
     (copy / "docs" / "methods" / "sam.md").unlink()
     stale = ["README.md", "docs/methods/fedinit.md", "docs/methods/gone.md", "docs/methods/sam.md"]
-    stale.append("pyproject.toml")
+    stale += ["docs/results/reproduction.md", "pyproject.toml"]
 
     assert run(monkeypatch, "--check") == 1
     lines = capsys.readouterr().out.splitlines()
