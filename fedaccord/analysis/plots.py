@@ -17,8 +17,12 @@ from bokeh.models import (
     HoverTool,
     HTMLTemplateFormatter,
     LinearColorMapper,
+    LinearScale,
+    LogAxis,
+    LogScale,
     NumeralTickFormatter,
     RadioButtonGroup,
+    Range1d,
     Select,
     TableColumn,
 )
@@ -30,12 +34,11 @@ from fedaccord.analysis.groups import COSTS, Group, Spread, final, has
 from fedaccord.analysis.table import Cell, text
 
 PARTS = ("raw", "smooth", "low", "high")
-AXES = {"linear": ("linear", "linear"), "log y": ("linear", "log"), "log x": ("log", "linear")} | {
-    "log both": ("log", "log")
-}
+AXES = ("linear", "log y", "log x", "log both")  # x by pairs, y in turn: see `DRAW`
 TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
 SHOWN = 1000  # clients
 
+LINE = ("xs", "ys", "color", "dash", "width", "alpha", "label")  # of a line; three of a band
 DRAW = """
 const metric = y.value, cost = x.value
 const line = {xs: [], ys: [], color: [], dash: [], width: [], alpha: [], label: []}
@@ -65,11 +68,26 @@ for (const g of groups.active) {
 }
 lines.data = line
 bands.data = band
-figures.forEach((each, i) => {
-  each.visible = i == axes.active
-  each.xaxis[0].axis_label = costs[cost]
-  each.yaxis[0].axis_label = titles[metric]
-})
+
+const isLog = {x: axes.active >= 2, y: axes.active % 2 == 1}
+const names = {x: costs[cost], y: titles[metric]}
+const drawn = {x: line.xs, y: [...line.ys, ...band.ys]}
+for (const way of ["x", "y"]) {
+  const log = isLog[way], range = plot[way + "_range"]
+  const place = log ? Math.log : (v) => v, back = log ? Math.exp : (v) => v
+  const places = drawn[way].flatMap((each) => [...each].map(place)).filter(isFinite)
+  const low = places.reduce((a, b) => Math.min(a, b), places[0] ?? 0)
+  const high = places.reduce((a, b) => Math.max(a, b), places[0] ?? 0)
+  const margin = 0.05 * (high - low) || 0.5
+  const start = back(low - margin), end = back(high + margin)
+  sides[way].forEach((axis, i) => {
+    axis.visible = i == log
+    axis.axis_label = names[way]
+  })
+  grids[way].axis = sides[way][+log]
+  plot[way + "_scale"] = scales[way][+log]
+  range.setv({start, end, reset_start: start, reset_end: end})
+}
 """
 
 
@@ -93,6 +111,7 @@ class Curves:
             name="groups",
             stylesheets=[_keys(len(labels))],
         )
+        self.draws: list[CustomJS] = []  # of the charts, for a page that was just opened
         self.kinds = CheckboxButtonGroup(labels=["raw", "smoothed", "spread"], active=[0, 1, 2])
 
     def switches(self) -> Any:
@@ -103,11 +122,11 @@ class Curves:
         self, metric: str, over: str = "round", axes: str = "linear", of: Sequence[str] = ()
     ) -> Any:
         """of: the metrics to choose from; empty: all."""
-        lines, bands = map(ColumnDataSource, self._drawn(metric, over))
+        lines = ColumnDataSource({name: [] for name in LINE})
+        bands = ColumnDataSource({name: [] for name in LINE[:3]})
         lines.name, bands.name = f"lines {metric} {over}", f"bands {metric} {over}"
-        figures = [_figure(kind, lines, bands, metric, over) for kind in AXES]
-        for name, each in zip(AXES, figures, strict=True):
-            each.visible = name == axes
+        plot, parts = _figure(axes, lines, bands, metric, over)
+        plot.name = f"plot {metric} {over}"
         choices = [(name, t) for name, t in self.titles.items() if not of or name in of]
         y = Select(
             name=f"measure {metric} {over}",
@@ -117,51 +136,51 @@ class Curves:
             width=260,
         )
         x = Select(title="over", value=over, options=[*COSTS.items()], width=160)
-        switch = RadioButtonGroup(labels=[*AXES], active=[*AXES].index(axes), margin=(24, 5, 5, 5))
+        switch = RadioButtonGroup(
+            name=f"axes {metric} {over}",
+            labels=[*AXES],
+            active=AXES.index(axes),
+            margin=(24, 5, 5, 5),
+        )
         draw = CustomJS(
             args={"x": x, "y": y, "axes": switch, "groups": self.groups, "kinds": self.kinds}
             | {"stores": self.stores, "looks": self.looks, "parts": PARTS, "titles": self.titles}
-            | {"lines": lines, "bands": bands, "figures": figures, "costs": COSTS},
+            | {"lines": lines, "bands": bands, "plot": plot, "costs": COSTS}
+            | parts,
             code=DRAW,
         )
+        self.draws.append(draw)
         for select in (x, y):
             select.js_on_change("value", draw)
         for buttons in (switch, self.groups, self.kinds):
             buttons.js_on_change("active", draw)
-        return column(row(y, x, switch), *figures, sizing_mode="stretch_width")
-
-    def _drawn(self, metric: str, over: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Lines and bands of a page that was just opened, as `DRAW` makes them."""
-        columns = ("xs", "ys", "color", "dash", "width", "alpha", "label")
-        lines, bands = [], []
-        for store, (label, colour, dash) in zip(self.stores, self.looks, strict=True):
-            if f"raw {metric}" not in store.data:
-                continue
-            there = np.isfinite(store.data[f"raw {metric}"])
-            part = {p: store.data.get(f"{p} {metric}", np.empty(0)) for p in PARTS}
-            at = store.data[over][there]
-            lines.append((at, part["raw"][there], colour, dash, 1, 0.3, label))
-            text = f"{label}, smoothed"
-            lines.append((at, part["smooth"][there], colour, dash, 2, 1.0, text))
-            if len(part["low"]):
-                low, high = part["low"][there], part["high"][there]
-                around = (np.concatenate([at, at[::-1]]), np.concatenate([low, high[::-1]]))
-                bands.append((*around, colour))
-        return (
-            {name: [line[i] for line in lines] for i, name in enumerate(columns)},
-            {name: [band[i] for band in bands] for i, name in enumerate(columns[:3])},
-        )
+        return column(row(y, x, switch), plot, sizing_mode="stretch_width")
 
 
 def _figure(
-    kind: str, lines: ColumnDataSource, bands: ColumnDataSource, metric: str, over: str
-) -> Any:
-    x, y = AXES[kind]
+    axes: str, lines: ColumnDataSource, bands: ColumnDataSource, metric: str, over: str
+) -> tuple[Any, dict[str, Any]]:
+    """A chart and its linear and logarithmic parts, by direction, of which one pair is shown."""
     plot = figure(
-        height=380, sizing_mode="stretch_width", tools=TOOLS, x_axis_type=x, y_axis_type=y
+        height=380,
+        sizing_mode="stretch_width",
+        tools=TOOLS,
+        x_range=Range1d(),
+        y_range=Range1d(),
     )
-    plot.xaxis.axis_label, plot.yaxis.axis_label = COSTS[over], METRICS[metric]
-    plot.xaxis.formatter = NumeralTickFormatter(format="0.[000]a")
+    is_log = {"x": AXES.index(axes) >= 2, "y": AXES.index(axes) % 2 == 1}
+    plot.add_layout(LogAxis(), "below")
+    plot.add_layout(LogAxis(), "left")
+    sides = {"x": [*plot.xaxis], "y": [*plot.yaxis]}
+    scales = {way: [LinearScale(), LogScale()] for way in sides}
+    grids = {"x": plot.xgrid[0], "y": plot.ygrid[0]}
+    for way, label in (("x", COSTS[over]), ("y", METRICS[metric])):
+        for i, axis in enumerate(sides[way]):
+            axis.visible, axis.axis_label = i == is_log[way], label
+        grids[way].axis = sides[way][is_log[way]]
+        setattr(plot, f"{way}_scale", scales[way][is_log[way]])
+    for axis in sides["x"]:
+        axis.formatter = NumeralTickFormatter(format="0.[000]a")
     plot.patches("xs", "ys", source=bands, color="color", fill_alpha=0.15, line_alpha=0)
     drawn = plot.multi_line(
         *("xs", "ys"),
@@ -173,7 +192,7 @@ def _figure(
     )
     values = [("", "@label"), ("at", "$snap_x{0.[0000]a}"), ("value", "$snap_y{0.[0000]}")]
     plot.add_tools(HoverTool(renderers=[drawn], line_policy="nearest", tooltips=values))
-    return plot
+    return plot, {"sides": sides, "grids": grids, "scales": scales}
 
 
 def _keys(number: int) -> str:

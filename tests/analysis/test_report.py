@@ -12,6 +12,8 @@ import pytest
 from PIL import Image
 
 from fedaccord.analysis import plots
+from fedaccord.analysis.figures import curve
+from fedaccord.analysis.groups import groups_of
 from fedaccord.runs import reader
 from tests.analysis.made import write
 from tests.cli.shell import invoke, run
@@ -87,14 +89,31 @@ def test_a_browser_shows_it_without_errors_and_every_plot_has_colours(browser: A
 
 
 @in_browser
-def test_what_the_page_opens_with_is_what_its_script_draws(browser: Any) -> None:
+def test_the_switches_choose_lines_metrics_and_axes(browser: Any, page: Path) -> None:
     def lines() -> Any:
         code = "const {xs, ys, color} = of('lines test-accuracy round').data;"
         plain = "return JSON.stringify([xs, ys].map((v) => v.map((line) => [...line])));"
         return json.loads(browser.execute_script(MODEL + code + plain))
 
+    def axes() -> Any:
+        code = "const plot = of('plot test-accuracy round'); return ['x', 'y'].map((way) => "
+        code += "[plot[way + '_scale'].type, plot[way + '_range'].start, plot[way + '_range'].end])"
+        return browser.execute_script(MODEL + code)
+
     opened = lines()
-    assert len(opened[0]) == 8  # raw and smoothed, of four groups
+    groups = groups_of([reader.read(run) for run in reader.find([page.parent / "runs"])])
+    assert len(opened[0]) == 2 * len(groups) == 8  # raw and smoothed
+    for i, group in enumerate(groups):
+        line = curve(group, "test-accuracy")
+        assert opened[1][2 * i] == pytest.approx(line["raw"].tolist(), rel=1e-6)
+        assert opened[1][2 * i + 1] == pytest.approx(line["smooth"].tolist(), rel=1e-6)
+    (x, y), raw = axes(), [value for line in opened[1] for value in line]
+    assert (x[0], y[0]) == ("LinearScale", "LinearScale")
+    assert (x[1] < 0, x[2] > 1, y[1] < min(raw), y[2] > max(raw)) == (True,) * 4
+    browser.execute_script(MODEL + "of('axes test-accuracy round').active = 3")
+    x, y = axes()
+    assert (x[0], y[0], 0 < x[1] < 1, y[1] > 0) == ("LogScale", "LogScale", True, True)
+    browser.execute_script(MODEL + "of('axes test-accuracy round').active = 0")
     browser.execute_script(MODEL + "of('groups').active = [0]")
     assert len(lines()[0]) == 2
     browser.execute_script(MODEL + "of('groups').active = [0, 1, 2, 3]")
