@@ -108,8 +108,13 @@ class Flower:
 
     def run(self, app: Path, config: Mapping[str, Any], *options: str) -> Outcome:
         """`flwr run` of an app with run-config overrides, to its end."""
-        text = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        return self.run_words("run", app, self.connection, "--stream", "-c", text, *options)
+        words = ("run", app, self.connection, "--stream", "-c", pairs(config))
+        return self.run_words(*words, *options)
+
+    def submit(self, app: Path, config: Mapping[str, Any]) -> None:
+        """`flwr run` that does not wait."""
+        output = self._flwr("run", app, self.connection, "-c", pairs(config))
+        assert "started run" in output, output
 
     def run_words(self, *words: str | Path) -> Outcome:
         """A `flwr run` in the words after `flwr`, to its end."""
@@ -203,6 +208,11 @@ class Flower:
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
             found |= more
         return found
+
+
+def pairs(config: Mapping[str, Any]) -> str:
+    """A run config as `flwr run -c` takes it."""
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
 
 
 def free_port() -> int:
