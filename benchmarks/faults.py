@@ -13,6 +13,8 @@ data         the nasty data sets of tests/task/nasty
 settings     400 runs with random settings, most of them nonsense: each must end by itself, with a
              trained model or with one line
 kills        the kills of tests/engine/test_kills.py
+flower       those of tests/faults/test_kills.py, under `flwr run`: half an hour; only where it
+             is named
 """
 
 import argparse
@@ -56,7 +58,7 @@ Table = list[str]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", help=f"default: {', '.join(PARTS)}")
+    parser.add_argument("parts", nargs="*", help=f"default: {', '.join(USUAL)}")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     options = parser.parse_args()
     unknown = set(options.parts) - set(PARTS)
@@ -66,7 +68,7 @@ def main() -> None:
     lines = ["# Faults"]
     with engine.quiet():
         logging.getLogger("flwr").setLevel(logging.ERROR)  # losses are no news here
-        for name in options.parts or PARTS:
+        for name in options.parts or USUAL:
             lines += ["", *PARTS[name]()]
             print("\n".join(lines), flush=True)
     made = " ".join(["python benchmarks/faults.py", *options.parts])
@@ -91,6 +93,7 @@ TIED: dict[str, dict[str, Any]] = {  # without the ascent of SAM, which moves th
     "fedspeed": {"rho": 0.6, "plugins": (SAM(rho=0.0),)},
     "fedsmoo": {"rho": 0.6, "radius": 0.0},
     "afedpd": {"rho": 0.6},
+    "fedpd": {"rho": 0.6},
 }
 
 
@@ -138,8 +141,7 @@ def after_losses(name: str, share: float, fleet_of: type[LocalFleet]) -> tuple[f
         **{"clip_norm": 0.0, "local_steps": STEPS, "batch_size": 0, "fraction_train": 1.0},
         **{"max_failed_rounds": ROUNDS + 1, "eval_every": ROUNDS + 1, **TIED[name]},
     )
-    rng = random.Random(int(100 * share))  # the same losses for all
-    lost = {(t, i) for t in range(ROUNDS) for i in range(C) if rng.random() < share}
+    lost = lost_replies(share)
     fleet = fleet_of(task, vectorize=True)
     faulty = FaultyFleet(fleet, lambda t, i: "lost-reply" if (t, i) in lost else None)
     method.start(faulty, server_app.initial_arrays(task, "float64"), ROUNDS)
@@ -147,10 +149,17 @@ def after_losses(name: str, share: float, fleet_of: type[LocalFleet]) -> tuple[f
     return float((s.w - optimum).norm()), gap(name, s, fleet)
 
 
+def lost_replies(share: float) -> set[tuple[int, int]]:
+    """(round, client) whose reply is lost: the same for all methods."""
+    rng = random.Random(int(100 * share))
+    return {(t, i) for t in range(ROUNDS) for i in range(C) if rng.random() < share}
+
+
 def gap(name: str, s: Any, fleet: LocalFleet) -> float:
     """How far the mean of what clients keep is from what the server keeps."""
-    server = {"scaffold": "c", "fedgamma": "c", "fedadmm": "w"}.get(name, "lam_bar")
-    kept = {"c": "c_i", "w": "w_hat", "lam_bar": "lam"}[server]
+    c, lam = ("c", "c_i"), ("lam_bar", "lam")
+    pairs = {"scaffold": c, "fedgamma": c, "fedadmm": ("w", "w_hat"), "fedpd": ("w", "anchor")}
+    server, kept = pairs.get(name, lam)
     total = torch.zeros_like(s.w)
     for i, memory in fleet.memories.items():
         accepted = int(s.accepted[i])
@@ -173,15 +182,21 @@ def losses() -> Table:
             rows.append([name, when, *(f"{x:.1e}" for x in numbers)])
             print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     shares = [f"{share:.0%} lost" for share in SHARES]
+    whole = [ROUNDS - len({t for t, _ in lost_replies(share)}) for share in SHARES]
     columns = ["method", "protocol", *shares, *(f"identity, {share}" for share in shares)]
     return [
         "## Replies that get lost",
         "",
         f"Distance to the optimum, of norm {float(optimum.norm()):.2f}, after {ROUNDS} rounds of "
         f"{STEPS} steps, lr 0.05, and how far the identity that ties clients and server (the mean "
-        "of c_i is c, the mean of the duals is the server's) is from true; float64, eight clients, "
-        "all asked in every round, each row losing the same replies. Before: a client goes on from "
-        "its last step. After: from the last one that the server accepted.",
+        "of c_i is c, of the duals the server's, of what FedADMM and FedPD upload w) is "
+        "from true; float64, eight clients, all asked in every round, each row losing the same "
+        "replies. Before: a client goes on from its last step. After: from the last one that the "
+        "server accepted.",
+        "",
+        "FedPD counts a round only with the replies of all clients, of the "
+        f"{ROUNDS} rounds here {', '.join(map(str, whole))}: with the protocol it waits where "
+        "replies are lost, and does not go astray.",
         "",
         *table(columns, rows),
     ]
@@ -285,10 +300,18 @@ def nasty_data() -> Table:
 
 def kills() -> Table:
     passed, of = tests("tests/engine/test_kills.py", "twenty")
-    return [
-        f"SIGKILL at 20 random moments of a run, each time resumed: {20 * passed} of {20 * of} "
+    return [survived(passed, of, "a run in process")]
+
+
+def flower() -> Table:
+    return [survived(*tests("tests/faults/test_kills.py", "twenty"), "a run by `flwr run`")]
+
+
+def survived(passed: int, of: int, what: str) -> str:
+    return (
+        f"SIGKILL at 20 random moments of {what}, each time resumed: {20 * passed} of {20 * of} "
         "survived, the result bit for bit that of a run without."
-    ]
+    )
 
 
 def tests(path: str, names: str) -> tuple[int, int]:
@@ -401,7 +424,9 @@ PARTS: dict[str, Callable[[], Table]] = {
     "data": nasty_data,
     "settings": settings,
     "kills": kills,
+    "flower": flower,
 }
+USUAL = [name for name in PARTS if name != "flower"]
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedaccord.runs.directory import flatten
+from fedaccord.runs.directory import flatten, status
 
 DEPTH = 3  # folders between what is asked for and a run: SWEEP_DIR/runs/RUN
 
@@ -34,6 +34,7 @@ def read(path: Path) -> Run:
     try:
         config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        summary["status"] = status(path)  # dead, where it says running and nobody does
         return Run(
             path,
             flatten(config["run"]),

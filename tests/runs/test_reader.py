@@ -1,6 +1,7 @@
 """Run directories as tables: what a run wrote, and one line for what is none."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedaccord.runs import reader
+from fedaccord.runs import origin, reader
 from fedaccord.task import load_task
 from fedaccord.task.config import TaskConfig
-from tests.cli.shell import run
+from tests.cli.shell import invoke, run
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,20 @@ def test_a_run_is_read_as_it_was_written(path: Path) -> None:
     assert len(found.clients) == 4  # two of four clients in two rounds
     assert found.summary["partition.unused"] == 1438 % 4
     assert "torch" in found.versions
+
+
+def test_a_run_whose_process_is_gone_is_shown_as_dead(path: Path, tmp_path: Path) -> None:
+    shutil.copytree(path, tmp_path / "x")
+    summary = json.loads((path / "summary.json").read_text())
+    for process, status in (
+        (origin.process(), "running"),
+        (origin.process() | {"started": 0.0}, "dead"),
+    ):
+        alive = summary | {"status": "running", "process": process}
+        (tmp_path / "x" / "summary.json").write_text(json.dumps(alive))
+        assert reader.read(tmp_path / "x").summary["status"] == status
+        shown = invoke("compare", path, tmp_path / "x").stdout
+        assert f"1 completed, 1 {status}" in shown
 
 
 def test_the_classes_are_those_of_the_clients_samples(path: Path) -> None:
