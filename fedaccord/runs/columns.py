@@ -250,8 +250,8 @@ CLASSES = (
 SUMMARY = (
     Column(
         "status",
-        "running, completed, interrupted (Ctrl-C, SIGTERM, SIGHUP) or failed; shown as dead where it "
-        "says running and its process is gone",
+        "running, completed, interrupted (Ctrl-C, SIGTERM, SIGHUP) or failed; shown as dead "
+        "where it says running and its process is gone",
         "",
         ALWAYS,
         "server",
