@@ -53,6 +53,19 @@ class RunConfig:
     threads: int = option(
         0, "CPU threads of PyTorch in each process; 0: what suits the model and the cores", low=0
     )
+    workers: int = option(
+        0,
+        "Ray actors that share the clients of a round, with one thread each unless threads says "
+        "otherwise; 0: this process alone",
+        low=0,
+    )
+    ray_address: str = option(
+        "local",
+        "where the workers are: local, this machine, or a Ray cluster, as auto or HOST:PORT",
+    )
+    gpus_per_worker: float = option(
+        0.0, "GPUs, or a share of one, that a worker has for itself; 0: all that are there", low=0
+    )
     vectorize: str = option(
         "auto",
         "many clients in one call, in process: the faster in a trial, or always, or never; with it "
@@ -121,6 +134,10 @@ class RunConfig:
         """The keys that nothing reads in this configuration, and why."""
         needs: dict[str, str] = {}  # a key -> the setting without which nothing reads it
         reasons: dict[str, str] = {}
+        if not self.workers:
+            needs |= dict.fromkeys(("ray-address", "gpus-per-worker"), "workers")
+        else:
+            reasons["client-state"] = "Ray keeps the states of the workers' clients"
         parts: list[tuple[str, Any]] = [("", self.task), ("", self.strategy)]
         for name in METHODS:
             if name == self.algo:
@@ -211,6 +228,9 @@ FREE = (  # keys that do not change what is computed, or only how long
         "out-dir",
         "eval-train",
         "threads",
+        "workers",
+        "ray-address",
+        "gpus-per-worker",
         "checkpoint-every",
         "resume",
         "tracker",

@@ -29,6 +29,16 @@ class Interrupts:
         if self.number is not None:
             raise KeyboardInterrupt(self.number)
 
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """A block whose KeyboardInterrupt knows its signal, which Ray makes it forget."""
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if error.args or self.number is None:
+                raise
+            raise KeyboardInterrupt(self.number) from None
+
     def ignore(self) -> None:
         """Let nothing interrupt what is left."""
         self._held = True
@@ -54,14 +64,16 @@ def interruptible() -> Iterator[Interrupts]:
     for number in numbers:
         outer = getattr(signal.getsignal(number), "__self__", None)
         if isinstance(outer, Interrupts):
-            yield outer
+            with outer.named():
+                yield outer
             return
     interrupts = Interrupts()
     before = {n: signal.getsignal(n) for n in numbers if signal.getsignal(n) in DEFAULTS}
     try:
         for number in before:
             signal.signal(number, interrupts.receive)
-        yield interrupts
+        with interrupts.named():
+            yield interrupts
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

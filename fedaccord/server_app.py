@@ -39,6 +39,8 @@ def main(grid: Grid, context: Context) -> None:
         threads.check(config.threads)
         for line in config.unread():
             log.warning(line)
+        if config.workers:
+            log.warning("workers=%d has no effect here: `fedaccord run` takes it", config.workers)
         task = load_task(config.task, num_clients=1, whole=True)  # its test samples
         chosen = threads.of_task(config.threads, task, config.strategy)
         log.info("%s", chosen)

@@ -69,8 +69,10 @@ def cores() -> int:
     return int(joblib.cpu_count())
 
 
-def of_task(wanted: int, task: "Task", strategy: "FederatedStrategy") -> Threads:
-    """The threads of a run of ``strategy`` on ``task``; see `choose`."""
+def of_task(wanted: int, task: "Task", strategy: "FederatedStrategy", workers: int = 0) -> Threads:
+    """The threads of a run of ``strategy`` on ``task``; see `choose`. Workers have one each."""
+    if workers and not wanted:
+        return Threads(1, f"for each of {workers} workers")
     import torch
 
     clients, x = task.clients, task.clients.x

@@ -207,6 +207,8 @@ UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [
         {"relaxed-init.center": "relaxed-init.beta"},
     ),
     ({"gossip.steps": 2}, {"gossip.steps": "gossip.topology"}),
+    ({"gpus-per-worker": 0.5}, {"gpus-per-worker": "workers"}),
+    ({"ray-address": "auto", "workers": 2}, {}),
     ({"algo": "dfedavg", "gossip.peers": 3}, {"gossip.peers": "gossip.topology=random"}),
     ({"algo": "dfedavg", "gossip.peers": 3, "gossip.topology": "random"}, {}),
 ]
@@ -216,6 +218,12 @@ UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [
 def test_keys_that_nothing_reads_are_told(values: dict[str, Any], needs: dict[str, str]) -> None:
     lines = RunConfig.make(values).unread()
     assert {line.partition("=")[0]: line.rpartition(" without ")[2] for line in lines} == needs
+
+
+def test_workers_keep_states_themselves() -> None:
+    line = "client-state='disk' has no effect: Ray keeps the states of the workers' clients"
+    values = {"client-state": "disk", "workers": 2}
+    assert RunConfig.make(values).unread() == [line.replace("'disk'", '"disk"')]
 
 
 def test_a_default_is_told_where_it_was_given() -> None:

@@ -44,7 +44,7 @@ ROOMS = {  # a module at the top of the package is a room too
         "torch flwr",
     ),
     "apps": Allowed("client_app server_app threads", ""),
-    "engine": Allowed(f"{APPS} memory threads", "torch flwr pandas"),
+    "engine": Allowed(f"{APPS} memory threads", "torch flwr pandas ray"),
     "analysis": Allowed(
         "core runs config task threads logbook", "torch pandas numpy bokeh matplotlib"
     ),

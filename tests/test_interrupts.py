@@ -117,6 +117,20 @@ def test_an_interrupt_without_a_number_is_ctrl_c() -> None:
     assert exit_code(KeyboardInterrupt()) == 130
 
 
+def test_an_interrupt_that_lost_its_number_gets_it_back() -> None:
+    """Ray raises a KeyboardInterrupt of its own where a signal came while it waited."""
+
+    def wait() -> None:
+        try:
+            send(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None
+
+    with pytest.raises(KeyboardInterrupt) as raised, interruptible(), interruptible():
+        wait()
+    assert exit_code(raised.value) == 143
+
+
 def test_under_nohup_a_lost_terminal_ends_nothing() -> None:
     code = (
         "import os, signal; from fedaccord.interrupts import interruptible\n"

@@ -238,7 +238,7 @@ def test_keys_without_effect_are_told_under_flower(
 ) -> None:
     """All keys arrive there, with the app's defaults where nobody set them."""
     monkeypatch.setattr(server_app, "run", lambda *_: None)
-    set_by_a_user = {"partition": "iid", "classes-per-client": 3, "fedprox.mu": 0.2}
+    set_by_a_user = {"partition": "iid", "classes-per-client": 3, "fedprox.mu": 0.2, "workers": 2}
     run_config = {**config.defaults(), "model": "linear", "algo": "fedavg", **set_by_a_user}
     context: Any = SimpleNamespace(run_config=run_config)
     grid: Any = None
@@ -246,6 +246,7 @@ def test_keys_without_effect_are_told_under_flower(
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
         "classes-per-client=3 has no effect: nothing reads it without partition=pathological",
         "fedprox.mu=0.2 has no effect: nothing reads it without algo=fedprox",
+        "workers=2 has no effect here: `fedaccord run` takes it",
     ]
 
 

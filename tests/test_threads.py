@@ -97,6 +97,11 @@ def test_what_is_set_is_taken_and_more_than_the_machine_has_is_refused() -> None
         threads.check(9)
 
 
+def test_workers_have_one_each_unless_told_otherwise() -> None:
+    work: Any = None
+    assert str(threads.of_task(0, work, work, workers=3)) == "1 thread: for each of 3 workers"
+
+
 def test_the_cores_are_those_of_the_process() -> None:
     assert 1 <= threads.cores() <= (os.cpu_count() or 1)
 

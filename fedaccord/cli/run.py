@@ -93,10 +93,10 @@ def federate(
                 # kept by load_task: the engine asks for the same task
                 task = load_task(settings.task, num_clients=settings.num_clients)
             clients = str(partition_report(task)).splitlines()[0]
-            chosen = str(threads.of_task(settings.threads, task, settings.strategy))
+            chosen = threads.of_task(settings.threads, task, settings.strategy, settings.workers)
             path = runs.place(settings.out_dir, settings.name, settings.flat)
             settings = replace(settings, out_dir=str(path.parent), name=path.name)
-            display = Display(console, settings, [clients, chosen, f"run directory: {path}"])
+            display = Display(console, settings, [clients, str(chosen), f"run directory: {path}"])
             with display.bar:
                 engine.run(settings, on_round=display.on_round, on_client=display.on_client, at=at)
     except KeyboardInterrupt as error:

@@ -2,11 +2,14 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedaccord.core.visit import TrainInstruction, Visit
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.fleet import LATE, Reading
+
+if TYPE_CHECKING:
+    from fedaccord.engine.workers import WorkersFleet
 
 log = logging.getLogger("flwr")
 
@@ -22,7 +25,7 @@ class FaultyFleet:
     twice, and it answers twice. crash: its memory is gone before the message comes.
     """
 
-    def __init__(self, fleet: LocalFleet, faults: Faults) -> None:
+    def __init__(self, fleet: "LocalFleet | WorkersFleet", faults: Faults) -> None:
         self.fleet = fleet
         self.faults = faults
         self._late: list[tuple[int, int]] = []  # (round, client) whose replies are under way

@@ -3,7 +3,8 @@
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,6 +30,8 @@ from fedaccord.wire.tensor_array import to_tensor
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedaccord.engine.workers import WorkersFleet
+
 log = logging.getLogger("flwr")
 
 
@@ -47,7 +50,7 @@ def run(
     report = partition_report(task)
     counts = {"duplicated": report.duplicated, "unused": report.unused}
     facts = {name: count for name, count in counts.items() if count is not None}
-    chosen = threads.of_task(config.threads, task, config.strategy)
+    chosen = threads.of_task(config.threads, task, config.strategy, config.workers)
     with chosen.in_use():
         precision = logbook.as_begun(config, "precision", at)
         if precision == "auto":
@@ -60,10 +63,40 @@ def run(
         choice = vectorized.choose(asked, task, config.strategy)
         log.info("%s", choice)
         config = config.having("vectorize", "on" if choice.vectorize else "off")
-        rounds, asked = config.num_server_rounds, config.client_state
-        memories = states.memories(asked, config.strategy, task, rounds)
-        fleet = LocalFleet(task, on_client, choice.vectorize, memories)
-        return server_app.run(fleet, config, task, on_round, at, partition=facts)
+        load = partial(load_task, config.task, num_clients=config.num_clients)
+        with _fleet(config, config.strategy, task, load, choice.vectorize, on_client) as fleet:
+            return server_app.run(fleet, config, task, on_round, at, partition=facts)
+
+
+def _fleet(
+    config: RunConfig,
+    strategy: FederatedStrategy,
+    task: Task,
+    load: Callable[[], Task] | None,
+    vectorize: bool,
+    on_client: Callable[[int], None] | None = None,
+) -> AbstractContextManager["LocalFleet | WorkersFleet"]:
+    """The clients in this process, or in workers; load: gives a worker its task, None: this one."""
+    if not config.workers:
+        asked, rounds = config.client_state, config.num_server_rounds
+        memories = states.memories(asked, strategy, task, rounds)
+        return nullcontext(LocalFleet(task, on_client, vectorize, memories))
+    try:
+        from fedaccord.engine.workers import workers_fleet  # with Ray, which takes a second
+    except ImportError as error:
+        raise ValueError(
+            f"workers: expected Ray, found none ({error}); pip install 'flwr[simulation]'"
+        ) from None
+    return workers_fleet(
+        task,
+        load,
+        workers=config.workers,
+        address=config.ray_address,
+        threads=torch.get_num_threads(),
+        gpus=config.gpus_per_worker,
+        vectorize=vectorize,
+        on_client=on_client,
+    )
 
 
 def partition_report(task: Task) -> partition.Report:
@@ -167,26 +200,21 @@ def simulate(
     if strategy.pools:
         among = config.flat["num-clients"]
         strategy.local_steps = strategy.mean_steps(task.num_examples(0), among)
-    chosen = threads.of_task(config.threads, task, strategy)
+    chosen = threads.of_task(config.threads, task, strategy, config.workers)
     choice = vectorized.choose(vectorize, task, strategy)
-    with quiet():
-        memories = states.memories(config.client_state, strategy, task, rounds)
-    local = LocalFleet(task, vectorize=choice.vectorize, memories=memories)
-    fleet: LocalFleet | FaultyFleet = local
-    if faults is not None:
-        fleet = FaultyFleet(local, faults)
-    recorder = Recorder(strategy, local.state, weights=record == "weights")
-    strategy.on_round = recorder
     initial = server_app.initial_arrays(task, strategy.precision)
-    state = None
-    if resume is not None:
-        found = Checkpoints(Path(resume) / logbook.FOLDER).load()
-        if isinstance(algo, str):
-            check_resumed(config, found.facts["settings"])
-        state = logbook.restore(strategy, fleet, found)
-    with chosen.in_use(), quiet():
+    with chosen.in_use(), quiet(), _fleet(config, strategy, task, None, choice.vectorize) as own:
+        fleet = own if faults is None else FaultyFleet(own, faults)
+        recorder = Recorder(strategy, own.state, weights=record == "weights")
+        strategy.on_round = recorder
+        state = None
+        if resume is not None:
+            found = Checkpoints(Path(resume) / logbook.FOLDER).load()
+            if isinstance(algo, str):
+                check_resumed(config, found.facts["settings"])
+            state = logbook.restore(strategy, fleet, found)
         server_app.start(strategy, fleet, initial, task, rounds, config.eval_train, state)
-    return recorder.history()
+        return recorder.history()
 
 
 def _precision(dtype: torch.dtype) -> str:

@@ -54,6 +54,9 @@ class Task:
         tested = 0 if self.test is None else len(self.test[0])
         return f"Task({self.clients}, {tested} test samples, on {self.device})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_models": {}, "_graphs": {}}  # made anew in another process
+
     def model(self, precision: str = "float32") -> FlatModel:
         """The model to compute with, made once and used again: set its w before you use it."""
         dtype = dtype_of(precision)

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -316,3 +317,9 @@ def test_quiet_lets_warnings_through(flower_log: list[logging.LogRecord]) -> Non
         raise RuntimeError
     assert [r.getMessage() for r in flower_log] == ["a client was dropped"]
     assert log.level == logging.INFO
+
+
+def test_workers_need_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fedaccord.engine.workers", None)
+    with pytest.raises(ValueError, match="workers: expected Ray, found none"):
+        history(workers=2)

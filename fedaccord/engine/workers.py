@@ -1,0 +1,340 @@
+"""The clients in Ray actors, on this machine or on a cluster.
+
+What the clients of a round are sent is one Ray object; answers come back as arrays in Ray's shared
+memory, and states stay there: Ray brings them to the worker that needs them and moves them to disk
+where memory is short. A client's answer does not depend on its worker, and answers are summed in
+the order of clients: at as many threads the weights are those of `LocalFleet`, bit for bit.
+"""
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import ray
+import torch
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
+
+from fedaccord.client import store
+from fedaccord.client.store import LostState, Memory, Version
+from fedaccord.core.vectors import leaves, map_vectors
+from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
+from fedaccord.engine.cluster import ray_for, share_tensors
+from fedaccord.engine.fleet import BYTES, LocalFleet, describe
+from fedaccord.federation.errors import FederationError, last_line
+from fedaccord.federation.fleet import LATE, Reading
+from fedaccord.memory import keep_freed_memory
+from fedaccord.task import Task
+
+log = logging.getLogger("flwr")
+
+SHARES = 4  # of a cohort for each worker: the later ones even out how long the first took
+DIED = "its worker process died, alone with it too: perhaps it needs more memory than there is"
+GONE = "its state was lost with the machine that held it"
+
+
+class Share(NamedTuple):
+    """What one worker is asked in one call."""
+
+    asked: Sequence[TrainInstruction]
+    states: Sequence[Any]  # the Ray object of the state that each client begins with, or None
+    again: bool = False  # a worker died over it
+
+    def apart(self) -> "list[Share]":
+        """A share for each client, for other workers."""
+        return [Share([a], [s], True) for a, s in zip(self.asked, self.states, strict=True)]
+
+
+Send = Callable[[Any, Share], list[Any]]  # (actor, share) -> the Ray objects that it will give
+
+
+class Worker:
+    """In an actor: the task, and one call after another; it keeps no client's state."""
+
+    def __init__(self, load: Callable[[], Task], threads: int, vectorize: bool) -> None:
+        share_tensors()
+        keep_freed_memory()  # this process is ours
+        torch.set_num_threads(threads)
+        self.fleet = LocalFleet(load(), vectorize=vectorize)
+        self.round: tuple[Any, Mapping[int, Visit]] = (None, {})
+
+    def device(self) -> str:
+        return torch.device(self.fleet.task.device).type
+
+    def train(
+        self, round: Sequence[Any], clients: Sequence[int], timeout: float, *states: Any
+    ) -> list[Any]:
+        """The readings of the clients, then the state of each after it, None where it failed.
+
+        round: one Ray object, client -> its visit, in a list so that it comes as it is.
+        """
+        if self.round[0] != round[0]:
+            self.round = round[0], ray.get(round[0])
+        visits = [self.round[1][i] for i in clients]
+        self._restore([visit.instruction for visit in visits], states)
+        readings = self.fleet.train(visits, timeout)
+        t = visits[0].instruction.round
+        after = [
+            self.fleet.state(i, t) if isinstance(readings[i], Answer) else None for i in clients
+        ]
+        return [[readings[i] for i in clients], *after]
+
+    def test(
+        self, questions: Sequence[TrainInstruction], timeout: float, *states: Any
+    ) -> list[Mapping[str, float] | str]:
+        self._restore(questions, states)
+        return self.fleet.test(questions, timeout)
+
+    def _restore(self, asked: Iterable[TrainInstruction], states: Iterable[Any]) -> None:
+        pairs = zip(asked, states, strict=True)
+        self.fleet.restore((a.client, (a.accepted, s)) for a, s in pairs if s is not None)
+
+
+class Seat:
+    """A worker as this process sees it: idle, at a share, or starting (no share)."""
+
+    def __init__(self, start: Callable[[], Any]) -> None:
+        self._start = start
+        self.begin()
+
+    def begin(self) -> None:
+        self.actor = self._start()
+        self.share: Share | None = None
+        self.waits: list[Any] = [self.actor.device.remote()]  # Ray objects; empty: idle
+
+    def begin_again(self) -> None:
+        ray.kill(self.actor)
+        self.begin()
+
+    def take(self, share: Share, send: Send) -> None:
+        self.share, self.waits = share, send(self.actor, share)
+
+    def free(self) -> tuple[Share | None, list[Any]]:
+        done = self.share, self.waits
+        self.share, self.waits = None, []
+        return done
+
+
+class WorkersFleet:
+    """C clients whose visits are dealt to workers, the largest clients first.
+
+    A worker that dies is replaced, and its clients are asked again; one that is past the time of a
+    round is ended. A client whose state went with a machine answers that it is lost.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        start: Callable[[], Any],
+        workers: int,
+        vectorize: bool = False,
+        on_client: Callable[[int], None] | None = None,
+    ) -> None:
+        """start: begins an actor of `Worker`. Raises ValueError where one does not come up."""
+        self.task = task
+        self.num_clients = len(task.clients)
+        self.memories: dict[int, Memory] = {}  # of the clients that were visited: Ray objects
+        self.vectorize = vectorize
+        self._on_client = on_client  # called after each visit with the client's number
+        self._seats = [Seat(start) for _ in range(workers)]
+        try:
+            devices = ray.get([seat.free()[1][0] for seat in self._seats])
+        except RayError as error:
+            raise ValueError(f"workers: a worker did not start: {last_line(str(error))}") from None
+        here = torch.device(task.device).type
+        if here != "cpu" and "cpu" in devices:
+            raise ValueError(
+                f"gpus-per-worker: expected a share for workers on {here}, got 0; or device=cpu"
+            )
+
+    def connect(self, seconds: float) -> None:
+        pass
+
+    def here(self) -> Sequence[int]:
+        return range(self.num_clients)
+
+    def train(self, visits: Sequence[Visit], timeout: float) -> Mapping[int, Reading]:
+        deadline = time.monotonic() + timeout
+        round = ray.put({visit.instruction.client: visit for visit in visits})
+
+        def send(actor: Any, share: Share) -> list[Any]:
+            method = actor.train.options(num_returns=1 + len(share.asked))
+            clients = [asked.client for asked in share.asked]
+            found: list[Any] = method.remote([round], clients, deadline - _now(), *share.states)
+            return found
+
+        readings: dict[int, Reading] = {}
+        questions = [visit.instruction for visit in visits]
+        most = BYTES // max(1, _bytes(visits[0].down)) if visits else 1
+        for asked, reading, state in self._ask(questions, send, deadline, max(1, most)):
+            readings[asked.client] = reading
+            if isinstance(reading, Answer):
+                memory = self.memories.get(asked.client)
+                self.memories[asked.client] = store.remember(memory, asked, state)
+            if self._on_client:
+                self._on_client(asked.client)
+        return {asked.client: readings[asked.client] for asked in questions}
+
+    def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
+        kept = {}
+        for i, memory in sorted(self.memories.items()):
+            version = store.version(memory, accepted[i])
+            if version is None:
+                continue
+            if _is_lost(version.state):
+                log.warning("no state of client %d in the checkpoint: %s", i, GONE)
+            else:
+                kept[i] = version.round, ray.get(version.state)
+        return kept
+
+    def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
+        self.memories = {i: Memory(Version(t, ray.put(state))) for i, (t, state) in states}
+
+    def state(self, client: int, round: int) -> Any:
+        """A copy of the client's state after the step of a round; None: it has none."""
+        version = store.version(self.memories.get(client), round)
+        if version is None or _is_lost(version.state):
+            return None
+        return map_vectors(torch.clone, ray.get(version.state))
+
+    def test(
+        self, questions: Sequence[TrainInstruction], timeout: float
+    ) -> list[Mapping[str, float] | str]:
+        deadline = time.monotonic() + timeout
+
+        def send(actor: Any, share: Share) -> list[Any]:
+            return [actor.test.remote(share.asked, deadline - _now(), *share.states)]
+
+        found = {a.client: r for a, r, _ in self._ask(questions, send, deadline)}
+        readings = [found[asked.client] for asked in questions]
+        return [GONE if isinstance(reading, Lost) else reading for reading in readings]
+
+    def close(self) -> None:
+        for seat in self._seats:
+            ray.kill(seat.actor)
+
+    # --- shares and workers -----------------------------------------------------------------------
+
+    def _ask(
+        self, questions: Sequence[TrainInstruction], send: Send, deadline: float, most: int = 100
+    ) -> Iterator[tuple[TrainInstruction, Any, Any]]:
+        """(question, reading, Ray object of the state after it) as they come; most: in a share.
+
+        Raises FederationError where no worker is left.
+        """
+        pairs = []
+        for asked in questions:
+            try:
+                pairs.append((asked, store.recall(self.memories.get(asked.client), asked)))
+            except LostState:
+                yield asked, Lost(asked.accepted), None
+            except ValueError as error:
+                yield asked, describe(error), None
+        left = deque(self._deal(pairs, most))
+        while left or any(seat.share for seat in self._seats):
+            for seat in self._seats:
+                if left and not seat.waits:
+                    seat.take(left.popleft(), send)
+            waiting = {seat.waits[0]: seat for seat in self._seats if seat.waits}
+            ready, _ = ray.wait([*waiting], timeout=max(0.0, deadline - _now()))
+            if not ready:
+                break
+            seat = waiting[ready[0]]
+            share, (first, *after) = seat.free()
+            try:
+                readings = ray.get(first)
+            except ObjectLostError:
+                assert share is not None
+                lost = [s is not None and _is_lost(s) for s in share.states]
+                for part, is_lost in zip(share.apart(), lost, strict=True):
+                    if is_lost:
+                        yield part.asked[0], Lost(part.asked[0].accepted), None
+                    else:
+                        left.append(part)
+            except RayTaskError as error:  # what LocalFleet does not take for a client's mistake
+                assert share is not None
+                reason = describe(error.cause)
+                yield from ((asked, reason, None) for asked in share.asked)
+            except RayError as error:
+                if share is None:
+                    self._give_up(seat, error)
+                    continue
+                seat.begin_again()
+                what = "a worker process died: another one starts"
+                if share.again:
+                    log.warning("%s", what)
+                    yield share.asked[0], DIED, None
+                else:
+                    log.warning("%s, and %d clients are asked again", what, len(share.asked))
+                    left.extend(share.apart())
+            else:
+                if share is not None:
+                    states = after or [None] * len(readings)
+                    yield from zip(share.asked, readings, states, strict=True)
+        for seat in self._seats:
+            if seat.share is not None:
+                left.append(seat.share)
+                seat.begin_again()
+        yield from ((asked, LATE, None) for share in left for asked in share.asked)
+
+    def _deal(self, pairs: Sequence[tuple[TrainInstruction, Any]], most: int) -> Iterator[Share]:
+        """Shares of about as much work each, the largest clients first."""
+        pairs = sorted(pairs, key=lambda pair: -self.task.num_examples(pair[0].client))
+        wanted = len(self._seats) * (1 if self.vectorize else SHARES)
+        number = max(min(wanted, len(pairs)), math.ceil(len(pairs) / most))
+        for k in range(number):
+            asked, states = zip(*pairs[k::number], strict=True)
+            yield Share(asked, states)
+
+    def _give_up(self, seat: Seat, error: RayError) -> None:
+        """Go on without a worker that does not start again."""
+        reason = last_line(str(error))
+        self._seats.remove(seat)
+        if not self._seats:
+            raise FederationError(f"no worker process is left: {reason}")
+        log.warning("a worker did not start again: %s; %d left", reason, len(self._seats))
+
+
+@contextmanager
+def workers_fleet(
+    task: Task,
+    load: Callable[[], Task] | None,
+    *,
+    workers: int,
+    address: str,
+    threads: int,
+    gpus: float,
+    vectorize: bool = False,
+    on_client: Callable[[int], None] | None = None,
+) -> Iterator[WorkersFleet]:
+    """A block with so many workers, which end with it; see `ray_for` for what they need.
+
+    load: gives a worker its task; None: it is sent this one.
+    """
+    with ray_for(workers, address, threads, gpus) as resources:
+        get: Callable[[], Any] = load or partial(ray.get, ray.put(task))
+        start = partial(ray.remote(Worker).options(**resources).remote, get, threads, vectorize)
+        fleet = WorkersFleet(task, start, workers, vectorize, on_client)
+        try:
+            yield fleet
+        finally:
+            fleet.close()
+
+
+def _is_lost(ref: Any) -> bool:
+    try:
+        ray.get(ref)
+    except ObjectLostError:
+        return True
+    return False
+
+
+def _bytes(value: Any) -> int:
+    return sum(v.numel() * v.itemsize for _, v in leaves(value))
+
+
+_now = time.monotonic

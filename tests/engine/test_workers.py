@@ -1,0 +1,306 @@
+"""Clients in Ray actors: the bits of one process, whatever becomes of a worker."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedaccord import simulate
+from fedaccord.client.store import Memory, Version
+from fedaccord.config import RunConfig
+from fedaccord.core.vectors import leaves
+from fedaccord.engine import History
+from fedaccord.federation.fleet import LATE
+from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.task import Clients, Task
+from tests.engine.test_resume import run as run_config
+from tests.engine.test_resume import settings as settings  # a fixture
+from tests.engine.test_resume import written
+from tests.engine.test_vectorize import COHORTS, EVERYONE, SIZES, SOME, clients, module, small
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.flower  # it starts Ray
+TRAP = "FEDACCORD_TEST_TRAP"  # names the file that tells a loss what to do, once
+MODULE: Any = sys.modules["fedaccord.engine.simulate"]
+HERE = MODULE._fleet  # the fleet of a run without workers
+
+
+class Kept(NamedTuple):
+    c: Tensor
+
+
+def loss(predictions: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy; what a trap says befalls the first who finds it, "always" whoever does."""
+    trap = Path(os.environ[TRAP])
+    kind = trap.read_text() if trap.exists() else ""
+    if kind and not kind.startswith("always"):
+        try:
+            trap.rename(trap.with_suffix(".sprung"))
+        except FileNotFoundError:  # another one was first
+            kind = ""
+    if "dies" in kind:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "sleeps" in kind:
+        time.sleep(600)
+    if "raises" in kind:
+        raise ValueError("the trap")
+    return F.cross_entropy(predictions, y)
+
+
+@pytest.fixture(scope="module")
+def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    os.environ[TRAP] = str(tmp_path_factory.mktemp("trap") / "trap")
+    yield Path(os.environ[TRAP])
+    del os.environ[TRAP]
+
+
+@pytest.fixture(scope="module")
+def own_ray(trap: Path) -> Iterator[None]:
+    ray.init("local", num_cpus=2, object_store_memory=10**8, include_dashboard=False)
+    yield
+    ray.shutdown()
+
+
+def task() -> Task:
+    xs, ys = zip(*clients(), strict=True)
+    return Task(module, Clients(xs, ys), loss=loss)
+
+
+def no_data() -> Task:
+    raise FileNotFoundError("no data here")
+
+
+@contextmanager
+def workers(task: Task, **more: Any) -> Iterator[Any]:
+    from fedaccord.engine.workers import workers_fleet
+
+    of = {"load": None, "workers": 2, "address": "local", "threads": 1, "gpus": 0.0} | more
+    with workers_fleet(task, **of) as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def one_fleet(own_ray: None) -> Iterator[Any]:
+    with workers(task()) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(one_fleet: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two workers of which every call of `simulate` in a test has the use."""
+    one_fleet.restore([])
+    monkeypatch.setattr(MODULE, "_fleet", lambda *_: nullcontext(one_fleet))
+    return one_fleet
+
+
+def assert_same(one: History, other: History) -> None:
+    """Bit by bit: models, states of clients, and every number but seconds."""
+    assert one.weights is not None
+    assert other.weights is not None
+    assert one.averages is not None
+    assert other.averages is not None
+    assert torch.equal(one.weights, other.weights)
+    assert torch.equal(one.averages, other.averages)
+    for mine, theirs in zip(one.clients, other.clients, strict=True):
+        assert type(mine) is type(theirs)
+        for (name, v), (_, w) in zip(leaves(mine), leaves(theirs), strict=True):
+            assert torch.equal(v, w), name
+    pd.testing.assert_frame_equal(
+        one.metrics.drop(columns="seconds"), other.metrics.drop(columns="seconds")
+    )
+
+
+def run(method: FederatedStrategy, cohorts: Any = COHORTS, **more: Any) -> History:
+    return simulate(
+        method,
+        clients=clients(),
+        model=module(),
+        rounds=len(cohorts),
+        participation=cohorts,
+        dtype=torch.float64,
+        record="weights",
+        **more,
+    )
+
+
+def run_here(method: FederatedStrategy, **more: Any) -> History:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MODULE, "_fleet", HERE)
+        return run(method, **more)
+
+
+@pytest.mark.parametrize(("name", "plugins"), SOME)
+def test_every_method(name: str, plugins: str, fleet: Any) -> None:
+    everyone = small(name, plugins).topology.everyone or name == "fedpd"
+    cohorts = EVERYONE if everyone else COHORTS
+    here = run_here(small(name, plugins), cohorts=cohorts)
+    assert_same(run(small(name, plugins), cohorts), here)
+    assert len(fleet.memories) == len(SIZES)
+
+
+@pytest.fixture(scope="module")
+def alone() -> History:
+    return run_here(small("scaffold"))
+
+
+def test_a_worker_that_dies_changes_no_bit(
+    alone: History,
+    fleet: Any,
+    trap: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In the second round, when clients have states."""
+    seen: list[int] = []
+
+    def on_client(client: int) -> None:
+        seen.append(client)
+        if len(seen) == len(COHORTS[0]):
+            trap.write_text("dies")
+
+    monkeypatch.setattr(fleet, "_on_client", on_client)
+    before = {seat.actor for seat in fleet._seats}
+    assert_same(run(small("scaffold")), alone)
+    assert len(before & {seat.actor for seat in fleet._seats}) == 1
+    assert sorted(seen) == sorted(i for cohort in COHORTS for i in cohort)
+    assert "a worker process died: another one starts, and 1 clients" in caplog.text
+
+
+def test_the_largest_clients_go_first_and_shares_are_even(fleet: Any) -> None:
+    """Sizes of clients are 7, 3, 5, 9, 2; two workers take up to four shares each."""
+
+    def deal(clients: Any, most: int = 100) -> list[list[int]]:
+        pairs: Any = [(SimpleNamespace(client=i), None) for i in clients]
+        return [[asked.client for asked in share.asked] for share in fleet._deal(pairs, most)]
+
+    assert deal(range(5)) == [[3], [0], [2], [1], [4]]
+    assert list(map(len, deal([*range(5)] * 4))) == [3] * 4 + [2] * 4
+    assert deal([*range(5)] * 4)[0] == [3, 2, 4]
+    assert max(map(len, deal([*range(5)] * 4, most=2))) == 2
+    assert deal([]) == []
+
+
+def test_a_client_that_kills_its_workers_is_dropped(
+    alone: History, fleet: Any, trap: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trap.write_text("always dies")
+    methods = [small("scaffold") for _ in range(2)]
+    with pytest.raises(RuntimeError, match="none of 1 rounds counted"):
+        run(methods[0], [[2]])
+    assert "dropped client 2: its worker process died, alone with it too" in caplog.text
+    trap.unlink()
+    fleet.restore([])
+    assert_same(run(methods[1]), alone)
+
+
+def test_a_client_that_raises_is_dropped_with_its_reason(
+    fleet: Any, trap: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trap.write_text("raises")
+    history = run(small("scaffold"))
+    assert history.metrics["dropped"].tolist()[1:] == [1, 0, 0, 0]
+    assert ": ValueError: the trap" in caplog.text
+
+
+def test_a_worker_past_the_time_of_a_round_is_ended(
+    fleet: Any, trap: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first round has three seconds, in which one client sleeps for ten minutes."""
+    trap.write_text("sleeps")
+    method = small("scaffold")
+    method.round_timeout = 3.0
+    monkeypatch.setattr(fleet, "_on_client", lambda _: setattr(method, "round_timeout", 300.0))
+    dropped = run(method).metrics["dropped"].tolist()[1:]
+    assert dropped[0] >= 1
+    assert dropped[1:] == [0, 0, 0]
+    assert LATE in caplog.text
+
+
+def test_a_state_that_is_lost_makes_a_first_visit(
+    fleet: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from ray._private.internal_api import free
+
+    large, seen = ray.put(torch.zeros(10**6)), []
+    free([large])  # as if its machine were gone
+
+    def on_client(client: int) -> None:
+        seen.append(client)
+        if len(seen) == len(COHORTS[0]):
+            fleet.memories[1] = Memory(Version(0, large))
+
+    monkeypatch.setattr(fleet, "_on_client", on_client)
+    history = run(small("scaffold"))
+    assert history.metrics["dropped"].tolist()[1:] == [0, 1, 0, 0]
+    assert "dropped client 1: lost its state of round 1" in caplog.text
+    fleet.memories[2] = Memory(Version(3, large))
+    assert 2 not in fleet.kept([3] * 5)  # a checkpoint goes without it
+    assert "no state of client 2" in caplog.text
+
+
+def test_a_network_that_fails(fleet: Any) -> None:
+    """The faults of `simulate` stand before the workers as before one process."""
+
+    def faults(t: int, i: int) -> str | None:
+        return {(1, 3): "lost-reply", (2, 0): "crash", (3, 1): "duplicate"}.get((t, i))
+
+    here = run_here(small("scaffold"), faults=faults)
+    assert here.metrics["dropped"].tolist()[1:] == [0, 1, 1, 0]
+    assert_same(run(small("scaffold"), faults=faults), here)
+
+
+def test_many_clients_in_one_call(own_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker takes its share of a cohort in one call; the last bits may differ."""
+    here = run_here(small("scaffold"))
+    with workers(task(), workers=1, vectorize=True) as own:
+        monkeypatch.setattr(MODULE, "_fleet", lambda *_: nullcontext(own))
+        there = run(small("scaffold"))
+    assert here.weights is not None
+    assert there.weights is not None
+    torch.testing.assert_close(there.weights, here.weights, rtol=1e-10, atol=1e-12)
+
+
+def test_a_run_goes_on_with_workers(own_ray: None, settings: dict[str, Any]) -> None:
+    """Two rounds in one process, the rest in two workers, which load the task themselves."""
+    whole = run_config(RunConfig.make(settings | {"algo": "scaffold", "name": "whole"}))
+    parts = settings | {"algo": "scaffold", "name": "parts", "threads": 0}
+    run_config(RunConfig.make(parts | {"num-server-rounds": 2}))
+    again = run_config(RunConfig.make(parts | {"resume": True, "workers": 2}))
+    assert written(again.path) == written(whole.path)
+
+
+def test_states_beyond_the_memory_for_them_go_to_disk(own_ray: None) -> None:
+    """Of 60 clients 4 MB each, in a store of 100 MB."""
+    d, fresh = 10**6, partial(nn.Linear, 1000, 1000, bias=False)
+    samples = [(torch.ones(1, 1000), torch.ones(1, 1000))] * 60
+    own = Task(lambda: fresh(), Clients(*zip(*samples, strict=True)), loss=F.mse_loss)
+    with workers(own, workers=1) as fleet:
+        fleet.restore((i, (0, Kept(torch.full((d,), float(i))))) for i in range(60))
+        kept = fleet.kept([0] * 60)
+        assert all(float(state.c[0]) == i for i, (_, state) in kept.items())
+
+
+def test_what_cannot_begin_is_refused_in_a_line(own_ray: None) -> None:
+    from fedaccord.engine import cluster
+
+    with pytest.raises(ValueError, match="workers: expected 8 CPUs for 4 workers of 2, got 2; low"):
+        cluster._check_room(4, 2, 0.0)
+    with pytest.raises(
+        ValueError, match=r"expected 1 GPUs for 2 workers of 0.5, got 0; .* gpus-per"
+    ):
+        cluster._check_room(2, 1, 0.5)
+    with pytest.raises(ValueError, match=r"a worker did not start: .*no data here"):  # noqa: SIM117
+        with workers(task(), workers=1, load=no_data):
+            pass
