@@ -144,15 +144,19 @@ def _show(console: Console, study: "Study", options: "Options", folder: Path | N
             rounds = study.rounds_of(cell)
             number = rounds * gradients(RunConfig.make(own[0].job.settings))
             hours = estimate.hours(own)
-            rows.append([cell.name, str(len(own)), str(rounds), f"{number:.3g}", f"{hours:.2g}"])
+            rows.append([cell.name, str(len(own)), str(rounds), f"{number:,.0f}", _hours(hours)])
         total = estimate.hours(runs)
     console.print(as_table(["cell", "runs", "rounds", "gradients a run", "hours left"], rows))
     processes = estimate.processes
     console.print(
-        f"{len(runs)} runs; about {total:.2g} hours left with {processes} "
+        f"{len(runs)} runs; about {_hours(total)} hours left with {processes} "
         f"process{'es' if processes > 1 else ''}",
         soft_wrap=True,
     )
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours > 10 else f"{hours:.2g}"
 
 
 def _listed(table: "Table") -> Sequence[str]:

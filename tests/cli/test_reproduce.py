@@ -68,7 +68,7 @@ def test_a_dry_run_tells_the_cost_and_writes_nothing(tmp_path: Path) -> None:
     rows = [line.split() for line in stdout.splitlines()]
     # 300 rounds of 1 client with 8 steps; digits: 1,437 samples in batches of 50
     assert [row[:4] for row in rows if row[:1] == ["fedavg/dir-0.1"]] == [
-        ["fedavg/dir-0.1", "2", "300", "2.4e+03"]
+        ["fedavg/dir-0.1", "2", "300", "2,400"]
     ]
     assert "6 runs; about " in stdout
     assert "hours left with 1 process" in stdout

@@ -15,7 +15,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from fedaccord.reproduce import Cell, Study
+from fedaccord.reproduce import Cell, Study, find
 from fedaccord.reproduce.study import Done
 from fedaccord.runs import origin
 from fedaccord.sweep.plan import Options
@@ -106,6 +106,24 @@ def test_cells_with_the_same_settings_share_a_run(tmp_path: Path) -> None:
     results = finish(study(cells=cells, seeds=(0,)), tmp_path)
     assert len(results) == 2
     assert len([*(tmp_path / "runs").iterdir()]) == 1
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "feddyn"])
+def test_a_cell_of_several_tables_is_one_run(algo: str) -> None:
+    cells = {
+        "fedinit-table1": f"{algo}/resnet18/cifar10/10%-100/dir-0.1",
+        "fedinit-figure1": f"{algo}/K=5",
+        "afedpd-table2": f"{algo}/resnet18/cifar10/dir-0.1",
+        "afedpd-figure2": f"{algo}/interval=50",
+    }
+    if algo == "fedavg":
+        cells["fedinit-table3"] = "beta=0/*"
+    names = set()
+    for name, pattern in cells.items():
+        table = find(name)
+        (run,) = Study.make(table, table.matching([pattern]), (0,), None, {}).runs(Path())
+        names.add(run.job.name)
+    assert len(names) == 1
 
 
 def test_changes_are_named_but_for_those_of_place_and_speed(tmp_path: Path) -> None:
