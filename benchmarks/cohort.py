@@ -1,16 +1,20 @@
-"""Milliseconds a client's local step takes, one client at a time and as a cohort.
+"""Milliseconds of a client's local step in a whole round, one client at a time and many at once.
 
     python benchmarks/cohort.py                        # the table
     python benchmarks/cohort.py mlp64 --cohorts 100    # one model, one size
     python benchmarks/cohort.py --check                # exit 1 where a target is missed
+    python benchmarks/cohort.py --markdown docs/results/cohort.md
 
 CPU time with one thread. The contestants take turns, each repetition in another order, and every
-ratio is taken within a repetition. Batches lie prepared in memory, FedAvg's rule, no clipping.
+ratio is taken within a repetition.
 
     bare      one client at a time: forward, backward and an SGD step in plain PyTorch
-    solver    one client at a time through `client_round`
+    round     a round of the in-process engine with `vectorize=off`
     bare n    n clients: torch.vmap over stacks of the parameters, torch.func.grad, an SGD step
-    cohort n  n clients through `client_round`
+    round n   a round of the in-process engine with `vectorize=on`
+
+Bare steps have their batches prepared in memory. A round is all of it but the evaluation: messages,
+batches cut and shuffled, checks, the server's step, metrics. FedAvg without clipping or decay.
 """
 
 import argparse
@@ -19,27 +23,27 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import timing
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from fedaccord.core.plugin import ClientHalf
-from fedaccord.core.rounds import client_round
-from fedaccord.core.rule import LocalConfig, LocalRule, Model, Stateless
-from fedaccord.task import models
-from fedaccord.task.cohort_solver import CohortSolver, Stack
-from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.solver import SequentialSolver
+from fedaccord.config import RunConfig
+from fedaccord.engine.vectorize import choose
+from fedaccord.task import Clients, Task
 
-LR, ALONE = 0.001, 10  # clients that a repetition takes one at a time
-TARGET = 1.5  # of the bare steps
+LR, ALONE = 0.001, 30  # clients that a repetition of bare steps takes one at a time
+POOL, HELD = 2000, 100  # samples in all, and of each client, drawn with replacement
+FLAT = (64,)  # numbers of an image of the digits
 
 
 def dense(*sizes: int) -> nn.Module:
-    layers: list[nn.Module] = [nn.Flatten()]
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
@@ -47,84 +51,132 @@ def dense(*sizes: int) -> nn.Module:
 
 def convolutions() -> nn.Module:
     """A small network for 8x8 images: 6,090 parameters."""
+    torch.manual_seed(0)
     layers: list[nn.Module] = []
     for inputs, outputs in ((1, 16), (16, 32)):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(128, 10))
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "linear": (lambda: dense(64, 10), (64,)),
-    "mlp64": (lambda: dense(64, 64, 10), (64,)),
-    "cnn": (convolutions, (1, 8, 8)),
-    "mlp": (lambda: dense(784, 200, 200, 10), (784,)),
-    "lenet": (lambda: models.build("lenet", (3, 32, 32), 10), (3, 32, 32)),
+MODELS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": ("linear 64-10", partial(dense, 64, 10), FLAT),
+    "mlp64": ("MLP 64-64-10", partial(dense, 64, 64, 10), FLAT),
+    "cnn": ("CNN, 8x8 images", convolutions, (1, 8, 8)),
+    "mlp200": ("MLP 64-200-200-10", partial(dense, 64, 200, 200, 10), FLAT),
+    "mlp784": ("MLP 784-200-200-10", partial(dense, 784, 200, 200, 10), (784,)),
 }
+Found = dict[str, list[float]]  # milliseconds of a client's step in each repetition, by contestant
+Contestants = dict[str, tuple[Callable[[], object], int]]  # what to run, and its client-steps
+MOST = 1.5  # of the bare steps
+GAINS = {("mlp64", 8, 100): 4.0, ("mlp64", 50, 100): 2.5}  # at least
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", help=f"default: {', '.join(MODELS)}")
     timing.add_options(parser)
-    parser.set_defaults(threads=1, clock="cpu", repetitions=9)
+    parser.set_defaults(threads=1, clock="cpu", repetitions=5)
     parser.add_argument("--cohorts", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 50])
-    parser.add_argument("--steps", type=int, default=5, help="of each client in a repetition")
+    parser.add_argument("--steps", type=int, default=10, help="of each client in a round")
     options = parser.parse_args()
     names = options.models or [*MODELS]
     if unknown := [name for name in names if name not in MODELS]:
         sys.exit(f"unknown model {unknown[0]!r}; known: {', '.join(MODELS)}")
     timing.prepare(options)
-    print(
+    head = [
         f"{timing.hardware(options)}, {torch.get_num_threads()} thread(s), torch "
-        f"{torch.__version__}; {options.steps} steps a client, {options.repetitions} repetitions; "
-        f"{options.clock} time\n\n"
-        "| model | batch | clients | bare | solver / bare | bare cohort | cohort | cohort / bare "
-        "cohort | gain |\n| --- | --: | --: | --: | --: | --: | --: | --: | --: |"
-    )
-    missed = []
+        f"{torch.__version__}; {options.steps} steps a client, {options.repetitions} repetitions, "
+        f"median (min to max); milliseconds a client's step, {options.clock} time",
+        "",
+        "| model | batch | clients | bare | round / bare | bare n | round n / bare n "
+        "| gain: round / round n | `auto` takes |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --- |",
+    ]
+    print("\n".join(head))
+    rows, missed = [], []
     for name in names:
         for batch in options.batches:
             for n in options.cohorts:
-                missed += line(name, batch, n, options)
+                row, misses = line(name, batch, n, options)
+                print(row, flush=True)
+                rows.append(row)
+                missed += misses
+    if options.markdown:
+        options.markdown.write_text(page([*head, *rows], missed))
     if options.check and missed:
         sys.exit("\n".join(missed))
 
 
-def line(name: str, batch: int, n: int, options: argparse.Namespace) -> list[str]:
-    """Prints a line of the table; the targets that it misses."""
-    found = measure(contestants(name, batch, n, options.steps), options)
-    bare, alone = found["bare"], ratio(found, "solver", "bare")
-    cells = [name, str(batch), str(n), timing.spread(bare, 3), timing.spread(alone, 2)]
-    missed = [("solver", alone)]
-    if "cohort" in found:
-        together = ratio(found, "cohort", "bare cohort")
-        missed.append(("cohort", together))
-        cells += [timing.spread(found[kind], 3) for kind in ("bare cohort", "cohort")]
-        cells += [timing.spread(together, 2), timing.spread(ratio(found, "solver", "cohort"), 1)]
-    else:
-        cells += ["one client at a time only", "", "", ""]
-    print(f"| {' | '.join(cells)} |", flush=True)
-    return [
-        f"missed: {name}, batch {batch}, {n} clients: {kind} takes {statistics.median(r):.2f} x "
-        f"bare, allowed {TARGET}"
-        for kind, r in missed
-        if statistics.median(r) > TARGET
+def line(name: str, batch: int, n: int, options: argparse.Namespace) -> tuple[str, list[str]]:
+    """A line of the table, and the targets that it misses."""
+    title, build, shape = MODELS[name]
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(POOL, *shape, generator=g)
+    y = torch.randint(10, (POOL,), generator=g)
+    rng = np.random.default_rng(0)
+    task = Task(build, Clients(x, y, [rng.choice(POOL, HELD) for _ in range(n)]))
+    config = partial(settings, batch, n, options.steps)
+    found = measure(contestants(task, config, batch, n, options.steps), options)
+    choice = choose("auto", task, config("auto").strategy)
+    alone, together = ratio(found, "round", "bare"), ratio(found, "round n", "bare n")
+    gain = ratio(found, "round", "round n")
+    cells = [
+        *(title, str(batch), str(n)),
+        *(timing.spread(found["bare"], 3), timing.spread(alone, 2)),
+        *(timing.spread(found["bare n"], 3), timing.spread(together, 2)),
+        *(timing.spread(gain, 1), "many at once" if choice.vectorize else "one at a time"),
     ]
+    missed = []
+    if (name, batch, n) in GAINS:
+        missed = [
+            f"{title}, batch {batch}, {n} clients: {what} takes {found_:.2f} x bare, allowed {MOST}"
+            for what, found_ in (
+                ("round", statistics.median(alone)),
+                ("round n", statistics.median(together)),
+            )
+            if found_ > MOST
+        ]
+        if (least := GAINS[name, batch, n]) > (gained := statistics.median(gain)):
+            missed.append(f"{title}, batch {batch}, {n} clients: gain {gained:.1f}, below {least}")
+    return f"| {' | '.join(cells)} |", missed
 
 
-def ratio(found: dict[str, list[float]], name: str, base: str) -> list[float]:
+def page(table: list[str], missed: list[str]) -> str:
+    """The table with what was measured, for docs/results."""
+    return "\n".join(
+        [
+            "# One client at a time, and many at once",
+            "",
+            "What a client's local step takes in a whole round of the in-process engine, messages, "
+            "batches, checks, the server's step and metrics included, beside bare steps in plain "
+            f"PyTorch on prepared batches. Each client holds {HELD} samples; FedAvg without "
+            "clipping or weight decay. `bare` and `round` take one client at a time "
+            "(`vectorize=off`), `bare n` and `round n` all clients at once (`torch.vmap`, "
+            "`vectorize=on`). Contestants take turns; ratios are taken within a repetition. The "
+            "last column is what `vectorize=auto` chose after its trial.",
+            "",
+            *table,
+            "",
+            f"Targets, with MLP 64-64-10 and 100 clients: at most {MOST} x the bare steps, and a "
+            f"gain of {GAINS['mlp64', 8, 100]:g} at batch 8 and {GAINS['mlp64', 50, 100]:g} at "
+            f"batch 50: {'; '.join(f'missed: {miss}' for miss in missed) or 'all met'}.",
+            "",
+            "Made by `python benchmarks/cohort.py --markdown docs/results/cohort.md`.",
+            "",
+        ]
+    )
+
+
+def ratio(found: Found, name: str, base: str) -> list[float]:
     return [a / b for a, b in zip(found[name], found[base], strict=True)]
 
 
-def measure(
-    kinds: dict[str, tuple[Callable[[], object], int]], options: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Milliseconds of a client's step in every repetition, by contestant."""
+def measure(kinds: Contestants, options: argparse.Namespace) -> Found:
     clock = timing.CLOCKS[options.clock]
     for run, _ in [*kinds.values()]:
         run()  # imports, allocates
-    found: dict[str, list[float]] = {name: [] for name in kinds}
+    found: Found = {name: [] for name in kinds}
     for repetition in range(options.repetitions):
         names = [*kinds]
         k = repetition % len(names)
@@ -139,39 +191,39 @@ def measure(
 # --- the contestants ------------------------------------------------------------------------------
 
 
+def settings(batch: int, n: int, steps: int, vectorize: str) -> RunConfig:
+    values: dict[str, Any] = {"algo": "fedavg", "num-clients": n, "fraction-train": 1.0, "lr": LR}
+    values |= {"batch-size": batch, "local-steps": steps, "weight-decay": 0.0, "clip-norm": 0.0}
+    return RunConfig.make(values | {"vectorize": vectorize})
+
+
 def contestants(
-    name: str, batch: int, n: int, steps: int
-) -> dict[str, tuple[Callable[[], object], int]]:
-    """What to run, and how many client-steps it takes; without cohorts where a model refuses."""
-    build, shape = MODELS[name]
-    torch.manual_seed(0)
-    x, y = torch.randn(max(n, ALONE), batch, *shape), torch.randint(10, (max(n, ALONE), batch))
-    module, model = build(), FlatModel(build())
-    clients = [[(x[i], y[i])] * steps for i in range(ALONE)]
-    stack = Stack(x[:n], y[:n], torch.full((n,), batch))
-    kinds: dict[str, tuple[Callable[[], object], int]] = {
-        "bare": (partial(bare, module, clients), ALONE * steps),
-        "solver": (partial(one_by_one, model, clients), ALONE * steps),
-        "bare cohort": (partial(bare_cohort, module, x[:n], y[:n], steps), n * steps),
-        "cohort": (partial(cohort, model, stack, steps), n * steps),
+    task: Task, config: Callable[[str], RunConfig], batch: int, n: int, steps: int
+) -> Contestants:
+    x, y = task.clients.x[:batch], task.clients.y[:batch]
+    assert isinstance(x, Tensor)
+    assert isinstance(y, Tensor)
+    xs, ys = x.expand(n, *x.shape).contiguous(), y.expand(n, batch).contiguous()
+    alone, together = (timing.engine_round(task, config(how)) for how in ("off", "on"))
+    everyone = [*range(n)]
+    return {
+        "bare": (partial(bare, task.module(), x, y, ALONE * steps), ALONE * steps),
+        "round": (partial(alone, everyone), n * steps),
+        "bare n": (partial(bare_cohort, task.module(), xs, ys, steps), n * steps),
+        "round n": (partial(together, everyone), n * steps),
     }
-    try:
-        kinds["cohort"][0]()
-    except NotImplementedError:
-        del kinds["bare cohort"], kinds["cohort"]
-    return kinds
 
 
-def bare(module: nn.Module, clients: list[list[tuple[Tensor, Tensor]]]) -> None:
+def bare(module: nn.Module, x: Tensor, y: Tensor, steps: int) -> None:
     parameters = [*module.parameters()]
-    for client in clients:
-        for x, y in client:
+    for _ in range(steps):
+        for p in parameters:
+            p.grad = None
+        F.cross_entropy(module(x), y).backward()
+        with torch.no_grad():
             for p in parameters:
-                p.grad = None
-            F.cross_entropy(module(x), y).backward()
-            with torch.no_grad():
-                for p in parameters:
-                    p.add_(p.grad, alpha=-LR)
+                assert p.grad is not None
+                p.add_(p.grad, alpha=-LR)
 
 
 def bare_cohort(module: nn.Module, x: Tensor, y: Tensor, steps: int) -> None:
@@ -184,22 +236,6 @@ def bare_cohort(module: nn.Module, x: Tensor, y: Tensor, steps: int) -> None:
     for _ in range(steps):
         for name, g in gradient(w, x, y).items():
             w[name].add_(g, alpha=-LR)
-
-
-def one_by_one(model: FlatModel, clients: list[list[tuple[Tensor, Tensor]]]) -> None:
-    w = model.w.clone()
-    for i, client in enumerate(clients):
-        settings = LocalConfig(0, 1, LR, 0.0, 0.0, i, 0, model.shapes)
-        solve = SequentialSolver(model, client, F.cross_entropy)
-        client_round(ClientHalf(LocalRule()), Model(w), Stateless(), settings, solve)
-
-
-def cohort(model: FlatModel, stack: Stack, steps: int) -> None:
-    n = len(stack.sizes)
-    settings = LocalConfig(0, 1, LR, 0.0, 0.0, range(n), 0, model.shapes)
-    solve = CohortSolver(model, [stack] * steps, F.cross_entropy)
-    down = Model(model.w.expand(n, -1))
-    client_round(ClientHalf(LocalRule()), down, Stateless(), settings, solve)
 
 
 if __name__ == "__main__":

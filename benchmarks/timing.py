@@ -70,7 +70,8 @@ def engine_round(task: Task, config: RunConfig) -> OneRound:
     strategy = config.strategy
     strategy.num_rounds = config.num_server_rounds
     strategy.participation = cohorts = []
-    strategy.begin(LocalFleet(task), server_app.initial_arrays(task, strategy.precision))
+    fleet = LocalFleet(task, vectorize=config.vectorize == "on")
+    strategy.begin(fleet, server_app.initial_arrays(task, strategy.precision))
 
     def one_round(cohort: list[int]) -> None:
         cohorts.append(cohort)

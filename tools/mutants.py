@@ -1567,8 +1567,8 @@ MUTANTS = [
         ),
         (
             "A client uploads the vectors of another row",
-            "Answer(row(up, j),",
-            "Answer(row(up, 0),",
+            "*(row(up, j), task",
+            "*(row(up, 0), task",
         ),
         (
             "A client's state keeps those of its cohort in memory",
@@ -1578,7 +1578,7 @@ MUTANTS = [
         ),
         (
             "A client that diverged takes its cohort with it",
-            "is_finite(done.result.w_K[j])",
+            "(finite[j] or is_finite(done.result.w_K[j]))",
             "is_finite(done.result.w_K)",
             tests_of("engine/test_vectorize.py", "concerns_itself"),
         ),
@@ -1592,6 +1592,15 @@ MUTANTS = [
             "return tuple(name for name, _ in leaves(visit.down)), kept",
             "return tuple(name for name, _ in leaves(visit.down)), ()",
             tests_of("engine/test_vectorize.py", "do_go_together"),
+        ),
+    ),
+    *of(
+        TASK + "cohort_batches.py",
+        "tests/task/test_cohort_batches.py",
+        (
+            "A stack's samples are dealt column by column",
+            "taken.view(*rows.shape, *samples.shape[1:])",
+            "taken.view(*rows.T.shape, *samples.shape[1:]).transpose(0, 1)",
         ),
     ),
     *of(
@@ -2122,6 +2131,12 @@ MUTANTS = [
             "{i: store.version(memory, accepted[i]) for i, memory in",
             "{i: memory.latest for i, memory in",
             "tests/engine/test_fleet.py",
+        ),
+        (
+            "A model that takes no stack of clients is tried in every round",
+            "                self.vectorize = False\n",
+            "",
+            tests_of("engine/test_vectorize.py", "tried_once"),
         ),
         (
             "A first visit goes together with later ones",

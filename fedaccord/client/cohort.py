@@ -8,7 +8,7 @@ import torch
 
 from fedaccord.client.train import CPU, DIVERGED, first_state, to_device
 from fedaccord.core.rounds import client_round
-from fedaccord.core.vectors import is_finite, leaves, map_vectors, row, stack
+from fedaccord.core.vectors import is_finite, leaves, map_vectors, norm, row, stack
 from fedaccord.core.visit import Answer, Visit
 from fedaccord.task import Task
 from fedaccord.task.cohort_solver import CohortSolver
@@ -44,9 +44,10 @@ def local_rounds(
     up, state = to_device(CPU, done.up), to_device(CPU, done.state)
     steps, losses = done.result.steps.flatten().tolist(), done.result.loss.tolist()
     each = (time.perf_counter() - began) / sum(steps)  # of a step: a client's share of the call
+    finite = norm(done.result.w_K).isfinite().flatten().tolist()  # a norm may overflow
     answers: list[tuple[Answer, Any] | str] = []
     for j, client in enumerate(clients):
-        if not is_finite(done.result.w_K[j]):
+        if not (finite[j] or is_finite(done.result.w_K[j])):
             answers.append(DIVERGED.format(int(steps[j]), asked.lr))
             continue
         answer = Answer(

@@ -34,7 +34,7 @@ def cut(
     rows, first = torch.cat([*held]), n.cumsum(0) - n  # of each client in ``rows``
     if batch_size == 0:
         mine = rows[_each(first, n)]
-        whole = Stack(*prepare(x[mine], y[mine]), n)
+        whole = Stack(*prepare(_take(x, mine), _take(y, mine)), n)
         yield from [whole] * (steps or epochs)
         return
     per_pass = (n + batch_size - 1) // batch_size
@@ -52,9 +52,15 @@ def cut(
         number, batch = k // per_pass[:m], k % per_pass[:m]
         sizes = (n[:m] - batch * batch_size).clamp(max=batch_size)
         mine = rows[_each(first[:m] + number * n[:m] + batch * batch_size, sizes)]
-        yield Stack(*prepare(x[mine], y[mine]), sizes)
+        yield Stack(*prepare(_take(x, mine), _take(y, mine)), sizes)
 
 
 def _each(first: Tensor, sizes: Tensor) -> Tensor:
     """first, first + 1, ... of so many; (m, b), the shorter filled up with their last."""
     return first[:, None] + torch.arange(int(sizes.max())).clamp(max=sizes[:, None] - 1)
+
+
+def _take(samples: Tensor, rows: Tensor) -> Tensor:
+    """samples[rows], (m, b, ...), in less time: images of a byte a pixel in a twentieth."""
+    taken = samples.index_select(0, rows.flatten().to(samples.device))
+    return taken.view(*rows.shape, *samples.shape[1:])

@@ -106,7 +106,7 @@ class Passes:
         for inputs, targets in self.batches:
             seen = True
             if first:
-                self.examples += len(targets)
+                self.examples += targets.shape[0]
             yield to_device(inputs, self.device), to_device(targets, self.device)
         if not seen and self.examples:
             raise ValueError(

@@ -10,6 +10,8 @@ def to_device(x: Tensor, device: torch.device | str) -> Tensor:
     To a GPU it goes from pinned memory, behind the work that waits there: from other memory the
     copy would wait for all of it.
     """
+    if x.device == device:
+        return x
     if x.is_cpu and torch.device(device).type == "cuda":
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)
