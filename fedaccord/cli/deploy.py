@@ -11,7 +11,7 @@ from fedaccord.cli.console import stop
 
 app = typer.Typer(
     help="Write what a server and its devices need: certificates, keys, start scripts. "
-    "docs/deployment.md of the repository goes from empty machines to a finished run.",
+    "docs/secure-deployment.md of the repository goes from empty machines to a finished run.",
     no_args_is_help=True,
 )
 Hosts = Annotated[

@@ -125,7 +125,10 @@ def _start(folder: Path, superlink: str, settings: "RunConfig", *, patient: bool
 def _wait(run: str, superlink: str) -> Ending:
     """How a run ends. Raises FlwrError where the server stays away."""
     while True:
-        (found,) = _ask(["ls", superlink, "--run-id", run], patient=True)["runs"]
+        listed = _ask(["ls", superlink, "--run-id", run], patient=True).get("runs")
+        if not listed:
+            raise FlwrError(f"the server does not know run {run}; start it with its --database")
+        found = listed[0]
         state, _, status = str(found["status"]).partition(":")
         if state == "finished":
             return Ending(status, str(found["status-details"]))
@@ -144,11 +147,12 @@ def _ask(words: Sequence[str], *, patient: bool) -> dict[str, Any]:
         )
         try:
             answer = dict(json.loads(done.stdout))
-        except ValueError:
+        except (ValueError, TypeError):
             answer = {"error-message": done.stderr or done.stdout}
         if answer.get("success"):
             return answer
-        problem = str(answer.get("error-message")).strip().splitlines()[-1]
+        said = str(answer.get("error-message")).strip().splitlines()
+        problem = said[-1] if said else f"it ended with exit code {done.returncode}"
         if not patient or AWAY not in problem or time.monotonic() > deadline:
             raise FlwrError(f"flwr {words[0]}: {problem}")
         time.sleep(LOOK)

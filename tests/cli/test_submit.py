@@ -161,6 +161,30 @@ def test_what_flower_does_not_take_is_one_line(flwr: Flwr, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        ({"success": False, "error-message": ""}, "flwr run: it ended with exit code 0"),
+        ([3], "flwr run: [3]"),
+        (None, "flwr run: the log"),
+    ],
+)
+def test_an_answer_that_is_none_is_one_line(
+    flwr: Flwr, tmp_path: Path, answer: Any, line: str
+) -> None:
+    flwr.answers(answer)
+    assert line in refusal(tmp_path, invoke("submit", "lab"), 1)
+
+
+def test_a_server_that_lost_its_database_is_one_line(flwr: Flwr) -> None:
+    flwr.answers(*run(7)[:2], {"success": True, "runs": []})
+    result = invoke("submit", "lab")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "fedaccord: the server does not know run 7; start it with its --database\n"
+    )
+
+
+@pytest.mark.parametrize(
     ("words", "line"),
     [
         (["lr=-1"], "lr: expected above 0"),

@@ -1,9 +1,15 @@
 """Clients in this process: what a checkpoint keeps of them."""
 
+import itertools
+import time
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from fedaccord import simulate
 from fedaccord.client.store import Memory, Version
+from fedaccord.engine import fleet as module
 from fedaccord.engine.fleet import LocalFleet
 
 
@@ -27,3 +33,22 @@ def test_the_states_that_the_server_accepted_are_kept_for_a_checkpoint() -> None
     assert [again.state(i, 1) for i in range(4)] == ["a after 1", None, None, None]
     assert again.state(1, 3) == "b after 3"
     assert again.kept([1, 3, -1, -1]) == kept
+
+
+def test_who_has_not_begun_by_the_deadline_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a second at every look: a round has time for two clients."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(**vars(time) | {"monotonic": lambda: next(ticks)})
+    monkeypatch.setattr(module, "time", clock)
+    found = simulate(
+        "scaffold",
+        rounds=2,
+        num_clients=4,
+        model="linear",
+        local_steps=1,
+        vectorize="off",
+        fraction_train=1.0,
+        round_timeout=2.5,
+    )
+    assert [*found.metrics["replies"][1:]] == [2, 2]
+    assert [state is None for state in found.clients] == [False, False, True, True]
