@@ -7,6 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 from fedaccord.config import RunConfig, check_resumed, in_use
+from fedaccord.core.mapped import release
 from fedaccord.core.plugin import state_like
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import fill, leaves
@@ -113,6 +114,8 @@ class Logbook:
             clients = {i: (round, dict(leaves(state))) for i, (round, state) in kept.items()}
             clients = {i: (round, state) for i, (round, state) in clients.items() if state}
             self.checkpoints.save(s.t, facts, server, clients)
+            for vector in server.values():
+                release(vector)
             self.directory.still_running()
         self._saved = s.t
 

@@ -764,7 +764,7 @@ MUTANTS = [
         ),
         (
             "A-FedPD never forgets a last-seen round",
-            " if (cohort.accepted == t).any()}",
+            " if clients[t + 1]}",
             "}",
             AFEDPD + ' -k "distinct"',
         ),

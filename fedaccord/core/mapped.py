@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fedaccord.core.vectors import Vector
 
+VECTORS = 16  # in a file of `Spill`
+
 
 def mapped(numel: int, dtype: torch.dtype, folder: Path | None = None) -> Tensor:
     """(numel,) zeros in a new file in ``folder``, or in the system's temporary folder.
@@ -47,11 +49,23 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-def spill(v: Vector, folder: Path | None = None) -> Vector:
-    """The same vector, in a file as of `mapped`; one that is in such a file is returned itself."""
-    if v.untyped_storage().filename is not None:
-        return v
-    kept = mapped(v.numel(), v.dtype, folder).view(v.shape)
-    kept.copy_(v)
-    release(kept)
-    return kept
+class Spill:
+    """Moves vectors of one kind into files as of `mapped`, some to a file.
+
+    One file for each would do, but for glibc before 2.38: what a file takes in memory, small as it
+    is, comes to lie behind the vector that is freed, whose place the next vector then does not fit.
+    """
+
+    def __init__(self) -> None:
+        self._places: list[Tensor] = []
+
+    def __call__(self, v: Vector, folder: Path | None = None) -> Vector:
+        """The same vector (d,) in a file; one that is in a file already is returned itself."""
+        if v.untyped_storage().filename is not None:
+            return v
+        if not self._places:
+            self._places = [*mapped(VECTORS * v.numel(), v.dtype, folder).view(VECTORS, -1)]
+        place = self._places.pop()
+        place.copy_(v)
+        release(place)
+        return place

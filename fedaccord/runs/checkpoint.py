@@ -1,9 +1,11 @@
 """Checkpoints: what a run needs to go on, bit for bit.
 
 In a run's folder ``checkpoint/`` a checkpoint of N rounds is ``N.json``, written last, with
-``N.safetensors`` and the clients' files that it names. A client's state after a round never
-changes, so its file ``clients/CLIENT-ROUND.safetensors`` is written once, however many checkpoints
-name it. The last two checkpoints are kept; every file has its checksum in the JSON.
+``N.safetensors`` and the files that it names. A client's state after a round never changes, so its
+file ``clients/CLIENT-ROUND.safetensors`` is written once, however many checkpoints name it; nor
+does what the server keeps of a past round, a vector whose name ends in its number, in
+``rounds/NAME.safetensors``. The last two checkpoints are kept; every file has its checksum in the
+JSON.
 """
 
 import json
@@ -15,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedaccord.runs.files import replace
-from fedaccord.runs.tensors import read_tensors, write_tensors
+from fedaccord.runs.tensors import map_tensors, read_tensors, write_tensors
 
 FORMAT = 1  # of the files; another one is refused
 KEPT = 2
@@ -72,7 +74,13 @@ class Checkpoints:
         clients: Mapping[int, tuple[int, Tensors]],
     ) -> None:
         """Raises OSError, which names the file, where one cannot be written."""
-        (self.folder / "clients").mkdir(parents=True, exist_ok=True)
+        for folder in ("clients", "rounds"):
+            (self.folder / folder).mkdir(parents=True, exist_ok=True)
+        past = {f"rounds/{n}.safetensors": n for n in server if n.rpartition(".")[2].isdigit()}
+        for name, vector in past.items():
+            if name not in self._sums:
+                self._sums[name] = write_tensors(self.folder / name, {vector: server[vector]})
+        server = {name: v for name, v in server.items() if name not in past.values()}
         names = {}
         for client, (round, state) in clients.items():
             names[str(client)] = name = f"clients/{client}-{round}.safetensors"
@@ -80,7 +88,7 @@ class Checkpoints:
                 self._sums[name] = write_tensors(self.folder / name, state)
         server_file = f"{number}.safetensors"
         files = {server_file: write_tensors(self.folder / server_file, server)}
-        files |= {name: self._sums[name] for name in names.values()}
+        files |= {name: self._sums[name] for name in (*past, *names.values())}
         content = {"facts": facts, "clients": names, "files": files}
         text = json.dumps(content)
         whole = {"format": FORMAT, "sum": zlib.crc32(text.encode()), "content": content}
@@ -103,6 +111,9 @@ class Checkpoints:
             content = self._content(number)
             self._sums = dict(content["files"])
             server = self._read(f"{number}.safetensors")
+            for name in self._sums:
+                if name.startswith("rounds/"):
+                    server |= map_tensors(self.folder / name, self._sums[name])
             clients = States(content["clients"], self._read)
             for client in clients:  # all are looked at before one is used
                 clients[client]

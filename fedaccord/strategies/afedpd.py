@@ -12,11 +12,12 @@ The listing keeps all duals on the server. Averaging its dual step over active a
 gives lam_bar+ = lam_bar + rho (w_bar - w^t): the very step that an absent client misses. So a
 client keeps its own dual, and on its return the server tells it what it missed, lam_bar now minus
 lam_bar after its last round. The server holds lam_bar once per distinct round in which some client
-was last seen, never one vector per client.
+was last seen, never one vector per client, and beyond `MEMORY` the oldest lie in mapped files.
 
 When to use: for primal-dual training when few clients take part in a round. It is exact at any
 participation, and absent clients' duals do not age. It costs a second vector down after an absence,
-a vector on each client, and on the server a vector for each of those last-seen rounds. On convex
+a vector on each client, and on the server a vector for each of those last-seen rounds, on disk
+where there are many. On convex
 problems with exact gradients it is no faster than FedDyn; the gain is claimed for networks and
 noisy gradients.
 
@@ -42,8 +43,11 @@ from fedaccord.core import (
     Vector,
     option,
 )
+from fedaccord.core.mapped import Spill, release
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.gossip import Gossip
+
+MEMORY = 2**28  # bytes of lam_bar after past rounds that stay in memory
 
 
 class Down(NamedTuple):
@@ -94,6 +98,10 @@ class AFedPD(FederatedStrategy):
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._spill = Spill()
+
     def rule(self) -> AFedPDClient:
         return AFedPDClient(self.rho)
 
@@ -105,15 +113,21 @@ class AFedPD(FederatedStrategy):
             return Down(w, None)
         if client.last_round < 0:
             return Down(w, state.lam_bar)
-        return Down(w, state.lam_bar - state.lam_bar_after[client.last_round])
+        after = state.lam_bar_after[client.last_round]
+        missed = state.lam_bar - after
+        release(after)
+        return Down(w, missed)
 
     def aggregate(
         self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
         w_bar = cohort.mean(ups.w)
         lam_bar = (w_bar - w).mul_(self.rho).add_(state.lam_bar)
-        after = {t: v for t, v in state.lam_bar_after.items() if (cohort.accepted == t).any()}
+        clients = torch.bincount(cohort.accepted + 1)  # how many were last seen in round t - 1
+        after = {t: v for t, v in state.lam_bar_after.items() if clients[t + 1]}
         after[cohort.round] = lam_bar
+        for t in sorted(after)[: -max(1, MEMORY // lam_bar.nbytes)]:
+            after[t] = self._spill(after[t], self.scratch)
         return (lam_bar / self.rho).add_(w_bar), ServerState(lam_bar, after)
 
     def headline(self, w: Vector, state: ServerState) -> Vector:

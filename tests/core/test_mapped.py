@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedaccord.core import mapped as module
-from fedaccord.core.mapped import mapped, release, spill
+from fedaccord.core.mapped import Spill, mapped, release
 
 
 def resident() -> int:
@@ -51,12 +51,14 @@ def test_a_tensor_in_memory_is_left_alone() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_spilled_vector_is_the_same_bits_and_is_spilled_once(dtype: torch.dtype) -> None:
-    v = torch.randn(12_345, dtype=dtype)
-    kept = spill(v)
-    assert kept is not v
-    assert kept.dtype == dtype
-    assert torch.equal(kept, v)
-    assert spill(kept) is kept
+    spill, vectors = Spill(), [torch.randn(12_345, dtype=dtype) for _ in range(40)]
+    kept = [spill(v) for v in vectors]  # more than a file takes
+    for v, place in zip(vectors, kept, strict=True):
+        assert place is not v
+        assert place.dtype == dtype
+        assert torch.equal(place, v)
+        assert spill(place) is place
+    assert len({place.data_ptr() for place in kept}) == 40
 
 
 def test_a_full_disk_is_an_error_that_names_the_folder(

@@ -38,6 +38,29 @@ def test_two_checkpoints_are_kept_with_all_that_they_name(tmp_path: Path) -> Non
         assert torch.equal(found.clients[0][1]["c"], torch.full((2,), float(number)))
 
 
+def test_what_is_kept_of_a_past_round_is_written_once(tmp_path: Path) -> None:
+    """A checkpoint names the rounds that it needs; a file goes with the last that needs it."""
+    checkpoints = Checkpoints(tmp_path)
+    rounds = [{0, 1}, {0, 1, 2}, {2, 3}, {2, 3, 4}]
+    written: dict[str, int] = {}
+    for number, kept in enumerate(rounds, 1):
+        past = {f"server.x.{t}": torch.full((3,), float(t)) for t in kept}
+        checkpoints.save(number, {}, {"w": torch.ones(2) * number, **past}, {})
+        for path in (tmp_path / "rounds").iterdir():
+            inode = path.stat().st_ino
+            assert written.setdefault(path.name, inode) == inode
+        found = Checkpoints(tmp_path).load()
+        assert found.server.keys() == {"w", *past}
+        assert all(torch.equal(found.server[name], v) for name, v in past.items())
+        assert torch.equal(found.server["w"], torch.ones(2) * number)
+    names_left = {path.name for path in (tmp_path / "rounds").iterdir()}
+    assert names_left == {f"server.x.{t}.safetensors" for t in (2, 3, 4)}
+    assert Checkpoints(tmp_path).load(3).server.keys() == {"w", "server.x.2", "server.x.3"}
+    (tmp_path / "rounds" / "server.x.2.safetensors").write_bytes(b"other bytes")
+    with pytest.raises(DamagedError, match=r"server\.x\.2\.safetensors is not what was written"):
+        Checkpoints(tmp_path).load()
+
+
 def other_numbers(path: Path) -> None:
     save_file({name: v + 1 for name, v in load_file(path).items()}, path)
 

@@ -1,12 +1,17 @@
 """A-FedPD without a table of duals: what is kept and sent, and the duals it stands for."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fedaccord.core.cohort import Reply
+from fedaccord.core.rounds import broadcast, first_state, server_round
+from fedaccord.core.rule import Model
 from fedaccord.strategies import AFedPD, RelaxedInit
+from fedaccord.strategies import afedpd as module
 from tests import federation
 from tests.reference import afedpd, problem
 from tests.reference.problem import LeastSquares
@@ -24,8 +29,13 @@ def method(**more: Any) -> AFedPD:
 
 @pytest.mark.parametrize("beta", [0.0, 0.08])
 @pytest.mark.parametrize("active", [1, 3, C])
-def test_its_duals_are_those_of_the_dense_table(active: int, beta: float) -> None:
-    """A client's dual and the virtual steps it missed make its row of the listing's table."""
+@pytest.mark.parametrize("memory", [0, 2**28])
+def test_its_duals_are_those_of_the_dense_table(
+    memory: int, active: int, beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client's dual and the virtual steps it missed make its row of the listing's table, also
+    where past rounds lie in files."""
+    monkeypatch.setattr(module, "MEMORY", memory)
     schedule = problem.cohorts(C, active, T, seed=3)
     expected = afedpd.run(
         *(LEAST_SQUARES, W0, schedule), local_steps=K, rho=RHO, ri_beta=beta, **SETTINGS
@@ -47,6 +57,46 @@ def test_the_server_keeps_a_vector_per_distinct_last_round_and_no_more() -> None
     assert (
         history.server[-1].lam_bar is history.server[-1].lam_bar_after[4]
     )  # no copy of the newest
+
+
+def test_the_oldest_vectors_lie_in_files_that_hold_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schedule = [[0, 1, 2, 3], [0, 1, 2], [0, 1], [2], [0], [3]]
+    plain = federate(method(), LEAST_SQUARES, W0, schedule)
+    monkeypatch.setattr(module, "MEMORY", 2 * 8 * LEAST_SQUARES.dim)
+    filed = federate(method(), LEAST_SQUARES, W0, schedule)
+    for a, b in zip(plain.server, filed.server, strict=True):
+        assert a.lam_bar_after.keys() == b.lam_bar_after.keys()
+        assert all(torch.equal(v, b.lam_bar_after[t]) for t, v in a.lam_bar_after.items())
+    last = filed.server[-1].lam_bar_after
+    assert sorted(last) == [2, 3, 4, 5]
+    on_disk = {t for t, v in last.items() if v.untyped_storage().filename is not None}
+    assert on_disk == {2, 3}
+    assert torch.equal(plain.weights, filed.weights)
+
+
+def test_memory_is_bounded_over_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vector for each of 60 rounds, all of which are sent to clients that come back."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("no /proc here")
+    monkeypatch.setattr(module, "MEMORY", 2**22)
+    strategy, w = AFedPD(rho=RHO), torch.ones(2**20)
+
+    def resident() -> int:
+        line = next(x for x in status.read_text().splitlines() if x.startswith("VmRSS"))
+        return 1024 * int(line.split()[1])
+
+    half, s, begun = strategy.client_half(), first_state(strategy, w, 1000), 0
+    for t in range(60):
+        s = server_round(strategy, half, s, [Reply(t, Model(s.w + 1), 1, 1)]).state
+        begun = resident() if t == 9 else begun
+    for t in range(60):
+        down = broadcast(strategy, s, t)
+        assert (down.missed is None) == (t == 59)
+    assert sorted(s.server.lam_bar_after) == [*range(60)]
+    assert resident() - begun < 0.5 * 50 * w.nbytes  # all of it without files
 
 
 def test_what_was_missed_is_sent_only_where_something_was() -> None:
