@@ -1,0 +1,30 @@
+"""The notebook runs from its first cell to its last."""
+
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+
+NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "fedaccord.ipynb"
+
+
+def test_it_runs_and_shows_what_it_says(tmp_path: Path) -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    client = nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()  # raises where a cell does
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    shown = [str([output.get("data", output) for output in cell.outputs]) for cell in cells]
+    assert ["image/png" in text for text in shown] == [True, False, False, True, False]
+    for word, text in zip(
+        ("afedpd", "drift", "0.weight", "fading prox", "fedinit"), shown, strict=True
+    ):
+        assert word in text
+
+
+def test_it_is_kept_without_outputs() -> None:
+    """What is shown is what this version gives."""
+    for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
