@@ -1402,6 +1402,12 @@ MUTANTS = [
             stacks("fedavg-none"),
         ),
         (
+            "Nothing is clipped in a stack where one gradient is short",
+            "float(scale.min()) == 1.0",
+            "float(scale.max()) == 1.0",
+            "tests/core/test_vectors.py",
+        ),
+        (
             "The norm of a stack is one for all its clients",
             "torch.linalg.vector_norm(v, dim=-1, keepdim=True)",
             "torch.linalg.vector_norm(v)",

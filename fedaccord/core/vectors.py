@@ -18,7 +18,12 @@ def norm(v: Vector) -> Tensor:
 
 def clip_(g: Vector, bound: float) -> Vector:
     """Scale each vector of g down to a norm of at most ``bound``, in place; 0: leave it."""
-    return g.mul_((bound / norm(g)).clamp_(max=1.0)) if bound else g
+    if not bound:
+        return g
+    scale = (bound / norm(g)).clamp_(max=1.0)
+    if g.is_cpu and float(scale.min()) == 1.0:  # saves a pass over g; a GPU would have to wait
+        return g
+    return g.mul_(scale)
 
 
 def is_finite(v: Vector) -> bool:

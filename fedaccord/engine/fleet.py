@@ -20,7 +20,7 @@ from fedaccord.task import Task
 log = logging.getLogger("flwr")
 
 MOST = 100  # clients in one call: beyond it nothing is gained
-BYTES = 2**24  # of their models: what goes on together should stay in the caches
+BYTES = 2**25  # of their models: from there on a larger call is hardly faster
 
 Reached = tuple[Visit, Any]  # a visit, and the state that its client begins with
 
