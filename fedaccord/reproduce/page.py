@@ -15,13 +15,14 @@ INTRODUCTION = """\
 # The papers' tables, run again
 
 Test accuracy in percent of the model that a method returns, evaluated after every round: after the
-last one, the mean of the last ten evaluations, and the best of all. `paper` is the paper's number.
-The code of FedInit's and A-FedPD's authors reports the best round; it is chosen on the test
-samples, and so flatters. Ours are the mean over the seeds and, after ±, their standard deviation
-(divided by n - 1). `rounds` are ours of the paper's. `gradients`, each of one batch, and `hours`
-are of one run; the hours depend on the machine and on what else ran there. `best - paper` stands
-only where all rounds were run, and bold where it is more than two standard deviations: fewer rounds
-than the paper's say nothing of its number.
+last one, the mean of the last ten evaluations, and the best of all. `paper` is the paper's number,
+with a dash where no source of it was at hand: it is not transcribed. The code of FedInit's and
+A-FedPD's authors reports the best round; it is chosen on the test samples, and so flatters. Ours
+are the mean over the seeds and, after ±, their standard deviation (divided by n - 1). `rounds` are
+ours of the paper's. `gradients`, each of one batch, and `hours` are of one run; the hours depend on
+the machine and on what else ran there. `best - paper` stands only where all rounds were run, and
+bold where it is more than two standard deviations: fewer rounds than the paper's say nothing of its
+number.
 """
 END = "Written by `fedaccord reproduce`; every run is a row of [{csv}]({csv}).\n"
 
@@ -86,7 +87,7 @@ def _not_run(table: Table, run: set[str]) -> list[str]:
 
 
 def _paper(cell: Cell) -> str:
-    return "not transcribed" if cell.paper is None else f"{cell.paper:.2f}"
+    return "–" if cell.paper is None else f"{cell.paper:.2f}"
 
 
 def _spread(values: pd.Series) -> str:

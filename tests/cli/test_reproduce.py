@@ -39,7 +39,7 @@ def test_it_runs_and_goes_on_with_more(tmp_path: Path) -> None:
     assert [*second.rounds] == [3] * 6
     page = (out / "reproduction.md").read_text()
     changed = "dataset=digits model=linear num-clients=4 local-epochs=1"
-    assert f"| `fedavg/dir-0.1` with `{changed}` | not transcribed | 3 of 300 | 2 |" in page
+    assert f"| `fedavg/dir-0.1` with `{changed}` | – | 3 of 300 | 2 |" in page
     assert "Not run: 11 of 14 cells." in page
 
 

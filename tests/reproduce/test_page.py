@@ -60,7 +60,7 @@ def test_fewer_rounds_than_the_papers_are_not_compared(tmp_path: Path) -> None:
     found = row(lines(tmp_path, result("fedavg/few", 0, 80.0, rounds=2)), "fedavg/few")
     assert (found[2], found[7]) == ("2 of 4", "–")
     unknown = row(lines(tmp_path, result("fedinit/few", 0, 80.0)), "fedinit/few")
-    assert (unknown[1], unknown[7]) == ("not transcribed", "–")
+    assert (unknown[1], unknown[7]) == ("–", "–")
 
 
 def test_failed_runs_are_counted_and_not_averaged(tmp_path: Path) -> None:
