@@ -70,7 +70,7 @@ def run(
     if strategy.pools:  # under Flower as many samples as the server's own training set has
         clients = config.flat["num-clients"]
         strategy.local_steps = strategy.mean_steps(task.num_examples(0), clients)
-    initial = initial_arrays(task, strategy.precision)
+    initial = initial_arrays(task, strategy.precision, home_of(grid))
     trackers.check(config.tracker)
     with interruptible() as interrupts:
         cost = {"gradients-per-step": strategy.cost.gradients}
@@ -195,7 +195,13 @@ def check_result(strategy: FederatedStrategy, result: Result, name: str = "test-
         )
 
 
-def initial_arrays(task: Task, precision: str) -> ArrayRecord:
-    """The parameters of a fresh model under their names."""
+def home_of(grid: Grid | Fleet) -> torch.device | str:
+    """Where the server's vectors lie: with clients in this process where these compute."""
+    home: torch.device | str = getattr(grid, "home", "cpu")
+    return home
+
+
+def initial_arrays(task: Task, precision: str, home: torch.device | str = "cpu") -> ArrayRecord:
+    """The parameters of a fresh model under their names; home: where the server's vectors lie."""
     dtype = dtype_of(precision)
-    return to_record(FlatModel(task.module(), dtype=dtype).state_dict())
+    return to_record(FlatModel(task.module(), dtype=dtype, device=home).state_dict())

@@ -41,7 +41,7 @@ def local_rounds(
         asked.config._replace(client=tuple(clients)),
         CohortSolver(model, batches, task.loss, asked.precision),
     )
-    up, state = to_device(CPU, done.up), to_device(CPU, done.state)
+    up, state = to_device(visits[0].down.w.device, done.up), to_device(CPU, done.state)
     steps, losses = done.result.steps.flatten().tolist(), done.result.loss.tolist()
     each = (time.perf_counter() - began) / sum(steps)  # of a step: a client's share of the call
     finite = norm(done.result.w_K).isfinite().flatten().tolist()  # a norm may overflow

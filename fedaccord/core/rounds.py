@@ -218,6 +218,13 @@ class RoundState(NamedTuple):
     def client(self, i: int) -> Client:
         return Client(i, self.t, int(self.accepted[i]))
 
+    def to(self, device: torch.device) -> "RoundState":
+        """The same with its vectors on ``device``; ``accepted`` stays on the host."""
+        w, w_init, server = (
+            map_vectors(lambda v: v.to(device), part) for part in (self.w, self.w_init, self.server)
+        )
+        return self._replace(w=w, w_init=w_init, server=server)
+
 
 def first_state(method: ServerHalf, w: Vector, num_clients: int) -> RoundState:
     """The state before round 0; w: (d,)."""

@@ -39,6 +39,7 @@ class LocalFleet:
         memories: MutableMapping[int, Memory] | None = None,
     ) -> None:
         self.task = task
+        self.home = task.device  # the server's vectors and the answers lie where clients compute
         self.num_clients = len(task.clients)
         # of the clients that were visited
         self.memories: MutableMapping[int, Memory] = {} if memories is None else memories

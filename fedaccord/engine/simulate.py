@@ -202,9 +202,10 @@ def simulate(
         strategy.local_steps = strategy.mean_steps(task.num_examples(0), among)
     chosen = threads.of_task(config.threads, task, strategy, config.workers)
     choice = vectorized.choose(vectorize, task, strategy)
-    initial = server_app.initial_arrays(task, strategy.precision)
     with chosen.in_use(), quiet(), _fleet(config, strategy, task, None, choice.vectorize) as own:
         fleet = own if faults is None else FaultyFleet(own, faults)
+        home = server_app.home_of(own)
+        initial = server_app.initial_arrays(task, strategy.precision, home)
         recorder = Recorder(strategy, own.state, weights=record == "weights")
         strategy.on_round = recorder
         state = None
@@ -314,8 +315,8 @@ class Recorder:
         self.rows.append({"round": round.number, **round.metrics})
         self.client_rows += round.clients
         if self.keep:
-            self.weights.append(round.w.clone())
-            self.averages.append(round.w_bar.clone())
+            self.weights.append(round.w.to("cpu", copy=True))
+            self.averages.append(round.w_bar.to("cpu", copy=True))
             self.states.append(self.client_states())
 
     def client_states(self) -> list[Any]:

@@ -281,6 +281,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
         first = rounds.first_state(self, self.session.vector(arrays), num_clients)
         if state is not None:
             _check_alike(state, first)
+            state = state.to(first.w.device)
         self.state = state or first
         return self.state
 
