@@ -71,7 +71,7 @@ def engine_round(task: Task, config: RunConfig) -> OneRound:
     strategy.num_rounds = config.num_server_rounds
     strategy.participation = cohorts = []
     fleet = LocalFleet(task, vectorize=config.vectorize == "on")
-    strategy.begin(fleet, server_app.initial_arrays(task, strategy.precision))
+    strategy.begin(fleet, server_app.initial_arrays(task, strategy.precision, fleet.home))
 
     def one_round(cohort: list[int]) -> None:
         cohorts.append(cohort)

@@ -111,7 +111,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "model: expected one of linear, mlp, lenet, lenet5, cnn, resnet18, vgg11, got",
     ),
     ({"partition": "dirchlet"}, "partition: expected one of iid, dirichlet, "),
-    ({"precision": "float16"}, "precision: expected one of float32, float64, bfloat16, auto, got"),
+    (
+        {"precision": "float16"},
+        "precision: expected one of float32, float64, bfloat16, auto, tf32, got",
+    ),
     ({"scaffold.server-lr": -1.0}, "scaffold.server-lr: expected at least 0, got -1.0"),
     ({"feddyn.alpha": 0}, "feddyn.alpha: expected above 0, got 0.0"),
     ({"relaxed-init.beta": "much"}, "relaxed-init.beta: expected a number"),

@@ -114,7 +114,7 @@ class AFedPD(FederatedStrategy):
         if client.last_round < 0:
             return Down(w, state.lam_bar)
         after = state.lam_bar_after[client.last_round]
-        missed = state.lam_bar - after
+        missed = state.lam_bar - after.to(state.lam_bar.device)
         release(after)
         return Down(w, missed)
 

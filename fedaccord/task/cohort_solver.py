@@ -18,7 +18,7 @@ from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.solver import Batch, Loss
+from fedaccord.task.solver import Batch, Loss, allow_tf32
 
 IGNORED = -100  # the target that cross-entropy takes no notice of
 
@@ -88,7 +88,7 @@ class CohortSolver:
         self.model = model
         self.stacks = stacks
         self.loss = loss
-        self.autocast = precision == "bfloat16"
+        self.precision = precision
         self._forward = torch.vmap(partial(functional_call, model.module), randomness=randomness)
         self._by_sample: bool | None = None  # whether a prediction depends on its sample alone
 
@@ -96,6 +96,7 @@ class CohortSolver:
         self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
     ) -> Solution:
         self.model.module.train()
+        allow_tf32(self.precision, w_i0.device)
         w = w_i0.clone(memory_format=torch.contiguous_format)
         g = torch.empty_like(w)
         return descend_cohort(w, g, self.gradients(g), direction, seat, config)
@@ -136,7 +137,9 @@ class CohortSolver:
 
     def _predictions(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
         named = dict(zip(self.model.names, parameters, strict=True))
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=self.autocast):
+        with torch.autocast(
+            inputs.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"
+        ):
             predictions: Tensor = self._forward(named, (inputs,))
         return predictions
 

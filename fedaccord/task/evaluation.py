@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedaccord.core.rounds import sum_dtype
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.solver import Batch, Loss, forward
+from fedaccord.task.solver import Batch, Loss, allow_tf32, forward
 
 
 @torch.no_grad()
@@ -23,6 +23,7 @@ def evaluate(
     ``loss`` must be a mean over its batch for the value to be the mean over the set. Afterwards
     the model holds w. An empty set gives an empty dict. ``precision`` as in `SequentialSolver`.
     """
+    allow_tf32(precision, model.w.device)
     model.w.copy_(w)
     model.module.eval()
     total = torch.zeros((), dtype=sum_dtype(model.w.device), device=model.w.device)

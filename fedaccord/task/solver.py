@@ -24,8 +24,8 @@ class SequentialSolver:
     """One client at a time: a gradient step of ``model`` per batch.
 
     What the module draws (dropout) depends on seed, round and client alone.
-    ``precision="bfloat16"`` runs the forward pass under autocast; w, g and the step keep their
-    dtype.
+    ``precision="bfloat16"`` runs the forward pass under autocast, "tf32" lets a GPU round the
+    factors of float32 products; w, g and the step keep their dtype.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class SequentialSolver:
         self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
     ) -> Solution:
         model = self.model
+        allow_tf32(self.precision, model.w.device)
         model.w.copy_(w_i0)
         if not model.module.training:  # `evaluate` left it so; the call goes through all layers
             model.module.train()
@@ -68,6 +69,13 @@ class SequentialSolver:
             value = self.loss(forward(self.model, inputs, self.precision), targets)
             torch.autograd.backward(value)
         return value.detach()
+
+
+def allow_tf32(precision: str, device: torch.device) -> None:
+    """Float32 means float32 on a GPU too, where PyTorch would round convolutions by default."""
+    if device.type == "cuda":
+        allowed = precision in ("tf32", "bfloat16")
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
 
 
 def forward(model: FlatModel, inputs: Tensor, precision: str) -> Tensor:

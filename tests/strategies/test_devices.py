@@ -20,6 +20,7 @@ from fedaccord.strategies import METHODS
 from tests.wire.methods import COMBINATIONS, make
 
 SHAPES = ((3, 4), (3,))
+ON_THE_HOST = ("afedpd", "afedpdsam")  # count who is absent, on the host, which needs values
 FULLEST = {name: plugins for name, plugins in COMBINATIONS if "gossip" not in plugins}
 
 
@@ -55,7 +56,7 @@ def test_a_round_stays_on_the_gpu_and_does_not_wait(name: str) -> None:
         assert on_the_gpu(up, state, result.w_K, result.loss)
         received = half.decode(up, w)
         replies.append(Reply(i, received.up, 2, 5, received.w_i0))
-    if not method.topology.everyone:  # without a server the round's own metrics are read
+    if not method.topology.everyone and name not in ON_THE_HOST:
         s = RoundState(0, nodes, w, server, torch.tensor([-1] * clients))
         done = server_round(method, half, s, replies)
         assert on_the_gpu(done.state.w, done.state.server)

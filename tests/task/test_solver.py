@@ -17,7 +17,7 @@ from fedaccord.core.rounds import Solution, sum_dtype
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalRule, Model, Stateless
 from fedaccord.plugins.sam import SAM
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.solver import Batch, Loss, Passes, SequentialSolver
+from fedaccord.task.solver import Batch, Loss, Passes, SequentialSolver, allow_tf32
 
 LR, STEPS = 0.3, 5
 D = 3 * 4 + 4 + 4 * 3 + 3
@@ -374,6 +374,19 @@ def test_bfloat16_is_for_the_forward_pass_only() -> None:
     assert torch.isfinite(rounded).all()
     assert not torch.equal(rounded, exact)
     torch.testing.assert_close(rounded, exact, rtol=0.1, atol=0.05)
+
+
+def test_a_gpu_rounds_products_only_where_it_is_told() -> None:
+    flags = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [flag.allow_tf32 for flag in flags]
+    try:
+        for precision, allowed in (("tf32", True), ("float32", False), ("bfloat16", True)):
+            allow_tf32(precision, torch.device("cuda"))
+            allow_tf32("float32" if allowed else "tf32", torch.device("cpu"))  # which changes none
+            assert [flag.allow_tf32 for flag in flags] == [allowed] * 2
+    finally:
+        for flag, value in zip(flags, before, strict=True):
+            flag.allow_tf32 = value
 
 
 def test_losses_are_summed_in_float64_where_there_is_float64() -> None:
