@@ -1496,11 +1496,15 @@ MUTANTS = [
     *of(
         TASK + "solver.py",
         tests_of("task/test_solver.py", "a_seat_takes"),
-        ("Gradients of batches add up", "            model.g.zero_()\n", ""),
+        (
+            "Gradients of batches add up",
+            "torch._foreach_copy_(self.model.gradients",
+            "torch._foreach_add_(self.model.gradients",
+        ),
         (
             "A gradient away from w sees another batch: SAM's two gradients differ in it",
-            "            model.g.zero_()\n",
-            "            model.g.zero_()\n"
+            "        def gradient_at(point: Vector) -> Tensor:\n",
+            "        def gradient_at(point: Vector) -> Tensor:\n"
             "            if point is not model.w:\n"
             "                with model.at(point):\n"
             "                    return self._backward(inputs[1:], targets[1:])\n",
