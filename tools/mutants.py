@@ -1461,6 +1461,33 @@ MUTANTS = [
         ),
     ),
     *of(
+        "fedaccord/runs/reader.py",
+        "tests/runs/test_reader.py",
+        (
+            "A run whose process is gone is shown as running",
+            '        summary["status"] = status(path)',
+            "        status(path)",
+        ),
+    ),
+    *of(
+        "fedaccord/engine/fleet.py",
+        "tests/engine/test_fleet.py",
+        (
+            "In process a round has no deadline",
+            "late = time.monotonic() > deadline",
+            "late = False",
+        ),
+    ),
+    *of(
+        "fedaccord/cli/submit.py",
+        "tests/cli/test_submit.py",
+        (
+            "What flwr says of nothing ends in a traceback",
+            "problem = said[-1] if said else",
+            "problem = said[-1] if True else",
+        ),
+    ),
+    *of(
         TASK + "npz.py",
         tests_of("task/test_nasty_data.py", "usable_or_one_line"),
         (
