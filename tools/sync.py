@@ -1,4 +1,4 @@
-"""What is written twice is written from the code: run-config keys, lists, tables, pages of methods.
+"""What is written twice is written from the code: run-config keys, lists, tables, pages of docs.
 
 The page of docs/results/reproduction.csv too, which `fedaccord reproduce` writes as well.
 
@@ -12,6 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
+import api
 import pages
 
 from fedaccord.cli.columns import columns_markdown
@@ -54,6 +55,7 @@ def stale(root: Path) -> dict[Path, str | None]:
     results = root / "docs" / "results" / "reproduction.csv"
     page = as_markdown(tables(), merged(results, []), results.name)
     wanted[results.with_suffix(".md")] = page
+    wanted[root / "docs" / "api.md"] = api.page()
     return {path: text for path, text in sorted(wanted.items()) if text != read(path)}
 
 

@@ -84,10 +84,20 @@ def with_costs(run: Run) -> pd.DataFrame:
     return table
 
 
+RANKED = ("test-accuracy", "validation-accuracy", "test-loss", "validation-loss")
+
+
 def headline(groups: Sequence[Group]) -> str:
     """What runs are ranked by: the first of these that some run has."""
-    ranked = ("test-accuracy", "validation-accuracy", "test-loss", "validation-loss")
-    return next((name for name in ranked if any(has(g, name) for g in groups)), ranked[0])
+    return next((name for name in RANKED if any(has(g, name) for g in groups)), RANKED[0])
+
+
+def tuned(groups: Sequence[Group]) -> tuple[str, list[Group]]:
+    """The first of the metrics that most groups have, and these groups: those of a sweep that were
+    tuned, on validation samples, not the few that were tested."""
+    having = {name: [group for group in groups if has(group, name)] for name in RANKED}
+    name = max(having, key=lambda name: len(having[name]))
+    return name, having[name]
 
 
 def has(group: Group, metric: str) -> bool:

@@ -15,7 +15,7 @@ from bokeh.settings import settings
 
 from fedaccord.analysis import plots
 from fedaccord.analysis.figures import metrics_of
-from fedaccord.analysis.groups import Group, differing, headline
+from fedaccord.analysis.groups import Group, differing, headline, tuned
 from fedaccord.analysis.table import shown, summary
 from fedaccord.runs.reader import Run
 
@@ -152,10 +152,17 @@ def _sections(
         )
         yield Section("Clients", note, plots.clients(groups))
     keys = differing([group.settings for group in groups])
-    swept = [key for key in keys if len({g.settings[key] for g in groups if key in g.settings}) > 1]
-    if swept and metric in titles:
-        each = [plots.sensitivity(groups, key, metric) for key in swept[:MAPS]]
+    tried_by, tried = tuned(groups)
+    swept = [
+        key
+        for key in differing([group.settings for group in tried])
+        if len({group.settings[key] for group in tried if key in group.settings}) > 1
+    ]
+    if swept:
+        each = [plots.sensitivity(tried, key, tried_by) for key in swept[:MAPS]]
         note = "A point is a row of the summary, its whisker the standard deviation over runs."
+        if tried_by.startswith("validation"):
+            note += " By what the sweep was tuned on."
         yield Section("Sensitivity", note, plots.stacked(each))
     yield Section(
         "Settings", "What differs, then what all have in common.", _settings(groups, keys)

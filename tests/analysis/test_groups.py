@@ -12,8 +12,10 @@ from fedaccord.analysis.groups import (
     Spread,
     final,
     groups_of,
+    headline,
     smoothed,
     to_target,
+    tuned,
     usual_target,
 )
 from fedaccord.analysis.table import shown, summary, text
@@ -35,6 +37,19 @@ def test_seeds_are_one_group_and_its_label_has_what_differs(tmp_path: Path) -> N
     both = found["fedavg lr=0.1"]
     assert [run.settings["seed"] for run in both.runs] == [0, 1]
     assert [*both.tables[1]["test-accuracy"]] == [0.1, 0.5]
+
+
+def test_a_sweep_is_sensitive_on_what_it_was_tuned_by(tmp_path: Path) -> None:
+    for lr in (0.05, 0.1):
+        tuning = write(tmp_path, [0.1, 0.5], lr=lr, validation=0.1)
+        table = tuning / "metrics.csv"
+        table.write_text(table.read_text().replace("test-", "validation-"))
+    tested = write(tmp_path / "tests", [0.1, 0.6], lr=0.1, validation=0.0)
+    metric, those = tuned(groups(tmp_path))
+    assert metric == "validation-accuracy"
+    assert {group.settings["lr"] for group in those} == {0.05, 0.1}
+    assert all(run.path != tested for group in those for run in group.runs)
+    assert tuned(groups(tested))[0] == headline(groups(tmp_path)) == "test-accuracy"
 
 
 def test_what_only_one_of_two_runs_of_a_method_has_is_in_its_label(tmp_path: Path) -> None:
