@@ -16,6 +16,7 @@ import torch
 from fedaccord import server_app
 from fedaccord.config import RunConfig
 from fedaccord.engine.fleet import LocalFleet
+from fedaccord.federation.fleet import Fleet
 from fedaccord.memory import keep_freed_memory
 from fedaccord.task import Task
 
@@ -62,16 +63,17 @@ def prepare(options: argparse.Namespace) -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)
 
 
-def engine_round(task: Task, config: RunConfig) -> OneRound:
-    """What `strategy.start` does in a round, over clients in this process, without evaluation.
+def engine_round(task: Task, config: RunConfig, fleet: Fleet | None = None) -> OneRound:
+    """What `strategy.start` does in a round, without evaluation; fleet: by default in this process.
 
     Raises RuntimeError where a client fails: its steps would be missing in the seconds.
     """
     strategy = config.strategy
     strategy.num_rounds = config.num_server_rounds
     strategy.participation = cohorts = []
-    fleet = LocalFleet(task, vectorize=config.vectorize == "on")
-    strategy.begin(fleet, server_app.initial_arrays(task, strategy.precision, fleet.home))
+    fleet = fleet or LocalFleet(task, vectorize=config.vectorize == "on")
+    home = server_app.home_of(fleet)
+    strategy.begin(fleet, server_app.initial_arrays(task, strategy.precision, home))
 
     def one_round(cohort: list[int]) -> None:
         cohorts.append(cohort)

@@ -2183,6 +2183,21 @@ MUTANTS = [
         ),
     ),
     *of(
+        "fedaccord/engine/workers.py",
+        tests_of("engine/test_workers.py", "network"),
+        (
+            "A client at a worker keeps no version before its last",
+            "store.remember(memory, asked, state)",
+            "store.remember(None, asked, state)",
+        ),
+        (
+            "Workers get the smallest clients first",
+            "key=lambda pair: -self.task.num_examples(pair[0].client)",
+            "key=lambda pair: self.task.num_examples(pair[0].client)",
+            tests_of("engine/test_workers.py", "largest"),
+        ),
+    ),
+    *of(
         "fedaccord/runs/tensors.py",
         "tests/client/test_disk.py",
         (

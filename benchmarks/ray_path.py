@@ -1,0 +1,348 @@
+"""What Ray workers gain and cost, beside one process and beside Flower's own simulation.
+
+    python benchmarks/ray_path.py                # three tables
+    python benchmarks/ray_path.py --check        # exit 1 where a target is missed
+    python benchmarks/ray_path.py --only flower  # steps, visits or flower
+
+    steps   LeNet on CIFAR-10, 10 clients x 20 steps of batch 50: one process with one thread and
+            with two, two workers with one thread each. What the second core gains.
+    visits  one step of one sample on a linear layer of 45 MB, 10 clients: this process, a worker.
+            What a client's way to a worker and back costs.
+    flower  the same steps over Flower's simulation (Ray, two actors) at three sizes: Flower's own
+            FedAvg with a client as its guide has it, this package's FedAvg with `train_locally`,
+            and this package's two workers, in one process by turns.
+
+Rounds take turns, each ratio is taken within a repetition, and a round is what passes between two
+evaluations of the model (steps, visits: between call and return), without a contestant's first.
+"""
+
+import argparse
+import json
+import logging
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import data
+import flwr
+import ray
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import strategy as flowers
+from flwr.simulation import run_simulation
+from timing import SETTING, engine_round, spread
+from torch import Tensor, nn
+from torch.nn.utils import skip_init
+
+from fedaccord import server_app, train_locally
+from fedaccord.config import RunConfig
+from fedaccord.engine.cluster import ray_for
+from fedaccord.engine.fleet import LocalFleet
+from fedaccord.engine.workers import workers_fleet
+from fedaccord.memory import keep_freed_memory
+from fedaccord.strategies import FedAvg
+from fedaccord.task import Clients, Task, load_task
+
+INPUTS = 100
+SIZES = {0.25: 625, 3.0: 7_500, 45.0: 112_000}  # MB of float32: outputs of a layer of 100 inputs
+CLIENTS, LR = 10, 0.01
+Seconds = dict[str, list[float]]
+TARGETS = (  # of `check`: what, contestant, base, at most; a difference is in seconds a client
+    ("steps", "two workers", "one thread", 1 / 1.7),
+    ("steps", "two workers", "two threads", 1.0),
+    *((f"{size} MB", "this package's FedAvg", "Flower's FedAvg", 1.1) for size in SIZES),
+)
+OVERHEAD = 0.020  # seconds a client at 45 MB
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=("steps", "visits", "flower"))
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
+    parser.add_argument("--out", type=Path, help="JSON of results: new ones join those there")
+    parser.add_argument("--markdown", type=Path, help="write the tables to this file")
+    options = parser.parse_args()
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    keep_freed_memory()  # as `fedaccord run` does
+    torch.set_num_threads(1)
+    found: dict[str, Seconds] = {}
+    if options.out and options.out.exists():
+        found = json.loads(options.out.read_text())
+    if options.only != "flower":
+        with ray_for(3, "local", 1, 0.0):
+            for name, measure in (("steps", steps), ("visits", visits)):
+                if options.only in (None, name):
+                    found[name] = measure(options.repetitions)
+                    print(table(name, found[name]), flush=True)
+    if options.only in (None, "flower"):
+        for name, seconds in flower(options.repetitions).items():
+            found[name] = seconds
+            print(table(name, seconds), flush=True)
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+    if options.markdown:
+        options.markdown.write_text(page(found, options))
+    if options.check and (missed := missed_targets(found)):
+        sys.exit("\n".join(missed))
+
+
+# --- this process and workers ---------------------------------------------------------------------
+
+
+def steps(repetitions: int) -> Seconds:
+    settings = SETTING | {"data-dir": str(data.find()), "local-steps": 20}
+    settings |= {"fraction-train": 0.1, "algo": "fedavg", "device": "cpu"}
+    make = partial(RunConfig.make, settings)
+    task = load_task(make().task, num_clients=SETTING["num-clients"])
+    load = partial(load_task, make().task, num_clients=SETTING["num-clients"])
+    cohorts = [sorted(range(k, 100, 10)) for k in range(10)]
+    with ExitStack() as stack:
+        two = stack.enter_context(_workers(task, 2, load))
+        rounds = {
+            "one thread": engine_round(task, make()),
+            "two threads": engine_round(task, make()),
+            "two workers": engine_round(task, make(), two),
+        }
+
+        def one_round(name: str, number: int) -> float:
+            torch.set_num_threads(2 if name == "two threads" else 1)
+            began = time.perf_counter()
+            rounds[name](cohorts[number % 10])
+            return time.perf_counter() - began
+
+        return by_turns(rounds, one_round, repetitions)
+
+
+def visits(repetitions: int) -> Seconds:
+    """Seconds of a round of ten clients."""
+    task = linear_task(SIZES[45.0])
+    make = partial(method, CLIENTS)
+    with _workers(task, 1) as one:
+        fleets = {"this process": LocalFleet(task), "one worker": one}
+        rounds = {}
+        for name, fleet in fleets.items():
+            strategy = make()
+            strategy.begin(fleet, server_app.initial_arrays(task, "float32"))
+            rounds[name] = strategy.train_round
+
+        def one_round(name: str, number: int) -> float:
+            return float(rounds[name]().metrics["seconds"])
+
+        return by_turns(rounds, one_round, 2 * repetitions)
+
+
+def by_turns(names: Any, one_round: Callable[[str, int], float], repetitions: int) -> Seconds:
+    """Each repetition in another order; the first round of each does not count."""
+    names = list(names)
+    seconds: Seconds = {name: [] for name in names}
+    for name in names:
+        one_round(name, 0)
+    for number in range(repetitions):
+        k = number % len(names)
+        for name in names[k:] + names[:k]:
+            seconds[name].append(one_round(name, number))
+    return seconds
+
+
+@contextmanager
+def _workers(task: Task, number: int, load: Callable[[], Task] | None = None) -> Iterator[Any]:
+    with workers_fleet(task, load, workers=number, address="local", threads=1, gpus=0.0) as fleet:
+        yield fleet
+
+
+# --- Flower's simulation --------------------------------------------------------------------------
+
+
+def half_square(predictions: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * ((predictions - y) ** 2).mean()
+
+
+def linear(outputs: int) -> nn.Linear:
+    """With random parameters, as equal ones travel cheaply."""
+    torch.manual_seed(0)
+    return nn.Linear(INPUTS, outputs, bias=False)
+
+
+def empty(outputs: int) -> nn.Linear:
+    """For parameters that come with a message."""
+    layer = skip_init(nn.Linear, INPUTS, outputs, bias=False)
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+def sample(outputs: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(1, INPUTS), torch.zeros(1, outputs)
+
+
+def linear_task(outputs: int) -> Task:
+    xs, ys = zip(*[sample(outputs)] * CLIENTS, strict=True)
+    return Task(lambda: linear(outputs), Clients(xs, ys), loss=half_square)
+
+
+def method(clients: int) -> FedAvg:
+    """One step of SGD, and nothing else that costs time."""
+    return FedAvg(
+        fraction_train=1.0,
+        local_steps=1,
+        batch_size=0,
+        lr=LR,
+        lr_decay=1.0,
+        weight_decay=0.0,
+        clip_norm=0.0,
+    )
+
+
+client_app = ClientApp()
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    """One step on one sample: this package's way, or by hand as in Flower's guide."""
+    if "arrays" not in message.content:
+        import fedaccord.strategies  # noqa: F401  (whose rules messages name)
+
+        outputs = int(message.content["config"].get("outputs", 1))  # type: ignore[union-attr]
+        model, batches = empty(outputs), [sample(outputs)]
+        return train_locally(message, context, model=model, batches=batches, loss=half_square)
+    arrays = message.content["arrays"]
+    assert isinstance(arrays, ArrayRecord)
+    w = arrays.to_torch_state_dict()
+    model = empty(len(w["weight"]))
+    model.load_state_dict(w)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    x, y = sample(len(w["weight"]))
+    loss = half_square(model(x), y)
+    loss.backward()
+    optimizer.step()
+    metrics = MetricRecord({"train-loss": float(loss), "num-examples": 1})
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
+    return Message(content, reply_to=message)
+
+
+def flower(repetitions: int) -> dict[str, Seconds]:
+    """Seconds of a round by size; the server runs in a thread of this process."""
+    found: dict[str, Seconds] = {}
+    app = ServerApp()
+
+    @app.main()
+    def serve(grid: Grid, context: Context) -> None:
+        while not ray.is_initialized():  # by Flower, in another thread: the workers join it
+            time.sleep(0.1)
+        for size, outputs in SIZES.items():
+            found[f"{size} MB"] = _one_size(grid, outputs, repetitions)
+
+    run_simulation(
+        server_app=app,
+        client_app=client_app,
+        num_supernodes=CLIENTS,
+        backend_config={
+            "init_args": {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False},
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        },
+    )
+    return found
+
+
+def _one_size(grid: Grid, outputs: int, repetitions: int) -> Seconds:
+    arrays = ArrayRecord(linear(outputs).state_dict())
+    config = ConfigRecord({"outputs": outputs})
+    with _workers(linear_task(outputs), 2) as two:
+
+        def rounds(name: str, number: int) -> float:
+            """The median of three rounds after a first one."""
+            if name == "Flower's FedAvg":
+                strategy: Any = flowers.FedAvg(fraction_train=1.0, fraction_evaluate=0.0)
+            else:
+                strategy = method(CLIENTS)
+            over = two if name == "this package's workers" else grid
+            ends: list[float] = []
+
+            def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
+                ends.append(time.perf_counter())
+                return MetricRecord({"test-loss": 0.0})
+
+            done = strategy.start(over, arrays, 4, train_config=config, evaluate_fn=evaluate)
+            assert len(done.train_metrics_clientapp) == 4, f"{name} lost a round"
+            return statistics.median(b - a for a, b in pairwise(ends[1:]))
+
+        names = ("Flower's FedAvg", "this package's FedAvg", "this package's workers")
+        return by_turns(names, rounds, repetitions)
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def table(name: str, seconds: Seconds) -> str:
+    base = next(iter(seconds))
+    lines = [
+        "",
+        f"| {name} | seconds a round: median (min to max) | ratio to {base}, likewise |",
+        "| --- | --: | --: |",
+    ]
+    for contestant, values in seconds.items():
+        ratios = [a / b for a, b in zip(values, seconds[base], strict=True)]
+        lines.append(f"| {contestant} | {spread(values, 3)} | {spread(ratios, 3)} |")
+    if name == "visits":
+        lines += ["", f"A client's way: {1e3 * overhead(seconds):.1f} ms, the median."]
+    return "\n".join(lines)
+
+
+def overhead(seconds: Seconds) -> float:
+    """Seconds a client that a worker takes more than this process, the median."""
+    pairs = zip(seconds["one worker"], seconds["this process"], strict=True)
+    return statistics.median((a - b) / CLIENTS for a, b in pairs)
+
+
+def missed_targets(found: dict[str, Seconds]) -> list[str]:
+    lines = []
+    for name, contestant, base, allowed in TARGETS:
+        if name in found:
+            pairs = zip(found[name][contestant], found[name][base], strict=True)
+            ratio = statistics.median(a / b for a, b in pairs)
+            if ratio > allowed:
+                lines.append(
+                    f"missed: {name}: {contestant} takes {ratio:.3f} x {base}, "
+                    f"allowed {allowed:.3f}"
+                )
+    if "visits" in found and (taken := overhead(found["visits"])) > OVERHEAD:
+        lines.append(f"missed: visits: {1e3 * taken:.1f} ms a client, allowed {1e3 * OVERHEAD:.0f}")
+    return lines
+
+
+def page(found: dict[str, Seconds], options: argparse.Namespace) -> str:
+    versions = f"torch {torch.__version__}, ray {ray.__version__}, flwr {flwr.__version__}"
+    missed = missed_targets(found)
+    verdict = "All targets met." if not missed else "\n".join(f"- {line}" for line in missed)
+    what = " ".join(__doc__.split("\n\n")[-1].split())
+    return f"""# Ray workers
+
+{os.cpu_count()} cores; {versions}; {options.repetitions} repetitions. Wall-clock seconds.
+
+- steps: LeNet on CIFAR-10, 10 clients x 20 steps of batch 50.
+- visits: one step of one sample on a linear layer of 45 MB, 10 clients, one thread.
+- MB: the same step over Flower's simulation with two Ray actors, 10 clients: Flower's own FedAvg
+  with a client by hand, this package's FedAvg with `train_locally`, and this package's two workers.
+
+{what}
+{"".join(table(name, seconds) + chr(10) for name, seconds in found.items())}
+Targets (medians): two workers at most 1/1.7 of one thread and at most two threads; a client's way
+at most {1e3 * OVERHEAD:.0f} ms; over Flower's simulation at most 1.1 x Flower's FedAvg.
+
+{verdict}
+
+Made by `python benchmarks/ray_path.py --markdown docs/results/ray_path.md`.
+"""
+
+
+if __name__ == "__main__":
+    main()
