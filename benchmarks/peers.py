@@ -199,14 +199,14 @@ def measure(name: str, names: list[str], options: argparse.Namespace) -> None:
             done = len(begun["repetitions"])
             k = done % len(names)
             repetition: Results = {}
+            begun["repetitions"].append(repetition)
             for contestant in names[k:] + names[:k]:
                 repetition[contestant] = contest(contestant, job, options)
                 print(f"{name}, repetition {done + 1}, {contestant}: {repetition[contestant]}")
-            begun["repetitions"].append(repetition)
-            begun["clients"] = [len(cohort) for cohort in job["cohorts"]]
-            begun["versions"] = begun.get("versions", {}) | versions(names, options)
-            begun["cores"] = os.cpu_count()
-            file.write_text(json.dumps(begun, indent=1) + "\n")
+                begun["clients"] = [len(cohort) for cohort in job["cohorts"]]
+                begun["versions"] = begun.get("versions", {}) | versions([contestant], options)
+                begun["cores"] = os.cpu_count()
+                file.write_text(json.dumps(begun, indent=1) + "\n")
 
 
 def prepare(folder: Path, setting: Setting, rounds: int) -> dict[str, Any]:
