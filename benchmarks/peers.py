@@ -125,14 +125,17 @@ SETTINGS = {
 CONTESTANTS = {
     "fedaccord": "this package, one process with one thread",
     "fedaccord-workers": "this package with two worker processes of one thread",
-    "pfl": "pfl-research's simulated backend, tensors in memory, one process with one thread",
+    "pfl": "pfl-research's simulated backend, tensors in memory, one process with one thread; it "
+    "goes through a client's samples in the same order each time",
     "flower": "Flower's simulation with Flower's FedAvg, two actors of one CPU; the client of "
-    "Flower's first PyTorch example, a DataLoader that transforms image by image",
+    "Flower's first PyTorch example, a DataLoader that transforms image by image; its first round "
+    "contains what the actors load",
     "flower-tensors": "the same with a client that has prepared tensors in memory",
     "blazefl": "BlazeFL's FedAvg with its pool of two processes, images transformed one by one, as "
     "in its examples",
     "fl-simulator": "FL-Simulator, one process with one thread; an import that its LeNet lacks is "
-    "given to it from outside",
+    "given to it from outside. It draws its initial parameters itself, and crops an image with "
+    "probability 1/2, we always",
 }
 # What FL-Simulator calls the methods, and its random state of round t.
 METHODS = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "feddyn": "FedDyn", "fedsmoo": "FedSMOO"}
@@ -458,11 +461,12 @@ def section(name: str, facts: dict[str, Any]) -> list[str]:
     runs = facts["repetitions"]
     total = sum(facts["clients"])
     lines = [
-        f"{facts['rounds']} round(s), {total} visits of clients in all; {len(runs)} repetitions.",
+        f"Rounds: {facts['rounds']}, with {total} visits of clients in all; in each row the median "
+        "(and the range) of the repetitions in which it took part.",
         "",
-        "| contestant | wall s a round: median (min to max) | CPU s | start s | accuracy "
-        "| wall x ours | CPU x ours |",
-        "| --- | --: | --: | --: | --: | --: | --: |",
+        "| contestant | repetitions | wall s a round | CPU s a round | start s | accuracy in % "
+        "| wall, x ours | CPU, x ours |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: |",
     ]
     for contestant in CONTESTANTS:
         own = [run for run in runs if contestant in run]
@@ -473,14 +477,19 @@ def section(name: str, facts: dict[str, Any]) -> list[str]:
         accuracy = [100 * run[contestant]["accuracy"][-1][1] for run in own]
         columns = [
             contestant,
-            timing.spread(wall, 2),
-            timing.spread(cpu, 2),
-            timing.spread(start, 1),
-            timing.spread(accuracy, 1),
-            *(timing.spread(ratios(own, contestant, c), 2) for c in ("wall", "cpu")),
+            str(len(own)),
+            spread(wall, 2),
+            spread(cpu, 2),
+            spread(start, 1),
+            spread(accuracy, 1),
+            *(spread(ratios(own, contestant, c), 2) for c in ("wall", "cpu")),
         ]
         lines.append("| " + " | ".join(columns) + " |")
     return [*lines, "", *verdicts(SETTINGS[name], runs)]
+
+
+def spread(values: list[float], digits: int) -> str:
+    return timing.spread(values, digits) if len(values) > 1 else f"{values[0]:.{digits}f}"
 
 
 def ratios(runs: list[Results], contestant: str, clock: str) -> list[float]:
