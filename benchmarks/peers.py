@@ -16,127 +16,25 @@ import argparse
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import data
 import numpy as np
 import psutil
-import timing
 import torch
+from peers_page import Results, page
+from peers_settings import SETTINGS, Setting
 
 from fedaccord.config import RunConfig
 from fedaccord.federation import sampling
 from fedaccord.task import Task, load_task
 
 HERE = Path(__file__).resolve().parent / "contestants"
-PLAIN = {"lr-decay": 1.0, "weight-decay": 0.0, "clip-norm": 0.0, "lr": 0.1}  # FedAvg, bare
-Results = dict[str, dict[str, Any]]  # contestant -> what `contest` returns
-
-
-@dataclass(frozen=True)
-class Setting:
-    about: str
-    keys: dict[str, Any]  # of ours; num-server-rounds is what a run has by default
-    contestants: tuple[str, ...]
-    targets: dict[str, float] = field(default_factory=dict)  # peer -> how many times as fast
-
-    @property
-    def rounds(self) -> int:
-        return int(self.keys["num-server-rounds"])
-
-
-def fl_simulator(algo: str) -> Setting:
-    return Setting(
-        about=(
-            "LeNet of 797,962 parameters; 100 clients of 500 samples, Dirichlet-0.1 drawn with "
-            "replacement, each active with probability 0.1; 5 epochs of batch 50 at rate 0.1, "
-            "weight decay 0.001, gradients clipped at 10; random crops and mirrored images; all "
-            "training and all test samples evaluated after every round. Seconds are of a round "
-            "with its evaluations"
-        ),
-        keys={
-            "algo": algo,
-            "dataset": "cifar10",
-            "model": "lenet",
-            "num-clients": 100,
-            "fraction-train": 0.1,
-            "replacement": "cyclic",
-            "dirichlet-alpha": 0.1,
-            "eval-train": True,
-            "num-server-rounds": 1,
-        },
-        contestants=("fedaccord", "fl-simulator"),
-        targets={"fl-simulator": 2.0},  # 4 with bfloat16, on a CPU that gains by it
-    )
-
-
-SETTINGS = {
-    "pfl": Setting(
-        about=(
-            "pfl-research's own benchmark: CNN of 1,626,442 parameters with dropout; 1,000 clients "
-            "of 50 samples, IID, 50 active a round; one epoch of batch 10 at rate 0.1, no "
-            "augmentation; the test samples evaluated every tenth round"
-        ),
-        keys={
-            "algo": "fedavg",
-            "dataset": "npz",
-            "model": "cnn",
-            "partition": "iid",
-            "num-clients": 1000,
-            "fraction-train": 0.05,
-            "batch-size": 10,
-            "local-epochs": 1,
-            "eval-every": 10,
-            "num-server-rounds": 10,
-            **PLAIN,
-        },
-        contestants=("fedaccord", "pfl"),
-        targets={"pfl": 2.0},
-    ),
-    "flower": Setting(
-        about=(
-            "BlazeFL's benchmark: CNN of 62,006 parameters; 100 clients of 500 samples, IID, all "
-            "active; 5 epochs of batch 50 at rate 0.1, no augmentation; the test samples evaluated "
-            "every round"
-        ),
-        keys={
-            "algo": "fedavg",
-            "dataset": "npz",
-            "model": "lenet5",
-            "partition": "iid",
-            "num-clients": 100,
-            "fraction-train": 1.0,
-            "local-epochs": 5,
-            "num-server-rounds": 1,
-            **PLAIN,
-        },
-        contestants=("fedaccord", "flower", "flower-tensors", "blazefl"),
-        targets={"flower": 3.0},
-    ),
-    **{f"fl-simulator-{a}": fl_simulator(a) for a in ("fedavg", "scaffold", "feddyn", "fedsmoo")},
-}
-CONTESTANTS = {
-    "fedaccord": "this package, one process with one thread",
-    "fedaccord-workers": "this package with two worker processes of one thread",
-    "pfl": "pfl-research's simulated backend, tensors in memory, one process with one thread; it "
-    "goes through a client's samples in the same order each time",
-    "flower": "Flower's simulation with Flower's FedAvg, two actors of one CPU; the client of "
-    "Flower's first PyTorch example, a DataLoader that transforms image by image; its first round "
-    "contains what the actors load",
-    "flower-tensors": "the same with a client that has prepared tensors in memory",
-    "blazefl": "BlazeFL's FedAvg with its pool of two processes, images transformed one by one, as "
-    "in its examples",
-    "fl-simulator": "FL-Simulator, one process with one thread; an import that its LeNet lacks is "
-    "given to it from outside. It draws its initial parameters itself, and crops an image with "
-    "probability 1/2, we always",
-}
 # What FL-Simulator calls the methods, and its random state of round t.
 METHODS = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "feddyn": "FedDyn", "fedsmoo": "FedSMOO"}
 SEED = 20  # FL-Simulator's default
@@ -422,94 +320,6 @@ def versions(names: list[str], options: argparse.Namespace) -> dict[str, str]:
         python = str(pythons.get(name) or sys.executable)
         found[package] = subprocess.check_output([python, "-c", code], text=True).strip()
     return found
-
-
-# --- the page -------------------------------------------------------------------------------------
-
-
-def page(results: Path) -> str:
-    found = {name: results / f"{name}.json" for name in SETTINGS}
-    measured = {n: json.loads(f.read_text()) for n, f in found.items() if f.exists()}
-    if not measured:
-        sys.exit(f"--results: expected results of a setting in {results}, found none")
-    known: dict[str, str] = {}
-    for facts in measured.values():
-        known |= facts["versions"]
-    cores = {str(facts["cores"]) for facts in measured.values()}
-    used = {c for facts in measured.values() for r in facts["repetitions"] for c in r}
-    lines = [
-        "# Beside other simulators",
-        "",
-        "Whole runs on CIFAR-10, in float32, on the same samples of the same clients, the same "
-        "clients a round and the same steps; PyTorch with one thread in every process. Each "
-        "contestant is a process of its own; they take turns, and every ratio is taken within a "
-        "repetition. Seconds are of a round, after the first evaluation, until the last one; CPU "
-        "seconds are of all processes together. The start is what comes before: imports, data, "
-        f"processes, the first evaluation. Hardware: CPU, {'/'.join(sorted(cores))} cores, without "
-        "AMX.",
-        "",
-        *(f"- {name}: {text}" for name, text in CONTESTANTS.items() if name in used),
-        "",
-        "Versions: " + "; ".join(f"{n} {v}" for n, v in sorted(known.items())) + ".",
-    ]
-    for name, facts in measured.items():
-        lines += ["", f"## {name}", "", SETTINGS[name].about + ".", "", *section(name, facts)]
-    return "\n".join(lines) + "\n"
-
-
-def section(name: str, facts: dict[str, Any]) -> list[str]:
-    runs = facts["repetitions"]
-    total = sum(facts["clients"])
-    lines = [
-        f"Rounds: {facts['rounds']}, with {total} visits of clients in all; in each row the median "
-        "(and the range) of the repetitions in which it took part.",
-        "",
-        "| contestant | repetitions | wall s a round | CPU s a round | start s | accuracy in % "
-        "| wall, x ours | CPU, x ours |",
-        "| --- | --: | --: | --: | --: | --: | --: | --: |",
-    ]
-    for contestant in CONTESTANTS:
-        own = [run for run in runs if contestant in run]
-        if not own:
-            continue
-        wall, cpu = ([run[contestant]["round"][c] for run in own] for c in ("wall", "cpu"))
-        start = [run[contestant]["start"]["wall"] for run in own]
-        accuracy = [100 * run[contestant]["accuracy"][-1][1] for run in own]
-        columns = [
-            contestant,
-            str(len(own)),
-            spread(wall, 2),
-            spread(cpu, 2),
-            spread(start, 1),
-            spread(accuracy, 1),
-            *(spread(ratios(own, contestant, c), 2) for c in ("wall", "cpu")),
-        ]
-        lines.append("| " + " | ".join(columns) + " |")
-    return [*lines, "", *verdicts(SETTINGS[name], runs)]
-
-
-def spread(values: list[float], digits: int) -> str:
-    return timing.spread(values, digits) if len(values) > 1 else f"{values[0]:.{digits}f}"
-
-
-def ratios(runs: list[Results], contestant: str, clock: str) -> list[float]:
-    """Its seconds over ours, each taken within a repetition."""
-    return [r[contestant]["round"][clock] / r["fedaccord"]["round"][clock] for r in runs]
-
-
-def verdicts(setting: Setting, runs: list[Results]) -> list[str]:
-    lines = []
-    for peer, factor in setting.targets.items():
-        own = [run for run in runs if peer in run]
-        if not own:
-            continue
-        reached = {c: statistics.median(ratios(own, peer, c)) for c in ("wall", "cpu")}
-        words = {c: "met" if ratio >= factor else "missed" for c, ratio in reached.items()}
-        lines.append(
-            f"Target: at least {factor:g} x as fast as {peer}: {words['wall']} by wall-clock with "
-            f"{reached['wall']:.2f}, {words['cpu']} by CPU seconds with {reached['cpu']:.2f}."
-        )
-    return lines
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import peers
+import peers_page
+import peers_settings
 import pytest
 import torch
 
@@ -32,7 +34,7 @@ def job(folder: Path, rounds: int) -> dict[str, object]:
     )
     parts = folder / "partition.json"
     parts.write_text(json.dumps([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]))
-    keys = peers.PLAIN | {
+    keys = peers_settings.PLAIN | {
         "algo": "fedavg",
         "dataset": "npz",
         "data-dir": str(folder / "data.npz"),
@@ -133,13 +135,13 @@ def test_ratios_are_of_one_repetition_and_missed_targets_are_told(tmp_path: Path
     ]
     facts = {"rounds": 1, "clients": [50], "versions": {"pfl": "1"}, "cores": 2}
     (tmp_path / "pfl.json").write_text(json.dumps(facts | {"repetitions": repetitions}))
-    page = peers.page(tmp_path)
+    page = peers_page.page(tmp_path)
     rows = [line for line in page.splitlines() if line.startswith("| pfl ")]
     assert rows[0].startswith("| pfl | 2 | ")
     assert rows[0].endswith("| 60.0 (60.0 to 60.0) | 1.60 (1.50 to 1.70) | 2.25 (1.50 to 3.00) |")
     assert "at least 2 x as fast as pfl: missed by wall-clock with 1.60, met by CPU" in page
     with pytest.raises(SystemExit, match="found none"):
-        peers.page(tmp_path / "empty")
+        peers_page.page(tmp_path / "empty")
 
 
 def test_a_peer_without_its_environment_is_left_out_or_refused() -> None:

@@ -1,0 +1,97 @@
+"""The page of what peers.py measured."""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import timing
+from peers_settings import CONTESTANTS, SETTINGS, Setting
+
+Results = dict[str, dict[str, Any]]  # contestant -> what `contest` returns
+
+
+def page(results: Path) -> str:
+    found = {name: results / f"{name}.json" for name in SETTINGS}
+    measured = {n: json.loads(f.read_text()) for n, f in found.items() if f.exists()}
+    if not measured:
+        sys.exit(f"--results: expected results of a setting in {results}, found none")
+    known: dict[str, str] = {}
+    for facts in measured.values():
+        known |= facts["versions"]
+    cores = {str(facts["cores"]) for facts in measured.values()}
+    used = {c for facts in measured.values() for r in facts["repetitions"] for c in r}
+    lines = [
+        "# Beside other simulators",
+        "",
+        "Whole runs on CIFAR-10, in float32, on the same samples of the same clients, the same "
+        "clients a round and the same steps; PyTorch with one thread in every process. Each "
+        "contestant is a process of its own; they take turns, and every ratio is taken within a "
+        "repetition. Seconds are of a round, after the first evaluation, until the last one; CPU "
+        "seconds are of all processes together. The start is what comes before: imports, data, "
+        f"processes, the first evaluation. Hardware: CPU, {'/'.join(sorted(cores))} cores, without "
+        "AMX.",
+        "",
+        *(f"- {name}: {text}" for name, text in CONTESTANTS.items() if name in used),
+        "",
+        "Versions: " + "; ".join(f"{n} {v}" for n, v in sorted(known.items())) + ".",
+    ]
+    for name, facts in measured.items():
+        lines += ["", f"## {name}", "", SETTINGS[name].about + ".", "", *section(name, facts)]
+    return "\n".join(lines) + "\n"
+
+
+def section(name: str, facts: dict[str, Any]) -> list[str]:
+    runs = facts["repetitions"]
+    total = sum(facts["clients"])
+    lines = [
+        f"Rounds: {facts['rounds']}, with {total} visits of clients in all; in each row the median "
+        "(and the range) of the repetitions in which it took part.",
+        "",
+        "| contestant | repetitions | wall s a round | CPU s a round | start s | accuracy in % "
+        "| wall, x ours | CPU, x ours |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    for contestant in CONTESTANTS:
+        own = [run for run in runs if contestant in run]
+        if not own:
+            continue
+        wall, cpu = ([run[contestant]["round"][c] for run in own] for c in ("wall", "cpu"))
+        start = [run[contestant]["start"]["wall"] for run in own]
+        accuracy = [100 * run[contestant]["accuracy"][-1][1] for run in own]
+        columns = [
+            contestant,
+            str(len(own)),
+            spread(wall, 2),
+            spread(cpu, 2),
+            spread(start, 1),
+            spread(accuracy, 1),
+            *(spread(ratios(own, contestant, c), 2) for c in ("wall", "cpu")),
+        ]
+        lines.append("| " + " | ".join(columns) + " |")
+    return [*lines, "", *verdicts(SETTINGS[name], runs)]
+
+
+def spread(values: list[float], digits: int) -> str:
+    return timing.spread(values, digits) if len(values) > 1 else f"{values[0]:.{digits}f}"
+
+
+def ratios(runs: list[Results], contestant: str, clock: str) -> list[float]:
+    """Its seconds over ours, each taken within a repetition."""
+    return [r[contestant]["round"][clock] / r["fedaccord"]["round"][clock] for r in runs]
+
+
+def verdicts(setting: Setting, runs: list[Results]) -> list[str]:
+    lines = []
+    for peer, factor in setting.targets.items():
+        own = [run for run in runs if peer in run]
+        if not own:
+            continue
+        reached = {c: statistics.median(ratios(own, peer, c)) for c in ("wall", "cpu")}
+        words = {c: "met" if ratio >= factor else "missed" for c, ratio in reached.items()}
+        lines.append(
+            f"Target: at least {factor:g} x as fast as {peer}: {words['wall']} by wall-clock with "
+            f"{reached['wall']:.2f}, {words['cpu']} by CPU seconds with {reached['cpu']:.2f}."
+        )
+    return lines
