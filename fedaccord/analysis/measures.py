@@ -155,7 +155,8 @@ def duals(saved: Saved) -> Iterator[Measure]:
         return
     found = checkpoints.load()
     squares, sizes, total = [], [], torch.zeros_like(saved.w)
-    for client, (round, state) in sorted(found.clients.items()):
+    for client in sorted(found.clients):
+        round, state = found.clients[client]
         names = [name for name in state if name.rpartition(".")[2] == DUAL]
         if not names:
             continue

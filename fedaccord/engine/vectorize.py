@@ -1,6 +1,5 @@
 """Whether clients take their local steps one at a time or many in one call: measured on a trial."""
 
-import heapq
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -63,7 +62,7 @@ def _visits(task: Task, strategy: FederatedStrategy, size: int) -> list[Visit]:
     initial = server_app.initial_arrays(task, strategy.precision)
     session = Session(strategy, initial, LocalFleet(task))
     s = rounds.first_state(strategy, session.vector(initial), len(task.clients))
-    largest = heapq.nlargest(size, range(len(task.clients)), key=task.num_examples)
+    largest = task.clients.largest(size)
     return [
         visit._replace(instruction=visit.instruction._replace(local_steps=STEPS, local_epochs=1))
         for visit in session.visits(strategy, s, largest)

@@ -1,5 +1,6 @@
 """What clients train and the server evaluates: samples, a model, a loss."""
 
+import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -253,6 +254,12 @@ class Clients:
         if isinstance(self.parts, Parts):
             return self.parts.size(client)
         return len(self.y[client] if self.parts is None else self.parts[client])
+
+    def largest(self, number: int) -> list[int]:
+        """The clients with the most samples, the largest first."""
+        if isinstance(self.parts, Parts):  # whose sizes do not rise
+            return [*range(len(self))[:number]]
+        return heapq.nlargest(number, range(len(self)), key=self.size)
 
     def samples(self, client: int) -> Samples:
         if self.parts is None:

@@ -1,0 +1,104 @@
+"""A million registered clients: the rounds of a few, as fast and as small."""
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedaccord import engine, server_app
+from fedaccord.config import RunConfig
+from fedaccord.core.vectors import leaves
+from fedaccord.engine.fleet import LocalFleet
+from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.runs.checkpoint import Checkpoints
+from fedaccord.task import load_task
+from fedaccord.task.task import SHOWN
+
+MILLION, FEW = 1_000_000, 50
+COHORTS = [[3, 7, 41], [7, 8], [3, 8, 49], [0], [41, 7]]  # of the first clients
+SETTINGS: dict[str, Any] = {
+    **{"model": "linear", "precision": "float64", "partition": "dirichlet", "threads": 1},
+    **{"samples-per-client": 12, "local-steps": 3, "batch-size": 4, "vectorize": "off"},
+}
+
+
+def begin(num_clients: int, **changes: Any) -> tuple[FederatedStrategy, LocalFleet]:
+    config = RunConfig.make(SETTINGS | {"num-clients": num_clients} | changes)
+    task, strategy = load_task(config.task, num_clients=num_clients), config.strategy
+    strategy.num_rounds, fleet = len(COHORTS), LocalFleet(task)
+    strategy.begin(fleet, server_app.initial_arrays(task, strategy.precision))
+    return strategy, fleet
+
+
+def rounds(num_clients: int, algo: str) -> tuple[FederatedStrategy, LocalFleet]:
+    strategy, fleet = begin(num_clients, algo=algo)
+    strategy.participation = COHORTS
+    for _ in COHORTS:
+        assert strategy.train_round().metrics["dropped"] == 0
+    return strategy, fleet
+
+
+def state(strategy: FederatedStrategy) -> dict[str, Tensor]:
+    assert strategy.state is not None
+    return {"w": strategy.state.w, **dict(leaves(strategy.state.server))}
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "fedinit", "fedcm", "fedadam", "afedpd"])
+def test_who_is_never_there_does_not_count(algo: str) -> None:
+    """The same cohorts of fifty and of a million: the same bits, where P/C does not matter."""
+    few, many = state(rounds(FEW, algo)[0]), state(rounds(MILLION, algo)[0])
+    assert few.keys() == many.keys()
+    assert all(torch.equal(v, many[name]) for name, v in few.items())
+
+
+@pytest.mark.parametrize(
+    ("algo", "mean", "own"), [("scaffold", "c", "c_i"), ("feddyn", "lam_bar", "lam")]
+)
+def test_the_servers_memory_is_the_mean_over_a_million(algo: str, mean: str, own: str) -> None:
+    """Those that were never there hold zero: the sum over the six others, divided by C."""
+    for num_clients in (FEW, MILLION):
+        strategy, fleet = rounds(num_clients, algo)
+        assert len(fleet.memories) == len({i for cohort in COHORTS for i in cohort})
+        vectors = [dict(leaves(memory.latest.state))[own] for memory in fleet.memories.values()]
+        assert strategy.state is not None
+        found = dict(leaves(strategy.state.server))[mean]
+        expected = sum(vectors, torch.zeros_like(vectors[0])) / num_clients
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-18)
+        assert found.abs().max() > 0
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "scaffold", "afedpd", "feddeper"])
+@pytest.mark.parametrize("sampling", ["fixed", "bernoulli"])
+def test_a_round_makes_no_list_of_all_clients(algo: str, sampling: str) -> None:
+    """Of what Python and NumPy allocate; PyTorch copies `RoundState.accepted`, 8 bytes a client."""
+    share = 20 / MILLION
+    more = {"algo": algo, "sampling": sampling, "fraction-train": share}
+    strategy, _ = begin(MILLION, **more)
+    strategy.train_round()
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            assert 3 < strategy.train_round().metrics["replies"] < 60
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * MILLION
+
+
+def test_a_run_of_a_million_clients_is_written_and_goes_on(tmp_path: Path) -> None:
+    """Tables, a checkpoint and the states of those who were there, and of nobody else."""
+    more = {"num-clients": MILLION, "fraction-train": 5 / MILLION, "out-dir": str(tmp_path)}
+    more |= {"algo": "scaffold", "vectorize": "auto", "client-state": "disk", "name": "parts"}
+    with engine.quiet():
+        engine.run(RunConfig.make(SETTINGS | more | {"num-server-rounds": 2}))
+        config = RunConfig.make(SETTINGS | more | {"num-server-rounds": 3, "resume": True})
+        path = engine.run(config).path
+    found = Checkpoints(path / "checkpoint").load()
+    assert found.number == 3
+    assert len(found.clients) == 15
+    assert len(found.server["accepted"]) == MILLION
+    assert int((found.server["accepted"] >= 0).sum()) == 15
+    assert len((path / "classes.csv").read_text().splitlines()) == 1 + SHOWN
