@@ -78,6 +78,15 @@ def test_changed_settings_have_a_line_of_their_own(tmp_path: Path) -> None:
     assert names == ["`fedavg/few`", "`fedavg/few` with `lr=0.05`"]
 
 
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [("", "+1.00"), ("precision=bfloat16", "+1.00"), ("precision=bfloat16 model=lenet", "–")],
+)
+def test_another_setting_is_not_compared(tmp_path: Path, changed: str, difference: str) -> None:
+    found = lines(tmp_path, result("fedavg/few", 0, 91.0, changed=changed))
+    assert row(found, "fedavg/few")[7] == difference
+
+
 def test_what_was_not_run_says_so(tmp_path: Path) -> None:
     found = lines(tmp_path, result("fedinit/few", 0, 80.0))
     assert "Not run: 3 of 4 cells; in brackets the paper's number." in found
