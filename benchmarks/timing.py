@@ -71,7 +71,7 @@ def engine_round(task: Task, config: RunConfig, fleet: Fleet | None = None) -> O
     strategy = config.strategy
     strategy.num_rounds = config.num_server_rounds
     strategy.participation = cohorts = []
-    fleet = fleet or LocalFleet(task, vectorize=config.vectorize == "on")
+    fleet = fleet or LocalFleet(task, vectorize=config.vectorize == "on", home=task.device)
     home = server_app.home_of(fleet)
     strategy.begin(fleet, server_app.initial_arrays(task, strategy.precision, home))
 

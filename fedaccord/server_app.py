@@ -196,7 +196,7 @@ def check_result(strategy: FederatedStrategy, result: Result, name: str = "test-
 
 
 def home_of(grid: Grid | Fleet) -> torch.device | str:
-    """Where the server's vectors lie: with clients in this process where these compute."""
+    """Where the server's vectors lie: on the host, or where clients in this process compute."""
     home: torch.device | str = getattr(grid, "home", "cpu")
     return home
 

@@ -15,7 +15,7 @@ from fedaccord.task.cohort_solver import CohortSolver
 
 
 def local_rounds(
-    visits: Sequence[Visit], states: Sequence[Any], task: Task
+    visits: Sequence[Visit], states: Sequence[Any], task: Task, home: torch.device = CPU
 ) -> list[tuple[Answer, Any] | str]:
     """What `train.local_round` gives for each visit, or what is wrong, in one line.
 
@@ -41,7 +41,7 @@ def local_rounds(
         asked.config._replace(client=tuple(clients)),
         CohortSolver(model, batches, task.loss, asked.precision),
     )
-    up, state = to_device(visits[0].down.w.device, done.up), to_device(CPU, done.state)
+    up, state = to_device(home, done.up), to_device(CPU, done.state)
     steps, losses = done.result.steps.flatten().tolist(), done.result.loss.tolist()
     each = (time.perf_counter() - began) / sum(steps)  # of a step: a client's share of the call
     finite = norm(done.result.w_K).isfinite().flatten().tolist()  # a norm may overflow

@@ -36,6 +36,7 @@ class Data(NamedTuple):
     loss: Loss
     examples: int | None = None  # samples of the client; None: those of the first pass
     graphs: Graphs | None = None  # of this model and loss; None: nothing is recorded
+    home: torch.device = CPU  # where the answer goes
 
 
 def train_locally(
@@ -126,7 +127,7 @@ def _state(own: Store, memory: Memory | None, asked: TrainInstruction) -> Any:
 
 
 def local_round(visit: Visit, state: Any, data: Data) -> tuple[Answer, Any]:
-    """The answer to a visit, where the broadcast lay, and the client's next state, on the host.
+    """The answer to a visit, in `Data.home`, and the client's next state, on the host.
 
     state: the one that the visit begins with; None: it is the client's first one.
     Raises ValueError where the message and the data do not fit together or the model diverged.
@@ -146,7 +147,7 @@ def local_round(visit: Visit, state: Any, data: Data) -> tuple[Answer, Any]:
     if not is_finite(result.w_K):
         raise ValueError(DIVERGED.format(result.steps, asked.lr))
     examples = data.examples or passes.examples
-    answer = Answer(to_device(visit.down.w.device, up), examples, result.steps, float(result.loss))
+    answer = Answer(to_device(data.home, up), examples, result.steps, float(result.loss))
     state = to_device(CPU, state)
     return answer._replace(seconds=time.perf_counter() - began), state
 

@@ -37,9 +37,10 @@ class LocalFleet:
         on_client: Callable[[int], None] | None = None,
         vectorize: bool = False,
         memories: MutableMapping[int, Memory] | None = None,
+        home: torch.device | str = "cpu",
     ) -> None:
         self.task = task
-        self.home = task.device  # the server's vectors and the answers lie where clients compute
+        self.home = torch.device(home)  # where the server's vectors lie, and answers go
         self.num_clients = len(task.clients)
         # of the clients that were visited
         self.memories: MutableMapping[int, Memory] = {} if memories is None else memories
@@ -98,7 +99,7 @@ class LocalFleet:
         if self.vectorize and len(part) > 1:
             try:
                 visits, states = zip(*part, strict=True)
-                return local_rounds(visits, states, self.task)
+                return local_rounds(visits, states, self.task, self.home)
             except NotImplementedError as error:  # of no cohort, then
                 self.vectorize = False
                 log.warning("one client at a time from now on: %s", error)
@@ -108,7 +109,8 @@ class LocalFleet:
 
     def _round(self, visit: Visit, state: Any) -> tuple[Answer, Any] | str:
         try:
-            return local_round(visit, state, training_data(self.task, visit.instruction))
+            data = training_data(self.task, visit.instruction)._replace(home=self.home)
+            return local_round(visit, state, data)
         except Exception as error:  # whatever a client raises is the server's to judge
             return describe(error)
 

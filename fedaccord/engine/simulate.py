@@ -80,7 +80,7 @@ def _fleet(
     if not config.workers:
         asked, rounds = config.client_state, config.num_server_rounds
         memories = states.memories(asked, strategy, task, rounds)
-        return nullcontext(LocalFleet(task, on_client, vectorize, memories))
+        return nullcontext(LocalFleet(task, on_client, vectorize, memories, task.device))
     try:
         from fedaccord.engine.workers import workers_fleet  # with Ray, which takes a second
     except ImportError as error:

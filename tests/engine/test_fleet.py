@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedaccord import simulate
+from fedaccord import server_app, simulate
 from fedaccord.client.store import Memory, Version
+from fedaccord.client.train import Data
 from fedaccord.engine import fleet as module
 from fedaccord.engine.fleet import LocalFleet
 
@@ -33,6 +34,20 @@ def test_the_states_that_the_server_accepted_are_kept_for_a_checkpoint() -> None
     assert [again.state(i, 1) for i in range(4)] == ["a after 1", None, None, None]
     assert again.state(1, 3) == "b after 3"
     assert again.kept([1, 3, -1, -1]) == kept
+
+
+def test_answers_go_where_the_servers_vectors_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing is sent down, as local training has it after a first visit."""
+    homes: list[Any] = []
+    nothing: Any = None
+    monkeypatch.setattr(module, "local_round", lambda *words: homes.append(words[2].home))
+    monkeypatch.setattr(module, "training_data", lambda *_: Data(nothing, [], nothing))
+    task: Any = SimpleNamespace(clients=range(2))
+    visit: Any = SimpleNamespace(instruction=None)
+    for own in (LocalFleet(task), LocalFleet(task, home="cuda:1")):
+        own._round(visit, None)
+        assert server_app.home_of(own) == homes[-1]
+    assert [*map(str, homes)] == ["cpu", "cuda:1"]
 
 
 def test_who_has_not_begun_by_the_deadline_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
