@@ -16,7 +16,7 @@ def comparison(settings: "RunConfig") -> str | None:
     usual, setting = defaults(), {"algo": baseline}
     for key, value in settings.flat.items():
         of_all = "." not in key or (key.startswith("gossip.") and baseline == "dfedavg")
-        if of_all and key not in ("algo", "name") and value != usual[key]:
+        if of_all and key not in ("algo", "name", "resume") and value != usual[key]:
             setting[key] = value
     plugins = RunConfig.make(setting).strategy.plugins
     if settings.algo == baseline and len(plugins) == len(settings.strategy.plugins):

@@ -21,6 +21,7 @@ def of(*pairs: str) -> str | None:
         ("algo=afedpd dirichlet-alpha=0.1", "algo=fedavg dirichlet-alpha=0.1"),
         ("algo=fedprox fedprox.mu=0.5 sam.rho=0.1 seed=3 name=a", "algo=fedavg seed=3"),
         ("algo=fedavg relaxed-init.beta=0.05", "algo=fedavg"),
+        ("algo=feddyn name=a resume=true", "algo=fedavg"),
         (
             "algo=fedpd fraction-train=1 eval-train=true",
             "algo=fedavg fraction-train=1.0 eval-train=true",

@@ -18,7 +18,7 @@ from tests.flower.conftest import REPOSITORY, assert_same_run, running, wait_unt
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(3000)]
 
-KILLS, ROUNDS = 20, 100
+KILLS, ROUNDS = 20, 400
 
 
 def test_twenty_kills_under_flower_change_no_bit(tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ def test_twenty_kills_under_flower_change_no_bit(tmp_path: Path) -> None:
             wait_until(lambda goal=goal: rounds(path) >= goal, "rounds", flower.log)
             time.sleep(rng.uniform(0.0, 0.5))
             os.kill(before, signal.SIGKILL)
-            wait_until(lambda: runs.status(path) == "dead", "its end", flower.log)
-        assert rounds(path) < ROUNDS
+            wait_until(lambda: runs.status(path) != "running", "its end", flower.log)
+            assert runs.status(path) == "dead", "it came to its end before the last kill"
         outcome = flower.run(REPOSITORY, config | {"name": "there", "resume": has_begun(path)})
         assert outcome.status == "finished:completed", outcome.output
     engine.run(RunConfig.make(config | {"name": "here", "num-clients": 2, "vectorize": "off"}))
