@@ -36,7 +36,7 @@ from fedaccord.config import RunConfig
 from fedaccord.engine.vectorize import choose
 from fedaccord.task import Clients, Task
 
-LR, ALONE = 0.001, 30  # clients that a repetition of bare steps takes one at a time
+LR, ALONE = 0.001, 20  # clients at most that a repetition takes one at a time
 POOL, HELD = 2000, 100  # samples in all, and of each client, drawn with replacement
 FLAT = (64,)  # numbers of an image of the digits
 
@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", help=f"default: {', '.join(MODELS)}")
     timing.add_options(parser)
-    parser.set_defaults(threads=1, clock="cpu", repetitions=5)
+    parser.set_defaults(threads=1, clock="cpu", repetitions=3)
     parser.add_argument("--cohorts", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 50])
     parser.add_argument("--steps", type=int, default=10, help="of each client in a round")
@@ -205,10 +205,10 @@ def contestants(
     assert isinstance(y, Tensor)
     xs, ys = x.expand(n, *x.shape).contiguous(), y.expand(n, batch).contiguous()
     alone, together = (timing.engine_round(task, config(how)) for how in ("off", "on"))
-    everyone = [*range(n)]
+    everyone, some = [*range(n)], [*range(min(n, ALONE))]
     return {
-        "bare": (partial(bare, task.module(), x, y, ALONE * steps), ALONE * steps),
-        "round": (partial(alone, everyone), n * steps),
+        "bare": (partial(bare, task.module(), x, y, len(some) * steps), len(some) * steps),
+        "round": (partial(alone, some), len(some) * steps),
         "bare n": (partial(bare_cohort, task.module(), xs, ys, steps), n * steps),
         "round n": (partial(together, everyone), n * steps),
     }

@@ -1636,8 +1636,8 @@ MUTANTS = [
         "tests/task/test_cohort_batches.py",
         (
             "A stack's samples are dealt column by column",
-            "taken.view(*rows.shape, *samples.shape[1:])",
-            "taken.view(*rows.T.shape, *samples.shape[1:]).transpose(0, 1)",
+            ".view(*rows.shape, *samples.shape[1:])",
+            ".view(*rows.T.shape, *samples.shape[1:]).transpose(0, 1)",
         ),
     ),
     *of(

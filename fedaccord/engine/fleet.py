@@ -145,6 +145,8 @@ class LocalFleet:
 
 def _parts(reached: Sequence[Reached], task: Task) -> list[list[Reached]]:
     """Visits that go on together: of one form, the most steps first, not too many."""
+    if len(reached) == 1:
+        return [[*reached]]
     groups: dict[Any, list[Reached]] = {}
     for visit, state in reached:
         groups.setdefault(form(visit, state), []).append((visit, state))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.task.cohort_solver import Stack
+from fedaccord.task.transfer import take
 
 Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # raw inputs and targets of a stack
 
@@ -61,6 +62,5 @@ def _each(first: Tensor, sizes: Tensor) -> Tensor:
 
 
 def _take(samples: Tensor, rows: Tensor) -> Tensor:
-    """samples[rows], (m, b, ...), in less time: images of a byte a pixel in a twentieth."""
-    taken = samples.index_select(0, rows.flatten().to(samples.device))
-    return taken.view(*rows.shape, *samples.shape[1:])
+    """samples[rows], (m, b, ...)."""
+    return take(samples, rows.flatten()).view(*rows.shape, *samples.shape[1:])

@@ -23,7 +23,7 @@ from fedaccord.task.partition import matching_share
 from fedaccord.task.partition import partition as partition_labels
 from fedaccord.task.parts import Parts
 from fedaccord.task.solver import Batch, Loss, Passes
-from fedaccord.task.transfer import to_device
+from fedaccord.task.transfer import take, to_device
 
 TRAIN_NAMES = {"accuracy": "train-accuracy", "loss": "train-loss-of-model"}
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
@@ -210,12 +210,13 @@ class TrainBatches:
             yield self.task.prepare(x, self.dtype), y
             return
         order = torch.randperm(len(y), generator=self.generator)
-        for rows in torch.split(to_device(order, self.task.device), self._ahead):
-            some = x[rows]
+        order = to_device(order, self.task.device)
+        for rows in [order] if self._few else torch.split(order, self._ahead):
+            some = take(x, rows)
             if self.task.augment is not None:
                 some = self.task.augment(some, self.generator)
             prepared = some if self._few else self.task.prepare(some, self.dtype)
-            parts = (torch.split(part, self.batch_size) for part in (prepared, y[rows]))
+            parts = (torch.split(part, self.batch_size) for part in (prepared, take(y, rows)))
             yield from zip(*parts, strict=True)
 
 
@@ -267,7 +268,7 @@ class Clients:
         rows = torch.from_numpy(self.parts[client])
         assert isinstance(self.x, Tensor)
         assert isinstance(self.y, Tensor)
-        return self.x[rows], self.y[rows]
+        return take(self.x, rows), take(self.y, rows)
 
     def together(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Inputs and targets that hold the samples of these clients, and each client's rows."""
