@@ -219,7 +219,7 @@ def page(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) ->
         f"seconds are {clock} seconds: to start, from the beginning of the process to the first "
         f"round; a round, the median (min to max) of {options.rounds} after a first one. RSS is "
         f"the process's memory. CPU, {psutil.cpu_count()} cores, 1 thread, torch "
-        f"{torch.__version__}.",
+        f"{torch.__version__}" + ("; other work ran beside it." if options.clock == "cpu" else "."),
     ]
     notes = {
         "linear fedavg": "digits, 650 parameters",
@@ -248,12 +248,13 @@ def page(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) ->
             sizes = " | ".join(f"{at[k] / 1e6:,.0f} MB" for k in ("bytes", "in-files", "resident"))
             lines.append(f"| {at['rounds']} | {sizes} |")
     missed = missed_targets(found)
+    cases = "".join(f" '{name}'" for name in options.cases)
     lines += [
         "",
         f"Targets: at most {START:g} s to start, a round at most {ROUND:g} x that of C = 1,000, at "
         f"most {BYTES} bytes of memory a registered client: {'; '.join(missed) or 'all met'}.",
         "",
-        "Made by `python benchmarks/scale.py --markdown docs/results/scale.md` with "
+        f"Made by `python benchmarks/scale.py{cases} --markdown docs/results/scale.md` with "
         f"`--clock {options.clock} --rounds {options.rounds}`.",
         "",
     ]

@@ -763,6 +763,12 @@ MUTANTS = [
             "after[cohort.round] = state.lam_bar",
         ),
         (
+            "A-FedPD's newest vectors lie in files",
+            "for t in sorted(after)[: -max(",
+            "for t in sorted(after, reverse=True)[: -max(",
+            AFEDPD + ' -k "oldest"',
+        ),
+        (
             "A-FedPD never forgets a last-seen round",
             " if clients[t + 1]}",
             "}",
@@ -1984,6 +1990,11 @@ MUTANTS = [
             "while here and not drawn:",
             "if here and not drawn:",
         ),
+        (
+            "NumPy's generator takes another place than Python's",
+            "dtype=np.uint32), position, 0, 0.0))",
+            "dtype=np.uint32), position - 1, 0, 0.0))",
+        ),
     ),
     *of(
         FEDERATION + "replies.py",
@@ -2218,8 +2229,40 @@ MUTANTS = [
         ),
     ),
     *of(
+        "fedaccord/task/parts.py",
+        "tests/task/test_parts.py",
+        ("All clients draw the same samples", "[self._seed, DRAWN, client]", "[self._seed, DRAWN]"),
+        ("The smaller parts come first", "(client < self._larger)", "(client >= self._larger)"),
+        (
+            "A class is drawn whatever a client's prior",
+            "cdf = self._prior(rng).cumsum()",
+            "cdf = (0 * self._prior(rng) + 1).cumsum()",
+        ),
+    ),
+    *of(
+        "fedaccord/client/shards.py",
+        "tests/client/test_shards.py",
+        (
+            "A place that holds the version before is used again",
+            "there.pop(before.round, None)",
+            "there.get(before.round)",
+        ),
+        ("Places are never used again", "self._free[len(place)].append(place)", "pass"),
+        ("States stay in memory", "release(version.state.place)", "pass"),
+    ),
+    *of(
+        "fedaccord/engine/states.py",
+        "tests/engine/test_states.py",
+        ("One version of a state is counted", "size = 2 * visited", "size = visited"),
+    ),
+    *of(
         "fedaccord/runs/checkpoint.py",
         "tests/runs/test_checkpoint.py",
+        (
+            "What is kept of a past round is written with every checkpoint",
+            "for name, vector in past.items():\n            if name not in self._sums:",
+            "for name, vector in past.items():\n            if True:",
+        ),
         (
             "The checksum of a checkpoint's plain values is not looked at",
             'if zlib.crc32(json.dumps(whole["content"]).encode()) != whole["sum"]:',
