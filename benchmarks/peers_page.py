@@ -30,7 +30,9 @@ def page(results: Path) -> str:
         "contestant is a process of its own; they take turns, and every ratio is taken within a "
         "repetition. Seconds are of a round, after the first evaluation, until the last one; CPU "
         "seconds are of all processes together. The start is what comes before: imports, data, "
-        f"processes, the first evaluation. Hardware: CPU, {'/'.join(sorted(cores))} cores, without "
+        "processes, the first evaluation. Where wall-clock seconds of one process exceed its CPU "
+        "seconds, the machine was busy with other work, too. "
+        f"Hardware: CPU, {'/'.join(sorted(cores))} cores, without "
         "AMX.",
         "",
         *(f"- {name}: {text}" for name, text in CONTESTANTS.items() if name in used),
@@ -39,6 +41,8 @@ def page(results: Path) -> str:
     ]
     for name, facts in measured.items():
         lines += ["", f"## {name}", "", SETTINGS[name].about + ".", "", *section(name, facts)]
+    if missing := [name for name in SETTINGS if name not in measured]:
+        lines += ["", f"Not measured yet: {', '.join(missing)}."]
     return "\n".join(lines) + "\n"
 
 

@@ -140,6 +140,7 @@ def test_ratios_are_of_one_repetition_and_missed_targets_are_told(tmp_path: Path
     assert rows[0].startswith("| pfl | 2 | ")
     assert rows[0].endswith("| 60.0 (60.0 to 60.0) | 1.60 (1.50 to 1.70) | 2.25 (1.50 to 3.00) |")
     assert "at least 2 x as fast as pfl: missed by wall-clock with 1.60, met by CPU" in page
+    assert "Not measured yet: flower, fl-simulator-fedavg, " in page
     with pytest.raises(SystemExit, match="found none"):
         peers_page.page(tmp_path / "empty")
 
