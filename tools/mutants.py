@@ -2213,13 +2213,13 @@ MUTANTS = [
         "tests/client/test_disk.py",
         (
             "The checksum of a client's tensors is not looked at",
-            "if zlib.crc32(content) != sum:",
-            "if sum < 0:",
+            "if not same:",
+            "if False:",
         ),
         (
             "The checksum of a checkpoint's tensors is not looked at",
-            "if zlib.crc32(content) != sum:",
-            "if sum < 0:",
+            "if not same:",
+            "if False:",
             "tests/runs/test_checkpoint.py",
         ),
         (
