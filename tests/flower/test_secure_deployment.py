@@ -1,5 +1,6 @@
 """docs/secure-deployment.md on this machine: its commands, and who is refused."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from fedaccord.deploy import folders
 from tests.flower.conftest import PATIENCE, REPOSITORY, Flower, free_port, wait_until
 from tests.flower.test_deployment import digits_files
 
-pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PAGE = REPOSITORY / "docs" / "secure-deployment.md"
 
@@ -58,12 +59,14 @@ def test_the_page_says_what_works_and_who_is_refused(tmp_path: Path) -> None:
     text = text.replace("=/data/", f"={tmp_path}/")
     blocks = [block.splitlines() for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
     (init,), (start_server,), (key,), (_, *register), (start,), (listed, submit) = blocks
+    inline = sorted({*re.findall(r"`((?:fedaccord|flwr) [^`]+)`", text)})
+    renew, doctor, stop, unregister = inline
+    doctor = doctor.replace("DIR", ".")
     sizes = digits_files(tmp_path)
     flower = lab.flower
     try:
         lab.do(init, tmp_path)
         flower._start("sh", "-c", f"cd {tmp_path}/federation && exec {start_server}")
-        doctor = "fedaccord doctor --deployment ."
         wait_until(
             lambda: "the SuperLink answers" in lab.say(doctor, lab.server)[1],
             *("the SuperLink", flower.log),
@@ -94,12 +97,41 @@ def test_the_page_says_what_works_and_who_is_refused(tmp_path: Path) -> None:
         code, output = lab.say(f"{submit} name={folder.name}", tmp_path)  # there already
         assert code == 1
         assert f"{folder} exists already" in output.splitlines()[-1]
+        stopped(lab, f"{submit} num-server-rounds=1000 name=long", stop)
+
+        text = lab.do("flwr supernode ls federation --format json", tmp_path)
+        node = json.loads(text)["nodes"][0]["node-id"]
+        lab.do(unregister.replace("NODE_ID", str(node)), tmp_path)
+        codes = [lab.say(doctor, device)[0] for device in lab.devices]
+        assert sorted(codes) == [0, 1]  # one is shut out
     finally:
         flower.stop()
+    before = (lab.server / folders.CERTIFICATE).read_bytes()
+    lab.do(renew, tmp_path)
+    assert (lab.server / folders.CERTIFICATE).read_bytes() != before
     folders.renew(tmp_path / "federation", ["127.0.0.1"], days=-1)
     code, output = lab.say(start_server, tmp_path / "federation")
     assert code == 1
     assert "has expired 1 days ago" in output
+
+
+def stopped(lab: Lab, submit: str, stop: str) -> None:
+    """A run that `flwr stop` ends: the command that submitted it says so."""
+    with subprocess.Popen(
+        ["sh", "-c", submit],
+        cwd=lab.home,
+        env=lab.operator,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        found = re.search(r"run (\d+) is called long", process.stdout.readline())
+        assert found
+        lab.do(stop.replace("RUN_ID", found[1]), lab.home)
+        output, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 1, output
+        assert f"fedaccord: run {found[1]} stopped" in output
 
 
 def refused(lab: Lab, port: int) -> None:
