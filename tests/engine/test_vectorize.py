@@ -89,9 +89,9 @@ def test_every_method(name: str, plugins: str) -> None:
 def test_the_clients_do_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def counted(visits: Any, states: Any, task: Task) -> Any:
+    def counted(visits: Any, *rest: Any) -> Any:
         calls.append(len(visits))
-        return together(visits, states, task)
+        return together(visits, *rest)
 
     together = engine.fleet.local_rounds
     monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", counted)
@@ -220,9 +220,9 @@ def test_a_module_that_takes_no_stack_is_tried_once(
 ) -> None:
     tries: list[int] = []
 
-    def counted(visits: Any, states: Any, task: Task) -> Any:
+    def counted(visits: Any, *rest: Any) -> Any:
         tries.append(len(visits))
-        return together(visits, states, task)
+        return together(visits, *rest)
 
     together = engine.fleet.local_rounds
     monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", counted)
