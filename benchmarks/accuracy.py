@@ -1,20 +1,13 @@
-"""Test accuracy of every method in one setting, a run directory a method and seed.
+"""The page and picture of a sweep over all methods: docs/results/accuracy.md, accuracy-cifar10.md.
 
-    python benchmarks/accuracy.py                      # what is missing of all, then the report
-    python benchmarks/accuracy.py --dataset cifar10    # the setting that takes hours on a CPU
-    python benchmarks/accuracy.py scaffold feddyn      # these methods only
-    python benchmarks/accuracy.py --seeds 0 1 2 3      # more seeds
-    python benchmarks/accuracy.py --report             # only the report, from the run directories
-
-A completed run is not repeated and an unfinished one is made anew, so this may be stopped at any
-time and started again. Several processes may work on one folder: each run is locked by the process
-that makes it. The report is docs/results/accuracy.md and accuracy.png, and for CIFAR-10
-accuracy-cifar10.md and accuracy-cifar10.png.
+fedaccord sweep benchmarks/accuracy.toml --out DIR    # or accuracy-cifar10.toml; it goes on
+python benchmarks/accuracy.py DIR                     # from the runs that are completed
 """
 
 import argparse
 import math
 import sys
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,49 +16,24 @@ from typing import Any, NamedTuple
 import data
 import matplotlib
 import pandas as pd
-import resume
 
 from fedaccord.config import RunConfig
 from fedaccord.core.options import options as options_of
-from fedaccord.memory import keep_freed_memory
+from fedaccord.runs import reader
 from fedaccord.strategies import METHODS
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-COMMON: dict[str, Any] = {
-    "partition": "dirichlet",
-    "dirichlet-alpha": 0.1,
-    "replacement": "cyclic",  # as the papers' simulator: an exhausted class starts again
-    "num-clients": 100,
-    "fraction-train": 0.1,
-    "local-steps": 10,
-    "lr": 0.1,
-    "lr-decay": 0.998,
-    "weight-decay": 0.001,
-    "clip-norm": 10.0,
-    "eval-every": 5,
-}
-FASHION = {
-    "dataset": "fashion-mnist",
-    "model": "mlp",
-    "batch-size": 50,
-    "num-server-rounds": 50,
-}
-CIFAR = {"dataset": "cifar10", "model": "lenet", "batch-size": 50, "num-server-rounds": 100}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "fashion-mnist": COMMON | FASHION,
-    "cifar10": COMMON | CIFAR,
-}
 USUAL = "fashion-mnist"
+DATASETS = (USUAL, "cifar10")
 NAMES = {
     "fashion-mnist": "Fashion-MNIST",
     "cifar10": "CIFAR-10",
     "mlp": "an MLP with two hidden layers of 200",
     "lenet": "LeNet",
 }
-SEEDS = (0, 1, 2)
 WINDOW = 3  # last evaluations behind a run's mean
 RESULTS = data.REPOSITORY / "docs" / "results"
 BASELINE = "fedavg"
@@ -84,53 +52,29 @@ CHOSEN = ("fedadagrad", "fedadam", "feddeper", "fedyogi", "mofedsam")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("methods", nargs="*", help=f"default: all of {', '.join(METHODS)}")
-    parser.add_argument("--dataset", choices=SETTINGS, default=USUAL)
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--out", type=Path, default=Path("~/fedaccord-benchmarks/accuracy"))
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the report")
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--report", action="store_true", help="write the report and run nothing")
+    parser.add_argument("sweep", type=Path, help="folder of the sweep")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the page")
     options = parser.parse_args()
-    setting = SETTINGS[options.dataset]
-    out = options.out.expanduser().resolve() / options.dataset
-    unknown = [method for method in options.methods if method not in METHODS]
-    if unknown:
-        sys.exit(f"unknown method {unknown[0]!r}; known: {', '.join(METHODS)}")
-
-    keep_freed_memory()
     try:
-        if not options.report:
-            more = {
-                "threads": options.threads,
-                "device": options.device,
-                "data-dir": str(data.find()),
-            }
-            fitting = sorted(filter(fits, METHODS), key=lambda name: name not in LEADING)
-            for seed in options.seeds:
-                for method in options.methods or fitting:
-                    own = more | {"algo": method, "seed": seed}
-                    run(out / f"{method}-{seed}", setting | own, setting)
-        report(out, options.results, options.dataset)
+        report(options.sweep.expanduser(), options.results)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(str(error))
 
 
-def run(folder: Path, settings: dict[str, Any], deciding: Iterable[str]) -> None:
-    if resume.run(folder, settings, [*deciding, "seed"]):
-        print(f"{folder.name}: {read(folder).mean:.2%}", flush=True)
-    else:
-        print(f"{folder.name}: another process works on it")
+def common(dataset: str) -> dict[str, Any]:
+    """The settings of all methods, from the sweep's file."""
+    file = Path(__file__).with_name(f"{page_name(dataset)}.toml")
+    return dict(tomllib.loads(file.read_text("utf-8"))["run"])
 
 
 def fits(method: str) -> bool:
-    """Whether a method runs in these settings: not without a server, nor with all clients only."""
+    """Whether a method belongs here: not without a server, nor with all clients only, and no
+    baseline of a single client."""
     try:
-        strategy = RunConfig.make(COMMON | {"algo": method}).strategy
+        strategy = RunConfig.make({"algo": method, "fraction-train": 0.1}).strategy
     except ValueError:
         return False
-    return not strategy.topology.everyone
+    return not (strategy.topology.everyone or strategy.pools or method == "local")
 
 
 # --- the report -----------------------------------------------------------------------------------
@@ -157,26 +101,26 @@ class Method(NamedTuple):
         return 100 * pd.DataFrame({seed: run.curve for seed, run in self.runs.items()})
 
 
-def read(folder: Path) -> Run:
-    metrics = pd.read_csv(folder / "metrics.csv", index_col="round")
-    curve = metrics["test-accuracy"].dropna()
-    train_loss = metrics["train-loss"].iloc[-WINDOW * COMMON["eval-every"] :].mean()
-    return Run(resume.settings_of(folder), curve, curve.iloc[-WINDOW:].mean(), train_loss)
+def read(run: reader.Run) -> Run:
+    curve = run.metrics.set_index("round")["test-accuracy"].dropna()
+    train_loss = run.metrics["train-loss"].iloc[-WINDOW * run.settings["eval-every"] :].mean()
+    return Run(run.settings, curve, curve.iloc[-WINDOW:].mean(), train_loss)
 
 
-def report(out: Path, results: Path, dataset: str) -> None:
-    """Write the page and its picture from the completed runs in ``out``, the best method first.
+def report(sweep: Path, results: Path) -> None:
+    """Write the page and its picture from the completed runs of a sweep, the best method first.
 
     Raises FileNotFoundError where there is none, ValueError where their settings differ.
     """
-    folders = [path.parent for path in out.glob("*/summary.json") if resume.completed(path.parent)]
-    found = [read(folder) for folder in sorted(folders)]
+    runs = map(reader.read, reader.find([sweep]))
+    found = [read(run) for run in runs if run.summary["status"] == "completed"]
     if not found:
-        raise FileNotFoundError(f"{out} holds no completed run: leave --report out to make some")
-    for key in SETTINGS[dataset]:
+        raise FileNotFoundError(f"{sweep} holds no completed run: sweep first")
+    dataset = found[0].settings["dataset"]
+    for key in common(dataset):
         values = {run.settings[key] for run in found}
-        if len(values) > 1:
-            raise ValueError(f"the runs in {out} differ in {key}: {values}; move some away")
+        if len(values) > 1 and key != "download":
+            raise ValueError(f"the runs in {sweep} differ in {key}: {values}; move some away")
     by_name: dict[str, dict[int, Run]] = defaultdict(dict)
     for run in found:
         by_name[run.settings["algo"]][run.settings["seed"]] = run
@@ -199,9 +143,7 @@ def text(methods: list[Method], name: str) -> str:
     active = round(setting["fraction-train"] * setting["num-clients"])
     baseline = next((method for method in methods if method.name == BASELINE), None)
     augmented = ", random crops and mirrored images" if setting["dataset"] == "cifar10" else ""
-    command = "python benchmarks/accuracy.py"
-    command += "" if setting["dataset"] == USUAL else f" --dataset {setting['dataset']}"
-    others = [dataset for dataset in SETTINGS if dataset != setting["dataset"]]
+    others = [dataset for dataset in DATASETS if dataset != setting["dataset"]]
     pages = ", ".join(f"[{NAMES[other]}]({page_name(other)}.md)" for other in others)
     lines = [
         f"# Accuracy on {NAMES[setting['dataset']]}",
@@ -247,7 +189,8 @@ def text(methods: list[Method], name: str) -> str:
         "needs all clients in every round. Methods without a server have a benchmark of their own "
         f"(`benchmarks/decentralised.py`). The same methods elsewhere: {pages}.",
         "",
-        f"Made by `{command}`, on a CPU.",
+        f"Made by `fedaccord sweep benchmarks/{name}.toml --out DIR` and `python "
+        "benchmarks/accuracy.py DIR`, on a CPU.",
         "",
     ]
     return "\n".join(lines)

@@ -1,22 +1,23 @@
 """The report of benchmarks/accuracy.py, from run directories made by hand."""
 
-import json
+import tomllib
 from pathlib import Path
 
 import accuracy
 import pytest
-import tomli_w
+
+from fedaccord.runs import RunDirectory
+from fedaccord.strategies import METHODS
+from fedaccord.sweep import Plan
 
 
 def write_run(out: Path, method: str, seed: int, accuracies: list[float], **other: object) -> None:
     """A completed run with the accuracy of every fifth round."""
-    folder = out / f"{method}-{seed}"
-    folder.mkdir(parents=True)
-    settings = accuracy.SETTINGS["fashion-mnist"] | {"algo": method, "seed": seed} | other
-    (folder / "config.toml").write_text(tomli_w.dumps({"run": settings}))
-    rows = [f"{5 * k},{value},0.5" for k, value in enumerate(accuracies)]
-    (folder / "metrics.csv").write_text("\n".join(["round,test-accuracy,train-loss", *rows]))
-    (folder / "summary.json").write_text(json.dumps({"status": "completed"}))
+    settings = accuracy.common("fashion-mnist") | {"algo": method, "seed": seed} | other
+    run = RunDirectory(str(out), f"{method}-{seed}", settings)
+    for k, value in enumerate(accuracies):
+        run.record({"round": 5 * k, "test-accuracy": value, "train-loss": 0.5}, [])
+    run.summarise("completed")
 
 
 def test_gains_are_of_the_same_seed_and_missing_ones_are_told(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_gains_are_of_the_same_seed_and_missing_ones_are_told(tmp_path: Path) ->
     write_run(tmp_path, "afedpd", 0, [0.1, 0.4, 0.4, 0.4])
     write_run(tmp_path, "afedpd", 1, [0.1, 0.5, 0.7, 0.6])
     write_run(tmp_path, "fedprox", 1, [0.1, 0.5, 0.4, 0.45], **{"fedprox.mu": 0.1})
-    accuracy.report(tmp_path, tmp_path, "fashion-mnist")
+    accuracy.report(tmp_path, tmp_path)
     page = (tmp_path / "accuracy.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
     assert rows[2] == ["afedpd", "–", "50.0%", "40.0%, 60.0%", "0.50", "+10.0, +10.0"]
@@ -39,10 +40,15 @@ def test_runs_of_different_settings_do_not_share_a_table(tmp_path: Path) -> None
     write_run(tmp_path, "fedavg", 0, [0.1, 0.3, 0.3, 0.3])
     write_run(tmp_path, "afedpd", 0, [0.1, 0.3, 0.3, 0.3], lr=0.05)
     with pytest.raises(ValueError, match="differ in lr"):
-        accuracy.report(tmp_path, tmp_path, "fashion-mnist")
+        accuracy.report(tmp_path, tmp_path)
 
 
-def test_every_method_runs_with_its_defaults() -> None:
+@pytest.mark.parametrize("name", ["accuracy", "accuracy-cifar10"])
+def test_every_method_runs_with_its_defaults(name: str) -> None:
     """A table that compares tuned methods with others would have to say so."""
-    for setting in accuracy.SETTINGS.values():
-        assert [key for key in setting if "." in key] == []
+    file = Path(accuracy.__file__).with_name(f"{name}.toml")
+    plan = Plan.make(tomllib.loads(file.read_text("utf-8")))
+    assert not plan.tunes
+    assert {*plan.methods} == {method for method in METHODS if accuracy.fits(method)}
+    assert [key for key in plan.run if "." in key] == []
+    assert not plan.warnings()
