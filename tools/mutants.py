@@ -1375,6 +1375,33 @@ MUTANTS = [
         ),
     ),
     *of(
+        FEDERATION + "settings.py",
+        "tests/strategies/test_centralised.py",
+        (
+            "Centralised training takes the steps of all clients together",
+            "math.ceil(examples / (clients * batch_size))",
+            "math.ceil(examples / batch_size)",
+        ),
+    ),
+    *of(
+        FEDERATION + "clock.py",
+        "tests/server/test_clock.py",
+        (
+            "The time that is left counts the rounds of before",
+            "done, left = number - self.begun, ",
+            "done, left = number, ",
+        ),
+    ),
+    *of(
+        "fedaccord/client/cohort.py",
+        tests_of("engine/test_vectorize.py", "seconds"),
+        (
+            "Every client of a call is told to have taken the whole call",
+            "/ sum(steps)",
+            "",
+        ),
+    ),
+    *of(
         CORE + "rule.py",
         STEP,
         (

@@ -30,7 +30,7 @@ def ray_for(workers: int, address: str, threads: int, gpus: float) -> Iterator[M
         share_tensors()
         yield {"num_cpus": 0, "num_gpus": gpus}
         return
-    _begin(address, workers * threads)
+    begin(address, workers * threads)
     try:
         _check_room(workers, threads, gpus)
         share_tensors()
@@ -49,7 +49,11 @@ def _to_array(tensor: torch.Tensor) -> Any:
     return tensor.detach().cpu().numpy()
 
 
-def _begin(address: str, cores: int) -> None:
+def begin(address: str, cores: int) -> None:
+    """Start Ray here, with so many cores, or join a cluster, as ``address`` says.
+
+    Raises ValueError, in one line, where there is none.
+    """
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
     before = signal.getsignal(signal.SIGTERM)
     try:

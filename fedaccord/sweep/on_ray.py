@@ -3,11 +3,9 @@
 A Ray actor takes one trial after another: it loads PyTorch and the data once.
 """
 
-import logging
 import math
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +14,13 @@ from typing import Any
 os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # Ctrl-C ends the sweep
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # gpus = 0: a trial sees none
 
 import ray
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
+from fedaccord.engine.cluster import begin
 from fedaccord.memory import keep_freed_memory
 from fedaccord.sweep.plan import Options
 from fedaccord.sweep.trial import FAILED, Job, execute, mean
@@ -81,22 +81,7 @@ Climbing = Callable[[Sequence[Ladder], TrialScheduler | None, OnRow], None]
 @contextmanager
 def on_ray(options: Options) -> Iterator[Climbing]:
     """A block with Ray, in which ladders are climbed. Raises ValueError where no Ray is there."""
-    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
-    local = options.ray_address == "local"
-    cores = max(count(options.workers), math.ceil(options.cpus)) if local else None
-    try:
-        ray.init(
-            options.ray_address,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            num_cpus=cores,
-        )
-    except (ConnectionError, RuntimeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"ray-address: expected local, or a Ray cluster at {options.ray_address!r} ({reason})"
-        ) from None
+    begin(options.ray_address, max(count(options.workers), math.ceil(options.cpus)))
 
     def climb(ladders: Sequence[Ladder], scheduler: TrialScheduler | None, on_row: OnRow) -> None:
         storage = Path(ladders[0][0][0].folder) / "ray"
@@ -121,9 +106,22 @@ def on_ray(options: Options) -> Iterator[Climbing]:
                     on_row(Job(*job), {"status": FAILED, "reason": reason})
 
     try:
+        _check_room(options)
         yield climb
     finally:
         ray.shutdown()
+
+
+def _check_room(options: Options) -> None:
+    """Raises ValueError where no trial could ever begin: Ray would wait for a machine."""
+    have = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    for key, what in (("cpus", "CPU"), ("gpus", "GPU")):
+        most, asked = have.get(what, 0.0), getattr(options, key)
+        if asked > most:
+            raise ValueError(
+                f"[sweep] {key}: expected at most {most:g}, the {what}s that Ray has at "
+                f"{options.ray_address!r}, got {asked:g}"
+            )
 
 
 @contextmanager
