@@ -76,6 +76,7 @@ TARGETS = (  # of `check`: what, contestant, base, at most; a difference is in s
     *((f"{size} MB", "this package's FedAvg", "Flower's FedAvg", 1.1) for size in SIZES),
 )
 ATTEMPTS = count(1)
+INIT = {"address": "local", "num_cpus": 2, "include_dashboard": False, "log_to_driver": False}
 OVERHEAD = 0.020  # seconds a client at 45 MB
 
 
@@ -270,7 +271,7 @@ def flower(repetitions: int, clock: Callable[[], float]) -> dict[str, Seconds]:
         client_app=client_app,
         num_supernodes=CLIENTS,
         backend_config={
-            "init_args": {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False},
+            "init_args": INIT,
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
         },
     )
