@@ -164,8 +164,7 @@ def test_the_nearest_known_value_is_named(key: str, value: str, meant: str) -> N
         ),
         (
             {"clients": 3},
-            "unknown key 'clients' (did you mean 'num-clients', 'clip-norm' or "
-            "'samples-per-client'?)",
+            "unknown key 'clients' (did you mean 'num-clients', 'client-state' or 'clip-norm'?)",
         ),
         ({"qqq": 3}, "unknown key 'qqq'; `fedaccord run --list-keys` lists the known ones"),
     ],

@@ -126,8 +126,8 @@ def stopped(lab: Lab, submit: str, stop: str) -> None:
         text=True,
     ) as process:
         assert process.stdout is not None
-        found = re.search(r"run (\d+) is called long", process.stdout.readline())
-        assert found
+        lines = (re.match(r"run (\d+) is called long", line) for line in process.stdout)
+        found = next(filter(None, lines))  # after a line on the key that is given twice
         lab.do(stop.replace("RUN_ID", found[1]), lab.home)
         output, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == 1, output
