@@ -67,9 +67,7 @@ def run(
     fails leaves a directory that can be read, with the model as it was then.
     """
     strategy = config.strategy
-    if strategy.pools:  # under Flower as many samples as the server's own training set has
-        clients = config.flat["num-clients"]
-        strategy.local_steps = strategy.mean_steps(task.num_examples(0), clients)
+    pool(strategy, task, config)
     initial = initial_arrays(task, strategy.precision, home_of(grid))
     trackers.check(config.tracker)
     with interruptible() as interrupts:
@@ -122,6 +120,13 @@ def run(
                 tracker.end(status == "completed")
                 log.info("run %s: %s", status, directory.path)
     return directory
+
+
+def pool(strategy: FederatedStrategy, task: Task, config: RunConfig) -> None:
+    """A method whose one client has all data takes the steps of one of ``num-clients`` clients."""
+    if strategy.pools:  # under Flower as many samples as the server's own training set has
+        clients = config.flat["num-clients"]
+        strategy.local_steps = strategy.mean_steps(task.num_examples(0), clients)
 
 
 def save(directory: RunDirectory, arrays: ArrayRecord, task: Task) -> None:

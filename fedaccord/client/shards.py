@@ -102,15 +102,14 @@ class Shards(MutableMapping[int, Memory]):
 
 
 def _room(v: Tensor) -> int:
-    return -(-v.numel() * v.itemsize // ALIGNED) * ALIGNED
+    return -(-v.nbytes // ALIGNED) * ALIGNED
 
 
 def _parts(place: Tensor, like: list[Tensor]) -> Iterator[Tensor]:
     """The vectors that lie in a place."""
     first = 0
     for v in like:
-        nbytes = v.numel() * v.itemsize
-        yield place[first : first + nbytes].view(v.dtype).view(v.shape)
+        yield place[first : first + v.nbytes].view(v.dtype).view(v.shape)
         first += _room(v)
 
 

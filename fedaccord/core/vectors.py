@@ -83,6 +83,11 @@ def fill(like: Any, vectors: Mapping[str, Vector], prefix: str = "") -> Any:
     )
 
 
+def nbytes(value: Any) -> int:
+    """Of all vectors in ``value``."""
+    return sum(v.nbytes for _, v in leaves(value))
+
+
 def stack(values: Sequence[Any]) -> Any:
     """Values of one structure, a client each, as one whose vectors are (n, d), not to be changed.
 

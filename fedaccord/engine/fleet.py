@@ -12,7 +12,7 @@ from fedaccord.client.cohort import form, local_rounds
 from fedaccord.client.data import test_data, training_data
 from fedaccord.client.store import LostState, Memory, Version
 from fedaccord.client.train import local_round, local_test
-from fedaccord.core.vectors import leaves, map_vectors
+from fedaccord.core.vectors import map_vectors, nbytes
 from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.federation.fleet import LATE, Reading
 from fedaccord.task import Task
@@ -153,7 +153,7 @@ def _parts(reached: Sequence[Reached], task: Task) -> list[list[Reached]]:
     parts = []
     for group in groups.values():
         group.sort(key=lambda pair: -task.num_examples(pair[0].instruction.client))
-        size = sum(v.numel() * v.itemsize for _, v in leaves(group[0][0].down)) or 1
+        size = nbytes(group[0][0].down) or 1
         most = max(1, min(MOST, BYTES // size))
         parts += [group[k : k + most] for k in range(0, len(group), most)]
     return parts

@@ -197,9 +197,7 @@ def simulate(
 
     threads.check(config.threads)
     task = _task(config, clients, test, model, loss, pooled=strategy.pools)
-    if strategy.pools:
-        among = config.flat["num-clients"]
-        strategy.local_steps = strategy.mean_steps(task.num_examples(0), among)
+    server_app.pool(strategy, task, config)
     chosen = threads.of_task(config.threads, task, strategy, config.workers)
     choice = vectorized.choose(vectorize, task, strategy)
     with chosen.in_use(), quiet(), _fleet(config, strategy, task, None, choice.vectorize) as own:

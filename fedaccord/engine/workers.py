@@ -21,7 +21,7 @@ from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from fedaccord.client import store
 from fedaccord.client.store import LostState, Memory, Version
-from fedaccord.core.vectors import leaves, map_vectors
+from fedaccord.core.vectors import map_vectors, nbytes
 from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.engine.cluster import ray_for, share_tensors
 from fedaccord.engine.fleet import BYTES, LocalFleet, describe
@@ -169,7 +169,7 @@ class WorkersFleet:
 
         readings: dict[int, Reading] = {}
         questions = [visit.instruction for visit in visits]
-        most = BYTES // max(1, _bytes(visits[0].down)) if visits else 1
+        most = BYTES // max(1, nbytes(visits[0].down)) if visits else 1
         for asked, reading, state in self._ask(questions, send, deadline, max(1, most)):
             readings[asked.client] = reading
             if isinstance(reading, Answer):
@@ -331,10 +331,6 @@ def _is_lost(ref: Any) -> bool:
     except ObjectLostError:
         return True
     return False
-
-
-def _bytes(value: Any) -> int:
-    return sum(v.numel() * v.itemsize for _, v in leaves(value))
 
 
 _now = time.monotonic

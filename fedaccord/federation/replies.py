@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedaccord.core.cohort import Reply
 from fedaccord.core.plugin import ClientHalf
-from fedaccord.core.vectors import Vector, is_finite, leaves
+from fedaccord.core.vectors import Vector, is_finite, leaves, nbytes
 from fedaccord.core.visit import Lost, TrainInstruction, Visit
 from fedaccord.federation.fleet import Reading
 from fedaccord.wire.records import check_like
@@ -87,8 +87,8 @@ def check(
 
 def traffic(*vectors: Any) -> tuple[int, int]:
     """Elements and bytes of what a message carries, headers not counted."""
-    sent = [v for value in vectors for _, v in leaves(value)]
-    return sum(v.numel() for v in sent), sum(v.numel() * v.itemsize for v in sent)
+    elements = sum(v.numel() for value in vectors for _, v in leaves(value))
+    return elements, sum(map(nbytes, vectors))
 
 
 def _check_count(name: str, value: Any, least: int, most: int) -> None:

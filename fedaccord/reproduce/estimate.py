@@ -50,11 +50,10 @@ class Estimate:
 
 def gradients(config: RunConfig) -> float:
     """Gradient evaluations of a round, each of a batch; of equal clients."""
-    flat, strategy = config.flat, config.strategy
-    steps = flat["local-steps"]
+    strategy, steps = config.strategy, config.strategy.local_steps
     if not steps:
         size = load_task(config.task, num_clients=config.num_clients).clients.size(0)
-        steps = flat["local-epochs"] * -(-size // (flat["batch-size"] or size))
+        steps = strategy.mean_steps(size, clients=1)
     cohort = strategy.cohort_size(config.num_clients)
     return float(cohort * steps * strategy.cost.gradients)
 

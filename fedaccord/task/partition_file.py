@@ -7,11 +7,10 @@ from reprlib import repr as short
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from fedaccord.task.parts import Ints
 
 log = logging.getLogger("flwr")  # what a run prints
-
-Ints = NDArray[np.int64]
 
 
 def read(file: str, num_clients: int, num_samples: int) -> list[Ints]:
