@@ -158,16 +158,16 @@ def start(
     its train accuracy less its test accuracy, both in [0, 1]. ``state``: go on from there. Raises
     FederationError also where no round counted and where the model diverged.
     """
-    layout = task.model(strategy.precision)
+    layout, at_once = task.model(strategy.precision), evaluators(grid)
 
     def vector(arrays: ArrayRecord) -> torch.Tensor:
         return torch.cat([to_tensor(arrays[name]).reshape(-1) for name in layout.names])
 
     def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
-        return MetricRecord(dict(task.evaluate(vector(arrays), strategy.precision)))
+        return MetricRecord(dict(task.evaluate(vector(arrays), strategy.precision, at_once)))
 
     def evaluate_train(arrays: ArrayRecord, found: Mapping[str, float]) -> Mapping[str, float]:
-        train = task.evaluate_train(vector(arrays), strategy.precision)
+        train = task.evaluate_train(vector(arrays), strategy.precision, at_once)
         if "train-accuracy" in train and (accuracy := f"{task.split}-accuracy") in found:
             train["generalisation-gap"] = train["train-accuracy"] - found[accuracy]
         return train
@@ -204,6 +204,12 @@ def home_of(grid: Grid | Fleet) -> torch.device | str:
     """Where the server's vectors lie: on the host, or where clients in this process compute."""
     home: torch.device | str = getattr(grid, "home", "cpu")
     return home
+
+
+def evaluators(grid: Grid | Fleet) -> int:
+    """Threads that evaluate, where the clients' cores wait for the server meanwhile."""
+    number: int = getattr(grid, "evaluators", 1)
+    return number
 
 
 def initial_arrays(task: Task, precision: str, home: torch.device | str = "cpu") -> ArrayRecord:

@@ -1712,6 +1712,16 @@ MUTANTS = [
             "model.module.eval()",
             "model.module.train()",
         ),
+        (
+            "Threads that evaluate share a model",
+            "(deepcopy(model) for _",
+            "(model for _",
+        ),
+        (
+            "Threads evaluate on, where one of them failed",
+            "            numbered = iter(())",
+            "            pass",
+        ),
     ),
     # --- cohort, round loop, metrics --------------------------------------------------------------
     *of(

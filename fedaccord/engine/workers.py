@@ -29,6 +29,7 @@ from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.fleet import LATE, Reading
 from fedaccord.memory import keep_freed_memory
 from fedaccord.task import Task
+from fedaccord.threads import cores
 
 log = logging.getLogger("flwr")
 
@@ -146,6 +147,9 @@ class WorkersFleet:
         except RayError as error:
             raise ValueError(f"workers: a worker did not start: {last_line(str(error))}") from None
         here = torch.device(task.device).type
+        # batches that the server evaluates at a time: the workers wait meanwhile
+        free = cores() // torch.get_num_threads()
+        self.evaluators = max(1, min(workers, free)) if here == "cpu" else 1
         if here != "cpu" and "cpu" in devices:
             raise ValueError(
                 f"gpus-per-worker: expected a share for workers on {here}, got 0; or device=cpu"

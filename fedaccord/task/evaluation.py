@@ -1,6 +1,10 @@
 """Loss and accuracy over a whole set."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from threading import Lock
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +14,14 @@ from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.solver import Batch, Loss, allow_tf32, forward
 
 
+class Score(NamedTuple):
+    """Of one batch."""
+
+    loss: Tensor  # (), the sum over the samples
+    hits: Tensor | None  # () int64; None: the targets are no classes
+    examples: int
+
+
 @torch.no_grad()
 def evaluate(
     model: FlatModel,
@@ -17,11 +29,14 @@ def evaluate(
     batches: Iterable[Batch],
     loss: Loss,
     precision: str = "float32",
+    threads: int = 1,
 ) -> dict[str, float]:
     """Mean loss over the samples and, for class targets, the accuracy in [0, 1], of the model at w.
 
     ``loss`` must be a mean over its batch for the value to be the mean over the set. Afterwards
     the model holds w. An empty set gives an empty dict. ``precision`` as in `SequentialSolver`.
+    ``threads``: of Python, each with a copy of the model and a batch of its own; the result is that
+    of one, bit for bit.
     """
     allow_tf32(precision, model.w.device)
     model.w.copy_(w)
@@ -29,14 +44,51 @@ def evaluate(
     total = torch.zeros((), dtype=sum_dtype(model.w.device), device=model.w.device)
     hits = torch.zeros((), dtype=torch.int64, device=model.w.device)
     examples, classes = 0, True
-    for inputs, targets in batches:
-        predictions = forward(model, inputs, precision)
-        total += loss(predictions, targets) * len(targets)
-        classes = not targets.is_floating_point()
-        if classes:
-            hits += (predictions.argmax(dim=-1) == targets).sum()
-        examples += len(targets)
+
+    @torch.no_grad()  # of a thread
+    def score(own: FlatModel, batch: Batch) -> Score:
+        inputs, targets = batch
+        predictions = forward(own, inputs, precision)
+        value = loss(predictions, targets) * len(targets)
+        if targets.is_floating_point():
+            return Score(value, None, len(targets))
+        return Score(value, (predictions.argmax(dim=-1) == targets).sum(), len(targets))
+
+    models = [model, *(deepcopy(model) for _ in range(threads - 1))]
+    for batch in _scores(score, models, batches):
+        total += batch.loss
+        classes = batch.hits is not None
+        if batch.hits is not None:
+            hits += batch.hits
+        examples += batch.examples
     if not examples:
         return {}
     mean_loss = {"loss": total.item() / examples}
     return mean_loss | {"accuracy": hits.item() / examples} if classes else mean_loss
+
+
+def _scores(
+    score: Callable[[FlatModel, Batch], Score], models: list[FlatModel], batches: Iterable[Batch]
+) -> Iterator[Score]:
+    """Of the batches in their order; a thread for each model takes whichever comes next."""
+    if len(models) == 1:
+        yield from (score(models[0], batch) for batch in batches)
+        return
+    numbered: Iterator[tuple[int, Batch | None]] = enumerate(batches)
+    lock, found = Lock(), dict[int, Score]()
+
+    def work(model: FlatModel) -> None:
+        while True:
+            with lock:
+                number, batch = next(numbered, (-1, None))
+            if batch is None:
+                return
+            found[number] = score(model, batch)
+
+    with ThreadPoolExecutor(len(models)) as pool:
+        try:
+            for done in [pool.submit(work, model) for model in models]:
+                done.result()
+        finally:  # what is left, where one failed or the run is interrupted
+            numbered = iter(())
+    yield from (found[number] for number in sorted(found))

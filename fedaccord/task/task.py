@@ -114,22 +114,27 @@ class Task:
         generators = [_generator(seed, round, i) for i in clients]
         return cut(x, y, held, generators, batch_size, epochs, steps, prepare)
 
-    def evaluate(self, w: Tensor, precision: str = "float32") -> dict[str, float]:
+    def evaluate(self, w: Tensor, precision: str = "float32", threads: int = 1) -> dict[str, float]:
         """test-loss and test-accuracy of the model at w (d,), or validation-loss and so on where
-        the samples were held out; empty without any. ``precision``: of a run, as in `model`."""
+        the samples were held out; empty without any. ``precision``: of a run, as in `model`.
+        ``threads``: as in `evaluation.evaluate`."""
         if self.test is None:
             return {}
-        found = self._evaluate(w, self.batches(self.test, w.dtype), precision)
+        found = self._evaluate(w, self.batches(self.test, w.dtype), precision, threads)
         return {f"{self.split}-{name}": value for name, value in found.items()}
 
-    def evaluate_train(self, w: Tensor, precision: str = "float32") -> dict[str, float]:
+    def evaluate_train(
+        self, w: Tensor, precision: str = "float32", threads: int = 1
+    ) -> dict[str, float]:
         """Accuracy and mean loss of the model at w (d,) on all training samples, as they are."""
-        found = self._evaluate(w, self._train_batches(w.dtype), precision)
+        found = self._evaluate(w, self._train_batches(w.dtype), precision, threads)
         return {TRAIN_NAMES.get(name, name): value for name, value in found.items()}
 
-    def _evaluate(self, w: Tensor, batches: Iterator[Batch], precision: str) -> dict[str, float]:
+    def _evaluate(
+        self, w: Tensor, batches: Iterator[Batch], precision: str, threads: int
+    ) -> dict[str, float]:
         model = self.model("float64" if w.dtype == torch.float64 else "float32")
-        return evaluate(model, w, batches, self.loss, precision)
+        return evaluate(model, w, batches, self.loss, precision, threads)
 
     def _train_batches(self, dtype: torch.dtype) -> Iterator[Batch]:
         x, y = self.clients.x, self.clients.y

@@ -25,6 +25,8 @@ from fedaccord.engine import History
 from fedaccord.federation.fleet import LATE
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.task import Clients, Task
+from fedaccord.task.evaluation import evaluate
+from fedaccord.threads import cores
 from tests.engine.test_resume import run as run_config
 from tests.engine.test_resume import settings as settings  # a fixture
 from tests.engine.test_resume import written
@@ -293,6 +295,26 @@ def test_states_beyond_the_memory_for_them_go_to_disk(own_ray: None) -> None:
         fleet.restore((i, (0, Kept(torch.full((d,), float(i))))) for i in range(60))
         kept = fleet.kept([0] * 60)
         assert all(float(state.c[0]) == i for i, (_, state) in kept.items())
+
+
+def test_the_server_evaluates_on_the_cores_of_its_workers(
+    fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fleet.evaluators == max(1, min(2, cores() // torch.get_num_threads()))
+    test = tuple(torch.cat(part)[:7] for part in zip(*clients(), strict=True))
+    method = partial(small, "fedavg")
+    here = run_here(method(), test=test)
+    seen = []
+
+    def spy(*args: Any) -> dict[str, float]:
+        seen.append(args[-1])
+        return evaluate(*args)
+
+    monkeypatch.setattr(fleet, "evaluators", 3)
+    monkeypatch.setattr("fedaccord.task.task.evaluate", spy)
+    assert_same(run(method(), test=test), here)
+    assert "test-loss" in here.metrics
+    assert set(seen) == {3}
 
 
 def test_what_cannot_begin_is_refused_in_a_line(own_ray: None) -> None:

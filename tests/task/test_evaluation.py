@@ -1,5 +1,8 @@
 """Loss and accuracy over a set are those of its samples, however it is cut into batches."""
 
+from itertools import count, repeat
+from threading import Barrier
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -71,3 +74,53 @@ def test_evaluation_changes_neither_w_nor_g_and_builds_no_graph() -> None:
     assert torch.equal(w, given)
     assert torch.equal(flat.w, given)
     assert not flat.g.any()
+
+
+def test_threads_give_what_one_gives_bit_for_bit() -> None:
+    x, y = torch.randn(53, 3, dtype=torch.float64), torch.randint(4, (53,))
+    w = torch.randn(16, dtype=torch.float64)
+    batches = list(zip(x.split(1), y.split(1), strict=True))
+    two, numbers = Barrier(2, timeout=60), iter(range(2))
+
+    def loss(predictions: Tensor, targets: Tensor) -> Tensor:
+        if next(numbers, None) is not None:
+            two.wait()  # passed by two threads only, each at a batch of its own
+        assert not predictions.requires_grad
+        return F.cross_entropy(predictions, targets)
+
+    flat = model()
+    found = evaluate(flat, w, iter(batches), loss, threads=2)
+    assert found == evaluate(model(), w, batches, F.cross_entropy)
+    assert torch.equal(flat.w, w)
+
+
+def test_threads_end_where_one_fails() -> None:
+    numbers = count()
+
+    def loss(predictions: Tensor, targets: Tensor) -> Tensor:
+        if next(numbers) == 5:
+            raise ValueError("this loss")
+        return F.cross_entropy(predictions, targets)
+
+    batch = torch.randn(1, 3, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="this loss"):
+        evaluate(model(), torch.zeros(16).double(), repeat(batch, 100_000), loss, threads=2)
+    assert next(numbers) < 50_000
+
+
+def test_every_thread_has_a_model_of_its_own() -> None:
+    class Remembering(nn.Linear):
+        """One that would mix up the samples of two threads."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.x = x
+            both.wait()
+            return super().forward(self.x)
+
+    both = Barrier(2, timeout=60)
+    torch.manual_seed(0)
+    flat = FlatModel(Remembering(3, 4), dtype=torch.float64)
+    x, y = torch.randn(6, 3, dtype=torch.float64), torch.randint(4, (6,))
+    batches = list(zip(x.split(1), y.split(1), strict=True))
+    found = evaluate(flat, flat.w.clone(), batches, F.cross_entropy, threads=2)
+    assert found == evaluate(model(), flat.w, batches, F.cross_entropy)
