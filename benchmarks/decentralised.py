@@ -1,13 +1,8 @@
-"""Decentralised methods on CIFAR-10 over several graphs, a run directory each.
+"""The page and picture of a sweep of methods over graphs: docs/results/decentralised.md.
 
-    python benchmarks/decentralised.py                        # what is missing, then the report
-    python benchmarks/decentralised.py dfedsam --topologies ring full
-    python benchmarks/decentralised.py --report               # only the report
-    python benchmarks/decentralised.py --gossip               # what gossip costs, 100 nodes
-
-A completed run is not repeated and an unfinished one is made anew, so this may be stopped at any
-time and started again; several processes may share the work. The report is
-docs/results/decentralised.md and decentralised.png; it holds what is completed so far.
+fedaccord sweep benchmarks/decentralised.toml --out DIR    # it goes on
+python benchmarks/decentralised.py DIR --gossip            # what gossip costs, 100 nodes; once
+python benchmarks/decentralised.py DIR                     # from the runs that are completed
 """
 
 import argparse
@@ -15,93 +10,51 @@ import json
 import statistics
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import data
 import matplotlib
 import pandas as pd
-import resume
 import torch
 
 from fedaccord.engine import simulate
 from fedaccord.plugins.gossip import Network
-from fedaccord.strategies import METHODS, DFedAvg
+from fedaccord.runs import reader
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-SETTING: dict[str, Any] = {
-    "dataset": "cifar10",
-    "model": "lenet",
-    "partition": "dirichlet",
-    "dirichlet-alpha": 0.3,
-    "num-clients": 16,
-    "num-server-rounds": 40,
-    "local-steps": 10,
-    "batch-size": 50,
-    "lr": 0.1,
-    "lr-decay": 0.998,
-    "weight-decay": 0.0005,
-    "clip-norm": 10.0,
-    "eval-every": 40,
-    "eval-train": True,
-    "seed": 0,
-}
+SWEEP = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+SHOWN: list[str] = SWEEP["space"]["algo"]
 LABELS = {"ring": "ring", "grid": "grid", "exponential": "exp", "full": "full"}
-SHOWN = ["dpsgd", "dfedavg", "dfedavgm", "dfedsam", "dfedsam-mgs"]
-OWN_KEYS: dict[str, dict[str, Any]] = {
-    # one step a round: as many gradients as the others, in ten times the rounds
-    "dpsgd": {"local-steps": 1, "num-server-rounds": 400, "eval-every": 400, "lr-decay": 0.9998},
-}
 RESULTS = data.REPOSITORY / "docs" / "results"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("methods", nargs="*", help=f"default: {', '.join(SHOWN)}")
-    parser.add_argument("--topologies", nargs="*", choices=LABELS, default=[*LABELS])
-    parser.add_argument("--out", type=Path, default=Path("~/fedaccord-benchmarks/decentralised"))
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the report")
-    parser.add_argument("--threads", type=int, default=2, help="of PyTorch")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--report", action="store_true", help="write the report and run nothing")
+    parser.add_argument("sweep", type=Path, help="folder of the sweep")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the page")
     parser.add_argument("--gossip", action="store_true", help="time gossip with 100 nodes")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch, with --gossip")
     options = parser.parse_args()
-    out = options.out.expanduser().resolve()
-    known = [name for name, kind in METHODS.items() if issubclass(kind, DFedAvg)]
-    if unknown := [method for method in options.methods if method not in known]:
-        sys.exit(f"unknown method {unknown[0]!r}; known: {', '.join(known)}")
+    sweep = options.sweep.expanduser()
     try:
-        more = {"threads": options.threads, "device": options.device}
         if options.gossip:
-            time_gossip(out, more | {"data-dir": str(data.find())})
-        elif not options.report:
-            more |= {"data-dir": str(data.find())}
-            for method in options.methods or SHOWN:
-                for topology in options.topologies:
-                    run(out, method, topology, more)
-        report(out, options.results)
+            time_gossip(sweep, {"threads": options.threads, "data-dir": str(data.find())})
+        else:
+            report(sweep, options.results)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(str(error))
-
-
-def run(out: Path, method: str, topology: str, more: dict[str, Any]) -> None:
-    own = OWN_KEYS.get(method, {}) | {"algo": method, "gossip.topology": topology}
-    folder = out / f"{method}-{topology}"
-    if resume.run(folder, SETTING | more | own, [*SETTING, "gossip.topology", "gossip.steps"]):
-        print(f"{folder.name}: {read(folder).accuracy:.2%}", flush=True)
-    else:
-        print(f"{folder.name}: another process works on it")
 
 
 # --- the report -----------------------------------------------------------------------------------
 
 
 class Run(NamedTuple):
-    method: str
-    topology: str
     settings: dict[str, Any]
+    used: dict[str, Any]
     consensus: pd.Series  # distance after gossip, by share of the rounds
     accuracy: float  # of the mean model on the test images
     nodes: tuple[float, float]  # mean and standard deviation of the nodes' test accuracies
@@ -109,43 +62,41 @@ class Run(NamedTuple):
     before: float  # consensus distance in the last round, before gossip
     after: float
     peer_bytes: float
-    seconds: float  # of CPU
+    seconds: float  # of all rounds, without evaluation
     spectral_gap: float
 
 
-def read(folder: Path) -> Run:
-    settings = resume.settings_of(folder)
-    metrics = pd.read_csv(folder / "metrics.csv", index_col="round")
-    summary = json.loads((folder / "summary.json").read_text())
+def read(run: reader.Run) -> Run:
+    metrics = run.metrics.set_index("round")
     last = metrics.iloc[-1]
     consensus = metrics["consensus-after"].dropna()
-    consensus.index = consensus.index / settings["num-server-rounds"]
+    consensus.index = consensus.index / run.settings["num-server-rounds"]
     return Run(
-        method=settings["algo"],
-        topology=settings["gossip.topology"],
-        settings=settings,
+        settings=run.settings,
+        used=run.used,
         consensus=consensus,
         accuracy=last["test-accuracy"],
         nodes=(last["test-accuracy-nodes"], last["test-accuracy-nodes-std"]),
         gap=last["generalisation-gap"],
         before=last["consensus-before"],
         after=last["consensus-after"],
-        peer_bytes=summary["peer-bytes"],
-        seconds=json.loads((folder / "machine.json").read_text())["cpu-seconds"],
-        spectral_gap=summary["gossip"]["spectral-gap"],
+        peer_bytes=run.summary["peer-bytes"],
+        seconds=metrics["seconds"].sum(),
+        spectral_gap=run.summary["gossip.spectral-gap"],
     )
 
 
-def report(out: Path, results: Path) -> None:
-    """Write decentralised.md and .png from the completed runs in ``out``.
+def report(sweep: Path, results: Path) -> None:
+    """Write decentralised.md and .png from the completed runs of a sweep.
 
     Raises FileNotFoundError where there is none.
     """
-    folders = [p.parent for p in out.glob("*/machine.json") if resume.completed(p.parent)]
-    runs = {(run.method, run.topology): run for run in map(read, folders)}
-    if not runs:
-        raise FileNotFoundError(f"{out} holds no completed run: leave --report out to make some")
-    timed = out / "gossip.json"
+    found = map(reader.read, reader.find([sweep]))
+    done = [read(run) for run in found if run.summary["status"] == "completed"]
+    if not done:
+        raise FileNotFoundError(f"{sweep} holds no completed run: sweep first")
+    runs = {(run.settings["algo"], run.settings["gossip.topology"]): run for run in done}
+    timed = sweep / "gossip.json"
     gossip = json.loads(timed.read_text()) if timed.exists() else None
     results.mkdir(parents=True, exist_ok=True)
     (results / "decentralised.md").write_text(table(runs, gossip))
@@ -154,21 +105,21 @@ def report(out: Path, results: Path) -> None:
 
 
 def table(runs: dict[tuple[str, str], Run], gossip: dict[str, Any] | None) -> str:
-    setting = next(iter(runs.values())).settings
-    methods = list(dict.fromkeys([m for m in SHOWN if any(k[0] == m for k in runs)]))
+    one = next(iter(runs.values()))
+    common, own = SWEEP["run"], SWEEP["run"]["dpsgd"]
+    methods = [m for m in SHOWN if any(method == m for method, _ in runs)]
     lines = [
         "# Without a server",
         "",
-        f"CIFAR-10, LeNet, {SETTING['num-clients']} nodes, Dirichlet partition with alpha "
-        f"{SETTING['dirichlet-alpha']:g}, {SETTING['num-server-rounds']} rounds of "
-        f"{SETTING['local-steps']} local steps of batch {SETTING['batch-size']}; rate "
-        f"{SETTING['lr']:g} with decay {SETTING['lr-decay']:g} a round, weight decay "
-        f"{SETTING['weight-decay']:g}, gradient norms clipped at {SETTING['clip-norm']:g}, random "
-        f"crops and mirrored images, seed {SETTING['seed']}. D-PSGD takes one step a round, so it "
-        f"gets {OWN_KEYS['dpsgd']['num-server-rounds']} rounds: as many gradients, ten times the "
-        "gossip. DFedAvgM has momentum 0.9, DFedSAM radius 0.01, DFedSAM-MGS four gossip steps. "
-        f"All nodes start from one model. {setting['device']}, {setting['threads']} PyTorch "
-        "thread(s).",
+        f"CIFAR-10, LeNet, {common['num-clients']} nodes, Dirichlet partition with alpha "
+        f"{common['dirichlet-alpha']:g}, {common['num-server-rounds']} rounds of "
+        f"{common['local-steps']} local steps of batch {common['batch-size']}; rate "
+        f"{common['lr']:g} with decay {common['lr-decay']:g} a round, weight decay "
+        f"{common['weight-decay']:g}, gradient norms clipped at {common['clip-norm']:g}, random "
+        f"crops and mirrored images, seed {one.settings['seed']}. D-PSGD takes one step a round, "
+        f"so it gets {own['num-server-rounds']} rounds: as many gradients, ten times the gossip. "
+        "DFedAvgM has momentum 0.9, DFedSAM radius 0.01, DFedSAM-MGS four gossip steps. All nodes "
+        f"start from one model. {one.used['device']}, {one.used['threads']} PyTorch thread(s).",
         "",
         "Test accuracy of the mean model, in brackets mean and standard deviation of the nodes' "
         "own, after the last round; one seed, nothing tuned: a point or two say little.",
@@ -188,7 +139,7 @@ def table(runs: dict[tuple[str, str], Run], gossip: dict[str, Any] | None) -> st
         "",
         *grid(runs, methods, lambda r: f"{r.peer_bytes / 1e9:.2f}"),
         "",
-        "CPU seconds of the whole run, evaluations included; cores were shared with other work:",
+        "Seconds of all rounds by the wall clock, without evaluation:",
         "",
         *grid(runs, methods, lambda r: f"{r.seconds:.0f}"),
         "",
@@ -204,7 +155,7 @@ def table(runs: dict[tuple[str, str], Run], gossip: dict[str, Any] | None) -> st
             "",
             f"{gossip['nodes']} nodes, LeNet ({gossip['parameters']:,} parameters), exponential "
             f"graph, {gossip['steps']} gossip steps, {len(gossip['rounds'])} rounds of "
-            f"{SETTING['local-steps']} local steps, without evaluation, seconds with "
+            f"{common['local-steps']} local steps, without evaluation, seconds with "
             f"{gossip['threads']} thread(s): a round took "
             f"{statistics.median(gossip['rounds']):.1f} (from {min(gossip['rounds']):.1f} to "
             f"{max(gossip['rounds']):.1f}), gossip alone {statistics.median(gossip['mix']):.2f} "
@@ -213,7 +164,11 @@ def table(runs: dict[tuple[str, str], Run], gossip: dict[str, Any] | None) -> st
             "Target: at most 5 %.",
             "",
         ]
-    return "\n".join([*lines, "Made by `python benchmarks/decentralised.py`.", ""])
+    made = (
+        "Made by `fedaccord sweep benchmarks/decentralised.toml --out DIR` and `python "
+        "benchmarks/decentralised.py DIR`, first with `--gossip`."
+    )
+    return "\n".join([*lines, made, ""])
 
 
 def grid(runs: dict[tuple[str, str], Run], methods: list[str], cell: Any) -> list[str]:
@@ -260,7 +215,7 @@ def plot(runs: dict[tuple[str, str], Run], path: Path) -> None:
 # --- gossip alone ---------------------------------------------------------------------------------
 
 
-def time_gossip(out: Path, more: dict[str, Any], nodes: int = 100, rounds: int = 3) -> None:
+def time_gossip(sweep: Path, more: dict[str, Any], nodes: int = 100, rounds: int = 3) -> None:
     """Time ``rounds`` rounds with many nodes, and the mixing in them, by the wall clock."""
     mixed: list[float] = []
     mix = Network.mix
@@ -272,7 +227,8 @@ def time_gossip(out: Path, more: dict[str, Any], nodes: int = 100, rounds: int =
         return x
 
     Network.mix = timed  # type: ignore[method-assign]
-    keys = SETTING | more | {"num-clients": nodes, "eval-every": rounds, "eval-train": False}
+    common = {key: value for key, value in SWEEP["run"].items() if key != "dpsgd"}
+    keys = common | more | {"num-clients": nodes, "eval-every": rounds, "eval-train": False}
     keys |= {"gossip.topology": "exponential", "gossip.steps": 4, "gossip.eval-nodes": False}
     del keys["num-server-rounds"]
     torch.set_num_threads(more["threads"])
@@ -285,8 +241,8 @@ def time_gossip(out: Path, more: dict[str, Any], nodes: int = 100, rounds: int =
         "rounds": found.metrics["seconds"].dropna().tolist(),
         "mix": mixed,
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "gossip.json").write_text(json.dumps(facts))
+    sweep.mkdir(parents=True, exist_ok=True)
+    (sweep / "gossip.json").write_text(json.dumps(facts))
     print(json.dumps(facts))
 
 

@@ -2471,6 +2471,23 @@ MUTANTS = [
         ("Cells that were not run are silent", "if cell.name not in run:", "if not run:"),
     ),
     *of(
+        "fedaccord/sweep/table.py",
+        "tests/sweep/test_table.py",
+        ("Gains are over FedAvg's first choice", "each.configuration.point.items() <=", "set() <="),
+        ("A failed seed has a number", "if not math.isnan(value)}", "}"),
+        ("Winners are those of the method", "== chosen]", "[:1] == chosen[:1]]"),
+    ),
+    *of(
+        "fedaccord/sweep/plan.py",
+        "tests/sweep/test_sweep.py",
+        ("What is not to be tuned is tuned", "return self.options.tune and any(", "return any("),
+    ),
+    *of(
+        "fedaccord/cli/sweep.py",
+        "tests/cli/test_sweep.py",
+        ("No time is left", "ended, self.left(self.rounds))", "ended)"),
+    ),
+    *of(
         "fedaccord/reproduce/estimate.py",
         "tests/reproduce/test_estimate.py",
         ("Second gradients cost nothing", "steps * strategy.cost.gradients", "steps"),

@@ -10,6 +10,7 @@ from rich.console import Console
 from fedaccord.cli.console import make_console, stop, warn
 from fedaccord.cli.settings import Pairs, read_settings
 from fedaccord.cli.sweep import as_table
+from fedaccord.federation.clock import TimeLeft
 from fedaccord.interrupts import exit_code, interruptible
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def _run(study: "Study", options: "Options", folder: Path, page: Path) -> None:
     from fedaccord.runs.files import replace
 
     csv, every, results = page.with_suffix(".csv"), tables(), []
-    total = len(study.runs(folder))
+    runs = study.runs(folder)
+    left = TimeLeft(sum(study.done(run) is not None for run in runs), len(runs))
     merged(csv, [])  # a wrong file shows before anything is run
 
     def on_done(done: Done) -> None:
@@ -126,8 +128,9 @@ def _run(study: "Study", options: "Options", folder: Path, page: Path) -> None:
         replace(page, as_markdown(every, frame, csv.name).encode())
         result = results[-1]
         best = result["reason"] or f"best {result['best']:.2f}%"
-        words = (f"seed {done.run.seed}", f"{done.rounds} rounds", best)
-        print(f"run {len(results)}/{total}", done.run.cell.name, *words, sep="  ", flush=True)
+        words = (f"seed {done.run.seed}", f"{done.rounds} rounds", best, left(len(results)))
+        number = f"run {len(results)}/{len(runs)}"
+        print(number, done.run.cell.name, *filter(None, words), sep="  ", flush=True)
 
     study.perform(folder, options, on_done)
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fedaccord.cli.console import make_console, stop, warn
 from fedaccord.cli.settings import PATHS
+from fedaccord.federation.clock import TimeLeft
 from fedaccord.interrupts import exit_code, interruptible
 
 if TYPE_CHECKING:
@@ -120,11 +121,14 @@ class Display:
             disable=not console.is_terminal,
         )
         rounds = sum(part.rounds for part in parts(plan))
+        self.rounds, self.left = 0, TimeLeft(0, rounds)
         self.task = self.bar.add_task("", total=rounds, best="")
 
     def on_step(self, step: "Step") -> None:
         """A trial came to a budget."""
         self.done += 1
+        self.rounds += step.rounds
+        self.left.begun += step.rounds if step.found else 0
         metric = self.plan.options.metric
         value = step.row.get(f"validation-{metric}", step.row.get(f"test-{metric}"))
         score = -1.0 if value is None else (-value if metric.startswith("loss") else value)
@@ -134,12 +138,9 @@ class Display:
         self.bar.update(self.task, advance=step.rounds, description=number, best=self.best)
         if self.bar.disable and not step.found:
             shown = "no value" if value is None else f"{metric} {value:.4g}"
-            reason = step.row.get("reason")
-            print(
-                *(number, step.job.name, f"round {step.job.rounds}", shown, reason or self.best),
-                sep="  ",
-                flush=True,
-            )
+            ended = step.row.get("reason") or self.best
+            words = (f"round {step.job.rounds}", shown, ended, self.left(self.rounds))
+            print(number, step.job.name, *filter(None, words), sep="  ", flush=True)
 
 
 def as_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

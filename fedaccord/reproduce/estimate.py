@@ -1,14 +1,12 @@
 """What a study will take, before it begins."""
 
-import time
 from collections.abc import Sequence
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from fedaccord import engine
 from fedaccord.config import RunConfig
 from fedaccord.reproduce.study import Run, Study
 from fedaccord.sweep import workers
+from fedaccord.sweep.estimate import timed
 from fedaccord.sweep.plan import Options
 from fedaccord.task import load_task
 
@@ -60,13 +58,8 @@ def gradients(config: RunConfig) -> float:
 
 def _time(config: RunConfig) -> Pace:
     """One client of FedAvg: a round without and a round with an evaluation."""
-    ends = [time.perf_counter()]
-    with TemporaryDirectory() as folder, engine.quiet():
-        kept = {k: v for k, v in config.flat.items() if "." not in k}
-        own = {"algo": "fedavg", "fraction-train": 1 / config.num_clients, "local-steps": STEPS}
-        rounds = {"num-server-rounds": 3, "eval-every": 3}
-        place = {"out-dir": folder, "name": "timed", "checkpoint-every": 3}
-        timed = RunConfig.make(kept | own | rounds | place)
-        engine.run(timed, on_round=lambda _: ends.append(time.perf_counter()))
-    without, evaluated = ends[-2] - ends[-3], ends[-1] - ends[-2]
+    kept = {k: v for k, v in config.flat.items() if "." not in k}
+    own = {"algo": "fedavg", "fraction-train": 1 / config.num_clients, "local-steps": STEPS}
+    rounds = {"num-server-rounds": 3, "eval-every": 3, "checkpoint-every": 3}
+    *_, without, evaluated = timed(kept | own | rounds)
     return Pace(without / STEPS, max(0.0, evaluated - without))

@@ -3,9 +3,10 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedaccord import engine
 from fedaccord.config import RunConfig
@@ -36,7 +37,7 @@ def parts(plan: Plan) -> list[Part]:
     for stage in (TUNE, TEST) if plan.tunes else (TEST,):
         for method in plan.methods:
             first = plan.configuration(method, next(space.corners(plan.of(method))))
-            sizes = _tuned(plan, method, first) if stage == TUNE else [(1, first.rounds)]
+            sizes = _tuned(plan, method, first) if stage == TUNE else _tested(plan, method, first)
             rungs = plan.options.search in LADDERS and stage == TUNE
             configurations = sizes[0][0] if rungs else sum(count for count, _ in sizes)
             seeds = len(plan.seeds if stage == TUNE else plan.test_seeds)
@@ -55,13 +56,21 @@ def _tuned(plan: Plan, method: str, first: Configuration) -> list[tuple[int, int
         return [(plan.trials(method), first.rounds)]
     configurations = plan.configurations(method)
     if options.search not in LADDERS:
-        return [(n, rounds) for rounds, n in Counter(c.rounds for c in configurations).items()]
+        return _whole(configurations)
     sizes, alive, before = [], len(configurations), 0
     for rung in range(options.rungs):
         rounds = budget(first.rounds, options.eta, options.rungs - 1 - rung)
         sizes.append((alive, rounds - before))
         alive, before = math.ceil(alive / options.eta), rounds
     return sizes
+
+
+def _tested(plan: Plan, method: str, first: Configuration) -> list[tuple[int, int]]:
+    return [(1, first.rounds)] if plan.tunes else _whole(plan.configurations(method))
+
+
+def _whole(configurations: Sequence[Configuration]) -> list[tuple[int, int]]:
+    return [(n, rounds) for rounds, n in Counter(c.rounds for c in configurations).items()]
 
 
 def estimate(plan: Plan, found: Sequence[Part]) -> str:
@@ -91,10 +100,15 @@ def _local(configuration: Configuration) -> str:
 
 
 def _seconds(configuration: Configuration) -> float:
-    """Of the second round, evaluation included, in this process."""
-    ends: list[float] = []
+    """Of the second round, evaluation included."""
+    return timed(configuration.settings | {"seed": 0, "num-server-rounds": TIMED})[-1]
+
+
+def timed(settings: Mapping[str, Any]) -> list[float]:
+    """Seconds of a run's rounds in this process, each with its evaluation; the last ones are not
+    those of a start."""
+    ends = [time.perf_counter()]
     with TemporaryDirectory() as folder, engine.quiet():
-        more = {"num-server-rounds": TIMED, "out-dir": folder, "name": "timed", "seed": 0}
-        config = RunConfig.make(configuration.settings | more)
-        engine.run(config, on_round=lambda _: ends.append(time.perf_counter()))
-    return ends[-1] - ends[-2]
+        made = RunConfig.make({**settings, "out-dir": folder, "name": "timed"})
+        engine.run(made, on_round=lambda _: ends.append(time.perf_counter()))
+    return [end - begin for begin, end in pairwise(ends)]

@@ -37,6 +37,11 @@ class Options:
     """The table [sweep], beside the lists of seeds."""
 
     search: str = option("grid", "how configurations are chosen", choices=SEARCHES)
+    tune: bool = option(
+        True,
+        "choose the best configuration of each method on validation samples; false: test every "
+        "one, as where [space] holds graphs or partitions",
+    )
     trials: int = option(20, "configurations of each method (random, optuna, halving, asha)", low=1)
     sampler_seed: int = option(0, "seed of the draws of random, optuna, halving and asha", low=0)
     batch: int = option(4, "optuna: configurations of a method proposed at once", low=1)
@@ -210,8 +215,8 @@ class Plan:
 
     @property
     def tunes(self) -> bool:
-        """Whether some method has more than one configuration."""
-        return any(
+        """Whether some method has more than one configuration to choose from."""
+        return self.options.tune and any(
             any(not isinstance(v, Choices) or len(v.values) > 1 for v in self.of(m).values())
             for m in self.methods
         )
@@ -244,6 +249,11 @@ def _options(table: Mapping[str, Any]) -> Options:
     checked = Options(**values)
     if checked.search == "grid" and checked.fair == "trials":
         raise ValueError("[sweep] fair=trials: expected another search than grid; choose steps")
+    if not checked.tune and checked.search not in ("grid", "random"):
+        raise ValueError(
+            f"[sweep] tune=false: expected search grid or random, got {checked.search}, which "
+            "chooses by validation samples"
+        )
     if checked.search == "asha" and not checked.ray_address:
         raise ValueError('[sweep] search=asha: expected a ray-address, as "local", got none')
     return checked

@@ -47,7 +47,7 @@ class Sweep:
         winners = self._asha() if self.plan.options.search == "asha" and self.plan.tunes else None
         with workers.of(self.plan.options) as work:
             winners = winners or self._tune(work)
-            tested = [self.plan.tested(winner.configuration) for winner in winners.values()]
+            tested = [self.plan.tested(winner.configuration) for winner in winners]
             asks = [Ask(configuration, configuration.rounds) for configuration in tested]
             self._do(work, asks, self.plan.test_seeds, TEST)
         tests = [trial for trial in self.trials.values() if trial.stage == TEST]
@@ -55,10 +55,11 @@ class Sweep:
         self._write("winners.csv", table.to_csv(index=False))
         return table
 
-    def _tune(self, work: Workers) -> dict[str, Winner]:
-        """The winner of each method, and the only configuration where nothing is to choose."""
+    def _tune(self, work: Workers) -> list[Winner]:
+        """The winner of each method, and every configuration where nothing is to choose."""
         if not self.plan.tunes:
-            return {m: self._only(m) for m in self.plan.methods}
+            every = [c for m in self.plan.methods for c in self.plan.configurations(m)]
+            return [Winner(self.plan.tested(c), math.nan, 1) for c in every]
         searches = {method: search(self.plan, method) for method in self.plan.methods}
         batches = {method: next(asked) for method, asked in searches.items()}
         winners = {}
@@ -71,11 +72,7 @@ class Sweep:
                 except StopIteration as end:
                     del batches[method]
                     winners[method] = self._best(end.value)
-        return {method: winners[method] for method in self.plan.methods}
-
-    def _only(self, method: str) -> Winner:
-        (configuration,) = self.plan.configurations(method)
-        return Winner(configuration, math.nan, 1)
+        return [winners[method] for method in self.plan.methods]
 
     def _best(self, asks: Sequence[Ask]) -> Winner:
         tried = {
@@ -136,7 +133,7 @@ class Sweep:
         rows = [self.trials[ask.configuration.name, seed].row for seed in self.plan.seeds]
         return mean(rows, self.plan.options.metric)
 
-    def _asha(self) -> dict[str, Winner]:
+    def _asha(self) -> list[Winner]:
         from fedaccord.sweep.on_ray import asha
 
         options = self.plan.options
@@ -150,13 +147,13 @@ class Sweep:
         }
         ladders = [[list(map(self._jobs, asks)) for asks in each] for each in rungs.values()]
         asha(options, ladders, self._tell)
-        winners = {}
-        for method, each in rungs.items():
+        winners = []
+        for each in rungs.values():
             came = [[ask for ask in asks if all(map(row_of, self._jobs(ask)))] for asks in each]
             self._do(_nothing, [ask for asks in came for ask in asks], self.plan.seeds)
             last = [asks[-1] for asks in came if asks]
             whole = [ask for ask in last if ask.rounds == ask.configuration.rounds]
-            winners[method] = self._best(whole or last)
+            winners.append(self._best(whole or last))
         return winners
 
     def _jobs(self, ask: Ask) -> list[Job]:

@@ -1,7 +1,7 @@
-"""table.csv, a row a trial, and winners.csv, a row a method."""
+"""table.csv, a row a trial, and winners.csv, a row a method, or a configuration that was tested."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -60,43 +60,48 @@ class Winner(NamedTuple):
     configurations: int
 
 
-def winners_table(
-    winners: Mapping[str, Winner], tests: Sequence[Trial], metric: str
-) -> pd.DataFrame:
-    """A row a method, the best first: test metric over the seeds, and the differences to FedAvg's
-    run of the same seed.
+def winners_table(winners: Sequence[Winner], tests: Sequence[Trial], metric: str) -> pd.DataFrame:
+    """A row a winner, the best first: test metric over the seeds, and the differences to FedAvg's
+    run of the same seed: the winner's, or of several that with the same choices.
 
     Standard deviations are of the seeds (divided by n - 1). ``better``: seeds in which it is
     better than FedAvg; ``seeds``: those that completed.
     """
-    by_method: dict[str, dict[int, float]] = {name: {} for name in winners}
-    for trial in tests:
-        value = number(trial.row, f"test-{metric}")
-        if not math.isnan(value):
-            by_method[trial.configuration.algo][trial.seed] = value
-    base = next((name for name in BASELINES if name in winners), None)
+    place = f"test-{metric}"
+    methods = {winner.configuration.algo for winner in winners}
+    base = next((name for name in BASELINES if name in methods), None)
+    bases = [winner for winner in winners if winner.configuration.algo == base]
     sign = -1 if metric.startswith("loss") else 1
     rows: list[dict[str, Any]] = []
-    for name, winner in winners.items():
-        values, point = by_method[name], winner.configuration.point
+    for winner in winners:
+        configuration, values = winner.configuration, _by_seed(winner, tests, place)
+        point = configuration.point
         row: dict[str, Any] = {
-            "algo": name,
-            "trial": winner.configuration.name,
+            "algo": configuration.algo,
+            "trial": configuration.name,
             "settings": ", ".join(f"{key}={_short(value)}" for key, value in point.items()),
             "configurations": winner.configurations,
             f"validation-{metric}": sign * winner.score,
             "seeds": len(values),
-            **_spread(f"test-{metric}", [*values.values()]),
+            **_spread(place, [*values.values()]),
         }
-        if base and name != base:
-            both = [seed for seed in values if seed in by_method[base]]
-            gains = [values[seed] - by_method[base][seed] for seed in both]
+        alike = [each for each in bases if each.configuration.point.items() <= point.items()]
+        if configuration.algo != base and (fitting := bases if len(bases) == 1 else alike):
+            against = _by_seed(fitting[0], tests, place)
+            gains = [value - against[seed] for seed, value in values.items() if seed in against]
             row |= _spread(f"over-{base}", gains)
             row["better"] = f"{sum(sign * gain > 0 for gain in gains)} of {len(gains)}"
         rows.append(row)
-    place = f"test-{metric}"
     rows.sort(key=lambda row: -sign * row[place] if row[place] == row[place] else math.inf)
     return pd.DataFrame(rows)
+
+
+def _by_seed(winner: Winner, tests: Sequence[Trial], metric: str) -> dict[int, float]:
+    """The metric of the winner's tests, but for failed ones."""
+    chosen = winner.configuration.algo, winner.configuration.point
+    own = [t for t in tests if (t.configuration.algo, t.configuration.point) == chosen]
+    values = {trial.seed: number(trial.row, metric) for trial in own}
+    return {seed: value for seed, value in values.items() if not math.isnan(value)}
 
 
 def as_text(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:

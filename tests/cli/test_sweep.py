@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,6 +35,8 @@ def test_a_sweep_shows_its_trials_and_its_winners(tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert [line.split("  ")[0] for line in lines[:3]] == ["run 1/3", "run 2/3", "run 3/3"]
     assert "best" in lines[0]
+    assert re.fullmatch(r"\d:\d\d:\d\d left", lines[0].split("  ")[-1])
+    assert "left" not in lines[2]
     assert "rounds in a row failed" in lines[1]
     assert any("lr=0.1" in line for line in lines[3:])
     assert lines[-1] == f"tables and runs: {tmp_path / 'out'}"

@@ -29,6 +29,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "sweeps.md"
         ({"sweep": {"seeds": [0, 0]}}, r"\[sweep\] seeds: expected different seeds"),
         ({"sweep": {"test-seeds": [-1]}}, r"seed: expected at least 0, got -1"),
         ({"sweep": {"search": "asha"}}, r"\[sweep\] search=asha: expected a ray-address"),
+        ({"sweep": {"tune": False, "search": "halving"}}, r"\[sweep\] tune=false: expected search"),
         ({"sweep": {"fair": "trials"}}, r"\[sweep\] fair=trials: expected another search than"),
         ({"run": {"seed": 1}}, r"seed: the sweep sets it; use seeds of \[sweep\]"),
         ({"space": {"fedavg": {"seed": [1]}}}, r"fedavg.seed: the sweep sets it"),

@@ -16,6 +16,7 @@ import pytest
 from fedaccord.runs import origin
 from fedaccord.runs.reader import read
 from fedaccord.sweep import Plan, Sweep
+from fedaccord.sweep.estimate import parts
 from tests.sweep.plans import finish, make, table
 
 KILLS = 10
@@ -74,6 +75,17 @@ def test_one_configuration_a_method_goes_to_the_test_samples_at_once(tmp_path: P
     finish(make({"algo": ["fedavg", "fedprox"]}, seeds=[0, 1]), tmp_path)
     assert [*table(tmp_path).stage] == ["test"] * 4
     assert table(tmp_path, "winners.csv")["validation-accuracy-mean-of-last-10"].isna().all()
+
+
+def test_without_tuning_every_configuration_is_tested(tmp_path: Path) -> None:
+    plan = make({"algo": ["fedavg", "fedprox"], "num-clients": [3, 4]}, seeds=[0, 1], tune=False)
+    assert sum(part.runs for part in parts(plan)) == len(finish(plan, tmp_path)) == 8
+    trials, winners = table(tmp_path), table(tmp_path, "winners.csv")
+    assert set(trials.stage) == {"test"}
+    assert trials["test-accuracy-last"].notna().all()
+    assert sorted(winners.settings) == ["num-clients=3", "num-clients=3"] + 2 * ["num-clients=4"]
+    assert {*winners.trial} == {*trials.trial}
+    assert all((tmp_path / "runs" / f"{name}-seed0").is_dir() for name in winners.trial)
 
 
 def test_halving_goes_on_from_rungs_and_says_what_stopped(tmp_path: Path) -> None:

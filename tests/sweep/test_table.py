@@ -19,8 +19,8 @@ def trial(method: str, seed: int, value: float | None, **more: Any) -> Trial:
     return Trial(BY_METHOD[method], seed, TEST, 3, row)
 
 
-def winners() -> dict[str, Winner]:
-    return {method: Winner(best, 0.5, 2) for method, best in BY_METHOD.items()}
+def winners(score: float = 0.5) -> list[Winner]:
+    return [Winner(best, score, 2) for best in BY_METHOD.values()]
 
 
 def test_gains_are_of_the_same_seed() -> None:
@@ -50,11 +50,24 @@ def test_a_smaller_loss_is_better() -> None:
     loss = "loss-last"
     tests = [trial("fedavg", 0, None, **{"test-loss-last": 2.0})]
     tests.append(trial("fedprox", 0, None, **{"test-loss-last": 1.0}))
-    table = winners_table({m: w._replace(score=-3.0) for m, w in winners().items()}, tests, loss)
+    table = winners_table(winners(score=-3.0), tests, loss)
     assert [*table.algo] == ["fedprox", "fedavg"]
     assert [*table[f"validation-{loss}"]] == [3.0, 3.0]
     assert table["over-fedavg"][0] == -1.0
     assert table.better[0] == "1 of 1"
+
+
+def test_where_all_are_tested_gains_are_over_the_same_choices() -> None:
+    every = [c for method in PLAN.methods for c in PLAN.configurations(method)]
+    values = {("fedavg", 0.1): 0.5, ("fedavg", 0.2): 0.8, ("fedprox", 0.1): 0.6}
+    values |= {("fedprox", 0.2): 0.7}
+    rows = {c: {f"test-{METRIC}": values[c.algo, c.point["lr"]]} for c in every}
+    tests = [Trial(c, 0, TEST, 3, {"status": "completed"} | row) for c, row in rows.items()]
+    table = winners_table([Winner(c, math.nan, 1) for c in every], tests, METRIC)
+    assert [*table.algo] == ["fedavg", "fedprox", "fedprox", "fedavg"]
+    assert [*table["over-fedavg"][[1, 2]]] == pytest.approx([-0.1, 0.1])
+    assert table["over-fedavg"][[0, 3]].isna().all()
+    assert [*table.trial] == [every[i].name for i in (3, 1, 0, 2)]
 
 
 def test_the_table_has_every_key_and_what_stopped() -> None:
