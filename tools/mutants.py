@@ -1961,13 +1961,13 @@ MUTANTS = [
         METRICS,
         (
             "Consistency and spread are swapped",
-            '"consistency": _mean_square(distances(local, repeat(w))),',
-            '"consistency": _mean_square(distances(local, repeat(w_bar))),',
+            '"consistency": _mean_square(distances(local, w)),',
+            '"consistency": _mean_square(distances(local, w_bar)),',
         ),
         (
             "Drift is a sum over the clients",
-            "return sum(squares) / len(squares)",
-            "return sum(squares)",
+            "return sum(distance * distance for distance in far) / len(far)",
+            "return sum(distance * distance for distance in far)",
         ),
         (
             "The training loss weighs clients uniformly",
@@ -2043,8 +2043,8 @@ MUTANTS = [
         ),
         (
             "Bytes are counted as elements",
-            "sum(v.numel() * v.itemsize for v in sent)",
-            "sum(v.numel() for v in sent)",
+            "return elements, sum(map(nbytes, vectors))",
+            "return elements, elements",
             METRICS,
         ),
         (
@@ -2080,6 +2080,34 @@ MUTANTS = [
             "All clients are sent what the first one is sent",
             "if packed is None or any(a is not b for a, b in zip(packed[0], down, strict=True)):",
             "if packed is None:",
+        ),
+    ),
+    *of(
+        WIRE + "tensor_array.py",
+        "tests/wire/test_tensor_array.py",
+        (
+            "A client's memory stays in Ray's",
+            "KeptArray(torch.from_numpy(array.copy()))",
+            "KeptArray(torch.from_numpy(array))",
+        ),
+        (
+            "A message is copied out of Ray's memory",
+            "return TensorArray(torch.from_numpy(array))",
+            "return TensorArray(torch.from_numpy(array.copy()))",
+        ),
+    ),
+    *of(
+        CORE + "cohort.py",
+        tests_of("core/test_cohort.py", "nobody_changed_it"),
+        (
+            "A mean that was changed since is taken for the mean",
+            "if before is xs and mean._version == version else",
+            "if before is xs else",
+        ),
+        (
+            "The mean of others is taken for the mean",
+            "if before is xs and mean._version == version else",
+            "if mean._version == version else",
         ),
     ),
     *of(

@@ -14,6 +14,7 @@ from fedaccord.core.rule import Shapes
 from fedaccord.core.vectors import leaves
 from fedaccord.core.visit import TrainInstruction
 from fedaccord.wire import records
+from fedaccord.wire.tensor_array import KeptArray
 
 STATE, BEFORE, STATE_INFO = "fedaccord-state", "fedaccord-state-before", "fedaccord-state-info"
 
@@ -113,7 +114,7 @@ class ContextStore:
         self.records[STATE_INFO] = ConfigRecord({"rounds": rounds, "attempt": attempt})
 
     def pack(self, round: int, state: Any) -> ArrayRecord:
-        return records.pack(state)
+        return records.pack(state, KeptArray)
 
     def unpack(self, kept: ArrayRecord, like: Any) -> Any:
         """Raises ValueError where it is a state of another method."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PIECE = 2**17  # numbers of a vector that a core's cache holds several times
 Vector = Tensor  # (..., d): all parameters of a model, of one client (d,) or of a cohort (n, d)
 
 
@@ -30,6 +31,18 @@ def is_finite(v: Vector) -> bool:
     """Whether v holds neither NaN nor Inf, in one pass without a vector of answers."""
     total = float(torch.linalg.vector_norm(v))  # may overflow where v is finite
     return math.isfinite(total) or bool(torch.isfinite(v).all())
+
+
+def distances(xs: Sequence[Vector], centre: Vector) -> list[float]:
+    """The L2 distance of each vector (d,) from a centre (d,), without a vector of differences.
+
+    On a CPU piece by piece: what is read and written stays in its caches.
+    """
+    size = PIECE if centre.is_cpu else len(centre)
+    pieces = zip(*(torch.split(v, size) for v in (centre, *xs)), strict=True)
+    parts = [torch.stack([torch.linalg.vector_norm(x - c) for x in some]) for c, *some in pieces]
+    lengths: list[float] = torch.linalg.vector_norm(torch.stack(parts), dim=0).tolist()
+    return lengths
 
 
 def dtype_of(precision: str) -> torch.dtype:

@@ -1,10 +1,9 @@
 """The row of a round: losses, traffic and client drift."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedaccord.core.vectors import Vector, norm
+from fedaccord.core.vectors import Vector, distances
 from fedaccord.core.visit import Lost, Visit
 from fedaccord.federation.errors import clean
 from fedaccord.federation.replies import Accepted, Outcome, traffic
@@ -52,11 +51,6 @@ def traffic_and_loss(
     }
 
 
-def distances(xs: Iterable[Vector], centres: Iterable[Vector]) -> list[float]:
-    """The L2 distance of each vector (d,) from its centre."""
-    return [float(norm(x - centre)) for x, centre in zip(xs, centres, strict=False)]
-
-
 def drift(far: Sequence[float]) -> dict[str, float]:
     """How far the local steps went; far: the distance of each w_{i,K} from w^t as it was sent."""
     return {"drift": _mean_square(far)}
@@ -66,8 +60,8 @@ def consistency(local: Sequence[Vector], w: Vector, w_bar: Vector) -> dict[str, 
     """How far the active clients' w_{i,K} are from w^{t+1}, Delta^t of FedInit, and from their
     mean w_bar."""
     return {
-        "consistency": _mean_square(distances(local, repeat(w))),
-        "spread": _mean_square(distances(local, repeat(w_bar))),
+        "consistency": _mean_square(distances(local, w)),
+        "spread": _mean_square(distances(local, w_bar)),
     }
 
 

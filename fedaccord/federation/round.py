@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import repeat
 from statistics import median
 from typing import Any, NamedTuple
 
 from fedaccord.core import rounds
 from fedaccord.core.rounds import RoundState
-from fedaccord.core.vectors import Vector, is_finite, leaves, norm
+from fedaccord.core.vectors import Vector, distances, is_finite, leaves, norm
 from fedaccord.core.visit import Lost, Visit
 from fedaccord.federation import metrics
 from fedaccord.federation.fleet import Reading
@@ -47,9 +46,10 @@ def finish(
     if len(replies) >= needed:
         done = rounds.server_round(method, session.half, s, replies)
         if "w" in done.ups._fields:
-            nodes = method.topology.everyone
-            local, starts = (done.ups.w[0], done.cohort.w) if nodes else (done.ups.w, repeat(s.w))
-            far = metrics.distances(local, starts)
+            if method.topology.everyone:  # each node from its own
+                far = norm(done.ups.w[0] - done.cohort.w).flatten().tolist()
+            else:
+                far = distances(done.ups.w, s.w)
             _tell_of_the_far(number, done.cohort.clients, far, float(norm(s.w).max()))
         failure = _wrong(s, done.state, method.max_update_norm)
     if failure:
@@ -61,7 +61,7 @@ def finish(
         if far:
             values |= metrics.drift(far)
         if far and not method.topology.everyone:
-            w_bar = done.cohort.mean(done.ups.w)
+            w_bar = done.cohort.mean_again(done.ups.w)
             values |= metrics.consistency(done.ups.w, done.state.w, w_bar)
     repair, lost = "", [i for i, read in outcome.items() if isinstance(read, Lost)]
     if lost:

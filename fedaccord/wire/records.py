@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedaccord.core.vectors import Vector, fill, leaves
-from fedaccord.wire.tensor_array import to_record, to_tensor
+from fedaccord.wire.tensor_array import TensorArray, to_record, to_tensor
 
 DOWN, CONFIG, INITIAL = "down", "config", "initial"
 UP, METRICS = "up", "metrics"
@@ -33,12 +33,12 @@ def metrics_of(content: RecordDict, name: str) -> Mapping[str, Any]:
     return record if isinstance(record, MetricRecord) else {}
 
 
-def pack(vectors: Any) -> ArrayRecord:
+def pack(vectors: Any, array: type[TensorArray] = TensorArray) -> ArrayRecord:
     """A NamedTuple of vectors under its field names; a nested one under dotted names.
 
     A field that is None is left out: it costs no traffic.
     """
-    return to_record(dict(leaves(vectors)))
+    return to_record(dict(leaves(vectors)), array)
 
 
 def unpack(kind: Any, record: ArrayRecord, *, like: Vector | None = None) -> Any:

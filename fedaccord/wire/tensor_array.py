@@ -2,6 +2,7 @@
 
 import io
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -14,7 +15,9 @@ from torch import Tensor
 class TensorArray(Array):
     """An Array that holds a tensor and writes its bytes when a runtime first asks for them.
 
-    In process nobody asks, so vectors pass by reference: do not change one after packing it.
+    In process nobody asks, so vectors pass by reference: do not change one after packing it. Ray,
+    which pickles what it carries, takes the tensor's memory as it is, and what is read lies in
+    Ray's, which cannot be changed.
     """
 
     __qualname__ = "Array"  # Flower names the type of an object on the wire by its class
@@ -34,7 +37,25 @@ class TensorArray(Array):
         return cast(bytes, self.__dict__["bytes"])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Array, (self.dtype, self.shape, self.stype, self.data)
+        return _received, (self.__dict__["tensor"].cpu().numpy(),)
+
+
+class KeptArray(TensorArray):
+    """One that outlasts its message: whoever unpickles it has a copy outside of Ray's memory."""
+
+    __qualname__ = "Array"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copied, (self.__dict__["tensor"].cpu().numpy(),)
+
+
+def _received(array: np.ndarray) -> TensorArray:
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    return TensorArray(torch.from_numpy(array))
+
+
+def _copied(array: np.ndarray) -> KeptArray:
+    return KeptArray(torch.from_numpy(array.copy()))
 
 
 def to_tensor(array: Array) -> Tensor:
@@ -74,10 +95,10 @@ HEADERS = {  # of .npy files, by version
 }
 
 
-def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+def to_record(tensors: Mapping[str, Tensor], array: type[TensorArray] = TensorArray) -> ArrayRecord:
     record = ArrayRecord()
     for name, tensor in tensors.items():
-        record[name] = TensorArray(tensor)
+        record[name] = array(tensor)
     return record
 
 

@@ -1,8 +1,11 @@
 """What is done with each vector of a stack."""
 
+import math
+
+import pytest
 import torch
 
-from fedaccord.core.vectors import clip_, norm
+from fedaccord.core.vectors import PIECE, clip_, distances, norm
 
 
 def test_each_vector_is_clipped_by_its_own_norm() -> None:
@@ -24,3 +27,13 @@ def test_what_is_no_number_stays_none() -> None:
     for wrong in (float("nan"), float("inf")):
         g = torch.tensor([wrong, 1.0])
         assert not clip_(g, 1.0).isfinite().all()
+
+
+@pytest.mark.parametrize("d", [1, PIECE, 2 * PIECE + 3])
+def test_distances_are_those_of_the_whole_vectors(d: int) -> None:
+    xs, centre = [*torch.randn(3, d, dtype=torch.float64)], torch.randn(d, dtype=torch.float64)
+    wanted = [float((x - centre).pow(2).sum().sqrt()) for x in xs]
+    assert distances(xs, centre) == pytest.approx(wanted, rel=1e-12)
+    assert distances([centre], centre) == [0.0]
+    xs[1][-1] = torch.nan
+    assert [*map(math.isfinite, distances(xs, centre))] == [True, False, True]

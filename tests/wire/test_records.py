@@ -121,7 +121,7 @@ def test_vectors_survive_the_wire_bit_for_bit(
     received = wire(RecordDict({"down": pack(Down(w, missed))})).array_records["down"]
     assert list(received) == ["w", "missed"]
     for name, sent in (("w", w), ("missed", missed)):
-        assert type(received[name]) is Array
+        assert isinstance(received[name], Array)
         assert (received[name].dtype, received[name].shape) == (str(dtype)[6:], (6,))
         assert torch.equal(to_tensor(received[name]), sent)
     found = unpack(Down, received, like=w)
