@@ -1042,8 +1042,8 @@ MUTANTS = [
         ),
         (
             "The consensus distance is a sum over the nodes",
-            "** 2 for x_i in x) / len(x)",
-            "** 2 for x_i in x)",
+            ".double().square().mean()",
+            ".double().square().sum()",
         ),
         (
             "DisPFL's sums leave the node itself out",
@@ -1889,24 +1889,48 @@ MUTANTS = [
         ),
     ),
     *of(
+        "fedaccord/client/train.py",
+        tests_of("engine/test_waits.py", "waits_once and fedavg"),
+        (
+            "A GPU is waited for after every client",
+            'if data.home.type == "cuda":',
+            'if data.home.type == "cudas":',
+        ),
+    ),
+    *of(
+        CORE + "vectors.py",
+        tests_of("engine/test_waits.py", "waits_once and fedavg"),
+        (
+            "What goes to a GPU waits for it",
+            "v.pin_memory().to(device, non_blocking=True)",
+            "v.to(device, non_blocking=True)",
+        ),
+        (
+            "What comes from a GPU waits for it",
+            "v.to(device, non_blocking=v.is_cuda)",
+            "v.to(device)",
+            tests_of("engine/test_waits.py", "waits_once and scaffold"),
+        ),
+    ),
+    *of(
         FEDERATION + "round.py",
         "tests/server/test_round.py",
         (
             "All that the server keeps is looked at in every round",
-            "if id(vector) not in before and not is_finite(vector):",
-            "if not is_finite(vector):",
+            "for name, vector in fresh.items() if id(vector) not in before}",
+            "for name, vector in fresh.items()}",
         ),
         (
             "A round with just enough replies fails",
-            "if len(replies) >= needed:",
-            "if len(replies) > needed:",
+            "if len(good) >= needed:",
+            "if len(good) > needed:",
             tests_of("server/test_strategy.py", "failed_round"),
         ),
         (
             "A failed round moves the model by the replies that came",
             "        after, w_bar = rounds.failed_round(s), method.topology.average(s.w)\n",
             "        after, w_bar = rounds.failed_round(s), method.topology.average(s.w)\n"
-            "        if replies:\n"
+            "        if replies := [it.reply for it in good.values()]:\n"
             "            moved = rounds.server_round(method, session.half, s, replies).state\n"
             "            after = after._replace(w=moved.w)\n",
             tests_of("server/test_strategy.py", "failed_round"),
@@ -1919,8 +1943,20 @@ MUTANTS = [
         ),
         (
             "max-update-norm bounds nothing",
-            "    if length > most:\n",
-            "    if length > most > length:\n",
+            "    if far > most:\n",
+            "    if far > most > far:\n",
+        ),
+        (
+            "What a GPU had not told of a reply is not looked at",
+            "outcome |= {i: settled(it, found[i]) for i, it in good.items()}",
+            "pass",
+            tests_of("engine/test_waits.py", "late"),
+        ),
+        (
+            "A reply that turned out to be bad stays in the model",
+            "if all(isinstance(outcome[i], Accepted) for i in good):",
+            "if good:",
+            tests_of("engine/test_waits.py", "late"),
         ),
         (
             "Who lost its state is asked for it again and again",
@@ -1961,13 +1997,13 @@ MUTANTS = [
         METRICS,
         (
             "Consistency and spread are swapped",
-            '"consistency": _mean_square(distances(local, w)),',
-            '"consistency": _mean_square(distances(local, w_bar)),',
+            '"consistency": _mean_square(from_w),',
+            '"consistency": _mean_square(from_w_bar),',
         ),
         (
             "Drift is a sum over the clients",
-            "return sum(distance * distance for distance in far) / len(far)",
-            "return sum(distance * distance for distance in far)",
+            "for distance in far) / len(far)",
+            "for distance in far)",
         ),
         (
             "The training loss weighs clients uniformly",
@@ -2038,8 +2074,8 @@ MUTANTS = [
         tests_of("server/test_replies.py", "bad_reply and nan"),
         (
             "Replies with NaN are accepted",
-            "if vector is not None and not is_finite(vector):",
-            "if vector is not None and not vector.numel():",
+            "    if not is_finite(vector, total):\n",
+            "    if not vector.numel():\n",
         ),
         (
             "Bytes are counted as elements",

@@ -8,8 +8,8 @@ import torch
 
 from fedaccord.client.train import CPU, DIVERGED, first_state, to_device
 from fedaccord.core.rounds import client_round
-from fedaccord.core.vectors import is_finite, leaves, map_vectors, norm, row, stack
-from fedaccord.core.visit import Answer, Visit
+from fedaccord.core.vectors import Vector, is_finite, leaves, map_vectors, norm, read, row, stack
+from fedaccord.core.visit import Answer, TrainInstruction, Visit
 from fedaccord.task import Task
 from fedaccord.task.cohort_solver import CohortSolver
 
@@ -41,22 +41,37 @@ def local_rounds(
         asked.config._replace(client=tuple(clients)),
         CohortSolver(model, batches, task.loss, asked.precision),
     )
-    up, state = to_device(home, done.up), to_device(CPU, done.state)
-    steps, losses = done.result.steps.flatten().tolist(), done.result.loss.tolist()
+    up = to_device(home, done.up)
+    # rows of their own, which stay when the others' go; from a GPU as in `to_device`
+    states = [map_vectors(_to_host, row(done.state, j)) for j in range(len(clients))]
+    steps = [_steps(task.num_examples(client), asked) for client in clients]
+    told = [
+        Answer(row(up, j), task.num_examples(client), steps[j], done.result.loss[j])
+        for j, client in enumerate(clients)
+    ]
+    if home.type == "cuda":  # whoever reads the losses waits for it
+        return [*zip(told, states, strict=True)]
+    w_K = done.result.w_K
+    found = read([*norm(w_K).flatten().unbind(), *done.result.loss.unbind()])
     each = (time.perf_counter() - began) / sum(steps)  # of a step: a client's share of the call
-    finite = norm(done.result.w_K).isfinite().flatten().tolist()  # a norm may overflow
     answers: list[tuple[Answer, Any] | str] = []
-    for j, client in enumerate(clients):
-        if not (finite[j] or is_finite(done.result.w_K[j])):
-            answers.append(DIVERGED.format(int(steps[j]), asked.lr))
-            continue
-        answer = Answer(
-            *(row(up, j), task.num_examples(client), int(steps[j]), losses[j]),
-            seconds=each * steps[j],
-        )
-        # a state stays when the others' go
-        answers.append((answer, map_vectors(torch.clone, row(state, j))))
+    for j, answer in enumerate(told):
+        if is_finite(w_K[j], found[j]):
+            answer = answer._replace(loss=found[len(told) + j], seconds=each * steps[j])
+            answers.append((answer, states[j]))
+        else:
+            answers.append(DIVERGED.format(steps[j], asked.lr))
     return answers
+
+
+def _to_host(v: Vector) -> Vector:
+    return v.to("cpu", copy=True, non_blocking=v.is_cuda)
+
+
+def _steps(examples: int, asked: TrainInstruction) -> int:
+    """K_i."""
+    batches = -(-examples // asked.batch_size) if asked.batch_size else 1
+    return asked.local_steps or asked.local_epochs * batches
 
 
 def form(visit: Visit, state: Any) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from fedaccord.client import store
 from fedaccord.client.store import ContextStore, LostState, Memory, Store
 from fedaccord.core.plugin import state_like
 from fedaccord.core.rounds import client_round
-from fedaccord.core.vectors import dtype_of, is_finite, map_vectors
+from fedaccord.core.vectors import dtype_of, is_finite, length, map_vectors, moved, read
 from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
@@ -131,6 +131,9 @@ def local_round(visit: Visit, state: Any, data: Data) -> tuple[Answer, Any]:
 
     state: the one that the visit begins with; None: it is the client's first one.
     Raises ValueError where the message and the data do not fit together or the model diverged.
+
+    With a GPU for a home nobody waits for it: the loss is a tensor, whoever reads it finds out
+    whether the model diverged, and from then on the state has its values.
     """
     began = time.perf_counter()
     asked, model = visit.instruction, data.model
@@ -144,12 +147,14 @@ def local_round(visit: Visit, state: Any, data: Data) -> tuple[Answer, Any]:
     else:
         solve = GraphSolver(data.graphs, steps)
     up, state, result = client_round(half, down, state, config, solve)
-    if not is_finite(result.w_K):
+    up, state = to_device(data.home, up), to_device(CPU, state)
+    answer = Answer(up, data.examples or passes.examples, result.steps, result.loss)
+    if data.home.type == "cuda":
+        return answer, state
+    total, loss = read([length(result.w_K), result.loss])  # from here on all copies are there
+    if not is_finite(result.w_K, total):
         raise ValueError(DIVERGED.format(result.steps, asked.lr))
-    examples = data.examples or passes.examples
-    answer = Answer(to_device(data.home, up), examples, result.steps, float(result.loss))
-    state = to_device(CPU, state)
-    return answer._replace(seconds=time.perf_counter() - began), state
+    return answer._replace(loss=loss, seconds=time.perf_counter() - began), state
 
 
 def first_state(visit: Visit, device: torch.device) -> Any:
@@ -169,7 +174,8 @@ def local_test(asked: TrainInstruction, state: Any, data: Data) -> dict[str, flo
         raise ValueError("expected a client with a personal model, got one that has none")
     passes = Passes(data.batches, data.model.w.device)
     batches = passes.one_pass(first=True)
-    found = evaluate(data.model, w.to(data.model.w.device), batches, data.loss, asked.precision)
+    w = moved(w, data.model.w.device)
+    found = evaluate(data.model, w, batches, data.loss, asked.precision)
     return {"num-examples": passes.examples, **found}
 
 
@@ -183,5 +189,5 @@ def _check_shapes(model: FlatModel, asked: TrainInstruction) -> None:
 
 
 def to_device(device: torch.device, vectors: Any) -> Any:
-    """A NamedTuple of vectors on ``device``, without copying where it is there already."""
-    return map_vectors(lambda v: v if v.device == device else v.to(device), vectors)
+    """A NamedTuple of vectors on ``device``, as `moved`."""
+    return map_vectors(lambda v: moved(v, device), vectors)

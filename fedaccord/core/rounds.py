@@ -14,7 +14,7 @@ from fedaccord.core.cohort import Client, Cohort, Reply
 from fedaccord.core.plugin import ClientHalf, GradientSeat
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalResult
 from fedaccord.core.topology import RoundInfo, ServerHalf
-from fedaccord.core.vectors import Vector, map_vectors
+from fedaccord.core.vectors import Number, Vector, map_vectors, moved
 
 # --- the client's round ---------------------------------------------------------------------------
 
@@ -221,7 +221,8 @@ class RoundState(NamedTuple):
     def to(self, device: torch.device) -> "RoundState":
         """The same with its vectors on ``device``; ``accepted`` stays on the host."""
         w, w_init, server = (
-            map_vectors(lambda v: v.to(device), part) for part in (self.w, self.w_init, self.server)
+            map_vectors(lambda v: moved(v, device), part)
+            for part in (self.w, self.w_init, self.server)
         )
         return self._replace(w=w, w_init=w_init, server=server)
 
@@ -245,7 +246,7 @@ class ServerRound(NamedTuple):
     state: RoundState  # of round t + 1
     ups: Any  # the uploads, a tuple of vectors in each field
     cohort: Cohort
-    metrics: dict[str, float]  # what the topology says of it
+    metrics: dict[str, Number]  # what the topology says of it
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from torch import Tensor
 
 from fedaccord.core.cohort import Client, Cohort, Reply, rows
-from fedaccord.core.vectors import Vector
+from fedaccord.core.vectors import Number, Vector
 
 
 class ServerHalf(Protocol):
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
     w: Vector  # the next round's model; without a server a row for each node
     server: Any  # the method's next server state
-    metrics: dict[str, float]  # what the topology says of it
+    metrics: dict[str, Number]  # what the topology says of it
 
 
 class Topology(Protocol):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 PIECE = 2**17  # numbers of a vector that a core's cache holds several times
 Vector = Tensor  # (..., d): all parameters of a model, of one client (d,) or of a cohort (n, d)
+Number = float | Tensor  # a tensor () may lie on a device that nobody has waited for yet
 
 
 def norm(v: Vector) -> Tensor:
@@ -27,22 +29,64 @@ def clip_(g: Vector, bound: float) -> Vector:
     return g.mul_(scale)
 
 
-def is_finite(v: Vector) -> bool:
-    """Whether v holds neither NaN nor Inf, in one pass without a vector of answers."""
-    total = float(torch.linalg.vector_norm(v))  # may overflow where v is finite
+def length(v: Vector) -> Tensor:
+    """The L2 norm (), of all numbers of v."""
+    total: Tensor = torch.linalg.vector_norm(v)
+    return total
+
+
+def is_finite(v: Vector, total: float | None = None) -> bool:
+    """Whether v holds neither NaN nor Inf, in one pass without a vector of answers.
+
+    total: its `length`, where that is known already.
+    """
+    total = float(length(v)) if total is None else total  # may overflow where v is finite
     return math.isfinite(total) or bool(torch.isfinite(v).all())
 
 
-def distances(xs: Sequence[Vector], centre: Vector) -> list[float]:
-    """The L2 distance of each vector (d,) from a centre (d,), without a vector of differences.
+def distances(xs: Sequence[Vector], centre: Vector) -> Tensor:
+    """(n,), the L2 distance of each vector (d,) from a centre (d,), without one of differences.
 
     On a CPU piece by piece: what is read and written stays in its caches.
     """
     size = PIECE if centre.is_cpu else len(centre)
     pieces = zip(*(torch.split(v, size) for v in (centre, *xs)), strict=True)
     parts = [torch.stack([torch.linalg.vector_norm(x - c) for x in some]) for c, *some in pieces]
-    lengths: list[float] = torch.linalg.vector_norm(torch.stack(parts), dim=0).tolist()
+    lengths: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     return lengths
+
+
+def each(x: Tensor) -> list[Number]:
+    """The numbers of x (n,), those on a device as tensors ()."""
+    return x.tolist() if x.is_cpu else [*x.unbind()]
+
+
+def read(numbers: Iterable[Number]) -> list[float]:
+    """The numbers as floats. Those on a device are fetched together: it is waited for once, and
+    whatever was copied from it before (see `moved`) is there too."""
+    found = [*numbers]
+    there = {i: x for i, x in enumerate(found) if isinstance(x, Tensor) and not x.is_cpu}
+    if there:
+        kinds = {x.dtype: [i for i in there if there[i].dtype == x.dtype] for x in there.values()}
+        stacks = [torch.stack([there[i] for i in kind]) for kind in kinds.values()]
+        for i, value in zip(chain(*kinds.values()), torch.cat(stacks).cpu().tolist(), strict=True):
+            found[i] = value
+    return [float(x) if isinstance(x, Tensor) else x for x in found]
+
+
+def moved(v: Vector, device: torch.device | str) -> Vector:
+    """``v`` on ``device``, or as it is where it lies there; a GPU is not waited for.
+
+    To a GPU it goes from pinned memory, behind the work that waits there: from other memory the
+    copy would wait for all of it. From a GPU it goes into pinned memory, and has its values once
+    somebody has waited, as `read` does.
+    """
+    device = torch.device(device)
+    if v.device == device:
+        return v
+    if v.is_cpu and device.type == "cuda":
+        return v.pin_memory().to(device, non_blocking=True)
+    return v.to(device, non_blocking=v.is_cuda)
 
 
 def dtype_of(precision: str) -> torch.dtype:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.rule import LocalConfig, Shapes
-from fedaccord.core.vectors import Vector
+from fedaccord.core.vectors import Number, Vector
 
 
 class TrainInstruction(NamedTuple):
@@ -54,9 +54,10 @@ class Answer(NamedTuple):
     up: Any  # NamedTuple of vectors (d,), as the plug-ins encode it
     examples: int  # samples of the client
     steps: int  # K_i
-    loss: float  # mean over the steps of the loss before the step
+    loss: Number  # mean over the steps of the loss before the step; (): it lies on a GPU
     more: Mapping[str, Any] = {}  # a foreign ClientApp's own metrics
-    seconds: float | None = None  # wall clock of its local round; None: not told
+    # wall clock of its local round; None: not told, as where nobody waits for a GPU
+    seconds: float | None = None
 
 
 class Lost(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedaccord.core.vectors import Vector, distances
+from fedaccord.core.vectors import Vector
 from fedaccord.core.visit import Lost, Visit
 from fedaccord.federation.errors import clean
 from fedaccord.federation.replies import Accepted, Outcome, traffic
@@ -56,13 +56,10 @@ def drift(far: Sequence[float]) -> dict[str, float]:
     return {"drift": _mean_square(far)}
 
 
-def consistency(local: Sequence[Vector], w: Vector, w_bar: Vector) -> dict[str, float]:
+def consistency(from_w: Sequence[float], from_w_bar: Sequence[float]) -> dict[str, float]:
     """How far the active clients' w_{i,K} are from w^{t+1}, Delta^t of FedInit, and from their
-    mean w_bar."""
-    return {
-        "consistency": _mean_square(distances(local, w)),
-        "spread": _mean_square(distances(local, w_bar)),
-    }
+    mean w_bar: of their distances."""
+    return {"consistency": _mean_square(from_w), "spread": _mean_square(from_w_bar)}
 
 
 def _mean_square(far: Sequence[float]) -> float:

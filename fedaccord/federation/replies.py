@@ -5,9 +5,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedaccord.core.cohort import Reply
+from torch import Tensor
+
+from fedaccord.core.cohort import Received, Reply
 from fedaccord.core.plugin import ClientHalf
-from fedaccord.core.vectors import Vector, is_finite, leaves, nbytes
+from fedaccord.core.vectors import Number, Vector, is_finite, leaves, length, nbytes
 from fedaccord.core.visit import Lost, TrainInstruction, Visit
 from fedaccord.federation.fleet import Reading
 from fedaccord.wire.records import check_like
@@ -18,7 +20,11 @@ OWN_METRICS, OWN_NAME = 32, re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a foreign 
 
 
 class Accepted(NamedTuple):
-    """A good reply, with what it tells of itself."""
+    """A good reply, with what it tells of itself.
+
+    Where it lies on a GPU, its loss is a tensor, and whether its numbers are finite is not known
+    before the round's other numbers are (see `unread`).
+    """
 
     reply: Reply
     metrics: dict[str, Any]
@@ -51,26 +57,23 @@ def check(
         if isinstance(answer, Lost):
             return _check_lost(answer, asked)
         received = half.decode(answer.up, like)
-        vectors = {**received.up._asdict(), "w_i0": received.w_i0}
-        check_like(vectors, like)
+        check_like({**received.up._asdict(), "w_i0": received.w_i0}, like)
         _check_count("num-examples", answer.examples, 1, max_examples)
         if asked.local_steps:
             _check_count("steps", answer.steps, asked.local_steps, asked.local_steps)
         else:  # a step takes a sample or more
             _check_count("steps", answer.steps, 1, asked.local_epochs * answer.examples)
-        if not isinstance(answer.loss, (int, float)) or not abs(answer.loss) <= MAX_LOSS:
-            raise ValueError(
-                f"expected train-loss to be a number within {MAX_LOSS:g}, got {answer.loss!r:.40}"
-            )
+        if not isinstance(answer.loss, Tensor):
+            _check_loss(answer.loss)
         if answer.seconds is not None and not _is_time(answer.seconds):
             raise ValueError(
                 f"expected seconds to be a number from 0 to {LONGEST:g}, got {answer.seconds!r:.40}"
             )
+        if not isinstance(answer.loss, Tensor):
+            for name, vector in _vectors(received):
+                _check_finite(name, vector)
     except ValueError as error:
         return str(error)
-    for name, vector in vectors.items():
-        if vector is not None and not is_finite(vector):
-            return f"expected finite numbers, got NaN or Inf in {name!r}"
     elements, size = traffic(answer.up)
     metrics = {
         "num-examples": answer.examples,
@@ -83,6 +86,46 @@ def check(
         metrics["seconds"] = answer.seconds
     reply = Reply(asked.client, received.up, answer.steps, answer.examples, received.w_i0)
     return Accepted(reply, _own(answer.more) | metrics)
+
+
+def unread(read: Accepted) -> list[Number]:
+    """What is not known of a reply that lies on a GPU: its loss and the lengths of its vectors."""
+    loss: Number = read.metrics["train-loss"]
+    if not isinstance(loss, Tensor):
+        return []
+    return [loss, *(length(vector) for _, vector in _vectors(read.reply))]
+
+
+def settled(read: Accepted, found: Sequence[float]) -> Outcome:
+    """The reply once these numbers are known, or what is wrong with them."""
+    if not found:
+        return read
+    loss, *lengths = found
+    try:
+        for (name, vector), total in zip(_vectors(read.reply), lengths, strict=True):
+            _check_finite(name, vector, total)
+        _check_loss(loss)
+    except ValueError as error:
+        return f"{error}, after {read.reply.steps} steps: lower lr or clip-norm"
+    return read._replace(metrics=read.metrics | {"train-loss": loss})
+
+
+def _vectors(decoded: Received | Reply) -> list[tuple[str, Vector]]:
+    """All that a client sent, by name."""
+    vectors = {**decoded.up._asdict(), "w_i0": decoded.w_i0}
+    return [(name, vector) for name, vector in vectors.items() if vector is not None]
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, (int, float)) or not abs(loss) <= MAX_LOSS:
+        raise ValueError(
+            f"expected train-loss to be a number within {MAX_LOSS:g}, got {loss!r:.40}"
+        )
+
+
+def _check_finite(name: str, vector: Vector, total: float | None = None) -> None:
+    if not is_finite(vector, total):
+        raise ValueError(f"expected finite numbers, got NaN or Inf in {name!r}")
 
 
 def traffic(*vectors: Any) -> tuple[int, int]:

@@ -2,16 +2,27 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from statistics import median
 from typing import Any, NamedTuple
 
 from fedaccord.core import rounds
-from fedaccord.core.rounds import RoundState
-from fedaccord.core.vectors import Vector, distances, is_finite, leaves, norm
+from fedaccord.core.rounds import RoundState, ServerRound
+from fedaccord.core.vectors import (
+    Number,
+    Vector,
+    distances,
+    each,
+    is_finite,
+    leaves,
+    length,
+    norm,
+    read,
+)
 from fedaccord.core.visit import Lost, Visit
 from fedaccord.federation import metrics
 from fedaccord.federation.fleet import Reading
-from fedaccord.federation.replies import Accepted, check_all
+from fedaccord.federation.replies import Accepted, check_all, settled, unread
 from fedaccord.federation.session import Session
 
 log = logging.getLogger("flwr")
@@ -39,31 +50,35 @@ def finish(
 ) -> tuple[RoundState, Round]:
     """The next state, and what is told of the round; method: the strategy."""
     outcome = check_all(visits, answers, session.half, session.like, method.max_examples)
-    replies = [read.reply for read in outcome.values() if isinstance(read, Accepted)]
     number, needed = s.t + 1, method.needed_replies(s.num_clients)
-    failure = f"expected at least {needed} good replies, got {len(replies)}"
-    far: list[float] = []  # how far each local model is from w^t, where it was sent
-    if len(replies) >= needed:
-        done = rounds.server_round(method, session.half, s, replies)
-        if "w" in done.ups._fields:
-            if method.topology.everyone:  # each node from its own
-                far = norm(done.ups.w[0] - done.cohort.w).flatten().tolist()
-            else:
-                far = distances(done.ups.w, s.w)
-            _tell_of_the_far(number, done.cohort.clients, far, float(norm(s.w).max()))
-        failure = _wrong(s, done.state, method.max_update_norm)
-    if failure:
+    while True:
+        good = {i: it for i, it in outcome.items() if isinstance(it, Accepted)}
+        failure = f"expected at least {needed} good replies, got {len(good)}"
+        look = None
+        if len(good) >= needed:
+            replies = [it.reply for it in good.values()]
+            look = _look(method, s, rounds.server_round(method, session.half, s, replies))
+        numbers = look.numbers if look else {}
+        found = _read({i: unread(it) for i, it in good.items()} | numbers)
+        outcome |= {i: settled(it, found[i]) for i, it in good.items()}
+        if all(isinstance(outcome[i], Accepted) for i in good):
+            break  # else once more, without a reply that a GPU had not told of
+    if look is not None:
+        if "far" in found:
+            _tell_of_the_far(number, look.done.cohort.clients, found["far"], *found["scale"])
+        failure = _wrong(look.fresh, found, method.max_update_norm)
+    if failure or look is None:
         after, w_bar = rounds.failed_round(s), method.topology.average(s.w)
-        values = metrics.counts(len(outcome), len(replies), counted=False)
+        values = metrics.counts(len(outcome), len(good), counted=False)
     else:
-        after, w_bar = done.state, method.topology.average(done.state.w)
-        values = metrics.traffic_and_loss(visits, outcome, session.like) | done.metrics
-        if far:
-            values |= metrics.drift(far)
-        if far and not method.topology.everyone:
-            w_bar = done.cohort.mean_again(done.ups.w)
-            values |= metrics.consistency(done.ups.w, done.state.w, w_bar)
-    repair, lost = "", [i for i, read in outcome.items() if isinstance(read, Lost)]
+        after, w_bar = look.done.state, look.w_bar
+        values = metrics.traffic_and_loss(visits, outcome, session.like)
+        values |= {name: found[name][0] for name in look.done.metrics}
+        if "far" in found:
+            values |= metrics.drift(found["far"])
+        if "from-w" in found:
+            values |= metrics.consistency(found["from-w"], found["from-w-bar"])
+    repair, lost = "", [i for i, it in outcome.items() if isinstance(it, Lost)]
     if lost:
         after = rounds.forget(method, session.half, after, lost)
         anew = rounds.begins_anew(method, session.half)
@@ -78,20 +93,53 @@ def finish(
     return after, Round(number, after.w, w_bar, values, rows)
 
 
-def _wrong(s: RoundState, after: RoundState, most: float) -> str:
+class _Look(NamedTuple):
+    """A server's step, and what has to be known of it."""
+
+    done: ServerRound
+    w_bar: Vector
+    fresh: dict[str, Vector]  # what the server did not have before
+    numbers: dict[Any, list[Number]]
+
+
+def _look(method: Any, s: RoundState, done: ServerRound) -> _Look:
+    """Whether the result is finite and how far it went; what is told of the round."""
+    after, ups, cohort = done.state, done.ups, done.cohort
+    before = {id(vector) for _, vector in leaves(s.server)}  # looked at in the round they were made
+    fresh = {"w": after.w, **dict(leaves(after.server))}
+    fresh = {name: vector for name, vector in fresh.items() if id(vector) not in before}
+    numbers: dict[Any, list[Number]] = {name: [value] for name, value in done.metrics.items()}
+    numbers["fresh"] = [length(vector) for vector in fresh.values()]
+    if method.max_update_norm:
+        numbers["step"] = [norm(after.w - s.w).max()]
+    w_bar, nodes = method.topology.average(after.w), method.topology.everyone
+    if "w" in ups._fields:  # how far each local model is from w^t: each node from its own
+        far = norm(ups.w[0] - cohort.w).flatten() if nodes else distances(ups.w, s.w)
+        numbers |= {"far": each(far), "scale": [norm(s.w).max()]}
+        if not nodes:
+            w_bar = cohort.mean_again(ups.w)
+            numbers["from-w"] = each(distances(ups.w, after.w))
+            numbers["from-w-bar"] = each(distances(ups.w, w_bar))
+    return _Look(done, w_bar, fresh, numbers)
+
+
+def _read(numbers: Mapping[Any, Sequence[Number]]) -> dict[Any, list[float]]:
+    """All numbers, after one wait for the device that they lie on."""
+    found = iter(read(chain.from_iterable(numbers.values())))
+    return {name: [*islice(found, len(some))] for name, some in numbers.items()}
+
+
+def _wrong(fresh: Mapping[str, Vector], found: Mapping[Any, list[float]], most: float) -> str:
     """Why the server's own result cannot be taken; empty: it can.
 
     most: how far the model may go in a round, 0: as far as it likes.
     """
-    before = {id(vector) for _, vector in leaves(s.server)}  # looked at in the round they were made
-    for name, vector in {"w": after.w, **dict(leaves(after.server))}.items():
-        if id(vector) not in before and not is_finite(vector):
+    for (name, vector), total in zip(fresh.items(), found["fresh"], strict=True):
+        if not is_finite(vector, total):
             return f"the replies are finite, but the server's {name!r} would hold NaN or Inf"
-    length = float(norm(after.w - s.w).max()) if most else 0.0
-    if length > most:
-        return (
-            f"max-update-norm: expected a step of the model of at most {most:g}, got {length:.4g}"
-        )
+    far = found["step"][0] if most else 0.0
+    if far > most:
+        return f"max-update-norm: expected a step of the model of at most {most:g}, got {far:.4g}"
     return ""
 
 

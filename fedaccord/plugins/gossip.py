@@ -36,7 +36,7 @@ from fedaccord.core.cohort import Cohort, Reply, rows
 from fedaccord.core.options import option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.topology import RoundInfo, ServerHalf, Step
-from fedaccord.core.vectors import Vector, map_vectors, stack
+from fedaccord.core.vectors import Number, Vector, map_vectors, moved, stack
 from fedaccord.plugins.graphs import check, components, mixing_matrix, restricted, spectral_gap
 
 log = logging.getLogger("flwr")
@@ -148,12 +148,12 @@ class Graph:
     def gather(self, w: Vector, replies: Sequence[Reply], info: RoundInfo) -> tuple[Any, Cohort]:
         nodes = [reply.client for reply in replies]
         w = _rows(w, nodes)
-        moved = any(reply.w_i0 is not None for reply in replies)
+        own_starts = any(reply.w_i0 is not None for reply in replies)
         starts = (
             torch.stack(
                 [r.w_i0 if r.w_i0 is not None else x for r, x in zip(replies, w, strict=True)]
             )
-            if moved
+            if own_starts
             else w
         )
         steps = torch.tensor([reply.steps for reply in replies], dtype=torch.float64)[:, None]
@@ -163,8 +163,8 @@ class Graph:
             num_clients=1,
             weights=[1.0],
             w=w,
-            steps=[steps.to(w)],
-            lengths=[(steps * info.lr).to(w)],
+            steps=[moved(steps.to(w.dtype), w.device)],
+            lengths=[moved((steps * info.lr).to(w.dtype), w.device)],
             starts=[starts],
             anchor=starts if info.anchored_at_starts else w,
             accepted=info.accepted,
@@ -189,20 +189,20 @@ class Graph:
         w_next, next_server = take(cohort.w, ups, present, cohort, network)
 
         def put_back(v: Vector, before: Vector) -> Vector:
-            at = torch.tensor(nodes, device=v.device)
+            at = moved(torch.tensor(nodes), v.device)
             return before.clone().index_copy_(0, at, v) if absent else v
 
         w_next = put_back(w_next, w)
-        metrics = {
+        metrics: dict[str, Number] = {
             "consensus-after": consensus_distance(w_next),
             "spectral-gap": spectral_gap(W),
             "peer-vectors": network.sent,
-            "peer-bytes": round(network.sent * w[0].numel() * w.element_size()),
+            "peer-bytes": _rounded(network.sent * w[0].numel() * w.element_size()),
         }
         if "w" in ups._fields:
             local = dict(zip(nodes, ups.w[0], strict=True))
             before = consensus_distance([local.get(i, w[i]) for i in range(m)])
-            metrics = {"consensus-before": before} | metrics
+            metrics = {"consensus-before": before, **metrics}
         return Step(w_next, map_vectors(put_back, next_server, server), metrics)
 
     def average(self, w: Vector) -> Vector:
@@ -232,7 +232,7 @@ def _mixed(method: ServerHalf) -> Any:
 
 
 def _rows(v: Vector, nodes: Sequence[int]) -> Vector:
-    return v if len(nodes) == len(v) else v[list(nodes)]
+    return v if len(nodes) == len(v) else v[moved(torch.tensor(nodes), v.device)]
 
 
 class Network:
@@ -242,7 +242,7 @@ class Network:
         self.W = W
         self.steps = steps
         self.power = torch.linalg.matrix_power(W, steps)
-        self.sent = 0.0  # vectors of d that went over links in this round
+        self.sent: Number = 0.0  # vectors of d that went over links in this round
 
     @property
     def links(self) -> Tensor:
@@ -251,7 +251,9 @@ class Network:
 
     def send(self, vectors: Tensor) -> None:
         """Count one exchange over every link; vectors (m,): what each node sends, in units of d."""
-        self.sent += float(self.links.double().sum(0) @ vectors.double().cpu())
+        links = moved(self.links.double().sum(0), vectors.device)
+        sent = links @ vectors.double()
+        self.sent = self.sent + (float(sent) if sent.is_cpu else sent)
 
     def mix(self, x: Vector) -> Vector:
         """W^Q x; x (m, d)."""
@@ -265,7 +267,7 @@ class Network:
 
 def _product(matrix: Tensor, x: Vector) -> Vector:
     """matrix x, some columns at a time."""
-    matrix, product = matrix.to(x), torch.empty_like(x)
+    matrix, product = moved(matrix.to(x.dtype), x.device), torch.empty_like(x)
     size = max(1, CHUNK // len(x))
     for some, out in zip(
         torch.split(x, size, dim=1), torch.split(product, size, dim=1), strict=True
@@ -274,10 +276,14 @@ def _product(matrix: Tensor, x: Vector) -> Vector:
     return product
 
 
-def consensus_distance(x: Sequence[Vector] | Vector) -> float:
-    """(1/m) sum over i of ||x_i - mean of x||^2; x: (d,) for each of m nodes."""
+def consensus_distance(x: Sequence[Vector] | Vector) -> Tensor:
+    """(1/m) sum over i of ||x_i - mean of x||^2, a float64 (); x: (d,) for each of m nodes."""
     centre = x[0].clone()
     for x_i in x[1:]:
         centre += x_i
     centre /= len(x)
-    return sum(float(torch.dist(x_i, centre)) ** 2 for x_i in x) / len(x)
+    return torch.stack([torch.dist(x_i, centre) for x_i in x]).double().square().mean()
+
+
+def _rounded(number: Number) -> Number:
+    return number.round() if isinstance(number, Tensor) else round(number)

@@ -32,7 +32,7 @@ import torch
 from fedaccord.core.cohort import Cohort
 from fedaccord.core.options import option
 from fedaccord.core.plugin import PlugIn
-from fedaccord.core.vectors import Vector
+from fedaccord.core.vectors import Vector, read
 from fedaccord.plugins.relaxed_init import RelaxedInit
 
 CHUNK = 1 << 20  # elements that are sorted at a time
@@ -112,9 +112,9 @@ def krum(xs: Sequence[Vector], f: int) -> int:
     P = len(xs)
     near = max(1, P - f - 2)
     squares = torch.zeros(P, P, dtype=torch.float64)
-    for i in range(P):
-        for j in range(i):
-            distance = torch.linalg.vector_norm(xs[i] - xs[j], dtype=torch.float64)
-            squares[i, j] = squares[j, i] = distance**2
+    pairs = [(i, j) for i in range(P) for j in range(i)]
+    far = [torch.linalg.vector_norm(xs[i] - xs[j], dtype=torch.float64) for i, j in pairs]
+    for (i, j), distance in zip(pairs, read(far), strict=True):  # a GPU is waited for: who it is
+        squares[i, j] = squares[j, i] = distance**2
     scores = squares.sort(1).values[:, 1 : near + 1].sum(1)  # the first is its own, zero
     return int(scores.argmin())

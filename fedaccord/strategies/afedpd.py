@@ -44,6 +44,7 @@ from fedaccord.core import (
     option,
 )
 from fedaccord.core.mapped import Spill, release
+from fedaccord.core.vectors import moved
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.gossip import Gossip
 
@@ -114,7 +115,7 @@ class AFedPD(FederatedStrategy):
         if client.last_round < 0:
             return Down(w, state.lam_bar)
         after = state.lam_bar_after[client.last_round]
-        missed = state.lam_bar - after.to(state.lam_bar.device)
+        missed = state.lam_bar - moved(after, state.lam_bar.device)
         release(after)
         return Down(w, missed)
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedaccord.core.plugin import GradientSeat
 from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
-from fedaccord.core.vectors import Vector
+from fedaccord.core.vectors import Vector, moved
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.solver import Batch, Loss, allow_tf32
 
@@ -90,7 +90,6 @@ class CohortSolver:
         self.loss = loss
         self.precision = precision
         self._forward = torch.vmap(partial(functional_call, model.module), randomness=randomness)
-        self._by_sample: bool | None = None  # whether a prediction depends on its sample alone
 
     def __call__(
         self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
@@ -112,7 +111,7 @@ class CohortSolver:
             return self._gradient(stack.inputs, stack.targets, g, point)
         losses = g.new_empty(len(g))
         for length in sorted(set(stack.sizes.tolist())):
-            rows = (stack.sizes == length).nonzero().squeeze(1).to(g.device)
+            rows = moved((stack.sizes == length).nonzero().squeeze(1), g.device)
             x, y = (part[rows, :length] for part in (stack.inputs, stack.targets))
             g_rows = g.new_empty(len(rows), g.shape[1])
             losses[rows] = self._gradient(x, y, g_rows, point[rows])
@@ -163,19 +162,19 @@ class CohortSolver:
         short = stack.sizes < length
         if not (short.any() and self._counts(stack.targets) and self._goes_by_sample(stack)):
             return stack
-        filling = torch.arange(length) >= stack.sizes[:, None]
-        targets = stack.targets.clone()
-        targets[filling.to(targets.device)] = IGNORED
+        filling = moved(torch.arange(length) >= stack.sizes[:, None], stack.targets.device)
+        filling = filling.view(*filling.shape, *[1] * (stack.targets.ndim - 2))
+        targets = stack.targets.masked_fill(filling, IGNORED)
         return Stack(stack.inputs, targets, torch.full_like(stack.sizes, length))
 
     @torch.no_grad()
     def _goes_by_sample(self, stack: Stack) -> bool:
-        """Whether the model predicts a sample whatever else is in the batch: tried once.
+        """Whether the model predicts a sample whatever else is in the batch: tried once a model.
 
         At random parameters, as at others (zero) everything may look the same.
         """
-        if self._by_sample is None:
-            model = self.model
+        model = self.model
+        if model.by_sample is None:
             i = int(stack.sizes.argmin())
             x, size = stack.inputs[i], int(stack.sizes[i])
             w = torch.randn(len(model.w), generator=torch.Generator().manual_seed(0)).to(model.w)
@@ -184,8 +183,8 @@ class CohortSolver:
             filled, short = (functional_call(model.module, named, (p,)) for p in (x, x[:size]))
             model.module.train()
             error = (filled[:size] - short).abs().max()
-            self._by_sample = bool(error <= 1e-4 * short.abs().max())
-        return self._by_sample
+            model.by_sample = bool(error <= 1e-4 * short.abs().max())
+        return model.by_sample
 
 
 class _StackGradient(CohortGradient):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.rounds import sum_dtype
+from fedaccord.core.vectors import read
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.solver import Batch, Loss, allow_tf32, forward
 
@@ -63,8 +64,9 @@ def evaluate(
         examples += batch.examples
     if not examples:
         return {}
-    mean_loss = {"loss": total.item() / examples}
-    return mean_loss | {"accuracy": hits.item() / examples} if classes else mean_loss
+    loss_sum, right = read([total, hits])
+    mean_loss = {"loss": loss_sum / examples}
+    return mean_loss | {"accuracy": right / examples} if classes else mean_loss
 
 
 def _scores(

@@ -28,6 +28,7 @@ class FlatModel:
         device: torch.device | str | None = None,
     ) -> None:
         check_exchangeable(module)
+        self.by_sample: bool | None = None  # whether predictions go by sample, once that was tried
         self.module = module.to(device=device, dtype=dtype)
         self.parameters = list(self.module.parameters())
         self.names = [name for name, _ in self.module.named_parameters()]

@@ -11,9 +11,8 @@ from torch import Tensor
 from fedaccord.core.plugin import GradientSeat
 from fedaccord.core.rounds import Solution, descend
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
-from fedaccord.core.vectors import Vector
+from fedaccord.core.vectors import Vector, moved
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.transfer import to_device
 
 Batch = tuple[Tensor, Tensor]  # inputs, targets
 Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions, targets) -> scalar
@@ -117,7 +116,7 @@ class Passes:
             seen = True
             if first:
                 self.examples += targets.shape[0]
-            yield to_device(inputs, self.device), to_device(targets, self.device)
+            yield moved(inputs, self.device), moved(targets, self.device)
         if not seen and self.examples:
             raise ValueError(
                 "expected batches that can be gone through more than once (a list, a DataLoader), "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaccord.core.vectors import dtype_of
+from fedaccord.core.vectors import dtype_of, moved
 from fedaccord.task import datasets, models
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
@@ -23,7 +23,7 @@ from fedaccord.task.partition import matching_share
 from fedaccord.task.partition import partition as partition_labels
 from fedaccord.task.parts import Parts
 from fedaccord.task.solver import Batch, Loss, Passes
-from fedaccord.task.transfer import take, to_device
+from fedaccord.task.transfer import take
 
 TRAIN_NAMES = {"accuracy": "train-accuracy", "loss": "train-loss-of-model"}
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
@@ -107,7 +107,7 @@ class Task:
             return stacked([Passes(batches, device).steps(epochs, steps) for batches in each])
 
         def prepare(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            x, y = (to_device(part, self.device) for part in (x, y))
+            x, y = (moved(part, self.device) for part in (x, y))
             return self.prepare(x, dtype), to_targets(y, dtype)
 
         x, y, held = self.clients.together(clients)
@@ -147,7 +147,7 @@ class Task:
         """The samples in order, prepared, on the task's device."""
         size = 100 if torch.device(self.device).type == "cpu" else 1000  # what fits the caches
         for x, y in zip(*(torch.split(part, size) for part in samples), strict=True):
-            x, y = (to_device(part, self.device) for part in (x, y))
+            x, y = (moved(part, self.device) for part in (x, y))
             yield self.prepare(x, dtype), to_targets(y, dtype)
 
     def class_counts(self) -> list[list[int]] | None:
@@ -199,7 +199,7 @@ class TrainBatches:
 
     @cached_property
     def _on_device(self) -> Samples:
-        x, y = (to_device(part, self.task.device) for part in self.samples)
+        x, y = (moved(part, self.task.device) for part in self.samples)
         return self.task.prepare(x, self.dtype) if self._few else x, to_targets(y, self.dtype)
 
     @cached_property
@@ -215,7 +215,7 @@ class TrainBatches:
             yield self.task.prepare(x, self.dtype), y
             return
         order = torch.randperm(len(y), generator=self.generator)
-        order = to_device(order, self.task.device)
+        order = moved(order, self.task.device)
         for rows in [order] if self._few else torch.split(order, self._ahead):
             some = take(x, rows)
             if self.task.augment is not None:

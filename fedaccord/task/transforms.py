@@ -5,8 +5,8 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
+from fedaccord.core.vectors import moved
 from fedaccord.task.cache import Dataset
-from fedaccord.task.transfer import to_device
 
 PAD = 4  # pixels on each side, of which a random crop takes some
 
@@ -43,7 +43,7 @@ def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """
     b, c, h, w = x.shape
     shifts = 2 * PAD + 1
-    draw = to_device(torch.randint(shifts * shifts * 2, (b, 1), generator=generator), x.device)
+    draw = moved(torch.randint(shifts * shifts * 2, (b, 1), generator=generator), x.device)
     top, left, flip = draw // (shifts * 2), draw // 2 % shifts, draw % 2 == 1
     column = torch.arange(w, device=x.device)
     rows = top + torch.arange(h, device=x.device)  # (b, h)

@@ -78,7 +78,7 @@ def test_consensus_contracts_at_the_rate_of_the_gap(topology: str) -> None:
     """And exactly so along the slowest direction."""
     W = matrix(topology, 16)
     x = torch.randn(16, 50, dtype=torch.float64)
-    mean, before = x.mean(0), consensus_distance(x)
+    mean, before = x.mean(0), float(consensus_distance(x))
     mixed = Network(W, 1).mix(x)
     rate = (1 - spectral_gap(W)) ** 2
     assert consensus_distance(mixed) <= rate * before + 1e-12
@@ -86,8 +86,9 @@ def test_consensus_contracts_at_the_rate_of_the_gap(topology: str) -> None:
 
     _, _, directions = torch.linalg.svd(W - 1 / 16)
     slow = directions[:1].T.clone()
-    before = consensus_distance(slow)
-    assert consensus_distance(Network(W, 1).mix(slow)) == pytest.approx(rate * before, abs=1e-12)
+    before = float(consensus_distance(slow))
+    after = float(consensus_distance(Network(W, 1).mix(slow)))
+    assert after == pytest.approx(rate * before, abs=1e-12)
 
 
 # --- rounds ---------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ def test_metrics_of_a_round() -> None:
     assert last["peer-bytes"] == 2 * M * 2 * d * 8
     assert last["down-vectors"] == last["up-vectors"] == M
     assert last["spectral-gap"] == pytest.approx(0.1953, abs=1e-4)
-    assert last["consensus-after"] == pytest.approx(consensus_distance(history.weights[-1]))
+    assert last["consensus-after"] == pytest.approx(float(consensus_distance(history.weights[-1])))
     assert last["consensus-before"] > last["consensus-after"]
     W = Gossip(topology="ring").matrix(M, 2, seed=0)
     local = torch.linalg.solve(W @ W, history.weights[-1])  # what the nodes had before they mixed

@@ -7,7 +7,7 @@ import pytest
 import torch
 from flwr.app import Message
 
-from fedaccord.core.vectors import is_finite
+from fedaccord.core.vectors import length
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import AFedPD, DFedAvg, FedAdam, FedAvg, Scaffold
@@ -55,11 +55,11 @@ def test_what_the_server_keeps_is_looked_at_once(monkeypatch: pytest.MonkeyPatch
     run = strategy(AFedPD, fraction_train=0.25, rho=0.1)
     looks: Counter[int] = Counter()
 
-    def count(vector: torch.Tensor) -> bool:
+    def count(vector: torch.Tensor) -> torch.Tensor:
         looks[run.state.t] += 1
-        return is_finite(vector)
+        return length(vector)
 
-    monkeypatch.setattr("fedaccord.federation.round.is_finite", count)
+    monkeypatch.setattr("fedaccord.federation.round.length", count)
     federation(run, 6)
     assert len(run.state.server.lam_bar_after) > 1
     assert set(looks.values()) == {looks[0]}

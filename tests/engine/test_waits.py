@@ -1,0 +1,125 @@
+"""In a round a GPU is waited for once, however many clients and steps it has."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from fedaccord import server_app, simulate
+from fedaccord.config import RunConfig
+from fedaccord.core.vectors import leaves, map_vectors
+from fedaccord.engine.fleet import LocalFleet
+from fedaccord.strategies import METHODS
+from fedaccord.task import Clients, Task, models
+from fedaccord.task.cache import Dataset
+from fedaccord.task.datasets import augment, normalise
+from tests.fake_gpu import GPU, FakeGPU, fake_gpu
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
+    from fedaccord.task import transforms
+
+    transforms._raw_constants.cache_clear()
+    with fake_gpu(monkeypatch) as mode:
+        yield mode
+    transforms._raw_constants.cache_clear()
+
+
+def task(clients: int, augmented: bool) -> Task:
+    g = torch.Generator().manual_seed(0)
+    sizes = [12 - i % 3 for i in range(clients)]
+    x = torch.randint(256, (sum(sizes), 3, 8, 8), generator=g, dtype=torch.uint8)
+    y = torch.randint(3, (len(x),), generator=g)
+    data = Dataset("random", x[:0], y[:0], x[:0], y[:0], 3, (0.5,) * 3, (0.2,) * 3, augment=True)
+    return Task(
+        lambda: models.build("mlp", (3, 8, 8), 3),
+        Clients([*x.split(sizes)], [*y.split(sizes)]),
+        (x[:9], y[:9]),
+        device=GPU,
+        prepare=lambda x, dtype: normalise(x, data, dtype),
+        augment=augment if augmented else None,
+    )
+
+
+def waits(
+    gpu: FakeGPU, clients: int, steps: int, algo: str, augmented: bool = True, **more: Any
+) -> list[str]:
+    """What waited in a third round."""
+    config = RunConfig.make(
+        {"algo": algo, "num-clients": clients, "local-steps": steps, "batch-size": 4}
+        | {"fraction-train": 1.0, **more}
+    )
+    own, strategy = task(clients, augmented), config.strategy
+    fleet = LocalFleet(own, vectorize=config.vectorize == "on", home=GPU)
+    strategy.begin(fleet, server_app.initial_arrays(own, strategy.precision, GPU))
+    for _ in range(3):
+        gpu.waits.clear()
+        metrics = strategy.train_round().metrics
+        assert metrics["dropped"] == 0
+    found = [*gpu.waits]
+    for memory in fleet.memories.values():  # what came without being waited for has come
+        assert all(v.is_cpu and v.isfinite().all() for _, v in leaves(memory.latest.state))
+    return found
+
+
+COHORTS = [("off", True), ("on", True), ("on", False)]
+
+
+@pytest.mark.parametrize(("vectorize", "augmented"), COHORTS)
+def test_a_round_waits_once(gpu: FakeGPU, vectorize: str, augmented: bool) -> None:
+    for clients, steps in ((2, 2), (5, 2), (5, 7)):
+        found = waits(gpu, clients, steps, "fedavg", augmented, vectorize=vectorize)
+        assert len(found) == 1, found
+
+
+@pytest.mark.parametrize("algo", [name for name in METHODS if name != "centralised"])
+def test_a_round_of_every_method_waits_once(gpu: FakeGPU, algo: str) -> None:
+    found = waits(gpu, 3, 1, algo)
+    assert len(found) == 1, found
+
+
+# --- a reply that turns out to be bad -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algo", ["scaffold", "dfedavg"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e31])
+def test_what_is_read_late_is_dropped_as_if_it_had_never_come(
+    monkeypatch: pytest.MonkeyPatch, algo: str, bad: float
+) -> None:
+    """1e31: of the loss, else of a vector. Losses are tensors, as those on a GPU."""
+    usual, weights, told, model = LocalFleet.train, [], [], nn.Linear(2, 2)
+    g = torch.Generator().manual_seed(0)
+    data = [(torch.randn(4, 2, generator=g), torch.arange(4) % 2) for _ in range(4)]
+
+    def spoilt(answer: Any, is_late: bool) -> Any:
+        answer = answer._replace(loss=torch.tensor(answer.loss)) if is_late else answer
+        if bad == 1e31:
+            return answer._replace(loss=answer.loss * 0 + bad)
+        return answer._replace(up=map_vectors(lambda v: v + bad, answer.up))
+
+    for is_late in (False, True):
+
+        def train(fleet: Any, visits: Any, timeout: float, is_late: bool = is_late) -> Any:
+            answers = usual(fleet, visits, timeout)
+            for i, answer in answers.items():
+                if visits[0].instruction.round == 1 and i == 2:
+                    answers[i] = spoilt(answer, is_late)
+                elif is_late:
+                    answers[i] = answer._replace(loss=torch.tensor(answer.loss))
+            return answers
+
+        monkeypatch.setattr(LocalFleet, "train", train)
+        history = simulate(
+            algo, clients=data, model=model, rounds=3, batch_size=2, record="weights",
+            participation=1.0,
+        )  # fmt: skip
+        assert history.metrics["dropped"].tolist()[1:] == [0, 1, 0]
+        weights.append(history.weights)
+        told.append(history.metrics.drop(columns="seconds"))
+    assert torch.equal(*weights)
+    pd.testing.assert_frame_equal(*told, rtol=1e-6)
