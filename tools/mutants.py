@@ -2119,6 +2119,15 @@ MUTANTS = [
         ),
     ),
     *of(
+        FEDERATION + "round.py",
+        METRICS,
+        (
+            "The spread is the consistency",
+            "from_w_bar = distances(ups.w, w_bar)",
+            "from_w_bar = distances(ups.w, after.w)",
+        ),
+    ),
+    *of(
         WIRE + "tensor_array.py",
         "tests/wire/test_tensor_array.py",
         (

@@ -1,4 +1,4 @@
-"""`fedaccord doctor`: versions, devices, Flower's daemon, space, and whether a run fits."""
+"""`fedaccord doctor`: versions, devices, Flower's daemon, Ray, space, and whether a run fits."""
 
 import os
 import platform
@@ -35,7 +35,7 @@ def doctor(
         ),
     ] = None,
 ) -> None:
-    """Check versions, devices, Flower's daemon, space, and whether the settings fit here.
+    """Check versions, devices, Flower's daemon, Ray, space, and whether the settings fit here.
 
     Takes settings as `fedaccord run` does. Fetches and decodes no data. Exit code 1: something
     fails. On a server or a device of a deployment, where it checks ports, certificates, keys,
@@ -51,7 +51,7 @@ def doctor(
     from fedaccord.config import RunConfig
 
     out_dir, settings = Path.home() / "fedaccord-runs", None
-    checks = [*check_versions(), *check_devices(), check_daemon()]
+    checks = [*check_versions(), *check_devices(), check_daemon(), check_ray()]
     try:
         settings = RunConfig.make(read_settings(pairs or [], config, preset))
         for line in unread(settings, pairs or [], config, preset):
@@ -147,6 +147,27 @@ def _find_daemon(port: str) -> dict[str, Any] | None:
         if "flower-superlink" in names and ("--port", port) in pairwise(words):
             return process.info
     return None
+
+
+def check_ray() -> Check:
+    """Whether the Ray cluster that simulations here join is there; for one that is not, Ray waits.
+
+    `ray start` names it in a file, which stays where Ray was killed.
+    """
+    what, tmp = "ray cluster", os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    file, address = Path(tmp) / "ray" / "ray_current_cluster", os.environ.get("RAY_ADDRESS", "")
+    remedy = "unset RAY_ADDRESS" if address else f"rm {file}"
+    if not address and file.is_file():
+        address = file.read_text().strip()
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host:  # no address, or one of another form
+        return Check("ok", what, address or "none: a simulation starts Ray for itself")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except (OSError, ValueError):
+        why = "and a simulation would wait for it for minutes"
+        return Check("warn", what, f"nobody answers at {address}, {why}; {remedy}")
+    return Check("ok", what, f"at {address}, which simulations join")
 
 
 def check_disks(out_dir: Path) -> Iterator[Check]:

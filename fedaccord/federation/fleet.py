@@ -22,6 +22,7 @@ from fedaccord.wire.records import CONFIG, METRICS, metrics_of
 log = logging.getLogger("flwr")
 
 LATE = "no reply in time"
+PULL_INTERVAL = 0.01  # seconds
 Reading = Answer | Lost | str  # a string: what is wrong with the reply, in one line
 T = TypeVar("T")
 
@@ -63,6 +64,8 @@ class MessageFleet:
     def __init__(
         self, grid: Grid, extra: Mapping[str, Any] | None = None, numbers: Numbers | None = None
     ) -> None:
+        if "pull_interval" in vars(grid):  # of Flower's simulation: 0.1 s is half a small round
+            vars(grid)["pull_interval"] = PULL_INTERVAL
         self.grid = grid
         self.extra = extra or {}  # a caller's own entries in the config of training messages
         self.roster = Roster(numbers=numbers)

@@ -6,6 +6,8 @@ from itertools import chain, islice
 from statistics import median
 from typing import Any, NamedTuple
 
+import torch
+
 from fedaccord.core import rounds
 from fedaccord.core.rounds import RoundState, ServerRound
 from fedaccord.core.vectors import (
@@ -118,8 +120,10 @@ def _look(method: Any, s: RoundState, done: ServerRound) -> _Look:
         numbers |= {"far": each(far), "scale": [norm(s.w).max()]}
         if not nodes:
             w_bar = cohort.mean_again(ups.w)
-            numbers["from-w"] = each(distances(ups.w, after.w))
-            numbers["from-w-bar"] = each(distances(ups.w, w_bar))
+            from_w = from_w_bar = distances(ups.w, after.w)
+            if not (w_bar.is_cpu and torch.equal(after.w, w_bar)):  # a GPU would have to wait
+                from_w_bar = distances(ups.w, w_bar)
+            numbers |= {"from-w": each(from_w), "from-w-bar": each(from_w_bar)}
     return _Look(done, w_bar, fresh, numbers)
 
 

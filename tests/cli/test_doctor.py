@@ -189,6 +189,25 @@ def test_doctor_warns_of_a_port_in_other_hands() -> None:
     assert lines["flower daemon"].startswith("fail expected a port, got 'none'")
 
 
+def test_doctor_finds_a_ray_cluster_that_is_gone(tmp_path: Path) -> None:
+    """Ray's file outlives a cluster that was killed, and Ray would wait for it."""
+    file = tmp_path / "ray" / "ray_current_cluster"
+    own = {"RAY_TMPDIR": str(tmp_path), "RAY_ADDRESS": ""}
+    assert doctor(**own)[1]["ray cluster"].startswith("ok none")
+    file.parent.mkdir()
+    gone = f"127.0.0.1:{free_port()}"
+    file.write_text(gone)
+    line = f"warn nobody answers at {gone}, and a simulation would wait for it for minutes; "
+    code, lines = doctor(**own)
+    assert code == 0
+    assert lines["ray cluster"] == f"{line}rm {file}"
+    assert doctor(**own | {"RAY_ADDRESS": gone})[1]["ray cluster"] == f"{line}unset RAY_ADDRESS"
+    assert doctor(**own | {"RAY_ADDRESS": "ray://there:1"})[1]["ray cluster"] == "ok ray://there:1"
+    with socket.create_server(("127.0.0.1", 0)) as cluster:
+        file.write_text(there := f"127.0.0.1:{cluster.getsockname()[1]}")
+        assert doctor(**own)[1]["ray cluster"] == f"ok at {there}, which simulations join"
+
+
 def test_doctor_fails_on_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code, lines = doctor(f"out-dir={tmp_path / 'file' / 'runs'}")
