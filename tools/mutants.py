@@ -1328,16 +1328,16 @@ MUTANTS = [
         ),
         (
             "The clip counts the shift in the norm",
-            "        total += seat.gradient(w, g, buffers, at)\n",
-            "        total += seat.gradient(w, g, buffers, at)\n"
+            "        losses.append(seat.gradient(w, g, buffers, at))\n",
+            "        losses.append(seat.gradient(w, g, buffers, at))\n"
             "        if config.clip_norm and direction.shift is not None:\n"
             "            length = (g + direction.shift).norm(dim=-1, keepdim=True)\n"
             "            g.mul_((config.clip_norm / length).clamp_(max=1.0))\n",
         ),
         (
             "The clip counts the prox term in the norm",
-            "        total += seat.gradient(w, g, buffers, at)\n",
-            "        total += seat.gradient(w, g, buffers, at)\n"
+            "        losses.append(seat.gradient(w, g, buffers, at))\n",
+            "        losses.append(seat.gradient(w, g, buffers, at))\n"
             "        if config.clip_norm and direction.anchor is not None:\n"
             "            pull = direction.rho * (w - direction.anchor)\n"
             "            length = (g + pull).norm(dim=-1, keepdim=True)\n"
@@ -1364,8 +1364,8 @@ MUTANTS = [
         ),
         (
             "The training loss is a sum over the steps",
-            "total / k, seat.result",
-            "total, seat.result",
+            "torch.stack(losses).mean(0, ",
+            "torch.stack(losses).sum(0, ",
         ),
         (
             "w_{i,0} is reported to be the received model",
@@ -1582,15 +1582,21 @@ MUTANTS = [
         ),
         (
             "Epochs are one too many",
-            "for e in range(epochs))",
-            "for e in range(epochs + 1))",
+            "else range(epochs)))",
+            "else range(epochs + 1)))",
             COUNTS,
         ),
         (
             "Local steps are one too many",
-            "self._epochs()), steps)",
-            "self._epochs()), steps + 1)",
+            "steps or None))",
+            "steps + 1 if steps else None))",
             COUNTS,
+        ),
+        (
+            "Large batches too are cut ahead of the steps",
+            "AHEAD // max(1, first[0].numel()) - 1",
+            "AHEAD - 1",
+            tests_of("task/test_solver.py", "ahead"),
         ),
         (
             "Samples are counted in every pass",

@@ -81,15 +81,15 @@ def descend(
     ValueError without a step.
     """
     constant = _constant(direction)
-    total = torch.zeros(w.shape[:-1], dtype=sum_dtype(w.device), device=w.device)
-    buffers, k, at = seat.init(w), 0, None
+    buffers, at = seat.init(w), None
+    losses: list[Tensor] = []
     for at in gradients:
-        total += seat.gradient(w, g, buffers, at)
+        losses.append(seat.gradient(w, g, buffers, at))
         _step(w, g, constant, direction, config)
-        k += 1
     if at is None:
         raise ValueError("expected at least one batch of training data, got none")
-    return Solution(w.clone(), k, total / k, seat.result(w, g, buffers, at))
+    loss = torch.stack(losses).mean(0, dtype=sum_dtype(w.device))
+    return Solution(w.clone(), len(losses), loss, seat.result(w, g, buffers, at))
 
 
 class CohortGradient(Protocol):

@@ -103,7 +103,11 @@ def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Vector]]:
         yield prefix, value
     elif value is not None:
         for name, part in _parts(value):
-            yield from leaves(part, f"{prefix}.{name}" if prefix else str(name))
+            path = f"{prefix}.{name}" if prefix else str(name)
+            if isinstance(part, Tensor):  # most are: an iterator for each would cost more
+                yield path, part
+            else:
+                yield from leaves(part, path)
 
 
 def map_vectors(change: Callable[..., Vector], value: Any, *others: Any) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedaccord.core.cohort import Received, Reply
 from fedaccord.core.plugin import ClientHalf
-from fedaccord.core.vectors import Number, Vector, is_finite, leaves, length, nbytes
+from fedaccord.core.vectors import Number, Vector, is_finite, leaves, length
 from fedaccord.core.visit import Lost, TrainInstruction, Visit
 from fedaccord.federation.fleet import Reading
 from fedaccord.wire.records import check_like
@@ -130,8 +130,8 @@ def _check_finite(name: str, vector: Vector, total: float | None = None) -> None
 
 def traffic(*vectors: Any) -> tuple[int, int]:
     """Elements and bytes of what a message carries, headers not counted."""
-    elements = sum(v.numel() for value in vectors for _, v in leaves(value))
-    return elements, sum(map(nbytes, vectors))
+    carried = [v for value in vectors for _, v in leaves(value)]
+    return sum(v.numel() for v in carried), sum(v.nbytes for v in carried)
 
 
 def _check_count(name: str, value: Any, least: int, most: int) -> None:

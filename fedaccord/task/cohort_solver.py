@@ -89,7 +89,7 @@ class CohortSolver:
         self.stacks = stacks
         self.loss = loss
         self.precision = precision
-        self._forward = torch.vmap(partial(functional_call, model.module), randomness=randomness)
+        self._forward = torch.vmap(self._forward_one, randomness=randomness)
 
     def __call__(
         self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
@@ -135,11 +135,18 @@ class CohortSolver:
         return losses.detach()
 
     def _predictions(self, parameters: Sequence[Tensor], inputs: Tensor) -> Tensor:
+        if self.precision != "bfloat16":
+            return self._forward(inputs, *parameters)
+        with torch.autocast(inputs.device.type, torch.bfloat16):
+            return self._forward(inputs, *parameters)
+
+    def _forward_one(self, inputs: Tensor, *parameters: Tensor) -> Tensor:
+        """The predictions of one client, which vmap makes those of all."""
         named = dict(zip(self.model.names, parameters, strict=True))
-        with torch.autocast(
-            inputs.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"
-        ):
-            predictions: Tensor = self._forward(named, (inputs,))
+        # a `FlatModel` has no tied weights: looking for them takes longer than a small layer
+        predictions: Tensor = functional_call(
+            self.model.module, named, (inputs,), tie_weights=False
+        )
         return predictions
 
     def _losses(self, predictions: Tensor, targets: Tensor) -> Tensor:

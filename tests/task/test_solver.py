@@ -1,6 +1,7 @@
 """A client's local steps against the formula they stand for, and against PyTorch's optimiser."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -17,7 +18,15 @@ from fedaccord.core.rounds import Solution, sum_dtype
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalRule, Model, Stateless
 from fedaccord.plugins.sam import SAM
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.solver import Batch, Loss, Passes, SequentialSolver, allow_tf32
+from fedaccord.task.solver import (
+    AHEAD,
+    Batch,
+    Loss,
+    Passes,
+    SequentialSolver,
+    ahead,
+    allow_tf32,
+)
 
 LR, STEPS = 0.3, 5
 D = 3 * 4 + 4 + 4 * 3 + 3
@@ -330,6 +339,28 @@ def test_batches_that_can_be_used_once_are_refused_at_the_second_pass() -> None:
 def test_a_client_without_batches_takes_no_steps() -> None:
     assert list(Passes([], torch.device("cpu")).steps(epochs=2, steps=0)) == []
     assert list(Passes([], torch.device("cpu")).steps(epochs=2, steps=5)) == []
+
+
+@pytest.mark.parametrize(("size", "cut"), [(10, 4), (AHEAD // 2, 2), (AHEAD, 1), (2 * AHEAD, 1)])
+def test_small_batches_are_cut_ahead_of_the_steps(size: int, cut: int) -> None:
+    asked: list[int] = []
+
+    def batches() -> Iterator[Batch]:
+        for k in range(4):
+            asked.append(k)
+            yield torch.full((1,), k).expand(size), torch.tensor([k])
+
+    steps = ahead(batches())
+    assert asked == []
+    assert int(next(steps)[1]) == 0
+    assert asked == [*range(cut)]
+    assert [int(y) for _, y in steps] == [1, 2, 3]
+
+
+def test_no_batch_is_asked_for_beyond_the_last_step() -> None:
+    endless = Passes(itertools.repeat(some_batches()[0]), torch.device("cpu"))
+    assert len([*endless.steps(epochs=1, steps=7)]) == 7
+    assert endless.examples == 7 * 4
 
 
 # --- what a step costs, and in which dtype --------------------------------------------------------
