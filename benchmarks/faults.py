@@ -50,8 +50,7 @@ from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import Reading
 from fedaccord.logbook import Logbook
 from fedaccord.strategies import METHODS, SAM
-from fedaccord.task import Task, load_task
-from fedaccord.task.task import Clients
+from fedaccord.task import Clients, Task, load_task
 
 Table = list[str]
 

@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from fedaccord.task.transforms import _raw_constants
+
 GPU = torch.device("cuda", 0)
 READS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "unique")
 
@@ -26,6 +28,8 @@ class FakeGPU(TorchDispatchMode):
         super().__init__()
         self.waits: list[str] = []
         self.value = 1.0  # of all that is read
+        self.sent = 0  # bytes that went to the GPU
+        self.free = 2**30  # bytes that it has
         self._pinned: list[Tensor] = []
         self._pending: list[Tensor] = []
 
@@ -46,6 +50,7 @@ class FakeGPU(TorchDispatchMode):
         if name == "_to_copy" or name == "copy_":
             waits = not (kwargs.get("non_blocking") or (name == "copy_" and args[2:] == (True,)))
             if host:  # on its way to the GPU
+                self.sent += host[0].nbytes
                 waits = waits or not any(_same(host[0], p) for p in self._pinned)
                 if waits and host[0].numel():
                     self._wait(f"{name} of {tuple(host[0].shape)} to the GPU")
@@ -94,8 +99,11 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
         return [torch.zeros_like(leaf) for leaf in leaves]
 
     monkeypatch.setattr(torch.autograd, "grad", grad)  # its threads need a driver
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (mode.free, mode.free))
     monkeypatch.setattr(Tensor, "pin_memory", lambda x: mode.pin(x))
     monkeypatch.setattr("fedaccord.task.solver.random_numbers", lambda *_: nullcontext())
     monkeypatch.setattr("fedaccord.task.task.recorder", lambda: lambda work: work)
+    _raw_constants.cache_clear()
     with FakeTensorMode(allow_non_fake_inputs=True), mode:
         yield mode
+    _raw_constants.cache_clear()

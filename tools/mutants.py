@@ -1895,6 +1895,25 @@ MUTANTS = [
         ),
     ),
     *of(
+        TASK + "task.py",
+        "tests/task/test_clients.py",
+        (
+            "Samples never lie on a GPU",
+            "if size > SHARE * free:",
+            "if size:",
+        ),
+        (
+            "Samples lie on a GPU however little room is left",
+            "if size > SHARE * free:",
+            "if size > free:",
+        ),
+        (
+            "The test samples go to a GPU at every evaluation",
+            "return self.clients.to(device), test and (test[0].to(device), test[1].to(device))",
+            "return self.clients.to(device), test",
+        ),
+    ),
+    *of(
         "fedaccord/client/train.py",
         tests_of("engine/test_waits.py", "waits_once and fedavg"),
         (

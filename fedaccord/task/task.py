@@ -1,6 +1,6 @@
 """What clients train and the server evaluates: samples, a model, a loss."""
 
-import heapq
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fedaccord.core.vectors import dtype_of, moved
 from fedaccord.task import datasets, models
+from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.config import TaskConfig
@@ -21,15 +22,16 @@ from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.graphs import Graphs, recorder
 from fedaccord.task.partition import matching_share
 from fedaccord.task.partition import partition as partition_labels
-from fedaccord.task.parts import Parts
 from fedaccord.task.solver import Batch, Loss, Passes
 from fedaccord.task.transfer import take
 
+log = logging.getLogger("flwr")
+
 TRAIN_NAMES = {"accuracy": "train-accuracy", "loss": "train-loss-of-model"}
-Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
 VALIDATION = 1  # of the draw of validation samples, beside the run's seed
 SHOWN = 1000  # clients whose classes are counted: what a reader can take in
 FEW = 2**20  # numbers that a client's samples may have to be prepared once a round
+SHARE = 1 / 4  # of a GPU's free memory that samples take; larger sets go there by the visit
 AHEAD, AHEAD_ON_GPU = 2**18, 2**25  # numbers prepared ahead of the steps; the first fit caches
 
 
@@ -38,7 +40,7 @@ class Task:
     """What the clients train and the server evaluates."""
 
     module: Callable[[], nn.Module]  # a fresh model with its initial parameters
-    clients: "Clients"
+    clients: Clients
     test: Samples | None = None
     loss: Loss = F.cross_entropy
     device: torch.device | str = "cpu"
@@ -56,7 +58,26 @@ class Task:
         return f"Task({self.clients}, {tested} test samples, on {self.device})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_models": {}, "_graphs": {}}  # made anew in another process
+        """Without what another process makes anew."""
+        kept = {name: part for name, part in self.__dict__.items() if name != "_near"}
+        return kept | {"_models": {}, "_graphs": {}}
+
+    @cached_property
+    def _near(self) -> tuple[Clients, Samples | None]:
+        """The clients' samples and those of the test, from which batches are cut: on the device,
+        where they take no more than `SHARE` of its free memory, else where they are."""
+        device, test = torch.device(self.device), self.test
+        if device.type != "cuda":
+            return self.clients, test
+        size, free = self.clients.nbytes, torch.cuda.mem_get_info(device)[0]
+        size += sum(part.nbytes for part in test or ())
+        if size > SHARE * free:
+            log.info(
+                "samples stay on the host: %.1f GB, and %.1f GB of %s are free",
+                *(size / 1e9, free / 1e9, device),
+            )
+            return self.clients, test
+        return self.clients.to(device), test and (test[0].to(device), test[1].to(device))
 
     def model(self, precision: str = "float32") -> FlatModel:
         """The model to compute with, made once and used again: set its w before you use it."""
@@ -82,7 +103,7 @@ class Task:
     ) -> "TrainBatches":
         """The client's batches of a round: a pass over it is an epoch, shuffled anew."""
         return TrainBatches(
-            self, self.clients.samples(client), batch_size, (seed, round, client), dtype
+            self, self._near[0].samples(client), batch_size, (seed, round, client), dtype
         )
 
     def cohort_batches(
@@ -110,7 +131,7 @@ class Task:
             x, y = (moved(part, self.device) for part in (x, y))
             return self.prepare(x, dtype), to_targets(y, dtype)
 
-        x, y, held = self.clients.together(clients)
+        x, y, held = self._near[0].together(clients)
         generators = [_generator(seed, round, i) for i in clients]
         return cut(x, y, held, generators, batch_size, epochs, steps, prepare)
 
@@ -118,9 +139,10 @@ class Task:
         """test-loss and test-accuracy of the model at w (d,), or validation-loss and so on where
         the samples were held out; empty without any. ``precision``: of a run, as in `model`.
         ``threads``: as in `evaluation.evaluate`."""
-        if self.test is None:
+        test = self._near[1]
+        if test is None:
             return {}
-        found = self._evaluate(w, self.batches(self.test, w.dtype), precision, threads)
+        found = self._evaluate(w, self.batches(test, w.dtype), precision, threads)
         return {f"{self.split}-{name}": value for name, value in found.items()}
 
     def evaluate_train(
@@ -137,7 +159,7 @@ class Task:
         return evaluate(model, w, batches, self.loss, precision, threads)
 
     def _train_batches(self, dtype: torch.dtype) -> Iterator[Batch]:
-        x, y = self.clients.x, self.clients.y
+        x, y = self._near[0].x, self._near[0].y
         whole = isinstance(x, Tensor) and isinstance(y, Tensor)
         pairs: Any = [(x, y)] if whole else zip(x, y, strict=True)
         for pair in pairs:
@@ -164,14 +186,16 @@ class Task:
         samples, with their class mixture; on a device with its own data, all of its own."""
         if self.test is None:
             return None
-        x, y = self.test
-        if self.own_test or y.is_floating_point():
+        x, y = self._near[1] or self.test
+        labels = self.test[1]
+        if self.own_test or labels.is_floating_point():
             return x, y
         _, held = self.clients.samples(client)
         size = max(1, round(len(y) * len(held) / self.clients.total))
         seed = np.random.SeedSequence([self.seed, client]).generate_state(1)[0]
-        rows = torch.from_numpy(matching_share(held.numpy(), y.numpy(), size, int(seed)))
-        return x[rows], y[rows]
+        share = matching_share(held.numpy(), labels.numpy(), size, int(seed))
+        rows = moved(torch.from_numpy(share), x.device)
+        return take(x, rows), take(y, rows)
 
 
 @dataclass(eq=False)
@@ -233,56 +257,6 @@ def _generator(seed: int, round: int, client: int) -> torch.Generator:
 def to_targets(y: Tensor, dtype: torch.dtype) -> Tensor:
     """Class labels as they are, regression targets in the run's dtype."""
     return y.to(dtype) if y.is_floating_point() else y
-
-
-@dataclass(eq=False)
-class Clients:
-    """Which samples each client holds: indices into one training set, or tensors of its own."""
-
-    x: Sequence[Tensor] | Tensor
-    y: Sequence[Tensor] | Tensor
-    parts: Sequence[np.ndarray] | None = None
-
-    def __repr__(self) -> str:
-        return f"{len(self)} clients with {self.total} samples"
-
-    def __len__(self) -> int:
-        return len(self.y if self.parts is None else self.parts)
-
-    @cached_property
-    def total(self) -> int:
-        """Samples of all clients."""
-        if isinstance(self.parts, Parts):
-            return self.parts.total
-        return sum(map(len, self.y if self.parts is None else self.parts))
-
-    def size(self, client: int) -> int:
-        if isinstance(self.parts, Parts):
-            return self.parts.size(client)
-        return len(self.y[client] if self.parts is None else self.parts[client])
-
-    def largest(self, number: int) -> list[int]:
-        """The clients with the most samples, the largest first."""
-        if isinstance(self.parts, Parts):  # whose sizes do not rise
-            return [*range(len(self))[:number]]
-        return heapq.nlargest(number, range(len(self)), key=self.size)
-
-    def samples(self, client: int) -> Samples:
-        if self.parts is None:
-            return self.x[client], self.y[client]
-        rows = torch.from_numpy(self.parts[client])
-        assert isinstance(self.x, Tensor)
-        assert isinstance(self.y, Tensor)
-        return take(self.x, rows), take(self.y, rows)
-
-    def together(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Inputs and targets that hold the samples of these clients, and each client's rows."""
-        if self.parts is None:
-            x, y = (torch.cat([part[i] for i in clients]) for part in (self.x, self.y))
-            return x, y, [*torch.split(torch.arange(len(y)), [self.size(i) for i in clients])]
-        assert isinstance(self.x, Tensor)
-        assert isinstance(self.y, Tensor)
-        return self.x, self.y, [torch.from_numpy(self.parts[i]) for i in clients]
 
 
 @lru_cache(maxsize=4)

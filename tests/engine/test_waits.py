@@ -22,12 +22,8 @@ from tests.fake_gpu import GPU, FakeGPU, fake_gpu
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
-    from fedaccord.task import transforms
-
-    transforms._raw_constants.cache_clear()
     with fake_gpu(monkeypatch) as mode:
         yield mode
-    transforms._raw_constants.cache_clear()
 
 
 def task(clients: int, augmented: bool) -> Task:

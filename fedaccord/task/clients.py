@@ -1,0 +1,80 @@
+"""Which samples each client holds."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedaccord.core.vectors import moved
+from fedaccord.task.parts import Parts
+from fedaccord.task.transfer import take
+
+Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
+
+
+@dataclass(eq=False)
+class Clients:
+    """Which samples each client holds: indices into one training set, or tensors of its own."""
+
+    x: Sequence[Tensor] | Tensor
+    y: Sequence[Tensor] | Tensor
+    parts: Sequence[np.ndarray] | None = None
+
+    def __repr__(self) -> str:
+        return f"{len(self)} clients with {self.total} samples"
+
+    def __len__(self) -> int:
+        return len(self.y if self.parts is None else self.parts)
+
+    @cached_property
+    def total(self) -> int:
+        """Samples of all clients."""
+        if isinstance(self.parts, Parts):
+            return self.parts.total
+        return sum(map(len, self.y if self.parts is None else self.parts))
+
+    def size(self, client: int) -> int:
+        if isinstance(self.parts, Parts):
+            return self.parts.size(client)
+        return len(self.y[client] if self.parts is None else self.parts[client])
+
+    def largest(self, number: int) -> list[int]:
+        """The clients with the most samples, the largest first."""
+        if isinstance(self.parts, Parts):  # whose sizes do not rise
+            return [*range(len(self))[:number]]
+        return heapq.nlargest(number, range(len(self)), key=self.size)
+
+    def samples(self, client: int) -> Samples:
+        if self.parts is None:
+            return self.x[client], self.y[client]
+        assert isinstance(self.x, Tensor)
+        assert isinstance(self.y, Tensor)
+        rows = moved(torch.from_numpy(self.parts[client]), self.x.device)
+        return take(self.x, rows), take(self.y, rows)
+
+    def together(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Inputs and targets that hold the samples of these clients, and each client's rows."""
+        if self.parts is None:
+            x, y = (torch.cat([part[i] for i in clients]) for part in (self.x, self.y))
+            return x, y, [*torch.split(torch.arange(len(y)), [self.size(i) for i in clients])]
+        assert isinstance(self.x, Tensor)
+        assert isinstance(self.y, Tensor)
+        return self.x, self.y, [torch.from_numpy(self.parts[i]) for i in clients]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all samples."""
+        parts = (self.x, self.y)
+        return sum(p.nbytes if isinstance(p, Tensor) else sum(v.nbytes for v in p) for p in parts)
+
+    def to(self, device: torch.device) -> "Clients":
+        """The same with their samples on ``device``."""
+
+        def there(part: Sequence[Tensor] | Tensor) -> Sequence[Tensor] | Tensor:
+            return part.to(device) if isinstance(part, Tensor) else [v.to(device) for v in part]
+
+        return Clients(there(self.x), there(self.y), self.parts)
