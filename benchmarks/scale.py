@@ -10,7 +10,9 @@ row is a process of its own.
 
     linear fedavg   digits, 650 parameters: what is left is the engine
     lenet fedavg    CIFAR-10, 797,962 parameters, 3.2 MB a vector
+    cnn fedavg      CIFAR-10, 1,626,442 parameters, 6.5 MB a vector
     lenet feddyn    with a state on every client, on disk
+    lenet afedpd    likewise
 
 The last table is A-FedPD's server, which keeps a vector for every round in which some client was
 last seen: LeNet, 10 of a million clients a round.
@@ -48,15 +50,13 @@ from fedaccord.task import load_task
 
 CLIENTS = (1000, 10_000, 100_000, 1_000_000)
 ACTIVE = 1000
+ON_DISK = {"client-state": "disk"}
 CASES: dict[str, dict[str, Any]] = {
     "linear fedavg": {"model": "linear", "algo": "fedavg"},
     "lenet fedavg": {"dataset": "cifar10", "model": "lenet", "algo": "fedavg"},
-    "lenet feddyn": {
-        "dataset": "cifar10",
-        "model": "lenet",
-        "algo": "feddyn",
-        "client-state": "disk",
-    },
+    "cnn fedavg": {"dataset": "cifar10", "model": "cnn", "algo": "fedavg"},
+    "lenet feddyn": {"dataset": "cifar10", "model": "lenet", "algo": "feddyn"} | ON_DISK,
+    "lenet afedpd": {"dataset": "cifar10", "model": "lenet", "algo": "afedpd"} | ON_DISK,
 }
 SETTING = {"partition": "dirichlet", "dirichlet-alpha": 0.1, "samples-per-client": 50}
 SETTING |= {"local-steps": 1, "precision": "float32", "num-server-rounds": 10**6}
@@ -68,6 +68,7 @@ PAST_ROUNDS = (50, 100, 200, 300)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help=f"default: {', '.join(CASES)}, afedpd")
+    parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, help="of the rows, C")
     parser.add_argument("--rounds", type=int, default=5, help="that are timed, after a first one")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
@@ -82,7 +83,7 @@ def main() -> None:
         return
     found: dict[str, list[dict[str, Any]]] = {}
     for name in names:
-        for num_clients in CLIENTS if name in CASES else CLIENTS[-1:]:
+        for num_clients in options.clients if name in CASES else CLIENTS[-1:]:
             found.setdefault(name, []).append(in_a_process(name, num_clients, options))
             print(name, found[name][-1], flush=True)
     tables = page(found, options)
@@ -224,7 +225,9 @@ def page(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) ->
     notes = {
         "linear fedavg": "digits, 650 parameters",
         "lenet fedavg": "CIFAR-10, 797,962 parameters: the replies of a round take 3.2 GB",
-        "lenet feddyn": "the same with a vector on every client, `client-state=disk`",
+        "cnn fedavg": "CIFAR-10, 1,626,442 parameters: 6.5 GB",
+        "lenet feddyn": "LeNet with a vector on every client, `client-state=disk`",
+        "lenet afedpd": "likewise",
     }
     for name, rows in found.items():
         if name not in CASES:
@@ -249,13 +252,15 @@ def page(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) ->
             lines.append(f"| {at['rounds']} | {sizes} |")
     missed = missed_targets(found)
     cases = "".join(f" '{name}'" for name in options.cases)
+    numbers = " ".join(map(str, options.clients))
+    given = "" if options.clients is CLIENTS else f" --clients {numbers}"
     lines += [
         "",
         f"Targets: at most {START:g} s to start, a round at most {ROUND:g} x that of C = 1,000, at "
         f"most {BYTES} bytes of memory a registered client: {'; '.join(missed) or 'all met'}.",
         "",
         f"Made by `python benchmarks/scale.py{cases} --markdown docs/results/scale.md` with "
-        f"`--clock {options.clock} --rounds {options.rounds}`.",
+        f"`--clock {options.clock} --rounds {options.rounds}{given}`.",
         "",
     ]
     return "\n".join(lines)
