@@ -1729,6 +1729,20 @@ MUTANTS = [
             "            pass",
         ),
     ),
+    *of(
+        TASK + "models.py",
+        tests_of("task/test_models.py", "dropout"),
+        (
+            "Dropout keeps what it is to drop",
+            ">= round(256 * self.p)",
+            "< round(256 * self.p)",
+        ),
+        (
+            "Dropout does not make up for what it drops",
+            "mul_(1 / (1 - self.p))",
+            "mul_(1)",
+        ),
+    ),
     # --- cohort, round loop, metrics --------------------------------------------------------------
     *of(
         CORE + "cohort.py",

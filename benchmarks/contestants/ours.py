@@ -5,10 +5,12 @@ from common import read_job, report
 from fedaccord.config import RunConfig
 from fedaccord.engine.simulate import run
 from fedaccord.federation.round import Round
+from fedaccord.memory import keep_freed_memory
 
 
 def main() -> None:
     job = read_job()
+    keep_freed_memory()  # as `fedaccord run` does
     config = RunConfig.make(job["keys"])
     config.strategy.participation = job["cohorts"]
     run(config, on_round=tell)

@@ -104,11 +104,11 @@ def cnn(shape: Shape, classes: int, stem: str) -> nn.Module:
         nn.Conv2d(32, 64, kernel_size=3),
         nn.MaxPool2d(2),
         nn.ReLU(),  # after the pool, as in lenet
-        nn.Dropout(0.25),
         nn.Flatten(),
+        _Dropout(0.25),
         nn.Linear(64 * prod(left), 128),
         nn.ReLU(),
-        nn.Dropout(0.5),
+        _Dropout(0.5),
         nn.Linear(128, classes),
     )
 
@@ -177,6 +177,18 @@ class _ChannelsLast(nn.Sequential):
         for layer in self:
             x = layer(x)
         return x
+
+
+class _Dropout(nn.Dropout):
+    """Dropout with p in 256ths that takes a random byte for a value on a CPU, not a number drawn
+    for each: that took a tenth of the CNN's step."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training or x.device.type != "cpu":
+            return super().forward(x)
+        words = torch.randint(-(2**63), 2**63 - 1, (-(-x.numel() // 8),))  # int64
+        kept = words.view(torch.uint8)[: x.numel()].view(x.shape) >= round(256 * self.p)
+        return x * kept.to(x.dtype).mul_(1 / (1 - self.p))
 
 
 class _Conv2d(nn.Conv2d):

@@ -102,9 +102,8 @@ def test_the_networks_of_the_peers_are_this_package_s(tmp_path: Path) -> None:
         np.savez(tmp_path / "initial.npz", **parameters)
         theirs = common.network({"model": name, "initial": tmp_path / "initial.npz"}).eval()
         torch.testing.assert_close(theirs(x), ours(x), atol=1e-5, rtol=1e-5)
-        assert [type(m) for m in theirs if not list(m.parameters())].count(torch.nn.Dropout) == [
-            type(m) for m in ours
-        ].count(torch.nn.Dropout)
+        rates = [[m.p for m in net if isinstance(m, torch.nn.Dropout)] for net in (theirs, ours)]
+        assert rates[0] == rates[1]
 
 
 def test_images_are_normalised_alike_as_a_whole_and_one_by_one() -> None:

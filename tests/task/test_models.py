@@ -130,6 +130,23 @@ def test_products_instead_of_convolutions_give_the_same(size, plain, stem, monke
         assert len(calls) == plain
 
 
+@pytest.mark.parametrize("p", [0.25, 0.5])
+def test_dropout_drops_a_share_and_scales_the_rest(p):
+    dropout = next(m for m in build("cnn", CIFAR, 10) if getattr(m, "p", None) == p)
+    assert isinstance(dropout, nn.Dropout)
+    x = torch.rand(3, 101, 1001, dtype=torch.float64).add_(1).requires_grad_()
+    y = dropout(x)
+    y.sum().backward()
+    kept = y != 0
+    sigma = (p * (1 - p) * x.numel()) ** 0.5
+    assert abs(float((~kept).sum()) - p * x.numel()) < 5 * sigma
+    torch.testing.assert_close(y, x / (1 - p) * kept, rtol=1e-15, atol=0)
+    torch.testing.assert_close(x.grad, kept.double() / (1 - p), rtol=1e-15, atol=0)
+    together = (kept[..., 1:] & kept[..., :-1]).double().mean()  # neighbours are independent
+    assert abs(float(together) - (1 - p) ** 2) < 5 / x.numel() ** 0.5
+    assert torch.equal(dropout.eval()(x), x)
+
+
 def test_vgg11_logits_depend_on_the_image():
     """Without normalisation the signal must survive the depth: PyTorch's default loses it."""
     net = build("vgg11", CIFAR, 10)
