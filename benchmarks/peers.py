@@ -28,7 +28,7 @@ import numpy as np
 import psutil
 import torch
 from peers_page import Results, page
-from peers_settings import SETTINGS, Setting
+from peers_settings import SETTINGS, THREADS, Setting
 
 from fedaccord.config import RunConfig
 from fedaccord.federation import sampling
@@ -70,16 +70,16 @@ def main() -> None:
 def able(setting: Setting, options: argparse.Namespace) -> list[str]:
     """The contestants asked for, or all that can run. Raises ValueError where one cannot."""
     needs = {"pfl": "pfl_python", "blazefl": "blazefl_python", "fl-simulator": "fl_simulator"}
-    allowed = {*setting.contestants, "fedaccord-workers"}
-    if unknown := [name for name in options.contestants if name not in allowed]:
-        raise ValueError(f"expected contestants among {', '.join(allowed)}, got {unknown[0]!r}")
+    known = setting.contestants
+    if unknown := [name for name in options.contestants if name not in known]:
+        raise ValueError(f"expected contestants among {', '.join(known)}, got {unknown[0]!r}")
     names = []
-    for name in options.contestants or setting.contestants:
-        given = getattr(options, needs[name]) if name in needs else True
-        if given:
+    for name in options.contestants or known:
+        need = needs.get(name.removesuffix(THREADS))
+        if need is None or getattr(options, need):
             names.append(name)
         elif options.contestants:
-            raise ValueError(f"{name}: expected --{needs[name].replace('_', '-')}")
+            raise ValueError(f"{name}: expected --{need.replace('_', '-')}")
     return names
 
 
@@ -203,23 +203,25 @@ def contest(name: str, job: dict[str, Any], options: argparse.Namespace) -> dict
     keys = dict(job["keys"])
     if name == "fedaccord-workers":
         keys["workers"] = 2
-    own = job | {"keys": keys, "tensors": name == "flower-tensors"}
+    number = 2 if name.endswith(THREADS) else 1
+    own = job | {"keys": keys, "tensors": name == "flower-tensors", "threads": number}
     path = Path(job["folder"]) / f"{name}.json"
     path.write_text(json.dumps(own))
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(number))
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "PYTHONWARNINGS": "ignore"}
     home = {"FLWR_HOME": str(Path(job["folder"]) / "flwr"), "CUDA_VISIBLE_DEVICES": ""}
     search = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
     where = {"PYTHONPATH": search, "PEERS_JOB": str(path)}
     environment = os.environ | threads | quiet | home | where
     log = Path(job["folder"]) / f"{name}.log"
+    theirs = name.removesuffix(THREADS) == "fl-simulator"
     began = time.perf_counter()
     marks = []  # (round, accuracy, wall seconds, CPU seconds)
     with (
         log.open("w") as stderr,
         subprocess.Popen(
             command(name, job, options),
-            cwd=options.fl_simulator if name == "fl-simulator" else job["folder"],
+            cwd=options.fl_simulator if theirs else job["folder"],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -227,7 +229,7 @@ def contest(name: str, job: dict[str, Any], options: argparse.Namespace) -> dict
         ) as process,
     ):
         assert process.stdout is not None
-        tell = FromFLSimulator() if name == "fl-simulator" else from_line
+        tell = FromFLSimulator() if theirs else from_line
         for line in process.stdout:
             if mark := tell(line):
                 wall = time.perf_counter() - began
@@ -247,6 +249,7 @@ def contest(name: str, job: dict[str, Any], options: argparse.Namespace) -> dict
 
 
 def command(name: str, job: dict[str, Any], options: argparse.Namespace) -> list[str]:
+    name = name.removesuffix(THREADS)
     if name == "fl-simulator":
         method = METHODS[job["keys"]["algo"]]
         folder = f"{job['folder']}/"
@@ -306,7 +309,7 @@ def versions(names: list[str], options: argparse.Namespace) -> dict[str, str]:
     packages = {"pfl": "pfl", "blazefl": "blazefl"}
     pythons = {"pfl": options.pfl_python, "blazefl": options.blazefl_python}
     found = {}
-    for name in names:
+    for name in {name.removesuffix(THREADS) for name in names}:
         if name == "fl-simulator":
             git = ["git", "-C", str(options.fl_simulator), "rev-parse", "--short", "HEAD"]
             found["FL-Simulator"] = "commit " + subprocess.check_output(git, text=True).strip()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import timing
-from peers_settings import CONTESTANTS, SETTINGS, Setting
+from peers_settings import CONTESTANTS, OURS, SETTINGS, THREADS, Setting
 
 Results = dict[str, dict[str, Any]]  # contestant -> what `contest` returns
 
@@ -26,7 +26,7 @@ def page(results: Path) -> str:
         "# Beside other simulators",
         "",
         "Whole runs on CIFAR-10, in float32, on the same samples of the same clients, the same "
-        "clients a round and the same steps; PyTorch with one thread in every process. Each "
+        "clients a round and the same steps; PyTorch has one thread unless said otherwise. Each "
         "contestant is a process of its own; they take turns, and every ratio is taken within a "
         "repetition. Seconds are of a round, after the first evaluation, until the last one; CPU "
         "seconds are of all processes together. The start is what comes before: imports, data, "
@@ -54,8 +54,8 @@ def section(name: str, facts: dict[str, Any]) -> list[str]:
         "(and the range) of the repetitions in which it took part.",
         "",
         "| contestant | repetitions | wall s a round | CPU s a round | start s | accuracy in % "
-        "| wall, x ours | CPU, x ours |",
-        "| --- | --: | --: | --: | --: | --: | --: | --: |",
+        f"| {' | '.join(f'wall, x {ours}' for ours in OURS)} | CPU, x fedaccord |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --: |",
     ]
     for contestant in CONTESTANTS:
         own = [run for run in runs if contestant in run]
@@ -71,31 +71,42 @@ def section(name: str, facts: dict[str, Any]) -> list[str]:
             spread(cpu, 2),
             spread(start, 1),
             spread(accuracy, 1),
-            *(spread(ratios(own, contestant, c), 2) for c in ("wall", "cpu")),
+            *(spread(ratios(own, contestant, ours, "wall"), 2) for ours in OURS),
+            spread(ratios(own, contestant, "fedaccord", "cpu"), 2),
         ]
         lines.append("| " + " | ".join(columns) + " |")
     return [*lines, "", *verdicts(SETTINGS[name], runs)]
 
 
 def spread(values: list[float], digits: int) -> str:
-    return timing.spread(values, digits) if len(values) > 1 else f"{values[0]:.{digits}f}"
+    if len(values) < 2:
+        return f"{values[0]:.{digits}f}" if values else "–"
+    return timing.spread(values, digits)
 
 
-def ratios(runs: list[Results], contestant: str, clock: str) -> list[float]:
-    """Its seconds over ours, each taken within a repetition."""
-    return [r[contestant]["round"][clock] / r["fedaccord"]["round"][clock] for r in runs]
+def ratios(runs: list[Results], contestant: str, ours: str, clock: str) -> list[float]:
+    """Its seconds over ours, each taken within a repetition that has both."""
+    both = [run for run in runs if contestant in run and ours in run]
+    return [r[contestant]["round"][clock] / r[ours]["round"][clock] for r in both]
 
 
 def verdicts(setting: Setting, runs: list[Results]) -> list[str]:
+    """One thread beside one thread, both cores beside both cores."""
     lines = []
     for peer, factor in setting.targets.items():
-        own = [run for run in runs if peer in run]
-        if not own:
-            continue
-        reached = {c: statistics.median(ratios(own, peer, c)) for c in ("wall", "cpu")}
-        words = {c: "met" if ratio >= factor else "missed" for c, ratio in reached.items()}
-        lines.append(
-            f"Target: at least {factor:g} x as fast as {peer}: {words['wall']} by wall-clock with "
-            f"{reached['wall']:.2f}, {words['cpu']} by CPU seconds with {reached['cpu']:.2f}."
-        )
-    return lines
+        threads = f"{peer}{THREADS}"
+        rivals = (peer, threads if threads in setting.contestants else peer)
+        for ours, rival in zip(OURS, rivals, strict=True):
+            found = {c: ratios(runs, rival, ours, c) for c in ("wall", "cpu")}
+            if not found["wall"]:
+                continue
+            wall, cpu = (
+                f"{'met' if statistics.median(of) >= factor else 'missed'} by {clock} with "
+                f"{statistics.median(of):.2f}"
+                for clock, of in zip(("wall-clock", "CPU seconds"), found.values(), strict=True)
+            )
+            lines += [
+                f"Target: {ours} at least {factor:g} x as fast as {rival}: {wall}, {cpu}.",
+                "",
+            ]
+    return lines[:-1]

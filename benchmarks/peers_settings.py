@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+OURS = ("fedaccord", "fedaccord-workers")
+THREADS = "-threads"  # ends the names of those with two PyTorch threads in their one process
 PLAIN = {"lr-decay": 1.0, "weight-decay": 0.0, "clip-norm": 0.0, "lr": 0.1}  # FedAvg, bare
 
 
@@ -38,7 +40,7 @@ def fl_simulator(algo: str) -> Setting:
             "eval-train": True,
             "num-server-rounds": 1,
         },
-        contestants=("fedaccord", "fl-simulator"),
+        contestants=(*OURS, "fl-simulator", f"fl-simulator{THREADS}"),
         targets={"fl-simulator": 2.0},  # 4 with bfloat16, on a CPU that gains by it
     )
 
@@ -63,7 +65,7 @@ SETTINGS = {
             "num-server-rounds": 10,
             **PLAIN,
         },
-        contestants=("fedaccord", "pfl"),
+        contestants=(*OURS, "pfl", f"pfl{THREADS}"),
         targets={"pfl": 2.0},
     ),
     "flower": Setting(
@@ -83,16 +85,18 @@ SETTINGS = {
             "num-server-rounds": 1,
             **PLAIN,
         },
-        contestants=("fedaccord", "flower", "flower-tensors", "blazefl"),
+        contestants=(*OURS, "flower", "flower-tensors", "blazefl"),
         targets={"flower": 3.0},
     ),
     **{f"fl-simulator-{a}": fl_simulator(a) for a in ("fedavg", "scaffold", "feddyn", "fedsmoo")},
 }
 CONTESTANTS = {
     "fedaccord": "this package, one process with one thread",
-    "fedaccord-workers": "this package with two worker processes of one thread",
+    "fedaccord-workers": "this package with two worker processes of one thread, `workers=2`; while "
+    "they wait, the server evaluates two batches at a time",
     "pfl": "pfl-research's simulated backend, tensors in memory, one process with one thread; it "
     "goes through a client's samples in the same order each time",
+    f"pfl{THREADS}": "the same with two threads",
     "flower": "Flower's simulation with Flower's FedAvg, two actors of one CPU; the client of "
     "Flower's first PyTorch example, a DataLoader that transforms image by image; its first round "
     "contains what the actors load",
@@ -102,4 +106,5 @@ CONTESTANTS = {
     "fl-simulator": "FL-Simulator, one process with one thread; an import that its LeNet lacks is "
     "given to it from outside. It draws its initial parameters itself, and crops an image with "
     "probability 1/2, we always",
+    f"fl-simulator{THREADS}": "the same with two threads",
 }

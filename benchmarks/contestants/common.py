@@ -20,7 +20,7 @@ Job = dict[str, Any]
 def read_job() -> Job:
     """Of the file that $PEERS_JOB names."""
     job: Job = json.loads(Path(os.environ["PEERS_JOB"]).read_text())
-    torch.set_num_threads(1)
+    torch.set_num_threads(job["threads"])
     return job
 
 

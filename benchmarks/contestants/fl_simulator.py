@@ -7,11 +7,11 @@ import builtins
 import runpy
 import sys
 
-import torch
+from common import read_job
 from torch.nn import functional
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    read_job()  # which sets the threads
     builtins.F = functional  # type: ignore[attr-defined]
     sys.path.insert(0, ".")
     runpy.run_path("train.py", run_name="__main__")

@@ -77,6 +77,20 @@ def test_a_contestant_that_stops_early_is_an_error(
         peers.contest("flower", {"keys": {}, "cohorts": [[0]], "folder": str(tmp_path)}, None)
 
 
+def test_those_with_threads_are_given_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import common, os, torch; job = common.read_job(); "
+        "print('PEER 1', torch.get_num_threads() + 10 * int(os.environ['OMP_NUM_THREADS']))"
+    )
+    monkeypatch.setattr(peers, "command", lambda *_: [sys.executable, "-c", program])
+    given = {"keys": {}, "cohorts": [[0]], "folder": str(tmp_path)}
+    options = argparse.Namespace(fl_simulator=tmp_path)
+    for name, numbers in {"pfl": 11, "pfl-threads": 22, "fl-simulator-threads": 22}.items():
+        if name.startswith("fl-"):
+            monkeypatch.setattr(peers, "FromFLSimulator", lambda: peers.from_line)
+        assert peers.contest(name, given, options)["accuracy"] == [(1, numbers)]
+
+
 def test_lines_of_fl_simulator() -> None:
     lines = [
         "##           Training Process Starts           ##",
@@ -131,14 +145,23 @@ def test_ratios_are_of_one_repetition_and_missed_targets_are_told(tmp_path: Path
         {"fedaccord": result(1.0, 1.0, 0.5), "pfl": result(1.5, 3.0, 0.6)},
         {"fedaccord": result(2.0, 2.0, 0.5), "pfl": result(3.4, 3.0, 0.6)},
         {"fedaccord": result(9.0, 9.0, 0.5)},
+        {"fedaccord-workers": result(1.0, 2.0, 0.5), "pfl-threads": result(2.5, 3.0, 0.6)},
     ]
     facts = {"rounds": 1, "clients": [50], "versions": {"pfl": "1"}, "cores": 2}
     (tmp_path / "pfl.json").write_text(json.dumps(facts | {"repetitions": repetitions}))
     page = peers_page.page(tmp_path)
     rows = [line for line in page.splitlines() if line.startswith("| pfl ")]
     assert rows[0].startswith("| pfl | 2 | ")
-    assert rows[0].endswith("| 60.0 (60.0 to 60.0) | 1.60 (1.50 to 1.70) | 2.25 (1.50 to 3.00) |")
+    assert rows[0].endswith(
+        "| 60.0 (60.0 to 60.0) | 1.60 (1.50 to 1.70) | – | 2.25 (1.50 to 3.00) |"
+    )
+    both = next(line for line in page.splitlines() if line.startswith("| pfl-threads "))
+    assert both.endswith("| – | 2.50 | – |")
     assert "at least 2 x as fast as pfl: missed by wall-clock with 1.60, met by CPU" in page
+    assert (
+        "Target: fedaccord-workers at least 2 x as fast as pfl-threads: met by wall-clock with "
+        "2.50, missed by CPU seconds with 1.50." in page
+    )
     assert "Not measured yet: flower, fl-simulator-fedavg, " in page
     with pytest.raises(SystemExit, match="found none"):
         peers_page.page(tmp_path / "empty")
@@ -148,7 +171,9 @@ def test_a_peer_without_its_environment_is_left_out_or_refused() -> None:
     setting = peers.SETTINGS["flower"]
     given = {"pfl_python": None, "blazefl_python": None, "fl_simulator": None}
     every = argparse.Namespace(contestants=[], **given)
-    assert peers.able(setting, every) == ["fedaccord", "flower", "flower-tensors"]
+    assert peers.able(setting, every) == [
+        *("fedaccord", "fedaccord-workers", "flower", "flower-tensors")
+    ]
     with pytest.raises(ValueError, match="blazefl: expected --blazefl-python"):
         peers.able(setting, argparse.Namespace(contestants=["blazefl"], **given))
     with pytest.raises(ValueError, match="got 'pfl'"):
