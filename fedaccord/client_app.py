@@ -1,7 +1,7 @@
 """The ClientApp: each client's part of the configured task, trained by `client/train.py`."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,31 +31,35 @@ __all__ = ["app", "configured_task", "evaluate_locally", "make_app", "train_loca
 
 
 def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
-    """The ClientApp that trains on the task which ``task_of`` finds for a client."""
+    """The ClientApp that trains on the task which ``task_of`` finds for a client.
+
+    Flower's simulation sends the app with every message: of functions of a module only the names.
+    """
     app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        if is_hello(message):
-            reply = introduce(message, context)
-            try:
-                task_of(context)  # what is wrong with this node's data shows before round 1
-            except (ValueError, FileNotFoundError) as error:
-                node = context.node_config
-                key = next(key for key in (PARTITION_ID, *OWN_DATA) if key in node)
-                raise ValueError(f"{key}={node[key]}: {error}") from None
-            return reply
-        task, asked = task_of(context), read_instruction(message)
-        device.check_steps(asked, task.num_examples(asked.client), context.node_config)
-        return answer_message(message, memory_of(context, asked), training_data(task, asked))
-
-    @app.evaluate()
-    def test(message: Message, context: Context) -> Message:
-        asked = read_instruction(message)
-        data = test_data(task_of(context), asked)
-        return answer_question(message, memory_of(context, asked), data)
-
+    app.train()(partial(_train, task_of))
+    app.evaluate()(partial(_test, task_of))
     return app
+
+
+def _train(task_of: Callable[[Context], Task], message: Message, context: Context) -> Message:
+    if is_hello(message):
+        reply = introduce(message, context)
+        try:
+            task_of(context)  # what is wrong with this node's data shows before round 1
+        except (ValueError, FileNotFoundError) as error:
+            node = context.node_config
+            key = next(key for key in (PARTITION_ID, *OWN_DATA) if key in node)
+            raise ValueError(f"{key}={node[key]}: {error}") from None
+        return reply
+    task, asked = task_of(context), read_instruction(message)
+    device.check_steps(asked, task.num_examples(asked.client), context.node_config)
+    return answer_message(message, memory_of(context, asked), training_data(task, asked))
+
+
+def _test(task_of: Callable[[Context], Task], message: Message, context: Context) -> Message:
+    asked = read_instruction(message)
+    data = test_data(task_of(context), asked)
+    return answer_question(message, memory_of(context, asked), data)
 
 
 def memory_of(context: Context, asked: TrainInstruction) -> Store:
@@ -84,20 +88,27 @@ def configured_task(context: Context) -> Task:
     if "data-path" in context.node_config:
         own.setdefault("data-dir", context.node_config["data-path"])
     run = device.allowed(context.run_config, own, context.node_config)
-    config = _config(tuple(sorted({**run, **own}.items())))
-    threads.check(config.threads)
-    num_clients = context.node_config.get(NUM_PARTITIONS, config.num_clients)
-    task = load_task(config.task, num_clients=int(num_clients), whole="data-dir" in own)
-    chosen = threads.of_task(config.threads, task, config.strategy).number
-    wanted = 0 if "threads" in own else config.threads
+    values = tuple(sorted({**run, **own}.items()))
+    num_clients = context.node_config.get(NUM_PARTITIONS)
+    task, wanted, chosen = _prepared(values, num_clients, "data-dir" in own)
+    wanted = 0 if "threads" in own else wanted
     torch.set_num_threads(device.limited_threads(wanted, chosen, context.node_config))
     return task
 
 
 @lru_cache(maxsize=4)
-def _config(values: tuple[tuple[str, Any], ...]) -> RunConfig:
-    """Checked once, not with every message."""
-    return RunConfig.make(dict(values))
+def _prepared(
+    values: tuple[tuple[str, Any], ...], num_clients: Any, whole: bool
+) -> tuple[Task, int, int]:
+    """The task, and the threads that are asked for and those that suit it: not with every message.
+
+    num_clients: of the node; None: the configuration's.
+    """
+    config = RunConfig.make(dict(values))
+    threads.check(config.threads)
+    clients = config.num_clients if num_clients is None else int(num_clients)
+    task = load_task(config.task, num_clients=clients, whole=whole)
+    return task, config.threads, threads.of_task(config.threads, task, config.strategy).number
 
 
 STATE_DIR = "state-dir"

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedaccord import train_locally
+from fedaccord import threads, train_locally
 from fedaccord.client.store import ContextStore
 from fedaccord.client_app import app, configured_task, memory_of
 from fedaccord.engine import InProcessGrid
@@ -53,6 +54,32 @@ def test_a_node_that_does_not_know_its_number_says_so(
         )
     assert str(error.value).startswith(line)
     assert "\n" not in str(error.value)
+
+
+# --- what Flower's simulation does with every message ---------------------------------------------
+
+
+def test_the_app_is_sent_by_name() -> None:
+    """Functions that are defined inside others would be sent as code."""
+    cloudpickle = pytest.importorskip("ray.cloudpickle")
+    sent = cloudpickle.dumps(app)
+    assert len(sent) < 1000
+    assert app._registered_funcs.keys() == cloudpickle.loads(sent)._registered_funcs.keys()
+
+
+def test_a_node_counts_its_threads_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, count = [], threads.multiplications
+    monkeypatch.setattr(threads, "multiplications", lambda *of: calls.append(of) or count(*of))
+    before = torch.get_num_threads()
+    try:
+        for client in range(3):
+            node: dict[str, Any] = {"partition-id": client, "num-partitions": 3}
+            first = context(**node)
+            first.run_config = {"seed": 12345}
+            configured_task(first)
+    finally:
+        torch.set_num_threads(before)
+    assert len(calls) == 1
 
 
 # --- a node's own data ----------------------------------------------------------------------------
