@@ -93,12 +93,12 @@ def choose(wanted: int, module: "nn.Module", sample: "Tensor", batch_size: int) 
     check(wanted)
     if wanted:
         return Threads(wanted, "as set")
-    free = min(torch.get_num_threads(), cores())  # the first knows OMP_NUM_THREADS, which Ray sets
     with Threads(1, "").in_use():
         work = batch_size * multiplications(module, sample)
-    number = min(free, work // SHARE)
     if work < 2 * SHARE:
         return Threads(1, f"the model is small ({work:,} multiplications a batch)")
+    free = min(torch.get_num_threads(), cores())  # the first knows OMP_NUM_THREADS, which Ray sets
+    number = min(free, work // SHARE)
     if free <= number:
         return Threads(free, "all that this process may use")
     return Threads(number, f"{work / 1e6:,.0f} million multiplications a batch")

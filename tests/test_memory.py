@@ -28,7 +28,24 @@ def test_freed_memory_is_used_again_without_a_page_fault() -> None:
     assert faults_of_twenty() < 8192
 
 
-def test_the_search_for_unreachable_objects_rests_and_goes_on() -> None:
+def test_the_search_for_unreachable_objects_rests_and_leaves_out_what_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch")  # as before its import
+    frozen = gc.get_freeze_count()
+    try:
+        with uncollected():
+            assert not gc.isenabled()
+            came = [object()]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > frozen
+        assert not any(came is kept for kept in gc.get_objects())  # which lists what is searched
+    finally:
+        gc.unfreeze()
+
+
+def test_a_process_with_pytorch_is_searched_as_before() -> None:
+    frozen = gc.get_freeze_count()
     with uncollected():
-        assert not gc.isenabled()
-    assert gc.isenabled()
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen
