@@ -1660,8 +1660,8 @@ MUTANTS = [
         ),
         (
             "Clients of a cohort count the samples of the first one",
-            "task.num_examples(client)",
-            "task.num_examples(clients[0])",
+            "row(up, j), task.num_examples(client)",
+            "row(up, j), task.num_examples(clients[0])",
         ),
         (
             "A client's first visit goes together with a later one",
@@ -1925,6 +1925,34 @@ MUTANTS = [
             "The test samples go to a GPU at every evaluation",
             "return self.clients.to(device), test and (test[0].to(device), test[1].to(device))",
             "return self.clients.to(device), test",
+        ),
+    ),
+    *of(
+        TASK + "graphs.py",
+        tests_of("task/test_graphs.py", "cohort or clients"),
+        (
+            "A larger cohort's graphs work on the buffers of a smaller one",
+            "            self.recorded.clear()  # they use the old ones\n",
+            "",
+        ),
+        (
+            "A cohort's graphs take every point for its models",
+            "at_w = point.is_set_to(self.w[:m])",
+            "at_w = True",
+        ),
+        (
+            "Rows from elsewhere than the first on are taken for those",
+            "if not g.is_set_to(self.g[:m]):",
+            "if not len(g):",
+        ),
+    ),
+    *of(
+        TASK + "cohort_solver.py",
+        tests_of("task/test_graphs.py", "outlast"),
+        (
+            "A cohort's models are in the buffers of the next round",
+            "return done._replace(w_K=w.clone())",
+            "return done",
         ),
     ),
     *of(

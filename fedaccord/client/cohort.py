@@ -34,12 +34,16 @@ def local_rounds(
         *(clients, asked.round, asked.batch_size, asked.seed, model.w.dtype),
         *(asked.local_epochs, asked.local_steps),
     )
+    graphs = task.graphs(asked.precision)
+    solve = CohortSolver(
+        *(model, batches, task.loss, asked.precision), graphs=graphs.cohort if graphs else None
+    )
     done = client_round(
         asked.half,
         to_device(device, stack([visit.down for visit in visits])),
         stack(begun),
         asked.config._replace(client=tuple(clients)),
-        CohortSolver(model, batches, task.loss, asked.precision),
+        solve,
     )
     up = to_device(home, done.up)
     # rows of their own, which stay when the others' go; from a GPU as in `to_device`

@@ -18,6 +18,7 @@ from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, moved
 from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.graphs import CohortGraphs
 from fedaccord.task.solver import Batch, Loss, allow_tf32
 
 IGNORED = -100  # the target that cross-entropy takes no notice of
@@ -67,6 +68,7 @@ class CohortSolver:
 
     Clients come in the order of falling numbers of steps. ``model`` gives the module and the
     layout of w; its own w and g are not used. ``precision`` as in `SequentialSolver`.
+    ``graphs``: records the gradients, which are then one launch on a GPU.
     ``randomness``: what `torch.vmap` does where the module draws random numbers: "error", or
     "different" for every client. They are not those of one client at a time.
 
@@ -84,11 +86,13 @@ class CohortSolver:
         loss: Loss,
         precision: str = "float32",
         randomness: str = "error",
+        graphs: CohortGraphs | None = None,
     ) -> None:
         self.model = model
         self.stacks = stacks
         self.loss = loss
         self.precision = precision
+        self.graphs = graphs
         self._forward = torch.vmap(self._forward_one, randomness=randomness)
 
     def __call__(
@@ -96,9 +100,14 @@ class CohortSolver:
     ) -> Solution:
         self.model.module.train()
         allow_tf32(self.precision, w_i0.device)
-        w = w_i0.clone(memory_format=torch.contiguous_format)
-        g = torch.empty_like(w)
-        return descend_cohort(w, g, self.gradients(g), direction, seat, config)
+        if self.graphs is None:
+            w = w_i0.clone(memory_format=torch.contiguous_format)
+            g = torch.empty_like(w)
+            return descend_cohort(w, g, self.gradients(g), direction, seat, config)
+        w, g = self.graphs.room(len(w_i0))
+        w.copy_(w_i0)
+        done = descend_cohort(w, g, self.gradients(g), direction, seat, config)
+        return done._replace(w_K=w.clone())  # the buffer is the next round's
 
     def gradients(self, g: Vector) -> "Iterator[_StackGradient]":
         """For each stack, what leaves its gradients in the first rows of g (n, d)."""
@@ -108,7 +117,9 @@ class CohortSolver:
     def gradient(self, stack: Stack, g: Vector, point: Vector) -> Tensor:
         """The losses (m,) at ``point`` (m, d); the gradients go to g (m, d)."""
         if (stack.sizes == stack.inputs.shape[1]).all():
-            return self._gradient(stack.inputs, stack.targets, g, point)
+            if self.graphs is None:
+                return self._gradient(stack.inputs, stack.targets, g, point)
+            return self.graphs.gradient(self._gradient, stack.inputs, stack.targets, g, point)
         losses = g.new_empty(len(g))
         for length in sorted(set(stack.sizes.tolist())):
             rows = moved((stack.sizes == length).nonzero().squeeze(1), g.device)

@@ -17,8 +17,9 @@ from fedaccord.core.vectors import leaves
 from fedaccord.engine import History
 from fedaccord.plugins.sam import SAM
 from fedaccord.task import Task
+from fedaccord.task.cohort_solver import CohortSolver, Stack
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.graphs import WORTH, Graphs, GraphSolver, Work, recorder
+from fedaccord.task.graphs import WORTH, CohortGraphs, Graphs, GraphSolver, Work, recorder
 from fedaccord.task.solver import Batch, SequentialSolver
 from tests.wire.methods import COMBINATIONS, make
 
@@ -98,8 +99,12 @@ def test_the_solution_is_that_of_the_plain_solver(plugins: Any) -> None:
     assert len(spy.replays) == (4 + 1) * (1 + len(plugins))
 
 
+@pytest.mark.parametrize("vectorize", ["off", "on"])
 @pytest.mark.parametrize(("name", "plugins"), COMBINATIONS)
-def test_every_method(name: str, plugins: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method(
+    name: str, plugins: str, vectorize: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client at a time, and many together."""
     kept: dict[str, Graphs] = {}
 
     def graphs(task: Task, precision: str) -> Graphs:
@@ -107,10 +112,11 @@ def test_every_method(name: str, plugins: str, monkeypatch: pytest.MonkeyPatch) 
             kept[precision] = Graphs(task.model(precision), task.loss, precision, lambda work: work)
         return kept[precision]
 
-    plain = run(name, plugins)
+    plain = run(name, plugins, vectorize)
     monkeypatch.setattr(Task, "graphs", graphs)
-    ours = run(name, plugins)
-    assert kept["float64"].recorded
+    ours = run(name, plugins, vectorize)
+    alone = vectorize == "off" or make(name, plugins).pools
+    assert (kept["float64"] if alone else kept["float64"].cohort).recorded
     assert plain.weights is not None
     assert ours.weights is not None
     assert torch.equal(plain.weights, ours.weights)
@@ -119,7 +125,7 @@ def test_every_method(name: str, plugins: str, monkeypatch: pytest.MonkeyPatch) 
             assert torch.equal(one, other)
 
 
-def run(name: str, plugins: str) -> History:
+def run(name: str, plugins: str, vectorize: str) -> History:
     method = make(name, plugins)
     method.batch_size, method.local_epochs, method.lr = 2, 2, 0.05
     method.local_steps = 1 if name == "dpsgd" else 0
@@ -137,7 +143,84 @@ def run(name: str, plugins: str) -> History:
         participation=[[*range(len(clients))]] * 2,
         dtype=torch.float64,
         record="weights",
+        vectorize=vectorize,
     )
+
+
+# --- many clients together ------------------------------------------------------------------------
+
+
+def cohort(
+    graphs: CohortGraphs | None, n: int, *plugins: Any, steps: int = 4, device: str = "cpu"
+) -> Solution:
+    """Client i has 4 samples, i of them with its own number for a class."""
+    model = network(device=device)
+    g = torch.Generator().manual_seed(n)
+    x = torch.randn(steps, n, 4, 1, 4, 4, generator=g, dtype=torch.float64)
+    y = torch.randint(3, (steps, n, 4), generator=g)
+    sizes = torch.tensor([4] * (n - 1) + [3])
+    stacks = [Stack(x_k.to(device), y_k.to(device), sizes) for x_k, y_k in zip(x, y, strict=True)]
+    config = LocalConfig(0, 1, 0.3, 0.01, 1.0, tuple(range(n)), 0, model.shapes)
+    w, half = model.w.expand(n, -1), ClientHalf(LocalRule(), plugins)
+    seat = GradientSeat(half, Model(w), Stateless(), config)
+    solve = CohortSolver(model, stacks, F.cross_entropy, graphs=graphs)
+    return solve(w, Direction(), seat, config)
+
+
+@pytest.mark.parametrize("plugins", [(), (SAM(rho=0.2),)], ids=["bare", "sam"])
+def test_a_step_of_a_cohort_is_a_replay(plugins: Any) -> None:
+    """The filling of the short batch is masked in the recording too."""
+    spy = Recorder(network())
+    graphs = CohortGraphs(network().w, spy)
+    for n in (3, 2, 3):
+        ours, plain = cohort(graphs, n, *plugins), cohort(None, n, *plugins)
+        assert torch.equal(ours.w_K, plain.w_K)
+        assert torch.equal(ours.loss, plain.loss)
+    assert len(spy.works) == 2 * (1 + len(plugins))
+    assert len(spy.replays) == (3 + 3 + 4) * (1 + len(plugins))
+
+
+def test_the_models_of_a_cohort_outlast_its_round() -> None:
+    graphs = CohortGraphs(network().w, lambda work: work)
+    first = cohort(graphs, 3)
+    before, place = first.w_K.clone(), graphs.w.data_ptr()
+    cohort(graphs, 3, steps=7)
+    assert torch.equal(first.w_K, before)
+    assert graphs.w.data_ptr() == place
+
+
+def test_more_clients_than_ever_get_other_buffers() -> None:
+    graphs = CohortGraphs(network().w, lambda work: work)
+    cohort(graphs, 2)
+    assert torch.equal(cohort(graphs, 5).w_K, cohort(None, 5).w_K)
+    assert len(graphs.w) == 5
+    assert torch.equal(cohort(graphs, 2).w_K, cohort(None, 2).w_K)  # recorded anew
+
+
+def test_clients_that_are_not_the_first_ones_are_computed_as_before() -> None:
+    graphs, spoken = CohortGraphs(network().w, lambda work: work), []
+
+    def plain(x: Tensor, y: Tensor, g: Tensor, point: Tensor) -> Tensor:
+        spoken.append(g.storage_offset())
+        return torch.zeros(len(g))
+
+    w, g = graphs.room(4)
+    x = torch.zeros(2, 1)
+    for _ in range(5):
+        graphs.gradient(plain, x, x, g[2:], w[2:])
+    assert not graphs.recorded
+    assert spoken == [2 * g.shape[1]] * 5
+
+
+def test_no_more_shapes_are_recorded_than_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedaccord.task.graphs.MOST", 2)
+    model = network()
+    graphs, _ = graphs_of(model)
+    batches = some_batches((4, 4, 3, 3, 2, 2, 2))
+    assert torch.equal(solve(model, batches, graphs).w_K, solve(model, batches, None).w_K)
+    assert len(graphs.recorded) == 2
 
 
 # --- buffers --------------------------------------------------------------------------------------
@@ -275,3 +358,18 @@ def test_a_step_on_a_gpu_does_not_wait_for_it() -> None:
         solve(model, batches, graphs, SAM(rho=0.2))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@gpu
+@pytest.mark.parametrize("plugins", [(), (SAM(rho=0.2),)], ids=["bare", "sam"])
+def test_a_cohorts_graphs_on_a_gpu_are_its_plain_steps(plugins: Any) -> None:
+    graphs = CohortGraphs(network(device="cuda").w, recorder())
+    for n in (3, 2, 3):
+        ours, plain, exact = (
+            cohort(graphs, n, *plugins, device="cuda"),
+            cohort(None, n, *plugins, device="cuda"),
+            cohort(None, n, *plugins),
+        )
+        torch.testing.assert_close(ours.w_K, plain.w_K, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(ours.w_K.cpu(), exact.w_K, rtol=1e-10, atol=1e-10)
+    assert graphs.recorded
