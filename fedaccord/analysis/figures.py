@@ -1,6 +1,6 @@
 """Figures for papers, as PDF and PNG: curves by round, and accuracy against what it cost."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, told apart by the colour-blind, without the yellow that paper loses
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 DASHES = ("solid", "dashed", "dotted", "dashdot")
+PARTS = ("raw", "smooth", "low", "high")  # of a metric's curve
 METRICS = {  # what is drawn where runs have it
     "test-accuracy": "test accuracy",
     "test-loss": "test loss",
@@ -53,20 +54,37 @@ def any_dropped(groups: Sequence[Group]) -> bool:
     return any((table["dropped"] > 0).any() for group in groups for table in group.tables)
 
 
-def curve(group: Group, metric: str, over: str = "round") -> pd.DataFrame:
-    """x, raw and smooth by round, means over the group's runs; of several also low and high, smooth
-    less and plus its standard deviation (NaN where one run got to). x: a column of `COSTS`."""
-    lines = []
+def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:
+    """By round, means over the group's runs: the columns of `COSTS`, and of each metric that some
+    run has "raw METRIC" and "smooth METRIC"; of several runs also "low" and "high", smooth less
+    and plus its standard deviation (NaN where one run got to)."""
+    each = []
     for table in group.tables:
-        there = table.index[table[metric].notna()] if metric in table else table.index[:0]
-        raw = table[metric][there] if metric in table else pd.Series(dtype=float)
-        columns = {"x": table[over][there], "raw": raw, "smooth": smoothed(raw)}
-        lines.append(pd.DataFrame(columns).set_axis(table["round"][there]))
-    if len(lines) == 1:
-        return lines[0]
-    by_round = pd.concat(lines).groupby(level=0)
-    middle, band = by_round.mean(), by_round["smooth"].std(ddof=1)
-    return middle.assign(low=middle["smooth"] - band, high=middle["smooth"] + band)
+        lines = {cost: table[cost] for cost in COSTS}
+        for metric in metrics:
+            raw = table[metric].dropna() if metric in table else pd.Series(dtype=float)
+            if len(raw):
+                lines |= {f"raw {metric}": raw, f"smooth {metric}": smoothed(raw)}
+        each.append(pd.DataFrame(lines).set_index("round", drop=False))
+    if len(each) == 1:
+        return each[0]
+    by_round = pd.concat(each).groupby(level=0)
+    middle = by_round.mean()
+    smooth = middle.filter(regex="^smooth ")
+    band = by_round[[*smooth]].std(ddof=1)
+    ends = {"low": smooth - band, "high": smooth + band}
+    named = [end.rename(columns=lambda c, n=n: c.replace("smooth", n)) for n, end in ends.items()]
+    return pd.concat([middle, *named], axis=1)
+
+
+def curve(group: Group, metric: str, over: str = "round") -> pd.DataFrame:
+    """x, raw, smooth and perhaps low and high of one metric, by round; x: a column of `COSTS`."""
+    found = curves(group, [metric])
+    names = {over: "x"} | {f"{part} {metric}": part for part in PARTS}
+    if f"raw {metric}" not in found:
+        return pd.DataFrame(columns=[*names.values()][:3], dtype=float)
+    there = found[found[f"raw {metric}"].notna()]
+    return there[[name for name in names if name in there]].rename(columns=names)
 
 
 def save(groups: Sequence[Group], folder: Path) -> list[Path]:

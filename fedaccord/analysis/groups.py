@@ -33,7 +33,7 @@ class Group(NamedTuple):
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
-    """The groups in the order of their first runs."""
+    """The groups: methods in the order of their first runs, each by the settings that differ."""
     together: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         settings = {k: v for k, v in run.settings.items() if k not in WHERE}
@@ -44,7 +44,18 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     for settings, same in zip(each, together.values(), strict=True):
         same.sort(key=lambda run: run.settings.get("seed", 0))
         found.append(Group(label(settings, keys), same, settings, [*map(with_costs, same)]))
-    return found
+    methods = [*dict.fromkeys(settings.get("algo") for settings in each)]
+
+    def place(group: Group) -> tuple[Any, ...]:
+        values = [group.settings.get(key) for key in keys]
+        return methods.index(group.settings.get("algo")), *map(_orderly, values)
+
+    return sorted(found, key=place)
+
+
+def _orderly(value: Any) -> tuple[bool, bool, Any]:
+    """Numbers by size, then words, then what is not there."""
+    return value is None, isinstance(value, str), 0 if value is None else value
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

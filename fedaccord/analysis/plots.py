@@ -13,6 +13,8 @@ from bokeh.models import (
     ColorBar,
     ColumnDataSource,
     CustomJS,
+    CustomJSHover,
+    CustomJSTickFormatter,
     DataTable,
     HoverTool,
     HTMLTemplateFormatter,
@@ -20,7 +22,6 @@ from bokeh.models import (
     LinearScale,
     LogAxis,
     LogScale,
-    NumeralTickFormatter,
     RadioButtonGroup,
     Range1d,
     Select,
@@ -29,15 +30,20 @@ from bokeh.models import (
 from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
-from fedaccord.analysis.figures import METRICS, curve, styles
-from fedaccord.analysis.groups import COSTS, Group, Spread, final, has
+from fedaccord.analysis.figures import METRICS, PARTS, curves, styles
+from fedaccord.analysis.groups import COSTS, Group, Spread, final
 from fedaccord.analysis.table import Cell, text
 
-PARTS = ("raw", "smooth", "low", "high")
 AXES = ("linear", "log y", "log x", "log both")  # x by pairs, y in turn: see `DRAW`
 TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
 SHOWN = 1000  # clients
 
+SHORT = """
+const power = Math.min(Math.floor(Math.log10(Math.abs({value})) / 3), 6)
+const prefixes = ["", "k", "M", "G", "T", "P", "E"]
+if (!(power > 0)) return String(Number({value}.toPrecision(4)))
+return Number(({value} / 1000 ** power).toPrecision(4)) + prefixes[power]
+"""  # 12350000 as 12.35M, as in the summary
 LINE = ("xs", "ys", "color", "dash", "width", "alpha", "label")  # of a line; three of a band
 DRAW = """
 const metric = y.value, cost = x.value
@@ -180,7 +186,7 @@ def _figure(
         grids[way].axis = sides[way][is_log[way]]
         setattr(plot, f"{way}_scale", scales[way][is_log[way]])
     for axis in sides["x"]:
-        axis.formatter = NumeralTickFormatter(format="0.[000]a")
+        axis.formatter = CustomJSTickFormatter(code=SHORT.format(value="tick"))
     plot.patches("xs", "ys", source=bands, color="color", fill_alpha=0.15, line_alpha=0)
     drawn = plot.multi_line(
         *("xs", "ys"),
@@ -190,8 +196,11 @@ def _figure(
         line_width="width",
         line_alpha="alpha",
     )
-    values = [("", "@label"), ("at", "$snap_x{0.[0000]a}"), ("value", "$snap_y{0.[0000]}")]
-    plot.add_tools(HoverTool(renderers=[drawn], line_policy="nearest", tooltips=values))
+    values = [("", "@label"), ("at", "$snap_x{custom}"), ("value", "$snap_y{0.[0000]}")]
+    forms = {"$snap_x": CustomJSHover(code=SHORT.format(value="value"))}
+    plot.add_tools(
+        HoverTool(renderers=[drawn], line_policy="nearest", tooltips=values, formatters=forms)
+    )
     return plot, {"sides": sides, "grids": grids, "scales": scales}
 
 
@@ -206,17 +215,9 @@ def _keys(number: int) -> str:
 
 def _store(group: Group, titles: Mapping[str, str]) -> dict[str, "np.ndarray[Any, Any]"]:
     """Every metric of a group by round, and what was spent: columns "raw test-loss", "bytes"."""
-    columns = {}
-    for cost in COSTS:
-        each = [table.set_index("round", drop=False)[cost] for table in group.tables]
-        columns[cost] = pd.concat(each, axis=1).mean(axis=1).sort_index()
-    for metric in titles:
-        if has(group, metric):
-            line = curve(group, metric)
-            for part in line.columns.intersection([*PARTS]):
-                # where one run got to, its band has no width
-                columns[f"{part} {metric}"] = line[part].fillna(line["smooth"])
-    table = pd.DataFrame(columns)
+    table = curves(group, titles)
+    for name in table.filter(regex="^(low|high) "):  # where one run got to, a band has no width
+        table[name] = table[name].fillna(table["smooth " + name.partition(" ")[2]])
     return {str(name): values.to_numpy(np.float32) for name, values in table.items()}
 
 
@@ -280,37 +281,37 @@ def classes(counts: pd.DataFrame, title: str) -> Any:
 def clients(groups: Sequence[Group]) -> Any:
     """In how many rounds each client's reply was good or dropped, and the seconds of its local
     rounds; a run is chosen."""
-    tables = {}
-    for group in groups:
-        for run in group.runs:
-            if len(run.clients):
-                name = f"{group.label} seed={run.settings.get('seed', 0)}"
-                tables[f"{name} ({run.path.name})"] = _per_client(run.clients)
-    drawn = ColumnDataSource(next(iter(tables.values())))
-    choice = Select(title="run", value=next(iter(tables)), options=[*tables], width=460)
+    runs = [(group.label, run) for group in groups for run in group.runs if len(run.clients)]
+    names = [f"{name} seed={run.settings.get('seed', 0)} ({run.path.name})" for name, run in runs]
+    tables = _per_client([run.clients for _, run in runs])
+    drawn = ColumnDataSource(tables[0])
+    choice = Select(title="run", value=names[0], options=names, width=700)
+    columns = [{str(name): t[name].to_numpy(np.float32) for name in t} for t in tables]
     choice.js_on_change(
         "value",
         CustomJS(
-            args={"sources": [*map(ColumnDataSource, tables.values())], "drawn": drawn},
-            code="drawn.data = sources[this.options.indexOf(this.value)].data",
+            args={"tables": columns, "drawn": drawn},
+            code="drawn.data = tables[this.options.indexOf(this.value)]",
         ),
     )
     bars = _bars(drawn)
-    timed = any(table["median"].notna().any() for table in tables.values())
+    timed = any(table["median"].notna().any() for table in tables)
     times = [_times(drawn, bars.x_range)] if timed else []
     return column(choice, bars, *times, sizing_mode="stretch_width")
 
 
-def _per_client(rows: pd.DataFrame) -> pd.DataFrame:
-    good = rows["status"] == "ok"
-    seconds = rows.get("seconds", np.nan)
+def _per_client(runs: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
+    """A row a client, of each run's clients.csv."""
+    rows = pd.concat([*runs], keys=range(len(runs)), names=["run"])
+    good, seconds = rows["status"] == "ok", rows.get("seconds", np.nan)
     each = pd.DataFrame(
         {"client": rows["client"], "good": good, "dropped": ~good, "seconds": seconds}
-    ).groupby("client")
-    per = each[["good", "dropped"]].sum().head(SHOWN)
+    ).groupby(["run", "client"])
+    per = each[["good", "dropped"]].sum()
     per = per.assign(asked=per["good"] + per["dropped"])
     times = each["seconds"].agg(["min", "median", "max"])
-    return per.join(times).reset_index()
+    table = per.join(times).reset_index("client")
+    return [table.loc[[i]].head(SHOWN).reset_index(drop=True) for i in range(len(runs))]
 
 
 def _times(source: ColumnDataSource, x_range: Any) -> Any:

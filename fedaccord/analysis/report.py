@@ -177,6 +177,7 @@ def _partitions(runs: Sequence[Run]) -> list[tuple[pd.DataFrame, str]]:
         if run.classes is not None:
             of = run.settings
             title = f"{of.get('partition', '')} partition, seed {of.get('seed', '')}"
+            title += f", without {held:.0%} held out" if (held := of.get("validation")) else ""
             found.setdefault(run.classes.to_csv(), (run.classes, title))
     return [*found.values()]
 

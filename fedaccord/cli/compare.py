@@ -8,6 +8,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from fedaccord.cli.console import make_console, stop
+from fedaccord.memory import uncollected
 
 if TYPE_CHECKING:
     from fedaccord.analysis.groups import Group
@@ -25,6 +26,7 @@ Target = Annotated[
 ]
 
 
+@uncollected()
 def compare(
     runs: Runs,
     target: Target = None,

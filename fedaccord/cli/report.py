@@ -7,8 +7,10 @@ import typer
 
 from fedaccord.cli.compare import Runs, Target, read_groups
 from fedaccord.cli.console import make_console, stop
+from fedaccord.memory import uncollected
 
 
+@uncollected()
 def report(
     runs: Runs,
     target: Target = None,

@@ -19,6 +19,7 @@ from fedaccord.interrupts import exit_code, interruptible
 
 if TYPE_CHECKING:
     from fedaccord.sweep import Plan, Step
+    from fedaccord.sweep.trial import Job
 
 
 @interruptible()
@@ -30,7 +31,7 @@ def sweep(
     ] = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print trials, budget and estimated hours, and exit."),
+        typer.Option("--dry-run", help="Print trials, budget and estimated time, and exit."),
     ] = False,
 ) -> None:
     """Run many configurations, choose the best of each method on held-out training samples, and
@@ -109,7 +110,7 @@ class Display:
         from fedaccord.sweep.estimate import parts
 
         self.plan, self.done, self.best = plan, 0, ""
-        self.score = float("-inf")
+        self.split, self.score = "", float("-inf")
         self.runs = sum(part.runs for part in parts(plan))
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -130,17 +131,29 @@ class Display:
         self.rounds += step.rounds
         self.left.begun += step.rounds if step.found else 0
         metric = self.plan.options.metric
-        value = step.row.get(f"validation-{metric}", step.row.get(f"test-{metric}"))
+        split = "validation" if f"validation-{metric}" in step.row else "test"
+        if split != self.split:  # what is tested is no rival of what was tuned
+            self.split, self.score = split, float("-inf")
+        value = step.row.get(f"{split}-{metric}")
         score = -1.0 if value is None else (-value if metric.startswith("loss") else value)
         if step.row["status"] == "completed" and score > self.score:
-            self.score, self.best = score, f"best {value:.4g} ({step.job.name})"
+            self.score, self.best = score, f"best {value:.4g} ({self._trial(step.job)})"
         number = f"run {self.done}/{self.runs}"
         self.bar.update(self.task, advance=step.rounds, description=number, best=self.best)
         if self.bar.disable and not step.found:
-            shown = "no value" if value is None else f"{metric} {value:.4g}"
+            shown = "no value" if value is None else f"{split}-{metric} {value:.4g}"
             ended = step.row.get("reason") or self.best
             words = (f"round {step.job.rounds}", shown, ended, self.left(self.rounds))
-            print(number, step.job.name, *filter(None, words), sep="  ", flush=True)
+            print(number, self._trial(step.job), *filter(None, words), sep="  ", flush=True)
+
+    def _trial(self, job: "Job") -> str:
+        """Its method, its choices and its seed."""
+        from fedaccord.sweep.table import short
+
+        algo = job.settings["algo"]
+        chosen = {key: job.settings[key] for key in self.plan.of(algo)}
+        words = (f"{key}={short(value)}" for key, value in chosen.items())
+        return " ".join([algo, *words, f"seed={job.settings['seed']}"])
 
 
 def as_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -157,6 +170,6 @@ def _show(console: Console, plan: "Plan") -> None:
     heading = [name.replace("_", " ") for name in Part._fields]
     console.print(as_table(heading, [[*map(str, part)] for part in found]))
     with console.status("timing two rounds"):
-        hours = estimate(plan, found)
+        time_left = estimate(plan, found)
     runs, rounds = sum(part.runs for part in found), sum(part.rounds for part in found)
-    console.print(f"{runs} runs, {rounds} rounds; {hours}", soft_wrap=True)
+    console.print(f"{runs} runs, {rounds} rounds; {time_left}", soft_wrap=True)

@@ -74,19 +74,26 @@ def _whole(configurations: Sequence[Configuration]) -> list[tuple[int, int]]:
 
 
 def estimate(plan: Plan, found: Sequence[Part]) -> str:
-    """Hours, from a round of the first method; the others by their gradients."""
+    """The time, from a round of the first method; the others by their gradients."""
     method = plan.methods[0]
     first = plan.configuration(method, next(space.corners(plan.of(method))))
     seconds = _seconds(first)
     one = _work(found[0])
     total = sum(seconds * part.rounds * _work(part) / one for part in found)
     if plan.options.ray_address:
-        return f"{total / 3600:.2g} hours of one trial after another, {seconds:.2g} s a round"
+        return f"{_words(total)} of one trial after another, {seconds:.2g} s a round"
     number = workers.count(plan.options.workers)
     return (
-        f"about {total / 3600 / number:.2g} hours with {number} "
+        f"about {_words(total / number)} with {number} "
         f"process{'es' if number > 1 else ''}, {seconds:.2g} s a round of {method}"
     )
+
+
+def _words(seconds: float) -> str:
+    """As 90 seconds, 45 minutes, 12 hours."""
+    units = {"seconds": 1, "minutes": 60, "hours": 3600}
+    name = next((name for name in units if seconds < 120 * units[name]), "hours")
+    return f"{seconds / units[name]:.3g} {name}"
 
 
 def _work(part: Part) -> float:

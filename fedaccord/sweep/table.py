@@ -79,7 +79,7 @@ def winners_table(winners: Sequence[Winner], tests: Sequence[Trial], metric: str
         row: dict[str, Any] = {
             "algo": configuration.algo,
             "trial": configuration.name,
-            "settings": ", ".join(f"{key}={_short(value)}" for key, value in point.items()),
+            "settings": ", ".join(f"{key}={short(value)}" for key, value in point.items()),
             "configurations": winner.configurations,
             f"validation-{metric}": sign * winner.score,
             "seeds": len(values),
@@ -105,9 +105,13 @@ def _by_seed(winner: Winner, tests: Sequence[Trial], metric: str) -> dict[int, f
 
 
 def as_text(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Its heading and rows for people."""
-    rows = [["" if x != x else _short(x) for x in row] for row in table.itertuples(index=False)]
-    return [*table.columns], rows
+    """Its heading and rows for people: 0.7 ± 0.01 for a mean and its standard deviation."""
+    text = table.map(lambda x: "" if x != x else short(x))
+    for name in [name for name in table if f"{name}-std" in table]:
+        std = text.pop(f"{name}-std")
+        text[name] += [x and f" ± {x}" for x in std]
+    heading = [str(n).replace("-mean-of-last-10", ", last 10").replace("-", " ") for n in text]
+    return heading, text.to_numpy().tolist()
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -117,5 +121,5 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -39,6 +39,19 @@ def test_seeds_are_one_group_and_its_label_has_what_differs(tmp_path: Path) -> N
     assert [*both.tables[1]["test-accuracy"]] == [0.1, 0.5]
 
 
+def test_groups_are_in_the_order_of_their_methods_and_of_the_sizes_of_settings(
+    tmp_path: Path,
+) -> None:
+    for algo, lr, model in (("b", 0.2, "x"), ("a", 0.1, "y"), ("b", 0.1, "y"), ("b", 0.1, "x")):
+        write(tmp_path, [0.1], algo=algo, lr=lr, model=model)
+        (tmp_path / f"{algo}-{lr}-0").rename(tmp_path / f"{algo}{lr == 0.1}{model}")
+    found = groups_of([reader.read(tmp_path / name) for name in ("bFalsex", "bTruey", "aTruey")])
+    assert [group.label for group in found] == ["b lr=0.1 model=y", "b lr=0.2 model=x"] + [
+        "a lr=0.1 model=y"
+    ]
+    assert [group.label for group in groups(tmp_path)][0] == "a lr=0.1 model=y"
+
+
 def test_a_sweep_is_sensitive_on_what_it_was_tuned_by(tmp_path: Path) -> None:
     for lr in (0.05, 0.1):
         tuning = write(tmp_path, [0.1, 0.5], lr=lr, validation=0.1)

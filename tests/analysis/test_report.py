@@ -127,7 +127,7 @@ def test_the_switches_choose_lines_metrics_and_axes(browser: Any, page: Path) ->
 
 def test_bars_count_good_and_dropped_replies(tmp_path: Path) -> None:
     rows = reader.read(write(tmp_path, [0.1, 0.2, 0.3, 0.4])).clients
-    found = plots._per_client(rows)
+    found, again = plots._per_client([rows, rows[rows["round"] > 2]])
     assert found.to_dict("list") == {
         "client": [0, 1],
         "good": [3, 2],
@@ -137,6 +137,7 @@ def test_bars_count_good_and_dropped_replies(tmp_path: Path) -> None:
         "median": [2.0, 3.0],
         "max": [3.0, 4.0],
     }
+    assert again["good"].tolist() == [1, 1]
 
 
 def test_runs_of_an_earlier_version_have_bars_without_seconds(tmp_path: Path) -> None:

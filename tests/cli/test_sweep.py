@@ -34,6 +34,7 @@ def test_a_sweep_shows_its_trials_and_its_winners(tmp_path: Path) -> None:
     assert result.stderr == ""
     lines = result.stdout.splitlines()
     assert [line.split("  ")[0] for line in lines[:3]] == ["run 1/3", "run 2/3", "run 3/3"]
+    assert lines[0].split("  ")[1] == "fedavg lr=0.1 seed=0"
     assert "best" in lines[0]
     assert re.fullmatch(r"\d:\d\d:\d\d left", lines[0].split("  ")[-1])
     assert "left" not in lines[2]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedaccord.sweep.estimate import estimate, parts
+from fedaccord.sweep.estimate import _words, estimate, parts
 from tests.sweep.plans import finish, make
 
 LR = {"lr": {"low": 0.05, "high": 0.1}}
@@ -34,9 +34,10 @@ def test_optuna_and_costs() -> None:
     assert (tune.local, tune.gradients_a_step) == ("2 epochs", 2)
 
 
-def test_an_estimate_is_in_hours() -> None:
+def test_an_estimate_is_in_fitting_units() -> None:
     plan = make({"algo": ["fedavg"]})
     words = estimate(plan, parts(plan)).split()
     assert words[0] == "about"
-    assert 0 < float(words[1]) < 1
-    assert words[2] == "hours"
+    assert float(words[1]) > 0
+    assert words[2] in ("seconds", "minutes")
+    assert [*map(_words, (90, 2700, 43200))] == ["90 seconds", "45 minutes", "12 hours"]

@@ -84,8 +84,10 @@ def test_the_table_has_every_key_and_what_stopped() -> None:
     assert [*table["fedprox.mu"]] == [None, 1.0, 1.0]
 
 
-def test_people_see_no_nan() -> None:
-    heading, rows = as_text(winners_table(winners(), [trial("fedavg", 0, 0.123456)], METRIC))
-    assert heading[0] == "algo"
+def test_people_see_no_nan_and_spreads_beside_means() -> None:
+    tests = [trial("fedavg", 0, 0.123456), trial("fedavg", 1, 0.1), trial("fedprox", 0, 0.1)]
+    heading, rows = as_text(winners_table(winners(), tests, METRIC))
+    assert heading[4:7] == ["validation accuracy last", "seeds", "test accuracy last"]
+    assert [row[6] for row in rows] == ["0.1117 ± 0.01659", "0.1"]
     assert all(isinstance(cell, str) and cell != "nan" for row in rows for cell in row)
-    assert "0.1235" in rows[0]
+    assert not any(name.endswith("std") for name in heading)
