@@ -70,11 +70,16 @@ def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:
         return each[0]
     by_round = pd.concat(each).groupby(level=0)
     middle = by_round.mean()
-    smooth = middle.filter(regex="^smooth ")
+    names = [
+        str(name).removeprefix("smooth ") for name in middle if str(name).startswith("smooth ")
+    ]
+    smooth = middle[[f"smooth {name}" for name in names]]
     band = by_round[[*smooth]].std(ddof=1)
-    ends = {"low": smooth - band, "high": smooth + band}
-    named = [end.rename(columns=lambda c, n=n: c.replace("smooth", n)) for n, end in ends.items()]
-    return pd.concat([middle, *named], axis=1)
+    ends = [
+        end.set_axis([f"{part} {name}" for name in names], axis=1)
+        for part, end in (("low", smooth - band), ("high", smooth + band))
+    ]
+    return pd.concat([middle, *ends], axis=1)
 
 
 def curve(group: Group, metric: str, over: str = "round") -> pd.DataFrame:

@@ -216,8 +216,9 @@ def _keys(number: int) -> str:
 def _store(group: Group, titles: Mapping[str, str]) -> dict[str, "np.ndarray[Any, Any]"]:
     """Every metric of a group by round, and what was spent: columns "raw test-loss", "bytes"."""
     table = curves(group, titles)
-    for name in table.filter(regex="^(low|high) "):  # where one run got to, a band has no width
-        table[name] = table[name].fillna(table["smooth " + name.partition(" ")[2]])
+    for name in (f"{end} {metric}" for end in PARTS[2:] for metric in titles):
+        if name in table:  # where one run got to, a band has no width
+            table[name] = table[name].fillna(table[f"smooth {name.partition(' ')[2]}"])
     return {str(name): values.to_numpy(np.float32) for name, values in table.items()}
 
 

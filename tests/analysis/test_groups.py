@@ -46,10 +46,9 @@ def test_groups_are_in_the_order_of_their_methods_and_of_the_sizes_of_settings(
         write(tmp_path, [0.1], algo=algo, lr=lr, model=model)
         (tmp_path / f"{algo}-{lr}-0").rename(tmp_path / f"{algo}{lr == 0.1}{model}")
     found = groups_of([reader.read(tmp_path / name) for name in ("bFalsex", "bTruey", "aTruey")])
-    assert [group.label for group in found] == ["b lr=0.1 model=y", "b lr=0.2 model=x"] + [
-        "a lr=0.1 model=y"
-    ]
-    assert [group.label for group in groups(tmp_path)][0] == "a lr=0.1 model=y"
+    labels = ["b lr=0.1 model=y", "b lr=0.2 model=x", "a lr=0.1 model=y"]
+    assert [group.label for group in found] == labels
+    assert groups(tmp_path)[0].label == "a lr=0.1 model=y"
 
 
 def test_a_sweep_is_sensitive_on_what_it_was_tuned_by(tmp_path: Path) -> None:
