@@ -1472,9 +1472,9 @@ MUTANTS = [
         ),
         (
             "A state nested twice loses its outer name",
-            'yield from leaves(part, f"{prefix}.{name}" if prefix else str(name))',
+            'path = f"{prefix}.{name}" if prefix else str(name)',
             "outer = prefix.rpartition('.')[2]\n"
-            '            yield from leaves(part, f"{outer}.{name}" if prefix else str(name))',
+            '            path = f"{outer}.{name}" if prefix else str(name)',
             MISTAKES,
         ),
     ),
@@ -1638,24 +1638,24 @@ MUTANTS = [
         VECTORIZED,
         (
             "A client keeps the state of another row",
-            "map_vectors(torch.clone, row(state, j))",
-            "map_vectors(torch.clone, row(state, 0))",
+            "map_vectors(_to_host, row(done.state, j))",
+            "map_vectors(_to_host, row(done.state, 0))",
         ),
         (
             "A client uploads the vectors of another row",
-            "*(row(up, j), task",
-            "*(row(up, 0), task",
+            "Answer(row(up, j), task",
+            "Answer(row(up, 0), task",
         ),
         (
             "A client's state keeps those of its cohort in memory",
-            "map_vectors(torch.clone, row(state, j))",
-            "row(state, j)",
+            'v.to("cpu", copy=True,',
+            'v.to("cpu",',
             tests_of("engine/test_vectorize.py", "memory_of_its_own"),
         ),
         (
             "A client that diverged takes its cohort with it",
-            "(finite[j] or is_finite(done.result.w_K[j]))",
-            "is_finite(done.result.w_K)",
+            "if is_finite(w_K[j], found[j]):",
+            "if is_finite(w_K):",
             tests_of("engine/test_vectorize.py", "concerns_itself"),
         ),
         (
@@ -2146,8 +2146,8 @@ MUTANTS = [
         ),
         (
             "Bytes are counted as elements",
-            "return elements, sum(map(nbytes, vectors))",
-            "return elements, elements",
+            "sum(v.nbytes for v in carried)",
+            "sum(v.numel() for v in carried)",
             METRICS,
         ),
         (

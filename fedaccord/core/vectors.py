@@ -81,7 +81,7 @@ def moved(v: Vector, device: torch.device | str) -> Vector:
     copy would wait for all of it. From a GPU it goes into pinned memory, and has its values once
     somebody has waited, as `read` does.
     """
-    device = torch.device(device)
+    device = torch.device(device) if isinstance(device, str) else device
     if v.device == device:
         return v
     if v.is_cpu and device.type == "cuda":
