@@ -1956,6 +1956,20 @@ MUTANTS = [
         ),
     ),
     *of(
+        "fedaccord/engine/fleet.py",
+        tests_of("engine/test_waits.py", "states"),
+        (
+            "A state is written to disk before it came from the GPU",
+            "            read(answer.loss for _, answer, _ in made)\n",
+            "            pass\n",
+        ),
+        (
+            "A GPU is waited for after every client whose state goes to disk",
+            "len(self._made) * size > PENDING:",
+            "len(self._made) * size > 0:",
+        ),
+    ),
+    *of(
         "fedaccord/client/train.py",
         tests_of("engine/test_waits.py", "waits_once and fedavg"),
         (

@@ -12,7 +12,7 @@ from fedaccord.client.cohort import form, local_rounds
 from fedaccord.client.data import test_data, training_data
 from fedaccord.client.store import LostState, Memory, Version
 from fedaccord.client.train import local_round, local_test
-from fedaccord.core.vectors import map_vectors, nbytes
+from fedaccord.core.vectors import map_vectors, nbytes, read
 from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.federation.fleet import LATE, Reading
 from fedaccord.task import Task
@@ -20,6 +20,7 @@ from fedaccord.task import Task
 log = logging.getLogger("flwr")
 
 MOST = 100  # clients in one call: beyond it nothing is gained
+PENDING = 2**30  # bytes of the models whose clients' states wait to be written to disk
 BYTES = 2**25  # of their models: from there on a larger call is hardly faster
 
 Reached = tuple[Visit, Any]  # a visit, and the state that its client begins with
@@ -46,6 +47,11 @@ class LocalFleet:
         self.memories: MutableMapping[int, Memory] = {} if memories is None else memories
         self.vectorize = vectorize  # many clients in one call; the last bits may differ
         self._on_client = on_client  # called after each visit with the client's number
+        self._made: list[tuple[TrainInstruction, Answer, Any]] = []  # states not yet remembered
+
+    @property
+    def _in_memory(self) -> bool:
+        return isinstance(self.memories, dict)
 
     def connect(self, seconds: float) -> None:
         pass
@@ -64,6 +70,7 @@ class LocalFleet:
                 if self._on_client:
                     for client in clients:
                         self._on_client(client)
+        self._remember()
         return {visit.instruction.client: answers[visit.instruction.client] for visit in visits}
 
     def _reached(self, visits: Sequence[Visit], answers: dict[int, Reading]) -> list[Reached]:
@@ -85,15 +92,29 @@ class LocalFleet:
     def _train(self, part: Sequence[Reached]) -> dict[int, Reading]:
         """What becomes of visits that go on together."""
         answers: dict[int, Reading] = {}
+        size = nbytes(part[0][0].down)
         for (visit, _), done in zip(part, self._rounds(part), strict=True):
             asked = visit.instruction
             if isinstance(done, str):
                 answers[asked.client] = done
             else:
-                answers[asked.client], state = done
-                memory = self.memories.get(asked.client)
-                self.memories[asked.client] = store.remember(memory, asked, state)
+                answers[asked.client] = done[0]
+                self._made.append((asked, *done))
+        if self.home.type == "cpu" or self._in_memory or len(self._made) * size > PENDING:
+            self._remember()
         return answers
+
+    def _remember(self) -> None:
+        """Keep the states that were made.
+
+        To write one, a GPU must have been waited for: then many are written together.
+        """
+        made, self._made = self._made, []
+        if made and not self._in_memory:
+            read(answer.loss for _, answer, _ in made)
+        for asked, _, state in made:
+            memory = self.memories.get(asked.client)
+            self.memories[asked.client] = store.remember(memory, asked, state)
 
     def _rounds(self, part: Sequence[Reached]) -> Sequence[tuple[Answer, Any] | str]:
         if self.vectorize and len(part) > 1:
@@ -126,7 +147,7 @@ class LocalFleet:
     def state(self, client: int, round: int) -> Any:
         """The client's state after the step of a round; None: it has none."""
         version = store.version(self.memories.get(client), round)
-        if version is None or isinstance(self.memories, dict):
+        if version is None or self._in_memory:
             return version and version.state
         return map_vectors(torch.clone, version.state)  # of a view of what will be another state
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedaccord import server_app, simulate
+from fedaccord.client.shards import Shards
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves, map_vectors
 from fedaccord.engine.fleet import LocalFleet
@@ -43,7 +44,13 @@ def task(clients: int, augmented: bool) -> Task:
 
 
 def waits(
-    gpu: FakeGPU, clients: int, steps: int, algo: str, augmented: bool = True, **more: Any
+    gpu: FakeGPU,
+    clients: int,
+    steps: int,
+    algo: str,
+    augmented: bool = True,
+    memories: Any = None,
+    **more: Any,
 ) -> list[str]:
     """What waited in a third round."""
     config = RunConfig.make(
@@ -51,7 +58,7 @@ def waits(
         | {"fraction-train": 1.0, **more}
     )
     own, strategy = task(clients, augmented), config.strategy
-    fleet = LocalFleet(own, vectorize=config.vectorize == "on", home=GPU)
+    fleet = LocalFleet(own, vectorize=config.vectorize == "on", memories=memories, home=GPU)
     strategy.begin(fleet, server_app.initial_arrays(own, strategy.precision, GPU))
     for _ in range(3):
         gpu.waits.clear()
@@ -77,6 +84,21 @@ def test_a_round_waits_once(gpu: FakeGPU, vectorize: str, augmented: bool) -> No
 def test_a_round_of_every_method_waits_once(gpu: FakeGPU, algo: str) -> None:
     found = waits(gpu, 3, 1, algo)
     assert len(found) == 1, found
+
+
+@pytest.mark.parametrize("vectorize", ["off", "on"])
+def test_states_are_written_to_disk_when_they_are_there(gpu: FakeGPU, vectorize: str) -> None:
+    """After one wait for all of them; `waits` looks at their values."""
+    found = waits(gpu, 5, 2, "scaffold", memories=Shards(), vectorize=vectorize)
+    assert len(found) == 2, found
+
+
+def test_states_that_take_too_much_memory_are_written_in_parts(
+    gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedaccord.engine.fleet.PENDING", 2 * 4 * 79403 * 2)  # of 2 clients
+    found = waits(gpu, 5, 2, "scaffold", memories=Shards())
+    assert len(found) == 3, found
 
 
 # --- a reply that turns out to be bad -------------------------------------------------------------
