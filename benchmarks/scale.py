@@ -37,6 +37,7 @@ from fedaccord import server_app
 from fedaccord.client.data import training_data
 from fedaccord.client.train import CPU, first_state
 from fedaccord.config import RunConfig
+from fedaccord.core.mapped import in_file
 from fedaccord.core.plugin import GradientSeat
 from fedaccord.core.rounds import Solution, client_round
 from fedaccord.core.rule import Direction, LocalConfig
@@ -167,7 +168,7 @@ def past() -> dict[str, Any]:
         if number in PAST_ROUNDS:
             assert strategy.state is not None
             kept = dict(leaves(strategy.state.server.lam_bar_after))
-            in_files = [v for v in kept.values() if v.untyped_storage().filename is not None]
+            in_files = [v for v in kept.values() if in_file(v)]
             rows.append(
                 {
                     "rounds": number,

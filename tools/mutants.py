@@ -1998,8 +1998,14 @@ MUTANTS = [
         "tests/server/test_round.py",
         (
             "All that the server keeps is looked at in every round",
-            "for name, vector in fresh.items() if id(vector) not in before}",
-            "for name, vector in fresh.items()}",
+            "if id(v) not in before and not in_file(v)}",
+            "if not in_file(v)}",
+        ),
+        (
+            "What is moved to a file is looked at again",
+            " and not in_file(v)}",
+            "}",
+            tests_of("strategies/test_afedpd.py", "moved_to_a_file"),
         ),
         (
             "A round with just enough replies fails",

@@ -35,10 +35,15 @@ def mapped(numel: int, dtype: torch.dtype, folder: Path | None = None) -> Tensor
         raise OSError(error.errno, error.strerror, place) from None
 
 
+def in_file(v: Tensor) -> bool:
+    """Whether a tensor is one of `mapped`, or a part of one."""
+    return v.untyped_storage().filename is not None
+
+
 def release(v: Tensor) -> None:
     """Let the memory go that a tensor of `mapped`, or a part of one, has taken: its values are in
     the file. Any other tensor is left alone."""
-    if v.untyped_storage().filename is not None and v.numel():
+    if in_file(v) and v.numel():
         first = v.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
         length = v.data_ptr() + v.nbytes - first
         _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
@@ -50,7 +55,7 @@ def _libc() -> ctypes.CDLL:
 
 
 class Spill:
-    """Moves vectors of one kind into files as of `mapped`, some to a file.
+    """Moves vectors into files as of `mapped`, some of one kind to a file.
 
     One file for each would do, but for glibc before 2.38: what a file takes in memory, small as it
     is, comes to lie behind the vector that is freed, whose place the next vector then does not fit.
@@ -61,11 +66,15 @@ class Spill:
 
     def __call__(self, v: Vector, folder: Path | None = None) -> Vector:
         """The same vector (d,) in a file; one that is in a file already is returned itself."""
-        if v.untyped_storage().filename is not None:
+        if in_file(v):
             return v
-        if not self._places:
+        if not self._places or _kind(self._places[-1]) != _kind(v):
             self._places = [*mapped(VECTORS * v.numel(), v.dtype, folder).view(VECTORS, -1)]
         place = self._places.pop()
         place.copy_(v)
         release(place)
         return place
+
+
+def _kind(v: Tensor) -> tuple[torch.Size, torch.dtype]:
+    return v.shape, v.dtype

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedaccord.core import rounds
+from fedaccord.core.mapped import in_file
 from fedaccord.core.rounds import RoundState, ServerRound
 from fedaccord.core.vectors import (
     Number,
@@ -109,7 +110,8 @@ def _look(method: Any, s: RoundState, done: ServerRound) -> _Look:
     after, ups, cohort = done.state, done.ups, done.cohort
     before = {id(vector) for _, vector in leaves(s.server)}  # looked at in the round they were made
     fresh = {"w": after.w, **dict(leaves(after.server))}
-    fresh = {name: vector for name, vector in fresh.items() if id(vector) not in before}
+    # what lies in a file was moved there: to read it would bring it back
+    fresh = {name: v for name, v in fresh.items() if id(v) not in before and not in_file(v)}
     numbers: dict[Any, list[Number]] = {name: [value] for name, value in done.metrics.items()}
     numbers["fresh"] = [length(vector) for vector in fresh.values()]
     if method.max_update_norm:

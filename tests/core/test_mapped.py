@@ -72,3 +72,9 @@ def test_a_full_disk_is_an_error_that_names_the_folder(
         mapped(1000, torch.float32, tmp_path)
     assert error.value.filename == str(tmp_path)
     assert os.listdir(tmp_path) == []
+
+
+def test_vectors_of_other_kinds_have_files_of_their_own() -> None:
+    spill = Spill()
+    for v in (torch.ones(5), torch.ones(7), torch.full((7,), 0.1, dtype=torch.float64)):
+        assert torch.equal(spill(v), v)

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from fedaccord.core.cohort import Reply
+from fedaccord.core.mapped import in_file
 from fedaccord.core.rounds import broadcast, first_state, server_round
 from fedaccord.core.rule import Model
+from fedaccord.core.vectors import Vector, length
+from fedaccord.federation import round as round_module
 from fedaccord.strategies import AFedPD, RelaxedInit
 from fedaccord.strategies import afedpd as module
 from tests import federation
@@ -71,9 +74,29 @@ def test_the_oldest_vectors_lie_in_files_that_hold_the_same_bits(
         assert all(torch.equal(v, b.lam_bar_after[t]) for t, v in a.lam_bar_after.items())
     last = filed.server[-1].lam_bar_after
     assert sorted(last) == [2, 3, 4, 5]
-    on_disk = {t for t, v in last.items() if v.untyped_storage().filename is not None}
+    on_disk = {t for t, v in last.items() if in_file(v)}
     assert on_disk == {2, 3}
     assert torch.equal(plain.weights, filed.weights)
+
+
+def test_a_vector_that_is_moved_to_a_file_is_not_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MEMORY", 2 * 8 * LEAST_SQUARES.dim)
+    seen: list[Vector] = []
+
+    def spy(v: Vector) -> Vector:
+        seen.append(v)
+        return length(v)
+
+    monkeypatch.setattr(round_module, "length", spy)
+    schedule = [[0, 1, 2, 3], [0, 1, 2], [0, 1], [2], [0], [3]]
+    strategy = method()
+    federation.run(strategy, LEAST_SQUARES, W0, schedule)
+    assert strategy.state is not None
+    assert sum(map(in_file, strategy.state.server.lam_bar_after.values())) == 2
+    assert len(seen) >= 2 * len(schedule)  # w and lam_bar of every round
+    assert not any(map(in_file, seen))
 
 
 def test_memory_is_bounded_over_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
