@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from fedaccord.core.visit import Visit
 from fedaccord.engine.faults import FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.errors import FederationError
-from fedaccord.federation.fleet import Reading
+from fedaccord.federation.fleet import Answers
 from fedaccord.logbook import Logbook
 from fedaccord.strategies import METHODS, SAM
 from fedaccord.task import Clients, Task, load_task
@@ -99,7 +99,7 @@ TIED: dict[str, dict[str, Any]] = {  # without the ascent of SAM, which moves th
 class GoingOn(LocalFleet):
     """Clients without the protocol: each goes on from its last step, whoever heard of it."""
 
-    def train(self, visits: Sequence[Visit], timeout: float) -> Mapping[int, Reading]:
+    def train(self, visits: Sequence[Visit], timeout: float) -> Answers:
         def last(visit: Visit) -> Visit:
             memory = self.memories.get(visit.instruction.client)
             accepted = memory.latest.round if memory else -1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedaccord.core.visit import TrainInstruction, Visit
 from fedaccord.engine.fleet import LocalFleet
-from fedaccord.federation.fleet import LATE, Reading
+from fedaccord.federation.fleet import LATE, Answers, Reading
 
 if TYPE_CHECKING:
     from fedaccord.engine.workers import WorkersFleet
@@ -40,7 +40,7 @@ class FaultyFleet:
     def here(self) -> Sequence[int]:
         return self.fleet.here()
 
-    def train(self, visits: Sequence[Visit], timeout: float) -> Mapping[int, Reading]:
+    def train(self, visits: Sequence[Visit], timeout: float) -> Answers:
         for t, i in self._late:
             log.info("ignored the reply of client %d to round %d: it came late", i, t + 1)
         self._late = []
@@ -51,7 +51,7 @@ class FaultyFleet:
         reached = [v for v in visits if kinds[v.instruction.client] != "lost-message"]
         found = dict(self.fleet.train(reached, timeout))
         again = [v for v in visits if kinds[v.instruction.client] == "duplicate"]
-        for i in self.fleet.train(again, timeout):
+        for i, _ in self.fleet.train(again, timeout):
             log.info("ignored a second reply of client %d", i)
         answers: dict[int, Reading] = {}
         for visit in visits:
@@ -60,7 +60,7 @@ class FaultyFleet:
                 self._late.append((t, i))
             unheard = kinds[i] in ("lost-message", "lost-reply", "late")
             answers[i] = LATE if unheard else found[i]
-        return answers
+        return answers.items()
 
     def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         return self.fleet.kept(accepted)

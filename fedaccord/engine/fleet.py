@@ -14,7 +14,7 @@ from fedaccord.client.store import LostState, Memory, Version
 from fedaccord.client.train import local_round, local_test
 from fedaccord.core.vectors import map_vectors, nbytes, read
 from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
-from fedaccord.federation.fleet import LATE, Reading
+from fedaccord.federation.fleet import LATE, Answers, Reading
 from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
@@ -59,7 +59,7 @@ class LocalFleet:
     def here(self) -> Sequence[int]:
         return range(self.num_clients)
 
-    def train(self, visits: Sequence[Visit], timeout: float) -> Mapping[int, Reading]:
+    def train(self, visits: Sequence[Visit], timeout: float) -> Answers:
         deadline = time.monotonic() + timeout
         answers: dict[int, Reading] = {}
         for some in [visits] if self.vectorize else [[visit] for visit in visits]:
@@ -71,7 +71,7 @@ class LocalFleet:
                     for client in clients:
                         self._on_client(client)
         self._remember()
-        return {visit.instruction.client: answers[visit.instruction.client] for visit in visits}
+        return answers.items()
 
     def _reached(self, visits: Sequence[Visit], answers: dict[int, Reading]) -> list[Reached]:
         """The visits that can be made, each with its client's state; of the others the answers."""

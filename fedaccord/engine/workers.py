@@ -26,7 +26,7 @@ from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.engine.cluster import ray_for, share_tensors
 from fedaccord.engine.fleet import BYTES, LocalFleet, describe
 from fedaccord.federation.errors import FederationError, last_line
-from fedaccord.federation.fleet import LATE, Reading
+from fedaccord.federation.fleet import LATE, Answers
 from fedaccord.memory import keep_freed_memory
 from fedaccord.task import Task
 from fedaccord.threads import cores
@@ -77,7 +77,7 @@ class Worker:
             self.round = round[0], ray.get(round[0])
         visits = [self.round[1][i] for i in clients]
         self._restore([visit.instruction for visit in visits], states)
-        readings = self.fleet.train(visits, timeout)
+        readings = dict(self.fleet.train(visits, timeout))
         t = visits[0].instruction.round
         after = [
             self.fleet.state(i, t) if isinstance(readings[i], Answer) else None for i in clients
@@ -161,7 +161,7 @@ class WorkersFleet:
     def here(self) -> Sequence[int]:
         return range(self.num_clients)
 
-    def train(self, visits: Sequence[Visit], timeout: float) -> Mapping[int, Reading]:
+    def train(self, visits: Sequence[Visit], timeout: float) -> Answers:
         deadline = time.monotonic() + timeout
         round = ray.put({visit.instruction.client: visit for visit in visits})
 
@@ -171,17 +171,15 @@ class WorkersFleet:
             found: list[Any] = method.remote([round], clients, deadline - _now(), *share.states)
             return found
 
-        readings: dict[int, Reading] = {}
         questions = [visit.instruction for visit in visits]
         most = BYTES // max(1, nbytes(visits[0].down)) if visits else 1
         for asked, reading, state in self._ask(questions, send, deadline, max(1, most)):
-            readings[asked.client] = reading
             if isinstance(reading, Answer):
                 memory = self.memories.get(asked.client)
                 self.memories[asked.client] = store.remember(memory, asked, state)
             if self._on_client:
                 self._on_client(asked.client)
-        return {asked.client: readings[asked.client] for asked in questions}
+            yield asked.client, reading
 
     def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         kept = {}
@@ -239,10 +237,14 @@ class WorkersFleet:
             except ValueError as error:
                 yield asked, describe(error), None
         left = deque(self._deal(pairs, most))
-        while left or any(seat.share for seat in self._seats):
+
+        def employ() -> None:
             for seat in self._seats:
                 if left and not seat.waits:
                     seat.take(left.popleft(), send)
+
+        while left or any(seat.share for seat in self._seats):
+            employ()
             waiting = {seat.waits[0]: seat for seat in self._seats if seat.waits}
             ready, _ = ray.wait([*waiting], timeout=max(0.0, deadline - _now()))
             if not ready:
@@ -276,6 +278,7 @@ class WorkersFleet:
                     log.warning("%s, and %d clients are asked again", what, len(share.asked))
                     left.extend(share.apart())
             else:
+                employ()  # whoever takes the readings looks at them first
                 if share is not None:
                     states = after or [None] * len(readings)
                     yield from zip(share.asked, readings, states, strict=True)

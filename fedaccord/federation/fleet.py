@@ -24,6 +24,7 @@ log = logging.getLogger("flwr")
 LATE = "no reply in time"
 PULL_INTERVAL = 0.01  # seconds
 Reading = Answer | Lost | str  # a string: what is wrong with the reply, in one line
+Answers = Iterable[tuple[int, Reading]]  # each asked client, once
 T = TypeVar("T")
 
 
@@ -40,8 +41,8 @@ class Fleet(Protocol):
     def here(self) -> Sequence[int]:
         """The clients that can be asked now, in order."""
 
-    def train(self, visits: Sequence[Visit], timeout: float) -> Mapping[int, Reading]:
-        """What becomes of each visit, in the order of clients; timeout: seconds for all."""
+    def train(self, visits: Sequence[Visit], timeout: float) -> Answers:
+        """What becomes of each visit, as answers come; timeout: seconds for all."""
 
     def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         """(round, state after it) of the clients whose memory lies in this process.
@@ -83,8 +84,9 @@ class MessageFleet:
         self.roster.update(self.grid)
         return sorted(self.roster.nodes)
 
-    def train(self, visits: Sequence[Visit], timeout: float) -> Mapping[int, Reading]:
-        return self.read(self.grid.send_and_receive(self.messages(visits), timeout=timeout))
+    def train(self, visits: Sequence[Visit], timeout: float) -> Answers:
+        replies = self.grid.send_and_receive(self.messages(visits), timeout=timeout)
+        return self.read(replies).items()
 
     def messages(self, visits: Sequence[Visit]) -> list[Message]:
         """A training message for each visit; they stay open until the next call."""

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fedaccord.core.cohort import Received, Reply
 from fedaccord.core.plugin import ClientHalf
-from fedaccord.core.vectors import Number, Vector, is_finite, leaves, length
+from fedaccord.core.vectors import Number, Vector, distances, is_finite, leaves, length
 from fedaccord.core.visit import Lost, TrainInstruction, Visit
-from fedaccord.federation.fleet import Reading
+from fedaccord.federation.fleet import Answers, Reading
 from fedaccord.wire.records import check_like
 
 MAX_LOSS = 1e30  # a model with a larger one has diverged
@@ -28,6 +28,7 @@ class Accepted(NamedTuple):
 
     reply: Reply
     metrics: dict[str, Any]
+    far: float | None = None  # how far its model w is from w^t; None: not known yet
 
 
 Outcome = Accepted | Lost | str  # a string: why it was dropped, in one line
@@ -35,20 +36,28 @@ Outcome = Accepted | Lost | str  # a string: why it was dropped, in one line
 
 def check_all(
     visits: Sequence[Visit],
-    answers: Mapping[int, Reading],
+    answers: Answers,
     half: ClientHalf,
     like: Vector,
     max_examples: int,
+    w: Vector | None = None,
 ) -> dict[int, Outcome]:
-    """What becomes of every client's answer, in their order; like: (d,), without values."""
+    """What becomes of every client's answer, in the order of visits, each looked at as it comes.
+
+    like: (d,), without values. w: w^t (d,), for `Accepted.far`.
+    """
     asked = {visit.instruction.client: visit.instruction for visit in visits}
-    return _of_one_form(
-        {i: check(asked[i], answer, half, like, max_examples) for i, answer in answers.items()}
-    )
+    found = {i: check(asked[i], answer, half, like, max_examples, w) for i, answer in answers}
+    return _of_one_form({i: found[i] for i in asked})
 
 
 def check(
-    asked: TrainInstruction, answer: Reading, half: ClientHalf, like: Vector, max_examples: int
+    asked: TrainInstruction,
+    answer: Reading,
+    half: ClientHalf,
+    like: Vector,
+    max_examples: int,
+    w: Vector | None = None,
 ) -> Outcome:
     """A good reply, else what is wrong with it, in one line."""
     if isinstance(answer, str):
@@ -69,9 +78,12 @@ def check(
             raise ValueError(
                 f"expected seconds to be a number from 0 to {LONGEST:g}, got {answer.seconds!r:.40}"
             )
+        far = None
         if not isinstance(answer.loss, Tensor):
             for name, vector in _vectors(received):
-                _check_finite(name, vector)
+                if name == "w" and w is not None:  # from what is finite
+                    far = float(distances([vector], w))
+                _check_finite(name, vector, far if name == "w" else None)
     except ValueError as error:
         return str(error)
     elements, size = traffic(answer.up)
@@ -85,7 +97,7 @@ def check(
     if answer.seconds is not None:
         metrics["seconds"] = answer.seconds
     reply = Reply(asked.client, received.up, answer.steps, answer.examples, received.w_i0)
-    return Accepted(reply, _own(answer.more) | metrics)
+    return Accepted(reply, _own(answer.more) | metrics, far)
 
 
 def unread(read: Accepted) -> list[Number]:

@@ -24,7 +24,7 @@ from fedaccord.core.vectors import (
 )
 from fedaccord.core.visit import Lost, Visit
 from fedaccord.federation import metrics
-from fedaccord.federation.fleet import Reading
+from fedaccord.federation.fleet import Answers
 from fedaccord.federation.replies import Accepted, check_all, settled, unread
 from fedaccord.federation.session import Session
 
@@ -49,10 +49,11 @@ def finish(
     session: Session,
     s: RoundState,
     visits: Sequence[Visit],
-    answers: Mapping[int, Reading],
+    answers: Answers,
 ) -> tuple[RoundState, Round]:
     """The next state, and what is told of the round; method: the strategy."""
-    outcome = check_all(visits, answers, session.half, session.like, method.max_examples)
+    w = None if method.topology.everyone else s.w
+    outcome = check_all(visits, answers, session.half, session.like, method.max_examples, w)
     number, needed = s.t + 1, method.needed_replies(s.num_clients)
     while True:
         good = {i: it for i, it in outcome.items() if isinstance(it, Accepted)}
@@ -60,7 +61,8 @@ def finish(
         look = None
         if len(good) >= needed:
             replies = [it.reply for it in good.values()]
-            look = _look(method, s, rounds.server_round(method, session.half, s, replies))
+            far = [it.far for it in good.values()]
+            look = _look(method, s, rounds.server_round(method, session.half, s, replies), far)
         numbers = look.numbers if look else {}
         found = _read({i: unread(it) for i, it in good.items()} | numbers)
         outcome |= {i: settled(it, found[i]) for i, it in good.items()}
@@ -105,8 +107,11 @@ class _Look(NamedTuple):
     numbers: dict[Any, list[Number]]
 
 
-def _look(method: Any, s: RoundState, done: ServerRound) -> _Look:
-    """Whether the result is finite and how far it went; what is told of the round."""
+def _look(method: Any, s: RoundState, done: ServerRound, known: list[float | None]) -> _Look:
+    """Whether the result is finite and how far it went; what is told of the round.
+
+    known: how far each local model is from w^t, where that was taken before.
+    """
     after, ups, cohort = done.state, done.ups, done.cohort
     before = {id(vector) for _, vector in leaves(s.server)}  # looked at in the round they were made
     fresh = {"w": after.w, **dict(leaves(after.server))}
@@ -118,8 +123,10 @@ def _look(method: Any, s: RoundState, done: ServerRound) -> _Look:
         numbers["step"] = [norm(after.w - s.w).max()]
     w_bar, nodes = method.topology.average(after.w), method.topology.everyone
     if "w" in ups._fields:  # how far each local model is from w^t: each node from its own
-        far = norm(ups.w[0] - cohort.w).flatten() if nodes else distances(ups.w, s.w)
-        numbers |= {"far": each(far), "scale": [norm(s.w).max()]}
+        far: list[Number] = [number for number in known if number is not None]
+        if len(far) < len(known):
+            far = each(norm(ups.w[0] - cohort.w).flatten() if nodes else distances(ups.w, s.w))
+        numbers |= {"far": far, "scale": [norm(s.w).max()]}
         if not nodes:
             w_bar = cohort.mean_again(ups.w)
             from_w = from_w_bar = distances(ups.w, after.w)

@@ -3,7 +3,7 @@
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,7 +31,7 @@ from fedaccord.federation.evaluation import (
     evaluate_at_clients,
     evaluate_at_server,
 )
-from fedaccord.federation.fleet import Fleet, MessageFleet, Reading
+from fedaccord.federation.fleet import Answers, Fleet, MessageFleet
 from fedaccord.federation.round import Round, finish
 from fedaccord.federation.session import Session
 from fedaccord.federation.settings import Settings
@@ -200,7 +200,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
 
         Raises FederationError after ``max_failed_rounds`` failed rounds in a row.
         """
-        round = self._finish_round(self._asked, self._messages().read(replies))
+        round = self._finish_round(self._asked, self._messages().read(replies).items())
         self._check_failures(self._open())
         if self._open().failed:
             return None, None
@@ -328,7 +328,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
             num_clients=s.num_clients,
         )
 
-    def _finish_round(self, visits: Sequence[Visit], answers: Mapping[int, Reading]) -> Round:
+    def _finish_round(self, visits: Sequence[Visit], answers: Answers) -> Round:
         """Take the answers in: from the state s to the next one."""
         self.state, round = finish(self, self._connected(), self._open(), visits, answers)
         return round

@@ -123,13 +123,13 @@ def test_what_is_read_late_is_dropped_as_if_it_had_never_come(
     for is_late in (False, True):
 
         def train(fleet: Any, visits: Any, timeout: float, is_late: bool = is_late) -> Any:
-            answers = usual(fleet, visits, timeout)
+            answers = dict(usual(fleet, visits, timeout))
             for i, answer in answers.items():
                 if visits[0].instruction.round == 1 and i == 2:
                     answers[i] = spoilt(answer, is_late)
                 elif is_late:
                     answers[i] = answer._replace(loss=torch.tensor(answer.loss))
-            return answers
+            return answers.items()
 
         monkeypatch.setattr(LocalFleet, "train", train)
         history = simulate(
