@@ -2206,6 +2206,15 @@ MUTANTS = [
         ),
     ),
     *of(
+        FEDERATION + "replies.py",
+        METRICS,
+        (
+            "The drift is the length of the model",
+            "far = float(distances([vector], w))",
+            "far = float(length(vector))",
+        ),
+    ),
+    *of(
         FEDERATION + "round.py",
         METRICS,
         (

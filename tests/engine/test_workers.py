@@ -197,6 +197,23 @@ def test_the_largest_clients_go_first_and_shares_are_even(fleet: Any) -> None:
     assert deal([]) == []
 
 
+def test_answers_are_looked_at_while_workers_work(fleet: Any) -> None:
+    """The first answer is there while others are not, and no worker waits for who looks at it."""
+    busy: list[int] = []
+    usual = fleet.train
+
+    def train(visits: Any, timeout: float) -> Iterator[Any]:
+        for answer in usual(visits, timeout):
+            busy.append(sum(seat.share is not None for seat in fleet._seats))
+            yield answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet, "train", train)
+        run(small("fedavg"), EVERYONE[:1])
+    assert busy[0] == 2
+    assert busy[-1] == 0
+
+
 def test_a_client_that_kills_its_workers_is_dropped(
     alone: History, fleet: Any, trap: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
