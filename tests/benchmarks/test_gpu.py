@@ -14,6 +14,7 @@ def test_bare_steps_and_rounds_of_a_model_are_measured() -> None:
     bare, whole = gpu.compared("mlp", "bfloat16", gpu.TINY, OPTIONS)
     assert 0 < bare < 10
     assert 0 < whole < 10
+    assert 0 < gpu.rounds_of("mlp", "float32", gpu.TINY, OPTIONS, together=True) < 10
     assert gpu.evaluation("mlp", "float32", gpu.TINY, OPTIONS) > 0
 
 

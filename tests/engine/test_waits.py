@@ -1,6 +1,7 @@
 """In a round a GPU is waited for once, however many clients and steps it has."""
 
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -141,3 +142,48 @@ def test_what_is_read_late_is_dropped_as_if_it_had_never_come(
         told.append(history.metrics.drop(columns="seconds"))
     assert torch.equal(*weights)
     pd.testing.assert_frame_equal(*told, rtol=1e-6)
+
+
+# --- on a GPU that is there -----------------------------------------------------------------------
+
+gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@gpu_only
+@pytest.mark.parametrize("vectorize", ["off", "on"])
+def test_a_round_on_a_gpu_waits_for_it_once(vectorize: str) -> None:
+    """By PyTorch's own warnings."""
+    config = RunConfig.make(
+        {"algo": "scaffold", "num-clients": 4, "local-steps": 3, "batch-size": 4}
+        | {"fraction-train": 1.0}
+    )
+    own, strategy = task(4, augmented=True), config.strategy
+    fleet = LocalFleet(own, vectorize=vectorize == "on", home=GPU)
+    strategy.begin(fleet, server_app.initial_arrays(own, strategy.precision, GPU))
+    for _ in range(3):
+        strategy.train_round()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            strategy.train_round()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchronizing" in str(warning.message) for warning in told) == 1
+
+
+@gpu_only
+@pytest.mark.parametrize("client_state", ["memory", "disk"])
+@pytest.mark.parametrize("vectorize", ["off", "on"])
+def test_a_run_on_a_gpu_is_that_of_the_cpu(vectorize: str, client_state: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    data = [(torch.randn(n, 5, generator=g).double(), torch.arange(n) % 3) for n in (9, 8, 5, 4)]
+    model, weights = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), []
+    for device in ("cuda", "cpu"):
+        history = simulate(
+            "afedpd", clients=data, model=model, rounds=6, batch_size=4, record="weights",
+            participation=0.5, dtype=torch.float64, device=device, vectorize=vectorize,
+            client_state=client_state,
+        )  # fmt: skip
+        weights.append(history.weights)
+    torch.testing.assert_close(*weights, rtol=1e-9, atol=1e-9)
