@@ -8,7 +8,17 @@ import torch
 
 from fedaccord.client.train import CPU, DIVERGED, first_state, to_device
 from fedaccord.core.rounds import client_round
-from fedaccord.core.vectors import Vector, is_finite, leaves, map_vectors, norm, read, row, stack
+from fedaccord.core.vectors import (
+    Vector,
+    each,
+    is_finite,
+    leaves,
+    map_vectors,
+    norm,
+    read,
+    row,
+    stack,
+)
 from fedaccord.core.visit import Answer, TrainInstruction, Visit
 from fedaccord.task import Task
 from fedaccord.task.cohort_solver import CohortSolver
@@ -49,19 +59,19 @@ def local_rounds(
     # rows of their own, which stay when the others' go; from a GPU as in `to_device`
     states = [map_vectors(_to_host, row(done.state, j)) for j in range(len(clients))]
     steps = [_steps(task.num_examples(client), asked) for client in clients]
+    losses, w_K = each(done.result.loss), done.result.w_K
     told = [
-        Answer(row(up, j), task.num_examples(client), steps[j], done.result.loss[j])
+        Answer(row(up, j), task.num_examples(client), steps[j], losses[j])
         for j, client in enumerate(clients)
     ]
     if home.type == "cuda":  # whoever reads the losses waits for it
         return [*zip(told, states, strict=True)]
-    w_K = done.result.w_K
-    found = read([*norm(w_K).flatten().unbind(), *done.result.loss.unbind()])
-    each = (time.perf_counter() - began) / sum(steps)  # of a step: a client's share of the call
+    found = read([*each(norm(w_K).flatten()), *losses])
+    step = (time.perf_counter() - began) / sum(steps)  # a client's share of the call
     answers: list[tuple[Answer, Any] | str] = []
     for j, answer in enumerate(told):
         if is_finite(w_K[j], found[j]):
-            answer = answer._replace(loss=found[len(told) + j], seconds=each * steps[j])
+            answer = answer._replace(loss=found[len(told) + j], seconds=step * steps[j])
             answers.append((answer, states[j]))
         else:
             answers.append(DIVERGED.format(steps[j], asked.lr))

@@ -79,8 +79,8 @@ def test_a_contestant_that_stops_early_is_an_error(
 
 def test_those_with_threads_are_given_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
-        "import common, os, torch; job = common.read_job(); "
-        "print('PEER 1', torch.get_num_threads() + 10 * int(os.environ['OMP_NUM_THREADS']))"
+        "import json, os; job = json.load(open(os.environ['PEERS_JOB'])); "
+        "print('PEER 1', job['threads'] + 10 * int(os.environ['OMP_NUM_THREADS']))"
     )
     monkeypatch.setattr(peers, "command", lambda *_: [sys.executable, "-c", program])
     given = {"keys": {}, "cohorts": [[0]], "folder": str(tmp_path)}
@@ -89,6 +89,17 @@ def test_those_with_threads_are_given_two(tmp_path: Path, monkeypatch: pytest.Mo
         if name.startswith("fl-"):
             monkeypatch.setattr(peers, "FromFLSimulator", lambda: peers.from_line)
         assert peers.contest(name, given, options)["accuracy"] == [(1, numbers)]
+
+
+def test_a_contestant_takes_the_threads_of_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(common.torch, "set_num_threads", taken.append)
+    (tmp_path / "job.json").write_text('{"threads": 3}')
+    monkeypatch.setenv("PEERS_JOB", str(tmp_path / "job.json"))
+    assert common.read_job() == {"threads": 3}
+    assert taken == [3]
 
 
 def test_lines_of_fl_simulator() -> None:
