@@ -126,6 +126,7 @@ def save_landscape(path: Path, at: Sequence[float], losses: "np.ndarray[Any, Any
 
 def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
     from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
 
     figure = Figure(figsize=(4.2, 3.0))
     axes = figure.subplots()
@@ -139,6 +140,8 @@ def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
             axes.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.2, lw=0)
     axes.set_xlabel(COSTS[over])
     axes.set_ylabel(METRICS[metric])
+    if over in ("bytes", "gradients"):  # 20M, as in the report
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(fontsize="x-small")

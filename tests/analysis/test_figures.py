@@ -25,6 +25,15 @@ def test_a_curve_is_the_mean_over_seeds_with_its_spread(tmp_path: Path) -> None:
     np.testing.assert_allclose(axes.lines[0].get_ydata(), line["smooth"])
 
 
+def test_large_costs_have_prefixes(tmp_path: Path) -> None:
+    (group,) = groups_of([reader.read(write(tmp_path, [0.1, 0.5]))])
+    words = [
+        figures.draw([group], "test-accuracy", over).axes[0].xaxis.get_major_formatter()(20e6)
+        for over in ("bytes", "gradients")
+    ]
+    assert words == ["20M", "20M"]
+
+
 def test_no_two_of_28_lines_are_alike() -> None:
     assert len({*figures.styles(28)}) == 28
 
