@@ -1,0 +1,22 @@
+"""The runs that benchmarks/report.py makes up are read as any other."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import report
+
+from fedaccord.analysis.groups import groups_of
+from fedaccord.runs import reader
+
+
+def test_the_runs_of_a_method_are_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "ROUNDS", 3)
+    for method in ("fedavg", "scaffold"):
+        for seed in (0, 1):
+            report.write(tmp_path, method, seed, np.random.default_rng(seed))
+    found = groups_of([reader.read(path) for path in reader.find([tmp_path])])
+    assert [(group.label, len(group.runs)) for group in found] == [("fedavg", 2), ("scaffold", 2)]
+    (run, _), table = found[0].runs, found[0].tables[0]
+    assert len(run.clients) == 3 * report.COHORT
+    assert [*table["gradients"]] == [500, 1000, 1500]
