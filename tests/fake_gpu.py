@@ -102,7 +102,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (mode.free, mode.free))
     monkeypatch.setattr(Tensor, "pin_memory", lambda x: mode.pin(x))
     monkeypatch.setattr("fedaccord.task.solver.random_numbers", lambda *_: nullcontext())
-    monkeypatch.setattr("fedaccord.task.task.recorder", lambda: lambda work: work)
+    monkeypatch.setattr("fedaccord.task.task.recorder", lambda _: lambda work: work)
     _raw_constants.cache_clear()
     with FakeTensorMode(allow_non_fake_inputs=True), mode:
         yield mode

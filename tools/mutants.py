@@ -1983,8 +1983,14 @@ MUTANTS = [
         tests_of("engine/test_waits.py", "waits_once and fedavg"),
         (
             "What goes to a GPU waits for it",
-            "v.pin_memory().to(device, non_blocking=True)",
-            "v.to(device, non_blocking=True)",
+            "        pinned = v.pin_memory()\n",
+            "        pinned = v\n",
+        ),
+        (
+            "Work does not wait for the state that it needs",
+            "    here.wait_stream(lane)\n",
+            "",
+            tests_of("core/test_vectors.py", "large"),
         ),
         (
             "What comes from a GPU waits for it",

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+LARGE = 2**20  # bytes from which a copy of its own is worth its launches
 PIECE = 2**17  # numbers of a vector that a core's cache holds several times
 Vector = Tensor  # (..., d): all parameters of a model, of one client (d,) or of a cohort (n, d)
 Number = float | Tensor  # a tensor () may lie on a device that nobody has waited for yet
@@ -78,16 +80,33 @@ def read(numbers: Iterable[Number]) -> list[float]:
 def moved(v: Vector, device: torch.device | str) -> Vector:
     """``v`` on ``device``, or as it is where it lies there; a GPU is not waited for.
 
-    To a GPU it goes from pinned memory, behind the work that waits there: from other memory the
-    copy would wait for all of it. From a GPU it goes into pinned memory, and has its values once
-    somebody has waited, as `read` does.
+    To a GPU it goes from pinned memory, behind the work that waits there or `beside` it: from other
+    memory the copy would wait for all of it. From a GPU it goes into pinned memory, and has its
+    values once somebody has waited, as `read` does.
     """
     device = torch.device(device) if isinstance(device, str) else device
     if v.device == device:
         return v
     if v.is_cpu and device.type == "cuda":
-        return v.pin_memory().to(device, non_blocking=True)
+        pinned = v.pin_memory()
+        return beside(pinned, device) if v.nbytes > LARGE else pinned.to(device, non_blocking=True)
     return v.to(device, non_blocking=v.is_cuda)
+
+
+def beside(pinned: Vector, device: torch.device) -> Vector:
+    """A copy on a GPU that does not wait for the work before it: the state of the next client goes
+    there while the steps of this one are taken. The work after it waits for the copy."""
+    here, lane = torch.cuda.current_stream(device), _lane(device)
+    with torch.cuda.stream(lane):
+        there = pinned.to(device, non_blocking=True)
+    here.wait_stream(lane)
+    there.record_stream(here)  # its memory is used there, and not to be reused before
+    return there
+
+
+@cache
+def _lane(device: torch.device) -> Any:
+    return cast(Any, torch.cuda.Stream)(device)  # its constructor is not annotated
 
 
 def dtype_of(precision: str) -> torch.dtype:

@@ -172,13 +172,18 @@ class GraphSolver(SequentialSolver):
         return gradient_at
 
 
-def recorder() -> Record:
-    """Records CUDA graphs, which share their memory: one is replayed at a time."""
-    pool = torch.cuda.graph_pool_handle()
-    beside = cast(Any, torch.cuda.Stream)()  # its constructor is not annotated
+def recorder(device: torch.device | None = None) -> Record:
+    """Records CUDA graphs, which share their memory: one is replayed at a time.
+
+    device: where they compute; None: on the current one.
+    """
+    with torch.cuda.device(device):
+        pool, number = torch.cuda.graph_pool_handle(), torch.cuda.current_device()
+        beside = cast(Any, torch.cuda.Stream)()  # its constructor is not annotated
 
     def record(work: Work) -> Work:
-        with torch.random.fork_rng([torch.cuda.current_device()]):  # the replays draw anew
+        # the replays draw anew
+        with torch.cuda.device(number), torch.random.fork_rng([number]):
             beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(beside):
                 for _ in range(WARM_UP):

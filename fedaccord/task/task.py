@@ -88,11 +88,12 @@ class Task:
 
     def graphs(self, precision: str) -> Graphs | None:
         """The recorded gradients of `model`; None where there is no GPU to record them."""
-        if torch.device(self.device).type != "cuda":
+        device = torch.device(self.device)
+        if device.type != "cuda":
             return None
         if precision not in self._graphs:
             model = self.model(precision)
-            self._graphs[precision] = Graphs(model, self.loss, precision, recorder())
+            self._graphs[precision] = Graphs(model, self.loss, precision, recorder(device))
         return self._graphs[precision]
 
     def num_examples(self, client: int) -> int:

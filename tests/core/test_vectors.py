@@ -1,11 +1,17 @@
 """What is done with each vector of a stack."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from fedaccord.core import vectors
 from fedaccord.core.vectors import PIECE, clip_, distances, norm
+from tests.fake_gpu import GPU, fake_gpu
 
 
 def test_each_vector_is_clipped_by_its_own_norm() -> None:
@@ -37,3 +43,45 @@ def test_distances_are_those_of_the_whole_vectors(d: int) -> None:
     assert distances([centre], centre).tolist() == [0.0]
     xs[1][-1] = torch.nan
     assert [*map(math.isfinite, distances(xs, centre).tolist())] == [True, False, True]
+
+
+def test_a_large_copy_does_not_wait_for_the_work_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes after it does; and its memory is kept for that."""
+    told: list[Any] = []
+    streams = [SimpleNamespace(name="here")]
+
+    def wait(other: Any) -> None:
+        told.append(f"{streams[0].name} waits for {other.name}")
+
+    def copy(device: Any, non_blocking: bool) -> Any:
+        told.append(f"copy on {streams[-1].name}, {non_blocking=}")
+        return SimpleNamespace(record_stream=lambda s: told.append(f"kept for {s.name}"))
+
+    @contextmanager
+    def on(stream: Any) -> Iterator[None]:
+        streams.append(stream)
+        yield
+        streams.pop()
+
+    streams[0].wait_stream = wait
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: streams[-1])
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(vectors, "_lane", lambda _: SimpleNamespace(name="lane"))
+    pinned: Any = SimpleNamespace(to=copy)
+    vectors.beside(pinned, torch.device("cuda", 0))
+    assert told == ["copy on lane, non_blocking=True", "here waits for lane", "kept for here"]
+
+
+def test_large_vectors_go_beside_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def count(pinned: torch.Tensor, device: torch.device) -> torch.Tensor:
+        sizes.append(pinned.numel())
+        return pinned.to(device, non_blocking=True)
+
+    monkeypatch.setattr(vectors, "LARGE", 400)
+    monkeypatch.setattr(vectors, "beside", count)
+    with fake_gpu(monkeypatch) as gpu:
+        assert {vectors.moved(torch.zeros(n), GPU).device for n in (100, 101)} == {GPU}
+        assert not gpu.waits
+    assert sizes == [101]
