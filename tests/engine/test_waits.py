@@ -87,6 +87,14 @@ def test_a_round_of_every_method_waits_once(gpu: FakeGPU, algo: str) -> None:
     assert len(found) == 1, found
 
 
+def test_an_evaluation_waits_once(gpu: FakeGPU) -> None:
+    own = task(2, augmented=True)
+    own.evaluate(own.model().w)  # which sends the samples and makes the model
+    gpu.waits.clear()
+    assert own.evaluate(own.model().w) == {"test-loss": 1 / 9, "test-accuracy": 1 / 9}
+    assert len(gpu.waits) == 1
+
+
 @pytest.mark.parametrize("vectorize", ["off", "on"])
 def test_states_are_written_to_disk_when_they_are_there(gpu: FakeGPU, vectorize: str) -> None:
     """After one wait for all of them; `waits` looks at their values."""
