@@ -8,6 +8,7 @@ decoded data. CPU seconds are those of the process in all its threads.
 
     python      an interpreter that does nothing
     torch       import torch
+    typer       import Typer and what it prints help with
     help        fedaccord --help
     round 1     fedaccord run with its defaults, ended where round 1 begins
 """
@@ -31,6 +32,7 @@ ROUND_1 = CLI + (
 CONTESTANTS = {
     "python": ("pass", ()),
     "torch": ("import torch", ()),
+    "typer": ("import typer.rich_utils", ()),
     "help": (CLI + "app()", ("--help",)),
     "round 1": (ROUND_1, ("run",)),
 }
@@ -97,8 +99,9 @@ def page(table: str, repetitions: int) -> str:
             "How long it takes until `fedaccord run` with its defaults (FedInit on the digits, 20 "
             "clients) begins round 1, and until `fedaccord --help` has printed. `python` is an "
             "interpreter that does nothing, `torch` one that imports PyTorch, which is most of the "
-            "start. Each is a process of its own; bytecode is compiled and data are decoded "
-            "beforehand.",
+            "start, `typer` one that imports the library of the command line and what it prints "
+            "help with, which is most of the help. Each is a process of its own; bytecode is "
+            "compiled, data are decoded and all files have been read beforehand.",
             "",
             f"CPU, {os.cpu_count()} cores, Python {sys.version.split()[0]}, torch "
             f"{torch.__version__}; {repetitions} repetitions.",
