@@ -1,11 +1,16 @@
 """Where the states of clients in this process lie: in memory, or in files where they do not fit."""
 
 import logging
+import mmap
 from collections.abc import MutableMapping
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from fedaccord.client.shards import Shards
 from fedaccord.client.store import Memory
+from fedaccord.core.vectors import map_vectors
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.memory import free_memory
 from fedaccord.task import Task
@@ -13,6 +18,7 @@ from fedaccord.task import Task
 log = logging.getLogger("flwr")
 
 SHARE = 1 / 2  # of the free memory that states may take
+LARGE = 2**20  # bytes of a vector from which on it has pages of its own
 
 
 class Choice(NamedTuple):
@@ -51,4 +57,24 @@ def memories(
     vector = task.model(strategy.precision).w.nbytes
     choice = choose(asked, strategy, len(task.clients), rounds, vector)
     log.log(logging.WARNING if choice.on_disk and asked == "auto" else logging.INFO, "%s", choice)
-    return Shards(lambda: strategy.scratch) if choice.on_disk else {}
+    return Shards(lambda: strategy.scratch) if choice.on_disk else InMemory()
+
+
+class InMemory(dict[int, Memory]):
+    """client -> memory, its large vectors in pages of their own.
+
+    A state lives for many rounds. In the heap it would lie between what lives for a step, and leave
+    holes when it goes: a third of the memory of 100 clients with LeNet.
+    """
+
+    def __setitem__(self, client: int, memory: Memory) -> None:
+        latest = memory.latest  # the one before was the latest
+        own = latest._replace(state=map_vectors(_apart, latest.state))
+        super().__setitem__(client, memory._replace(latest=own))
+
+
+def _apart(v: Tensor) -> Tensor:
+    """A copy in pages that go back to the system with it; a small vector is returned itself."""
+    if v.nbytes < LARGE:
+        return v
+    return torch.frombuffer(mmap.mmap(-1, v.nbytes), dtype=v.dtype).view(v.shape).copy_(v)

@@ -1,17 +1,20 @@
 """Where client states lie: as asked, or where they fit; the run is the same."""
 
 import logging
-from typing import Any
+import mmap
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedaccord import simulate
 from fedaccord.client.shards import Shards
+from fedaccord.client.store import Memory, Version
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import states
-from fedaccord.engine.states import choose, memories
+from fedaccord.engine.states import InMemory, choose, memories
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.task import load_task
 
@@ -108,3 +111,22 @@ def test_what_simulate_returns_lies_in_memory_and_is_the_same(algo: str) -> None
             found, expected = dict(leaves(a)), dict(leaves(b))
             assert found.keys() == expected.keys()
             assert all(torch.equal(v, expected[name]) for name, v in found.items())
+
+
+def test_large_vectors_in_memory_have_pages_of_their_own() -> None:
+    class State(NamedTuple):
+        large: Tensor
+        small: Tensor
+
+    given = State(torch.randn(2**18 + 1), torch.randn(3, dtype=torch.float64))
+    kept = InMemory()
+    kept[7] = Memory(Version(0, given), None, 5)
+    first = kept[7].latest.state
+    assert torch.equal(first.large, given.large)
+    assert first.large.data_ptr() % mmap.PAGESIZE == 0
+    assert first.large.data_ptr() != given.large.data_ptr()
+    assert first.small is given.small
+    kept[7] = Memory(Version(1, State(given.large + 1, given.small)), kept[7].latest)
+    assert kept[7].before is not None
+    assert kept[7].before.state is first  # not copied again
+    assert torch.equal(kept[7].latest.state.large, given.large + 1)
