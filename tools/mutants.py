@@ -1725,8 +1725,8 @@ MUTANTS = [
         ),
         (
             "Threads evaluate on, where one of them failed",
-            "            numbered = iter(())",
-            "            pass",
+            "others end too\n            numbered = iter(())",
+            "others end too\n            pass",
         ),
     ),
     *of(

@@ -80,17 +80,21 @@ def _scores(
     lock, found = Lock(), dict[int, Score]()
 
     def work(model: FlatModel) -> None:
-        while True:
-            with lock:
-                number, batch = next(numbered, (-1, None))
-            if batch is None:
-                return
-            found[number] = score(model, batch)
+        nonlocal numbered
+        try:
+            while True:
+                with lock:
+                    number, batch = next(numbered, (-1, None))
+                if batch is None:
+                    return
+                found[number] = score(model, batch)
+        finally:  # nothing is left, or this one failed: the others end too
+            numbered = iter(())
 
     with ThreadPoolExecutor(len(models)) as pool:
         try:
             for done in [pool.submit(work, model) for model in models]:
                 done.result()
-        finally:  # what is left, where one failed or the run is interrupted
+        finally:  # the run is interrupted
             numbered = iter(())
     yield from (found[number] for number in sorted(found))
