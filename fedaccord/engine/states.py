@@ -57,7 +57,10 @@ def memories(
     vector = task.model(strategy.precision).w.nbytes
     choice = choose(asked, strategy, len(task.clients), rounds, vector)
     log.log(logging.WARNING if choice.on_disk and asked == "auto" else logging.INFO, "%s", choice)
-    return Shards(lambda: strategy.scratch) if choice.on_disk else InMemory()
+    if choice.on_disk:
+        return Shards(lambda: strategy.scratch)
+    # from a GPU they come into pinned memory, and have no values yet that could be copied
+    return {} if torch.device(task.device).type == "cuda" else InMemory()
 
 
 class InMemory(dict[int, Memory]):

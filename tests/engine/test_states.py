@@ -2,6 +2,7 @@
 
 import logging
 import mmap
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -130,3 +131,13 @@ def test_large_vectors_in_memory_have_pages_of_their_own() -> None:
     assert kept[7].before is not None
     assert kept[7].before.state is first  # not copied again
     assert torch.equal(kept[7].latest.state.large, given.large + 1)
+
+
+def test_states_that_come_from_a_gpu_are_not_copied() -> None:
+    """They have no values yet when they are kept."""
+    for device, kind in (("cpu", InMemory), ("cuda", dict)):
+        config = RunConfig.make({"algo": "scaffold", "num-clients": 4})
+        task: Any = SimpleNamespace(
+            clients=range(4), device=device, model=lambda _: SimpleNamespace(w=torch.zeros(3))
+        )
+        assert type(memories("memory", config.strategy, task, 1)) is kind
