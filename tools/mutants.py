@@ -2244,20 +2244,6 @@ MUTANTS = [
         ),
     ),
     *of(
-        CORE + "cohort.py",
-        tests_of("core/test_cohort.py", "nobody_changed_it"),
-        (
-            "A mean that was changed since is taken for the mean",
-            "if before is xs and mean._version == version else",
-            "if before is xs else",
-        ),
-        (
-            "The mean of others is taken for the mean",
-            "if before is xs and mean._version == version else",
-            "if mean._version == version else",
-        ),
-    ),
-    *of(
         WIRE + "records.py",
         tests_of("wire/test_records.py", "does_not_fit"),
         (

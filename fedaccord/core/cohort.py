@@ -64,7 +64,6 @@ class Cohort:
         self.starts = starts  # w_{i,0} of each client, (..., d); w^t where no plug-in moved it
         self.anchor = anchor  # (..., d), mean of the anchors of prox and dual terms; mostly w^t
         self.accepted = accepted  # (C,) int64, last accepted round of every client, this one's too
-        self._last: tuple[Any, Vector, int] = None, w, 0  # of `mean`: xs, result, its version
 
     @property
     def participation(self) -> float:
@@ -76,14 +75,7 @@ class Cohort:
 
         xs: a vector (..., d) for each active client, or (n, d).
         """
-        mean = weighted_sum(xs, self.weights).div_(sum(self.weights))
-        self._last = xs, mean, mean._version
-        return mean
-
-    def mean_again(self, xs: Iterable[Vector]) -> Vector:
-        """`mean`, not to be changed: the last one, where it was of xs and nobody changed it."""
-        before, mean, version = self._last
-        return mean if before is xs and mean._version == version else self.mean(xs)
+        return weighted_sum(xs, self.weights).div_(sum(self.weights))
 
     def sum(self, xs: Iterable[Vector]) -> Vector:
         """The plain sum over the active clients; a fresh tensor."""

@@ -15,8 +15,12 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without a sh
 
 import ray
 import torch
+from ray._private import ray_constants
 
 from fedaccord.federation.errors import last_line
+
+# whether under `uv run` Ray copies the folder and builds an environment for each worker: minutes
+UV_RUN = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 
 
 @contextmanager
@@ -56,6 +60,8 @@ def begin(address: str, cores: int) -> None:
     """
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
     before = signal.getsignal(signal.SIGTERM)
+    if UV_RUN not in os.environ:
+        setattr(ray_constants, UV_RUN, False)
     try:
         if address not in ("local", "auto"):
             _check_address(address)

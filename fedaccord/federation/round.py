@@ -128,7 +128,7 @@ def _look(method: Any, s: RoundState, done: ServerRound, known: list[float | Non
             far = each(norm(ups.w[0] - cohort.w).flatten() if nodes else distances(ups.w, s.w))
         numbers |= {"far": far, "scale": [norm(s.w).max()]}
         if not nodes:
-            w_bar = cohort.mean_again(ups.w)
+            w_bar = cohort.mean(ups.w)
             from_w = from_w_bar = distances(ups.w, after.w)
             if not (w_bar.is_cpu and torch.equal(after.w, w_bar)):  # a GPU would have to wait
                 from_w_bar = distances(ups.w, w_bar)

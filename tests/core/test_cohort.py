@@ -86,18 +86,6 @@ def test_what_is_computed_is_a_fresh_tensor(
     assert compute(ups.w).data_ptr() not in pointers
 
 
-def test_a_mean_is_taken_once_where_nobody_changed_it() -> None:
-    ups, cohort = star(weighted=True)
-    expected = cohort.mean(ups.w).clone()
-    first = cohort.mean(ups.w)
-    assert cohort.mean_again(ups.w) is first
-    first.sub_(1)  # as a server step may
-    assert torch.equal(cohort.mean_again(ups.w), expected)
-    first = cohort.mean([2 * x for x in ups.w])
-    assert torch.equal(cohort.mean_again(ups.w), expected)
-    assert torch.equal(star(weighted=True)[1].mean_again(ups.w), expected)
-
-
 def test_a_stack_is_a_sequence_of_its_rows() -> None:
     ups, cohort = star()
     assert torch.equal(cohort.mean(torch.stack(ups.w)), cohort.mean(ups.w))

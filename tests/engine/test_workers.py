@@ -33,6 +33,7 @@ from tests.engine.test_resume import written
 from tests.engine.test_vectorize import COHORTS, EVERYONE, SIZES, SOME, clients, module, small
 
 ray = pytest.importorskip("ray")
+ray_constants = pytest.importorskip("ray._private.ray_constants")
 pytestmark = pytest.mark.flower  # it starts Ray
 TRAP = "FEDACCORD_TEST_TRAP"  # names the file that tells a loss what to do, once
 MODULE: Any = sys.modules["fedaccord.engine.simulate"]
@@ -70,7 +71,11 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def own_ray(trap: Path) -> Iterator[None]:
-    ray.init("local", num_cpus=2, object_store_memory=10**8, include_dashboard=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            ray_constants, "RAY_ENABLE_UV_RUN_RUNTIME_ENV", False
+        )  # see `engine/cluster.py`
+        ray.init("local", num_cpus=2, object_store_memory=10**8, include_dashboard=False)
     yield
     ray.shutdown()
 
@@ -207,6 +212,8 @@ def test_answers_are_looked_at_while_workers_work(fleet: Any) -> None:
             busy.append(sum(seat.share is not None for seat in fleet._seats))
             yield answer
 
+    starting = [ref for seat in fleet._seats for ref in seat.waits]  # where another test killed one
+    ray.wait(starting or [ray.put(None)], num_returns=len(starting) or 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleet, "train", train)
         run(small("fedavg"), EVERYONE[:1])
@@ -332,6 +339,26 @@ def test_the_server_evaluates_on_the_cores_of_its_workers(
     assert_same(run(method(), test=test), here)
     assert "test-loss" in here.metrics
     assert set(seen) == {3}
+
+
+def test_under_uv_run_workers_have_the_environment_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from fedaccord.engine import cluster
+
+    found = []
+    monkeypatch.setattr(ray_constants, cluster.UV_RUN, True)
+    monkeypatch.delenv(cluster.UV_RUN, raising=False)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: found.append(flag()))
+
+    def flag() -> bool:
+        return bool(ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV)
+
+    cluster.begin("local", 1)
+    monkeypatch.setattr(ray_constants, cluster.UV_RUN, True)
+    monkeypatch.setenv(cluster.UV_RUN, "1")  # as somebody wants it
+    cluster.begin("local", 1)
+    assert found == [False, True]
 
 
 def test_what_cannot_begin_is_refused_in_a_line(own_ray: None) -> None:
