@@ -12,6 +12,7 @@ from fedaccord.runs.reader import Run
 WINDOW = 10  # last evaluations behind a final value, as in summary.json
 WHERE = (  # the seed, and keys that change where a run is executed and what is written of it
     *("seed", "name", "out-dir", "resume", "threads", "device", "data-dir", "download"),
+    *("vectorize", "workers", "ray-address", "gpus-per-worker", "client-state", "state-dir"),
     *("checkpoint-every", "round-timeout", "wait-timeout"),
     *("eval-every", "eval-train", "gossip.eval-nodes"),
 )

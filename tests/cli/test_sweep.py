@@ -147,7 +147,9 @@ def test_ctrl_c_leaves_a_sweep_that_goes_on(
 
 
 @pytest.mark.flower  # processes that load PyTorch
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_the_workers_too(tmp_path: Path, number: signal.Signals) -> None:
     long = {"num-server-rounds": 4000, "checkpoint-every": 50}
     file = write(tmp_path, content({"algo": ["fedavg"], "lr": [0.05, 0.1]}, run=long, workers=2))

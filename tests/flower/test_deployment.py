@@ -96,6 +96,7 @@ def test_a_wrong_setting_fails_with_one_line(two: Flower, tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_know_its_number_says_so(lab: Flower, tmp_path: Path) -> None:
     lab.start_supernodes("num-partitions=3")
     outcome = lab.run(REPOSITORY, SCAFFOLD | {"out-dir": str(tmp_path), "name": "there"})

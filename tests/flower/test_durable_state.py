@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from fedaccord import simulate
 from tests.flower.conftest import REPOSITORY, Flower, wait_until
 
-pytestmark = [pytest.mark.flower, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ROUNDS = 6
 SETTINGS: dict[str, Any] = {
@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
     "method",
     [
         {"algo": "scaffold", "relaxed-init.beta": 0.05},
-        pytest.param({"algo": "afedpd"}, marks=pytest.mark.slow),
+        {"algo": "afedpd"},
     ],
 )
 def test_a_killed_supernode_comes_back_with_its_state(
