@@ -19,6 +19,7 @@ pytestmark = pytest.mark.flower  # it starts Ray
 SPACE = {"algo": ["fedavg"], "lr": {"low": 0.01, "high": 0.3, "log": True}}
 
 
+@pytest.mark.slow  # a minute
 def test_ray_gives_the_table_of_one_process(tmp_path: Path) -> None:
     own = {"search": "halving", "trials": 3, "eta": 2, "rungs": 2}
     finish(make(SPACE, **own), tmp_path / "one")
