@@ -11,10 +11,8 @@ seconds are those of the process in all its threads.
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +85,7 @@ def write(folder: Path, method: str, seed: int, rng: np.random.Generator) -> Non
 
 def seconds(words: list[str]) -> tuple[float, float]:
     """Wall and CPU seconds of a command."""
-    began = time.perf_counter()
-    process = subprocess.Popen([*CLI, *words], stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - began
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"fedaccord {words[0]} ended with {process.returncode}")
-    return wall, used.ru_utime + used.ru_stime
+    return timing.seconds_of_process([*CLI, *words], f"fedaccord {words[0]}")
 
 
 def lines(found: dict[str, list[tuple[float, float]]], size: float) -> list[str]:

@@ -16,10 +16,8 @@ decoded data. CPU seconds are those of the process in all its threads.
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import timing
@@ -68,16 +66,7 @@ def seconds(name: str, folder: str) -> tuple[float, float]:
     """Wall and CPU seconds of a process."""
     code, words = CONTESTANTS[name]
     more = [f"out-dir={folder}"] if "run" in words else []
-    began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *words, *more], stdout=subprocess.DEVNULL
-    )
-    _, status, used = os.wait4(process.pid, 0)
-    wall = time.perf_counter() - began
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        sys.exit(f"{name} ended with {process.returncode}")
-    return wall, used.ru_utime + used.ru_stime
+    return timing.seconds_of_process([sys.executable, "-c", code, *words, *more], name)
 
 
 def lines(found: dict[str, list[tuple[float, float]]]) -> list[str]:

@@ -5,6 +5,7 @@ import logging
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -95,6 +96,18 @@ def seconds_of(one_round: OneRound, cohort: list[int], options: argparse.Namespa
 def synchronise(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
+
+
+def seconds_of_process(command: list[str], name: str) -> tuple[float, float]:
+    """Wall and CPU seconds of a process that must end well; name: what it is called."""
+    began = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{name} ended with {process.returncode}")
+    return wall, used.ru_utime + used.ru_stime
 
 
 def spread(values: list[float], digits: int) -> str:

@@ -19,7 +19,7 @@ from fedaccord.core.vectors import (
     row,
     stack,
 )
-from fedaccord.core.visit import Answer, TrainInstruction, Visit
+from fedaccord.core.visit import Answer, Visit
 from fedaccord.task import Task
 from fedaccord.task.cohort_solver import CohortSolver
 
@@ -58,7 +58,7 @@ def local_rounds(
     up = to_device(home, done.up)
     # rows of their own, which stay when the others' go; from a GPU as in `to_device`
     states = [map_vectors(_to_host, row(done.state, j)) for j in range(len(clients))]
-    steps = [_steps(task.num_examples(client), asked) for client in clients]
+    steps = [asked.steps(task.num_examples(client)) for client in clients]
     losses, w_K = each(done.result.loss), done.result.w_K
     told = [
         Answer(row(up, j), task.num_examples(client), steps[j], losses[j])
@@ -80,12 +80,6 @@ def local_rounds(
 
 def _to_host(v: Vector) -> Vector:
     return v.to("cpu", copy=True, non_blocking=v.is_cuda)
-
-
-def _steps(examples: int, asked: TrainInstruction) -> int:
-    """K_i."""
-    batches = -(-examples // asked.batch_size) if asked.batch_size else 1
-    return asked.local_steps or asked.local_epochs * batches
 
 
 def form(visit: Visit, state: Any) -> tuple[Any, ...]:

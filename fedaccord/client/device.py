@@ -45,8 +45,7 @@ def allowed(run: Mapping[str, Any], own: Mapping[str, Any], node: Mapping[str, A
 def check_steps(asked: TrainInstruction, examples: int, node: Mapping[str, Any]) -> None:
     """Raises ValueError where a round asks for more steps than the node takes."""
     most = _limit(node, MAX_STEPS, STEPS)
-    passes = asked.local_epochs * -(-examples // (asked.batch_size or examples))
-    steps = asked.local_steps or passes
+    steps = asked.steps(examples)
     if steps > most and not is_simulated():
         raise ValueError(
             f"{MAX_STEPS}: this node takes at most {most} steps a round, the run asks for {steps}; "

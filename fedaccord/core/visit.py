@@ -39,6 +39,11 @@ class TrainInstruction(NamedTuple):
             *(self.client, self.seed, self.shapes),
         )
 
+    def steps(self, examples: int) -> int:
+        """K_i of a client that holds so many samples."""
+        batches = -(-examples // self.batch_size) if self.batch_size else 1
+        return self.local_steps or self.local_epochs * batches
+
 
 class Visit(NamedTuple):
     """What one client is asked."""
