@@ -10,6 +10,7 @@ from rich.console import Console
 from fedaccord.cli.console import make_console, stop, warn
 from fedaccord.cli.settings import Pairs, read_settings
 from fedaccord.cli.sweep import as_table
+from fedaccord.cli.watch import rounds, watched
 from fedaccord.federation.clock import TimeLeft
 from fedaccord.interrupts import exit_code, interruptible
 
@@ -96,7 +97,7 @@ def reproduce(
         if folder is None:
             raise ValueError("--out: expected a folder for the runs, got none")
         written = (page or folder / PAGE).expanduser().absolute()
-        _run(study, options, folder, written)
+        _run(console, study, options, folder, written)
     except KeyboardInterrupt as error:
         rest = f"; {folder} holds what was done: the same command goes on" if folder else ""
         stop(f"interrupted{rest}", exit_code(error))
@@ -107,8 +108,8 @@ def reproduce(
     console.print(f"page: {written}\nruns: {folder}", soft_wrap=True)
 
 
-def _run(study: "Study", options: "Options", folder: Path, page: Path) -> None:
-    """Each run that ends is in the page, and a line."""
+def _run(console: Console, study: "Study", options: "Options", folder: Path, page: Path) -> None:
+    """Each run that ends is in the page, and a line; between them the rounds go on."""
     from fedaccord.reproduce import tables
     from fedaccord.reproduce.page import as_markdown
     from fedaccord.reproduce.results import merged, write
@@ -117,8 +118,13 @@ def _run(study: "Study", options: "Options", folder: Path, page: Path) -> None:
 
     csv, every, results = page.with_suffix(".csv"), tables(), []
     runs = study.runs(folder)
-    left = TimeLeft(sum(study.done(run) is not None for run in runs), len(runs))
+    asked = {run.job.path: run.job.rounds for run in runs}  # two cells may be one run
     merged(csv, [])  # a wrong file shows before anything is run
+
+    def count() -> int:
+        return sum(min(number, rounds(path)) for path, number in asked.items())
+
+    left = TimeLeft(count(), sum(asked.values()))
 
     def on_done(done: Done) -> None:
         results.append(study.result(done))
@@ -128,11 +134,19 @@ def _run(study: "Study", options: "Options", folder: Path, page: Path) -> None:
         replace(page, as_markdown(every, frame, csv.name).encode())
         result = results[-1]
         best = result["reason"] or f"best {result['best']:.2f}%"
-        words = (f"seed {done.run.seed}", f"{done.rounds} rounds", best, left(len(results)))
+        words = (f"seed {done.run.seed}", f"{done.rounds} rounds", best, left(count()))
         number = f"run {len(results)}/{len(runs)}"
         print(number, done.run.cell.name, *filter(None, words), sep="  ", flush=True)
 
-    study.perform(folder, options, on_done)
+    def on_rounds(number: int) -> None:
+        line = "  ".join(filter(None, [f"{number} of {left.rounds} rounds", left(number)]))
+        if console.is_terminal:
+            status.update(line)
+        else:
+            print(line, flush=True)
+
+    with console.status("") as status, watched(console, count, on_rounds):
+        study.perform(folder, options, on_done)
 
 
 def _show(console: Console, study: "Study", options: "Options", folder: Path | None) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fedaccord.cli.console import make_console, stop, warn
 from fedaccord.cli.settings import PATHS
+from fedaccord.cli.watch import rounds, watched
 from fedaccord.federation.clock import TimeLeft
 from fedaccord.interrupts import exit_code, interruptible
 
@@ -72,7 +73,8 @@ def sweep(
             raise ValueError("--out: expected a folder for the tables and the runs, got none")
         folder = out.expanduser().absolute()
         display = Display(console, plan)
-        with display.bar:
+        runs = folder / "runs"
+        with display.bar, watched(console, lambda: sum(map(rounds, runs.glob("*"))), display.look):
             table = Sweep(plan, folder, display.on_step).run()
     except KeyboardInterrupt as error:
         rest = f"; {folder} holds what was done: the same command goes on" if folder else ""
@@ -139,12 +141,25 @@ class Display:
         if step.row["status"] == "completed" and score > self.score:
             self.score, self.best = score, f"best {value:.4g} ({self._trial(step.job)})"
         number = f"run {self.done}/{self.runs}"
-        self.bar.update(self.task, advance=step.rounds, description=number, best=self.best)
+        self.bar.update(self.task, description=number, best=self.best)
+        self._advance(self.rounds)
         if self.bar.disable and not step.found:
             shown = "no value" if value is None else f"{split}-{metric} {value:.4g}"
             ended = step.row.get("reason") or self.best
             words = (f"round {step.job.rounds}", shown, ended, self.left(self.rounds))
             print(number, self._trial(step.job), *filter(None, words), sep="  ", flush=True)
+
+    def look(self, rounds: int) -> None:
+        """The rounds that all trials have, those at work among them."""
+        self._advance(rounds)
+        if self.bar.disable:
+            words = (f"{rounds} of {self.left.rounds} rounds", self.left(rounds))
+            print(*filter(None, words), sep="  ", flush=True)
+
+    def _advance(self, rounds: int) -> None:
+        """Never back: a trial that failed counts as one with all its rounds."""
+        shown = self.bar.tasks[self.task].completed
+        self.bar.update(self.task, completed=max(rounds, self.rounds, shown))
 
     def _trial(self, job: "Job") -> str:
         """Its method, its choices and its seed."""

@@ -148,10 +148,10 @@ def run_here(method: FederatedStrategy, **more: Any) -> History:
         return run(method, **more)
 
 
-FEDERATED = [(name, plugins) for name, plugins in SOME if name != "centralised"]  # of one client
+FEDERATED = {name: plugins for name, plugins in SOME if name != "centralised"}  # of one client
 
 
-@pytest.mark.parametrize(("name", "plugins"), FEDERATED)
+@pytest.mark.parametrize(("name", "plugins"), FEDERATED.items())  # once, with those it takes
 def test_every_method(name: str, plugins: str, fleet: Any) -> None:
     everyone = small(name, plugins).topology.everyone or name == "fedpd"
     cohorts = EVERYONE if everyone else COHORTS

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from fedaccord.task import datasets
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 300.0  # seconds for one Flower command on a busy machine
@@ -226,7 +229,19 @@ def wait_until(ready: Callable[[], bool], what: str, log: Callable[[], str]) -> 
     deadline = time.monotonic() + PATIENCE
     while not ready():
         assert time.monotonic() < deadline, f"waited too long for {what}\n{log()}"
-        time.sleep(0.5)
+        time.sleep(2.0)  # a look may be a `flwr` command: more than a second of a processor
+
+
+def digits_files(folder: Path) -> list[int]:
+    """The digits as the page's files; the numbers of the sites' training samples."""
+    digits = datasets.load("digits")
+    x, x_test = (images.movedim(1, -1).numpy() for images in (digits.x_train, digits.x_test))
+    y = digits.y_train.numpy()
+    cut = 500
+    test = {"x_test": x_test, "y_test": digits.y_test.numpy()}
+    for name, part in (("site-a", slice(cut)), ("site-b", slice(cut, None)), ("test", slice(50))):
+        np.savez(folder / f"{name}.npz", x_train=x[part], y_train=y[part], **test)
+    return [cut, len(y) - cut]
 
 
 def assert_same_run(there: Path, here: Path) -> None:

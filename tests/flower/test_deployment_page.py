@@ -5,13 +5,11 @@ import re
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from fedaccord.task import datasets
 from tests.cli.shell import invoke
-from tests.flower.conftest import REPOSITORY, Flower, wait_until
+from tests.flower.conftest import REPOSITORY, Flower, digits_files, wait_until
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
 
@@ -61,15 +59,3 @@ def test_the_page_says_what_works(tmp_path: Path) -> None:
     for what in ("is left out", "FederationError"):
         (line,) = [line for line in outcome.output.splitlines() if what in line]
         assert missing in line
-
-
-def digits_files(folder: Path) -> list[int]:
-    """The digits as the page's files; the numbers of the sites' training samples."""
-    digits = datasets.load("digits")
-    x, x_test = (images.movedim(1, -1).numpy() for images in (digits.x_train, digits.x_test))
-    y = digits.y_train.numpy()
-    cut = 500
-    test = {"x_test": x_test, "y_test": digits.y_test.numpy()}
-    for name, part in (("site-a", slice(cut)), ("site-b", slice(cut, None)), ("test", slice(50))):
-        np.savez(folder / f"{name}.npz", x_train=x[part], y_train=y[part], **test)
-    return [cut, len(y) - cut]

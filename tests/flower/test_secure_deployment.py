@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from fedaccord.deploy import folders
-from tests.flower.conftest import PATIENCE, REPOSITORY, Flower, free_port, wait_until
-from tests.flower.test_deployment import digits_files
+from tests.flower.conftest import PATIENCE, REPOSITORY, Flower, digits_files, free_port, wait_until
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(1200)]
 

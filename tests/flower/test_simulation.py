@@ -52,6 +52,7 @@ def test_same_bits_without_a_server(simulation: Flower, tmp_path: Path) -> None:
     run_both(simulation, config, tmp_path, 5)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(simulation: Flower, tmp_path: Path) -> None:
     """SIGKILL of the process that holds ServerApp and clients; what they knew is on disk."""
     run = tmp_path / "there"

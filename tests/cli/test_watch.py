@@ -1,0 +1,67 @@
+"""The rounds of runs, while others are at them."""
+
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedaccord.cli import watch
+from tests.cli.shell import invoke, run
+from tests.cli.test_reproduce import reproduce
+from tests.cli.test_sweep import write
+from tests.sweep.plans import content
+
+
+def test_rounds_are_those_with_a_row(tmp_path: Path) -> None:
+    assert watch.rounds(tmp_path) == 0
+    table = tmp_path / "metrics.csv"
+    for text, rounds in (
+        ("", 0),
+        ("round,te", 0),
+        ("round,test-accuracy\n", 0),
+        ("round,test-accuracy\n0,0.1\n", 0),
+        ("round,test-accuracy\n0,0.1\n12,0.5\n", 12),
+    ):
+        table.write_text(text)
+        assert watch.rounds(tmp_path) == rounds
+    assert run(tmp_path, "name=a", "num-server-rounds=3").exit_code == 0
+    assert watch.rounds(tmp_path / "runs" / "a") == 3
+
+
+def test_a_long_table_is_read_at_its_end(tmp_path: Path) -> None:
+    rows = "".join(f"{t}," + "0.123456789" * 20 + "\n" for t in range(500))
+    (tmp_path / "metrics.csv").write_text("round,x\n" + rows)
+    assert watch.rounds(tmp_path) == 499
+
+
+def test_it_ends_with_its_block() -> None:
+    told: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch, "ELSEWHERE", 0.01)
+        with watch.watched(Console(force_terminal=False), lambda: 7, told.append):
+            while not told:
+                time.sleep(0.01)
+    number = len(told)
+    time.sleep(0.05)
+    assert told == [7] * number
+
+
+@pytest.mark.parametrize("command", ["reproduce", "sweep"])
+def test_a_long_run_tells_its_rounds(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "ELSEWHERE", 0.05)
+    if command == "reproduce":
+        words = ("--seeds", 1, "--rounds", 40, "--cells", "fedavg/dir-0.1")
+        code, stdout, _ = reproduce(tmp_path / "out", *words)
+    else:
+        file = write(tmp_path, content({"algo": ["fedavg"]}, {"num-server-rounds": 40}))
+        result = invoke("sweep", file, "--out", tmp_path / "out")
+        code, stdout = result.exit_code, result.stdout
+    assert code == 0
+    found = [line.split() for line in stdout.splitlines() if " of " in line and "rounds" in line]
+    numbers = [int(line[0]) for line in found if line[1] == "of"]
+    assert numbers, stdout
+    assert numbers == sorted(numbers)
+    assert numbers[-1] > 0
