@@ -129,15 +129,17 @@ class Display:
 
     def on_step(self, step: "Step") -> None:
         """A trial came to a budget."""
+        from fedaccord.sweep.trial import column, sign
+
         self.done += 1
         self.rounds += step.rounds
         self.left.begun += step.rounds if step.found else 0
         metric = self.plan.options.metric
-        split = "validation" if f"validation-{metric}" in step.row else "test"
+        split = "validation" if step.job.settings["validation"] else "test"
         if split != self.split:  # what is tested is no rival of what was tuned
             self.split, self.score = split, float("-inf")
-        value = step.row.get(f"{split}-{metric}")
-        score = -1.0 if value is None else (-value if metric.startswith("loss") else value)
+        value = step.row.get(column(metric, split))
+        score = float("-inf") if value is None else sign(metric) * value
         if step.row["status"] == "completed" and score > self.score:
             self.score, self.best = score, f"best {value:.4g} ({self._trial(step.job)})"
         number = f"run {self.done}/{self.runs}"

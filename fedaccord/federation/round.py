@@ -78,7 +78,7 @@ def finish(
     else:
         after, w_bar = look.done.state, look.w_bar
         values = metrics.traffic_and_loss(visits, outcome, session.like)
-        values |= {name: found[name][0] for name in look.done.metrics}
+        values |= {name: found["own", name][0] for name in look.done.metrics}
         if "far" in found:
             values |= metrics.drift(found["far"])
         if "from-w" in found:
@@ -117,7 +117,7 @@ def _look(method: Any, s: RoundState, done: ServerRound, known: list[float | Non
     fresh = {"w": after.w, **dict(leaves(after.server))}
     # what lies in a file was moved there: to read it would bring it back
     fresh = {name: v for name, v in fresh.items() if id(v) not in before and not in_file(v)}
-    numbers: dict[Any, list[Number]] = {name: [value] for name, value in done.metrics.items()}
+    numbers: dict[Any, list[Number]] = {("own", n): [x] for n, x in done.metrics.items()}
     numbers["fresh"] = [length(vector) for vector in fresh.values()]
     if method.max_update_norm:
         numbers["step"] = [norm(after.w - s.w).max()]

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedaccord import config
 from fedaccord.config import RunConfig
+from fedaccord.core import LocalRule
 from fedaccord.core.options import check_option, did_you_mean, option, options
 from fedaccord.runs import flatten
 from fedaccord.strategies import METHODS
@@ -17,6 +18,7 @@ from fedaccord.sweep import space
 from fedaccord.sweep.space import Choices, Space, Values
 
 SEARCHES = ("grid", "random", "optuna", "halving", "asha")
+PERSONAL = "personal-"  # begins the metrics of the clients' own models
 LISTS = ("seeds", "test-seeds")  # keys of [sweep] beside the options
 OWN = {  # run-config keys that the sweep sets, and what to set instead
     "seed": "seeds of [sweep]",
@@ -49,8 +51,13 @@ class Options:
     rungs: int = option(3, "halving, asha: budgets T, T/eta, T/eta^2, ...", low=1)
     metric: str = option(
         "accuracy-mean-of-last-10",
-        "what ranks configurations, the mean over the seeds; of validation samples",
-        choices=[f"{m}-{w}" for m in ("accuracy", "loss") for w in ("mean-of-last-10", "last")],
+        "what ranks configurations, the mean over the seeds; of validation samples; personal: of "
+        "the clients' own models, where every method has them",
+        choices=[
+            f"{measure}-{window}"
+            for measure in ("accuracy", "loss", f"{PERSONAL}accuracy")
+            for window in ("mean-of-last-10", "last")
+        ],
     )
     validation: float = option(
         0.1,
@@ -160,6 +167,11 @@ class Plan:
             for configuration in every:
                 strategy = configuration.config.strategy
                 strategy.check_clients(configuration.config.num_clients)
+            if self.options.metric.startswith(PERSONAL) and not self._has_personal(method):
+                raise ValueError(
+                    f"[sweep] metric={self.options.metric}: expected methods whose clients have "
+                    f"models of their own, got {method}; take another metric or leave it out"
+                )
 
     def of(self, method: str) -> dict[str, Values]:
         """The space of one method."""
@@ -211,7 +223,17 @@ class Plan:
             for point in space.corners(self.of(method)):
                 made = self.configuration(method, point).config
                 lines |= dict.fromkeys(f"{method}: {line}" for line in made.unread(given))
+            metric = self.options.metric
+            if metric.startswith("accuracy") and self._has_personal(method):
+                lines[
+                    f"{method}: ranked by the mean model; for the clients' own models set "
+                    f"metric={PERSONAL}{metric} in [sweep]"
+                ] = None
         return [*lines]
+
+    def _has_personal(self, method: str) -> bool:
+        config = self.configuration(method, next(space.corners(self.of(method)))).config
+        return type(config.strategy.rule()).personal is not LocalRule.personal
 
     @property
     def tunes(self) -> bool:

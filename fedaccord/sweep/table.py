@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedaccord.sweep.plan import Configuration
-from fedaccord.sweep.trial import COMPLETED, Row, number
+from fedaccord.sweep.trial import COMPLETED, Row, column, number, sign
 
 TUNE, TEST = "tune", "test"  # stages: on validation samples, and on the test samples
 STOPPED = "stopped"  # of a trial that did not go on after a rung
@@ -67,32 +67,31 @@ def winners_table(winners: Sequence[Winner], tests: Sequence[Trial], metric: str
     Standard deviations are of the seeds (divided by n - 1). ``better``: seeds in which it is
     better than FedAvg; ``seeds``: those that completed.
     """
-    place = f"test-{metric}"
+    place, read = f"test-{metric}", column(metric, "test")
     methods = {winner.configuration.algo for winner in winners}
     base = next((name for name in BASELINES if name in methods), None)
     bases = [winner for winner in winners if winner.configuration.algo == base]
-    sign = -1 if metric.startswith("loss") else 1
     rows: list[dict[str, Any]] = []
     for winner in winners:
-        configuration, values = winner.configuration, _by_seed(winner, tests, place)
+        configuration, values = winner.configuration, _by_seed(winner, tests, read)
         point = configuration.point
         row: dict[str, Any] = {
             "algo": configuration.algo,
             "trial": configuration.name,
             "settings": ", ".join(f"{key}={short(value)}" for key, value in point.items()),
             "configurations": winner.configurations,
-            f"validation-{metric}": sign * winner.score,
+            f"validation-{metric}": sign(metric) * winner.score,
             "seeds": len(values),
             **_spread(place, [*values.values()]),
         }
         alike = [each for each in bases if each.configuration.point.items() <= point.items()]
         if configuration.algo != base and (fitting := bases if len(bases) == 1 else alike):
-            against = _by_seed(fitting[0], tests, place)
+            against = _by_seed(fitting[0], tests, read)
             gains = [value - against[seed] for seed, value in values.items() if seed in against]
             row |= _spread(f"over-{base}", gains)
-            row["better"] = f"{sum(sign * gain > 0 for gain in gains)} of {len(gains)}"
+            row["better"] = f"{sum(sign(metric) * gain > 0 for gain in gains)} of {len(gains)}"
         rows.append(row)
-    rows.sort(key=lambda row: -sign * row[place] if row[place] == row[place] else math.inf)
+    rows.sort(key=lambda row: -sign(metric) * row[place] if row[place] == row[place] else math.inf)
     return pd.DataFrame(rows)
 
 

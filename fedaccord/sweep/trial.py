@@ -18,6 +18,7 @@ from fedaccord import engine, logbook
 from fedaccord.config import RunConfig
 from fedaccord.runs import flatten
 from fedaccord.runs.files import replace
+from fedaccord.sweep.plan import PERSONAL
 
 COMPLETED, FAILED = "completed", "failed"
 KEPT = (  # of a run's summary, beside what is evaluated
@@ -141,8 +142,18 @@ def number(row: Mapping[str, Any], key: str) -> float:
     return float("nan") if value is None else float(value)
 
 
+def column(metric: str, split: str) -> str:
+    """Of a metric as ``accuracy-last`` in a row; the clients' own models have one for each split:
+    what they are evaluated on is held out where the test samples are."""
+    return metric if metric.startswith(PERSONAL) else f"{split}-{metric}"
+
+
+def sign(metric: str) -> int:
+    """1 where larger is better, -1 for a loss."""
+    return -1 if metric.startswith("loss") else 1
+
+
 def mean(rows: Sequence[Row], metric: str) -> float:
-    """Of a metric as ``accuracy-last`` on validation samples, larger is better: a loss is negated.
-    NaN where a trial failed."""
-    sign = -1 if metric.startswith("loss") else 1
-    return sign * fmean(number(row, f"validation-{metric}") for row in rows)
+    """Of a metric on validation samples, larger is better: a loss is negated. NaN where a trial
+    failed."""
+    return sign(metric) * fmean(number(row, column(metric, "validation")) for row in rows)

@@ -25,6 +25,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "sweeps.md"
         ({"sweep": {"validation": 0.0}}, r"\[sweep\] validation: expected above 0"),
         ({"sweep": {"validation": 1.0}}, r"\[sweep\] validation: expected .* at most 0.9"),
         ({"sweep": {"metric": "accuracy-best"}}, r"\[sweep\] metric: expected one of accuracy-m"),
+        (
+            {"sweep": {"metric": "personal-accuracy-last"}, "space": {"algo": ["local", "fedavg"]}},
+            r"\[sweep\] metric=personal-accuracy-last: expected methods .* own, got fedavg;",
+        ),
         ({"sweep": {"seeds": 3}}, r"\[sweep\] seeds: expected a list of integers"),
         ({"sweep": {"seeds": [0, 0]}}, r"\[sweep\] seeds: expected different seeds"),
         ({"sweep": {"test-seeds": [-1]}}, r"seed: expected at least 0, got -1"),
@@ -115,6 +119,14 @@ def test_keys_without_effect_are_told_once_for_each_method() -> None:
     assert len(plan.warnings()) == 2
     assert plan.warnings()[0].startswith("fedavg: dirichlet-alpha=0.1 has no effect")
     assert make().warnings() == []
+
+
+def test_where_clients_have_models_of_their_own_the_mean_is_said_to_be_ranked() -> None:
+    (line,) = make({"algo": ["fedavg", "local"]}).warnings()
+    assert "local: ranked by the mean model" in line
+    assert "set metric=personal-accuracy-mean-of-last-10 in [sweep]" in line
+    own = {"metric": "personal-accuracy-last"}
+    assert make({"algo": ["local"]}, **own).warnings() == []
 
 
 def test_one_configuration_a_method_leaves_nothing_to_tune() -> None:

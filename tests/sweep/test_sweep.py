@@ -88,6 +88,19 @@ def test_without_tuning_every_configuration_is_tested(tmp_path: Path) -> None:
     assert all((tmp_path / "runs" / f"{name}-seed0").is_dir() for name in winners.trial)
 
 
+def test_models_of_the_clients_own_are_ranked_where_that_is_asked(tmp_path: Path) -> None:
+    """By what they reach on held-out samples."""
+    name = "personal-accuracy-last"
+    finish(make({"algo": ["local"], "lr": [1e-9, 0.1]}, metric=name), tmp_path)
+    trials, (winner,) = table(tmp_path), table(tmp_path, "winners.csv").to_dict("records")
+    tuned = trials[trials.stage == "tune"].set_index("lr")[name]
+    assert tuned[0.1] > tuned[1e-9]
+    assert winner["settings"] == "lr=0.1"
+    assert winner[f"validation-{name}"] == tuned[0.1]
+    (tested,) = trials[trials.stage == "test"][name]
+    assert winner[f"test-{name}"] == tested
+
+
 def test_halving_goes_on_from_rungs_and_says_what_stopped(tmp_path: Path) -> None:
     steps = finish(halving(), tmp_path)
     trials = table(tmp_path)
