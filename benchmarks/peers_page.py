@@ -93,10 +93,13 @@ def ratios(runs: list[Results], contestant: str, ours: str, clock: str) -> list[
 def verdicts(setting: Setting, runs: list[Results]) -> list[str]:
     """One thread beside one thread, both cores beside both cores."""
     lines = []
+    one, both = OURS
     for peer, factor in setting.targets.items():
         threads = f"{peer}{THREADS}"
-        rivals = (peer, threads if threads in setting.contestants else peer)
-        for ours, rival in zip(OURS, rivals, strict=True):
+        alike = {both: peer}  # a peer that takes both cores as it is
+        if threads in setting.contestants:
+            alike = {one: peer, both: threads}
+        for ours, rival in alike.items():
             found = {c: ratios(runs, rival, ours, c) for c in ("wall", "cpu")}
             if not found["wall"]:
                 continue
