@@ -51,7 +51,11 @@ MODELS = {
 # Gradients per local step of a method -> its round in rounds of FedAvg.
 ALLOWED = {1: 1.15, 2: 2.1}
 OWN_ALLOWED = {"feddeper": 2.2}  # steps two models
-COMPARED = [name for name, kind in METHODS.items() if not issubclass(kind, DFedAvg)]
+COMPARED = [  # centralised has one client
+    name
+    for name, kind in METHODS.items()
+    if not issubclass(kind, DFedAvg) and name != "centralised"
+]
 
 Pair = tuple[float, float]  # seconds of the method, mean seconds of FedAvg before and after it
 Repetition = dict[str, Pair]  # by method
