@@ -22,7 +22,7 @@ from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.graphs import Graphs, recorder
 from fedaccord.task.partition import matching_share
 from fedaccord.task.partition import partition as partition_labels
-from fedaccord.task.solver import Batch, Loss, Passes
+from fedaccord.task.solver import AHEAD, Batch, Loss, Passes
 from fedaccord.task.transfer import take
 
 log = logging.getLogger("flwr")
@@ -32,7 +32,7 @@ VALIDATION = 1  # of the draw of validation samples, beside the run's seed
 SHOWN = 1000  # clients whose classes are counted: what a reader can take in
 FEW = 2**20  # numbers that a client's samples may have to be prepared once a round
 SHARE = 1 / 4  # of a GPU's free memory that samples take; larger sets go there by the visit
-AHEAD, AHEAD_ON_GPU = 2**18, 2**25  # numbers prepared ahead of the steps; the first fit caches
+AHEAD_ON_GPU = 2**25  # as AHEAD, where it is launches that count and not caches
 
 
 @dataclass(eq=False)
