@@ -106,7 +106,7 @@ def parts(options: argparse.Namespace) -> Iterator[str]:
     yield "\n| method, with LeNet | a round, s |\n| --- | --: |"
     for method, kind in METHODS.items():
         size = usual._replace(clients=usual.active)
-        if not kind(fraction_train=1.0).pools:
+        if not kind.pools:
             seconds = rounds_of("lenet", options.precisions[-1], size, options, method)
             yield f"| {method} | {seconds:.3f} |"
     yield "\n| target | measured | allowed | |\n| --- | --: | --: | --- |"
@@ -144,7 +144,7 @@ def checked(options: argparse.Namespace) -> str:
     ]
     far, worst = 0.0, ""
     for name, kind in METHODS.items():
-        clients = data[:1] if kind(fraction_train=1.0).pools else data
+        clients = data[:1] if kind.pools else data
         run = partial(
             simulate, name, clients=clients, model=model, rounds=3, batch_size=4, local_epochs=2,
             participation=1.0, dtype=torch.float64, record="weights",

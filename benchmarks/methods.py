@@ -54,7 +54,7 @@ OWN_ALLOWED = {"feddeper": 2.2}  # steps two models
 COMPARED = [  # with a server, and more clients than the one of `centralised`
     name
     for name, kind in METHODS.items()
-    if not issubclass(kind, DFedAvg) and not kind(fraction_train=1.0).pools
+    if not issubclass(kind, DFedAvg) and not kind.pools
 ]
 
 Pair = tuple[float, float]  # seconds of the method, mean seconds of FedAvg before and after it
