@@ -145,7 +145,8 @@ def _run(console: Console, study: "Study", options: "Options", folder: Path, pag
         else:
             print(line, flush=True)
 
-    with console.status("") as status, watched(console, count, on_rounds):
+    begun = f"{count()} of {left.rounds} rounds"
+    with console.status(begun) as status, watched(console, count, on_rounds):
         study.perform(folder, options, on_done)
 
 
