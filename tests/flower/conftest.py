@@ -24,6 +24,7 @@ from fedaccord.task import datasets
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 300.0  # seconds for one Flower command on a busy machine
+COMMAND = 2.0  # seconds between two looks by a command, which takes more than one of a processor
 
 
 class Outcome(NamedTuple):
@@ -94,7 +95,8 @@ class Flower:
         for command in commands:
             self._start(*command, "--port", str(free_port()))
         wait_until(
-            lambda: self._nodes_online() == before + len(commands), "the SuperNodes", self.log
+            lambda: self._nodes_online() == before + len(commands),
+            *("the SuperNodes", self.log, COMMAND),
         )
 
     def start_more_supernodes(self, *node_configs: str) -> None:
@@ -125,7 +127,9 @@ class Flower:
         output = self._flwr(*words)
         found = re.search(r"started run (\d+)", output)
         assert found, output
-        wait_until(lambda: self._status(found[1]).startswith("finished"), "the run", self.log)
+        wait_until(
+            lambda: self._status(found[1]).startswith("finished"), "the run", self.log, COMMAND
+        )
         return Outcome(self._status(found[1]), output)
 
     def log(self) -> str:
@@ -225,11 +229,14 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def wait_until(ready: Callable[[], bool], what: str, log: Callable[[], str]) -> None:
+def wait_until(
+    ready: Callable[[], bool], what: str, log: Callable[[], str], pause: float = 0.5
+) -> None:
+    """pause: seconds between two looks."""
     deadline = time.monotonic() + PATIENCE
     while not ready():
         assert time.monotonic() < deadline, f"waited too long for {what}\n{log()}"
-        time.sleep(2.0)  # a look may be a `flwr` command: more than a second of a processor
+        time.sleep(pause)
 
 
 def digits_files(folder: Path) -> list[int]:
