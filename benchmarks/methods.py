@@ -52,9 +52,7 @@ MODELS = {
 ALLOWED = {1: 1.15, 2: 2.1}
 OWN_ALLOWED = {"feddeper": 2.2}  # steps two models
 COMPARED = [  # with a server, and more clients than the one of `centralised`
-    name
-    for name, kind in METHODS.items()
-    if not issubclass(kind, DFedAvg) and not kind.pools
+    name for name, kind in METHODS.items() if not issubclass(kind, DFedAvg) and not kind.pools
 ]
 
 Pair = tuple[float, float]  # seconds of the method, mean seconds of FedAvg before and after it
