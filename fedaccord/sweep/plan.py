@@ -223,12 +223,12 @@ class Plan:
             for point in space.corners(self.of(method)):
                 made = self.configuration(method, point).config
                 lines |= dict.fromkeys(f"{method}: {line}" for line in made.unread(given))
-            metric = self.options.metric
-            if metric.startswith("accuracy") and self._has_personal(method):
-                lines[
-                    f"{method}: ranked by the mean model; for the clients' own models set "
-                    f"metric={PERSONAL}{metric} in [sweep]"
-                ] = None
+        metric = self.options.metric
+        if metric.startswith("accuracy") and all(map(self._has_personal, self.methods)):
+            lines[
+                f"{', '.join(self.methods)}: ranked by the mean model; for the clients' own "
+                f"models set metric={PERSONAL}{metric} in [sweep]"
+            ] = None
         return [*lines]
 
     def _has_personal(self, method: str) -> bool:
