@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.numbers import Numbers
-from fedaccord.federation.roster import Roster
+from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.wire.instruction import write_instruction
 from fedaccord.wire.messages import read_answer, write_visits
 from fedaccord.wire.records import CONFIG, METRICS, metrics_of
@@ -65,11 +65,14 @@ class MessageFleet:
     def __init__(
         self, grid: Grid, extra: Mapping[str, Any] | None = None, numbers: Numbers | None = None
     ) -> None:
-        if "pull_interval" in vars(grid):  # of Flower's simulation: 0.1 s is half a small round
+        simulated = "pull_interval" in vars(grid)  # by Flower
+        if simulated:  # its 0.1 s is half a small round
             vars(grid)["pull_interval"] = PULL_INTERVAL
         self.grid = grid
         self.extra = extra or {}  # a caller's own entries in the config of training messages
-        self.roster = Roster(numbers=numbers)
+        # a simulation loses no message, but handles two to one client at once: the one that ends
+        # last puts back the state it began with
+        self.roster = Roster(numbers=numbers, ask_again=math.inf if simulated else ASK_AGAIN)
         self._sent: dict[int, Message] = {}  # client -> this round's message
         self._half: Any = None  # the client half that this round's messages carry
 

@@ -36,14 +36,18 @@ class Claim(NamedTuple):
 class Roster:
     """The nodes that answered a hello, by client; it never waits but in `wait_for_all`.
 
-    A node is asked when it comes, again when no answer came, and anew when it comes back after it
-    was gone, under the same node id (a registered key) or another. A node whose answer does not
-    fit is refused with one line; it may come back with a better one. The number of clients is what
-    most nodes say before round 1, and stays. Nodes with data and no number get theirs by `Numbers`.
+    A node is asked when it comes, after ``ask_again`` seconds without an answer, and anew when
+    it comes back after it was gone, under the same node id (a registered key) or another. A node
+    whose answer does not fit is refused with one line; it may come back with a better one. The
+    number of clients is what most nodes say before round 1, and stays. Nodes with data and no
+    number get theirs by `Numbers`.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, numbers: Numbers | None = None
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        numbers: Numbers | None = None,
+        ask_again: float = ASK_AGAIN,
     ) -> None:
         self.nodes: dict[int, int] = {}  # client -> node id, of the connected clients
         self.num_clients = 0  # C; 0 until a node has answered
@@ -53,6 +57,7 @@ class Roster:
         self._numbers = numbers or Numbers()
         self._settled = False  # round 1 has begun: C stays
         self._clock = clock
+        self._ask_again = ask_again
 
     def update(self, grid: Grid) -> None:
         """Forget who left, hear who answered, ask who is new. Never waits for an answer."""
@@ -92,7 +97,7 @@ class Roster:
 
     def _ask(self, grid: Grid, online: set[int]) -> None:
         now = self._clock()
-        again = {n for n, asked in self._asked.items() if now - asked.when >= ASK_AGAIN}
+        again = {n for n, asked in self._asked.items() if now - asked.when >= self._ask_again}
         answered = self._claims.keys() | self.refused.keys()
         wanted = sorted((online - answered - self._asked.keys()) | again)
         if not wanted:
