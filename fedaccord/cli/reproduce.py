@@ -10,7 +10,7 @@ from rich.console import Console
 from fedaccord.cli.console import make_console, stop, warn
 from fedaccord.cli.settings import Pairs, read_settings
 from fedaccord.cli.sweep import as_table
-from fedaccord.cli.watch import rounds, watched
+from fedaccord.cli.watch import progress, rounds, watched
 from fedaccord.federation.clock import TimeLeft
 from fedaccord.interrupts import exit_code, interruptible
 
@@ -139,14 +139,12 @@ def _run(console: Console, study: "Study", options: "Options", folder: Path, pag
         print(number, done.run.cell.name, *filter(None, words), sep="  ", flush=True)
 
     def on_rounds(number: int) -> None:
-        line = "  ".join(filter(None, [f"{number} of {left.rounds} rounds", left(number)]))
         if console.is_terminal:
-            status.update(line)
+            status.update(progress(number, left))
         else:
-            print(line, flush=True)
+            print(progress(number, left), flush=True)
 
-    begun = f"{count()} of {left.rounds} rounds"
-    with console.status(begun) as status, watched(console, count, on_rounds):
+    with console.status(progress(left.begun, left)) as status, watched(console, count, on_rounds):
         study.perform(folder, options, on_done)
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedaccord.cli.console import make_console, stop, warn
 from fedaccord.cli.settings import PATHS
-from fedaccord.cli.watch import rounds, watched
+from fedaccord.cli.watch import progress, rounds, watched
 from fedaccord.federation.clock import TimeLeft
 from fedaccord.interrupts import exit_code, interruptible
 
@@ -155,8 +155,7 @@ class Display:
         """The rounds that all trials have, those at work among them."""
         self._advance(rounds)
         if self.bar.disable:
-            words = (f"{rounds} of {self.left.rounds} rounds", self.left(rounds))
-            print(*filter(None, words), sep="  ", flush=True)
+            print(progress(rounds, self.left), flush=True)
 
     def _advance(self, rounds: int) -> None:
         """Never back: a trial that failed counts as one with all its rounds."""

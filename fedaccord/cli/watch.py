@@ -7,6 +7,8 @@ from threading import Event, Thread
 
 from rich.console import Console
 
+from fedaccord.federation.clock import TimeLeft
+
 ON_TERMINAL, ELSEWHERE = 2.0, 60.0  # seconds between two looks
 LONGEST_ROW = 1 << 13  # bytes
 
@@ -30,6 +32,11 @@ def watched(
     finally:
         over.set()
         thread.join()
+
+
+def progress(number: int, left: TimeLeft) -> str:
+    """As "120 of 2000 rounds  0:12:03 left"."""
+    return "  ".join(filter(None, [f"{number} of {left.rounds} rounds", left(number)]))
 
 
 def rounds(run: Path) -> int:

@@ -234,6 +234,11 @@ def state_like(half: ClientHalf, shapes: Shapes) -> Any:
     return map_vectors(lambda v: v.new_empty(0), state)
 
 
+def has_personal(half: ClientHalf, shapes: Shapes) -> bool:
+    """Whether clients have models of their own to evaluate."""
+    return half.personal(state_like(half, shapes)) is not None
+
+
 class GradientSeat:
     """The gradient seat of one local round: init, gradient and result over the caller's buffers."""
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord
 
-from fedaccord.core.plugin import state_like
+from fedaccord.core.plugin import has_personal, state_like
 from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import Vector, dtype_of
 from fedaccord.core.visit import TrainInstruction, Visit
@@ -32,7 +32,7 @@ class Session:
         self.dtype = dtype_of(method.precision)
         d = sum(shape.numel() for shape in self.shapes)
         self.like = torch.empty(d, dtype=self.dtype, device="meta")  # (d,), without values
-        self.has_personal = self.half.personal(self.client_state()) is not None
+        self.has_personal = has_personal(self.half, self.shapes)
 
     def vector(self, arrays: ArrayRecord) -> Vector:
         """(d,) of the parameters under the names of the initial arrays."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from fedaccord import config
 from fedaccord.config import RunConfig
-from fedaccord.core import LocalRule
 from fedaccord.core.options import check_option, did_you_mean, option, options
+from fedaccord.core.plugin import has_personal
 from fedaccord.runs import flatten
 from fedaccord.strategies import METHODS
 from fedaccord.sweep import space
@@ -233,7 +233,7 @@ class Plan:
 
     def _has_personal(self, method: str) -> bool:
         config = self.configuration(method, next(space.corners(self.of(method)))).config
-        return type(config.strategy.rule()).personal is not LocalRule.personal
+        return has_personal(config.strategy.client_half(), ((1,),))
 
     @property
     def tunes(self) -> bool:

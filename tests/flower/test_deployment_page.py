@@ -17,9 +17,7 @@ PAGE = REPOSITORY / "docs" / "deployment.md"
 
 
 def test_the_page_says_what_works(tmp_path: Path) -> None:
-    """The commands with this machine's address, ports and files; then with
-    the path of one site wrong.
-    """
+    """With this machine's address, ports and files; then with the path of one site wrong."""
     flower = Flower(tmp_path / "home", simulation=False)
     text = PAGE.read_text().replace("0.0.0.0", "127.0.0.1").replace("192.0.2.10", "127.0.0.1")
     text = text.replace("8000", str(flower.port)).replace("/data/", f"{tmp_path}/")
