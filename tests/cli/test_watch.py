@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedaccord.cli import watch
+from fedaccord.federation.clock import TimeLeft
 from tests.cli.shell import invoke, run
 from tests.cli.test_reproduce import reproduce
 from tests.cli.test_sweep import write
@@ -45,6 +46,15 @@ def test_it_ends_with_its_block() -> None:
     number = len(told)
     time.sleep(0.05)
     assert told == [7] * number
+
+
+def test_the_line_of_progress() -> None:
+    now = [0.0]
+    left = TimeLeft(20, 120, lambda: now[0])
+    assert watch.progress(20, left) == "20 of 120 rounds"
+    now[0] = 80
+    assert watch.progress(60, left) == "60 of 120 rounds  0:02:00 left"
+    assert watch.progress(120, left) == "120 of 120 rounds"
 
 
 @pytest.mark.parametrize("command", ["reproduce", "sweep"])
