@@ -104,6 +104,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
     monkeypatch.setattr("fedaccord.task.solver.random_numbers", lambda *_: nullcontext())
     monkeypatch.setattr("fedaccord.task.task.recorder", lambda _: lambda work: work)
     _raw_constants.cache_clear()
+    # the first backward pass of a process counts its devices; with one beside the CPU none of its
+    # children that it forks may take such a pass
+    torch.ones((), requires_grad=True).backward()
     with FakeTensorMode(allow_non_fake_inputs=True), mode:
         yield mode
     _raw_constants.cache_clear()
