@@ -51,10 +51,10 @@ def distances(xs: Sequence[Vector], centre: Vector) -> Tensor:
 
     On a CPU piece by piece: what is read and written stays in its caches.
     """
-    pieces: Iterable[tuple[Tensor, ...]] = [(centre, *xs)]
-    if centre.is_cpu and len(centre) > PIECE:
-        pieces = zip(*(torch.split(v, PIECE) for v in (centre, *xs)), strict=True)
-    parts = [torch.stack([torch.linalg.vector_norm(x - c) for x in some]) for c, *some in pieces]
+    if not centre.is_cpu or len(centre) <= PIECE:
+        return torch.stack([torch.linalg.vector_norm(x - centre) for x in xs])
+    pieces = zip(*(torch.split(v, PIECE) for v in (centre, *xs)), strict=True)
+    parts = [distances(some, c) for c, *some in pieces]
     lengths: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
     return lengths
 

@@ -2,14 +2,16 @@
 those that it has alone."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from fedaccord.task.cohort_solver import Stack
+from fedaccord.task.solver import AHEAD
 from fedaccord.task.transfer import take
 
-Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # raw inputs and targets of a stack
+Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # raw inputs (n, ...) and targets
 
 
 def cut(
@@ -34,8 +36,7 @@ def cut(
         raise ValueError("expected at least one batch of training data, got none")
     rows, first = torch.cat([*held]), n.cumsum(0) - n  # of each client in ``rows``
     if batch_size == 0:
-        mine = rows[_each(first, n)]
-        whole = Stack(*prepare(_take(x, mine), _take(y, mine)), n)
+        whole = Stack(*_cut(x, y, rows[_each(first, n)], prepare), n)
         yield from [whole] * (steps or epochs)
         return
     per_pass = (n + batch_size - 1) // batch_size
@@ -48,19 +49,28 @@ def cut(
     taken = passes * n
     rows = rows[torch.cat(orders) + first.repeat_interleave(taken)]
     first = taken.cumsum(0) - taken
-    for k in range(int(K[0])):
-        m = int((k < K).sum())
-        number, batch = k // per_pass[:m], k % per_pass[:m]
-        sizes = (n[:m] - batch * batch_size).clamp(max=batch_size)
-        mine = rows[_each(first[:m] + number * n[:m] + batch * batch_size, sizes)]
-        yield Stack(*prepare(_take(x, mine), _take(y, mine)), sizes)
+    ahead = max(1, AHEAD // max(1, len(n) * batch_size * x[0].numel()))
+    for begin in range(0, int(K[0]), ahead):
+        k = torch.arange(begin, min(begin + ahead, int(K[0])))[:, None]  # (s, 1)
+        number, batch = k // per_pass, k % per_pass
+        sizes = (n - batch * batch_size).clamp(max=batch_size) * (k < K)  # (s, n)
+        starts = first + number * n + batch * batch_size
+        forms = zip((sizes > 0).sum(1).tolist(), sizes.amax(1).tolist(), strict=True)
+        i = 0
+        for (m, _), alike in groupby(forms):  # clients that take part, and the longest batch
+            several = slice(i, i := i + len([*alike]))
+            mine = rows[_each(starts[several, :m], sizes[several, :m])]  # (s, m, b)
+            yield from map(Stack, *_cut(x, y, mine, prepare), sizes[several, :m])
 
 
 def _each(first: Tensor, sizes: Tensor) -> Tensor:
-    """first, first + 1, ... of so many; (m, b), the shorter filled up with their last."""
-    return first[:, None] + torch.arange(int(sizes.max())).clamp(max=sizes[:, None] - 1)
+    """first, first + 1, ... of so many; (..., b), the shorter filled up with their last."""
+    return first[..., None] + torch.arange(int(sizes.max())).clamp(max=sizes[..., None] - 1)
 
 
-def _take(samples: Tensor, rows: Tensor) -> Tensor:
-    """samples[rows], (m, b, ...)."""
-    return take(samples, rows.flatten()).view(*rows.shape, *samples.shape[1:])
+def _cut(x: Tensor, y: Tensor, rows: Tensor, prepare: Prepare) -> tuple[Tensor, Tensor]:
+    """The prepared samples of these rows, (*rows, ...)."""
+    some = rows.flatten()
+    parts = prepare(take(x, some), take(y, some))
+    inputs, targets = (part.view(*rows.shape, *part.shape[1:]) for part in parts)
+    return inputs, targets
