@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.client.store import Memory, Version
-from fedaccord.core.mapped import mapped, release
+from fedaccord.core.mapped import mapped, release, write
 from fedaccord.core.vectors import leaves, map_vectors
 
 SHARD = 2**26  # bytes of a file, where a place is not larger
@@ -83,7 +83,7 @@ class Shards(MutableMapping[int, Memory]):
             free += self._new_places(sum(map(_room, vectors)))
         place = free.pop() if vectors else torch.empty(0, dtype=torch.uint8)
         for part, v in zip(_parts(place, vectors), vectors, strict=True):
-            part.copy_(v)
+            write(part, v)
         form = map_vectors(lambda v: v.new_empty(()).expand(v.shape), version.state)
         key = type(form), tuple((name, v.shape, v.dtype) for name, v in leaves(form))
         return Version(version.round, Kept(place, self._forms.setdefault(key, form)))
