@@ -223,13 +223,20 @@ class Plan:
             for point in space.corners(self.of(method)):
                 made = self.configuration(method, point).config
                 lines |= dict.fromkeys(f"{method}: {line}" for line in made.unread(given))
-        metric = self.options.metric
-        if metric.startswith("accuracy") and all(map(self._has_personal, self.methods)):
-            lines[
-                f"{', '.join(self.methods)}: ranked by the mean model; for the clients' own "
-                f"models set metric={PERSONAL}{metric} in [sweep]"
-            ] = None
+        lines |= dict.fromkeys(self._ranked_by_a_mean())
         return [*lines]
+
+    def _ranked_by_a_mean(self) -> Iterator[str]:
+        """Where clients have models of their own and the mean model is what ranks a method."""
+        metric = self.options.metric
+        own = [method for method in self.methods if self._has_personal(method)]
+        if own and metric.startswith("accuracy"):
+            line = (
+                f"ranked by the mean model; the clients' own are told of by {PERSONAL}accuracy-last"
+            )
+            if len(own) == len(self.methods):
+                line += f", and rank with metric={PERSONAL}{metric} in [sweep]"
+            yield f"{', '.join(own)}: {line}"
 
     def _has_personal(self, method: str) -> bool:
         config = self.configuration(method, next(space.corners(self.of(method)))).config
