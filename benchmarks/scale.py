@@ -70,6 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", help=f"default: {', '.join(CASES)}, afedpd")
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS, help="of the rows, C")
+    parser.add_argument("--active", type=int, default=ACTIVE, help="clients a round")
     parser.add_argument("--rounds", type=int, default=5, help="that are timed, after a first one")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
@@ -97,7 +98,8 @@ def main() -> None:
 
 def in_a_process(name: str, num_clients: int, options: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, name, "--one", str(num_clients)]
-    command += ["--clock", options.clock, "--rounds", str(options.rounds)]
+    command += ["--active", str(options.active), "--rounds", str(options.rounds)]
+    command += ["--clock", options.clock]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{name}, {num_clients} clients: {done.stderr.strip().splitlines()[-1]}")
@@ -142,7 +144,7 @@ def begin(case: dict[str, Any], num_clients: int, active: int) -> FederatedStrat
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     clock = CLOCKS[options.clock]
-    strategy = begin(CASES[name], options.one, ACTIVE)
+    strategy = begin(CASES[name], options.one, options.active)
     wall = options.clock == "wall"
     start = time.time() - psutil.Process().create_time() if wall else time.process_time()
     at_start, seconds = resident(), []
@@ -215,9 +217,10 @@ def page(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) ->
     lines = [
         "# Registered clients",
         "",
-        f"{ACTIVE:,} of C clients a round, each with 50 samples of its own draw (Dirichlet, alpha "
-        "0.1), in process, without the local steps: what is measured is drawing the cohort and the "
-        "clients' data, messages, states, checks, aggregation and metrics. A process a row; "
+        f"{options.active:,} of C clients a round, each with 50 samples of its own draw "
+        "(Dirichlet, alpha 0.1), in process, without the local steps: what is measured is drawing "
+        "the cohort and the clients' data, messages, states, checks, aggregation and metrics. A "
+        "process a row; "
         f"seconds are {clock} seconds: to start, from the beginning of the process to the first "
         f"round; a round, the median (min to max) of {options.rounds} after a first one. RSS is "
         f"the process's memory. CPU, {psutil.cpu_count()} cores, 1 thread, torch "
@@ -255,6 +258,7 @@ def page(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) ->
     cases = "".join(f" '{name}'" for name in options.cases)
     numbers = " ".join(map(str, options.clients))
     given = "" if options.clients is CLIENTS else f" --clients {numbers}"
+    given += "" if options.active == ACTIVE else f" --active {options.active}"
     lines += [
         "",
         f"Targets: at most {START:g} s to start, a round at most {ROUND:g} x that of C = 1,000, at "
