@@ -1,6 +1,7 @@
 """Ray Tune: the rows of one process; ASHA, whose choices nobody can foresee."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pandas as pd
 import pytest
@@ -31,14 +33,19 @@ def test_ray_gives_the_table_of_one_process(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a cluster that was started from outside, as one with several machines is."""
+    """The address of a cluster that was started from outside, as one with several machines is.
+
+    Its folder is its own: in the usual one it would leave its address, which every other program
+    that starts Ray then tries for minutes.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("cluster") / "log"
     words = ("start", "--head", "--block", f"--port={port}", "--num-cpus=2")
     quiet = ("--include-dashboard=false", "--disable-usage-stats")
-    ray = [str(Path(sys.executable).parent / "ray"), *words, *quiet]
+    folder = mkdtemp()  # a short path: names of sockets follow
+    ray = [str(Path(sys.executable).parent / "ray"), *words, *quiet, f"--temp-dir={folder}"]
     with log.open("w") as file:
         process = subprocess.Popen(ray, stdout=file, stderr=file, start_new_session=True)
     try:
@@ -51,6 +58,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         os.killpg(process.pid, signal.SIGTERM)  # Ray's other processes end with it
         process.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.slow
