@@ -5,6 +5,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -65,15 +66,15 @@ class MessageFleet:
     def __init__(
         self, grid: Grid, extra: Mapping[str, Any] | None = None, numbers: Numbers | None = None
     ) -> None:
-        simulated = "pull_interval" in vars(grid)  # by Flower
-        if simulated:  # its 0.1 s is half a small round
+        self.simulated = "pull_interval" in vars(grid)  # by Flower
+        if self.simulated:  # its 0.1 s is half a small round
             vars(grid)["pull_interval"] = PULL_INTERVAL
         self.grid = grid
         self.extra = extra or {}  # a caller's own entries in the config of training messages
-        # a simulation loses no message, but handles two to one client at once: the one that ends
-        # last puts back the state it began with
-        self.roster = Roster(numbers=numbers, ask_again=math.inf if simulated else ASK_AGAIN)
+        # a simulation loses no message, and does two at once: see `_still_late`
+        self.roster = Roster(numbers=numbers, ask_again=math.inf if self.simulated else ASK_AGAIN)
         self._sent: dict[int, Message] = {}  # client -> this round's message
+        self._late: dict[int, str] = {}  # client -> the message that a simulation is late with
         self._half: Any = None  # the client half that this round's messages carry
 
     @property
@@ -88,8 +89,30 @@ class MessageFleet:
         return sorted(self.roster.nodes)
 
     def train(self, visits: Sequence[Visit], timeout: float) -> Answers:
-        replies = self.grid.send_and_receive(self.messages(visits), timeout=timeout)
-        return self.read(replies).items()
+        end = time.monotonic() + timeout
+        clients = [visit.instruction.client for visit in visits]
+        late = self._still_late(clients, end)
+        messages = self.messages([v for v in visits if v.instruction.client not in late])
+        left = max(0.0, end - time.monotonic())
+        found = self.read(self.grid.send_and_receive(messages, timeout=left))
+        return [(i, found.get(i, LATE)) for i in clients]
+
+    def _still_late(self, clients: Sequence[int], end: float) -> set[int]:
+        """Those of a simulation's clients that are at an earlier visit; it waits for one of them
+        where all are.
+
+        A SuperNode does one visit after another. A simulation would do both at once, and the one
+        that ends last put back the state that it began with.
+        """
+        while self._late:
+            replies = self.grid.pull_messages([*self._late.values()])
+            answered = {reply.metadata.reply_to_message_id for reply in replies}
+            self._late = {i: m for i, m in self._late.items() if m not in answered}
+            late = self._late.keys() & {*clients}
+            if len(late) < max(1, len(clients)) or time.monotonic() > end:
+                return late
+            time.sleep(PULL_INTERVAL)
+        return set()
 
     def messages(self, visits: Sequence[Visit]) -> list[Message]:
         """A training message for each visit; they stay open until the next call."""
@@ -113,6 +136,9 @@ class MessageFleet:
         def read(reply: Message) -> Answer | Lost:
             return read_answer(reply.content, self._half)
 
+        if self.simulated:
+            late = self._sent.keys() - heard.keys()
+            self._late |= {i: self._sent[i].metadata.message_id for i in late}
         return {i: _read(heard[i], read) if i in heard else LATE for i in sorted(self._sent)}
 
     def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:

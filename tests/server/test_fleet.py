@@ -1,15 +1,21 @@
 """Clients behind a grid: how often it is asked for replies, and they who they are."""
 
+from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flwr.app import Message
 from flwr.superlink.grid import InMemoryGrid
 
+from fedaccord.engine import quiet
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.roster import ASK_AGAIN, Roster
+from fedaccord.federation.round import Round
 from tests.server.net import Clock, Net
+from tests.server.runs import INITIAL, client_app, strategy
 
 
 def test_flowers_simulation_is_asked_more_often_than_it_would_be() -> None:
@@ -38,3 +44,36 @@ def test_a_simulation_is_asked_once(
     fleet.connect(600)
     assert fleet.here() == [0]
     assert net.hellos == [10] * asked
+
+
+@pytest.mark.parametrize(("simulated", "visits"), [(True, [2, 3, 3]), (False, [4, 4, 4])])
+def test_a_simulations_client_is_at_one_visit_at_a_time(
+    simulated: bool, visits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client 0 is at its first visit until round 3 is over, the others at their second."""
+    replies: list[float] = []
+    seconds: list[float] = []  # that a round has for its replies
+    with Net(client_app()) as net, quiet():
+        if simulated:
+            net.pull_interval = 0.1  # type: ignore[attr-defined]
+        for i in range(3):
+            net.join(10 + i, i, 3)
+
+        def report(round: Round) -> None:
+            replies.append(round.metrics.get("replies", 0))
+            net.late |= {0: {10}, 1: {11, 12}}.get(round.number, set())
+            if round.number == 3:
+                net.late.clear()
+
+        send = net.send_and_receive
+
+        def timed(messages: Iterable[Message], timeout: float) -> Iterable[Message]:
+            seconds.append(timeout)
+            return send(messages, timeout=timeout)
+
+        monkeypatch.setattr(net, "send_and_receive", timed)
+        strategy(on_round=report, round_timeout=0.2).start(net, INITIAL, 4)
+        asked = Counter(net._node_of.values()) - Counter(net.hellos)
+    assert replies[1:] == [2, 0, 0, 3]
+    assert [s > 0.1 for s in seconds] == [True, True, not simulated, True]  # all were late
+    assert [asked[10 + i] for i in range(3)] == visits
