@@ -74,7 +74,7 @@ class MessageFleet:
         # a simulation loses no message, and does two at once: see `_still_late`
         self.roster = Roster(numbers=numbers, ask_again=math.inf if self.simulated else ASK_AGAIN)
         self._sent: dict[int, Message] = {}  # client -> this round's message
-        self._late: dict[int, str] = {}  # client -> the message that a simulation is late with
+        self._late: dict[str, int] = {}  # message -> client of a simulation that is late with it
         self._half: Any = None  # the client half that this round's messages carry
 
     @property
@@ -98,17 +98,16 @@ class MessageFleet:
         return [(i, found.get(i, LATE)) for i in clients]
 
     def _still_late(self, clients: Sequence[int], end: float) -> set[int]:
-        """Those of a simulation's clients that are at an earlier visit; it waits for one of them
+        """Those of a simulation's clients that are at an earlier message; it waits for one of them
         where all are.
 
-        A SuperNode does one visit after another. A simulation would do both at once, and the one
-        that ends last put back the state that it began with.
+        A SuperNode handles one after another. A simulation would do both at once, and the one that
+        ends last put back the state that it began with.
         """
         while self._late:
-            replies = self.grid.pull_messages([*self._late.values()])
-            answered = {reply.metadata.reply_to_message_id for reply in replies}
-            self._late = {i: m for i, m in self._late.items() if m not in answered}
-            late = self._late.keys() & {*clients}
+            for reply in self.grid.pull_messages([*self._late]):
+                self._late.pop(reply.metadata.reply_to_message_id, None)
+            late = {*self._late.values()} & {*clients}
             if len(late) < max(1, len(clients)) or time.monotonic() > end:
                 return late
             time.sleep(PULL_INTERVAL)
@@ -130,16 +129,20 @@ class MessageFleet:
 
         Raises FederationError where Flower's simulation has lost a worker process.
         """
-        heard = _heard(self._sent, replies)
+        heard = self._hear(self._sent, replies)
         _check_workers(heard.values())
 
         def read(reply: Message) -> Answer | Lost:
             return read_answer(reply.content, self._half)
 
-        if self.simulated:
-            late = self._sent.keys() - heard.keys()
-            self._late |= {i: self._sent[i].metadata.message_id for i in late}
         return {i: _read(heard[i], read) if i in heard else LATE for i in sorted(self._sent)}
+
+    def _hear(self, asked: Mapping[int, Message], replies: Iterable[Message]) -> dict[int, Message]:
+        """As `_heard`; who is late stays known."""
+        heard = _heard(asked, replies)
+        if self.simulated:
+            self._late |= {m.metadata.message_id: i for i, m in asked.items() if i not in heard}
+        return heard
 
     def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         return {}
@@ -159,7 +162,7 @@ class MessageFleet:
             for question in questions
         }
         replies = self.grid.send_and_receive(list(asked.values()), timeout=timeout)
-        heard = _heard(asked, replies)
+        heard = self._hear(asked, replies)
         return [_read(heard[i], _numbers) if i in heard else LATE for i in sorted(asked)]
 
 

@@ -11,9 +11,10 @@ from flwr.app import Message
 from flwr.superlink.grid import InMemoryGrid
 
 from fedaccord.engine import quiet
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.fleet import LATE, MessageFleet
 from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.federation.round import Round
+from fedaccord.strategies import FedDeper
 from tests.server.net import Clock, Net
 from tests.server.runs import INITIAL, client_app, strategy
 
@@ -77,3 +78,20 @@ def test_a_simulations_client_is_at_one_visit_at_a_time(
     assert replies[1:] == [2, 0, 0, 3]
     assert [s > 0.1 for s in seconds] == [True, True, not simulated, True]  # all were late
     assert [asked[10 + i] for i in range(3)] == visits
+
+
+def test_a_late_evaluation_is_over_before_the_next_visit() -> None:
+    with Net(client_app()) as net, quiet():
+        net.pull_interval = 0.1  # type: ignore[attr-defined]
+        for i in range(3):
+            net.join(10 + i, i, 3)
+        deper, fleet = strategy(FedDeper, round_timeout=0.2), MessageFleet(net)
+        deper.begin(fleet, INITIAL)
+        deper.train_round()
+        net.late.add(10)
+        found = fleet.test(deper.session.questions(deper, deper.state), 0.2)
+        assert found[0] == LATE
+        assert deper.train_round().metrics["replies"] == 2
+        assert [*net._node_of.values()].count(10) == 3  # a hello, a visit, an evaluation
+        net.late.clear()
+        assert deper.train_round().metrics["replies"] == 3
