@@ -1947,6 +1947,57 @@ MUTANTS = [
         ),
     ),
     *of(
+        TASK + "layers.py",
+        "tests/task/test_layers.py",
+        ("A layer's hooks are passed over", "return not any(hooks) and", "return"),
+        (
+            "A method that was put into a layer is passed over",
+            ' and "forward" not in vars(module)',
+            "",
+        ),
+        (
+            "A bias's gradient is that of the last sample",
+            "torch.sum(dy, -2, out=g_bias)",
+            "g_bias.copy_(dy.select(-2, -1))",
+        ),
+        (
+            "The way back ends a layer early",
+            "range(len(left) - 1, self._end - 1, -1)",
+            "range(len(left) - 1, self._end, -1)",
+        ),
+        (
+            "A stack's filling counts",
+            "counted = (targets != IGNORED).sum(1)",
+            "counted = (targets == targets).sum(1)",
+        ),
+        (
+            "A stack's gradient is of the sum, not of the mean",
+            ".div_(counted[:, None]).flatten()",
+            ".flatten()",
+        ),
+        (
+            "Images are not put channels last",
+            "if self.channels_last else inputs",
+            "if False else inputs",
+        ),
+        (
+            "Mixtures of classes are taken for classes",
+            "known = targets.dim() == 1 + many and",
+            "known =",
+        ),
+        (
+            "A stack goes through layers that take one client",
+            "return known and (self._takes_many or not many)",
+            "return known",
+        ),
+        (
+            "A convolution forgets its groups on the way back",
+            "False, [0, 0], conv.groups),",
+            "False, [0, 0], 1),",
+        ),
+        ("Rows of pixels are taken for samples", "(dims and layer.dims not in (0, dims))", "False"),
+    ),
+    *of(
         TASK + "cohort_solver.py",
         tests_of("task/test_graphs.py", "outlast"),
         (

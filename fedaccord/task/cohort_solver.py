@@ -19,9 +19,8 @@ from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, moved
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.graphs import CohortGraphs
-from fedaccord.task.solver import Batch, Loss, allow_tf32
-
-IGNORED = -100  # the target that cross-entropy takes no notice of
+from fedaccord.task.layers import IGNORED
+from fedaccord.task.solver import Batch, Loss, allow_tf32, known_layers
 
 
 class Stack(NamedTuple):
@@ -93,6 +92,7 @@ class CohortSolver:
         self.loss = loss
         self.precision = precision
         self.graphs = graphs
+        self.layers = known_layers(model, loss, precision)
         self._forward = torch.vmap(self._forward_one, randomness=randomness)
 
     def __call__(
@@ -130,8 +130,11 @@ class CohortSolver:
         return losses
 
     def _gradient(self, inputs: Tensor, targets: Tensor, g: Vector, point: Vector) -> Tensor:
+        views = self.model.views
+        if self.layers is not None and self.layers.takes(inputs, targets, many=True):
+            return self.layers.gradient(inputs, targets, views(point), views(g))
         with torch.enable_grad():
-            leaves = [view.requires_grad_() for view in self.model.views(point.detach())]
+            leaves = [view.requires_grad_() for view in views(point.detach())]
             try:
                 losses = self._losses(self._predictions(leaves, inputs).to(g.dtype), targets)
             except RuntimeError as error:
@@ -141,7 +144,7 @@ class CohortSolver:
                     "train its clients one at a time"
                 ) from error
             found = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
-        for view, gradient in zip(self.model.views(g), found, strict=True):
+        for view, gradient in zip(views(g), found, strict=True):
             view.copy_(gradient)
         return losses.detach()
 

@@ -59,7 +59,7 @@ def lenet(shape: Shape, classes: int, stem: str) -> nn.Module:
     """The 64-64-384-192 LeNet of the papers' code; 797,962 parameters on CIFAR-10."""
     channels, height, width = _image("lenet", shape, smallest=16)
     left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]  # after conv, pool, conv, pool
-    return _ChannelsLast(
+    return ChannelsLast(
         nn.Conv2d(channels, 64, kernel_size=5),
         nn.MaxPool2d(2),
         nn.ReLU(),  # after the pool: the same values and gradients from a quarter of the work
@@ -79,7 +79,7 @@ def lenet5(shape: Shape, classes: int, stem: str) -> nn.Module:
     """
     channels, height, width = _image("lenet5", shape, smallest=16)
     left = [((side - 4) // 2 - 4) // 2 for side in (height, width)]  # after conv, pool, conv, pool
-    return _ChannelsLast(
+    return ChannelsLast(
         nn.Conv2d(channels, 6, kernel_size=5),
         nn.MaxPool2d(2),
         nn.ReLU(),  # after the pool, as in lenet
@@ -98,17 +98,17 @@ def cnn(shape: Shape, classes: int, stem: str) -> nn.Module:
     """
     channels, height, width = _image("cnn", shape, smallest=6)
     left = [(side - 4) // 2 for side in (height, width)]  # after two convolutions and the pool
-    return _ChannelsLast(
+    return ChannelsLast(
         nn.Conv2d(channels, 32, kernel_size=3),
         nn.ReLU(),
         nn.Conv2d(32, 64, kernel_size=3),
         nn.MaxPool2d(2),
         nn.ReLU(),  # after the pool, as in lenet
         nn.Flatten(),
-        _Dropout(0.25),
+        Dropout(0.25),
         nn.Linear(64 * prod(left), 128),
         nn.ReLU(),
-        _Dropout(0.5),
+        Dropout(0.5),
         nn.Linear(128, classes),
     )
 
@@ -164,7 +164,7 @@ MODELS: dict[str, Callable[[Shape, int, str], nn.Module]] = {
 }
 
 
-class _ChannelsLast(nn.Sequential):
+class ChannelsLast(nn.Sequential):
     """Layers that see images channel last on a CPU, where pooling is vectorised in that layout.
 
     The layout changes neither shapes nor parameters. It saves LeNet a quarter of a step; GroupNorm
@@ -179,16 +179,20 @@ class _ChannelsLast(nn.Sequential):
         return x
 
 
-class _Dropout(nn.Dropout):
+class Dropout(nn.Dropout):
     """Dropout with p in 256ths that takes a random byte for a value on a CPU, not a number drawn
     for each: that took a tenth of the CNN's step."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training or x.device.type != "cpu":
             return super().forward(x)
+        return x * self.mask(x)
+
+    def mask(self, x: torch.Tensor) -> torch.Tensor:
+        """What x, on a CPU, is multiplied by: 0, or 1 / (1 - p)."""
         words = torch.randint(-(2**63), 2**63 - 1, (-(-x.numel() // 8),))  # int64
         kept = words.view(torch.uint8)[: x.numel()].view(x.shape) >= round(256 * self.p)
-        return x * kept.to(x.dtype).mul_(1 / (1 - self.p))
+        return kept.to(x.dtype).mul_(1 / (1 - self.p))
 
 
 class _Conv2d(nn.Conv2d):
