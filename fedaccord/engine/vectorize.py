@@ -15,8 +15,9 @@ from fedaccord.federation.session import Session
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.task import Task
 
-CLIENTS, STEPS, TRIALS = 4, 3, 3  # of the trial of one at a time; the best of so many counts
+CLIENTS, TRIALS = 4, 3  # of the trial of one at a time; the best of so many counts
 SLOW = 0.02  # seconds a step: a model whose steps alone fill a core gains nothing
+STEPS, SECONDS = 10, 0.06  # of a client in the trial, where it takes so many; but no longer
 
 
 class Choice(NamedTuple):
@@ -38,15 +39,23 @@ def choose(asked: str, task: Task, strategy: FederatedStrategy) -> Choice:
     together = max(1, min(size, BYTES // task.model(strategy.precision).w.nbytes))
     if together < 2:
         return Choice(False, "one client at a time: the model fills the caches")
-    few = visits[:CLIENTS]
     clock = time.process_time if task.model(strategy.precision).w.is_cpu else time.perf_counter
+
+    def one_by_one(steps: int) -> float:
+        few = _of(steps, visits[:CLIENTS])
+        return _seconds(lambda: _one_by_one(task, few), clock) / len(few)
+
     try:
-        alone = _seconds(lambda: _one_by_one(task, few), clock) / len(few)
+        step = one_by_one(1)
+        if step > SLOW:
+            return Choice(False, "one client at a time: a step of the model is work enough")
+        asked_for = visits[0].instruction
+        most = asked_for.steps(task.num_examples(asked_for.client))
+        steps = max(1, min(most, STEPS, int(SECONDS / max(step, 1e-9))))
+        alone = one_by_one(steps)
     except Exception:  # told in the first round, of the client that it concerns
         return Choice(False, "one client at a time: a trial failed")
-    if alone / STEPS > SLOW:
-        return Choice(False, "one client at a time: a step of the model is work enough")
-    part, states = visits[:together], [None] * together
+    part, states = _of(steps, visits[:together]), [None] * together
     try:
         both = _seconds(lambda: local_rounds(part, states, task), clock) / len(part)
     except Exception:
@@ -58,14 +67,19 @@ def choose(asked: str, task: Task, strategy: FederatedStrategy) -> Choice:
 
 
 def _visits(task: Task, strategy: FederatedStrategy, size: int) -> list[Visit]:
-    """First visits of the largest clients, of a few steps each."""
+    """First visits of the largest clients."""
     initial = server_app.initial_arrays(task, strategy.precision)
     session = Session(strategy, initial, LocalFleet(task))
     s = rounds.first_state(strategy, session.vector(initial), len(task.clients))
     largest = task.clients.largest(size)
+    return [*session.visits(strategy, s, largest)]
+
+
+def _of(steps: int, visits: Sequence[Visit]) -> list[Visit]:
+    """The visits, but of so many steps."""
     return [
-        visit._replace(instruction=visit.instruction._replace(local_steps=STEPS, local_epochs=1))
-        for visit in session.visits(strategy, s, largest)
+        visit._replace(instruction=visit.instruction._replace(local_steps=steps, local_epochs=1))
+        for visit in visits
     ]
 
 

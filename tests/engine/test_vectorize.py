@@ -3,6 +3,7 @@
 import copy
 import logging
 import tomllib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from torch.nn import functional as F
 from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
+from fedaccord.core.visit import Visit
 from fedaccord.engine import History, Recorder
 from fedaccord.engine.fleet import LocalFleet
-from fedaccord.engine.vectorize import choose
+from fedaccord.engine.vectorize import CLIENTS, choose
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import FedAvg, Scaffold
 from fedaccord.task import Clients, Task, load_task
@@ -248,7 +250,7 @@ def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose("on", task, method) == (True, "many clients in one call: as set")
     assert choose("off", task, method) == (False, "one client at a time: as set")
     before = task.model("float64").w.clone()
-    for seconds, expected in (([4.0, 1.0], True), ([0.04, 1.0], False)):
+    for seconds, expected in (([0.1, 4.0, 1.0], True), ([0.1, 0.04, 1.0], False)):
         times = iter(seconds).__next__
         monkeypatch.setattr("fedaccord.engine.vectorize._seconds", lambda *_, t=times: t())
         monkeypatch.setattr("fedaccord.engine.vectorize.SLOW", 9.0)
@@ -259,6 +261,33 @@ def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedaccord.engine.vectorize.BYTES", 1)
     assert "fills the caches" in choose("auto", task, method).why
     assert torch.equal(task.model("float64").w, before)
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.001, 10), (0.008, 7), (0.019, 3), (0.07, 1)])
+def test_the_trial_is_as_long_as_a_visit_but_not_too_long(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, steps: int
+) -> None:
+    """Where visits are shorter than in the run, what comes with each one counts for too much."""
+    taken: list[int] = []
+
+    def timed(work: Callable[[], object], clock: Callable[[], float]) -> float:
+        work()
+        return seconds * min(CLIENTS, len(clients()))
+
+    def counted(visit: Visit, state: Any, data: Any) -> None:
+        taken.append(visit.instruction.local_steps)
+
+    monkeypatch.setattr("fedaccord.engine.vectorize._seconds", timed)
+    monkeypatch.setattr("fedaccord.engine.vectorize.local_round", counted)
+    monkeypatch.setattr("fedaccord.engine.vectorize.SLOW", 1.0)
+    method = FedAvg(precision="float64", local_steps=12, fraction_train=1.0)
+    choose("auto", task_of(module()), method)
+    few = len(taken) // 2
+    assert taken == [1] * few + [steps] * few
+    taken.clear()
+    method = FedAvg(precision="float64", local_steps=2, fraction_train=1.0)
+    choose("auto", task_of(module()), method)
+    assert max(taken) == min(steps, 2)
 
 
 def test_the_choice_is_written_down_and_kept_by_a_run_that_goes_on(
