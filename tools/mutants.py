@@ -1558,8 +1558,8 @@ MUTANTS = [
         tests_of("task/test_solver.py", "a_seat_takes"),
         (
             "Gradients of batches add up",
-            "torch._foreach_copy_(self.model.gradients",
-            "torch._foreach_add_(self.model.gradients",
+            "torch._foreach_copy_(model.gradients",
+            "torch._foreach_add_(model.gradients",
         ),
         (
             "A gradient away from w sees another batch: SAM's two gradients differ in it",
@@ -1675,8 +1675,8 @@ MUTANTS = [
         "tests/task/test_cohort_batches.py",
         (
             "A stack's samples are dealt column by column",
-            ".view(*rows.shape, *samples.shape[1:])",
-            ".view(*rows.T.shape, *samples.shape[1:]).transpose(0, 1)",
+            "part.view(*rows.shape, *part.shape[1:])",
+            "part.view(*rows.mT.shape, *part.shape[1:]).transpose(-2, -1)",
         ),
     ),
     *of(
@@ -2503,6 +2503,16 @@ MUTANTS = [
         "fedaccord/engine/states.py",
         "tests/engine/test_states.py",
         ("One version of a state is counted", "size = 2 * visited", "size = visited"),
+        (
+            "The version before is copied again",
+            "before = there.get(before.round) or self._keep(before)",
+            "before = self._keep(before)",
+        ),
+        (
+            "Tensors of large vectors are kept",
+            "    return pages\n",
+            "    return torch.frombuffer(pages, dtype=v.dtype).view(v.shape)\n",
+        ),
     ),
     *of(
         "fedaccord/runs/checkpoint.py",

@@ -19,6 +19,18 @@ SHARD = 2**26  # bytes of a file, where a place is not larger
 ALIGNED = 64  # bytes: where a vector begins
 
 
+class Forms:
+    """Of states: their vectors without values. Those that are alike are one object."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def of(self, state: Any) -> Any:
+        form = map_vectors(lambda v: v.new_empty(()).expand(v.shape), state)
+        key = type(form), tuple((name, v.shape, v.dtype) for name, v in leaves(form))
+        return self._known.setdefault(key, form)
+
+
 class Kept(NamedTuple):
     """A version's state in its place."""
 
@@ -38,7 +50,7 @@ class Shards(MutableMapping[int, Memory]):
         self._memories: dict[int, Memory] = {}  # their versions hold a `Kept`
         self._free: dict[int, list[Tensor]] = {}  # places by their size
         self._shards: list[Tensor] = []
-        self._forms: dict[Any, Any] = {}
+        self._forms = Forms()
 
     def __getitem__(self, client: int) -> Memory:
         latest, before, attempt = self._memories[client]
@@ -84,9 +96,7 @@ class Shards(MutableMapping[int, Memory]):
         place = free.pop() if vectors else torch.empty(0, dtype=torch.uint8)
         for part, v in zip(_parts(place, vectors), vectors, strict=True):
             write(part, v)
-        form = map_vectors(lambda v: v.new_empty(()).expand(v.shape), version.state)
-        key = type(form), tuple((name, v.shape, v.dtype) for name, v in leaves(form))
-        return Version(version.round, Kept(place, self._forms.setdefault(key, form)))
+        return Version(version.round, Kept(place, self._forms.of(version.state)))
 
     def _new_places(self, size: int) -> list[Tensor]:
         number = max(1, SHARD // size)

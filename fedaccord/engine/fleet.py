@@ -10,6 +10,7 @@ import torch
 from fedaccord.client import store
 from fedaccord.client.cohort import form, local_rounds
 from fedaccord.client.data import test_data, training_data
+from fedaccord.client.shards import Shards
 from fedaccord.client.store import LostState, Memory, Version
 from fedaccord.client.train import local_round, local_test
 from fedaccord.core.vectors import map_vectors, nbytes, read
@@ -51,7 +52,7 @@ class LocalFleet:
 
     @property
     def _in_memory(self) -> bool:
-        return isinstance(self.memories, dict)
+        return not isinstance(self.memories, Shards)
 
     def connect(self, seconds: float) -> None:
         pass

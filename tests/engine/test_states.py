@@ -1,5 +1,6 @@
 """Where client states lie: as asked, or where they fit; the run is the same."""
 
+import gc
 import logging
 import mmap
 from types import SimpleNamespace
@@ -75,7 +76,7 @@ def test_only_a_choice_of_files_that_nobody_asked_for_is_a_warning(
 ) -> None:
     task = load_task(RunConfig.make({}).task, num_clients=20)
     assert isinstance(memories("disk", strategy(), task, 30), Shards)
-    assert isinstance(memories("auto", strategy(), task, 30), dict)
+    assert isinstance(memories("auto", strategy(), task, 30), InMemory)
     monkeypatch.setattr(states, "free_memory", lambda: 1.0)
     assert isinstance(memories("auto", strategy(), task, 30), Shards)
     levels = [record.levelno for record in caplog.records]
@@ -129,8 +130,42 @@ def test_large_vectors_in_memory_have_pages_of_their_own() -> None:
     assert first.small is given.small
     kept[7] = Memory(Version(1, State(given.large + 1, given.small)), kept[7].latest)
     assert kept[7].before is not None
-    assert kept[7].before.state is first  # not copied again
+    before = kept[7].before.state
+    assert before.large.data_ptr() == first.large.data_ptr()  # not copied again
+    assert before.small is given.small
     assert torch.equal(kept[7].latest.state.large, given.large + 1)
+    assert torch.equal(first.large, given.large)  # what was shown stays
+    assert (len(kept), [*kept], kept[7].attempt) == (1, [7], 0)
+    del kept[7]
+    assert not kept
+    assert torch.equal(first.large, given.large)
+
+
+def test_no_tensor_of_a_large_vector_is_kept() -> None:
+    """What a tensor itself takes in the heap would lie in the place of a freed vector."""
+
+    class State(NamedTuple):
+        large: Tensor
+
+    kept, before = InMemory(), tensors_alive()
+    for i in range(20):
+        kept[i] = Memory(Version(0, State(torch.zeros(2**18))))
+    assert tensors_alive() <= before + 2  # the form that all share, a view, and what it shows
+    assert kept[3].latest.state.large.shape == (2**18,)
+
+
+def tensors_alive() -> int:
+    gc.collect()
+    return sum(type(found) is Tensor for found in gc.get_objects())
+
+
+def test_small_states_are_kept_as_they_are() -> None:
+    class State(NamedTuple):
+        small: Tensor
+
+    kept, memory = InMemory(), Memory(Version(3, State(torch.zeros(5))))
+    kept[0] = memory
+    assert kept[0].latest is memory.latest
 
 
 def test_states_that_come_from_a_gpu_are_not_copied() -> None:
