@@ -2496,6 +2496,12 @@ MUTANTS = [
             "there.pop(before.round, None)",
             "there.get(before.round)",
         ),
+        (
+            "The version before is copied again",
+            "there.pop(before.round, None) or ",
+            "",
+            "tests/engine/test_states.py",
+        ),
         ("Places are never used again", "self._free[len(place)].append(place)", "pass"),
         ("States stay in memory", "release(version.state.place)", "pass"),
     ),
@@ -2503,11 +2509,6 @@ MUTANTS = [
         "fedaccord/engine/states.py",
         "tests/engine/test_states.py",
         ("One version of a state is counted", "size = 2 * visited", "size = visited"),
-        (
-            "The version before is copied again",
-            "before = there.get(before.round) or self._keep(before)",
-            "before = self._keep(before)",
-        ),
         (
             "Tensors of large vectors are kept",
             "    return pages\n",

@@ -4,7 +4,8 @@ A shard is a file of equal places, each for one version of one client's state; a
 them while its last two versions are kept. What a version is, and where, stays in memory.
 """
 
-from collections.abc import Callable, Iterator, MutableMapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,55 +20,36 @@ SHARD = 2**26  # bytes of a file, where a place is not larger
 ALIGNED = 64  # bytes: where a vector begins
 
 
-class Forms:
-    """Of states: their vectors without values. Those that are alike are one object."""
+class Memories(MutableMapping[int, Memory]):
+    """client -> memory, whose versions are kept in a form of their own."""
 
     def __init__(self) -> None:
-        self._known: dict[Any, Any] = {}
+        self._memories: dict[int, Memory] = {}  # their versions as `_keep` made them
+        self._forms: dict[Any, Any] = {}
 
-    def of(self, state: Any) -> Any:
-        form = map_vectors(lambda v: v.new_empty(()).expand(v.shape), state)
-        key = type(form), tuple((name, v.shape, v.dtype) for name, v in leaves(form))
-        return self._known.setdefault(key, form)
+    @abstractmethod
+    def _keep(self, version: Version) -> Version:
+        """A version as it is kept."""
 
+    @abstractmethod
+    def _view(self, kept: Version) -> Version:
+        """The version that was kept."""
 
-class Kept(NamedTuple):
-    """A version's state in its place."""
-
-    place: Tensor  # (bytes,) uint8
-    form: Any  # the state, its vectors without values
-
-
-class Shards(MutableMapping[int, Memory]):
-    """client -> memory; the vectors of its versions are views of the files.
-
-    A view shows what the place holds: it is another state's after the client was remembered twice.
-    folder: where the files are, asked for when the first is made; None: the temporary folder.
-    """
-
-    def __init__(self, folder: Callable[[], Path | None] = lambda: None) -> None:
-        self._folder = folder
-        self._memories: dict[int, Memory] = {}  # their versions hold a `Kept`
-        self._free: dict[int, list[Tensor]] = {}  # places by their size
-        self._shards: list[Tensor] = []
-        self._forms = Forms()
+    def _let_go(self, kept: Iterable[Version]) -> None:
+        """Of versions that nobody will ask for again."""
 
     def __getitem__(self, client: int) -> Memory:
         latest, before, attempt = self._memories[client]
-        return Memory(_view(latest), before and _view(before), attempt)
+        return Memory(self._view(latest), before and self._view(before), attempt)
 
     def __setitem__(self, client: int, memory: Memory) -> None:
-        """Raises OSError where the disk is full; the memory stays as it was."""
         there = self._versions(client)
-        latest = self._write(memory.latest)
+        latest = self._keep(memory.latest)
         before = memory.before
         if before is not None:
-            before = there.pop(before.round, None) or self._write(before)
+            before = there.pop(before.round, None) or self._keep(before)
         self._memories[client] = Memory(latest, before, memory.attempt)
         self._let_go(there.values())
-        for version in (latest, before):
-            if version is not None:
-                release(version.state.place)
 
     def __delitem__(self, client: int) -> None:
         there = self._versions(client)
@@ -75,8 +57,6 @@ class Shards(MutableMapping[int, Memory]):
         self._let_go(there.values())
 
     def __iter__(self) -> Iterator[int]:
-        for shard in self._shards:  # what the last listing read
-            release(shard)
         return iter(self._memories)
 
     def __len__(self) -> int:
@@ -88,7 +68,45 @@ class Shards(MutableMapping[int, Memory]):
         latest, before, _ = self._memories[client]
         return {v.round: v for v in (before, latest) if v is not None}
 
-    def _write(self, version: Version) -> Version:
+    def _form(self, state: Any) -> Any:
+        """The state, its vectors without values; of states that are alike it is one object."""
+        form = map_vectors(lambda v: v.new_empty(()).expand(v.shape), state)
+        key = type(form), tuple((name, v.shape, v.dtype) for name, v in leaves(form))
+        return self._forms.setdefault(key, form)
+
+
+class Kept(NamedTuple):
+    """A version's state in its place."""
+
+    place: Tensor  # (bytes,) uint8
+    form: Any  # the state, its vectors without values
+
+
+class Shards(Memories):
+    """client -> memory; the vectors of its versions are views of the files.
+
+    A view shows what the place holds: it is another state's after the client was remembered twice.
+    folder: where the files are, asked for when the first is made; None: the temporary folder.
+    """
+
+    def __init__(self, folder: Callable[[], Path | None] = lambda: None) -> None:
+        super().__init__()
+        self._folder = folder
+        self._free: dict[int, list[Tensor]] = {}  # places by their size
+        self._shards: list[Tensor] = []
+
+    def __setitem__(self, client: int, memory: Memory) -> None:
+        """Raises OSError where the disk is full; the memory stays as it was."""
+        super().__setitem__(client, memory)
+        for version in self._versions(client).values():
+            release(version.state.place)
+
+    def __iter__(self) -> Iterator[int]:
+        for shard in self._shards:  # what the last listing read
+            release(shard)
+        return super().__iter__()
+
+    def _keep(self, version: Version) -> Version:
         vectors = [v for _, v in leaves(version.state)]
         free = self._free.setdefault(sum(map(_room, vectors)), [])
         if vectors and not free:
@@ -96,7 +114,7 @@ class Shards(MutableMapping[int, Memory]):
         place = free.pop() if vectors else torch.empty(0, dtype=torch.uint8)
         for part, v in zip(_parts(place, vectors), vectors, strict=True):
             write(part, v)
-        return Version(version.round, Kept(place, self._forms.of(version.state)))
+        return Version(version.round, Kept(place, self._form(version.state)))
 
     def _new_places(self, size: int) -> list[Tensor]:
         number = max(1, SHARD // size)
@@ -104,8 +122,13 @@ class Shards(MutableMapping[int, Memory]):
         self._shards.append(shard)
         return list(shard.view(number, size))
 
-    def _let_go(self, versions: Any) -> None:
-        for version in versions:
+    def _view(self, kept: Version) -> Version:
+        place, form = kept.state
+        parts = _parts(place, [v for _, v in leaves(form)])
+        return Version(kept.round, map_vectors(lambda _: next(parts), form))
+
+    def _let_go(self, kept: Iterable[Version]) -> None:
+        for version in kept:
             place = version.state.place
             if len(place):
                 self._free[len(place)].append(place)
@@ -121,9 +144,3 @@ def _parts(place: Tensor, like: list[Tensor]) -> Iterator[Tensor]:
     for v in like:
         yield place[first : first + v.nbytes].view(v.dtype).view(v.shape)
         first += _room(v)
-
-
-def _view(version: Version) -> Version:
-    place, form = version.state
-    parts = _parts(place, [v for _, v in leaves(form)])
-    return Version(version.round, map_vectors(lambda _: next(parts), form))

@@ -2,13 +2,13 @@
 
 import logging
 import mmap
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedaccord.client.shards import Forms, Shards
+from fedaccord.client.shards import Memories, Shards
 from fedaccord.client.store import Memory, Version
 from fedaccord.core.vectors import leaves, map_vectors
 from fedaccord.federation.strategy import FederatedStrategy
@@ -70,7 +70,7 @@ class Kept(NamedTuple):
     vectors: list[Tensor | mmap.mmap]  # pages: of a large one
 
 
-class InMemory(MutableMapping[int, Memory]):
+class InMemory(Memories):
     """client -> memory, the large vectors of its versions in pages of their own.
 
     A state lives for many rounds. In the heap it would lie between what lives for a step, and leave
@@ -78,37 +78,25 @@ class InMemory(MutableMapping[int, Memory]):
     whose place the next one then does not fit. So tensors are made when they are asked for.
     """
 
-    def __init__(self) -> None:
-        self._memories: dict[int, Memory] = {}  # with a `Kept` where a state has large vectors
-        self._forms = Forms()
-
-    def __getitem__(self, client: int) -> Memory:
-        latest, before, attempt = self._memories[client]
-        return Memory(_view(latest), before and _view(before), attempt)
-
-    def __setitem__(self, client: int, memory: Memory) -> None:
-        last = self._memories.get(client)
-        there = {v.round: v for v in (last.latest, last.before) if v} if last else {}
-        before = memory.before
-        if before is not None:
-            before = there.get(before.round) or self._keep(before)
-        self._memories[client] = Memory(self._keep(memory.latest), before, memory.attempt)
-
-    def __delitem__(self, client: int) -> None:
-        del self._memories[client]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._memories)
-
-    def __len__(self) -> int:
-        return len(self._memories)
-
     def _keep(self, version: Version) -> Version:
         vectors = [v for _, v in leaves(version.state)]
         if all(v.nbytes < LARGE for v in vectors):
             return version
-        kept = Kept(self._forms.of(version.state), [*map(_apart, vectors)])
+        kept = Kept(self._form(version.state), [*map(_apart, vectors)])
         return version._replace(state=kept)
+
+    def _view(self, kept: Version) -> Version:
+        if not isinstance(kept.state, Kept):
+            return kept
+        left = iter(kept.state.vectors)
+
+        def vector(like: Tensor) -> Tensor:
+            found = next(left)
+            if isinstance(found, Tensor):
+                return found
+            return torch.frombuffer(found, dtype=like.dtype).view(like.shape)
+
+        return kept._replace(state=map_vectors(vector, kept.state.form))
 
 
 def _apart(v: Tensor) -> Tensor | mmap.mmap:
@@ -118,18 +106,3 @@ def _apart(v: Tensor) -> Tensor | mmap.mmap:
     pages = mmap.mmap(-1, v.nbytes)
     torch.frombuffer(pages, dtype=v.dtype).view(v.shape).copy_(v)
     return pages
-
-
-def _view(version: Version) -> Version:
-    if not isinstance(version.state, Kept):
-        return version
-    form, vectors = version.state
-    left = iter(vectors)
-
-    def vector(like: Tensor) -> Tensor:
-        kept = next(left)
-        if isinstance(kept, Tensor):
-            return kept
-        return torch.frombuffer(kept, dtype=like.dtype).view(like.shape)
-
-    return version._replace(state=map_vectors(vector, form))

@@ -41,18 +41,18 @@ def choose(asked: str, task: Task, strategy: FederatedStrategy) -> Choice:
         return Choice(False, "one client at a time: the model fills the caches")
     clock = time.process_time if task.model(strategy.precision).w.is_cpu else time.perf_counter
 
-    def one_by_one(steps: int) -> float:
+    def trial(steps: int) -> float:
         few = _of(steps, visits[:CLIENTS])
         return _seconds(lambda: _one_by_one(task, few), clock) / len(few)
 
     try:
-        step = one_by_one(1)
+        step = trial(1)
         if step > SLOW:
             return Choice(False, "one client at a time: a step of the model is work enough")
         asked_for = visits[0].instruction
         most = asked_for.steps(task.num_examples(asked_for.client))
         steps = max(1, min(most, STEPS, int(SECONDS / max(step, 1e-9))))
-        alone = one_by_one(steps)
+        alone = trial(steps)
     except Exception:  # told in the first round, of the client that it concerns
         return Choice(False, "one client at a time: a trial failed")
     part, states = _of(steps, visits[:together]), [None] * together

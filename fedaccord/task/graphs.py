@@ -15,7 +15,7 @@ from torch import Tensor
 from fedaccord.core.rule import GradientAt
 from fedaccord.core.vectors import Vector
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.solver import Batch, Loss, SequentialSolver, forward
+from fedaccord.task.solver import Batch, Loss, SequentialSolver, by_autograd
 
 log = logging.getLogger("flwr")
 
@@ -96,11 +96,8 @@ class Graphs(Recordings):
         loss = torch.zeros((), dtype=model.w.dtype, device=model.w.device)
 
         def work() -> None:
-            with model.at(point), torch.enable_grad():
-                value = self.loss(forward(model, x, self.precision), y)
-                found = torch.autograd.grad(value, model.parameters, materialize_grads=True)
-            torch._foreach_copy_(model.gradients, found)
-            loss.copy_(value.detach())
+            with model.at(point):
+                loss.copy_(by_autograd(model, x, y, self.loss, self.precision))
 
         return Recorded(x, y, point, loss, record(work))
 

@@ -38,7 +38,7 @@ class Layer:
     @property
     def count(self) -> int:
         """How many parameters it has."""
-        return 0
+        return sum(p is not None for p in self.layer._parameters.values())
 
     def forward(self, x: Tensor, p: Parameters, many: bool) -> tuple[Tensor, Any]:
         """The output, and what the way back needs; x stays as it is."""
@@ -52,10 +52,6 @@ class Layer:
 class Linear(Layer):
     dims = 2
     takes_many = True
-
-    @property
-    def count(self) -> int:
-        return 1 + (self.layer.bias is not None)
 
     def forward(self, x: Tensor, p: Parameters, many: bool) -> tuple[Tensor, Any]:
         weight, *bias = p
@@ -104,10 +100,6 @@ class Convolution(Layer):
     @property
     def is_known(self) -> bool:
         return self.layer.padding_mode == "zeros" and not isinstance(self.layer.padding, str)
-
-    @property
-    def count(self) -> int:
-        return 1 + (self.layer.bias is not None)
 
     def forward(self, x: Tensor, p: Parameters, many: bool) -> tuple[Tensor, Any]:
         conv, bias = self.layer, p[1] if len(p) == 2 else None
@@ -211,6 +203,8 @@ def layers_of(module: nn.Module) -> Layers | None:
     """None: autograd knows more of this module than is known here."""
     if not isinstance(module, nn.Sequential) or type(module) not in STACKS or not _is_plain(module):
         return None
+    if cast(Any, modules)._has_any_global_hook():  # which is not annotated
+        return None
     first = dims = 0  # of a batch: that the first layer takes, and where we are
     found = []
     for child in module:
@@ -233,7 +227,6 @@ def _is_plain(module: nn.Module) -> bool:
     hooks = (
         *(module._forward_pre_hooks, module._forward_hooks),
         *(module._backward_pre_hooks, module._backward_hooks),
-        cast(Any, modules)._has_any_global_hook(),
         *(p._backward_hooks for p in module._parameters.values() if p is not None),
     )
     return not any(hooks) and "forward" not in vars(module)

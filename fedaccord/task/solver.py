@@ -70,13 +70,20 @@ class SequentialSolver:
         model = self.model
         if self.layers is not None and self.layers.takes(inputs, targets, many=False):
             return self.layers.gradient(inputs, targets, model.parameters, model.gradients)
-        with torch.enable_grad():
-            value = self.loss(forward(model, inputs, self.precision), targets)
-            # not `backward`: it adds to what g holds, and where layers are large and batches small,
-            # clearing and adding cost up to a tenth of a step
-            found = torch.autograd.grad(value, model.parameters, materialize_grads=True)
-        torch._foreach_copy_(model.gradients, found)
-        return value.detach()
+        return by_autograd(model, inputs, targets, self.loss, self.precision)
+
+
+def by_autograd(
+    model: FlatModel, inputs: Tensor, targets: Tensor, loss: Loss, precision: str
+) -> Tensor:
+    """Leave a batch's gradient in ``model.g``; the loss."""
+    with torch.enable_grad():
+        value = loss(forward(model, inputs, precision), targets)
+        # not `backward`: it adds to what g holds, and where layers are large and batches small,
+        # clearing and adding cost up to a tenth of a step
+        found = torch.autograd.grad(value, model.parameters, materialize_grads=True)
+    torch._foreach_copy_(model.gradients, found)
+    return value.detach()
 
 
 def known_layers(model: FlatModel, loss: Loss, precision: str) -> Layers | None:
