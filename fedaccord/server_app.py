@@ -1,7 +1,6 @@
 """The ServerApp: config in, strategy started, results out."""
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -17,6 +16,7 @@ from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import dtype_of, is_finite
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import Fleet, MessageFleet
+from fedaccord.federation.replies import MAX_LOSS
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.interrupts import interruptible
@@ -192,8 +192,8 @@ def check_result(strategy: FederatedStrategy, result: Result, name: str = "test-
     evaluated = dict(result.evaluate_metrics_serverapp.get(s.t, {}))
     loss = cast(float, evaluated.get(name, 0.0))
     finite = all(is_finite(to_tensor(array)) for array in model.values())
-    if not (finite and math.isfinite(loss)):
-        what = f"its {name.replace('-', ' ')} is {loss}" if finite else "it holds NaN or Inf"
+    if not (finite and abs(loss) <= MAX_LOSS):
+        what = f"its {name.replace('-', ' ')} is {loss:.4g}" if finite else "it holds NaN or Inf"
         raise FederationError(
             f"the model diverged: {what} after {s.t} rounds; lower lr, or bound the gradients by "
             "clip-norm"

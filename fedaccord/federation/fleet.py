@@ -24,6 +24,8 @@ log = logging.getLogger("flwr")
 
 LATE = "no reply in time"
 PULL_INTERVAL = 0.01  # seconds
+DEFAULT_SUPERNODES = 2  # of Flower's simulation, if the user sets no number
+MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
 Reading = Answer | Lost | str  # a string: what is wrong with the reply, in one line
 Answers = Iterable[tuple[int, Reading]]  # each asked client, once
 T = TypeVar("T")
@@ -83,6 +85,8 @@ class MessageFleet:
 
     def connect(self, seconds: float) -> None:
         self.roster.wait_for_all(self.grid, seconds)
+        if self.simulated and self.num_clients == DEFAULT_SUPERNODES:
+            log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
 
     def here(self) -> Sequence[int]:
         self.roster.update(self.grid)

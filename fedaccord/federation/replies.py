@@ -14,7 +14,7 @@ from fedaccord.core.visit import Lost, TrainInstruction, Visit
 from fedaccord.federation.fleet import Answers, Reading
 from fedaccord.wire.records import check_like
 
-MAX_LOSS = 1e30  # a model with a larger one has diverged
+MAX_LOSS = 1e15  # a model with a larger one has diverged
 LONGEST = 1e9  # seconds of a local round
 OWN_METRICS, OWN_NAME = 32, re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a foreign ClientApp
 

@@ -272,8 +272,6 @@ class FederatedStrategy(Settings, Strategy, ABC):
         fleet.connect(self.wait_timeout)
         num_clients = fleet.num_clients
         log.info("%d clients connected, %d a round", num_clients, self.cohort_size(num_clients))
-        if num_clients == FLOWERS_DEFAULT:
-            log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
         self.check_clients(num_clients)
         if graph := self.topology.describe(num_clients):
             log.info("gossip: %s", graph)
@@ -394,6 +392,4 @@ def own_options(kind: type[FederatedStrategy]) -> list[Any]:
     return [field for field in options(kind) if field.name not in common]
 
 
-FLOWERS_DEFAULT = 2  # simulated SuperNodes where nobody asks for more
-MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
 SHOWN = ("train-loss", "replies", "seconds")

@@ -193,7 +193,7 @@ def strange_error(message: Message, reply: Message) -> Message:
 
 
 EXAMPLES, STEPS = "expected num-examples to be an integer from 1", "expected steps to be an integer"
-LOSS = "expected train-loss to be a number within 1e+30"
+LOSS = "expected train-loss to be a number within 1e+15"
 REST: dict[str, tuple[Spoil, str]] = {
     **{f"{x} examples": (number("num-examples", x), EXAMPLES) for x in (0, -3, 0.5, 2**62)},
     "NaN examples": (number("num-examples", math.nan), EXAMPLES),
@@ -204,7 +204,10 @@ REST: dict[str, tuple[Spoil, str]] = {
     "a list of steps": (number("steps", [2] * 10**5), STEPS),
     "more steps than samples": (number("steps", 25), "an integer from 1 to 24, got 25"),
     "no steps": (with_metrics("steps"), "with num-examples, steps, train-loss"),
-    **{f"a loss of {x}": (number("train-loss", x), LOSS) for x in (math.nan, math.inf, -1e300)},
+    **{
+        f"a loss of {x}": (number("train-loss", x), LOSS)
+        for x in (math.nan, math.inf, -1e300, 1e29)
+    },
     "a list of losses": (number("train-loss", [1.0]), LOSS),
     "seconds below 0": (number("seconds", -1.0), "expected seconds to be a number from 0 to"),
     "endless seconds": (number("seconds", math.inf), "expected seconds to be a number from 0 to"),

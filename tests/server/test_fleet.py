@@ -1,5 +1,6 @@
 """Clients behind a grid: how often it is asked for replies, and they who they are."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
@@ -45,6 +46,21 @@ def test_a_simulation_is_asked_once(
     fleet.connect(600)
     assert fleet.here() == [0]
     assert net.hellos == [10] * asked
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_more_simulated_clients_are_suggested_in_a_simulation_alone(
+    simulated: bool, net: Net, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two devices of a real deployment are not Flower's default number of simulated clients."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    if simulated:
+        net.pull_interval = 0.1  # type: ignore[attr-defined]
+    for i in range(2):
+        net.join(10 + i, i, 2)
+    with caplog.at_level(logging.INFO, "flwr"):
+        MessageFleet(net).connect(5.0)
+    assert ("for more simulated clients" in caplog.text) == simulated
 
 
 @pytest.mark.parametrize(("simulated", "visits"), [(True, [2, 3, 3]), (False, [4, 4, 4])])
