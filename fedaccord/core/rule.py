@@ -57,7 +57,7 @@ class LocalResult(NamedTuple):
 
 
 class Registered:
-    """A class whose objects travel with messages, by its name and its fields.
+    """A class whose objects travel with messages, by a short name and their fields.
 
     A class registers itself when it is defined. A message that names another one is refused;
     nothing is ever imported because a message says so.
@@ -66,12 +66,23 @@ class Registered:
     known: ClassVar[dict[str, type["Registered"]]] = {}
 
     def __init_subclass__(cls, **more: Any) -> None:
+        """Raises TypeError, in one line, if another class has the same short name."""
         super().__init_subclass__(**more)
-        Registered.known[cls.registered_name()] = cls
+        name = cls.registered_name()
+        one, other = (
+            f"{k.__module__}:{k.__qualname__}" for k in (Registered.known.get(name, cls), cls)
+        )
+        if one != other:  # the same class may be defined again, as in a notebook
+            raise TypeError(
+                f"{other}: expected a class with a short name of its own, got {name!r}, which is "
+                f"that of {one}; rename one of the two"
+            )
+        Registered.known[name] = cls
 
     @classmethod
     def registered_name(cls) -> str:
-        return f"{cls.__module__}:{cls.__qualname__}"
+        """The class's name in lower case without "Client" at its end: "scaffold", "sam"."""
+        return (cls.__name__.removesuffix("Client") or cls.__name__).lower()
 
 
 class LocalRule(Registered):

@@ -1,4 +1,4 @@
-"""The client half that travels with a message, as JSON: registered names and fields.
+"""The client half that travels with a message, as JSON: short names and fields.
 
 Names are looked up among the classes that this process has defined; nothing is imported because a
 message says so.

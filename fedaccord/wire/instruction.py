@@ -11,7 +11,9 @@ from fedaccord.core.visit import TrainInstruction
 from fedaccord.wire.codec import dumps, loads
 from fedaccord.wire.records import CONFIG, config_of
 
+PROTOCOL = 1  # the version of everything that travels; another one is refused
 INSTRUCTION, CLIENT, ACCEPTED, HELLO = "instruction", "client", "accepted-round", "hello"
+VERSION = "protocol"
 OWN = ("client", "accepted")  # fields of one client, which are written beside the others
 
 
@@ -34,7 +36,7 @@ def write_instruction(instruction: TrainInstruction, extra: Mapping[str, Any]) -
 def _write_common(instruction: TrainInstruction) -> str:
     """What all clients of a round are told, once for all of them."""
     fields = {k: v for k, v in instruction._asdict().items() if k not in OWN}
-    return json.dumps(fields | {"half": dumps(instruction.half)})
+    return json.dumps({VERSION: PROTOCOL, **fields, "half": dumps(instruction.half)})
 
 
 def read_instruction(message: Message) -> TrainInstruction:
@@ -54,13 +56,32 @@ def read_instruction(message: Message) -> TrainInstruction:
 def _read_common(text: str) -> TrainInstruction:
     try:
         fields = json.loads(text)
+        version = fields.pop(VERSION, None)
+    except (AttributeError, TypeError, json.JSONDecodeError):
+        raise _not_ours(text) from None
+    check_protocol("server", version)
+    try:
         half, shapes = fields.pop("half"), tuple(map(tuple, fields.pop("shapes")))
         return TrainInstruction(half=loads(half), shapes=shapes, **fields)
-    except (KeyError, AttributeError, TypeError, json.JSONDecodeError):
+    except (KeyError, AttributeError, TypeError):
+        raise _not_ours(text) from None
+
+
+def _not_ours(text: str) -> ValueError:
+    return ValueError(
+        f"expected an instruction of this version of FedAccord, got {text[:80]!r}: install the "
+        "same version on server and clients"
+    )
+
+
+def check_protocol(other: str, version: Any) -> None:
+    """Raise ValueError, in one line, if a message of the ``other`` side has another protocol."""
+    if type(version) is not int or version != PROTOCOL:
+        found = "one without a number" if version is None else f"protocol {version!r:.40}"
         raise ValueError(
-            f"expected an instruction of this version of FedAccord, got {text[:80]!r}: install the "
-            "same version on server and clients"
-        ) from None
+            f"expected a {other} with protocol {PROTOCOL}, as here, got {found}: install the same "
+            "version of FedAccord on server and clients"
+        )
 
 
 def is_hello(message: Message) -> bool:

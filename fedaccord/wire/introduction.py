@@ -4,8 +4,8 @@ from typing import cast
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from fedaccord.wire.instruction import HELLO
-from fedaccord.wire.records import CONFIG, METRICS, metrics_of
+from fedaccord.wire.instruction import HELLO, PROTOCOL, VERSION, check_protocol
+from fedaccord.wire.records import CONFIG, METRICS, config_of, metrics_of
 
 PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
 OWN_DATA = ("data-dir", "data-path")  # keys of a node's config; the second is Flower's own
@@ -15,16 +15,17 @@ MAX_CLIENTS = 10**6  # no node may make the server keep more
 
 def hello() -> RecordDict:
     """A question that a ClientApp answers without training: which client are you?"""
-    return RecordDict({CONFIG: ConfigRecord({HELLO: True})})
+    return RecordDict({CONFIG: ConfigRecord({HELLO: True, VERSION: PROTOCOL})})
 
 
 def introduce(message: Message, context: Context) -> Message:
     """The answer to `hello`: the node's number, or that it has data and leaves that to the server.
 
-    Raises ValueError where the node's config has neither.
+    Raises ValueError if the node's config has neither, or the server has another protocol.
     """
+    check_protocol("server", config_of(message.content, CONFIG).get(VERSION))
     config = context.node_config
-    values: dict[str, int] = {}
+    values: dict[str, int] = {VERSION: PROTOCOL}
     wanted: tuple[str, ...] = (PARTITION_ID, NUM_PARTITIONS)
     if PARTITION_ID not in config and any(key in config for key in OWN_DATA):
         values[UNNUMBERED] = 1
@@ -48,6 +49,8 @@ def introduction(reply: Message) -> tuple[int | None, int | None]:
     Raises ValueError, in one line, on an answer that is none.
     """
     metrics = metrics_of(reply.content, METRICS)
+    if UNNUMBERED in metrics or PARTITION_ID in metrics:
+        check_protocol("client", metrics.get(VERSION))
     if UNNUMBERED in metrics:
         most = metrics.get(NUM_PARTITIONS)
         if most is not None and not (isinstance(most, int) and 0 < most <= MAX_CLIENTS):

@@ -117,7 +117,8 @@ def test_its_rounds_are_those_of_the_formula(report: dict[str, Any]) -> None:
 def test_a_client_without_the_package_refuses_its_messages(report: dict[str, Any]) -> None:
     """Nothing is imported because a message names it."""
     assert "fedgrow" not in sys.modules
-    with pytest.raises(ValueError, match="a LocalRule that this client knows, got 'fedgrow:Fed"):
+    assert json.loads(report["message"])["rule"] == {"class": "fedgrow", "mu": 0.2}
+    with pytest.raises(ValueError, match="a LocalRule that this client knows, got 'fedgrow'"):
         codec.loads(report["message"])
     assert "fedgrow" not in sys.modules
 

@@ -215,6 +215,26 @@ def test_a_long_answer_is_told_in_short(clock: Clock, warnings: list[str]) -> No
     assert len(line) < 500
 
 
+def test_a_node_with_another_protocol_is_left_out_and_the_others_train(
+    clock: Clock, warnings: list[str]
+) -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        reply = introduce(message, context)
+        if context.node_id == 1:
+            reply.content.metric_records["metrics"]["protocol"] = 7
+        return reply
+
+    with Net(app) as net:
+        net.join(1, 0, 3)
+        ready(Roster(clock), net)
+    (line,) = warnings
+    assert line.startswith("node 1 is left out: expected a client with protocol 1, as here, got ")
+    assert "protocol 7: install the same version" in line
+
+
 def test_an_answer_that_is_none_is_the_nodes_own(clock: Clock) -> None:
     app = ClientApp()
 

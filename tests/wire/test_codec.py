@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from fedaccord.core.plugin import ClientHalf, PlugIn
-from fedaccord.core.rule import LocalRule
-from fedaccord.strategies import SAM, RelaxedInit
+from fedaccord.core.rule import LocalRule, Registered
+from fedaccord.strategies import METHODS, PLUGINS, SAM, RelaxedInit
 from fedaccord.strategies.fedprox import FedProxClient
 from fedaccord.wire.codec import decode, dumps, encode, loads
 from tests.wire.methods import COMBINATIONS, make
@@ -40,9 +40,34 @@ def test_every_method_with_every_plug_in_travels_as_text(name: str, plugins: str
     )
 
 
-def test_names_are_those_of_the_classes() -> None:
-    assert "fedaccord.strategies.fedprox:FedProxClient" in dumps(HALF)
-    assert encode(RelaxedInit(beta=0.07))["class"] == "fedaccord.plugins.relaxed_init:RelaxedInit"
+def test_names_are_short() -> None:
+    assert json.loads(dumps(HALF))["rule"]["class"] == "fedprox"
+    assert [part["class"] for part in json.loads(dumps(HALF))["plugins"]] == ["sam", "relaxedinit"]
+    assert "fedaccord" not in dumps(HALF)
+
+
+def test_a_methods_own_client_half_has_the_methods_name() -> None:
+    for name, kind in METHODS.items():
+        rule = type(kind(fraction_train=1.0).rule())
+        if rule.__module__ == kind.__module__:
+            assert rule.registered_name() == name.replace("-", "")
+    for name, plugin in PLUGINS.items():
+        assert plugin.registered_name() == name.replace("-", "")
+
+
+def test_two_classes_with_one_short_name_are_refused_in_one_line_that_names_both() -> None:
+    with pytest.raises(TypeError, match=r"got 'sam', which is that of .*; rename one") as error:
+        type("Sam", (PlugIn,), {"__module__": "elsewhere"})
+    assert "elsewhere:Sam" in str(error.value)
+    assert "fedaccord.plugins.sam:SAM" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert loads(dumps(HALF)).plugins[0] == SAM(rho=0.2)
+
+
+def test_a_class_may_be_defined_again_as_in_a_notebook() -> None:
+    for alpha in (1, 2):
+        twice = type("Twice", (LocalRule,), {"__module__": "notebook", "alpha": alpha})
+        assert Registered.known["twice"] is twice
 
 
 @pytest.mark.parametrize(
@@ -51,6 +76,7 @@ def test_names_are_those_of_the_classes() -> None:
         ("antigravity:x", "antigravity"),  # opens a browser
         ("this:s", "this"),  # prints a poem
         ("tests.wire.untouched:Rule", "tests.wire.untouched"),  # a rule, were it imported
+        ("fedaccord.strategies.fedprox:FedProxClient", ""),  # its long name
         ("os:system", ""),
         ("no_such_package_here.rules:Rule", "no_such_package_here"),
         ("", ""),
@@ -81,9 +107,9 @@ class OlderRule(LocalRule):
 @pytest.mark.parametrize(
     "rule",
     [
-        {"class": f"{__name__}:Unregistered", "x": 1},
+        {"class": "unregistered", "x": 1},
         {"class": SAM.registered_name(), "rho": 0.1},  # a plug-in is no rule
-        {"class": f"{__name__}:OlderRule", "alpha": 0.5, "newer": 1.0},
+        {"class": "olderrule", "alpha": 0.5, "newer": 1.0},
         {"class": FedProxClient.registered_name()},
         {"class": FedProxClient.registered_name(), "mu": 0.1, "nu": 0.1},
     ],

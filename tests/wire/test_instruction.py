@@ -1,6 +1,7 @@
 """What a training message says beside its vectors, and the introduction before it."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from fedaccord.engine import InProcessGrid
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.feddyn import FedDynClient
 from fedaccord.wire.instruction import (
+    PROTOCOL,
     is_hello,
     read_instruction,
     shapes_text,
@@ -87,6 +89,31 @@ def test_an_instruction_of_another_version_is_one_line(change: str) -> None:
     assert "\n" not in str(error.value)
 
 
+OTHERS = [None, 0, PROTOCOL + 1, "1", True, [PROTOCOL]]  # None: before there were numbers
+
+
+@pytest.mark.parametrize("number", OTHERS)
+def test_an_instruction_of_another_protocol_is_refused_in_a_line_that_names_both(
+    number: Any,
+) -> None:
+    received = content()
+    fields = json.loads(str(received.config_records["config"]["instruction"]))
+    assert fields["protocol"] == PROTOCOL
+    fields["newer"] = 1  # whatever else it may hold
+    fields["protocol"] = number
+    if number is None:
+        del fields["protocol"]
+    received.config_records["config"]["instruction"] = json.dumps(fields)
+    with pytest.raises(ValueError, match=refusal("server", number)):
+        read_instruction(message(received))
+
+
+def refusal(other: str, number: Any) -> str:
+    found = "one without a number" if number is None else f"protocol {number!r}"
+    line = f"expected a {other} with protocol {PROTOCOL}, as here, got {found}: install the same "
+    return f"^{re.escape(line)}version of FedAccord on server and clients$"
+
+
 @pytest.mark.parametrize("key", ["instruction", "client", "accepted-round", "hello"])
 def test_a_callers_own_keys_may_not_take_ours(key: str) -> None:
     with pytest.raises(ValueError, match=f"^train_config: .* of your own, got '{key}'") as error:
@@ -122,6 +149,30 @@ def test_a_client_introduces_itself() -> None:
 def test_a_partition_id_that_cannot_be_is_one_line(config: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"^expected partition-id below num-partitions, got "):
         introduction(answer(dict(zip(("partition-id", "num-partitions"), config, strict=True))))
+
+
+@pytest.mark.parametrize("number", OTHERS)
+def test_a_server_of_another_protocol_is_refused_at_the_hello(number: Any) -> None:
+    asked = hello()
+    assert asked.config_records["config"].pop("protocol") == PROTOCOL
+    if number is not None:
+        asked.config_records["config"]["protocol"] = number
+    own = Context(1, 2, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {})
+    with pytest.raises(ValueError, match=refusal("server", number)):
+        introduce(message(asked), own)
+
+
+@pytest.mark.parametrize("config", [{"partition-id": 0, "num-partitions": 2}, {"data-path": "/"}])
+@pytest.mark.parametrize("number", [None, 0, PROTOCOL + 1, 1.0, [PROTOCOL]])
+def test_a_client_of_another_protocol_is_refused_at_the_hello(
+    number: Any, config: dict[str, Any]
+) -> None:
+    reply = answer(config)
+    assert reply.content.metric_records["metrics"].pop("protocol") == PROTOCOL
+    if number is not None:
+        reply.content.metric_records["metrics"]["protocol"] = number
+    with pytest.raises(ValueError, match=refusal("client", number)):
+        introduction(reply)
 
 
 def test_an_answer_that_is_none_is_one_line() -> None:
