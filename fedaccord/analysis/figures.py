@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedaccord.analysis.groups import COSTS, Group, has, headline, smoothed
+from fedaccord.runs.metrics import EVALUATED, METRIC, METRICS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,24 +18,6 @@ if TYPE_CHECKING:
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 PARTS = ("raw", "smooth", "low", "high")  # of a metric's curve
-METRICS = {  # what is drawn where runs have it
-    "test-accuracy": "test accuracy",
-    "test-loss": "test loss",
-    "validation-accuracy": "validation accuracy",
-    "validation-loss": "validation loss",
-    "train-loss": "train loss of the local models",
-    "personal-accuracy": "accuracy of personal models",
-    "test-accuracy-nodes": "test accuracy of the nodes",
-    "train-accuracy": "train accuracy",
-    "train-loss-of-model": "train loss of the model",
-    "generalisation-gap": "generalisation gap",
-    "drift": "client drift",
-    "consistency": "consistency",
-    "spread": "spread of the local models",
-    "consensus-before": "consensus distance before mixing",
-    "consensus-after": "consensus distance after mixing",
-    "dropped": "dropped replies",
-}
 
 
 def styles(number: int) -> Iterator[tuple[str, str]]:
@@ -46,7 +29,8 @@ def styles(number: int) -> Iterator[tuple[str, str]]:
 
 def metrics_of(groups: Sequence[Group]) -> dict[str, str]:
     """The metrics that some run has, with their titles."""
-    found = {name: t for name, t in METRICS.items() if any(has(group, name) for group in groups)}
+    drawn = sorted((c for c in METRICS if c.title), key=lambda column: column.kind != EVALUATED)
+    found = {c.name: c.title for c in drawn if any(has(group, c.name) for group in groups)}
     return {n: t for n, t in found.items() if n != "dropped" or any_dropped(groups)}
 
 
@@ -139,7 +123,7 @@ def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
         if "low" in line:
             axes.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.2, lw=0)
     axes.set_xlabel(COSTS[over])
-    axes.set_ylabel(METRICS[metric])
+    axes.set_ylabel(METRIC[metric].title)
     if over in ("bytes", "gradients"):  # 20M, as in the report
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.3)

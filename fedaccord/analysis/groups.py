@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedaccord.runs.metrics import RANKED, WINDOW, best
 from fedaccord.runs.reader import Run
 
-WINDOW = 10  # last evaluations behind a final value, as in summary.json
 WHERE = (  # the seed, and keys that change where a run is executed and what is written of it
     *("seed", "name", "out-dir", "resume", "threads", "device", "data-dir", "download"),
     *("vectorize", "workers", "ray-address", "gpus-per-worker", "client-state", "state-dir"),
@@ -96,9 +96,6 @@ def with_costs(run: Run) -> pd.DataFrame:
     return table
 
 
-RANKED = ("test-accuracy", "validation-accuracy", "test-loss", "validation-loss")
-
-
 def headline(groups: Sequence[Group]) -> str:
     """What runs are ranked by: the first of these that some run has."""
     return next((name for name in RANKED if any(has(g, name) for g in groups)), RANKED[0])
@@ -156,7 +153,7 @@ def to_target(group: Group, metric: str, target: float) -> dict[str, Spread]:
     rows = []
     for table in group.tables:
         rounds = evaluated(table, metric)
-        is_there = rounds[metric] >= target if "accuracy" in metric else rounds[metric] <= target
+        is_there = rounds[metric] >= target if best(metric) is max else rounds[metric] <= target
         if is_there.any():
             rows.append(rounds[is_there].iloc[0])
     return {cost: Spread.of([float(row[cost]) for row in rows]) for cost in COSTS}
@@ -167,4 +164,4 @@ def usual_target(groups: Sequence[Group], metric: str) -> float:
     ends = [end for group in groups if math.isfinite(end := final(group, metric).mean)]
     if not ends:
         return math.nan
-    return 0.9 * max(ends) if "accuracy" in metric else 1.1 * min(ends)
+    return (0.9 if best(metric) is max else 1.1) * float(best(metric)(ends))

@@ -30,9 +30,10 @@ from bokeh.models import (
 from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
-from fedaccord.analysis.figures import METRICS, PARTS, curves, styles
+from fedaccord.analysis.figures import PARTS, curves, styles
 from fedaccord.analysis.groups import COSTS, Group, Spread, final
 from fedaccord.analysis.table import Cell, text
+from fedaccord.runs.metrics import METRIC
 
 AXES = ("linear", "log y", "log x", "log both")  # x by pairs, y in turn: see `DRAW`
 TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
@@ -180,7 +181,7 @@ def _figure(
     sides = {"x": [*plot.xaxis], "y": [*plot.yaxis]}
     scales = {way: [LinearScale(), LogScale()] for way in sides}
     grids = {"x": plot.xgrid[0], "y": plot.ygrid[0]}
-    for way, label in (("x", COSTS[over]), ("y", METRICS[metric])):
+    for way, label in (("x", COSTS[over]), ("y", METRIC[metric].title)):
         for i, axis in enumerate(sides[way]):
             axis.visible, axis.axis_label = i == is_log[way], label
         grids[way].axis = sides[way][is_log[way]]
@@ -353,7 +354,7 @@ def sensitivity(groups: Sequence[Group], key: str, metric: str) -> Any:
     plot = figure(
         height=300, sizing_mode="stretch_width", tools=TOOLS, x_range=factors, x_axis_label=key
     )
-    plot.yaxis.axis_label = f"{METRICS[metric]}, last 10"
+    plot.yaxis.axis_label = f"{METRIC[metric].title}, last 10"
     algos = [*dict.fromkeys(str(group.settings.get("algo")) for group in with_key)]
     for algo, (colour, _) in zip(algos, styles(len(algos)), strict=True):
         own = [group for group in with_key if str(group.settings.get("algo")) == algo]

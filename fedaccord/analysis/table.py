@@ -15,11 +15,8 @@ from fedaccord.analysis.groups import (
     to_target,
     usual_target,
 )
+from fedaccord.runs.metrics import EVALUATED, best, is_share, of_kind
 
-OTHERS = (
-    *("validation-accuracy", "test-accuracy-nodes", "personal-accuracy", "train-accuracy"),
-    "generalisation-gap",
-)
 Cell = str | int | Spread
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -33,8 +30,8 @@ def summary(
     """
     metric = headline(groups)
     target = usual_target(groups, metric) if target is None else target
-    others = [n for n in OTHERS if n != metric and any(has(group, n) for group in groups)]
-    best = max if "accuracy" in metric else min
+    others = [n for n in of_kind(EVALUATED) if is_share(n) and n != metric]
+    others = [name for name in others if any(has(group, name) for group in groups)]
     rows: list[dict[str, Cell]] = []
     for group in groups:
         values = [evaluated(table, metric)[metric].tolist() for table in group.tables]
@@ -45,7 +42,7 @@ def summary(
             "rounds": max(int((table["round"] > 0).sum()) for table in group.tables),
             f"{metric}, last 10": final(group, metric),
             "last": Spread.of([value[-1] for value in values if value]),
-            "best": Spread.of([best(value) for value in values if value]),
+            "best": Spread.of([best(metric)(value) for value in values if value]),
         }
         row |= {f"{name}, last 10": final(group, name) for name in others}
         row |= {f"{what} to {shown(target)}": spent[cost] for cost, what in COSTS.items()}

@@ -24,10 +24,11 @@ def columns_markdown() -> str:
     lines = []
     for file, columns in TABLES.items():
         name = "key" if file.endswith(".json") else "column"
-        lines += [f"## {file}", "", f"| {name} | meaning | unit | where | measured by |"]
-        lines += ["| --- | --- | --- | --- | --- |"]
+        lines += [f"## {file}", "", f"| {name} | meaning | unit | where | measured by | better |"]
+        lines += ["| --- | --- | --- | --- | --- | --- |"]
         for column in columns:
-            cells = (f"`{column.name}`", *column[1:])
+            facts = column.meaning, column.unit, column.rows, column.source, column.better
+            cells = (f"`{column.name}`", *facts)
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
         lines.append("")
     return "\n".join(lines)

@@ -30,10 +30,12 @@ def evaluate(
         reported = json.loads((run.expanduser() / "summary.json").read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         stop(error, 2)
+    from fedaccord.runs import metrics
+
     table = Table.grid(padding=(0, 2))
     for name, value in found.items():
-        before = reported.get(f"{name}-last")
-        form = "{:.2%}" if "accuracy" in name else "{:.4f}"
+        before = reported.get(f"{name}{metrics.LAST}")
+        form = "{:.2%}" if metrics.is_share(name) else "{:.4f}"
         text = "none" if before is None else form.format(before)
         table.add_row(name.replace("-", " "), form.format(value), f"reported: {text}")
     console.print(table)

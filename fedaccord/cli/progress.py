@@ -14,18 +14,7 @@ if TYPE_CHECKING:
     from fedaccord.config import RunConfig
     from fedaccord.federation.round import Round
 
-SHOWN = {
-    "train-loss": "{:.5g}",
-    "test-accuracy": "{:.2%}",
-    "validation-accuracy": "{:.2%}",
-    "personal-accuracy": "{:.2%}",
-}
-MORE = {  # evaluations that only some runs have
-    "personal-accuracy": "accuracy of personal models",
-    "test-accuracy-nodes": "test accuracy of the nodes",
-    "train-accuracy": "train accuracy",
-    "generalisation-gap": "generalisation gap",
-}
+SHOWN = ("train-loss", "test-accuracy", "validation-accuracy", "personal-accuracy")
 
 
 class Display:
@@ -50,19 +39,22 @@ class Display:
         self.task = self.bar.add_task("", total=self.rounds, metrics="")
 
     def on_round(self, round: "Round") -> None:
+        from fedaccord.runs import metrics
+
         for line in self.heading:
             self.bar.console.print(line, soft_wrap=True)
         self.heading = []
         self.number, self.replies = round.number, 0
-        for name, form in SHOWN.items():
+        for name in SHOWN:
             if name in round.metrics:
-                text = f"{name.replace('-', ' ')} {form.format(round.metrics[name])}"
+                form = ".2%" if metrics.is_share(name) else ".5g"
+                text = f"{name.replace('-', ' ')} {round.metrics[name]:{form}}"
                 self.shown[name] = round.number, text
         self.left = self.left or TimeLeft(round.number, self.rounds)
-        number, metrics = f"round {round.number}/{self.rounds}", "  ".join(self._latest())
-        self.bar.update(self.task, completed=round.number, description=number, metrics=metrics)
+        number, latest = f"round {round.number}/{self.rounds}", "  ".join(self._latest())
+        self.bar.update(self.task, completed=round.number, description=number, metrics=latest)
         if self.bar.disable:
-            words = (number, metrics, self.left(round.number))
+            words = (number, latest, self.left(round.number))
             print(*filter(None, words), sep="  ", flush=True)
 
     def _latest(self) -> list[str]:
@@ -80,6 +72,8 @@ class Display:
 
 def summary_table(algo: str, run: Path) -> Table:
     """The end of a run, from the summary in its directory."""
+    from fedaccord.runs import metrics
+
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
 
     def value(key: str, form: str) -> str:
@@ -93,13 +87,14 @@ def summary_table(algo: str, run: Path) -> Table:
     asked = summary["replies"] + summary["dropped"]
     table.add_row("replies dropped", f"{summary['dropped']} of {asked}")
     split = "validation" if "validation-loss-last" in summary else "test"
-    for what in ("last", "mean-of-last-10", "best"):
-        name = f"{split} accuracy, {what.replace('-', ' ')}"
-        table.add_row(name, value(f"{split}-accuracy-{what}", "{:.2%}"))
-    table.add_row(f"{split} loss, last", value(f"{split}-loss-last", "{:.4f}"))
-    for key, what in MORE.items():
-        if f"{key}-last" in summary:
-            table.add_row(f"{what}, last", value(f"{key}-last", "{:.2%}"))
+    for end in (metrics.LAST, metrics.MEAN, metrics.BEST):
+        name = f"{split} accuracy, {end[1:].replace('-', ' ')}"
+        table.add_row(name, value(f"{split}-accuracy{end}", "{:.2%}"))
+    table.add_row(f"{split} loss, last", value(f"{split}-loss{metrics.LAST}", "{:.4f}"))
+    for name in filter(metrics.is_share, metrics.of_kind(metrics.EVALUATED)):
+        if f"{name}{metrics.LAST}" in summary and name not in metrics.RANKED:
+            title = metrics.METRIC[name].title
+            table.add_row(f"{title}, last", value(f"{name}{metrics.LAST}", "{:.2%}"))
     table.add_row("MB down", f"{summary['down-bytes'] / 1e6:.1f}")
     table.add_row("MB up", f"{summary['up-bytes'] / 1e6:.1f}")
     if "peer-bytes" in summary:

@@ -24,20 +24,13 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 from safetensors import SafetensorError
 
-from fedaccord.runs import origin
+from fedaccord.runs import metrics, origin
 from fedaccord.runs.files import of_file, replace
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 RUNNING = "running"
-WINDOW = 10  # last evaluations behind the window mean
-EVALUATED = (
-    *("test-accuracy", "test-loss", "validation-accuracy", "validation-loss"),
-    *("personal-accuracy", "test-accuracy-nodes"),
-    *("train-accuracy", "generalisation-gap"),
-)
-SUMMED = ("replies", "dropped", "down-bytes", "up-bytes", "peer-bytes")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -200,16 +193,16 @@ class RunDirectory:
         summary: dict[str, Any] = {"status": status, "rounds": len(rounds)}
         summary["rounds-counted"] = sum(row.get("counted", 0) for row in rounds)
         summary["seconds"] = round(time.time() - self._began, 3)
-        for key in EVALUATED:
+        for key in metrics.of_kind(metrics.EVALUATED):
             seen = [row[key] for row in rounds if key in row]
             finite = [value for value in seen if math.isfinite(value)]
             if seen:
-                summary[f"{key}-last"] = seen[-1]
-            if seen and key != "generalisation-gap":
-                summary[f"{key}-mean-of-last-{WINDOW}"] = sum(seen[-WINDOW:]) / len(seen[-WINDOW:])
-                best = max if "accuracy" in key else min
-                summary[f"{key}-best"] = best(finite, default=None)
-        for key in SUMMED:
+                summary[key + metrics.LAST] = seen[-1]
+            if seen and metrics.METRIC[key].better:
+                last = seen[-metrics.WINDOW :]
+                summary[key + metrics.MEAN] = sum(last) / len(last)
+                summary[key + metrics.BEST] = metrics.best(key)(finite) if finite else None
+        for key in metrics.of_kind(metrics.SUMMED):
             if any(key in row for row in rounds) or key != "peer-bytes":
                 summary[key] = sum(row.get(key, 0) for row in rounds)
         text = json.dumps({key: _json(value) for key, value in (summary | more).items()}, indent=2)

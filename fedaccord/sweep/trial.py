@@ -16,15 +16,12 @@ import pandas as pd
 
 from fedaccord import engine, logbook
 from fedaccord.config import RunConfig
-from fedaccord.runs import flatten
+from fedaccord.runs import flatten, metrics
 from fedaccord.runs.files import replace
 from fedaccord.sweep.plan import PERSONAL
 
 COMPLETED, FAILED = "completed", "failed"
-KEPT = (  # of a run's summary, beside what is evaluated
-    *("rounds-counted", "replies", "dropped", "down-bytes", "up-bytes", "peer-bytes"),
-)
-EVALUATED = ("validation-", "test-", "personal-", "train-", "generalisation-")
+KEPT = ("rounds-counted", *metrics.of_kind(metrics.SUMMED))  # of a run's summary
 Row = dict[str, Any]
 log = logging.getLogger("flwr")
 
@@ -121,7 +118,7 @@ def summary_of(path: Path) -> dict[str, Any]:
 def _row(job: Job, status: str, reason: str = "") -> Row:
     summary = summary_of(job.path)
     measured = {
-        key: value for key, value in summary.items() if key in KEPT or key.startswith(EVALUATED)
+        key: value for key, value in summary.items() if key in KEPT or metrics.metric_of(key)
     }
     row = {"status": status, **measured, "gradients": _gradients(job)}
     return row | {"seconds": summary.get("seconds"), "reason": reason}
@@ -150,7 +147,7 @@ def column(metric: str, split: str) -> str:
 
 def sign(metric: str) -> int:
     """1 where larger is better, -1 for a loss."""
-    return -1 if metric.startswith("loss") else 1
+    return 1 if metrics.best(metrics.metric_of(column(metric, "test"))) is max else -1
 
 
 def mean(rows: Sequence[Row], metric: str) -> float:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from fedaccord.federation.errors import FederationError
 from fedaccord.federation.metrics import client_rows
 from fedaccord.runs import RunDirectory, flatten
 from fedaccord.runs.columns import CLASSES, CLIENTS, METRICS, SUMMARY, TABLES
-from fedaccord.runs.directory import EVALUATED
-from tests.cli.shell import invoke
+from fedaccord.runs.metrics import EVALUATED, METRIC, best, is_share, metric_of, of_kind
+from tests.cli.shell import REPOSITORY, invoke
 
 SMALL = {"num-clients": 4, "num-server-rounds": 1, "model": "linear", "local-epochs": 1}
 RUNS: dict[str, dict[str, Any]] = {
@@ -62,12 +63,12 @@ def test_every_column_of_the_tables_is_explained(written: dict[str, set[str]]) -
 
 def test_every_key_of_the_summary_is_explained(written: dict[str, set[str]]) -> None:
     def general(key: str) -> str:
-        metric = next((m for m in sorted(EVALUATED, key=len)[::-1] if key.startswith(m)), None)
+        metric = metric_of(key)
         return f"<metric>{key.removeprefix(metric)}" if metric else key
 
     assert {general(key) for key in written["summary"]} == {column.name for column in SUMMARY}
     (last,) = (column for column in SUMMARY if column.name == "<metric>-last")
-    assert all(metric in last.meaning for metric in EVALUATED)
+    assert all(metric in last.meaning for metric in of_kind(EVALUATED))
 
 
 def test_a_column_is_explained_once_and_wholly() -> None:
@@ -75,6 +76,24 @@ def test_a_column_is_explained_once_and_wholly() -> None:
         names = [column.name for column in table]
         assert len(set(names)) == len(names)
         assert all(column.meaning and column.rows and column.source for column in table)
+
+
+def test_a_metric_says_which_way_is_better_and_how_it_is_written() -> None:
+    for name, column in METRIC.items():
+        is_spread = name.endswith("-std")
+        assert (best(name) is max) == ("accuracy" in name and not is_spread)
+        assert (column.better == "min") == ("loss" in name and not is_spread)
+        assert is_share(name) == ("accuracy" in name or name == "generalisation-gap")
+    assert metric_of("test-accuracy-mean-of-last-10") == metric_of("test-accuracy-last")
+    assert metric_of("test-accuracy-nodes-best") == "test-accuracy-nodes"
+    assert metric_of("test-accuracy") == metric_of("rounds-last") == ""
+
+
+def test_nobody_else_reads_the_kind_of_a_metric_from_its_name() -> None:
+    package = REPOSITORY / "fedaccord"
+    guesses = re.compile(r"""["'](accuracy|loss)["'] in |startswith\(["'](loss|test-)""")
+    found = [path for path in package.rglob("*.py") if guesses.search(path.read_text())]
+    assert found == []
 
 
 def test_the_command_and_the_page_say_the_same() -> None:
