@@ -238,7 +238,7 @@ FREE = (  # keys that do not change what is computed, or only how long
     ),
     *("device", "data-dir", "download", "eval-every"),
     *("round-timeout", "wait-timeout", "min-replies", "max-failed-rounds"),
-    *("max-update-norm", "max-examples"),
+    *("max-update-norm", "max-client-norm", "max-examples"),
 )
 
 

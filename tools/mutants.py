@@ -2086,6 +2086,24 @@ MUTANTS = [
             tests_of("server/test_round.py", "not_finite"),
         ),
         (
+            "A reply that spoils the server's step is never found",
+            "    if most < 1 or not fits(most):\n",
+            "    if most >= 0:\n",
+            "tests/server/test_bounds.py",
+        ),
+        (
+            "More clients than needed are dropped with the one that spoils a step",
+            "    return order[: 1 + bisect_left(range(1, most), True, key=fits)]\n",
+            "    return order[:most]\n",
+            "tests/server/test_bounds.py",
+        ),
+        (
+            "max-client-norm bounds nothing",
+            "        outcome |= _too_large(sizes, outcome, method.max_client_norm)\n",
+            "",
+            "tests/server/test_bounds.py",
+        ),
+        (
             "max-update-norm bounds nothing",
             "    if far > most:\n",
             "    if far > most > far:\n",

@@ -98,6 +98,11 @@ class LocalRule(Registered):
     sends: ClassVar[Any] = Model  # NamedTuple type of the reply; a field w is w_{i,K}
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """The fields of `sends` that are models; the others are changes, duals or the like."""
+        return ("w",)
+
+    @property
     def needs_w_init(self) -> bool:
         """Whether `init` reads w^0, which the server then sends with a client's first message."""
         return False

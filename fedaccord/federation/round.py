@@ -1,7 +1,8 @@
 """The end of a round: the good answers become the next state, and what is told of it."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 from statistics import median
 from typing import Any, NamedTuple
@@ -23,9 +24,9 @@ from fedaccord.core.vectors import (
     read,
 )
 from fedaccord.core.visit import Lost, Visit
-from fedaccord.federation import metrics
+from fedaccord.federation import bounds, metrics
 from fedaccord.federation.fleet import Answers
-from fedaccord.federation.replies import Accepted, check_all, settled, unread
+from fedaccord.federation.replies import Accepted, Outcome, check_all, settled, unread
 from fedaccord.federation.session import Session
 
 log = logging.getLogger("flwr")
@@ -58,20 +59,21 @@ def finish(
     while True:
         good = {i: it for i, it in outcome.items() if isinstance(it, Accepted)}
         failure = f"expected at least {needed} good replies, got {len(good)}"
-        look = None
-        if len(good) >= needed:
-            replies = [it.reply for it in good.values()]
-            far = [it.far for it in good.values()]
-            look = _look(method, s, rounds.server_round(method, session.half, s, replies), far)
+        look = _step(method, session, s, good.values()) if len(good) >= needed else None
         numbers = look.numbers if look else {}
         found = _read({i: unread(it) for i, it in good.items()} | numbers)
+        sizes = _sizes(session, s, good) if method.max_client_norm else {}
         outcome |= {i: settled(it, found[i]) for i, it in good.items()}
+        outcome |= _too_large(sizes, outcome, method.max_client_norm)
+        if look is not None:
+            failure = _wrong(look.fresh, found, method.max_update_norm)
         if all(isinstance(outcome[i], Accepted) for i in good):
-            break  # else once more, without a reply that a GPU had not told of
-    if look is not None:
-        if "far" in found:
-            _tell_of_the_far(number, look.done.cohort.clients, found["far"], *found["scale"])
-        failure = _wrong(look.fresh, found, method.max_update_norm)
+            spoilers = _spoilers(method, session, s, good) if look and failure else []
+            outcome |= dict.fromkeys(spoilers, f"{failure}, because of this reply")
+            if not spoilers:
+                break  # else once more without these replies, as if their clients were absent
+    if look is not None and "far" in found:
+        _tell_of_the_far(number, look.done.cohort.clients, found["far"], *found["scale"])
     if failure or look is None:
         after, w_bar = rounds.failed_round(s), method.topology.average(s.w)
         values = metrics.counts(len(outcome), len(good), counted=False)
@@ -96,6 +98,50 @@ def finish(
     if after.failed:
         log.warning("round %d failed: %s; the model stays", number, failure)
     return after, Round(number, after.w, w_bar, values, rows)
+
+
+def _sizes(
+    session: Session, s: RoundState, good: Mapping[int, Accepted]
+) -> dict[int, dict[str, float]]:
+    """How large each client's uploaded vectors are, by name."""
+    models, one = session.half.rule.models, s.w.dim() == 1
+    unread = {i: bounds.sizes(it.reply, models, s.w if one else s.w[i]) for i, it in good.items()}
+    found = _read({i: [*sizes.values()] for i, sizes in unread.items()})
+    return {i: dict(zip(sizes, found[i], strict=True)) for i, sizes in unread.items()}
+
+
+def _too_large(
+    sizes: Mapping[int, Mapping[str, float]], outcome: Mapping[int, Outcome], most: float
+) -> dict[int, Outcome]:
+    """The good replies that pass max-client-norm, each with its line."""
+    lines = {i: bounds.too_large(own, most) for i, own in sizes.items()}
+    return {i: line for i, line in lines.items() if line and isinstance(outcome[i], Accepted)}
+
+
+def _spoilers(
+    method: Any, session: Session, s: RoundState, good: Mapping[int, Accepted]
+) -> list[int]:
+    """The fewest clients without whose replies the server can take its step, the largest first.
+
+    At most half of the replies; empty if that does not help: then the others spoil it too.
+    """
+    order = bounds.largest_first(_sizes(session, s, good))
+
+    def fits(k: int) -> bool:
+        look = _step(method, session, s, (good[i] for i in sorted(order[k:])))
+        return not _wrong(look.fresh, _read(look.numbers), method.max_update_norm)
+
+    most = min(len(order) // 2, len(order) - method.needed_replies(s.num_clients))
+    if most < 1 or not fits(most):
+        return []
+    return order[: 1 + bisect_left(range(1, most), True, key=fits)]
+
+
+def _step(method: Any, session: Session, s: RoundState, good: Iterable[Accepted]) -> "_Look":
+    """The server's step from these replies, and what has to be known of it."""
+    accepted = [*good]
+    done = rounds.server_round(method, session.half, s, [it.reply for it in accepted])
+    return _look(method, s, done, [it.far for it in accepted])
 
 
 class _Look(NamedTuple):
@@ -147,15 +193,20 @@ def _wrong(fresh: Mapping[str, Vector], found: Mapping[Any, list[float]], most: 
 
     most: how far the model may go in a round, 0: as far as it likes.
     """
-    for (name, vector), total in zip(fresh.items(), found["fresh"], strict=True):
-        if not is_finite(vector, total):
+    norms = dict(zip(fresh, found["fresh"], strict=True))
+    for name, vector in fresh.items():
+        if not is_finite(vector, norms[name]):
             return f"the replies are finite, but the server's {name!r} would hold NaN or Inf"
+    for name, size in norms.items():
+        if size > LARGEST:
+            return f"expected the server's {name!r} of norm at most {LARGEST:g}, got {size:.4g}"
     far = found["step"][0] if most else 0.0
     if far > most:
         return f"max-update-norm: expected a step of the model of at most {most:g}, got {far:.4g}"
     return ""
 
 
+LARGEST = 1e25  # norm of a vector of the server's: beyond it a model has diverged
 FAR = 100  # times the cohort's median distance from the model
 
 
@@ -171,7 +222,7 @@ def _tell_of_the_far(
         if distance > FAR * usual and distance > scale:
             log.warning(
                 "round %d: the model of client %d is %.3g from the last one, the median of the "
-                "round is %.3g; max-update-norm bounds what a round may do, robust.rule what a "
-                "client may",
+                "round is %.3g; max-client-norm bounds what a client may send, max-update-norm "
+                "what a round may do",
                 *(number, i, distance, usual),
             )

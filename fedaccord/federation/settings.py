@@ -23,7 +23,16 @@ class Settings:
     min_replies: int = option(1, "good replies that a round needs to count", low=1)
     max_failed_rounds: int = option(3, "failed rounds in a row after which the run stops", low=1)
     max_update_norm: float = option(
-        0.0, "how far, in L2 norm, the model may go in a round, else the round fails; 0: off", low=0
+        0.0,
+        "largest L2 norm of a round's model update; above it the replies that cause it, at most "
+        "half of them, are dropped, else the round fails; 0: off",
+        low=0,
+    )
+    max_client_norm: float = option(
+        0.0,
+        "largest L2 norm of a client's update and of each other vector that it uploads, as a "
+        "control variate or a dual; above it the reply is dropped; 0: off",
+        low=0,
     )
     max_examples: int = option(
         10**7,

@@ -71,7 +71,8 @@ class Robust(PlugIn):
         if not method.averages:
             raise ValueError(
                 f"robust.rule: expected none with {name}, got {self.rule!r}: its server step reads "
-                "more than the mean of local models; take fedavg or one of its family"
+                "more than the mean of local models; take fedavg or one of its family, or bound "
+                "the uploads by max-client-norm"
             )
         if method.weighting != "uniform":
             raise ValueError(

@@ -52,8 +52,8 @@ class Adaptive(FederatedStrategy):
 
     server_lr: float = option(0.01, "server rate", above=0, tried="0.01, 0.05, 0.1, 1 (FedAdam)")
     beta1: float = option(0.9, "decay of the first moment", low=0, high=1)
-    tau: float = option(0.001, "adaptivity: what is added to sqrt(v)", above=0, high=1e15)
-    v0: float = option(-1.0, "initial second moment; -1: tau^2", low=0, high=1e30, besides=-1)
+    tau: float = option(0.001, "adaptivity: what is added to sqrt(v)", above=0, high=1e9)
+    v0: float = option(-1.0, "initial second moment; -1: tau^2", low=0, high=1e18, besides=-1)
 
     def rule(self) -> LocalRule:
         return FedAvgClient()

@@ -57,6 +57,10 @@ class FedADMMClient(LocalRule):
     variant: str
 
     @property
+    def models(self) -> tuple[str, ...]:
+        return ("w_hat",) if self.variant == "active" else ()
+
+    @property
     def needs_w_init(self) -> bool:
         return True
 

@@ -67,6 +67,10 @@ class FedPDClient(LocalRule):
     local_init: str
     seed: int
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        return ("anchor",)
+
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> ClientState:
         return ClientState(w=w, lam=torch.zeros_like(w), anchor=w)
 

@@ -12,7 +12,7 @@ from fedaccord.federation.errors import FederationError
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import AFedPD, DFedAvg, FedAdam, FedAvg, Scaffold
 from fedaccord.wire.instruction import read_instruction
-from tests.server.runs import Spoil, federation, strategy
+from tests.server.runs import C, Spoil, federation, strategy
 from tests.server.test_bad_replies import early
 from tests.server.test_replies import with_w
 
@@ -38,9 +38,9 @@ def test_a_round_that_goes_too_far_fails(
     kind: type[FederatedStrategy], warnings: list[str]
 ) -> None:
     """The good clients of a failed round go back, as if it had never been."""
-    away = early(with_w(lambda w: w + 1e25))
+    away = early(with_w(lambda w: w + 1e15))
     more: dict[str, Any] = {} if kind is DFedAvg else {"server_lr": 1.0}
-    rounds = federation(strategy(kind, max_update_norm=5.0, **more), 3, away)
+    rounds = federation(strategy(kind, max_update_norm=5.0, min_replies=C, **more), 3, away)
     good = federation(strategy(kind, lr_decay=1.0, **more), 1)
     assert [r.metrics["counted"] for r in rounds[1:]] == [0, 0, 1]
     assert torch.equal(rounds[2].w, rounds[0].w)
@@ -74,9 +74,9 @@ def test_too_many_such_rounds_end_the_run() -> None:
 def test_who_is_far_from_the_others_is_named(
     kind: type[FederatedStrategy], warnings: list[str]
 ) -> None:
-    federation(strategy(kind), 1, early(with_w(lambda w: w + 1e25)))
+    federation(strategy(kind), 1, early(with_w(lambda w: w + 1e15)))
     (line,) = warnings
-    assert line.startswith("round 1: the model of client 2 is 2.24e+25 from the last one, the med")
+    assert line.startswith("round 1: the model of client 2 is 2.24e+15 from the last one, the med")
 
 
 def test_small_steps_of_unequal_length_are_no_matter(warnings: list[str]) -> None:

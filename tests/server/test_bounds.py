@@ -1,0 +1,189 @@
+"""A client that uploads finite but huge vectors is the absence of that client."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from fedaccord.engine import InProcessGrid, quiet
+from fedaccord.federation import bounds
+from fedaccord.federation.round import Round
+from fedaccord.strategies import (
+    AFedPD,
+    DFedAvg,
+    FedAdam,
+    FedADMM,
+    FedAvg,
+    FedDyn,
+    FedInit,
+    FedPD,
+    FedSMOO,
+    Scaffold,
+)
+from fedaccord.wire.instruction import is_hello, read_instruction
+from tests.federation import linear, state_in
+from tests.server.runs import INITIAL, C, Spoil, client_app, federation, strategy
+from tests.server.test_replies import vectors, with_vectors
+
+METHODS: dict[str, Any] = {
+    "fedavg": FedAvg,
+    "fedinit": FedInit,
+    "fedadam": FedAdam,
+    "scaffold": Scaffold,
+    "feddyn": FedDyn,
+    "afedpd": AFedPD,
+    "fedsmoo": FedSMOO,
+    "fedadmm": FedADMM,
+    "fedadmm-active": partial(FedADMM, variant="active"),
+    "dfedavg": DFedAvg,
+}
+ROUNDS, CLIENT = 4, 2
+OTHERS = [i for i in range(C) if i != CLIENT]
+ABSENT = [OTHERS, OTHERS, range(C), range(C)]
+
+
+def huge(by: float, *names: str) -> Spoil:
+    """These vectors, or all, longer by far in the first two rounds."""
+
+    def change(message: Message, reply: Message) -> Message:
+        if read_instruction(message).round >= 2:
+            return reply
+        chosen = names or [*vectors(reply)]
+        return with_vectors(
+            lambda up: {name: v + by if name in chosen else v for name, v in up.items()}
+        )(message, reply)
+
+    return change
+
+
+def absent(method: str, **more: Any) -> list[Round]:
+    """The run in which the client was not there."""
+    if METHODS[method] is DFedAvg:  # every node takes part, whatever is scheduled
+        return federation(strategy(METHODS[method], **more), ROUNDS, lost)
+    return federation(strategy(METHODS[method], participation=ABSENT, **more), ROUNDS)
+
+
+def lost(message: Message, reply: Message) -> Message:
+    if read_instruction(message).round < 2:
+        raise RuntimeError("offline")
+    return reply
+
+
+def dropped(rounds: list[Round]) -> list[str]:
+    return [row["status"] for r in rounds for row in r.clients if row["client"] == CLIENT]
+
+
+def check_absent(method: str, rounds: list[Round], **more: Any) -> None:
+    assert [r.metrics["counted"] for r in rounds[1:]] == [1] * ROUNDS
+    assert [r.metrics["dropped"] for r in rounds[1:]] == [1, 1, 0, 0]
+    for with_it, without in zip(rounds, absent(method, **more), strict=True):
+        assert torch.equal(with_it.w, without.w)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_huge_reply_is_dropped_and_the_round_counts(method: str) -> None:
+    """Without any setting: no server vector grows beyond all bounds."""
+    rounds = federation(strategy(METHODS[method]), ROUNDS, huge(1e30))
+    check_absent(method, rounds)
+    assert dropped(rounds)[0].startswith("expected the server's ")
+    assert dropped(rounds)[0].endswith(", because of this reply")
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedadam"])
+def test_the_reply_that_passes_max_update_norm_is_dropped(method: str) -> None:
+    """FedAdam's step is as long as its server rate says, whatever comes."""
+    bound = {"max_update_norm": 5.0}
+    rounds = federation(strategy(METHODS[method], **bound), ROUNDS, huge(1e3))
+    check_absent(method, rounds, **bound)
+    line = "max-update-norm: expected a step of the model of at most 5, got "
+    assert [status.startswith(line) for status in dropped(rounds)] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_reply_beyond_max_client_norm_is_dropped(method: str) -> None:
+    bound = {"max_client_norm": 100.0}
+    rounds = federation(strategy(METHODS[method], **bound), ROUNDS, huge(1e3))
+    check_absent(method, rounds, **bound)
+    assert [s.startswith("max-client-norm: expected ") for s in dropped(rounds)[:2]] == [True] * 2
+
+
+@pytest.mark.parametrize(
+    ("method", "field"), [("scaffold", "dc_i"), ("fedsmoo", "mu"), ("fedinit", "w")]
+)
+def test_max_client_norm_bounds_every_vector(method: str, field: str, warnings: list[str]) -> None:
+    rounds = federation(strategy(METHODS[method], max_client_norm=100.0), ROUNDS, huge(1e3, field))
+    check_absent(method, rounds)
+    what = "an update" if field == "w" else f"'{field}'"
+    line = f"round 1: dropped client 2: max-client-norm: expected {what} of norm at most 100, got 2"
+    assert any(w.startswith(line) for w in warnings)
+
+
+def test_control_variates_still_add_up() -> None:
+    """The mean of all c_i is c after rounds that were repeated without a client, and later."""
+    run = strategy(Scaffold)
+    with InProcessGrid(client_app(huge(1e30)), C) as grid, quiet():
+        run.start(grid, INITIAL, ROUNDS)
+        states = [state_in(grid, run, i, ROUNDS - 1).c_i for i in range(C)]
+    assert torch.allclose(torch.stack(states).mean(0), run.state.server.c, atol=1e-12)
+    assert run.state.server.c.norm() > 0.1
+
+
+def test_two_of_six_are_found_and_the_others_stay() -> None:
+    run = strategy(FedAvg, max_update_norm=5.0)
+    seen: list[Round] = []
+    run.on_round = seen.append
+    app = two_bad()
+    with InProcessGrid(app, C) as grid, quiet():
+        run.start(grid, INITIAL, 1)
+    status = {row["client"]: row["status"] for row in seen[1].clients}
+    assert [i for i in status if status[i] == "ok"] == [0, 3, 4, 5]
+
+
+def two_bad() -> ClientApp:
+    """Clients 1 and 2 upload huge vectors."""
+    one, app = client_app(), ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        reply = one(message, context)
+        bad = not is_hello(message) and context.node_config["partition-id"] in (1, 2)
+        return huge(1e3)(message, reply) if bad else reply
+
+    return app
+
+
+def test_a_round_that_all_spoil_fails_and_nobody_is_blamed(warnings: list[str]) -> None:
+    """A bound below every client's own update: lr is too large for it, and no client is bad."""
+    rounds = federation(strategy(max_update_norm=1e-9), 2)
+    assert [r.metrics["counted"] for r in rounds[1:]] == [0, 0]
+    assert [r.metrics["dropped"] for r in rounds[1:]] == [0, 0]
+    assert all("max-update-norm" in line for line in warnings)
+
+
+def test_the_order_is_by_what_is_usual_for_each_vector() -> None:
+    """Control variates a thousand times longer than updates do not hide a long update."""
+    found = {
+        0: {"w": 1.0, "c": 1000.0},
+        1: {"w": 1.0, "c": 1500.0},
+        2: {"w": 9.0, "c": 1000.0},
+        3: {"w": 1.0, "c": float("inf")},
+    }
+    assert bounds.largest_first(found) == [3, 2, 1, 0]
+    zeros = {0: {"w": 0.0}, 1: {"w": 0.0}, 2: {"w": 1e-3}}
+    assert bounds.largest_first(zeros)[0] == 2
+
+
+def test_models_are_measured_by_their_update() -> None:
+    """The fields that a rule names as `models` count from w: a client that stays sends nothing."""
+    still = {"lr": 1e-12, "max_client_norm": 1e-3}
+    w0 = torch.full((5,), 100.0, dtype=torch.float64)
+    kinds = [k for name, k in METHODS.items() if name not in ("fedadmm", "scaffold", "fedsmoo")]
+    for kind in [*kinds, FedPD]:  # without those that upload more than models
+        seen: list[Round] = []
+        run = strategy(kind, on_round=seen.append, **still)
+        with InProcessGrid(client_app(), C) as grid, quiet():
+            run.start(grid, ArrayRecord(linear(w0.numpy()).state_dict()), 1)
+        assert seen[-1].metrics["dropped"] == 0, kind
