@@ -20,10 +20,11 @@ from fedaccord.client.train import (
     evaluate_locally,
     train_locally,
 )
-from fedaccord.config import RunConfig
+from fedaccord.config import RunConfig, keys_of
 from fedaccord.core.visit import TrainInstruction
 from fedaccord.memory import keep_freed_memory
 from fedaccord.task import Task, load_task
+from fedaccord.task.config import TaskConfig
 from fedaccord.wire.instruction import is_hello, read_instruction
 from fedaccord.wire.introduction import NUM_PARTITIONS, OWN_DATA, PARTITION_ID, introduce
 
@@ -79,12 +80,13 @@ def memory_of(context: Context, asked: TrainInstruction) -> Store:
 def configured_task(context: Context) -> Task:
     """The task of the run configuration, or the node's own data.
 
-    A node's config may name its own ``dataset``, ``data-dir``, ``image-size``, ``device`` and
-    ``threads``; a node with its own ``data-dir`` (or ``data-path``) holds all training samples it
-    finds there. What a run may ask of a node beside that: see `client/device.py`.
+    A node's config may have its own values of the options that allow it: ``dataset``,
+    ``data-dir``, ``image-size``, ``device`` and ``threads``. A node with its own ``data-dir`` (or
+    ``data-path``) holds all training samples that are there. What a run may ask of a node beside
+    that: see `client/device.py`.
     """
     keep_freed_memory()  # this process is ours
-    own = {key: context.node_config[key] for key in OWN_KEYS if key in context.node_config}
+    own = {key: value for key, value in context.node_config.items() if key in OWN_KEYS}
     if "data-path" in context.node_config:
         own.setdefault("data-dir", context.node_config["data-path"])
     run = device.allowed(context.run_config, own, context.node_config)
@@ -112,6 +114,10 @@ def _prepared(
 
 
 STATE_DIR = "state-dir"
-OWN_KEYS = ("dataset", "data-dir", "image-size", "device", "threads")
+OWN_KEYS = [
+    key
+    for key, field in (keys_of(RunConfig) | keys_of(TaskConfig)).items()
+    if field.metadata["node"]
+]
 
 app = make_app(configured_task)

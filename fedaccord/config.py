@@ -41,53 +41,84 @@ class RunConfig:
     """A checked run configuration: what to train, by which strategy. Make one with `make`."""
 
     algo: str = option("fedinit", "the method; `fedaccord methods` lists them")
-    num_server_rounds: int = option(30, "rounds T", low=1)
+    num_server_rounds: int = option(30, "rounds T", low=1, affects="rounds")
     num_clients: int = option(
         20, "clients C in process; under Flower the connected SuperNodes count", low=1
     )
-    name: str = option("", "name of the run directory; empty: method, data set, seed and time")
-    out_dir: str = option("", "absolute folder of run directories; empty: ~/fedaccord-runs")
+    name: str = option(
+        "", "name of the run directory; empty: method, data set, seed and time", affects="place"
+    )
+    out_dir: str = option(
+        "",
+        "absolute folder of run directories; empty: ~/fedaccord-runs",
+        affects="place",
+        path=True,
+    )
     eval_train: bool = option(
-        False, "evaluate on the training samples too: train accuracy, generalisation gap"
+        False,
+        "evaluate on the training samples too: train accuracy, generalisation gap",
+        affects="records",
     )
     threads: int = option(
-        0, "CPU threads of PyTorch in each process; 0: what suits the model and the cores", low=0
+        0,
+        "CPU threads of PyTorch in each process; 0: what suits the model and the cores",
+        low=0,
+        affects="speed",
+        node=True,
     )
     workers: int = option(
         0,
         "Ray actors that share the clients of a round, with one thread each unless threads says "
         "otherwise; 0: this process alone",
         low=0,
+        affects="speed",
     )
     ray_address: str = option(
         "local",
         "where the workers are: local, this machine, or a Ray cluster, as auto or HOST:PORT",
+        affects="place",
     )
     gpus_per_worker: float = option(
-        0.0, "GPUs, or a share of one, that a worker has for itself; 0: all that are there", low=0
+        0.0,
+        "GPUs, or a share of one, that a worker has for itself; 0: all that are there",
+        low=0,
+        affects="speed",
     )
     vectorize: str = option(
         "auto",
         "many clients in one call, in process: the faster in a trial, or always, or never; with it "
         "the last bits differ from those of one client at a time",
         choices=("auto", "on", "off"),
+        affects="speed",
     )
     client_state: str = option(
         "auto",
         "where the states of visited clients lie, in process: in memory, in files in the run "
         "directory, or there if they do not fit into half of the free memory",
         choices=("auto", "memory", "disk"),
+        affects="place",
     )
     tracker: str = option(
-        "none", "where to follow the run beside its own directory", choices=TRACKERS
+        "none",
+        "where to follow the run beside its own directory",
+        choices=TRACKERS,
+        affects="place",
     )
     checkpoint_every: int = option(
-        0, "rounds between checkpoints; 0: such that they take a twentieth of the time", low=0
+        0,
+        "rounds between checkpoints; 0: such that they take a twentieth of the time",
+        low=0,
+        affects="speed",
     )
     state_dir: str = option(
-        "", "absolute folder of the clients' states under Flower; empty: in Flower's memory"
+        "",
+        "absolute folder of the clients' states under Flower; empty: in Flower's memory",
+        affects="place",
+        path=True,
     )
-    resume: bool = option(False, "go on from the last checkpoint of the run called name")
+    resume: bool = option(
+        False, "go on from the last checkpoint of the run called name", affects="place"
+    )
 
     task: TaskConfig
     strategy: FederatedStrategy  # the method with its plug-ins and the federation's settings
@@ -221,25 +252,14 @@ def in_use(config: RunConfig) -> dict[str, Any]:
     }
 
 
-FREE = (  # keys that do not change what is computed, or only how long
-    *(
-        "num-server-rounds",
-        "name",
-        "out-dir",
-        "eval-train",
-        "threads",
-        "workers",
-        "ray-address",
-        "gpus-per-worker",
-        "checkpoint-every",
-        "resume",
-        "tracker",
-        "client-state",
-    ),
-    *("device", "data-dir", "download", "eval-every"),
-    *("round-timeout", "wait-timeout", "min-replies", "max-failed-rounds"),
-    *("max-update-norm", "max-client-norm", "max-examples"),
-)
+def affecting(*what: str) -> set[str]:
+    """The keys that affect one of ``what``; see `option`."""
+    return {key for key, field in keys().items() if field.metadata["affects"] in what}
+
+
+def paths() -> list[str]:
+    """The keys that hold a path."""
+    return [key for key, field in keys().items() if field.metadata["path"]]
 
 
 def check_resumed(config: RunConfig, begun: Mapping[str, Any]) -> None:
@@ -247,10 +267,10 @@ def check_resumed(config: RunConfig, begun: Mapping[str, Any]) -> None:
 
     begun: those that it began with, as of `in_use`.
     """
-    now, usual = in_use(config), defaults()
+    now, usual, fixed = in_use(config), defaults(), affecting("numbers")
     for key in [*begun, *(key for key in now if key not in begun)]:
         before, after = begun.get(key, usual.get(key)), now.get(key, usual.get(key))
-        if key not in FREE and before != after:
+        if (key in fixed or key not in usual) and before != after:
             raise ValueError(
                 f"resume: expected {key}={_toml(before)}, as the run began with, got "
                 f"{_toml(after)}; leave it as it was, or begin another run"
@@ -275,12 +295,17 @@ def default_plugins(kind: type[FederatedStrategy]) -> tuple[PlugIn, ...]:
 
 def keys() -> dict[str, "Field[Any]"]:
     """Every key with the option behind it."""
-    known = {_key(f.name): f for kind in (RunConfig, TaskConfig, Settings) for f in options(kind)}
+    known = keys_of(RunConfig) | keys_of(TaskConfig) | keys_of(Settings)
     for name, kind in METHODS.items():
         known |= {f"{name}.{_key(f.name)}": f for f in own_options(kind)}
     for name, plugin in PLUGINS.items():
         known |= {f"{name}.{_key(f.name)}": f for f in options(plugin)}
     return known
+
+
+def keys_of(kind: type) -> dict[str, "Field[Any]"]:
+    """The plain keys of one class of settings."""
+    return {_key(field.name): field for field in options(kind)}
 
 
 def allowed(key: str, field: "Field[Any]") -> str:

@@ -10,7 +10,7 @@ from flwr.common.config import flatten_dict
 
 from fedaccord import config
 from fedaccord.config import RunConfig
-from fedaccord.core.options import options
+from fedaccord.core.options import AFFECTS, options
 from fedaccord.core.plugin import PlugIn
 from fedaccord.federation.strategy import FederatedStrategy, own_options
 from fedaccord.strategies import METHODS, PLUGINS, AFedPD, FedAvg, FedDyn, RelaxedInit, Scaffold
@@ -57,6 +57,34 @@ def test_every_key_has_a_meaning_and_a_default_in_its_range(key: str) -> None:
     assert RunConfig.make({key: config.default(field)}).flat[key] == config.default(field)
     assert key == key.lower()
     assert "_" not in key
+
+
+def test_what_keys_affect() -> None:
+    """Each key affects one thing. Those that affect no numbers are few: they stand here once more,
+    so that a new one that forgets to say so, or says so wrongly, is seen."""
+    assert {what: config.affecting(what) for what in AFFECTS if what != "numbers"} == {
+        "rounds": {
+            *("num-server-rounds", "min-replies", "max-failed-rounds"),
+            *("max-update-norm", "max-client-norm", "max-examples"),
+        },
+        "records": {"eval-every", "eval-train", "gossip.eval-nodes"},
+        "speed": {
+            *("threads", "workers", "gpus-per-worker", "vectorize", "checkpoint-every"),
+            *("round-timeout", "wait-timeout"),
+        },
+        "place": {
+            *("name", "out-dir", "state-dir", "data-dir", "resume", "tracker", "download"),
+            *("device", "ray-address", "client-state"),
+        },
+    }
+    assert {"seed", "lr", "model", "precision", "sam.rho"} <= config.affecting("numbers")
+
+
+def test_keys_that_hold_a_path() -> None:
+    for key, field in config.keys().items():
+        assert field.metadata["path"] == (key in config.paths())
+        assert key in config.paths() or "absolute" not in field.metadata["doc"]
+        assert key not in config.paths() or "absolute" in field.metadata["doc"]
 
 
 def test_names_of_keys_do_not_collide() -> None:

@@ -50,7 +50,7 @@ ROOMS = {  # a module at the top of the package is a room too
     ),
     "deploy": Allowed("", "cryptography tomli_w"),
     "sweep": Allowed(
-        "core config engine logbook memory runs strategies threads",
+        "core config engine logbook memory runs strategies task threads",
         "numpy optuna pandas ray torch",
     ),
     "presets": Allowed("core runs", ""),

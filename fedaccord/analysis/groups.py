@@ -7,15 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedaccord.config import affecting
 from fedaccord.runs.metrics import RANKED, WINDOW, best
 from fedaccord.runs.reader import Run
 
-WHERE = (  # the seed, and keys that change where a run is executed and what is written of it
-    *("seed", "name", "out-dir", "resume", "threads", "device", "data-dir", "download"),
-    *("vectorize", "workers", "ray-address", "gpus-per-worker", "client-state", "state-dir"),
-    *("checkpoint-every", "round-timeout", "wait-timeout"),
-    *("eval-every", "eval-train", "gossip.eval-nodes"),
-)
 COSTS = {
     "round": "rounds",
     "bytes": "bytes sent",
@@ -29,15 +24,16 @@ class Group(NamedTuple):
 
     label: str  # the method, and the settings in which the groups differ
     runs: list[Run]  # in the order of their seeds
-    settings: dict[str, Any]  # without those of `WHERE`
+    settings: dict[str, Any]  # that may affect the numbers, without the seed
     tables: list[pd.DataFrame]  # of each run: metrics.csv, with the columns of `COSTS`
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
     """The groups: methods in the order of their first runs, each by the settings that differ."""
     together: dict[tuple[Any, ...], list[Run]] = {}
+    free = {"seed", *affecting("records", "speed", "place")}
     for run in runs:
-        settings = {k: v for k, v in run.settings.items() if k not in WHERE}
+        settings = {k: v for k, v in run.settings.items() if k not in free}
         together.setdefault(tuple(sorted(settings.items())), []).append(run)
     each = [dict(key) for key in together]
     keys = differing(each)

@@ -8,9 +8,7 @@ import typer
 from rich.table import Table
 
 from fedaccord.cli.console import make_console, stop
-from fedaccord.cli.settings import Pairs, read_settings
-
-KEYS = ("data-dir", "device", "download", "threads")  # what may differ from the run's settings
+from fedaccord.cli.settings import Pairs, read_place, read_settings
 
 
 def evaluate(
@@ -26,7 +24,7 @@ def evaluate(
     console = make_console()
     try:
         with console.status("evaluating"):
-            found = _evaluate(run.expanduser(), read_settings(pairs or [], None))
+            found = _evaluate(run.expanduser(), read_place(pairs or []))
         reported = json.loads((run.expanduser() / "summary.json").read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         stop(error, 2)
@@ -48,8 +46,6 @@ def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
     from fedaccord.config import RunConfig
     from fedaccord.task import load_task
 
-    if unknown := [key for key in more if key not in KEYS]:
-        raise ValueError(f"expected only {', '.join(KEYS)} beside RUN_DIR, got {unknown[0]}")
     if not (run / "config.toml").is_file():
         raise ValueError(f"{run}: expected a run directory with model.safetensors, found none")
     settings = RunConfig.make(read_settings([], run / "config.toml") | more)

@@ -9,8 +9,7 @@ import typer
 from rich.table import Table
 
 from fedaccord.cli.console import make_console, stop
-from fedaccord.cli.evaluate import KEYS
-from fedaccord.cli.settings import Pairs, read_settings
+from fedaccord.cli.settings import Pairs, read_place
 
 FORMATS = (".png", ".pdf")
 
@@ -54,10 +53,7 @@ def measure(
     options = Options(samples=samples, probes=probes, radius=radius)
     console, found = make_console(), []
     try:
-        more = read_settings(pairs or [], None)
-        if unknown := [key for key in more if key not in KEYS]:
-            raise ValueError(f"expected only {', '.join(KEYS)} beside RUN_DIR, got {unknown[0]}")
-        saved = Saved(run.expanduser(), more)
+        saved = Saved(run.expanduser(), read_place(pairs or []))
         chosen = threads.of_task(saved.config.threads, saved.task, saved.config.strategy)
         with chosen.in_use(), console.status("measuring"):
             found = [*measures(saved, options, reference and reference.expanduser())]

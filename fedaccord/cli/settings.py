@@ -13,14 +13,6 @@ from fedaccord.cli.console import warn
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
 
-PATHS = (
-    "data-dir",
-    "partition-file",
-    "out-dir",
-    "state-dir",
-    "gossip.file",
-)  # keys that hold a path
-
 Pairs = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings, as lr=0.05.")
 ]
@@ -64,10 +56,32 @@ def read_settings(
             warn(f"{key} is given twice: {text!r}, the later one, counts")
         seen.add(key)
         values[key] = _value(text, is_string)
-    for key in PATHS:
+    make_absolute(values)
+    return values
+
+
+def read_place(pairs: Sequence[str]) -> dict[str, Any]:
+    """What may replace the settings of a finished run: where its data is and what computes.
+
+    Raises ValueError, in one line, for other keys.
+    """
+    from fedaccord.config import affecting, keys_of
+    from fedaccord.task.config import TaskConfig
+
+    values = read_settings(pairs, None)
+    allowed = sorted({"threads", *affecting("place").intersection(keys_of(TaskConfig))})
+    if unknown := [key for key in values if key not in allowed]:
+        raise ValueError(f"expected only {', '.join(allowed)} beside RUN_DIR, got {unknown[0]}")
+    return values
+
+
+def make_absolute(values: dict[str, Any]) -> None:
+    """Replace the paths among run-config values by absolute ones, from the current folder."""
+    from fedaccord import config
+
+    for key in config.paths():
         if values.get(key) and isinstance(values[key], str):
             values[key] = os.path.abspath(os.path.expanduser(values[key]))
-    return values
 
 
 def unread(

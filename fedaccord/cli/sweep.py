@@ -1,6 +1,5 @@
 """`fedaccord sweep`: many runs, chosen by a file, that go on where they were."""
 
-import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fedaccord.cli.console import make_console, stop, warn
-from fedaccord.cli.settings import PATHS
+from fedaccord.cli.settings import make_absolute
 from fedaccord.cli.watch import progress, rounds, watched
 from fedaccord.federation.clock import TimeLeft
 from fedaccord.interrupts import exit_code, interruptible
@@ -99,9 +98,7 @@ def _content(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is not valid TOML: {error}") from None
     if isinstance(content.get("run"), Mapping):
         content["run"] = run = flatten(content["run"])
-        for key in PATHS:
-            if isinstance(run.get(key), str):
-                run[key] = os.path.abspath(os.path.expanduser(run[key]))
+        make_absolute(run)
     return content
 
 

@@ -9,11 +9,16 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+AFFECTS = ("numbers", "rounds", "records", "speed", "place")
+
 
 def option(
     default: Any,
     doc: str,
     *,
+    affects: str = "numbers",
+    path: bool = False,
+    node: bool = False,
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
@@ -25,6 +30,11 @@ def option(
 ) -> Any:
     """A dataclass field that is also a run-config key: its default, meaning and range.
 
+    affects: "numbers", the model after a round; "rounds", how many there are, and which rounds and
+    replies count; "records", what is measured of the run; "speed"; "place", where the processes
+    and files are. A run may resume with other values of all but "numbers", and runs that differ
+    in "records", "speed" and "place" alone are repetitions of each other.
+    path: the value is a path; node: a device's node config may have its own value.
     low, high: inclusive bounds; above: an exclusive lower bound; besides: one more value, outside
     the bounds; tried: values of the papers' experiments, empty where we know of none; auto: a
     plug-in's option whose run-config default is "auto", what the method itself asks for; only:
@@ -32,9 +42,9 @@ def option(
     """
     bounds = {"low": low, "high": high, "above": above, "besides": besides}
     rule = {**bounds, "choices": tuple(choices), "only": dict(only or {})}
-    return dataclasses.field(
-        default=default, metadata={"doc": doc, "tried": tried, "auto": auto, **rule}
-    )
+    assert affects in AFFECTS, affects
+    facts = {"affects": affects, "path": path, "node": node, "tried": tried, "auto": auto}
+    return dataclasses.field(default=default, metadata={"doc": doc, **facts, **rule})
 
 
 def argument(default: Any, doc: str, *, shown: bool = True) -> Any:

@@ -17,28 +17,41 @@ class Settings:
         choices=("fixed", "bernoulli"),
     )
     seed: int = option(0, "seed of initial model, partition, cohorts, batches", low=0)
-    eval_every: int = option(1, "rounds between evaluations; the last is always evaluated", low=1)
-    round_timeout: float = option(3600.0, "seconds to wait for the replies of a round", above=0)
-    wait_timeout: float = option(600.0, "seconds to wait for all clients before round 1", above=0)
-    min_replies: int = option(1, "good replies that a round needs to count", low=1)
-    max_failed_rounds: int = option(3, "failed rounds in a row after which the run stops", low=1)
+    eval_every: int = option(
+        1, "rounds between evaluations; the last is always evaluated", low=1, affects="records"
+    )
+    round_timeout: float = option(
+        3600.0, "seconds to wait for the replies of a round", above=0, affects="speed"
+    )
+    wait_timeout: float = option(
+        600.0, "seconds to wait for all clients before round 1", above=0, affects="speed"
+    )
+    min_replies: int = option(
+        1, "good replies that a round needs to count", low=1, affects="rounds"
+    )
+    max_failed_rounds: int = option(
+        3, "failed rounds in a row after which the run stops", low=1, affects="rounds"
+    )
     max_update_norm: float = option(
         0.0,
         "largest L2 norm of a round's model update; above it the replies that cause it, at most "
         "half of them, are dropped, else the round fails; 0: off",
         low=0,
+        affects="rounds",
     )
     max_client_norm: float = option(
         0.0,
         "largest L2 norm of a client's update and of each other vector that it uploads, as a "
         "control variate or a dual; above it the reply is dropped; 0: off",
         low=0,
+        affects="rounds",
     )
     max_examples: int = option(
         10**7,
         "samples that a client may claim, else its reply is dropped: with weighting=examples they "
         "are its weight",
         low=1,
+        affects="rounds",
     )
     weighting: str = option(
         "uniform",

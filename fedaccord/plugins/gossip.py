@@ -68,8 +68,11 @@ class Gossip(PlugIn):
         "",
         'file: absolute path of JSON with "edges" or a "matrix"',
         only={"topology": ["file"]},
+        path=True,
     )
-    eval_nodes: bool = option(True, "evaluate every node's model beside the mean of all")
+    eval_nodes: bool = option(
+        True, "evaluate every node's model beside the mean of all", affects="records"
+    )
 
     @property
     def is_off(self) -> bool:

@@ -39,8 +39,11 @@ class Estimate:
         return rounds * gradients(config) * pace.gradient + evaluations * pace.evaluation
 
     def _pace(self, config: RunConfig) -> Pace:
-        keys = ("dataset", "model", "stem", "batch-size", "device", "data-dir", "precision")
-        key = tuple(config.flat[key] for key in keys if key in config.flat)
+        task, strategy = config.task, config.strategy
+        key = (
+            *(task.dataset, task.data_dir, task.image_size, task.model, task.stem, task.device),
+            *(strategy.batch_size, strategy.precision),
+        )
         if key not in self.paces:
             self.paces[key] = _time(config)
         return self.paces[key]

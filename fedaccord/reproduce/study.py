@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedaccord.config import FREE
+from fedaccord.config import affecting
 from fedaccord.reproduce.results import result
 from fedaccord.reproduce.table import Cell, Table
 from fedaccord.sweep import workers
@@ -85,8 +85,8 @@ class Study:
     @cached_property
     def shown_changes(self) -> dict[str, Any]:
         """Those that change numbers."""
-        free = (*FREE, *SAME, "state-dir")
-        return {key: value for key, value in self.changes.items() if key not in free}
+        numbers = affecting("numbers")
+        return {key: value for key, value in self.changes.items() if key in numbers}
 
     def warnings(self) -> list[str]:
         """A line for each change that no cell reads."""

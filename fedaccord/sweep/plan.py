@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from fedaccord import config
@@ -13,9 +14,11 @@ from fedaccord.config import RunConfig
 from fedaccord.core.options import check_option, did_you_mean, option, options
 from fedaccord.core.plugin import has_personal
 from fedaccord.runs import flatten
+from fedaccord.runs.files import contents
 from fedaccord.strategies import METHODS
 from fedaccord.sweep import space
 from fedaccord.sweep.space import Choices, Space, Values
+from fedaccord.task.config import BROUGHT
 
 SEARCHES = ("grid", "random", "optuna", "halving", "asha")
 PERSONAL = "personal-"  # begins the metrics of the clients' own models
@@ -28,10 +31,6 @@ OWN = {  # run-config keys that the sweep sets, and what to set instead
     "resume": "nothing: a sweep goes on where it was",
 }
 SAME = {"threads": 1, "vectorize": "off"}  # of a trial's last bits, wherever and whenever it runs
-NOT_HASHED = (  # what may change between a run and its continuation
-    *("name", "out-dir", "resume", "seed", "device", "threads", "checkpoint-every", "download"),
-    *("state-dir", "tracker"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +94,17 @@ class Configuration:
 
     @cached_property
     def name(self) -> str:
-        """Method and hash of what decides its numbers, whatever other configurations there are."""
-        used = config.in_use(self.config)
-        deciding = {key: value for key, value in used.items() if key not in NOT_HASHED}
+        """Method and hash of what decides its numbers, whatever other configurations there are.
+
+        A path counts by what lies there, which may have been moved.
+        """
+        used, free = config.in_use(self.config), config.affecting("speed", "place")
+        deciding = {key: value for key, value in used.items() if key not in {*free, "seed"}}
+        if used["dataset"] in BROUGHT:
+            deciding["data-dir"] = used["data-dir"]
+        for key in config.paths():
+            if deciding.get(key):
+                deciding[key] = contents(Path(deciding[key]))
         digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
         return f"{self.algo}-{digest[:10]}"
 

@@ -9,27 +9,35 @@ from fedaccord.task.models import MODELS
 from fedaccord.task.partition import MAX_ALPHA, REPLACEMENTS, SCHEMES
 
 FETCHED = ("fashion-mnist", "cifar10", "cifar100")
+BROUGHT = ("npz", "image-folder")  # of the user's own: what lies in data-dir is the data set
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
     """Data set, partition, model and device."""
 
-    dataset: str = option("digits", "the data set", choices=[*DATASETS])
+    dataset: str = option("digits", "the data set", choices=[*DATASETS], node=True)
     data_dir: str = option(
         "",
         "absolute folder (npz: file) with the data; cifar10: torchvision's files, or images in "
         "train/<class>/* and test/<class>/*",
         only={"dataset": [name for name in DATASETS if name != "digits"]},
+        affects="place",
+        path=True,
+        node=True,
     )
     download: bool = option(
-        False, "let torchvision fetch a missing data set", only={"dataset": FETCHED}
+        False,
+        "let torchvision fetch a missing data set",
+        only={"dataset": FETCHED},
+        affects="place",
     )
     image_size: int = option(
         0,
         "image-folder: resize and crop to this side; 0: as they are",
         low=0,
         high=MAX_IMAGE_SIZE,
+        node=True,
     )
     partition: str = option(
         "dirichlet",
@@ -60,7 +68,10 @@ class TaskConfig:
         only={"partition": ["iid", "dirichlet", "pathological"]},
     )
     partition_file: str = option(
-        "", "file: absolute path of a JSON list of index lists", only={"partition": ["file"]}
+        "",
+        "file: absolute path of a JSON list of index lists",
+        only={"partition": ["file"]},
+        path=True,
     )
     validation: float = option(
         0.0,
@@ -76,5 +87,7 @@ class TaskConfig:
         choices=("imagenet", "cifar"),
         only={"model": ["resnet18"]},
     )
-    device: str = option("auto", "auto (cuda where there is one), cpu, cuda, cuda:1, mps")
+    device: str = option(
+        "auto", "auto (cuda where there is one), cpu, cuda, cuda:1, mps", affects="place", node=True
+    )
     seed: int = 0  # the run's, of initial model and partition

@@ -19,6 +19,7 @@ from fedaccord.analysis.groups import (
     usual_target,
 )
 from fedaccord.analysis.table import shown, summary, text
+from fedaccord.config import affecting
 from fedaccord.runs import reader
 from tests.analysis.made import write
 
@@ -38,6 +39,17 @@ def test_seeds_are_one_group_and_its_label_has_what_differs(tmp_path: Path) -> N
     both = found["fedavg lr=0.1"]
     assert [run.settings["seed"] for run in both.runs] == [0, 1]
     assert [*both.tables[1]["test-accuracy"]] == [0.1, 0.5]
+
+
+def test_where_a_run_was_followed_and_what_was_measured_make_no_other_group(tmp_path: Path) -> None:
+    free = sorted(affecting("records", "speed", "place") - {"name", "out-dir"})
+    for seed, key in enumerate(["none", *free]):
+        write(tmp_path, [0.1, 0.5], seed=seed, **({key: "other"} if key != "none" else {}))
+    (group,) = groups(tmp_path)
+    assert len(group.runs) == 1 + len(free)
+    assert any("tracker" in run.settings for run in group.runs)
+    write(tmp_path, [0.1, 0.5], seed=len(free) + 1, **{"max-update-norm": 2.0})
+    assert len(groups(tmp_path)) == 2
 
 
 def test_groups_are_in_the_order_of_their_methods_and_of_the_sizes_of_settings(

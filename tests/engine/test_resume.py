@@ -220,6 +220,16 @@ def test_other_mathematics_is_refused(
     assert line in refused(settings, name, **changes)
 
 
+def test_a_run_resumes_where_its_data_and_its_clients_states_have_moved(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    copy_of(settings, "moved")
+    data = shutil.copy(settings["data-dir"], tmp_path / "elsewhere.npz")
+    moved = {"data_dir": str(data), "state_dir": str(tmp_path), "tracker": "none"}
+    again = run(make(settings, algo="scaffold", name="moved", resume=True, **moved))
+    assert json.loads((again.path / "summary.json").read_text())["rounds"] == ROUNDS
+
+
 def test_another_method_is_refused(settings: dict[str, Any]) -> None:
     copy_of(settings, "method")
     config = make(settings, algo="fedavg", name="method", resume=True)

@@ -69,13 +69,38 @@ def test_a_configuration_is_named_after_what_decides_its_numbers() -> None:
         return configuration.name
 
     usual = name()
-    assert name(device="cpu") == name(checkpoint_every=3) == usual
+    assert name(device="cpu") == name(checkpoint_every=3) == name(workers=2) == usual
+    assert name(tracker="tensorboard") == name(state_dir="/a") == name(round_timeout=9.0) == usual
     assert name(lr=0.1) == usual  # the default
     others = [name(lr=0.2), name(num_server_rounds=4), name(eval_every=2), name(num_clients=5)]
     assert len({usual, *others}) == 5
     tuned = make({}).configurations("fedinit")[0]
     assert make({}).tested(tuned).name != tuned.name
     assert make({}).tested(tuned).config.flat["validation"] == 0
+
+
+def test_data_that_moved_changes_no_name_and_other_data_does(tmp_path: Path) -> None:
+    def name(**run: Any) -> str:
+        keys = {k.replace("_", "-"): str(v) for k, v in run.items()}
+        return make({}, keys).configurations("fedinit")[0].name
+
+    public = {"dataset": "cifar10"}
+    assert name(data_dir="/a", **public) == name(data_dir="/b", **public) == name(**public)
+    for folder, text in (("one", b"x"), ("moved", b"x"), ("other", b"y"), ("more", b"x")):
+        file = tmp_path / folder / "train" / "cat" / "1.png"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(text)
+    (tmp_path / "more" / "train" / "cat" / "2.png").write_bytes(b"")
+    own = {name: tmp_path / name / "train/cat/1.png" for name in ("one", "moved", "other")}
+    for dataset, key in (("npz", "data_dir"), ("digits", "partition_file")):
+        more = {"partition": "file"} if key == "partition_file" else {}
+        found = {n: name(dataset=dataset, **{key: file}, **more) for n, file in own.items()}
+        assert found["one"] == found["moved"] != found["other"], key
+    folders = {
+        n: name(dataset="image-folder", data_dir=tmp_path / n) for n in ("one", "moved", "more")
+    }
+    assert folders["one"] == folders["moved"] != folders["more"]
+    assert name(dataset="npz", data_dir="/none.npz") != name(dataset="npz", data_dir="/no.npz")
 
 
 def test_other_configurations_change_no_name() -> None:
