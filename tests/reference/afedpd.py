@@ -23,23 +23,12 @@ a relaxed start moves theta_{i,0} only, the centre stays theta^t. With `examples
 weighted by n_i, which is the same algebra: lam_bar moves by rho (theta_bar - theta^t).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    mean,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
 
 
 def run(
@@ -47,34 +36,22 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     rho: float = 0.1,
     examples: Sequence[int] | None = None,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
-    sam_rho: float = 0.0,
+    **common: Any,
 ) -> History:
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
+    f = Federation(problem, w0, lam_bar=np.zeros(problem.dim), **common)
     C = problem.num_clients
-    last = LastModels(w0, C, ri_beta, ri_first_visit)
-    theta = w0.copy()
+    theta = w0
     lam = np.zeros((C, problem.dim))
-    weights, averages, lam_bar_trace = [w0], [w0], [np.zeros(problem.dim)]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
+    for t, active, lr_t in f.rounds(cohorts):
         theta_i = {}
         for i in active:
-            th = last.start(i, theta)
-            for k in range(steps_of(local_steps, i)):
-                g = gradient(t, i, k, th)
-                th = th - lr_t * (g + lam[i] + rho * (th - theta) + weight_decay * th)
-            theta_i[i] = th
-            last.store(i, th)
+            th = f.start(i, theta)
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, th)
+                th = th - lr_t * (g + lam[i] + rho * (th - theta) + f.wd * th)
+            theta_i[i] = f.end(i, th)
         theta_bar = mean(theta_i, examples)
         for i in range(C):
             if i in theta_i:
@@ -83,60 +60,27 @@ def run(
                 lam[i] = lam[i] + rho * (theta_bar - theta)
         lam_bar = np.average(lam, 0, examples)
         theta = theta_bar + lam_bar / rho
-        weights.append(theta)
-        averages.append(theta_bar)
-        lam_bar_trace.append(lam_bar)
-    return History(
-        np.array(weights),
-        np.array(averages),
-        {"lam": lam, "last": last.table},
-        {"lam_bar": lam_bar_trace[-1]},
-        {"lam_bar": np.array(lam_bar_trace)},
-    )
+        f.record(theta, theta_bar, lam_bar=lam_bar)
+    return f.history(lam=lam)
 
 
 def run_centred(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
-    rho: float = 0.1,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
-    sam_rho: float = 0.0,
+    problem: LeastSquares, w0: Array, cohorts: Cohorts, *, rho: float = 0.1, **common: Any
 ) -> History:
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
-    C = problem.num_clients
-    last = LastModels(w0, C, ri_beta, ri_first_visit)
-    delta = np.zeros((C, problem.dim))
-    w_bar, w_bar_previous = w0.copy(), w0.copy()
-    weights, averages, lam_bar_trace = [w0], [w0], [np.zeros(problem.dim)]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
+    f = Federation(problem, w0, lam_bar=np.zeros(problem.dim), **common)
+    delta = np.zeros((problem.num_clients, problem.dim))
+    w_bar, w_bar_previous = w0, w0
+    for t, active, lr_t in f.rounds(cohorts):
         theta_i = {}
         for i in active:
-            th = last.start(i, 2 * w_bar - w_bar_previous)
-            for k in range(steps_of(local_steps, i)):
-                g = gradient(t, i, k, th)
-                th = th - lr_t * (g + delta[i] + rho * (th - w_bar) + weight_decay * th)
-            theta_i[i] = th
-            last.store(i, th)
+            th = f.start(i, 2 * w_bar - w_bar_previous)
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, th)
+                th = th - lr_t * (g + delta[i] + rho * (th - w_bar) + f.wd * th)
+            theta_i[i] = f.end(i, th)
         w_bar, w_bar_previous = mean(theta_i), w_bar
         for i in active:
             delta[i] = delta[i] + rho * (theta_i[i] - w_bar)
-        weights.append(2 * w_bar - w_bar_previous)
-        averages.append(w_bar)
-        lam_bar_trace.append(rho * (w_bar - w_bar_previous))
-    return History(
-        np.array(weights),
-        np.array(averages),
-        {"delta": delta, "lam": delta + lam_bar_trace[-1], "last": last.table},
-        {"lam_bar": lam_bar_trace[-1], "w_bar": w_bar, "w_bar_previous": w_bar_previous},
-        {"lam_bar": np.array(lam_bar_trace)},
-    )
+        lam_bar = rho * (w_bar - w_bar_previous)
+        f.record(2 * w_bar - w_bar_previous, w_bar, lam_bar=lam_bar)
+    return f.history(delta=delta, lam=delta + lam_bar)

@@ -15,24 +15,11 @@ r is the argument sam_rho. Decisions: the dual and prox terms and wd never enter
 g_i(theta + e) is clipped; else as in A-FedPD.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    ascent,
-    mean,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, ascent, mean
 
 
 def run(
@@ -40,48 +27,28 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     rho: float = 0.1,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
     sam_rho: float = 0.1,
+    **common: Any,
 ) -> History:
-    r = sam_rho
-    gradient = LocalGradient(problem, batches, clip_norm)
+    f = Federation(problem, w0, lam_bar=np.zeros(problem.dim), **common)
     C = problem.num_clients
-    last = LastModels(w0, C, ri_beta, ri_first_visit)
-    theta = w0.copy()
+    theta = w0
     lam = np.zeros((C, problem.dim))
-    weights, averages, lam_bar_trace = [w0], [w0], [np.zeros(problem.dim)]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
+    for t, active, lr_t in f.rounds(cohorts):
         theta_i = {}
         for i in active:
-            th = last.start(i, theta)
-            for k in range(steps_of(local_steps, i)):
-                e = ascent(gradient.raw(t, i, k, th), r)
-                g = gradient.clipped(t, i, k, th + e)
-                th = th - lr_t * (g + lam[i] + rho * (th - theta) + weight_decay * th)
-            theta_i[i] = th
-            last.store(i, th)
+            th = f.start(i, theta)
+            for k in range(f.K(i)):
+                e = ascent(f.raw(t, i, k, th), sam_rho)
+                g = f.clipped(t, i, k, th + e)
+                th = th - lr_t * (g + lam[i] + rho * (th - theta) + f.wd * th)
+            theta_i[i] = f.end(i, th)
         theta_bar = mean(theta_i)
         virtual = {i: theta_i.get(i, theta_bar) for i in range(C)}
         for i in range(C):
             lam[i] = lam[i] + rho * (virtual[i] - theta)
         lam_bar = lam.mean(axis=0)
         theta = theta_bar + lam_bar / rho
-        weights.append(theta)
-        averages.append(theta_bar)
-        lam_bar_trace.append(lam_bar)
-    return History(
-        np.array(weights),
-        np.array(averages),
-        {"lam": lam, "last": last.table},
-        {"lam_bar": lam_bar_trace[-1]},
-        {"lam_bar": np.array(lam_bar_trace)},
-    )
+        f.record(theta, theta_bar, lam_bar=lam_bar)
+    return f.history(lam=lam)

@@ -6,11 +6,11 @@ for t = 0 .. T-1:
     w^{t+1} = w
 """
 
-from __future__ import annotations
+from typing import Any
 
 import numpy as np
 
-from .problem import Array, History, LeastSquares, LocalGradient
+from .problem import Array, Federation, History, LeastSquares
 
 
 def union(problem: LeastSquares) -> LeastSquares:
@@ -20,22 +20,11 @@ def union(problem: LeastSquares) -> LeastSquares:
     return pooled
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    rounds: int,
-    *,
-    lr: float,
-    local_steps: int,
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    sam_rho: float = 0.0,
-) -> History:
-    gradient = LocalGradient(union(problem), None, clip_norm, sam_rho)
-    w, averages = w0, [w0]
-    for t in range(rounds):
-        for k in range(local_steps):
-            w = w - lr * lr_decay**t * (gradient(t, 0, k, w) + weight_decay * w)
-        averages.append(w)
-    return History(np.array(averages), np.array(averages), {}, {}, {})
+def run(problem: LeastSquares, w0: Array, rounds: int, **common: Any) -> History:
+    f = Federation(union(problem), w0, **common)
+    w = w0
+    for t, _, lr_t in f.rounds([[0]] * rounds):
+        for k in range(f.K(0)):
+            w = w - lr_t * (f.gradient(t, 0, k, w) + f.wd * w)
+        f.record(w, w)
+    return f.history()

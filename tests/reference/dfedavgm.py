@@ -13,58 +13,26 @@ relaxed start if there is one; weight decay enters the momentum, as in torch's S
 dampening; the clip acts on g_i alone. Q, relaxed starts and failing nodes as in dfedavg.py.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from collections.abc import Sequence
-
-from .gossip import (
-    Failures,
-    GossipHistory,
-    Mixing,
-    Recorder,
-    failures,
-    last_models,
-    power,
-    start,
-    working,
-)
-from .problem import Array, Batches, LeastSquares, LocalGradient, steps_of
+from .gossip import GossipHistory, Mixing, Network
+from .problem import Array, LeastSquares
 
 
 def run(
-    problem: LeastSquares,
-    w0: Array,
-    mixing: Mixing,
-    *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
-    failed: Failures | None = None,
-    momentum: float = 0.9,
-    gossip_steps: int = 1,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
-    sam_rho: float = 0.0,
+    problem: LeastSquares, w0: Array, mixing: Mixing, *, momentum: float = 0.9, **common: Any
 ) -> GossipHistory:
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
-    C, theta = problem.num_clients, momentum
-    x = start(w0, C)
-    last = last_models(x, ri_beta, ri_first_visit)
-    recorder = Recorder(x)
-    for t, W in enumerate(mixing):
-        lr_t = lr * lr_decay**t
+    f = Network(problem, w0, **common)
+    theta = momentum
+    x = f.start_models()
+    for t, W, lr_t in f.rounds(mixing):
         z = x.copy()
-        for i in working(C, failed, t):
-            y = last.start(i, x[i])
-            y_old = y
-            for k in range(steps_of(local_steps, i)):
-                g = gradient(t, i, k, y)
-                y, y_old = y - lr_t * (g + weight_decay * y) + theta * (y - y_old), y
-            z[i] = y
-            last.store(i, y)
-        x = power(W, failures(failed, t), gossip_steps) @ z
-        recorder.add(z, x)
-    return recorder.history({"last": last.table})
+        for i in f.working(t):
+            y = y_old = f.start(i, x[i])
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, y)
+                y, y_old = y - lr_t * (g + f.wd * y) + theta * (y - y_old), y
+            z[i] = f.end(i, y)
+        x = f.power(W, t) @ z
+        f.record(x, z)
+    return f.history()

@@ -16,60 +16,29 @@ the local steps; the Q mixes are all there are, there is no further one before t
 to the norm. Relaxed starts and failing nodes as in dfedavg.py.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from typing import Any
 
 from . import topology
-from .gossip import (
-    Failures,
-    GossipHistory,
-    Mixing,
-    Recorder,
-    failures,
-    last_models,
-    start,
-    working,
-)
-from .problem import Array, Batches, LeastSquares, LocalGradient, ascent, steps_of
+from .gossip import GossipHistory, Mixing, Network
+from .problem import Array, LeastSquares, ascent
 
 
 def run(
-    problem: LeastSquares,
-    w0: Array,
-    mixing: Mixing,
-    *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
-    failed: Failures | None = None,
-    gossip_steps: int = 1,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
-    sam_rho: float = 0.1,
+    problem: LeastSquares, w0: Array, mixing: Mixing, *, sam_rho: float = 0.1, **common: Any
 ) -> GossipHistory:
-    r = sam_rho
-    gradient = LocalGradient(problem, batches, clip_norm)
-    C = problem.num_clients
-    x = start(w0, C)
-    last = last_models(x, ri_beta, ri_first_visit)
-    recorder = Recorder(x)
-    for t, W in enumerate(mixing):
-        lr_t = lr * lr_decay**t
+    f = Network(problem, w0, **common)
+    x = f.start_models()
+    for t, W, lr_t in f.rounds(mixing):
         z = x.copy()
-        for i in working(C, failed, t):
-            y = last.start(i, x[i])
-            for k in range(steps_of(local_steps, i)):
-                e = ascent(gradient.raw(t, i, k, y), r)
-                g = gradient.clipped(t, i, k, y + e)
-                y = y - lr_t * (g + weight_decay * y)
-            z[i] = y
-            last.store(i, y)
+        for i in f.working(t):
+            y = f.start(i, x[i])
+            for k in range(f.K(i)):
+                e = ascent(f.raw(t, i, k, y), sam_rho)
+                g = f.clipped(t, i, k, y + e)
+                y = y - lr_t * (g + f.wd * y)
+            z[i] = f.end(i, y)
         x = z.copy()
-        for _ in range(gossip_steps):
-            x = topology.without(W, failures(failed, t)) @ x
-        recorder.add(z, x)
-    return recorder.history({"last": last.table})
+        for _ in range(f.gossip_steps):
+            x = topology.without(W, f.failed(t)) @ x
+        f.record(x, z)
+    return f.history()

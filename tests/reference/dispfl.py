@@ -26,17 +26,16 @@ failed node keeps x_i and m_i. In the history `local` holds the w_i, traces["mas
 that round t trains with (row T: those after the last round).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import topology
-from .gossip import Failures, GossipHistory, Mixing, Recorder, failures, start, working
-from .problem import Array, Batches, LeastSquares, LocalGradient, steps_of
+from .gossip import GossipHistory, Mixing, Network
+from .problem import Array, LeastSquares
 
 Shapes = Sequence[tuple[int, ...]]
 Regrow = Callable[[int, int, int, NDArray[np.int64], int], Sequence[int]]
@@ -86,39 +85,29 @@ def run(
     w0: Array,
     mixing: Mixing,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
     shapes: Shapes,
     masks: Array,  # (C, d) of zeros and ones: m_i of round 0
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
-    failed: Failures | None = None,
     kappa_0: float = 0.5,
     rounds: int | None = None,  # T of kappa_t; None: as many as there are matrices
     variant: str = "gradient",
     regrow: Regrow | None = None,
+    **common: Any,
 ) -> GossipHistory:
     if variant not in ("gradient", "random") or (variant == "random") != (regrow is not None):
         raise ValueError(f"'gradient', or 'random' with regrow, not {variant!r} and {regrow=}")
-    gradient = LocalGradient(problem, batches, clip_norm)
-    C, T = problem.num_clients, len(mixing) if rounds is None else rounds
+    T = len(mixing) if rounds is None else rounds
     m = np.array(masks, dtype=float)
-    x = m * start(w0, C)
-    last = x.copy()
-    recorder, mask_trace = Recorder(x), [m]
-    for t, W in enumerate(mixing):
-        lr_t = lr * lr_decay**t
+    f = Network(problem, m * w0, masks=m, **common)
+    x = f.start_models()
+    for t, W, lr_t in f.rounds(mixing):
         kappa = kappa_0 / 2 * (1 + math.cos(math.pi * t / T))
         w, m_new = x.copy(), m.copy()
-        for i in working(C, failed, t):
-            K_i = steps_of(local_steps, i)
-            for k in range(K_i):
-                g = gradient(t, i, k, w[i])
-                w[i] = m[i] * (w[i] - lr_t * (g + weight_decay * w[i]))
-            last[i] = w[i]
-            g_dense = gradient.raw(t, i, K_i - 1, w[i])
+        for i in f.working(t):
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, w[i])
+                w[i] = m[i] * (w[i] - lr_t * (g + f.wd * w[i]))
+            f.end(i, w[i])
+            g_dense = f.raw(t, i, f.K(i) - 1, w[i])
             for layer, part in enumerate(layers(shapes)):
                 mask = m_new[i, part]  # a view
                 n = math.ceil(kappa * np.count_nonzero(mask))
@@ -129,10 +118,9 @@ def run(
                 else:
                     grown = np.array(regrow(i, t, layer, candidates, n), dtype=np.int64)
                 mask[grown] = 1
-        N = (topology.without(W, failures(failed, t)) != 0) | np.eye(C, dtype=bool)
+        N = (topology.without(W, f.failed(t)) != 0) | np.eye(len(W), dtype=bool)
         total, c = N.astype(float) @ w, N.astype(float) @ m
         x = m_new * np.divide(total, c, out=np.zeros_like(c), where=c > 0)
         m = m_new
-        recorder.add(w, x)
-        mask_trace.append(m)
-    return recorder.history({"last": last, "mask": m}, masks=mask_trace)
+        f.record(x, w, masks=m)
+    return f.history(mask=m)

@@ -16,59 +16,28 @@ l_i the z_i of the node's last round, and z_i = y_i - lr_t (g_i(y_i) + wd y_i). 
 mixed stays x_j, so the relaxation, too, is a node's own until the next mix.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from collections.abc import Sequence
-
-from .gossip import (
-    Failures,
-    GossipHistory,
-    Mixing,
-    Recorder,
-    failures,
-    last_models,
-    power,
-    start,
-    working,
-)
-from .problem import Array, Batches, LeastSquares, LocalGradient, steps_of
+from .gossip import GossipHistory, Mixing, Network
+from .problem import Array, LeastSquares
 
 
 def run(
-    problem: LeastSquares,
-    w0: Array,
-    mixing: Mixing,
-    *,
-    lr: float,
-    local_steps: int | Sequence[int] = 1,
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
-    failed: Failures | None = None,
-    variant: str = "lian",
-    gossip_steps: int = 1,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
-    sam_rho: float = 0.0,
+    problem: LeastSquares, w0: Array, mixing: Mixing, *, variant: str = "lian", **common: Any
 ) -> GossipHistory:
     if variant not in ("lian", "atc"):
         raise ValueError(f"variant: lian or atc, not {variant!r}")
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
-    C = problem.num_clients
-    x = start(w0, C)
-    last = last_models(x, ri_beta, ri_first_visit)
-    recorder = Recorder(x)
-    for t, W in enumerate(mixing):
-        lr_t = lr * lr_decay**t
+    f = Network(problem, w0, **{"local_steps": 1, **common})
+    x = f.start_models()
+    for t, W, lr_t in f.rounds(mixing):
         z = x.copy()
-        for i in working(C, failed, t):
-            z[i] = last.start(i, x[i])
-            for k in range(steps_of(local_steps, i)):
-                g = gradient(t, i, k, z[i])
-                z[i] = z[i] - lr_t * (g + weight_decay * z[i])
-            last.store(i, z[i])
-        M = power(W, failures(failed, t), gossip_steps)
+        for i in f.working(t):
+            z[i] = f.start(i, x[i])
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, z[i])
+                z[i] = z[i] - lr_t * (g + f.wd * z[i])
+            f.end(i, z[i])
+        M = f.power(W, t)
         x = M @ x + (z - x) if variant == "lian" else M @ z
-        recorder.add(z, x)
-    return recorder.history({"last": last.table})
+        f.record(x, z)
+    return f.history()

@@ -22,22 +22,11 @@ and in the step of lam_i, as FedInit's authors' simulator does in its dual metho
 rules stay as written.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, center_of
 
 
 def run(
@@ -45,46 +34,32 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     rho: float = 0.1,
     variant: str = "tracking",
     eta_s: float = 1.0,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
     ri_center: str = "server",
-    sam_rho: float = 0.0,
+    **common: Any,
 ) -> History:
     if variant not in ("tracking", "active", "gong", "released"):
         raise ValueError(f"variant: tracking, active, gong or released, not {variant!r}")
-    if ri_center not in ("server", "start"):
-        raise ValueError(f"ri_center: 'server' or 'start', not {ri_center!r}")
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
+    f = Federation(problem, w0, lam_bar=np.zeros(problem.dim), **common)
     C = problem.num_clients
-    last = LastModels(w0, C, ri_beta, ri_first_visit)
-    theta = w0.copy()
+    theta = w0
     theta_i = np.tile(w0, (C, 1))
     lam = np.zeros((C, problem.dim))
     theta_hat = np.tile(w0, (C, 1))
-    weights, averages, lam_bar_trace = [w0], [w0], [np.zeros(problem.dim)]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
+    for t, active, lr_t in f.rounds(cohorts):
         P = list(active)
         theta_old, lam_old, theta_hat_old = theta_i.copy(), lam.copy(), theta_hat.copy()
         for i in P:
-            th = last.start(i, theta)
-            center = theta if ri_center == "server" else th
-            for k in range(steps_of(local_steps, i)):
-                g = gradient(t, i, k, th)
-                th = th - lr_t * (g + lam[i] + rho * (th - center) + weight_decay * th)
-            theta_i[i] = th
+            th = f.start(i, theta)
+            center = center_of(ri_center, theta, th)
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, th)
+                th = th - lr_t * (g + lam[i] + rho * (th - center) + f.wd * th)
+            theta_i[i] = f.end(i, th)
             lam[i] = lam[i] + rho * (theta_i[i] - center)
             theta_hat[i] = theta_i[i] + lam[i] / rho
-            last.store(i, th)
         if variant == "tracking":
             theta = theta + (theta_hat - theta_hat_old)[P].sum(axis=0) / C
         elif variant == "active":
@@ -94,13 +69,5 @@ def run(
             theta = theta + eta_s * Delta[P].mean(axis=0)
         else:
             theta = theta + eta_s * (2 * (theta_i - theta))[P].mean(axis=0)
-        weights.append(theta)
-        averages.append(theta_i[P].mean(axis=0))
-        lam_bar_trace.append(lam.mean(axis=0))
-    return History(
-        np.array(weights),
-        np.array(averages),
-        {"lam": lam, "theta_hat": theta_hat, "last": last.table},
-        {"lam_bar": lam_bar_trace[-1]},
-        {"lam_bar": np.array(lam_bar_trace)},
-    )
+        f.record(theta, theta_i[P].mean(axis=0), lam_bar=lam.mean(axis=0))
+    return f.history(lam=lam, theta_hat=theta_hat)

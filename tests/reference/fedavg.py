@@ -12,23 +12,10 @@ lr_t = lr * lr_decay**t. Relaxed start (ri_beta): w_{i,0} = w^t + ri_beta (w^t -
 rule stays as written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    mean,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
 
 
 def run(
@@ -36,34 +23,21 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     server_lr: float = 1.0,
     examples: Sequence[int] | None = None,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
-    sam_rho: float = 0.0,
+    **common: Any,
 ) -> History:
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
-    last = LastModels(w0, problem.num_clients, ri_beta, ri_first_visit)
-    w = w0.copy()
-    weights, averages = [w0], [w0]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
+    f = Federation(problem, w0, **common)
+    w = w0
+    for t, active, lr_t in f.rounds(cohorts):
         w_K = {}
         for i in active:
-            w_k = last.start(i, w)
-            for k in range(steps_of(local_steps, i)):
-                g = gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g + weight_decay * w_k)
-            w_K[i] = w_k
-            last.store(i, w_k)
+            w_k = f.start(i, w)
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, w_k)
+                w_k = w_k - lr_t * (g + f.wd * w_k)
+            w_K[i] = f.end(i, w_k)
         w_bar = mean(w_K, examples)
         w = w + server_lr * (w_bar - w)
-        weights.append(w)
-        averages.append(w_bar)
-    return History(np.array(weights), np.array(averages), {"last": last.table}, {}, {})
+        f.record(w, w_bar)
+    return f.history()

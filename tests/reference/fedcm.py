@@ -15,23 +15,12 @@ as large). With a relaxed start Delta takes true displacements w_{i,0} - w_{i,K}
 w_bar - w^t. With `examples` both means are weighted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    mean,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
 
 
 def run(
@@ -39,54 +28,32 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     alpha: float = 0.1,
     wd_mode: str = "outside",
     server_lr: float = 1.0,
     examples: Sequence[int] | None = None,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
-    sam_rho: float = 0.0,
+    **common: Any,
 ) -> History:
     if wd_mode not in ("outside", "inside"):
         raise ValueError(f"wd_mode: 'outside' or 'inside', not {wd_mode!r}")
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
-    last = LastModels(w0, problem.num_clients, ri_beta, ri_first_visit)
     Delta = np.zeros(problem.dim)
-    w = w0.copy()
-    weights, averages, Delta_trace = [w0], [w0], [Delta]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
+    f = Federation(problem, w0, delta=Delta, **common)
+    w = w0
+    for t, active, lr_t in f.rounds(cohorts):
         w_K, direction = {}, {}
         for i in active:
-            K_i = steps_of(local_steps, i)
-            w_start = last.start(i, w)
-            w_k = w_start
-            for k in range(K_i):
-                g = gradient(t, i, k, w_k)
+            w_k = w_start = f.start(i, w)
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, w_k)
                 if wd_mode == "outside":
-                    step = alpha * g + (1 - alpha) * Delta + weight_decay * w_k
+                    step = alpha * g + (1 - alpha) * Delta + f.wd * w_k
                 else:
-                    step = alpha * (g + weight_decay * w_k) + (1 - alpha) * Delta
+                    step = alpha * (g + f.wd * w_k) + (1 - alpha) * Delta
                 w_k = w_k - lr_t * step
-            direction[i] = (w_start - w_k) / (K_i * lr_t)
-            w_K[i] = w_k
-            last.store(i, w_k)
+            direction[i] = (w_start - w_k) / (f.K(i) * lr_t)
+            w_K[i] = f.end(i, w_k)
         Delta = mean(direction, examples)
         w_bar = mean(w_K, examples)
         w = w + server_lr * (w_bar - w)
-        weights.append(w)
-        averages.append(w_bar)
-        Delta_trace.append(Delta)
-    return History(
-        np.array(weights),
-        np.array(averages),
-        {"last": last.table},
-        {"delta": Delta},
-        {"delta": np.array(Delta_trace)},
-    )
+        f.record(w, w_bar, delta=Delta)
+    return f.history()

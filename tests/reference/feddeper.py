@@ -17,23 +17,11 @@ SAM gradients; a relaxed start moves y_0 only (ri_center="server"), or stands fo
 ("start"). v_i of inactive clients stays.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    mean,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, center_of, mean
 
 
 def run(
@@ -41,45 +29,28 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     rho: float = 0.03,
     lam: float = 0.5,
     server_lr: float = 1.0,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
     ri_center: str = "server",
-    sam_rho: float = 0.0,
+    **common: Any,
 ) -> History:
-    if ri_center not in ("server", "start"):
-        raise ValueError(f"ri_center: 'server' or 'start', not {ri_center!r}")
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
-    C = problem.num_clients
-    last = LastModels(w0, C, ri_beta, ri_first_visit)
-    v_i = np.tile(w0, (C, 1))
-    w = w0.copy()
-    weights, averages = [w0], [w0]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
-        x = w
+    f = Federation(problem, w0, **common)
+    v_i = np.tile(w0, (problem.num_clients, 1))
+    x = w0
+    for t, active, lr_t in f.rounds(cohorts):
         y_K = {}
         for i in active:
-            y, v = last.start(i, x), v_i[i]
-            center = x if ri_center == "server" else y
-            for k in range(steps_of(local_steps, i)):
-                g_y, g_v = gradient(t, i, k, y), gradient(t, i, k, v)
-                y_next = y - lr_t * (g_y + weight_decay * y) - rho * (v + y - 2 * center)
-                v_next = v - lr_t * (g_v + weight_decay * v)
+            y, v = f.start(i, x), v_i[i]
+            center = center_of(ri_center, x, y)
+            for k in range(f.K(i)):
+                g_y, g_v = f.gradient(t, i, k, y), f.gradient(t, i, k, v)
+                y_next = y - lr_t * (g_y + f.wd * y) - rho * (v + y - 2 * center)
+                v_next = v - lr_t * (g_v + f.wd * v)
                 y, v = y_next, v_next
             v_i[i] = (1 - lam) * v + lam * y
-            y_K[i] = y
-            last.store(i, y)
+            y_K[i] = f.end(i, y)
         w_bar = mean(y_K)
-        w = w + server_lr * (w_bar - x)
-        weights.append(w)
-        averages.append(w_bar)
-    return History(np.array(weights), np.array(averages), {"v_i": v_i, "last": last.table}, {}, {})
+        x = x + server_lr * (w_bar - x)
+        f.record(x, w_bar)
+    return f.history(v_i=v_i)

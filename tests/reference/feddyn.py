@@ -15,23 +15,11 @@ family of primal-dual methods calls them; a relaxed start moves w_0 only, the ce
 steps of q_i and h, as in the simulator of FedInit's authors: h remains the mean of the q_i.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    mean,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, center_of, mean
 
 
 def run(
@@ -39,49 +27,26 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     alpha: float = 0.1,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
     ri_center: str = "server",
-    sam_rho: float = 0.0,
+    **common: Any,
 ) -> History:
-    if ri_center not in ("server", "start"):
-        raise ValueError(f"ri_center: 'server' or 'start', not {ri_center!r}")
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
     C = problem.num_clients
-    last = LastModels(w0, C, ri_beta, ri_first_visit)
-    q = np.zeros((C, problem.dim))
-    h = np.zeros(problem.dim)
-    w = w0.copy()
-    weights, averages, lam_bar_trace = [w0], [w0], [-h]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
+    q, h = np.zeros((C, problem.dim)), np.zeros(problem.dim)
+    f = Federation(problem, w0, lam_bar=-h, **common)
+    w = w0
+    for t, active, lr_t in f.rounds(cohorts):
         w_K, center = {}, {}
         for i in active:
-            w_k = last.start(i, w)
-            center[i] = w if ri_center == "server" else w_k
-            for k in range(steps_of(local_steps, i)):
-                g = gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g - q[i] + alpha * (w_k - center[i]) + weight_decay * w_k)
+            w_k = f.start(i, w)
+            center[i] = center_of(ri_center, w, w_k)
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, w_k)
+                w_k = w_k - lr_t * (g - q[i] + alpha * (w_k - center[i]) + f.wd * w_k)
             q[i] = q[i] - alpha * (w_k - center[i])
-            w_K[i] = w_k
-            last.store(i, w_k)
+            w_K[i] = f.end(i, w_k)
         h = h - alpha / C * sum(w_K[i] - center[i] for i in active)
         w_bar = mean(w_K)
         w = w_bar - h / alpha
-        weights.append(w)
-        averages.append(w_bar)
-        lam_bar_trace.append(-h)
-    return History(
-        np.array(weights),
-        np.array(averages),
-        {"lam": -q, "last": last.table},
-        {"h": h, "lam_bar": -h},
-        {"lam_bar": np.array(lam_bar_trace)},
-    )
+        f.record(w, w_bar, lam_bar=-h)
+    return f.history(lam=-q)

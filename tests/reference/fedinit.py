@@ -13,13 +13,11 @@ listing's index t-1 presumes participation); a first visit at t > 0 is extrapola
 the paper); ri_server="updates" is the authors' simulator, w^t + A_P[w_{i,K} - w_{i,0}].
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import Array, Batches, Cohorts, History, LeastSquares, LocalGradient, steps_of
+from .problem import Array, Cohorts, Federation, History, LeastSquares
 
 
 def run(
@@ -27,26 +25,19 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     ri_beta: float = 0.1,
     ri_first_visit: str = "initial",
     ri_server: str = "models",
-    sam_rho: float = 0.0,
+    **common: Any,
 ) -> History:
     if ri_first_visit not in ("initial", "current") or ri_server not in ("models", "updates"):
         raise ValueError(f"unknown option: {ri_first_visit=}, {ri_server=}")
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
+    f = Federation(problem, w0, **common)
     C, beta = problem.num_clients, ri_beta
     w_last = np.tile(w0, (C, 1))
     ever_active = [False] * C
     w = w0
-    weights, averages = [w0], [w0]
-    for t, active in enumerate(cohorts):
+    for t, active, lr_t in f.rounds(cohorts):
         w_start, w_final = np.zeros((C, problem.dim)), np.zeros((C, problem.dim))
         for i in active:
             if ever_active[i] or ri_first_visit == "initial":
@@ -54,9 +45,9 @@ def run(
             else:
                 w_start[i] = w
             w_k = w_start[i]
-            for k in range(steps_of(local_steps, i)):
-                g = gradient(t, i, k, w_k)
-                w_k = w_k - lr * lr_decay**t * (g + weight_decay * w_k)
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, w_k)
+                w_k = w_k - lr_t * (g + f.wd * w_k)
             w_final[i] = w_k
         for i in active:
             w_last[i] = w_final[i]
@@ -64,6 +55,5 @@ def run(
         w_bar = w_final[list(active)].mean(axis=0)
         updates = (w_final - w_start)[list(active)].mean(axis=0)
         w = w_bar if ri_server == "models" else w + updates
-        weights.append(w)
-        averages.append(w_bar)
-    return History(np.array(weights), np.array(averages), {"last": w_last}, {}, {})
+        f.record(w, w_bar)
+    return f.history(last=w_last)

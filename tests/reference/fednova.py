@@ -23,24 +23,12 @@ server rule is w^t + server_lr A_P[w_{i,K} - w_{i,0}]: at server_lr = 1 FedInit'
 ri_server="updates".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    mean,
-    shares,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, mean, shares
 
 
 def run(
@@ -48,43 +36,28 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     momentum: float = 0.0,
     server_lr: float = 1.0,
     examples: Sequence[int] | None = None,  # n_i of every client
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
-    sam_rho: float = 0.0,
+    **common: Any,
 ) -> History:
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
-    last = LastModels(w0, problem.num_clients, ri_beta, ri_first_visit)
+    f = Federation(problem, w0, **common)
     mu = momentum
-    w = w0.copy()
-    weights, averages = [w0], [w0]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
+    w = w0
+    for t, active, lr_t in f.rounds(cohorts):
         w_K, a, d = {}, {}, {}
         for i in active:
-            K_i = steps_of(local_steps, i)
-            w_start = last.start(i, w)
-            w_k = w_start
+            K_i = f.K(i)
+            w_k = w_start = f.start(i, w)
             u = np.zeros(problem.dim)
             for k in range(K_i):
-                u = mu * u + gradient(t, i, k, w_k) + weight_decay * w_k
+                u = mu * u + f.gradient(t, i, k, w_k) + f.wd * w_k
                 w_k = w_k - lr_t * u
             a[i] = (K_i - mu * (1 - mu**K_i) / (1 - mu)) / (1 - mu)
             d[i] = (w_start - w_k) / a[i]
-            w_K[i] = w_k
-            last.store(i, w_k)
-        w_bar = mean(w_K, examples)
+            w_K[i] = f.end(i, w_k)
         p = shares(active, examples)
         tau_eff = sum(p[i] * a[i] for i in active)
         w = w - server_lr * tau_eff * sum(p[i] * d[i] for i in active)
-        weights.append(w)
-        averages.append(w_bar)
-    return History(np.array(weights), np.array(averages), {"last": last.table}, {}, {})
+        f.record(w, mean(w_K, examples))
+    return f.history()

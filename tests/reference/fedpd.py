@@ -22,22 +22,12 @@ for theta_{0,i} in the proximal term and in the step of lam_i, after a skipped r
 `examples` A_C is weighted by n_i; `averages` and lam_bar are plain means always.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, center_of
 
 
 def run(
@@ -45,57 +35,35 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     rho: float = 0.1,
     local_init: str = "server",
     skip: Sequence[bool] | None = None,
     examples: Sequence[int] | None = None,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
     ri_center: str = "server",
-    sam_rho: float = 0.0,
+    **common: Any,
 ) -> History:
     C = problem.num_clients
     if any(list(active) != list(range(C)) for active in cohorts):
         raise ValueError("FedPD needs every client in every round")
-    if local_init not in ("server", "own") or (local_init == "own" and ri_beta != 0):
+    if local_init not in ("server", "own") or (local_init == "own" and common.get("ri_beta")):
         raise ValueError("local_init: 'server' or 'own', and no ri_beta with 'own'")
-    if ri_center not in ("server", "start"):
-        raise ValueError(f"ri_center: 'server' or 'start', not {ri_center!r}")
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
-    last = LastModels(w0, C, ri_beta, ri_first_visit)
-    theta_0 = w0.copy()
+    f = Federation(problem, w0, lam_bar=np.zeros(problem.dim), **common)
+    theta_0 = w0
     anchor = np.tile(w0, (C, 1))
     theta_i = np.tile(w0, (C, 1))
     lam = np.zeros((C, problem.dim))
-    weights, averages, lam_bar_trace = [w0], [w0], [np.zeros(problem.dim)]
-    for t in range(len(cohorts)):
-        lr_t = lr * lr_decay**t
-        for i in range(C):
-            th = last.start(i, anchor[i]) if local_init == "server" else theta_i[i]
-            center = anchor[i] if ri_center == "server" else th
-            for k in range(steps_of(local_steps, i)):
-                g = gradient(t, i, k, th)
-                th = th - lr_t * (g + lam[i] + rho * (th - center) + weight_decay * th)
-            theta_i[i] = th
+    for t, everyone, lr_t in f.rounds(cohorts):
+        for i in everyone:
+            th = f.start(i, anchor[i]) if local_init == "server" else theta_i[i]
+            center = center_of(ri_center, anchor[i], th)
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, th)
+                th = th - lr_t * (g + lam[i] + rho * (th - center) + f.wd * th)
+            theta_i[i] = f.end(i, th)
             lam[i] = lam[i] + rho * (theta_i[i] - center)
             anchor[i] = theta_i[i] + lam[i] / rho
-            last.store(i, th)
         if skip is None or not skip[t]:
             theta_0 = np.average(anchor, 0, examples)
             anchor = np.tile(theta_0, (C, 1))
-        weights.append(theta_0)
-        averages.append(theta_i.mean(axis=0))
-        lam_bar_trace.append(lam.mean(axis=0))
-    return History(
-        np.array(weights),
-        np.array(averages),
-        {"lam": lam, "anchor": anchor, "last": last.table},
-        {"lam_bar": lam_bar_trace[-1]},
-        {"lam_bar": np.array(lam_bar_trace)},
-    )
+        f.record(theta_0, theta_i.mean(axis=0), lam_bar=lam.mean(axis=0))
+    return f.history(lam=lam, anchor=anchor)

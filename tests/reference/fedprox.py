@@ -11,23 +11,9 @@ centre of the prox term stays w^t (ri_center="server"). With ri_center="start" t
 itself, as in the simulator of FedInit's authors.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    mean,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, center_of, mean
 
 
 def run(
@@ -35,38 +21,23 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     mu: float = 0.1,
     server_lr: float = 1.0,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
     ri_center: str = "server",
-    sam_rho: float = 0.0,
+    **common: Any,
 ) -> History:
-    if ri_center not in ("server", "start"):
-        raise ValueError(f"ri_center: 'server' or 'start', not {ri_center!r}")
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
-    last = LastModels(w0, problem.num_clients, ri_beta, ri_first_visit)
-    w = w0.copy()
-    weights, averages = [w0], [w0]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
+    f = Federation(problem, w0, **common)
+    w = w0
+    for t, active, lr_t in f.rounds(cohorts):
         w_K = {}
         for i in active:
-            w_k = last.start(i, w)
-            center = w if ri_center == "server" else w_k
-            for k in range(steps_of(local_steps, i)):
-                g = gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g + mu * (w_k - center) + weight_decay * w_k)
-            w_K[i] = w_k
-            last.store(i, w_k)
+            w_k = f.start(i, w)
+            center = center_of(ri_center, w, w_k)
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, w_k)
+                w_k = w_k - lr_t * (g + mu * (w_k - center) + f.wd * w_k)
+            w_K[i] = f.end(i, w_k)
         w_bar = mean(w_K)
         w = w + server_lr * (w_bar - w)
-        weights.append(w)
-        averages.append(w_bar)
-    return History(np.array(weights), np.array(averages), {"last": last.table}, {}, {})
+        f.record(w, w_bar)
+    return f.history()

@@ -12,24 +12,9 @@ r is the argument sam_rho. Decisions: 1e-12 is added to the norm, so e = 0 if g_
 gradient at w_k + e is clipped; wd does not enter e.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    ascent,
-    mean,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, ascent, mean
 
 
 def run(
@@ -37,35 +22,22 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     server_lr: float = 1.0,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
     sam_rho: float = 0.1,
+    **common: Any,
 ) -> History:
-    r = sam_rho
-    gradient = LocalGradient(problem, batches, clip_norm)
-    last = LastModels(w0, problem.num_clients, ri_beta, ri_first_visit)
-    w = w0.copy()
-    weights, averages = [w0], [w0]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
+    f = Federation(problem, w0, **common)
+    w = w0
+    for t, active, lr_t in f.rounds(cohorts):
         w_K = {}
         for i in active:
-            w_k = last.start(i, w)
-            for k in range(steps_of(local_steps, i)):
-                e = ascent(gradient.raw(t, i, k, w_k), r)
-                g = gradient.clipped(t, i, k, w_k + e)
-                w_k = w_k - lr_t * (g + weight_decay * w_k)
-            w_K[i] = w_k
-            last.store(i, w_k)
+            w_k = f.start(i, w)
+            for k in range(f.K(i)):
+                e = ascent(f.raw(t, i, k, w_k), sam_rho)
+                g = f.clipped(t, i, k, w_k + e)
+                w_k = w_k - lr_t * (g + f.wd * w_k)
+            w_K[i] = f.end(i, w_k)
         w_bar = mean(w_K)
         w = w + server_lr * (w_bar - w)
-        weights.append(w)
-        averages.append(w_bar)
-    return History(np.array(weights), np.array(averages), {"last": last.table}, {}, {})
+        f.record(w, w_bar)
+    return f.history()

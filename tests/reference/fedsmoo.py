@@ -19,24 +19,11 @@ g_i(theta) in u is not clipped, g_i(theta + e) is; a relaxed start moves theta_{
 in the step of lam_i.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import (
-    EPS,
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    mean,
-    steps_of,
-)
+from .problem import EPS, Array, Cohorts, Federation, History, LeastSquares, center_of, mean
 
 
 def run(
@@ -44,56 +31,33 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     rho: float = 0.1,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
     ri_center: str = "server",
     sam_rho: float = 0.1,
+    **common: Any,
 ) -> History:
-    if ri_center not in ("server", "start"):
-        raise ValueError(f"ri_center: 'server' or 'start', not {ri_center!r}")
-    r = sam_rho
-    gradient = LocalGradient(problem, batches, clip_norm)
-    C = problem.num_clients
-    last = LastModels(w0, C, ri_beta, ri_first_visit)
-    theta = w0.copy()
+    r, C = sam_rho, problem.num_clients
     lam, mu = np.zeros((C, problem.dim)), np.zeros((C, problem.dim))
     s = np.zeros(problem.dim)
-    weights, averages, lam_bar_trace, s_trace = [w0], [w0], [np.zeros(problem.dim)], [s]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
+    f = Federation(problem, w0, lam_bar=s, s=s, **common)
+    theta = w0
+    for t, active, lr_t in f.rounds(cohorts):
         theta_i = {}
         for i in active:
-            th = last.start(i, theta)
-            center = theta if ri_center == "server" else th
-            for k in range(steps_of(local_steps, i)):
-                u = gradient.raw(t, i, k, th) - mu[i] - s
+            th = f.start(i, theta)
+            center = center_of(ri_center, theta, th)
+            for k in range(f.K(i)):
+                u = f.raw(t, i, k, th) - mu[i] - s
                 e = r * u / (np.linalg.norm(u) + EPS)
                 mu[i] = mu[i] + e - s
-                g = gradient.clipped(t, i, k, th + e)
-                th = th - lr_t * (g + lam[i] + rho * (th - center) + weight_decay * th)
-            theta_i[i] = th
+                g = f.clipped(t, i, k, th + e)
+                th = th - lr_t * (g + lam[i] + rho * (th - center) + f.wd * th)
+            theta_i[i] = f.end(i, th)
             lam[i] = lam[i] + rho * (th - center)
-            last.store(i, th)
         mu_bar = mu[list(active)].mean(axis=0)
         s = r * mu_bar / (np.linalg.norm(mu_bar) + EPS)
         theta_bar = mean(theta_i)
         lam_bar = lam.mean(axis=0)
         theta = theta_bar + lam_bar / rho
-        weights.append(theta)
-        averages.append(theta_bar)
-        lam_bar_trace.append(lam_bar)
-        s_trace.append(s)
-    return History(
-        np.array(weights),
-        np.array(averages),
-        {"lam": lam, "mu": mu, "last": last.table},
-        {"lam_bar": lam_bar_trace[-1], "s": s},
-        {"lam_bar": np.array(lam_bar_trace), "s": np.array(s_trace)},
-    )
+        f.record(theta, theta_bar, lam_bar=lam_bar, s=s)
+    return f.history(lam=lam, mu=mu)

@@ -6,15 +6,13 @@ node that fails in a round neither trains nor sends nor receives: its model and 
 are the same one round later. The others mix with what `topology.without` makes of W.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import topology
-from .problem import Array, LastModels
+from .problem import Array, Federation, LeastSquares
 
 Mixing = Sequence[Array]  # mixing[t]: (C, C), the matrix of round t; as many rounds as matrices
 Failures = Sequence[Sequence[int]]  # failed[t]: nodes that fail in round t
@@ -37,51 +35,50 @@ def consensus_distance(x: Array) -> float:
     return float(np.mean(np.sum((x - x.mean(axis=0)) ** 2, axis=1)))
 
 
-class Recorder:
-    """Collects a GossipHistory round by round."""
+class Network(Federation):
+    """What a listing without a server leaves out. w0: one (d,) for all nodes, or a row for each."""
 
-    def __init__(self, x: Array) -> None:
-        self.weights = [x.copy()]
-        self.local: list[Array] = []
+    def __init__(
+        self,
+        problem: LeastSquares,
+        w0: Array,
+        *,
+        failed: Failures | None = None,
+        gossip_steps: int = 1,
+        **common: Any,
+    ) -> None:
+        super().__init__(problem, w0, **common)
+        self.failures, self.gossip_steps = failed, gossip_steps
+        self.models, self.trained = [self.last.copy()], []
 
-    def add(self, z: Array, x: Array) -> None:
-        self.local.append(z.copy())
-        self.weights.append(x.copy())
+    def start_models(self) -> Array:
+        """x_i^0, (C, d)."""
+        return self.models[0].copy()
 
-    def history(self, clients: dict[str, Array], **traces: list[Array]) -> GossipHistory:
+    def failed(self, t: int) -> list[int]:
+        """The nodes that fail in round t."""
+        return [] if self.failures is None else list(self.failures[t])
+
+    def working(self, t: int) -> list[int]:
+        """The nodes that train and mix in round t."""
+        return [i for i in range(len(self.last)) if i not in self.failed(t)]
+
+    def power(self, W: Array, t: int) -> Array:
+        """W^Q, the failed nodes taken out of W first."""
+        return np.linalg.matrix_power(topology.without(W, self.failed(t)), self.gossip_steps)
+
+    def record(self, x: Array, z: Array, **memories: Array) -> None:
+        self.models.append(x.copy())
+        self.trained.append(z.copy())
+        self._trace(memories)
+
+    def history(self, **clients: Array) -> GossipHistory:
         return GossipHistory(
-            np.array(self.weights),
-            np.array([x.mean(axis=0) for x in self.weights]),
-            np.array(self.local),
-            np.array([consensus_distance(z) for z in self.local]),
-            np.array([consensus_distance(x) for x in self.weights[1:]]),
-            clients,
-            {name: np.array(trace) for name, trace in traces.items()},
+            np.array(self.models),
+            np.array([x.mean(axis=0) for x in self.models]),
+            np.array(self.trained),
+            np.array([consensus_distance(z) for z in self.trained]),
+            np.array([consensus_distance(x) for x in self.models[1:]]),
+            {"last": self.last, **clients},
+            {name: np.array(trace) for name, trace in self.traces.items()},
         )
-
-
-def start(w0: Array, C: int) -> Array:
-    """x_i^0, (C, d): one w0 (d,) for all nodes, or already a row each."""
-    return np.broadcast_to(w0, (C, w0.shape[-1])).copy()
-
-
-def last_models(x: Array, beta: float, first_visit: str) -> LastModels:
-    """l_i and relaxed starts as of a centralised method; l_i = x_i^0 before the first training."""
-    last = LastModels(x[0], len(x), beta, first_visit)
-    last.table = x.copy()
-    return last
-
-
-def failures(failed: Failures | None, t: int) -> list[int]:
-    """The nodes that fail in round t."""
-    return [] if failed is None else list(failed[t])
-
-
-def working(C: int, failed: Failures | None, t: int) -> list[int]:
-    """The nodes that train and mix in round t."""
-    return [i for i in range(C) if i not in failures(failed, t)]
-
-
-def power(W: Array, failed: Sequence[int], gossip_steps: int) -> Array:
-    """W^Q, the failed nodes taken out of W first."""
-    return np.linalg.matrix_power(topology.without(W, failed), gossip_steps)

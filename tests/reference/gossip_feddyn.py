@@ -20,24 +20,12 @@ lam_bar^(i)/alpha already: nothing is added to it again. W doubly stochastic kee
 lam_bar^(i) at the mean of the lam_i.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .gossip import (
-    Failures,
-    GossipHistory,
-    Mixing,
-    Recorder,
-    failures,
-    last_models,
-    power,
-    start,
-    working,
-)
-from .problem import Array, Batches, LeastSquares, LocalGradient, steps_of
+from .gossip import GossipHistory, Mixing, Network
+from .problem import Array, LeastSquares, center_of
 
 
 def run(
@@ -45,49 +33,28 @@ def run(
     w0: Array,
     mixing: Mixing,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
-    failed: Failures | None = None,
     alpha: float = 0.1,
-    gossip_steps: int = 1,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
     ri_center: str = "server",
-    sam_rho: float = 0.0,
+    **common: Any,
 ) -> GossipHistory:
-    if ri_center not in ("server", "start"):
-        raise ValueError(f"ri_center: 'server' or 'start', not {ri_center!r}")
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
-    C = problem.num_clients
-    w = start(w0, C)
-    lam, lam_bar = np.zeros_like(w), np.zeros_like(w)  # row i of lam_bar: lam_bar^(i)
-    last = last_models(w, ri_beta, ri_first_visit)
-    recorder, lam_trace, lam_bar_trace = Recorder(w), [lam], [lam_bar]
-    for t, W in enumerate(mixing):
-        lr_t = lr * lr_decay**t
-        up = working(C, failed, t)
+    lam = lam_bar = np.zeros((problem.num_clients, problem.dim))  # row i of lam_bar: lam_bar^(i)
+    f = Network(problem, w0, lam=lam, lam_bar=lam_bar, **common)
+    w = f.start_models()
+    for t, W, lr_t in f.rounds(mixing):
+        up = f.working(t)
         z, dlam = w.copy(), np.zeros_like(lam)
         for i in up:
-            w_k = last.start(i, w[i])
-            center = w[i] if ri_center == "server" else w_k
-            for k in range(steps_of(local_steps, i)):
-                g = gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g + lam[i] + alpha * (w_k - center) + weight_decay * w_k)
-            z[i] = w_k
+            w_k = f.start(i, w[i])
+            center = center_of(ri_center, w[i], w_k)
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, w_k)
+                w_k = w_k - lr_t * (g + lam[i] + alpha * (w_k - center) + f.wd * w_k)
+            z[i] = f.end(i, w_k)
             dlam[i] = alpha * (w_k - center)
-            last.store(i, w_k)
-        M = power(W, failures(failed, t), gossip_steps)
+        M = f.power(W, t)
         lam = lam + dlam
         lam_bar = M @ (lam_bar + dlam)
         w = w.copy()
         w[up] = (M @ z + lam_bar / alpha)[up]
-        recorder.add(z, w)
-        lam_trace.append(lam)
-        lam_bar_trace.append(lam_bar)
-    return recorder.history(
-        {"lam": lam, "lam_bar": lam_bar, "last": last.table}, lam=lam_trace, lam_bar=lam_bar_trace
-    )
+        f.record(w, z, lam=lam, lam_bar=lam_bar)
+    return f.history(lam=lam, lam_bar=lam_bar)

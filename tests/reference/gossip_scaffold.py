@@ -20,68 +20,32 @@ the c^(i) at the mean of the c_i; at K_i = 1 the method is gradient tracking (ar
 the form that mixes after the step.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .gossip import (
-    Failures,
-    GossipHistory,
-    Mixing,
-    Recorder,
-    failures,
-    last_models,
-    power,
-    start,
-    working,
-)
-from .problem import Array, Batches, LeastSquares, LocalGradient, steps_of
+from .gossip import GossipHistory, Mixing, Network
+from .problem import Array, LeastSquares
 
 
 def run(
-    problem: LeastSquares,
-    w0: Array,
-    mixing: Mixing,
-    *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
-    failed: Failures | None = None,
-    server_lr: float = 1.0,
-    gossip_steps: int = 1,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
-    sam_rho: float = 0.0,
+    problem: LeastSquares, w0: Array, mixing: Mixing, *, server_lr: float = 1.0, **common: Any
 ) -> GossipHistory:
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
-    C = problem.num_clients
-    w = start(w0, C)
-    c_i, c = np.zeros_like(w), np.zeros_like(w)  # row i of c: c^(i)
-    last = last_models(w, ri_beta, ri_first_visit)
-    recorder, c_trace, c_i_trace = Recorder(w), [c], [c_i]
-    for t, W in enumerate(mixing):
-        lr_t = lr * lr_decay**t
+    c_i = c = np.zeros((problem.num_clients, problem.dim))  # row i of c: c^(i)
+    f = Network(problem, w0, c=c, c_i=c_i, **common)
+    w = f.start_models()
+    for t, W, lr_t in f.rounds(mixing):
         z, dc = w.copy(), np.zeros_like(c)
-        for i in working(C, failed, t):
-            K_i = steps_of(local_steps, i)
-            w_start = last.start(i, w[i])
-            w_k = w_start
-            for k in range(K_i):
-                g = gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g - c_i[i] + c[i] + weight_decay * w_k)
-            z[i] = w_k
-            dc[i] = -c[i] + (w_start - w_k) / (K_i * lr_t)
-            last.store(i, w_k)
-        M = power(W, failures(failed, t), gossip_steps)
+        for i in f.working(t):
+            w_k = w_start = f.start(i, w[i])
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, w_k)
+                w_k = w_k - lr_t * (g - c_i[i] + c[i] + f.wd * w_k)
+            z[i] = f.end(i, w_k)
+            dc[i] = -c[i] + (w_start - w_k) / (f.K(i) * lr_t)
+        M = f.power(W, t)
         w = M @ (w + server_lr * (z - w))
         c = M @ (c + dc)
         c_i = c_i + dc
-        recorder.add(z, w)
-        c_trace.append(c)
-        c_i_trace.append(c_i)
-    return recorder.history({"c_i": c_i, "c": c, "last": last.table}, c=c_trace, c_i=c_i_trace)
+        f.record(w, z, c=c, c_i=c_i)
+    return f.history(c_i=c_i, c=c)

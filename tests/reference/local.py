@@ -8,22 +8,12 @@ for t = 0 .. T-1:
     w^{t+1} = w_bar^{t+1} = A_P[w_{i,K}]
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LeastSquares,
-    LocalGradient,
-    mean,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
 
 
 def run(
@@ -31,23 +21,16 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     examples: Sequence[int] | None = None,
-    sam_rho: float = 0.0,
+    **common: Any,
 ) -> History:
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
+    f = Federation(problem, w0, **common)
     own = np.tile(w0, (problem.num_clients, 1))
-    averages = [w0]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
+    for t, active, lr_t in f.rounds(cohorts):
         for i in active:
-            for k in range(steps_of(local_steps, i)):
-                g = gradient(t, i, k, own[i])
-                own[i] = own[i] - lr_t * (g + weight_decay * own[i])
-        averages.append(mean({i: own[i] for i in active}, examples))
-    return History(np.array(averages), np.array(averages), {"w": own}, {}, {})
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, own[i])
+                own[i] = own[i] - lr_t * (g + f.wd * own[i])
+        w_bar = mean({i: own[i] for i in active}, examples)
+        f.record(w_bar, w_bar)
+    return f.history(w=own)

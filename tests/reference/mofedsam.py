@@ -15,24 +15,11 @@ r is the argument sam_rho. Decisions: alpha multiplies the perturbed gradient; e
 Delta or wd; else as in FedCM.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    ascent,
-    mean,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, ascent, mean
 
 
 def run(
@@ -40,55 +27,33 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     alpha: float = 0.1,
     wd_mode: str = "outside",
     server_lr: float = 1.0,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
     sam_rho: float = 0.1,
+    **common: Any,
 ) -> History:
     if wd_mode not in ("outside", "inside"):
         raise ValueError(f"wd_mode: 'outside' or 'inside', not {wd_mode!r}")
-    r = sam_rho
-    gradient = LocalGradient(problem, batches, clip_norm)
-    last = LastModels(w0, problem.num_clients, ri_beta, ri_first_visit)
     Delta = np.zeros(problem.dim)
-    w = w0.copy()
-    weights, averages, Delta_trace = [w0], [w0], [Delta]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
+    f = Federation(problem, w0, delta=Delta, **common)
+    w = w0
+    for t, active, lr_t in f.rounds(cohorts):
         w_K, direction = {}, {}
         for i in active:
-            K_i = steps_of(local_steps, i)
-            w_start = last.start(i, w)
-            w_k = w_start
-            for k in range(K_i):
-                e = ascent(gradient.raw(t, i, k, w_k), r)
-                g = gradient.clipped(t, i, k, w_k + e)
+            w_k = w_start = f.start(i, w)
+            for k in range(f.K(i)):
+                e = ascent(f.raw(t, i, k, w_k), sam_rho)
+                g = f.clipped(t, i, k, w_k + e)
                 if wd_mode == "outside":
-                    step = alpha * g + (1 - alpha) * Delta + weight_decay * w_k
+                    step = alpha * g + (1 - alpha) * Delta + f.wd * w_k
                 else:
-                    step = alpha * (g + weight_decay * w_k) + (1 - alpha) * Delta
+                    step = alpha * (g + f.wd * w_k) + (1 - alpha) * Delta
                 w_k = w_k - lr_t * step
-            direction[i] = (w_start - w_k) / (K_i * lr_t)
-            w_K[i] = w_k
-            last.store(i, w_k)
+            direction[i] = (w_start - w_k) / (f.K(i) * lr_t)
+            w_K[i] = f.end(i, w_k)
         Delta = mean(direction)
         w_bar = mean(w_K)
         w = w + server_lr * (w_bar - w)
-        weights.append(w)
-        averages.append(w_bar)
-        Delta_trace.append(Delta)
-    return History(
-        np.array(weights),
-        np.array(averages),
-        {"last": last.table},
-        {"delta": Delta},
-        {"delta": np.array(Delta_trace)},
-    )
+        f.record(w, w_bar, delta=Delta)
+    return f.history()

@@ -7,7 +7,7 @@ steps, w the broadcast model, w_k the local model, w_bar the plain mean of the a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,25 +156,55 @@ def ascent(g: Array, r: float) -> Array:
     return r * g / (np.linalg.norm(g) + EPS)
 
 
-class LocalGradient:
-    """The data gradient of client i at local step k of round t.
+class Federation:
+    """What a listing leaves out: rates, batches, the clip, SAM, relaxed starts and the record.
 
-    gradient(t, i, k, w): SAM gradient g_i(w + r g_i(w)/||g_i(w)||) if sam_rho = r > 0, else g_i(w);
-    then clipped. Only this is clipped: not the gradient that makes the perturbation, no correction
-    term and no weight decay. Both gradients of a SAM step see the same batch.
+    gradient(t, i, k, w), of client i at local step k of round t, is g_i(w), or with sam_rho = r > 0
+    SAM's g_i(w + r g_i(w)/||g_i(w)||); then clipped. Only this is clipped: not the gradient that
+    makes the perturbation, no correction term and no weight decay. Both gradients of a SAM step see
+    the same batch.
+
+    A relaxed start is w_{i,0} = w + ri_beta (w - l_i), l_i the last local model, w0 before the
+    first visit. ri_first_visit: "initial" extrapolates a first visit from w0, "current" starts it
+    plainly at w.
+
+    server: the server's vectors before round 0.
     """
 
     def __init__(
         self,
         problem: LeastSquares,
-        batches: Batches | None = None,
+        w0: Array,
+        *,
+        lr: float,
+        local_steps: int | Sequence[int],
+        lr_decay: float = 1.0,
+        weight_decay: float = 0.0,
         clip_norm: float | None = None,
+        batches: Batches | None = None,
+        ri_beta: float = 0.0,
+        ri_first_visit: str = "initial",
         sam_rho: float = 0.0,
+        **server: Array,
     ) -> None:
-        self.problem = problem
-        self.batches = batches
-        self.clip_norm = clip_norm
-        self.sam_rho = sam_rho
+        if ri_first_visit not in ("initial", "current"):
+            raise ValueError(f"ri_first_visit: 'initial' or 'current', not {ri_first_visit!r}")
+        self.problem, self.batches = problem, batches
+        self.lr, self.lr_decay, self.local_steps = lr, lr_decay, local_steps
+        self.wd, self.clip_norm, self.sam_rho = weight_decay, clip_norm, sam_rho
+        self.beta, self.first_visit = ri_beta, ri_first_visit
+        self.last = np.broadcast_to(w0, (problem.num_clients, problem.dim)).copy()
+        self.visited = np.zeros(problem.num_clients, dtype=bool)
+        self.weights, self.averages = [w0], [w0]
+        self.traces = {name: [vector] for name, vector in server.items()}
+
+    def rounds(self, schedule: Sequence[Any]) -> Iterator[tuple[int, Any, float]]:
+        """t, what the schedule has for round t (its cohort, its matrix), and lr_t."""
+        for t, of_round in enumerate(schedule):
+            yield t, of_round, self.lr * self.lr_decay**t
+
+    def K(self, i: int) -> int:
+        return steps_of(self.local_steps, i)
 
     def raw(self, t: int, i: int, k: int, w: Array) -> Array:
         """g_i(w) on the batch of step (t, i, k): no SAM, no clip."""
@@ -184,35 +214,45 @@ class LocalGradient:
         """clip(g_i(w)): no SAM."""
         return clip(self.raw(t, i, k, w), self.clip_norm)
 
-    def __call__(self, t: int, i: int, k: int, w: Array) -> Array:
+    def gradient(self, t: int, i: int, k: int, w: Array) -> Array:
         if self.sam_rho > 0:
             w = w + ascent(self.raw(t, i, k, w), self.sam_rho)
         return self.clipped(t, i, k, w)
 
-
-class LastModels:
-    """Last local models l_i and the relaxed start w_{i,0} = w + beta (w - l_i).
-
-    l_i = w0 before the first visit. first_visit: "initial" extrapolates a first visit from w0,
-    "current" starts it plainly at w.
-    """
-
-    def __init__(self, w0: Array, C: int, beta: float, first_visit: str) -> None:
-        if first_visit not in ("initial", "current"):
-            raise ValueError(f"ri_first_visit: 'initial' or 'current', not {first_visit!r}")
-        self.table = np.tile(w0, (C, 1))
-        self.visited = np.zeros(C, dtype=bool)
-        self.beta = beta
-        self.first_visit = first_visit
-
     def start(self, i: int, w: Array) -> Array:
+        """w_{i,0}"""
         if not self.visited[i] and self.first_visit == "current":
             return w.copy()
-        return w + self.beta * (w - self.table[i])
+        return w + self.beta * (w - self.last[i])
 
-    def store(self, i: int, w_K: Array) -> None:
-        self.table[i] = w_K
-        self.visited[i] = True
+    def end(self, i: int, w_K: Array) -> Array:
+        """w_{i,K}, which is the client's last local model from now on."""
+        self.last[i], self.visited[i] = w_K, True
+        return w_K
+
+    def record(self, w: Array, w_bar: Array, **server: Array) -> None:
+        """The end of a round: the next model, the plain mean, the server's vectors."""
+        self.weights.append(w)
+        self.averages.append(w_bar)
+        self._trace(server)
+
+    def _trace(self, server: dict[str, Array]) -> None:
+        assert server.keys() == self.traces.keys()
+        for name, vector in server.items():
+            self.traces[name].append(vector)
+
+    def history(self, **clients: Array) -> History:
+        traces = {name: np.array(trace) for name, trace in self.traces.items()}
+        last = {name: trace[-1] for name, trace in traces.items()}
+        weights, averages = np.array(self.weights), np.array(self.averages)
+        return History(weights, averages, {"last": self.last, **clients}, last, traces)
+
+
+def center_of(ri_center: str, w: Array, start: Array) -> Array:
+    """The anchor of a prox or dual term: w^t, or the relaxed start."""
+    if ri_center not in ("server", "start"):
+        raise ValueError(f"ri_center: 'server' or 'start', not {ri_center!r}")
+    return w if ri_center == "server" else start
 
 
 def shares(clients: Iterable[int], examples: Sequence[int] | None) -> dict[int, float]:

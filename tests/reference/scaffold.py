@@ -14,23 +14,11 @@ Decisions: all start at zero; every client of a round uses the c of its start; w
 start c_i^+ takes the true displacement w_{i,0} - w_{i,K}, the server rule w_bar - w^t.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from .problem import (
-    Array,
-    Batches,
-    Cohorts,
-    History,
-    LastModels,
-    LeastSquares,
-    LocalGradient,
-    mean,
-    steps_of,
-)
+from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
 
 
 def run(
@@ -38,49 +26,25 @@ def run(
     w0: Array,
     cohorts: Cohorts,
     *,
-    lr: float,
-    local_steps: int | Sequence[int],
-    lr_decay: float = 1.0,
-    weight_decay: float = 0.0,
-    clip_norm: float | None = None,
-    batches: Batches | None = None,
     server_lr: float = 1.0,
-    ri_beta: float = 0.0,
-    ri_first_visit: str = "initial",
-    sam_rho: float = 0.0,
+    **common: Any,
 ) -> History:
-    gradient = LocalGradient(problem, batches, clip_norm, sam_rho)
     C = problem.num_clients
-    last = LastModels(w0, C, ri_beta, ri_first_visit)
-    c_i = np.zeros((C, problem.dim))
-    c = np.zeros(problem.dim)
-    w = w0.copy()
-    weights, averages, c_trace = [w0], [w0], [c]
-    for t, active in enumerate(cohorts):
-        lr_t = lr * lr_decay**t
-        w_K = {}
-        c_plus = c_i.copy()
+    c_i, c = np.zeros((C, problem.dim)), np.zeros(problem.dim)
+    f = Federation(problem, w0, c=c, **common)
+    w = w0
+    for t, active, lr_t in f.rounds(cohorts):
+        w_K, c_plus = {}, c_i.copy()
         for i in active:
-            K_i = steps_of(local_steps, i)
-            w_start = last.start(i, w)
-            w_k = w_start
-            for k in range(K_i):
-                g = gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g - c_i[i] + c + weight_decay * w_k)
-            c_plus[i] = c_i[i] - c + (w_start - w_k) / (K_i * lr_t)
-            w_K[i] = w_k
-            last.store(i, w_k)
+            w_k = w_start = f.start(i, w)
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, w_k)
+                w_k = w_k - lr_t * (g - c_i[i] + c + f.wd * w_k)
+            c_plus[i] = c_i[i] - c + (w_start - w_k) / (f.K(i) * lr_t)
+            w_K[i] = f.end(i, w_k)
         w_bar = mean(w_K)
         w = w + server_lr * (w_bar - w)
         c = c + (c_plus - c_i).sum(axis=0) / C
         c_i = c_plus
-        weights.append(w)
-        averages.append(w_bar)
-        c_trace.append(c)
-    return History(
-        np.array(weights),
-        np.array(averages),
-        {"c_i": c_i, "last": last.table},
-        {"c": c},
-        {"c": np.array(c_trace)},
-    )
+        f.record(w, w_bar, c=c)
+    return f.history(c_i=c_i)
