@@ -12,7 +12,6 @@ import argparse
 import sys
 from pathlib import Path
 
-import api
 import pages
 
 from fedaccord.cli.columns import columns_markdown
@@ -55,7 +54,6 @@ def stale(root: Path) -> dict[Path, str | None]:
     results = root / "docs" / "results" / "reproduction.csv"
     page = as_markdown(tables(), merged(results, []), results.name)
     wanted[results.with_suffix(".md")] = page
-    wanted[root / "docs" / "api.md"] = api.page()
     return {path: text for path, text in sorted(wanted.items()) if text != read(path)}
 
 

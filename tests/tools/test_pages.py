@@ -7,6 +7,7 @@ from pathlib import Path
 import pages
 import pytest
 
+import fedaccord
 from fedaccord.cli.about import DIFFER, WHEN, about
 from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig, default_plugins
@@ -102,3 +103,9 @@ def test_tables_have_as_many_cells_as_columns() -> None:
         for table in re.findall(r"(?:^\|.*\n)+", path.read_text(), re.MULTILINE):
             cells = {len(re.split(r"(?<!\\)\|", line)) for line in table.splitlines()}
             assert len(cells) == 1, path.name
+
+
+def test_the_api_page_has_all_public_names() -> None:
+    """That each can be imported is checked by sphinx-build."""
+    named = re.findall(r"^\.\. auto\w+:: (\S+)$", (FOLDER.parent / "api.md").read_text(), re.M)
+    assert {f"fedaccord.{name}" for name in fedaccord.__all__ if name[0] != "_"} <= {*named}
