@@ -31,8 +31,8 @@ def check(name: str) -> None:
     """Raises ValueError, in one line, where the tracker's package is not installed."""
     if name != NONE and find_spec(MODULES[name]) is None:
         raise ValueError(
-            f"tracker: expected the package of {name}, found none; install it: "
-            f"pip install fedaccord[{name}]"
+            f"tracker: expected the package of {name}, found none; in the clone of "
+            f"FedAccord type `uv sync --extra {name} --inexact`"
         )
 
 

@@ -13,7 +13,7 @@ import typer
 from flwr.common.config import parse_config_args
 from torch import nn
 
-from fedaccord import cli, strategies
+from fedaccord import cli, strategies, trackers
 from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig
 
@@ -118,6 +118,34 @@ def test_the_python_runs() -> None:
     assert len(method.plugins) == 2
     (line,) = re.findall(r"strategy = (Scaffold\(.*?\)) ", README)
     assert eval(line, vars(strategies)).lr == 0.05
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SPOKEN = [  # what a user reads
+    *(ROOT / name for name in DOCUMENTS if name != "CHANGELOG.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "fedaccord").rglob("*.py"),
+    *(ROOT / "examples").glob("*.ipynb"),
+]
+
+
+def test_nothing_is_installed_by_a_name_that_is_on_no_index() -> None:
+    """Anybody could take the name."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in SPOKEN)
+    assert not re.findall(r"(?:pip install|uv add)\b[^`\n]*['\" ]fedaccord\b(?! @)[^`\n]*", text)
+    extras = set(re.findall(r"--extra ([\w{}-]+)", text))
+    assert extras - {"{name}"} == {"report", "sweep"}  # {name}: a tracker
+    assert extras - {"{name}"} <= set(PROJECT["project"]["optional-dependencies"])
+    assert set(trackers.MODULES) <= set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_a_user_gets_no_development_tools_and_the_checks_ask_for_them() -> None:
+    """By `uv run`, `uv sync` and Flower's own environment of a run."""
+    assert PROJECT["tool"]["uv"]["default-groups"] == []
+    assert "uv sync --quiet --group dev\n" in (ROOT / ".ci/run").read_text()
+    hooks = re.findall(r"entry: (.*)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert hooks
+    assert all(hook.startswith("uv run --group dev ") for hook in hooks)
 
 
 def test_the_example_depends_on_this_repository() -> None:

@@ -73,7 +73,7 @@ def test_a_package_that_is_missing_is_one_line_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda _: None)
-    with pytest.raises(ValueError, match=r"^tracker: .* pip install fedaccord\[mlflow\]"):
+    with pytest.raises(ValueError, match=r"^tracker: .* `uv sync --extra mlflow --inexact`"):
         run(tmp_path, tracker="mlflow")
     assert not [*tmp_path.iterdir()]
 

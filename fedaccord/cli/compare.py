@@ -76,6 +76,8 @@ def _figures(groups: "list[Group]", folder: Path) -> list[Path]:
 
         return figures.save(groups, folder)
     except ImportError as error:
-        stop(f"{error}: figures need matplotlib; pip install 'fedaccord[report]'", 2)
+        from fedaccord.analysis import INSTALL
+
+        stop(f"{error}: figures need Matplotlib: {INSTALL}", 2)
     except OSError as error:
         stop(error, 2)

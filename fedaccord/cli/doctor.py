@@ -75,7 +75,7 @@ def check_versions() -> Iterator[Check]:
         except PackageNotFoundError:
             advice = {
                 "ray": "not installed: `flwr run` cannot simulate; pip install 'flwr[simulation]'",
-                "fedaccord": "not installed as a package; pip install it",
+                "fedaccord": "not installed as a package; in its clone type `uv sync`",
             }
             yield Check("warn", package, advice.get(package, f"unknown; pip install {package}"))
             continue

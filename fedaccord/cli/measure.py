@@ -83,7 +83,9 @@ def _draw(saved: "Saved", options: "Options", file: Path) -> None:
     try:
         from fedaccord.analysis import figures
     except ImportError as error:
-        raise ValueError(f"{error}: a landscape needs pip install 'fedaccord[report]'") from None
+        from fedaccord.analysis import INSTALL
+
+        raise ValueError(f"{error}: a landscape needs Matplotlib: {INSTALL}") from None
     from fedaccord.analysis.measures import landscape
 
     at, losses = landscape(saved, options)

@@ -29,7 +29,9 @@ def report(
     try:
         from fedaccord.analysis.report import html
     except ImportError as error:
-        stop(f"{error}: a report needs Bokeh; pip install 'fedaccord[report]'", 2)
+        from fedaccord.analysis import INSTALL
+
+        stop(f"{error}: a report needs Bokeh: {INSTALL}", 2)
     out = out.expanduser()
     try:
         out.write_text(html(groups, target), encoding="utf-8")

@@ -100,7 +100,8 @@ def _optuna() -> Any:
         import optuna
     except ImportError:
         raise ValueError(
-            "search=optuna: expected Optuna, found none; install it: pip install fedaccord[sweep]"
+            "search=optuna: expected Optuna, found none; in the clone of FedAccord type "
+            "`uv sync --extra sweep --inexact`"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -33,8 +33,8 @@ def of(options: Options) -> AbstractContextManager[Workers]:
             from fedaccord.sweep.on_ray import ray_workers
         except ImportError as error:
             raise ValueError(
-                f"ray-address: expected Ray Tune, found none ({error}); install it: "
-                "pip install fedaccord[sweep]"
+                f"ray-address: expected Ray Tune, found none ({error}); in the clone of FedAccord "
+                "type `uv sync --extra sweep --inexact`"
             ) from None
         return ray_workers(options)
     number = count(options.workers)
