@@ -35,7 +35,8 @@ def metrics_of(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def any_dropped(groups: Sequence[Group]) -> bool:
-    return any((table["dropped"] > 0).any() for group in groups for table in group.tables)
+    tables = (table for group in groups for table in group.tables)
+    return any("dropped" in table and (table["dropped"] > 0).any() for table in tables)
 
 
 def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:

@@ -1,4 +1,7 @@
-"""Runs side by side: those that differ in their seed alone are one group, with a spread."""
+"""Runs side by side: those that differ in their seed alone are one group, with a spread.
+
+A seed counts once: runs that repeat it are no replicates, whatever differs in their last bits.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,9 +11,10 @@ import numpy as np
 import pandas as pd
 
 from fedaccord.config import affecting
-from fedaccord.runs.metrics import RANKED, WINDOW, best
+from fedaccord.runs.metrics import RANKED, WINDOW, best, is_share
 from fedaccord.runs.reader import Run
 
+ROUNDING = 1e-12  # relative, of sums of floats
 COSTS = {
     "round": "rounds",
     "bytes": "bytes sent",
@@ -23,9 +27,10 @@ class Group(NamedTuple):
     """Runs of the same settings."""
 
     label: str  # the method, and the settings in which the groups differ
-    runs: list[Run]  # in the order of their seeds
+    runs: list[Run]  # one for each seed, in the order of the seeds
     settings: dict[str, Any]  # that may affect the numbers, without the seed
     tables: list[pd.DataFrame]  # of each run: metrics.csv, with the columns of `COSTS`
+    repeats: list[Run]  # further runs of these seeds, which are not counted
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
@@ -39,8 +44,9 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     keys = differing(each)
     found = []
     for settings, same in zip(each, together.values(), strict=True):
-        same.sort(key=lambda run: run.settings.get("seed", 0))
-        found.append(Group(label(settings, keys), same, settings, [*map(with_costs, same)]))
+        counted, repeats = _once_a_seed(same)
+        tables = [*map(with_costs, counted)]
+        found.append(Group(label(settings, keys), counted, settings, tables, repeats))
     methods = [*dict.fromkeys(settings.get("algo") for settings in each)]
 
     def place(group: Group) -> tuple[Any, ...]:
@@ -48,6 +54,29 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
         return methods.index(group.settings.get("algo")), *map(_orderly, values)
 
     return sorted(found, key=place)
+
+
+def _once_a_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """(of each seed the run that got furthest, the others); a completed run is before all."""
+    by_seed: dict[Any, list[Run]] = {}
+    for run in runs:
+        by_seed.setdefault(run.settings.get("seed", 0), []).append(run)
+
+    def progress(run: Run) -> tuple[bool, int]:
+        return run.summary["status"] == "completed", len(run.metrics)
+
+    counted = [max(by_seed[seed], key=progress) for seed in sorted(by_seed, key=_orderly)]
+    return counted, [run for run in runs if all(run is not other for other in counted)]
+
+
+def ranked(groups: Sequence[Group], metric: str) -> list[Group]:
+    """The best final value first; groups without one last."""
+
+    def place(group: Group) -> tuple[bool, float]:
+        value = final(group, metric).mean
+        return math.isnan(value), -value if best(metric) is max else value
+
+    return sorted(groups, key=place)
 
 
 def _orderly(value: Any) -> tuple[bool, bool, Any]:
@@ -73,7 +102,7 @@ def label(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
     values = {key: settings[key] for key in keys if key in settings}
     words = {key: str(v).lower() if isinstance(v, bool) else v for key, v in values.items()}
     more = (f"{key}={value}" for key, value in words.items())
-    return " ".join([str(settings.get("algo", "run")), *more])
+    return " ".join(" ".join([str(settings.get("algo", "run")), *more]).split())
 
 
 def with_costs(run: Run) -> pd.DataFrame:
@@ -87,6 +116,7 @@ def with_costs(run: Run) -> pd.DataFrame:
     table["bytes"] = traffic.cumsum()
     table["seconds"] = numbers["seconds"].cumsum()
     each = run.used.get("gradients-per-step", math.nan)
+    each = each if isinstance(each, (int, float)) else math.nan
     steps = run.clients.groupby("round")["steps"].sum() if "steps" in run.clients else pd.Series()
     table["gradients"] = table["round"].map(steps).fillna(0).cumsum() * each
     return table
@@ -128,19 +158,22 @@ class Spread(NamedTuple):
     mean: float  # NaN: there is none
     std: float  # n - 1 in the denominator; NaN where there is one number
     number: int
+    is_share: bool = False  # people read them in percent
 
     @staticmethod
-    def of(values: Sequence[float]) -> "Spread":
+    def of(values: Sequence[float], is_share: bool = False) -> "Spread":
         known = [value for value in values if not math.isnan(value)]
         mean = float(np.mean(known)) if known else math.nan
         std = float(np.std(known, ddof=1)) if len(known) > 1 else math.nan
-        return Spread(mean, std, len(known))
+        if std <= ROUNDING * abs(mean):
+            std = 0.0  # equal numbers, whose mean was rounded
+        return Spread(mean, std, len(known), is_share)
 
 
 def final(group: Group, metric: str) -> Spread:
     """The mean of the last ten evaluations, over the runs."""
     ends = [evaluated(table, metric)[metric].tail(WINDOW).mean() for table in group.tables]
-    return Spread.of([float(end) for end in ends])
+    return Spread.of([float(end) for end in ends], is_share(metric))
 
 
 def to_target(group: Group, metric: str, target: float) -> dict[str, Spread]:

@@ -113,12 +113,13 @@ def _sections(
     groups: Sequence[Group], target: float | None, curves: plots.Curves
 ) -> Iterable[Section]:
     metric, titles = headline(groups), curves.titles
-    rows, target = summary(groups, target)
+    found = summary(groups, target)
+    rows = [{found.heading(key): cell for key, cell in row.items()} for row in found.rows]
     yield Section(
         "Summary",
         f"Means over the runs of a row, ± their standard deviation; a click on a column's head "
         f"sorts. {metric} over the last 10 evaluations; costs until it first reached "
-        f"{shown(target)}, over the runs that did.",
+        f"{shown(found.target)}, over the runs that did.",
         plots.table(rows),
     )
     if metric in titles:

@@ -1,11 +1,16 @@
 """What the commands print with, and how they stop: one line on stderr."""
 
 import sys
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import click
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 WIDE = 1000  # columns where no terminal limits them: a table keeps a line a row
@@ -22,11 +27,81 @@ class Commands(TyperGroup):
         sys.exit(code or 0)
 
 
+class _Console(Console):
+    """A console on which a text moves no cursor and changes no colour or title."""
+
+    def render_str(self, text: str, *args: Any, **kwargs: Any) -> Text:
+        return super().render_str(printable(text), *args, **kwargs)
+
+
+def printable(text: str) -> str:
+    r"""Control characters and the like as their escapes, as \x1b; lines stay lines.
+
+    Run directories, sweeps and messages come from other people: what they hold is shown by this.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
 def make_console() -> Console:
     """Colours and bars on a terminal; elsewhere plain lines of any length."""
     terminal = sys.stdout.isatty()
     width = None if terminal else WIDE
-    return Console(force_terminal=terminal, width=width, highlight=False, markup=False)
+    return _Console(force_terminal=terminal, width=width, highlight=False, markup=False)
+
+
+def print_table(console: Console, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table whose cells are never cut: columns for which the console is too narrow stand in
+    further tables below, each of which begins with the first column again."""
+    columns = [[name, *cells] for name, *cells in zip(heading, *rows, strict=True)]
+    for block in _blocks([*map(_wrapped, columns, _widths(columns, console.width))], console.width):
+        table = Table(box=SIMPLE)
+        for name, *cells in block:
+            is_word = any(cell[:1].isalpha() for cell in cells)
+            table.add_column(name, justify="left" if is_word else "right", no_wrap=True)
+        for row in zip(*(cells for _, *cells in block), strict=True):
+            table.add_row(*row)
+        console.print(table)
+
+
+GAP = 3  # columns of a terminal between two of a table, and one more in all
+
+
+def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Whole, where all fit. Else of the first column what the widest other one leaves, of the
+    others that of their cells and of the longest word of their heading."""
+    whole = [max(map(len, cells)) for cells in columns]
+    if 1 + sum(GAP + width for width in whole) <= room:
+        return whole
+    widths = [
+        max(len(text) for text in [*cells, *heading.split()] or [""]) for heading, *cells in columns
+    ]
+    most = room - 2 * GAP - 1
+    longest = max((len(word) for text in columns[0] for word in text.split()), default=0)
+    others = [min(width, most - min(longest, most // 2)) for width in widths[1:]]
+    first = min(widths[0], max(longest, most - max(others, default=0)), most)
+    return [first, *others]
+
+
+def _wrapped(cells: Sequence[str], width: int) -> list[str]:
+    return [textwrap.fill(cell, max(width, 1), break_on_hyphens=False) for cell in cells]
+
+
+def _blocks(columns: Sequence[list[str]], room: int) -> Iterator[list[list[str]]]:
+    """The columns, as many in a block as fit, the first one in each."""
+
+    def width(cells: Sequence[str]) -> int:
+        return GAP + max(len(line) for cell in cells for line in cell.splitlines() or [""])
+
+    first, *others = columns
+    block = [first]
+    for column in others:
+        if len(block) > 1 and 1 + sum(map(width, [*block, column])) > room:
+            yield block
+            block = [first]
+        block.append(column)
+    yield block
 
 
 def stop(problem: object, code: int) -> NoReturn:
@@ -34,9 +109,13 @@ def stop(problem: object, code: int) -> NoReturn:
 
 
 def warn(text: str) -> None:
-    typer.echo(f"warning: {text}", err=True)
+    typer.echo(f"warning: {_line(text)}", err=True)
 
 
 def _complain(problem: object, code: int) -> int:
-    typer.echo(f"fedaccord: {' '.join(str(problem).split())}", err=True)
+    typer.echo(f"fedaccord: {_line(problem)}", err=True)
     return code
+
+
+def _line(problem: object) -> str:
+    return printable(" ".join(str(problem).split()))

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedaccord.cli.console import make_console, stop, warn
+from fedaccord.cli.console import make_console, print_table, stop, warn
 from fedaccord.cli.settings import Pairs, read_settings
-from fedaccord.cli.sweep import as_table
 from fedaccord.cli.watch import progress, rounds, watched
 from fedaccord.federation.clock import TimeLeft
 from fedaccord.interrupts import exit_code, interruptible
@@ -75,7 +74,7 @@ def reproduce(
     try:
         if list_all and table is None:
             found = tables()
-            console.print(as_table(["table", "cells", "what"], [_listed(t) for t in found]))
+            print_table(console, ["table", "cells", "what"], [_listed(t) for t in found])
             return
         if table is None:
             raise ValueError("expected a TABLE, got none; `fedaccord reproduce --list` lists them")
@@ -83,7 +82,7 @@ def reproduce(
         if list_all:
             number = ["" if c.paper is None else f"{c.paper:.2f}" for c in chosen]
             rows = [[c.name, str(c.rounds), n] for c, n in zip(chosen, number, strict=True)]
-            console.print(as_table(["cell", "rounds", "paper"], rows))
+            print_table(console, ["cell", "rounds", "paper"], rows)
             return
         changes = read_settings(pairs or [], None)
         study = Study.make(find(table), chosen, range(seeds), rounds, changes)
@@ -162,7 +161,7 @@ def _show(console: Console, study: "Study", options: "Options", folder: Path | N
             hours = estimate.hours(own)
             rows.append([cell.name, str(len(own)), str(rounds), f"{number:,.0f}", _hours(hours)])
         total = estimate.hours(runs)
-    console.print(as_table(["cell", "runs", "rounds", "gradients a run", "hours left"], rows))
+    print_table(console, ["cell", "runs", "rounds", "gradients a run", "hours left"], rows)
     processes = estimate.processes
     console.print(
         f"{len(runs)} runs; about {_hours(total)} hours left with {processes} "

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedaccord.cli.baseline import comparison
 from fedaccord.cli.columns import columns_tables
-from fedaccord.cli.console import make_console, stop, warn
+from fedaccord.cli.console import make_console, printable, stop, warn
 from fedaccord.cli.keys import keys_text
 from fedaccord.cli.progress import Display, summary_table
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
@@ -136,4 +136,4 @@ def _warnings_on_stderr() -> Iterator[None]:
 
 class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        print(f"{record.levelname.lower()}: {record.getMessage()}", file=sys.stderr)
+        print(printable(f"{record.levelname.lower()}: {record.getMessage()}"), file=sys.stderr)

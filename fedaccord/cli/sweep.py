@@ -1,17 +1,15 @@
 """`fedaccord sweep`: many runs, chosen by a file, that go on where they were."""
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from fedaccord.cli.console import make_console, stop, warn
+from fedaccord.cli.console import make_console, print_table, printable, stop, warn
 from fedaccord.cli.settings import make_absolute
 from fedaccord.cli.watch import progress, rounds, watched
 from fedaccord.federation.clock import TimeLeft
@@ -82,7 +80,7 @@ def sweep(
         stop(error, 2)
     except OSError as error:
         stop(f"{error}; the same command goes on", 1)
-    console.print(as_table(*as_text(table)))
+    print_table(console, *as_text(table))
     console.print(f"tables and runs: {folder}", soft_wrap=True)
 
 
@@ -126,6 +124,7 @@ class Display:
 
     def on_step(self, step: "Step") -> None:
         """A trial came to a budget."""
+        from fedaccord.sweep.table import written
         from fedaccord.sweep.trial import column, sign
 
         self.done += 1
@@ -137,16 +136,18 @@ class Display:
             self.split, self.score = split, float("-inf")
         value = step.row.get(column(metric, split))
         score = float("-inf") if value is None else sign(metric) * value
+        text = "no value" if value is None else written(metric, value)
         if step.row["status"] == "completed" and score > self.score:
-            self.score, self.best = score, f"best {value:.4g} ({self._trial(step.job)})"
+            self.score, self.best = score, f"best {text} ({self._trial(step.job)})"
         number = f"run {self.done}/{self.runs}"
         self.bar.update(self.task, description=number, best=self.best)
         self._advance(self.rounds)
         if self.bar.disable and not step.found:
-            shown = "no value" if value is None else f"{split}-{metric} {value:.4g}"
+            shown = text if value is None else f"{split}-{metric} {text}"
             ended = step.row.get("reason") or self.best
             words = (f"round {step.job.rounds}", shown, ended, self.left(self.rounds))
-            print(number, self._trial(step.job), *filter(None, words), sep="  ", flush=True)
+            line = "  ".join((number, self._trial(step.job), *filter(None, words)))
+            print(printable(line), flush=True)
 
     def look(self, rounds: int) -> None:
         """The rounds that all trials have, those at work among them."""
@@ -169,19 +170,12 @@ class Display:
         return " ".join([algo, *words, f"seed={job.settings['seed']}"])
 
 
-def as_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(*heading, box=SIMPLE)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def _show(console: Console, plan: "Plan") -> None:
     from fedaccord.sweep.estimate import Part, estimate, parts
 
     found = parts(plan)
     heading = [name.replace("_", " ") for name in Part._fields]
-    console.print(as_table(heading, [[*map(str, part)] for part in found]))
+    print_table(console, heading, [[*map(str, part)] for part in found])
     with console.status("timing two rounds"):
         time_left = estimate(plan, found)
     runs, rounds = sum(part.runs for part in found), sum(part.rounds for part in found)

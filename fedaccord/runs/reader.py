@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +10,8 @@ import pandas as pd
 
 from fedaccord.runs.directory import flatten, status
 
+WORDS = ("status", "repair")  # columns of clients.csv
+UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, RecursionError)  # TOML, JSON, CSV
 DEPTH = 3  # folders between what is asked for and a run: SWEEP_DIR/runs/RUN
 
 
@@ -27,6 +29,30 @@ class Run(NamedTuple):
     classes: pd.DataFrame | None  # a row a client; None: not known
 
 
+def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """The runs among ``paths`` and in them, and a line for each of those that cannot be read.
+
+    Raises ValueError, in one line, for a path that does not exist, and where no run can be read.
+    """
+    found: dict[Path, None] = {}
+    runs, lines = [], []
+    for path in paths:
+        try:
+            found |= dict.fromkeys(find([path]))
+        except (OSError, ValueError) as error:
+            if not path.exists():
+                raise
+            lines.append(str(error))
+    for path in found:
+        try:
+            runs.append(read(path))
+        except ValueError as error:
+            lines.append(str(error))
+    if not runs:
+        raise ValueError(lines[0])
+    return runs, lines
+
+
 def read(path: Path) -> Run:
     """Raises ValueError, in one line, where that is no run directory or a damaged one."""
     if not is_run(path):
@@ -34,28 +60,47 @@ def read(path: Path) -> Run:
     try:
         config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
         summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        if not isinstance(summary["status"], str):
+            raise ValueError("summary.json: expected a text as status")
         summary["status"] = status(path)  # dead, where it says running and nobody does
         return Run(
             path,
-            flatten(config["run"]),
-            flatten(config["used"]),
-            config["versions"],
-            config["commit"],
-            flatten(summary),
+            _scalars(config["run"]),
+            _scalars(config["used"]),
+            _scalars(config["versions"]),
+            str(config["commit"]),
+            _scalars(summary),
             _table(path / "metrics.csv", ["round"]),
-            _table(path / "clients.csv", ["round", "client", "status"]),
+            _table(path / "clients.csv", ["round", "client", "status"], WORDS),
             _table(path / "classes.csv", []) if (path / "classes.csv").exists() else None,
         )
-    except (OSError, KeyError, ValueError, TypeError) as error:  # of TOML, JSON and CSV too
+    except (*UNREADABLE, OSError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{path}: expected a run directory, got a damaged one ({reason})"
         ) from None
 
 
-def _table(path: Path, columns: list[str]) -> pd.DataFrame:
-    """Empty, with these columns, before the first round."""
-    return pd.read_csv(path) if path.exists() else pd.DataFrame(columns=columns)
+def _scalars(table: Mapping[str, Any]) -> dict[str, Any]:
+    """By dotted key. Raises ValueError where a value is no text, number or truth value."""
+    flat = flatten(table)
+    for key, value in flat.items():
+        if value is not None and not isinstance(value, (str, int, float)):
+            raise ValueError(f"{key}: expected a text or a number, got {str(value)[:40]!r}")
+    return flat
+
+
+def _table(path: Path, columns: list[str], words: Iterable[str] = ()) -> pd.DataFrame:
+    """Numbers but for the columns ``words``; empty, with ``columns``, before the first round."""
+    if not path.exists():
+        return pd.DataFrame(columns=columns)
+    table = pd.read_csv(path)
+    if missing := [name for name in columns if name not in table or table[name].hasnans]:
+        raise ValueError(f"{path.name}: expected the column {missing[0]} in every row")
+    for name in table.columns.difference([*words]):
+        if not pd.api.types.is_numeric_dtype(table[name]):
+            raise ValueError(f"{path.name}: expected numbers in the column {name}")
+    return table
 
 
 def is_run(path: Path) -> bool:

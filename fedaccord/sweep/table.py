@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from fedaccord.runs.metrics import MEAN, WINDOW, is_share, metric_of
 from fedaccord.sweep.plan import Configuration
 from fedaccord.sweep.trial import COMPLETED, Row, column, number, sign
 
 TUNE, TEST = "tune", "test"  # stages: on validation samples, and on the test samples
 STOPPED = "stopped"  # of a trial that did not go on after a rung
 BASELINES = ("fedavg", "dfedavg")  # what methods are compared with: the first that is there
+SEEDS = "completed"  # column: the seeds behind a mean
 LAST = ("seconds", "reason")  # columns; only the seconds differ from one machine to another
 
 
@@ -65,7 +67,7 @@ def winners_table(winners: Sequence[Winner], tests: Sequence[Trial], metric: str
     run of the same seed: the winner's, or of several that with the same choices.
 
     Standard deviations are of the seeds (divided by n - 1). ``better``: seeds in which it is
-    better than FedAvg; ``seeds``: those that completed.
+    better than FedAvg; ``seeds``: how many completed, ``completed``: which.
     """
     place, read = f"test-{metric}", column(metric, "test")
     methods = {winner.configuration.algo for winner in winners}
@@ -82,6 +84,7 @@ def winners_table(winners: Sequence[Winner], tests: Sequence[Trial], metric: str
             "configurations": winner.configurations,
             f"validation-{metric}": sign(metric) * winner.score,
             "seeds": len(values),
+            SEEDS: ", ".join(map(str, sorted(values))),
             **_spread(place, [*values.values()]),
         }
         alike = [each for each in bases if each.configuration.point.items() <= point.items()]
@@ -104,13 +107,36 @@ def _by_seed(winner: Winner, tests: Sequence[Trial], metric: str) -> dict[int, f
 
 
 def as_text(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Its heading and rows for people: 0.7 ± 0.01 for a mean and its standard deviation."""
-    text = table.map(lambda x: "" if x != x else short(x))
-    for name in [name for name in table if f"{name}-std" in table]:
-        std = text.pop(f"{name}-std")
-        text[name] += [x and f" ± {x}" for x in std]
-    heading = [str(n).replace("-mean-of-last-10", ", last 10").replace("-", " ") for n in text]
+    """The winners' heading and rows for people: 97.00 ± 0.51% for a mean and its standard
+    deviation, the method and its test metric first."""
+    place = next(str(name) for name in table if str(name).startswith("test-"))
+    share, text = is_share(metric_of(place)), pd.DataFrame({"algo": table["algo"]})
+    for name in [place, *table.columns.drop(["algo", "trial", place, SEEDS]), "trial"]:
+        if name.endswith("-std"):
+            continue
+        of_metric = f"{name}-std" in table or name.startswith("validation-")
+        stds = table.get(f"{name}-std", [math.nan] * len(table))
+        text[name] = [
+            _cell(value, std, share and of_metric)
+            for value, std in zip(table[name], stds, strict=True)
+        ]
+    text["seeds"] = [f"{n} ({each})" for n, each in zip(text["seeds"], table[SEEDS], strict=True)]
+    heading = [str(n).replace(MEAN, f", last {WINDOW}").replace("-", " ") for n in text]
     return heading, text.to_numpy().tolist()
+
+
+def _cell(value: Any, std: float, share: bool) -> str:
+    """Empty for NaN."""
+    if value != value:
+        return ""
+    if not share:
+        return short(value) + ("" if math.isnan(std) else f" ± {short(std)}")
+    return f"{value:.2%}" if math.isnan(std) else f"{100 * value:.2f} ± {std:.2%}"
+
+
+def written(metric: str, value: float) -> str:
+    """A value of a metric such as accuracy-last: an accuracy in percent."""
+    return _cell(value, math.nan, is_share(metric_of(column(metric, TEST))))
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:

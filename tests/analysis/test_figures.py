@@ -44,7 +44,7 @@ def test_the_command_prints_the_table_and_writes_figures(tmp_path: Path) -> None
     result = invoke("compare", tmp_path, "--target", "0.75", "--figures", tmp_path / "f")
     assert result.exit_code == 0, result.output
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.split()}
-    assert "rounds to 0.7500" in lines["method"]
+    assert "rounds to 75.00%" in lines["method"]
     assert "1 of 1" in lines["scaffold"]
     assert "0 of 1" in lines["fedavg"]
     names = {path.name for path in (tmp_path / "f").iterdir()}

@@ -1,6 +1,7 @@
 """Groups of runs: who belongs together, what they cost, when they are at the target."""
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedaccord.analysis.groups import (
     final,
     groups_of,
     headline,
+    ranked,
     smoothed,
     to_target,
     tuned,
@@ -124,15 +126,68 @@ def test_the_table_names_failures_and_targets_that_were_not_reached(tmp_path: Pa
     failed = write(tmp_path, [0.1, 0.3], seed=1)
     text_of = (failed / "summary.json").read_text()
     (failed / "summary.json").write_text(text_of.replace("completed", "failed"))
-    rows, target = summary(groups(tmp_path), target=0.4)
-    assert target == 0.4
-    (row,) = rows
-    assert row["runs"] == "1 completed, 1 failed"
+    found = summary(groups(tmp_path), target=0.4)
+    assert found.target == 0.4
+    (row,) = found.rows
+    assert row["seeds"] == "2 (0, 1), 1 failed"
     assert row["reached"] == "1 of 2"
-    assert text(row["last"]) == "0.4000 ± 0.1414"
-    assert text(row["batch gradients to 0.4000"]) == "14"
-    (row,) = summary(groups(tmp_path), target=0.8)[0]
-    assert text(row["rounds to 0.8000"]) == "-"
+    assert text(row["test-accuracy-last"]) == "40.00 ± 14.14%"
+    assert text(row["gradients-to-target"]) == "14"
+    assert [*found.texts()][6:8] == ["rounds to 40.00%", "bytes sent to 40.00%"]
+    (row,) = summary(groups(tmp_path), target=0.8).rows
+    assert text(row["round-to-target"]) == "-"
+
+
+def test_a_seed_that_was_run_again_is_marked_and_counts_once(tmp_path: Path) -> None:
+    first = write(tmp_path, [0.1, 0.5, 0.7])
+    for copy in ("b", "c", "d"):
+        shutil.copytree(first, tmp_path / copy)
+    (group,) = groups(tmp_path)
+    assert (len(group.runs), len(group.tables), len(group.repeats)) == (1, 1, 3)
+    found = summary([group])
+    assert found.rows[0]["seeds"] == "1 (0), 3 repeats"
+    assert text(found.rows[0]["test-accuracy-last"]) == "70.00%"
+    assert not any("±" in cell for cell in found.texts().to_numpy().ravel())
+    numbers = found.numbers().to_dict("records")[0]
+    assert (numbers["seeds"], numbers["runs"], numbers["repeats"]) == ([0], 1, 3)
+    assert np.isnan(numbers["test-accuracy-last-std"])
+    write(tmp_path, [0.1, 0.5, 0.9], seed=1)
+    (group,) = groups(tmp_path)
+    assert summary([group]).rows[0]["seeds"] == "2 (0, 1), 3 repeats"
+    assert final(group, "test-accuracy").mean == pytest.approx((0.6 + 0.7) / 2)
+
+
+def test_of_one_seed_the_run_that_got_furthest_counts(tmp_path: Path) -> None:
+    short = write(tmp_path / "a", [0.1, 0.5, 0.7, 0.7])
+    summary_file = short / "summary.json"
+    summary_file.write_text(summary_file.read_text().replace("completed", "interrupted"))
+    whole = write(tmp_path / "b", [0.1, 0.5, 0.6])
+    (group,) = groups(tmp_path)
+    assert [run.path for run in group.runs] == [whole.resolve()]
+    assert [run.path for run in group.repeats] == [short.resolve()]
+
+
+def test_equal_numbers_of_several_seeds_have_no_spread() -> None:
+    for value in (0.1, 0.7, 1 / 3, 0.9621):
+        assert Spread.of([value] * 3, is_share=True).std == 0.0
+    assert text(Spread.of([0.1] * 3, is_share=True)) == "10.00 ± 0.00%"
+    assert Spread.of([0.1, 0.1 + 1e-6]).std > 0
+
+
+def test_the_best_row_is_first_and_what_was_not_evaluated_last(tmp_path: Path) -> None:
+    for algo, values in (("a", [0.1, 0.3]), ("b", [None]), ("c", [0.1, 0.8]), ("d", [0.1, 0.5])):
+        write(tmp_path, values, algo=algo)
+    assert [row["method"] for row in summary(groups(tmp_path)).rows] == ["c", "d", "a", "b"]
+    losses = [group.label for group in ranked(groups(tmp_path), "test-loss")]
+    assert losses == ["c", "d", "a", "b"]
+
+
+def test_many_seeds_are_named_shortly(tmp_path: Path) -> None:
+    for seed in range(7):
+        write(tmp_path, [0.1, 0.5], seed=seed)
+    assert summary(groups(tmp_path)).rows[0]["seeds"] == "7 (0 to 6)"
+    shutil.rmtree(tmp_path / "fedavg-0.1-2")
+    assert summary(groups(tmp_path)).rows[0]["seeds"] == "6 (0, 1, 3, 4, 5, ...)"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fedaccord import __version__
+from fedaccord.cli.console import make_console, print_table, printable
 from tests.cli.shell import REPOSITORY, invoke, refusal
 
 SLOW = ("torch", "flwr", "numpy", "pandas", "ray", "sklearn", "psutil")  # to import
@@ -47,3 +49,37 @@ def test_the_version_is_that_of_the_package() -> None:
 
 def test_an_unknown_command_is_one_line(tmp_path: Path) -> None:
     assert "No such command 'rum'" in refusal(tmp_path, invoke("rum"))
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202e\x9b31m\r"
+
+
+def test_no_text_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    console = make_console()
+    console.print(f"a{HOSTILE}b")
+    print_table(console, ["x", HOSTILE], [[HOSTILE, "1"]])
+    shown = capsys.readouterr().out
+    assert shown.replace("\n", "").isprintable()
+    assert "a\\x1b[2J\\x1b]0;owned\\x07\\u202e\\x9b31m\\rb" in shown
+    assert printable("ä ± line\nline") == "ä ± line\nline"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 400])
+@pytest.mark.parametrize("label", ["fedavg", "afedpdsam lr=0.1 partition=dirichlet model=resnet18"])
+def test_a_narrow_table_keeps_every_cell_and_begins_each_block_with_the_first_column(
+    width: int, label: str
+) -> None:
+    heading = ["method", "test-accuracy, last 10", *(f"column {i} to 63.80%" for i in range(9))]
+    rows = [[label, "96.21 ± 0.35%", *(f"{i}.35M ± 156.2k" for i in range(9))]]
+    console = Console(width=width, record=True, color_system=None, quiet=False, force_terminal=True)
+    with console.capture() as capture:
+        print_table(console, heading, rows)
+    text = capture.get()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for cell in rows[0][1:]:
+        assert text.count(cell) == 1
+    for word in label.split():
+        assert text.count(word) == text.count("method")
+    assert text.index("96.21 ± 0.35%") < text.index("0.35M")
+    assert (text.count("method") == 1) == (width == 400)

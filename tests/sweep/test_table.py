@@ -87,7 +87,17 @@ def test_the_table_has_every_key_and_what_stopped() -> None:
 def test_people_see_no_nan_and_spreads_beside_means() -> None:
     tests = [trial("fedavg", 0, 0.123456), trial("fedavg", 1, 0.1), trial("fedprox", 0, 0.1)]
     heading, rows = as_text(winners_table(winners(), tests, METRIC))
-    assert heading[4:7] == ["validation accuracy last", "seeds", "test accuracy last"]
-    assert [row[6] for row in rows] == ["0.1117 ± 0.01659", "0.1"]
+    assert heading[:2] == ["algo", "test accuracy last"]
+    assert [row[:2] for row in rows] == [["fedavg", "11.17 ± 1.66%"], ["fedprox", "10.00%"]]
+    assert [row[heading.index("validation accuracy last")] for row in rows] == ["50.00%"] * 2
+    assert [row[heading.index("seeds")] for row in rows] == ["2 (0, 1)", "1 (0)"]
+    assert [row[heading.index("over fedavg")] for row in rows] == ["", "-2.35%"]
     assert all(isinstance(cell, str) and cell != "nan" for row in rows for cell in row)
     assert not any(name.endswith("std") for name in heading)
+
+
+def test_a_loss_is_no_percentage() -> None:
+    loss = "loss-last"
+    tests = [trial("fedavg", s, None, **{"test-loss-last": 2.0 + s}) for s in (0, 1)]
+    heading, rows = as_text(winners_table(winners(score=-3.0)[1:], tests, loss))
+    assert rows[0][: heading.index("seeds")][:2] == ["fedavg", "2.5 ± 0.7071"]

@@ -1,0 +1,162 @@
+"""`fedaccord compare`: its formats, foreign and damaged runs, and a narrow terminal."""
+
+import csv
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.made import write
+from tests.cli.shell import invoke
+from tests.cli.test_console import HOSTILE
+
+Damage = Callable[[Path], object]
+
+
+def replaced(name: str, old: str, new: str) -> Damage:
+    def damage(run: Path) -> None:
+        text = (run / name).read_text()
+        assert old in text
+        (run / name).write_text(text.replace(old, new))
+
+    return damage
+
+
+DAMAGES: dict[str, Damage] = {
+    "no summary": lambda run: (run / "summary.json").unlink(),
+    "cut summary": lambda run: (run / "summary.json").write_text('{"status": "comp'),
+    "summary is a list": lambda run: (run / "summary.json").write_text("[]"),
+    "deep summary": lambda run: (run / "summary.json").write_text("[" * 100_000),
+    "summary without status": lambda run: (run / "summary.json").write_text("{}"),
+    "status is a list": replaced("summary.json", '"completed"', "[1, 2]"),
+    "bytes": lambda run: (run / "summary.json").write_bytes(b"\xff\xfe"),
+    "no settings": lambda run: (run / "config.toml").write_text(""),
+    "deep settings": lambda run: (run / "config.toml").write_text("a = " + "[" * 100_000),
+    "a list as a setting": replaced("config.toml", "lr = 0.1", "lr = [0.1]"),
+    "empty metrics": lambda run: (run / "metrics.csv").write_text(""),
+    "metrics with zeros": lambda run: (run / "metrics.csv").write_bytes(bytes(99)),
+    "words for numbers": replaced("metrics.csv", "0.5", "much"),
+    "another separator": replaced("metrics.csv", ",", ";"),
+    "clients without rounds": replaced("clients.csv", "round", "turn"),
+    "a folder for a table": lambda run: (
+        (run / "metrics.csv").unlink(),
+        (run / "metrics.csv").mkdir(),
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["compare", "report"])
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_run_is_a_line_and_the_others_are_compared(
+    damage: Damage, command: str, tmp_path: Path
+) -> None:
+    good = write(tmp_path / "runs", [0.1, 0.5, 0.7])
+    bad = write(tmp_path / "runs", [0.1, 0.5, 0.7], algo="scaffold")
+    damage(bad)
+    out = ["--out", tmp_path / "r.html"] if command == "report" else []
+    result = invoke(command, good, bad, *out)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"warning: left out: {bad}")
+    assert len(result.stderr) < 1000
+    shown = (tmp_path / "r.html").read_text() if out else result.stdout
+    assert "fedavg" in shown
+    alone = invoke(command, bad, *out)
+    assert (alone.exit_code, alone.stdout, alone.stderr.count("\n")) == (2, "", 1)
+
+
+def test_many_damaged_runs_are_few_lines(tmp_path: Path) -> None:
+    first = write(tmp_path, [0.1, 0.5])
+    for i in range(20):
+        shutil.copytree(first, tmp_path / f"x{i}")
+        (tmp_path / f"x{i}" / "config.toml").write_text("?")
+    result = invoke("compare", tmp_path)
+    assert result.exit_code == 0
+    assert result.stderr.count("\n") == 6
+    assert "15 more" in result.stderr
+
+
+def test_a_path_that_does_not_exist_ends_the_command(tmp_path: Path) -> None:
+    write(tmp_path / "runs", [0.1, 0.5])
+    result = invoke("compare", tmp_path / "runs", tmp_path / "rums")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+
+
+FORMATS = ("table", "csv", "markdown", "latex", "json")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_others_wrote_moves_no_cursor(form: str, tmp_path: Path) -> None:
+    for algo, seed in ((f"fed{HOSTILE}avg", 0), ("fedavg", 0), (f"fed{HOSTILE}avg", HOSTILE)):
+        write(tmp_path, [0.1, 0.5], algo=algo, seed=seed, model=f"m{HOSTILE}")
+    for i, run in enumerate(tmp_path.glob("*")):
+        run.rename(tmp_path / f"{i}{HOSTILE}")
+        path = tmp_path / f"{i}{HOSTILE}" / "summary.json"
+        path.write_text(path.read_text().replace("completed", json.dumps(HOSTILE)[1:-1]))
+    (tmp_path / f"damaged{HOSTILE}").mkdir()
+    for name in ("config.toml", "summary.json"):
+        (tmp_path / f"damaged{HOSTILE}" / name).write_text("?")
+    result = invoke("compare", tmp_path, "--format", form)
+    assert result.exit_code == 0, result.output
+    assert (result.stdout + result.stderr).replace("\n", "").isprintable()
+    assert "fedavg" in result.stdout
+
+
+def runs(folder: Path) -> None:
+    for seed, last in enumerate((0.7, 0.9)):
+        write(folder, [0.1, 0.5, last], seed=seed)
+    write(folder, [0.1, 0.5, 0.6], algo="sca_ffold|x")
+
+
+def test_programs_read_plain_numbers(tmp_path: Path) -> None:
+    runs(tmp_path)
+    found = invoke("compare", tmp_path, "--target", 0.8, "--json")
+    assert found.stdout == invoke("compare", tmp_path, "--target", 0.8, "--format", "json").stdout
+    best, other = json.loads(found.stdout)
+    assert (best["method"], best["seeds"], best["runs"], best["repeats"]) == (
+        "fedavg",
+        [0, 1],
+        2,
+        0,
+    )
+    assert best["test-accuracy-last"] == pytest.approx(0.8)
+    assert best["test-accuracy-last-std"] == pytest.approx(0.02**0.5)
+    assert (best["metric"], best["target"], best["reached"]) == ("test-accuracy", 0.8, 1)
+    assert best["bytes-to-target"] == 30
+    assert (other["test-accuracy-last"], other["test-accuracy-last-std"]) == (0.6, None)
+    assert (other["reached"], other["bytes-to-target"]) == (0, None)
+    rows = [*csv.DictReader(invoke("compare", tmp_path, "--format", "csv").stdout.splitlines())]
+    assert [row["method"] for row in rows] == ["fedavg", "sca_ffold|x"]
+    assert (rows[0]["seeds"], float(rows[0]["test-accuracy-last"])) == ("0 1", pytest.approx(0.8))
+    assert {*rows[0]} == {*best}
+
+
+def test_papers_and_pages_get_the_table_of_people(tmp_path: Path) -> None:
+    runs(tmp_path)
+    lines = invoke("compare", tmp_path, "--format", "markdown").stdout.splitlines()
+    assert [line.replace("\\|", "").count("|") for line in lines] == [lines[0].count("|")] * 4
+    assert "| 80.00 ± 14.14% |" in lines[2]
+    text = invoke("compare", tmp_path, "--format", "latex").stdout
+    assert r"80.00 ± 14.14\%" in text
+    assert r"sca\_ffold|x" in text
+    assert text.count(r"\\") == 3
+
+
+def test_an_unknown_format_is_one_line(tmp_path: Path) -> None:
+    result = invoke("compare", write(tmp_path, [0.1]), "--format", "xml")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "markdown" in result.stderr
+
+
+def test_repeats_of_a_seed_are_named(tmp_path: Path) -> None:
+    first = write(tmp_path, [0.1, 0.5])
+    for i in range(3):
+        shutil.copytree(first, tmp_path / f"copy{i}")
+    result = invoke("compare", tmp_path)
+    assert "3 of 4 runs repeat" in result.stderr
+    assert "1 (0), 3 repeats" in result.stdout
+    assert "±" not in result.stdout
+    assert re.search(r"fedavg +50\.00% ", result.stdout)
