@@ -1,6 +1,7 @@
 """What a run writes down: rows and checkpoints; and how it goes on from them."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from fedaccord.core.plugin import state_like
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.federation.checkpoint import Pace, pack, unpack
-from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.numbers import Numbers
 from fedaccord.federation.round import Round
 from fedaccord.runs import RunDirectory, place
@@ -20,6 +21,7 @@ from fedaccord.runs.checkpoint import Checkpoint, Checkpoints
 from fedaccord.runs.files import replace
 
 FOLDER = "checkpoint"  # in a run directory
+ATTEMPT = "attempt.json"  # in a run directory
 
 
 class Logbook:
@@ -40,10 +42,8 @@ class Logbook:
         self._pace = Pace(config.checkpoint_every)
         self._recorded: RoundState | None = None  # the state to which the tables go
         self._saved = begun.number if begun else None
-        facts: dict[str, Any] = {"attempt": -1, "federation": _fresh(directory.path)}
-        if begun:
-            facts = begun.facts
-        self.strategy.federation, self.strategy.attempt = facts["federation"], facts["attempt"] + 1
+        self.strategy.federation = begun.facts["federation"] if begun else _fresh(directory.path)
+        self.strategy.attempt = _next_attempt(directory.path)
 
     @classmethod
     def begin(cls, config: RunConfig, used: dict[str, Any], at: int | None = None) -> "Logbook":
@@ -71,7 +71,13 @@ class Logbook:
         if self._begun is None:
             return None
         state, self._begun = restore(self.strategy, fleet, self._begun), None
+        self._set_durable(fleet, state)
         return state
+
+    def _set_durable(self, fleet: Fleet, s: RoundState) -> None:
+        """Clients in other processes are told which of their states the last checkpoint needs."""
+        if isinstance(fleet, MessageFleet):
+            self.strategy.durable = s.accepted.tolist()
 
     def numbers(self) -> Numbers:
         """Those that the server gave to nodes without one: nodes.json keeps them with the run."""
@@ -105,7 +111,6 @@ class Logbook:
             server, facts = pack(s)
             facts |= {
                 "federation": self.strategy.federation,
-                "attempt": self.strategy.attempt,
                 "settings": in_use(self.config),
                 "position": self.directory.position,
                 "shapes": session.shapes,
@@ -118,11 +123,33 @@ class Logbook:
                 release(vector)
             self.directory.still_running()
         self._saved = s.t
+        self._set_durable(session.fleet, s)
 
 
 def _fresh(path: Path) -> str:
     """A federation's name: another run may be called as this one, and clients remember."""
     return f"{path.name}-{uuid4().hex[:8]}"
+
+
+def _next_attempt(path: Path) -> int:
+    """The number of this start of a run, stored before the first message is sent.
+
+    Clients refuse messages of a smaller number than the largest they have seen, so each start needs
+    a larger one than every start before it, of this directory and of copies of it. The clock (ns)
+    orders starts of copies and backups, which do not know of each other; the stored number orders
+    those of one directory, also after the clock was set back.
+    Raises ValueError, in one line, if the stored number is damaged.
+    """
+    file = path / ATTEMPT
+    try:
+        last = json.loads(file.read_bytes())["attempt"] if file.is_file() else -1
+        attempt = max(int(last) + 1, time.time_ns())
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ValueError(
+            f"{file}: expected the number of the run's last start, got a damaged file; remove it"
+        ) from None
+    replace(file, json.dumps({"attempt": attempt}).encode())
+    return attempt
 
 
 def run_of(config: RunConfig) -> Path:

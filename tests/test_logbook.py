@@ -11,6 +11,8 @@ from flwr.app import Context, RecordDict
 from fedaccord import client_app, engine, server_app
 from fedaccord.config import RunConfig
 from fedaccord.engine import InProcessGrid
+from fedaccord.engine.fleet import LocalFleet
+from fedaccord.logbook import _next_attempt
 from fedaccord.runs import RunDirectory
 from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.task import load_task
@@ -76,14 +78,52 @@ def test_damaged_numbers_are_one_line(tmp_path: Path) -> None:
 def test_clients_hear_that_the_same_federation_goes_on_with_another_server(tmp_path: Path) -> None:
     files = sites(tmp_path, [10, 14, 18])
     nodes = dict(zip((20, 30, 50), files, strict=True))
-    found = []
+    names, attempts = set(), []
     for rounds, resume in ((1, False), (2, True), (3, True)):
         path = federate(tmp_path, nodes, **{"num-server-rounds": rounds, "resume": resume})
-        facts = Checkpoints(path / "checkpoint").load().facts
-        found.append((facts["federation"], facts["attempt"]))
-    assert [attempt for _, attempt in found] == [0, 1, 2]
-    (name,) = {federation for federation, _ in found}
+        names.add(Checkpoints(path / "checkpoint").load().facts["federation"])
+        attempts.append(json.loads((path / "attempt.json").read_text())["attempt"])
+    assert attempts == sorted({*attempts})
+    (name,) = names
     assert name.startswith("x-")
+
+
+def test_clients_in_process_keep_no_third_version_because_checkpoints_hold_their_states(
+    tmp_path: Path,
+) -> None:
+    files = sites(tmp_path, [10, 14, 18])
+    config = RunConfig.make(
+        {**SETTINGS, "out-dir": str(tmp_path), "data-dir": str(files[0]), "checkpoint-every": 2}
+        | {"num-server-rounds": 3, "algo": "scaffold"}
+    )
+    task = load_task(config.task, num_clients=3)
+    fleet = LocalFleet(task)
+    path = server_app.run(fleet, config, task).path
+    assert config.strategy.durable is None
+    assert all(memory.durable is None for memory in fleet.memories.values())
+    assert len(Checkpoints(path / "checkpoint").load().clients) == 3
+
+
+@pytest.mark.parametrize("clock", [0, 10**19])
+def test_every_start_has_a_larger_number_than_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: int
+) -> None:
+    """Also when the clock was set back, or far ahead."""
+    starts = [_next_attempt(tmp_path)]
+    monkeypatch.setattr("time.time_ns", lambda: clock)
+    starts += [_next_attempt(tmp_path) for _ in range(3)]
+    monkeypatch.undo()
+    starts.append(_next_attempt(tmp_path))
+    assert starts == sorted({*starts})
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"attempt": null}', "[" * 10**5])
+def test_a_damaged_number_of_a_start_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "attempt.json").write_text(text)
+    with pytest.raises(
+        ValueError, match=r"^\S*attempt\.json: expected the number of .* remove it$"
+    ):
+        _next_attempt(tmp_path)
 
 
 def test_a_checkpoint_is_of_the_round_that_the_tables_have(

@@ -22,7 +22,8 @@ LOOK = 3.0  # seconds between two looks at a run
 PATIENCE = 600.0  # seconds that a server may be away
 LOCAL = "local"  # Flower's name for its simulation on this machine
 AWAY = "SuperLink is unavailable"  # in what `flwr` says of a server that does not answer
-LOST = ("No heartbeat", "unknown error")  # in what Flower says of a run that its server left behind
+# in the end of a run that can resume: Flower's words for a lost server, and the clients' refusal
+RESUMABLE = ("No heartbeat", "unknown error", "earlier start of the run")
 NO_CHECKPOINT = "expected a checkpoint, one, found none"  # of a run that stopped before its first
 
 
@@ -40,7 +41,7 @@ def submit(
     ] = None,
     times: Annotated[
         int,
-        typer.Option("--resubmit", min=0, help="How often to go on after the server stopped."),
+        typer.Option("--resubmit", min=0, help="How often to resume after the server stopped."),
     ] = 3,
 ) -> None:
     """Run on a SuperLink by `flwr run`, show the log, and wait for the end.
@@ -77,12 +78,12 @@ def submit(
                 return
             if attempt and NO_CHECKPOINT in ending.details:
                 values |= {"name": f"{name}-{attempt + 1}", "resume": False}
-            elif any(words in ending.details for words in LOST):
+            elif any(words in ending.details for words in RESUMABLE):
                 values |= {"resume": True}
             else:
                 stop(f"run {run} {ending.status}: {ending.details}", 1)
-            warn(f"run {run} stopped with its server: {ending.details}")
-        stop(f"the server stopped {times + 1} times; resume=true name={name} goes on", 1)
+            warn(f"run {run} stopped: {ending.details}")
+        stop(f"the run stopped {times + 1} times; resume=true name={name} goes on", 1)
     except KeyboardInterrupt as error:
         rest = f"run {run} goes on; flwr stop {run} {superlink} ends it" if run else "nothing runs"
         stop(f"interrupted: {rest}", exit_code(error))

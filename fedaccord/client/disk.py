@@ -1,6 +1,6 @@
 """A client's memory on disk: it outlives the process and the machine's restarts.
 
-``<state-dir>/<federation>/<client>/`` holds a file for each of the last two versions and
+``<state-dir>/<federation>/<client>/`` holds a file for each version of its state and
 ``memory.json``, written last, which names them with their checksums. Files are written beside
 their place, synced and moved there.
 """
@@ -44,9 +44,10 @@ class DiskStore:
         path = self.folder / INDEX
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-            versions = [Version(v["round"], Kept(v["name"], v["sum"])) for v in found["versions"]]
-            before = versions[1] if len(versions) > 1 else None
-            return Memory(versions[0], before, found["attempt"])
+            latest, before, durable = (
+                v and Version(v["round"], Kept(v["name"], v["sum"])) for v in found["versions"]
+            )
+            return Memory(latest, before, found["attempt"], durable)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -54,14 +55,14 @@ class DiskStore:
             return None
 
     def save(self, memory: Memory) -> None:
-        versions = [version for version in (memory.latest, memory.before) if version is not None]
+        versions = (memory.latest, memory.before, memory.durable)
         content = {
-            "versions": [{"round": v.round, **v.state._asdict()} for v in versions],
+            "versions": [v and {"round": v.round, **v.state._asdict()} for v in versions],
             "attempt": memory.attempt,
         }
         self._make_folder()
         replace(self.folder / INDEX, json.dumps(content).encode())
-        named = {INDEX, *(version.state.name for version in versions)}
+        named = {INDEX, *(v.state.name for v in versions if v is not None)}
         for path in self.folder.iterdir():
             if path.name not in named:
                 path.unlink(missing_ok=True)

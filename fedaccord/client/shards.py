@@ -1,7 +1,7 @@
 """The memories of many clients in mapped files, where they do not fit into memory.
 
-A shard is a file of equal places, each for one version of one client's state; a client has two of
-them while its last two versions are kept. What a version is, and where, stays in memory.
+A shard is a file of equal places, each for one version of one client's state; a client has as many
+as it has versions. What a version is, and where, stays in memory.
 """
 
 from abc import abstractmethod
@@ -39,16 +39,18 @@ class Memories(MutableMapping[int, Memory]):
         """Of versions that nobody will ask for again."""
 
     def __getitem__(self, client: int) -> Memory:
-        latest, before, attempt = self._memories[client]
-        return Memory(self._view(latest), before and self._view(before), attempt)
+        latest, before, attempt, durable = self._memories[client]
+        others = (kept and self._view(kept) for kept in (before, durable))
+        return Memory(self._view(latest), next(others), attempt, next(others))
 
     def __setitem__(self, client: int, memory: Memory) -> None:
         there = self._versions(client)
         latest = self._keep(memory.latest)
-        before = memory.before
-        if before is not None:
-            before = there.pop(before.round, None) or self._keep(before)
-        self._memories[client] = Memory(latest, before, memory.attempt)
+        before, durable = (
+            version and (there.pop(version.round, None) or self._keep(version))
+            for version in (memory.before, memory.durable)
+        )
+        self._memories[client] = Memory(latest, before, memory.attempt, durable)
         self._let_go(there.values())
 
     def __delitem__(self, client: int) -> None:
@@ -65,8 +67,8 @@ class Memories(MutableMapping[int, Memory]):
     def _versions(self, client: int) -> dict[int, Version]:
         if client not in self._memories:
             return {}
-        latest, before, _ = self._memories[client]
-        return {v.round: v for v in (before, latest) if v is not None}
+        latest, before, _, durable = self._memories[client]
+        return {v.round: v for v in (durable, before, latest) if v is not None}
 
     def _form(self, state: Any) -> Any:
         """The state, its vectors without values; of states that are alike it is one object."""

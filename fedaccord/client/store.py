@@ -1,7 +1,9 @@
 """What a client remembers between two visits, and where: Flower's Context, or `disk.py`.
 
-The last two versions of its state are kept: the one that the last step made, and the one that it
-was made from. A client whose last step the server did not accept goes back by one.
+At most three versions of its state are kept: the one that the last step made, the one that it was
+made from, in case the server does not accept that step, and the one of the server's last
+checkpoint, in case the server resumes from there. A server whose checkpoints hold the clients'
+states, as in process, does not ask for the third.
 """
 
 from functools import lru_cache
@@ -16,7 +18,9 @@ from fedaccord.core.visit import TrainInstruction
 from fedaccord.wire import records
 from fedaccord.wire.tensor_array import KeptArray
 
-STATE, BEFORE, STATE_INFO = "fedaccord-state", "fedaccord-state-before", "fedaccord-state-info"
+EARLIER_START = "earlier start of the run"  # in what a client replies to a replaced server
+STATE, STATE_INFO = "fedaccord-state", "fedaccord-state-info"
+BEFORE, DURABLE = "fedaccord-state-before", "fedaccord-state-durable"
 
 
 class Version(NamedTuple):
@@ -31,7 +35,8 @@ class Memory(NamedTuple):
 
     latest: Version
     before: Version | None = None  # what the latest was made from; None: the first visit
-    attempt: int = 0  # of the server, when it asked last
+    attempt: int = 0  # the start of the server that asked last
+    durable: Version | None = None  # that of the server's last checkpoint; None: one of the others
 
 
 class LostState(Exception):
@@ -41,10 +46,19 @@ class LostState(Exception):
 def recall(memory: Memory | None, asked: TrainInstruction) -> Any | None:
     """The state that a visit begins with, as it was kept; None: it is the client's first one.
 
-    Raises LostState where it is not there, and ValueError for a message that came after the one of
-    a later round.
+    Every start of a run has a larger ``attempt`` than the starts before it, so messages are ordered
+    by (attempt, round). A later start is accepted even if its rounds begin lower, and after that no
+    message of an earlier start is, whatever its round.
+
+    Raises LostState if the state is missing, and ValueError for a message that is earlier than the
+    last one.
     """
-    if memory and asked.attempt <= memory.attempt and asked.round < memory.latest.round:
+    if memory and asked.attempt < memory.attempt:
+        raise ValueError(
+            f"the message of round {asked.round + 1} is of an {EARLIER_START} than the last "
+            "message: nothing was done"
+        )
+    if memory and asked.attempt == memory.attempt and asked.round < memory.latest.round:
         raise ValueError(
             f"the message of round {asked.round + 1} came after that of round "
             f"{memory.latest.round + 1}: nothing was done"
@@ -61,12 +75,14 @@ def recall(memory: Memory | None, asked: TrainInstruction) -> Any | None:
 
 def remember(memory: Memory | None, asked: TrainInstruction, state: Any) -> Memory:
     """What a client remembers after the visit that ``state`` comes from."""
-    return Memory(Version(asked.round, state), version(memory, asked.accepted), asked.attempt)
+    before = version(memory, asked.accepted)
+    durable = None if asked.durable == asked.accepted else version(memory, asked.durable)
+    return Memory(Version(asked.round, state), before, asked.attempt, durable)
 
 
 def version(memory: Memory | None, round: int) -> Version | None:
     """The one that the step of a round made."""
-    versions = (memory.latest, memory.before) if memory else ()
+    versions = (memory.latest, memory.before, memory.durable) if memory else ()
     return next((v for v in versions if v and v.round == round), None)
 
 
@@ -100,18 +116,23 @@ class ContextStore:
         if latest is None:
             return None
         info = records.config_of(self.records, STATE_INFO)
-        kept = (latest, records.arrays_of(self.records, BEFORE))
-        versions = [*map(Version, info["rounds"], kept)]
-        return Memory(versions[0], versions[1] if len(versions) > 1 else None, info["attempt"])
+        others = (records.arrays_of(self.records, name) for name in (BEFORE, DURABLE))
+        first, *rounds = info["rounds"]
+        before, durable = (
+            None if kept is None else Version(round, kept)
+            for round, kept in zip(rounds, others, strict=True)
+        )
+        return Memory(Version(first, latest), before, info["attempt"], durable)
 
     def save(self, memory: Memory) -> None:
-        latest, before, attempt = memory
-        self.records[STATE] = latest.state
-        self.records.pop(BEFORE, None)
-        if before is not None:
-            self.records[BEFORE] = before.state
-        rounds = [version.round for version in (latest, before) if version is not None]
-        self.records[STATE_INFO] = ConfigRecord({"rounds": rounds, "attempt": attempt})
+        rounds = []
+        versions = (memory.latest, memory.before, memory.durable)
+        for name, version in zip((STATE, BEFORE, DURABLE), versions, strict=True):
+            self.records.pop(name, None)
+            if version is not None:
+                self.records[name] = version.state
+            rounds.append(-1 if version is None else version.round)
+        self.records[STATE_INFO] = ConfigRecord({"rounds": rounds, "attempt": memory.attempt})
 
     def pack(self, round: int, state: Any) -> ArrayRecord:
         return records.pack(state, KeptArray)

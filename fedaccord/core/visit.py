@@ -12,7 +12,7 @@ from fedaccord.core.vectors import Number, Vector
 
 
 class TrainInstruction(NamedTuple):
-    """What a client is to do in a round. All but two fields are the same for all clients."""
+    """What a client is to do in a round. All but three fields are the same for all clients."""
 
     round: int  # t, from 0
     rounds: int  # T
@@ -27,9 +27,10 @@ class TrainInstruction(NamedTuple):
     seed: int
     precision: str
     federation: str = ""  # its name, which lasts when the server begins again where it was
-    attempt: int = 0  # how often it did
+    attempt: int = 0  # which start of the server this is; a later one has a larger number
     client: int = -1
     accepted: int = -1  # the last round the server accepted from this client; -1: none
+    durable: int = -1  # `accepted` in the server's last checkpoint, which does not hold the state
 
     @property
     def config(self) -> LocalConfig:

@@ -55,7 +55,8 @@ class Session:
         visits = []
         for i in cohort:
             accepted = int(s.accepted[i])
-            told = common._replace(client=i, accepted=accepted)
+            durable = -1 if method.durable is None else int(method.durable[i])
+            told = common._replace(client=i, accepted=accepted, durable=durable)
             first_is_late = late and accepted < 0
             visits.append(Visit(told, broadcast(method, s, i), s.w_init if first_is_late else None))
         return visits

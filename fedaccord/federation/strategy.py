@@ -95,6 +95,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
         self.state: RoundState | None = None
         self.session: Session | None = None
         self.federation, self.attempt = "", 0  # as clients are told: see `TrainInstruction`
+        self.durable: Sequence[int] | None = None  # as `TrainInstruction.durable`, of every client
         self.scratch: Path | None = None  # for what memory does not hold; None: the temporary one
         self._asked: list[Visit] = []  # between `configure_train` and `aggregate_train`
 
@@ -201,7 +202,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
         Raises FederationError after ``max_failed_rounds`` failed rounds in a row.
         """
         round = self._finish_round(self._asked, self._messages().read(replies).items())
-        self._check_failures(self._open())
+        self._check_failures(self._open(), round)
         if self._open().failed:
             return None, None
         return self.current(), MetricRecord(dict(round.metrics))
@@ -259,7 +260,7 @@ class FederatedStrategy(Settings, Strategy, ABC):
                 result.arrays = current
                 result.train_metrics_clientapp[server_round] = MetricRecord(dict(round.metrics))
             self._report(round, result, evaluate_fn, left)
-            self._check_failures(self._open())
+            self._check_failures(self._open(), round)
         return result
 
     def begin(
@@ -331,11 +332,12 @@ class FederatedStrategy(Settings, Strategy, ABC):
         self.state, round = finish(self, self._connected(), self._open(), visits, answers)
         return round
 
-    def _check_failures(self, s: RoundState) -> None:
+    def _check_failures(self, s: RoundState, last: Round) -> None:
         if s.failed >= self.max_failed_rounds:
+            why = next((f", the last with {r['status']!r:.200}" for r in last.clients), "")
             raise FederationError(
-                f"{s.failed} rounds in a row failed (see the reasons above); fix the clients, or "
-                "lower lr if they diverged, or raise max-failed-rounds"
+                f"{s.failed} rounds in a row failed{why} (see the reasons above); fix the clients, "
+                "or lower lr if they diverged, or raise max-failed-rounds"
             )
 
     def _headline(self, s: RoundState) -> Vector:

@@ -14,15 +14,17 @@ from fedaccord.wire.records import CONFIG, config_of
 PROTOCOL = 1  # the version of everything that travels; another one is refused
 INSTRUCTION, CLIENT, ACCEPTED, HELLO = "instruction", "client", "accepted-round", "hello"
 VERSION = "protocol"
-OWN = ("client", "accepted")  # fields of one client, which are written beside the others
+DURABLE = "durable-round"
+OWN = ("client", "accepted", "durable")  # fields of one client, which are written beside the others
 
 
 def write_instruction(instruction: TrainInstruction, extra: Mapping[str, Any]) -> ConfigRecord:
     """A message's config, with a caller's own entries. Raises ValueError where they clash."""
     own: dict[str, Any] = {
-        INSTRUCTION: _write_common(instruction._replace(client=-1, accepted=-1)),
+        INSTRUCTION: _write_common(instruction._replace(client=-1, accepted=-1, durable=-1)),
         CLIENT: instruction.client,
         ACCEPTED: instruction.accepted,
+        DURABLE: instruction.durable,
     }
     if taken := [key for key in extra if key in (*own, HELLO)]:
         raise ValueError(
@@ -42,14 +44,16 @@ def _write_common(instruction: TrainInstruction) -> str:
 def read_instruction(message: Message) -> TrainInstruction:
     """Raises ValueError, in one line, on a message that no FedAccord strategy wrote."""
     config = config_of(message.content, CONFIG)
-    missing = [key for key in (INSTRUCTION, CLIENT, ACCEPTED) if key not in config]
+    missing = [key for key in (INSTRUCTION, CLIENT, ACCEPTED, DURABLE) if key not in config]
     if missing:
         raise ValueError(
             "expected a training message from a FedAccord strategy, "
             f"got one without {missing[0]!r} in its config"
         )
     common = _read_common(cast(str, config[INSTRUCTION]))
-    return common._replace(client=config[CLIENT], accepted=config[ACCEPTED])
+    return common._replace(
+        client=config[CLIENT], accepted=config[ACCEPTED], durable=config[DURABLE]
+    )
 
 
 @lru_cache(maxsize=8)

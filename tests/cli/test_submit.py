@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fedaccord.cli import submit as module
+from fedaccord.client.store import EARLIER_START
 from tests.cli.shell import REPOSITORY, invoke, refusal
 
 AWAY = (
@@ -115,7 +116,9 @@ def test_a_run_that_fails_is_a_failure(flwr: Flwr, ending: str, line: str) -> No
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", [KILLED, "Task failed with unknown error."])
+@pytest.mark.parametrize(
+    "words", [KILLED, "Task failed with unknown error.", f"{FAILED}3 rounds: {EARLIER_START}"]
+)
 def test_a_run_goes_on_when_its_server_is_back(flwr: Flwr, words: str) -> None:
     away = {"success": False, "error-message": AWAY}
     flwr.answers(
@@ -129,7 +132,7 @@ def test_a_run_goes_on_when_its_server_is_back(flwr: Flwr, words: str) -> None:
         {"algo": "scaffold", "name": "x"},
         *[{"algo": "scaffold", "name": "x", "resume": True}] * 2,
     ]
-    assert "warning: run 7 stopped with its server" in result.stderr
+    assert "warning: run 7 stopped: " in result.stderr
 
 
 def test_a_run_without_a_checkpoint_begins_anew_beside_it(flwr: Flwr) -> None:
@@ -149,7 +152,7 @@ def test_it_goes_on_so_many_times(flwr: Flwr, times: int) -> None:
     result = invoke("submit", "lab", "name=x", "--resubmit", times)
     assert result.exit_code == 1
     assert len(flwr.configs()) == times + 1
-    assert f"the server stopped {times + 1} times; resume=true name=x goes on" in result.stderr
+    assert f"the run stopped {times + 1} times; resume=true name=x goes on" in result.stderr
 
 
 def test_what_flower_does_not_take_is_one_line(flwr: Flwr, tmp_path: Path) -> None:

@@ -38,8 +38,11 @@ def asked(federation: str = "first", client: int = 2) -> TrainInstruction:
 
 
 def memory(store: DiskStore, *rounds: int, attempt: int = 0) -> Memory:
+    """Of the latest version, the one before and that of a checkpoint."""
     versions = [Version(t, store.pack(t, state(t))) for t in rounds]
-    return Memory(versions[0], versions[1] if len(versions) > 1 else None, attempt)
+    latest, before, durable = [*versions, None, None][:3]
+    assert latest is not None
+    return Memory(latest, before, attempt, durable)
 
 
 def same(a: State, b: State) -> bool:
@@ -49,12 +52,15 @@ def same(a: State, b: State) -> bool:
 def test_it_is_there_in_another_process(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, asked())
     assert store.load() is None
-    store.save(memory(store, 7, 3, attempt=2))
+    store.save(memory(store, 7, 3, 1, attempt=2))
     again = DiskStore(tmp_path, asked())
     found = again.load()
     assert found is not None
     assert found.before is not None
-    assert (found.latest.round, found.before.round, found.attempt) == (7, 3, 2)
+    assert found.durable is not None
+    assert (found.latest.round, found.before.round, found.durable.round) == (7, 3, 1)
+    assert found.attempt == 2
+    assert same(again.unpack(found.durable.state, LIKE), state(1))
     assert same(again.unpack(found.latest.state, LIKE), state(7))
     assert same(again.unpack(found.before.state, LIKE), state(3))
 
@@ -68,8 +74,10 @@ def test_clients_and_federations_are_kept_apart(tmp_path: Path) -> None:
     assert DiskStore(tmp_path, asked(federation="..")).folder.parent.parent == tmp_path
 
 
-def test_two_versions_are_kept_and_no_more(tmp_path: Path) -> None:
+def test_the_versions_of_the_memory_are_kept_and_no_more(tmp_path: Path) -> None:
     store = DiskStore(tmp_path, asked())
+    store.save(memory(store, 4, 3, 2))
+    assert len(list(store.folder.iterdir())) == 4
     for latest, before in ((1, 0), (4, 1), (9, 4)):
         store.save(memory(store, latest, before))
     names = sorted(path.name for path in store.folder.iterdir())

@@ -28,7 +28,8 @@ def values(memory: Memory | None) -> Any:
     """A memory with lists in the place of tensors."""
     if memory is None:
         return None
-    versions = [v and (v.round, [(n, x.tolist()) for n, x in leaves(v.state)]) for v in memory[:2]]
+    kept = (memory.latest, memory.before, memory.durable)
+    versions = [v and (v.round, [(n, x.tolist()) for n, x in leaves(v.state)]) for v in kept]
     return [*versions, memory.attempt]
 
 
@@ -42,6 +43,7 @@ def test_they_remember_what_a_dictionary_does(tmp_path: Path) -> None:
     """Visits in any order, some of whose replies were lost, some asked twice, some forgotten."""
     generator, plain, filed = random.Random(0), dict[int, Memory](), Shards(lambda: tmp_path)
     accepted: dict[int, int] = {}
+    durable: dict[int, int] = {}  # as of a checkpoint every 15 rounds
     for t in range(60):
         for i in generator.sample(range(12), 4):
             last, new = accepted.get(i, -1), state(100.0 * t + i)
@@ -49,9 +51,13 @@ def test_they_remember_what_a_dictionary_does(tmp_path: Path) -> None:
                 memory = memories.get(i)
                 before = store.version(memory, last)
                 latest = Version(t, new)
-                memories[i] = Memory(latest, before, t // 20)
+                held = durable.get(i, -1)
+                third = None if held == last else store.version(memory, held)
+                memories[i] = Memory(latest, before, t // 20, third)
             if generator.random() < 0.7:
                 accepted[i] = t
+        if t % 15 == 14:
+            durable = dict(accepted)
         if t % 10 == 9:
             gone = generator.choice(sorted(plain))
             assert values(plain.pop(gone)) == values(filed.pop(gone))

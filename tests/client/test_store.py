@@ -103,6 +103,22 @@ def test_two_versions_are_kept_and_one_where_there_is_one() -> None:
     assert saved.latest.round == 0
 
 
+def test_the_version_of_the_last_checkpoint_is_kept_too() -> None:
+    own, like = context(), Inner(NOTHING)
+    first, second, third = (packed(t, Inner(vector(start=t))) for t in (0, 4, 9))
+    for memory in (Memory(third, second, 1, first), Memory(third, None, 1, first)):
+        store.ContextStore(own).save(memory)
+        for kept in (own, through_protobuf(own)):
+            saved = store.ContextStore(kept).load()
+            assert saved is not None
+            assert (saved.before is None) == (memory.before is None)
+            assert saved.durable is not None
+            assert saved.durable.round == 0
+            assert torch.equal(unpack_state(like, saved.durable.state).c_i, vector(start=0))
+    store.ContextStore(own).save(Memory(second, first))
+    assert store.ContextStore(own).load() == Memory(second, first)
+
+
 def test_other_records_of_the_context_are_left_alone() -> None:
     own = context(state=RecordDict({"mine": ConfigRecord({"n": 1})}))
     store.ContextStore(own).save(Memory(packed(0, Inner(vector()))))
@@ -113,13 +129,20 @@ def test_other_records_of_the_context_are_left_alone() -> None:
 
 
 def asked(
-    round: int, accepted: int, *, rule: LocalRule | None = None, attempt: int = 0, plugins: Any = ()
+    round: int,
+    accepted: int,
+    *,
+    rule: LocalRule | None = None,
+    attempt: int = 0,
+    durable: int = -1,
+    plugins: Any = (),
 ) -> TrainInstruction:
     half = ClientHalf(rule or FedDynClient(0.5), plugins)
     return TrainInstruction(
         *(round, 9, half, ((2, 3),), 0.1, 0.0, 0.0, 1, 0, 0, 0, "float64"),
         attempt=attempt,
         accepted=accepted,
+        durable=durable,
     )
 
 
@@ -171,6 +194,41 @@ def test_a_server_that_begins_again_goes_back_with_its_clients() -> None:
     begun, memory = visit(memory, asked(2, 0, attempt=1))
     assert begun == "after 0"
     assert memory.attempt == 1
+
+
+def test_a_server_that_resumes_from_its_last_checkpoint_finds_the_state_however_far_back() -> None:
+    _, memory = visit(None, asked(0, -1))
+    _, memory = visit(memory, asked(1, 0))
+    for round in range(2, 9):  # the checkpoint of round 2 holds that 1 was accepted
+        _, memory = visit(memory, asked(round, round - 1, durable=1))
+    kept = Version(8, "after 8"), Version(7, "after 7"), Version(1, "after 1")
+    assert (memory.latest, memory.before, memory.durable) == kept
+    for attempt in (1, 2):
+        begun, memory = visit(memory, asked(2, 1, attempt=attempt, durable=1))
+        assert begun == "after 1"
+        assert memory.durable is None  # it is the one before
+        _, memory = visit(memory, asked(3, 2, attempt=attempt, durable=1))
+    _, memory = visit(memory, asked(4, 3, attempt=2, durable=3))  # a later checkpoint
+    assert memory == Memory(Version(4, "after 4"), Version(3, "after 3"), 2)
+
+
+def test_without_checkpoints_that_need_it_two_versions_are_kept() -> None:
+    memory = None
+    for round in range(9):
+        _, memory = visit(memory, asked(round, round - 1))
+        assert memory.durable is None
+
+
+def test_a_message_of_an_earlier_start_changes_nothing_whatever_its_round() -> None:
+    _, memory = visit(None, asked(0, -1, attempt=3))
+    _, memory = visit(memory, asked(4, 0, attempt=3))
+    _, memory = visit(memory, asked(1, 0, attempt=7))  # another start, from an earlier checkpoint
+    for round in (0, 1, 5, 8):
+        with pytest.raises(
+            ValueError, match=f"round {round + 1} is of an earlier start of the run"
+        ):
+            visit(memory, asked(round, 0, attempt=3))
+    assert visit(memory, asked(2, 1, attempt=7))[0] == "after 1"
 
 
 @pytest.mark.parametrize("memory", [None, Memory(Version(3, "after 3"), Version(1, "after 1"))])

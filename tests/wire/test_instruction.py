@@ -25,7 +25,7 @@ from tests.wire.wires import WIRES, through_protobuf
 
 HALF = ClientHalf(FedDynClient(alpha=0.3), (SAM(rho=0.2),))
 INSTRUCTION = TrainInstruction(
-    *(3, 20, HALF, ((2, 3), (3,)), 0.1, 0.001, 10.0, 5, 0, 50, 7, "float32", "fed", 2, 4, 1),
+    *(3, 20, HALF, ((2, 3), (3,)), 0.1, 0.001, 10.0, 5, 0, 50, 7, "float32", "fed", 2, 4, 1, 0),
 )
 
 
@@ -60,7 +60,7 @@ def test_what_the_local_round_needs_of_it() -> None:
     assert config.shapes == ((2, 3), (3,))
 
 
-@pytest.mark.parametrize("missing", ["instruction", "client", "accepted-round"])
+@pytest.mark.parametrize("missing", ["instruction", "client", "accepted-round", "durable-round"])
 def test_a_message_of_another_strategy_is_one_line(missing: str) -> None:
     incomplete = content()
     del incomplete.config_records["config"][missing]
