@@ -33,7 +33,12 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from fedaccord.config import RunConfig
-from fedaccord.engine.vectorize import choose
+from fedaccord.engine.vectorize import (
+    MAX_MODEL_BYTES,
+    MAX_MULTIPLICATIONS,
+    MIN_CLIENTS,
+    choose,
+)
 from fedaccord.task import Clients, Task
 
 LR, ALONE = 0.001, 20  # clients at most that a repetition takes one at a time
@@ -60,9 +65,11 @@ def convolutions() -> nn.Module:
 
 MODELS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": ("linear 64-10", partial(dense, 64, 10), FLAT),
+    "linear784": ("linear 784-10", partial(dense, 784, 10), (784,)),
     "mlp64": ("MLP 64-64-10", partial(dense, 64, 64, 10), FLAT),
     "cnn": ("CNN, 8x8 images", convolutions, (1, 8, 8)),
     "mlp200": ("MLP 64-200-200-10", partial(dense, 64, 200, 200, 10), FLAT),
+    "mlp784-64": ("MLP 784-64-10", partial(dense, 784, 64, 10), (784,)),
     "mlp784": ("MLP 784-200-200-10", partial(dense, 784, 200, 200, 10), (784,)),
 }
 Found = dict[str, list[float]]  # milliseconds of a client's step in each repetition, by contestant
@@ -76,7 +83,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", help=f"default: {', '.join(MODELS)}")
     timing.add_options(parser)
     parser.set_defaults(threads=1, clock="cpu", repetitions=3)
-    parser.add_argument("--cohorts", type=int, nargs="+", default=[10, 100])
+    parser.add_argument("--cohorts", type=int, nargs="+", default=[MIN_CLIENTS, 10, 100])
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 50])
     parser.add_argument("--steps", type=int, default=10, help="of each client in a round")
     options = parser.parse_args()
@@ -118,7 +125,7 @@ def line(name: str, batch: int, n: int, options: argparse.Namespace) -> tuple[st
     task = Task(build, Clients(x, y, [rng.choice(POOL, HELD) for _ in range(n)]))
     config = partial(settings, batch, n, options.steps)
     found = measure(contestants(task, config, batch, n, options.steps), options)
-    choice = choose("auto", task, config("auto").strategy)
+    choice = choose("auto", task, config("auto").strategy, n)
     alone, together = ratio(found, "round", "bare"), ratio(found, "round n", "bare n")
     gain = ratio(found, "round", "round n")
     cells = [
@@ -154,7 +161,9 @@ def page(table: list[str], missed: list[str]) -> str:
             "clipping or weight decay. `bare` and `round` take one client at a time "
             "(`vectorize=off`), `bare n` and `round n` all clients at once (`torch.vmap`, "
             "`vectorize=on`). Contestants take turns; ratios are taken within a repetition. The "
-            "last column is what `vectorize=auto` chose after its trial.",
+            "last column is what `vectorize=auto` takes: many at once where a round has at least "
+            f"{MIN_CLIENTS} clients, the model at most {MAX_MODEL_BYTES:,} bytes of parameters, "
+            f"and a batch at most {MAX_MULTIPLICATIONS:,} multiplications in its forward pass.",
             "",
             *table,
             "",

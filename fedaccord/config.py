@@ -33,6 +33,10 @@ UNPOOLED = (  # what nothing reads then
     *("partition", "dirichlet-alpha", "replacement", "classes-per-client", "partition-file"),
     *("fraction-train", "sampling"),
 )
+RETIRED = {  # values of earlier versions, and what to set instead
+    ("precision", "auto"): "set float32, or bfloat16 where the processor gains by it: "
+    "docs/results/precision.md"
+}
 RENAMED = {"alpha": "dirichlet-alpha"}  # keys of earlier versions
 
 
@@ -85,10 +89,11 @@ class RunConfig:
         affects="speed",
     )
     vectorize: str = option(
-        "auto",
-        "many clients in one call, in process: the faster in a trial, or always, or never; with it "
-        "the last bits differ from those of one client at a time",
-        choices=("auto", "on", "off"),
+        "off",
+        "many clients in one call, in process: never, always, or by a rule, for small models and "
+        "five clients a round or more; the last bits then differ from those of one client at a "
+        "time and of Flower's runtimes",
+        choices=("off", "on", "auto"),
         affects="speed",
     )
     client_state: str = option(
@@ -330,6 +335,8 @@ def _values(flat: Mapping[str, Any], kind: type) -> dict[str, Any]:
 def _check(key: str, value: Any, field: "Field[Any]") -> Any:
     if field.metadata["auto"] and value == AUTO:
         return value
+    if isinstance(value, str) and (instead := RETIRED.get((key, value))):
+        raise ValueError(f"{key}={value}: no longer chosen by a trial; {instead}")
     choices = METHODS if key == "algo" else field.metadata["choices"]
     if choices and isinstance(value, str) and value not in choices:
         near = did_you_mean(value, choices)

@@ -159,13 +159,19 @@ def run_of(config: RunConfig) -> Path:
     return place(config.out_dir, config.name, config.flat)
 
 
-def as_begun(config: RunConfig, key: str, at: int | None = None) -> str:
-    """A setting that may be "auto": of a run that goes on what it became at its beginning."""
-    asked = str(config.flat[key])
-    if not config.resume or asked != "auto":
-        return asked
-    begun = Checkpoints(run_of(config) / FOLDER).facts(at).get("settings", {})
-    return str(begun.get(key, asked))
+def as_begun(config: RunConfig, at: int | None = None) -> str:
+    """``vectorize``; where a resumed run leaves it open, what was chosen at its beginning."""
+    if not config.resume or config.vectorize != "auto":
+        return config.vectorize
+    return vectorize_of(Checkpoints(run_of(config) / FOLDER).facts(at))
+
+
+def vectorize_of(facts: Mapping[str, Any]) -> str:
+    """How the run of a checkpoint took its clients: on or off.
+
+    Flower's runtimes take one at a time, and earlier versions left "auto" in their settings.
+    """
+    return "on" if facts["settings"].get("vectorize") == "on" else "off"
 
 
 def restore(strategy: Any, fleet: Fleet, found: Checkpoint) -> RoundState:

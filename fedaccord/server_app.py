@@ -41,6 +41,11 @@ def main(grid: Grid, context: Context) -> None:
             log.warning(line)
         if config.workers:
             log.warning("workers=%d has no effect here: `fedaccord run` takes it", config.workers)
+        if config.vectorize != "off":
+            log.warning(
+                "vectorize=%s has no effect here: `fedaccord run` takes it", config.vectorize
+            )
+            config = config.having("vectorize", "off")
         task = load_task(config.task, num_clients=1, whole=True)  # its test samples
         chosen = threads.of_task(config.threads, task, config.strategy)
         log.info("%s", chosen)

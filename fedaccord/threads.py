@@ -73,14 +73,7 @@ def of_task(wanted: int, task: "Task", strategy: "FederatedStrategy", workers: i
     """The threads of a run of ``strategy`` on ``task``; see `choose`. Workers have one each."""
     if workers and not wanted:
         return Threads(1, f"for each of {workers} workers")
-    import torch
-
-    clients, x = task.clients, task.clients.x
-    whole = clients.total // len(clients)  # a mean client
-    one = (x if isinstance(x, torch.Tensor) else x[0])[:1].to(task.device)
-    model = task.model(strategy.precision)
-    sample = task.prepare(one, model.w.dtype)
-    return choose(wanted, model.module, sample, strategy.batch_size or whole)
+    return choose(wanted, *_batch(task, strategy))
 
 
 def choose(wanted: int, module: "nn.Module", sample: "Tensor", batch_size: int) -> Threads:
@@ -93,8 +86,7 @@ def choose(wanted: int, module: "nn.Module", sample: "Tensor", batch_size: int) 
     check(wanted)
     if wanted:
         return Threads(wanted, "as set")
-    with Threads(1, "").in_use():
-        work = batch_size * multiplications(module, sample)
+    work = batch_size * multiplications(module, sample)
     if work < 2 * SHARE:
         return Threads(1, f"the model is small ({work:,} multiplications a batch)")
     free = min(torch.get_num_threads(), cores())  # the first knows OMP_NUM_THREADS, which Ray sets
@@ -102,6 +94,24 @@ def choose(wanted: int, module: "nn.Module", sample: "Tensor", batch_size: int) 
     if free <= number:
         return Threads(free, "all that this process may use")
     return Threads(number, f"{work / 1e6:,.0f} million multiplications a batch")
+
+
+def batch_multiplications(task: "Task", strategy: "FederatedStrategy") -> int:
+    """Of the forward pass of a batch."""
+    module, sample, batch_size = _batch(task, strategy)
+    return batch_size * multiplications(module, sample)
+
+
+def _batch(task: "Task", strategy: "FederatedStrategy") -> "tuple[nn.Module, Tensor, int]":
+    """The model, the inputs of one sample, and a batch's samples: of a mean client where a batch is
+    the whole client."""
+    import torch
+
+    clients, x = task.clients, task.clients.x
+    whole = clients.total // len(clients)
+    one = (x if isinstance(x, torch.Tensor) else x[0])[:1].to(task.device)
+    model = task.model(strategy.precision)
+    return model.module, task.prepare(one, model.w.dtype), strategy.batch_size or whole
 
 
 def multiplications(module: "nn.Module", sample: "Tensor") -> int:
@@ -121,7 +131,7 @@ def multiplications(module: "nn.Module", sample: "Tensor") -> int:
 
     hooks = [layer.register_forward_hook(count) for layer in layers]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), Threads(1, "").in_use():
             module.eval()(sample)  # a solver switches to training itself
     finally:
         for hook in hooks:

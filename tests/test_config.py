@@ -141,8 +141,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"partition": "dirchlet"}, "partition: expected one of iid, dirichlet, "),
     (
         {"precision": "float16"},
-        "precision: expected one of float32, float64, bfloat16, auto, tf32, got",
+        "precision: expected one of float32, float64, bfloat16, tf32, got",
     ),
+    (
+        {"precision": "auto"},
+        "precision=auto: no longer chosen by a trial; set float32, or bfloat16",
+    ),
+    ({"precision": ["auto"]}, "precision: expected a string, got ['auto']"),
     ({"scaffold.server-lr": -1.0}, "scaffold.server-lr: expected at least 0, got -1.0"),
     ({"feddyn.alpha": 0}, "feddyn.alpha: expected above 0, got 0.0"),
     ({"relaxed-init.beta": "much"}, "relaxed-init.beta: expected a number"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,7 +15,6 @@ from torch.nn import functional as F
 
 from fedaccord import logbook, server_app, threads
 from fedaccord.config import RunConfig, check_resumed
-from fedaccord.engine import precision as precisions
 from fedaccord.engine import states
 from fedaccord.engine import vectorize as vectorized
 from fedaccord.engine.faults import Faults, FaultyFleet
@@ -52,17 +52,12 @@ def run(
     facts = {name: count for name, count in counts.items() if count is not None}
     chosen = threads.of_task(config.threads, task, config.strategy, config.workers)
     with chosen.in_use():
-        precision = logbook.as_begun(config, "precision", at)
-        if precision == "auto":
-            trial = precisions.choose(task, config.strategy)
-            precision = trial.precision
-            log.info("%s", trial)
-        if precision != config.strategy.precision:
-            config = RunConfig.make(config.flat | {"precision": precision})
-        asked = logbook.as_begun(config, "vectorize", at)
-        choice = vectorized.choose(asked, task, config.strategy)
-        log.info("%s", choice)
-        config = config.having("vectorize", "on" if choice.vectorize else "off")
+        asked = logbook.as_begun(config, at)
+        clients = config.strategy.cohort_size(config.num_clients)
+        choice = vectorized.choose(asked, task, config.strategy, clients)
+        if asked == "auto":
+            log.info("%s", choice)
+        config = config.having("vectorize", choice.as_set)
         load = partial(load_task, config.task, num_clients=config.num_clients)
         with _fleet(config, config.strategy, task, load, choice.vectorize, on_client) as fleet:
             return server_app.run(fleet, config, task, on_round, at, partition=facts)
@@ -160,7 +155,7 @@ def simulate(
     resume: a run directory; go on from its last checkpoint, to ``rounds`` in all. What is returned
         begins there.
     vectorize: many clients in one call, which is faster for small models and may differ in the last
-        bits: "off", "on", or "auto", the faster in a trial.
+        bits: "off", "on", or "auto", by a rule that knows only sizes.
     keys: any run-config key, as ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing
         ones take the run config's defaults; ``clip_norm=None`` is off.
 
@@ -199,7 +194,12 @@ def simulate(
     task = _task(config, clients, test, model, loss, pooled=strategy.pools)
     server_app.pool(strategy, task, config)
     chosen = threads.of_task(config.threads, task, strategy, config.workers)
-    choice = vectorized.choose(vectorize, task, strategy)
+    found = None if resume is None else Checkpoints(Path(resume) / logbook.FOLDER).load()
+    if found is not None and vectorize == "auto":
+        vectorize = logbook.vectorize_of(found.facts)
+    sizes = map(len, cohorts) if cohorts else [strategy.cohort_size(len(task.clients))]
+    choice = vectorized.choose(vectorize, task, strategy, round(fmean(sizes)))
+    config = config.having("vectorize", choice.as_set)
     with chosen.in_use(), quiet(), _fleet(config, strategy, task, None, choice.vectorize) as own:
         fleet = own if faults is None else FaultyFleet(own, faults)
         home = server_app.home_of(own)
@@ -207,8 +207,7 @@ def simulate(
         recorder = Recorder(strategy, own.state, weights=record == "weights")
         strategy.on_round = recorder
         state = None
-        if resume is not None:
-            found = Checkpoints(Path(resume) / logbook.FOLDER).load()
+        if found is not None:
             if isinstance(algo, str):
                 check_resumed(config, found.facts["settings"])
             state = logbook.restore(strategy, fleet, found)

@@ -70,8 +70,8 @@ class Settings:
     precision: str = option(
         "float32",
         "vectors and steps in float32 or float64; bfloat16: float32 with the model's passes in "
-        "bfloat16; auto: so where a trial shows it faster, in process; tf32: as a GPU multiplies",
-        choices=("float32", "float64", "bfloat16", "auto", "tf32"),
+        "bfloat16; tf32: as a GPU multiplies",
+        choices=("float32", "float64", "bfloat16", "tf32"),
     )
 
     def __post_init__(self) -> None:

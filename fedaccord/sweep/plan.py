@@ -30,7 +30,7 @@ OWN = {  # run-config keys that the sweep sets, and what to set instead
     "out-dir": "--out",
     "resume": "nothing: a sweep goes on where it was",
 }
-SAME = {"threads": 1, "vectorize": "off"}  # of a trial's last bits, wherever and whenever it runs
+SAME = {"threads": 1}  # of a trial's last bits, wherever it runs
 
 
 @dataclass(frozen=True, kw_only=True)

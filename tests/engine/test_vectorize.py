@@ -1,7 +1,10 @@
 """Many clients in one call are the clients one at a time, but for the last bits."""
 
 import copy
+import inspect
 import logging
+import os
+import time
 import tomllib
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +19,13 @@ from torch.nn import functional as F
 from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
-from fedaccord.core.visit import Visit
 from fedaccord.engine import History, Recorder
 from fedaccord.engine.fleet import LocalFleet
-from fedaccord.engine.vectorize import CLIENTS, choose
+from fedaccord.engine.vectorize import Choice, choose
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.logbook import vectorize_of
 from fedaccord.strategies import FedAvg, Scaffold
+from fedaccord.sweep import Plan
 from fedaccord.task import Clients, Task, load_task
 from tests.engine.test_resume import settings as settings  # a fixture
 from tests.wire.methods import COMBINATIONS, make
@@ -198,9 +202,6 @@ def task_of(model: nn.Module) -> Task:
 
 
 def test_a_module_that_takes_no_stack_is_trained_one_client_at_a_time() -> None:
-    choice = choose("auto", task_of(Branching()), FedAvg(precision="float64", batch_size=2))
-    assert not choice.vectorize
-    assert "takes no stack of clients" in choice.why
     found = [
         simulate(
             Scaffold(precision="float64", batch_size=2, lr=0.05),
@@ -238,72 +239,140 @@ def test_a_module_that_takes_no_stack_is_tried_once(
     assert told[0].startswith("one client at a time from now on: expected a model and a loss that")
 
 
-def test_a_trial_begins_at_fresh_parameters() -> None:
-    """The task's model still holds what was computed with it last, which may have diverged."""
-    task, method = task_of(module()), FedAvg(precision="float64", batch_size=2, fraction_train=1.0)
-    task.model("float64").w.fill_(float("nan"))
-    assert "a trial failed" not in choose("auto", task, method).why
+def forbidden(*_: Any) -> Any:
+    raise AssertionError("the rule read a clock or counted the cores")
 
 
-def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, method = task_of(module()), FedAvg(precision="float64", batch_size=2, fraction_train=1.0)
-    assert choose("on", task, method) == (True, "many clients in one call: as set")
-    assert choose("off", task, method) == (False, "one client at a time: as set")
-    before = task.model("float64").w.clone()
-    for seconds, expected in (([0.1, 4.0, 1.0], True), ([0.1, 0.04, 1.0], False)):
-        times = iter(seconds).__next__
-        monkeypatch.setattr("fedaccord.engine.vectorize._seconds", lambda *_, t=times: t())
-        monkeypatch.setattr("fedaccord.engine.vectorize.SLOW", 9.0)
-        assert choose("auto", task, method).vectorize == expected
-    monkeypatch.setattr("fedaccord.engine.vectorize.SLOW", 0.0)
-    monkeypatch.setattr("fedaccord.engine.vectorize._seconds", lambda *_: 1.0)
-    assert "work enough" in choose("auto", task, method).why
-    monkeypatch.setattr("fedaccord.engine.vectorize.BYTES", 1)
-    assert "fills the caches" in choose("auto", task, method).why
-    assert torch.equal(task.model("float64").w, before)
+def sizes_of(
+    module: Callable[[], nn.Module], inputs: int, batch_size: int, clients: int, **more: Any
+) -> Choice:
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(20, inputs, generator=g), torch.arange(20) % 3
+    task = Task(module, Clients(x, y, [np.arange(20)] * clients))
+    return choose("auto", task, FedAvg(batch_size=batch_size, **more), clients)
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(0.001, 10), (0.008, 7), (0.019, 3), (0.07, 1)])
-def test_the_trial_is_as_long_as_a_visit_but_not_too_long(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, steps: int
+def linear(inputs: int) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(inputs, 10, bias=False))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "batch_size", "clients", "expected"),
+    [
+        (64, 20, 5, "many clients in one call: the model is small, a round has 5"),
+        (64, 20, 4, "one client at a time: a round has 4, and a call pays from 5 on"),
+        (1638, 20, 100, "many clients in one call: the model is small, a round has 100"),
+        (1639, 20, 100, "one client at a time: the model has 65,560 bytes, and a call pays up to "),
+        (1000, 100, 10, "many clients in one call: the model is small, a round has 10"),
+        (1000, 101, 10, "one client at a time: a batch has 1,010,000 multiplications, a call pays"),
+        (1600, 0, 10, "many clients in one call: the model is small, a round has 10"),  # 20 samples
+    ],
+)
+def test_the_rule_knows_sizes_alone(
+    inputs: int, batch_size: int, clients: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where visits are shorter than in the run, what comes with each one counts for too much."""
-    taken: list[int] = []
-
-    def timed(work: Callable[[], object], clock: Callable[[], float]) -> float:
-        work()
-        return seconds * min(CLIENTS, len(clients()))
-
-    def counted(visit: Visit, state: Any, data: Any) -> None:
-        taken.append(visit.instruction.local_steps)
-
-    monkeypatch.setattr("fedaccord.engine.vectorize._seconds", timed)
-    monkeypatch.setattr("fedaccord.engine.vectorize.local_round", counted)
-    monkeypatch.setattr("fedaccord.engine.vectorize.SLOW", 1.0)
-    method = FedAvg(precision="float64", local_steps=12, fraction_train=1.0)
-    choose("auto", task_of(module()), method)
-    few = len(taken) // 2
-    assert taken == [1] * few + [steps] * few
-    taken.clear()
-    method = FedAvg(precision="float64", local_steps=2, fraction_train=1.0)
-    choose("auto", task_of(module()), method)
-    assert max(taken) == min(steps, 2)
+    """No clock, and neither the cores nor the threads of the machine."""
+    for name in ("perf_counter", "process_time", "thread_time", "monotonic", "time"):
+        monkeypatch.setattr(time, name, forbidden)
+    for name in ("cpu_count", "sched_getaffinity", "getloadavg"):
+        monkeypatch.setattr(os, name, forbidden)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    found = {sizes_of(linear(inputs), inputs, batch_size, clients) for _ in range(20)}
+    [choice] = found
+    assert choice.why.startswith(expected)
+    assert choice.vectorize == expected.startswith("many")
 
 
-def test_the_choice_is_written_down_and_kept_by_a_run_that_goes_on(
+def test_the_rule_counts_bytes_and_not_numbers() -> None:
+    assert sizes_of(linear(1000), 1000, 20, 10).vectorize
+    assert not sizes_of(linear(1000), 1000, 20, 10, precision="float64").vectorize
+
+
+def test_the_rule_does_not_know_where_the_parameters_are() -> None:
+    """The task's model still holds what was computed with it last, which may have diverged."""
+    task, method = task_of(module()), FedAvg(precision="float64", batch_size=2)
+    task.model("float64").w.fill_(float("nan"))
+    assert choose("auto", task, method, 5).vectorize
+
+
+@pytest.mark.parametrize(
+    "model", [Branching(), nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)), nn.LSTM(4, 3)]
+)
+def test_a_model_that_accepts_no_stack_goes_one_client_at_a_time(model: nn.Module) -> None:
+    choice = choose("auto", task_of(model), FedAvg(precision="float64", batch_size=2), 5)
+    assert choice == (False, "one client at a time: the model does not accept a stack of clients")
+
+
+def test_what_is_set_is_taken() -> None:
+    task, method = task_of(Branching()), FedAvg(precision="float64", batch_size=2)
+    assert choose("on", task, method, 1).vectorize
+    assert not choose("off", task_of(module()), method, 5).vectorize
+
+
+def test_simulate_chooses_by_the_cohorts_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def seen(how: str, task: Task, strategy: FederatedStrategy, clients: int) -> Choice:
+        asked.append(clients)
+        return choose(how, task, strategy, clients)
+
+    monkeypatch.setattr("fedaccord.engine.vectorize.choose", seen)
+    for participation in (COHORTS, EVERYONE, 0.4):
+        simulate(
+            FedAvg(precision="float64", batch_size=2),
+            clients=clients(),
+            model=module(),
+            rounds=3,
+            participation=participation,
+            vectorize="auto",
+        )
+    assert asked == [4, 5, 2]  # (3 + 4 + 2 + 5) / 4 = 3.5
+
+
+def test_one_default_everywhere() -> None:
+    """One client at a time, with which all runtimes give the same bits."""
+    default = inspect.signature(simulate).parameters["vectorize"].default
+    plan = Plan.make({"space": {"algo": ["fedavg"]}})
+    [configuration] = plan.configurations("fedavg")
+    assert default == RunConfig.make({}).vectorize == configuration.config.vectorize == "off"
+
+
+def test_the_choice_is_written_down_and_kept_by_a_resumed_run(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = RunConfig.make(settings | {"name": "chosen", "vectorize": "auto"})
+    settings |= {"vectorize": "auto", "fraction-train": 1.0, "num-clients": 6}
+    config = RunConfig.make(settings | {"name": "chosen"})
+
+    def vectorize_of_run() -> str:
+        return str(tomllib.loads((path / "config.toml").read_text())["run"]["vectorize"])
+
     with engine.quiet():
         path = engine.run(config).path
-    written = tomllib.loads((path / "config.toml").read_text())["run"]
-    assert written["vectorize"] in ("on", "off")
+    assert vectorize_of_run() == "on"
+    monkeypatch.setattr("fedaccord.engine.vectorize.MIN_CLIENTS", 10**6)  # another version's rule
     more = config.flat | {"resume": True, "num-server-rounds": 7}
-    monkeypatch.setattr("fedaccord.engine.vectorize._seconds", lambda *_: 1 / 0)  # no trial
     with engine.quiet():
         engine.run(RunConfig.make(more))
-    again = tomllib.loads((path / "config.toml").read_text())["run"]
-    assert again["vectorize"] == written["vectorize"]
+    assert vectorize_of_run() == "on"
+    keys = {k: v for k, v in settings.items() if k not in ("num-server-rounds", "out-dir")}
+    calls: list[int] = []
+
+    def counted(visits: Any, *rest: Any) -> Any:
+        calls.append(len(visits))
+        return together(visits, *rest)
+
+    together = engine.fleet.local_rounds
+    monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", counted)
+    simulate("fedinit", rounds=8, resume=path, **keys)
+    assert calls == [6]
+
+
+def test_a_run_that_flower_left_took_one_client_at_a_time() -> None:
+    """Its settings of an earlier version say "auto", which nothing resolved there."""
+    for begun in ({}, {"vectorize": "auto"}, {"vectorize": "off"}):
+        assert vectorize_of({"settings": begun}) == "off"
+    assert vectorize_of({"settings": {"vectorize": "on"}}) == "on"
 
 
 def test_a_cohort_of_a_real_run(settings: dict[str, Any]) -> None:
