@@ -16,9 +16,10 @@ from fedaccord.federation.checkpoint import Pace, pack, unpack
 from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.numbers import Numbers
 from fedaccord.federation.round import Round
-from fedaccord.runs import RunDirectory, place
+from fedaccord.runs import COMPLETED, RunDirectory, place, status
 from fedaccord.runs.checkpoint import Checkpoint, Checkpoints
-from fedaccord.runs.files import replace
+from fedaccord.runs.files import read_json, replace
+from fedaccord.runs.lock import Lock
 
 FOLDER = "checkpoint"  # in a run directory
 ATTEMPT = "attempt.json"  # in a run directory
@@ -53,18 +54,37 @@ class Logbook:
             directory = RunDirectory(config.out_dir, config.name, in_use(config), used)
             return cls(config, directory, Checkpoints(directory.path / FOLDER))
         path = run_of(config)
+        if not path.is_dir():
+            raise FileNotFoundError(f"{path}: expected the directory of a run, found none")
+        lock = Lock(path)
+        try:
+            return cls._resumed(config, used, path, at, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _resumed(
+        cls, config: RunConfig, used: dict[str, Any], path: Path, at: int | None, lock: Lock
+    ) -> "Logbook":
         checkpoints = Checkpoints(path / FOLDER)
         begun = checkpoints.load(at)
         check_resumed(config, begun.facts["settings"])
-        if begun.number >= config.num_server_rounds:
+        rounds, whole = config.num_server_rounds, path / "model.safetensors"
+        is_complete = status(path) == COMPLETED and whole.exists()
+        if begun.number > rounds or (begun.number == rounds and is_complete):
             raise ValueError(
                 f"{path}: all {begun.number} rounds are done; for more set num-server-rounds above "
                 f"{begun.number}"
             )
         checkpoints.go_on_from(begun.number)
         position = begun.facts["position"]
-        directory = RunDirectory.reopen(path, in_use(config), used, begun.number, position)
+        directory = RunDirectory.reopen(path, in_use(config), used, begun.number, position, lock)
         return cls(config, directory, checkpoints, begun)
+
+    def close(self) -> None:
+        """Let other processes write the run's directory."""
+        self.directory.close()
 
     def restore(self, fleet: Fleet) -> RoundState | None:
         """The state that the run goes on from, after the clients were given theirs."""
@@ -87,7 +107,7 @@ class Logbook:
             replace(file, json.dumps(of).encode())
 
         try:
-            known = json.loads(file.read_text()) if file.exists() else {}
+            known = read_json(file) if file.exists() else {}
             of = {int(node): int(client) for node, client in known.items()}
         except (ValueError, TypeError, AttributeError):
             raise ValueError(

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any, cast
 
 import torch
@@ -75,9 +76,8 @@ def run(
     pool(strategy, task, config)
     initial = initial_arrays(task, strategy.precision, home_of(grid))
     trackers.check(config.tracker)
-    with interruptible() as interrupts:
-        cost = {"gradients-per-step": strategy.cost.gradients}
-        log_book = Logbook.begin(config, machine(task) | cost | resolved(config), at)
+    used = machine(task) | {"gradients-per-step": strategy.cost.gradients} | resolved(config)
+    with interruptible() as interrupts, closing(Logbook.begin(config, used, at)) as log_book:
         directory = log_book.directory
         if (counts := task.class_counts()) is not None:
             directory.save_classes(task.card["class-names"], counts)
@@ -115,7 +115,8 @@ def run(
                 facts["clients"] = strategy.state.num_clients
                 facts |= strategy.topology.facts(strategy.state.num_clients)
             try:
-                save(directory, strategy.current() or initial, task)
+                if (arrays := strategy.current()) or not log_book.after:
+                    save(directory, arrays or initial, task)
                 log_book.checkpoint()
             except OSError as error:
                 status, facts["reason"] = "failed", str(error)

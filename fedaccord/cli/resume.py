@@ -19,6 +19,13 @@ def resume(
         int | None,
         typer.Option("--round", help="The checkpoint to go on from; by default the last."),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Resume although a process of another machine wrote in the last two minutes.",
+        ),
+    ] = False,
 ) -> None:
     """Go on with an interrupted run from its last checkpoint, or with a finished one for more
     rounds, as if it had never stopped: same weights, same metrics.
@@ -28,13 +35,19 @@ def resume(
     fedaccord resume ~/fedaccord-runs/first num-server-rounds=200
     """
     from fedaccord import runs
+    from fedaccord.runs import lock
 
     path = run.expanduser().absolute()
     try:
-        if runs.status(path) == runs.RUNNING:
-            stop(f"{path}: the run is still going", 2)
+        runs.status(path)
     except (ValueError, OSError):
         stop(f"{path}: expected a run directory with summary.json, found none", 2)
+    if force:
+        lock.force(path)
+    try:
+        lock.check(path)
+    except lock.LockedError as error:  # before the data is loaded
+        stop(error, 2)
     own = {"out-dir": str(path.parent), "name": path.name, "resume": True}
     federate(
         make_console(),

@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,11 +94,18 @@ def federate(
                 task = load_task(settings.task, num_clients=settings.num_clients)
             clients = str(partition_report(task)).splitlines()[0]
             chosen = threads.of_task(settings.threads, task, settings.strategy, settings.workers)
-            path = runs.place(settings.out_dir, settings.name, settings.flat)
+            place = runs.place if settings.name else runs.make  # a name of its own, at once
+            path = place(settings.out_dir, settings.name, settings.flat)
             settings = replace(settings, out_dir=str(path.parent), name=path.name)
             display = Display(console, settings, [clients, str(chosen), f"run directory: {path}"])
-            with display.bar:
-                engine.run(settings, on_round=display.on_round, on_client=display.on_client, at=at)
+            try:
+                with display.bar:
+                    engine.run(
+                        settings, on_round=display.on_round, on_client=display.on_client, at=at
+                    )
+            finally:
+                with suppress(OSError):
+                    path.rmdir()  # if nothing was written
     except KeyboardInterrupt as error:
         begun = path is not None and path.exists()
         rest = (

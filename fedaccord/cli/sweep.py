@@ -31,6 +31,13 @@ def sweep(
         bool,
         typer.Option("--dry-run", help="Print trials, budget and estimated time, and exit."),
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Begin although a process of another machine wrote in the last two minutes.",
+        ),
+    ] = False,
 ) -> None:
     """Run many configurations, choose the best of each method on held-out training samples, and
     compare these on the test samples. The same command, started again, goes on where it was.
@@ -53,6 +60,7 @@ def sweep(
 
     fedaccord sweep sweep.toml --out ~/sweeps/first
     """
+    from fedaccord.runs import lock
     from fedaccord.sweep import Plan, Sweep
     from fedaccord.sweep.table import as_text
 
@@ -71,6 +79,9 @@ def sweep(
         folder = out.expanduser().absolute()
         display = Display(console, plan)
         runs = folder / "runs"
+        if force:
+            for each in (folder, *runs.glob("*")):
+                lock.force(each)
         with display.bar, watched(console, lambda: sum(map(rounds, runs.glob("*"))), display.look):
             table = Sweep(plan, folder, display.on_step).run()
     except KeyboardInterrupt as error:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from fedaccord.config import affecting
 from fedaccord.reproduce.results import result
 from fedaccord.reproduce.table import Cell, Table
+from fedaccord.runs.lock import Lock
 from fedaccord.sweep import workers
 from fedaccord.sweep.plan import SAME, Configuration, Options
-from fedaccord.sweep.sweep import claim
 from fedaccord.sweep.trial import COMPLETED, Job, Row, forget_checkpoints, summary_of
 
 ANNEALED = ("dispfl",)  # a shorter run of these is not the beginning of a longer one
@@ -111,7 +111,10 @@ class Study:
         """Run what is missing. Raises ValueError where another process is at it, and where a run
         is longer already than what is asked for."""
         folder.mkdir(parents=True, exist_ok=True)
-        claim(folder)
+        with Lock(folder):
+            self._perform(folder, options, on_done)
+
+    def _perform(self, folder: Path, options: Options, on_done: OnDone) -> None:
         missing: dict[str, list[Run]] = {}
         for run in self.runs(folder):
             if (done := self.done(run)) is not None:

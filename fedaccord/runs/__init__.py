@@ -1,13 +1,25 @@
 """Run directories: written and read in one place."""
 
 from fedaccord.runs.directory import (
+    COMPLETED,
     RUNNING,
     RunDirectory,
     flatten,
     load_model,
+    make,
     place,
     status,
     tables,
 )
 
-__all__ = ["RUNNING", "RunDirectory", "flatten", "load_model", "place", "status", "tables"]
+__all__ = [
+    "COMPLETED",
+    "RUNNING",
+    "RunDirectory",
+    "flatten",
+    "load_model",
+    "make",
+    "place",
+    "status",
+    "tables",
+]

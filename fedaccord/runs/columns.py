@@ -62,7 +62,7 @@ SUMMARY = (
     Column(
         "status",
         "running, completed, interrupted (Ctrl-C, SIGTERM, SIGHUP) or failed; shown as dead "
-        "where it says running and its process is gone",
+        "if it says running and no process writes the folder",
         "",
         ALWAYS,
         "server",
@@ -123,15 +123,6 @@ SUMMARY = (
         "without a server",
         "settings",
     ),
-    Column(
-        "process.host",
-        "where the run's process is: a run that says running may have died",
-        "",
-        "running",
-        "server",
-    ),
-    Column("process.pid", "its process id", "", "running", "server"),
-    Column("process.started", "when that process began, since 1970", "s", "running", "server"),
 )
 
 TABLES = {

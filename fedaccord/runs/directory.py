@@ -25,12 +25,13 @@ import tomli_w
 from safetensors import SafetensorError
 
 from fedaccord.runs import metrics, origin
-from fedaccord.runs.files import of_file, replace
+from fedaccord.runs.files import of_file, read_json, replace, unfinished
+from fedaccord.runs.lock import Lock, LockedError, is_locked
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-RUNNING = "running"
+RUNNING, COMPLETED = "running", "completed"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -58,6 +59,25 @@ def place(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
     return path
 
 
+def make(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
+    """The folder of `place`, made: an empty one that no other run has taken.
+
+    Raises ValueError, in one line, if it cannot be made or holds something.
+    """
+    while True:
+        path = place(out_dir, name, settings)
+        try:
+            path.mkdir(parents=True)  # fails if it exists: two runs never share a folder
+        except FileExistsError:
+            if not name:
+                continue  # another run took it a moment ago
+            if not path.is_dir() or any(path.iterdir()):
+                raise _taken(path) from None
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        return path
+
+
 def tables(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys as nested tables, as TOML has them."""
     nested: dict[str, Any] = {}
@@ -80,8 +100,9 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class RunDirectory:
-    """Writes one run. Raises ValueError where the folder cannot be made or is there already, and
-    OSError, which names the file, where one cannot be written.
+    """Writes one run, alone: `close` gives the folder back. Raises ValueError where the folder
+    cannot be made or holds something, and OSError, which names the file, where one cannot be
+    written.
 
     settings: what reruns it, by run-config keys; used: what those came to, and on which machine.
     """
@@ -93,18 +114,22 @@ class RunDirectory:
         settings: Mapping[str, Any],
         used: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path = place(out_dir, name, settings)
+        self.path = make(out_dir, name, settings)
         try:
-            self.path.mkdir(parents=True)  # fails where it exists: two runs never share a folder
-        except FileExistsError:
-            raise ValueError(
-                f"name: {self.path} exists already; choose another name or move it away"
-            ) from None
+            self._lock = Lock(self.path)
+        except LockedError:  # of another new run of this name
+            raise _taken(self.path) from None
         except OSError as error:
             raise _unwritable(self.path, error) from error
         try:
+            if [*self.path.iterdir()] != [self._lock.path]:
+                raise _taken(self.path)
             self._write_config(settings, used or {})
+        except ValueError:
+            self.close()
+            raise
         except OSError as error:
+            self.close()
             with suppress(OSError):
                 self.path.rmdir()
             raise _unwritable(self.path, error) from error
@@ -119,13 +144,16 @@ class RunDirectory:
         used: Mapping[str, Any],
         number: int,
         position: Mapping[str, Any],
+        lock: Lock,
     ) -> "RunDirectory":
         """The directory of a run that goes on after ``number`` rounds; later rows are cut off.
 
-        position: as it was then.
+        position: as it was then. lock: of the folder, which is the directory's from now on.
         """
         self = cls.__new__(cls)
-        self.path = path
+        self.path, self._lock = path, lock
+        for file in unfinished(path):
+            file.unlink()
         self._open()
         self._write_config(settings, used)
         self._began -= position["seconds"]
@@ -185,7 +213,11 @@ class RunDirectory:
 
     def still_running(self) -> None:
         """The summary so far, of a run that this process goes on with."""
-        self.summarise(RUNNING, process=origin.process())
+        self.summarise(RUNNING)
+
+    def close(self) -> None:
+        """Let other processes write the folder."""
+        self._lock.release()
 
     def summarise(self, status: str, **more: Any) -> None:
         """``status``: running, completed, interrupted or failed."""
@@ -214,12 +246,9 @@ class RunDirectory:
 
 def status(path: Path) -> str:
     """How the run in a directory stands: running, completed, interrupted, failed, or dead, where
-    it says running and its process is gone. Raises FileNotFoundError where there is no run."""
-    summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    found = str(summary["status"])
-    if found == RUNNING and "process" in summary and not origin.is_alive(summary["process"]):
-        return "dead"
-    return found
+    it says running and no process writes it. Raises OSError where there is no run."""
+    found = str(read_json(path / "summary.json")["status"])
+    return "dead" if found == RUNNING and not is_locked(path) else found
 
 
 def load_model(path: Path) -> "dict[str, Tensor]":
@@ -297,6 +326,10 @@ def _number(text: str) -> int | float | str:
         except ValueError:
             continue
     return text
+
+
+def _taken(path: Path) -> ValueError:
+    return ValueError(f"name: {path} exists already; choose another name or move it away")
 
 
 def _unwritable(path: Path, error: OSError) -> ValueError:

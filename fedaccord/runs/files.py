@@ -1,8 +1,14 @@
 """Files that are whole, whatever happens while they are written."""
 
 import hashlib
+import json
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+BESIDE = re.compile(r"\..+\.(?:csv|json|safetensors|toml)\.[0-9]+")  # of `replace`, in the making
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -34,6 +40,33 @@ def contents(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     return str(path)
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file. Raises OSError, and ValueError if it is no regular file or no
+    JSON."""
+    try:
+        return json.loads(_regular(path).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path.name}: expected JSON, got hundreds of nested lists") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file. Raises OSError, and ValueError if it is no regular file."""
+    return _regular(path).read_bytes()
+
+
+def _regular(path: Path) -> Path:
+    """Raises ValueError for a folder, and for a pipe, which would be waited for."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name}: expected a file, got a folder, a pipe or a device")
+    return path
+
+
+def unfinished(folder: Path) -> Iterator[Path]:
+    """The files that processes which were killed in `replace` have left in a folder."""
+    if folder.is_dir():
+        yield from (p for p in folder.iterdir() if BESIDE.fullmatch(p.name) and p.is_file())
 
 
 def of_file(error: OSError, path: Path) -> OSError:

@@ -88,16 +88,34 @@ def processor() -> str:
 def process() -> dict[str, Any]:
     """This process, so that another one can ask `is_alive` for it."""
     me = psutil.Process()
-    return {"host": socket.gethostname(), "pid": me.pid, "started": me.create_time()}
+    where = {"host": socket.gethostname(), "boot": _boot()}
+    return where | {"pid": me.pid, "started": me.create_time()}
+
+
+def _boot() -> str:
+    """Name of this start of the machine, which its containers share; empty: not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def is_here(of: Mapping[str, Any]) -> bool:
+    """Whether a `process` is, or was, one of this machine or of a container on it."""
+    boot = of.get("boot", "")
+    return is_same_host(of) or (boot != "" and boot == _boot())
+
+
+def is_same_host(of: Mapping[str, Any]) -> bool:
+    """Whether a `process` is, or was, one of this machine or of this container."""
+    return bool(of["host"] == socket.gethostname())
 
 
 def is_alive(of: Mapping[str, Any]) -> bool:
-    """Whether a `process` still runs; on another host nobody can tell, and it is taken to.
+    """Whether a `process` of this machine still runs.
 
     Another process that got the same number began at another time.
     """
-    if of["host"] != socket.gethostname():
-        return True
     try:
         now = psutil.Process(of["pid"])
         same = abs(now.create_time() - of["started"]) < 2  # seconds: clocks are corrected

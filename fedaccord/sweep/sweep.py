@@ -1,6 +1,5 @@
 """A sweep from its beginning or from where it was: tune on validation samples, test the winners."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -8,16 +7,14 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedaccord.runs import origin
-from fedaccord.runs.files import replace
+from fedaccord.runs.files import replace, unfinished
+from fedaccord.runs.lock import Lock
 from fedaccord.sweep import workers
 from fedaccord.sweep.plan import Plan
 from fedaccord.sweep.search import Ask, budget, ranked, search
 from fedaccord.sweep.table import TEST, TUNE, Trial, Winner, trials_table, winners_table
-from fedaccord.sweep.trial import Job, Row, forget_checkpoints, mean, row_of
+from fedaccord.sweep.trial import ROWS, Job, Row, forget_checkpoints, mean, row_of
 from fedaccord.sweep.workers import Workers
-
-STATE = "sweep.json"  # of a sweep's folder
 
 
 class Step(NamedTuple):
@@ -43,7 +40,13 @@ class Sweep:
     def run(self) -> pd.DataFrame:
         """The table of the winners. Raises ValueError where another process is at it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        claim(self.folder)
+        with Lock(self.folder):
+            for folder in (self.folder, self.folder / ROWS):
+                for file in unfinished(folder):
+                    file.unlink()
+            return self._run()
+
+    def _run(self) -> pd.DataFrame:
         winners = self._asha() if self.plan.options.search == "asha" and self.plan.tunes else None
         with workers.of(self.plan.options) as work:
             winners = winners or self._tune(work)
@@ -161,21 +164,6 @@ class Sweep:
 
     def _write(self, name: str, text: str) -> None:
         replace(self.folder / name, text.encode())
-
-
-def claim(folder: Path) -> None:
-    """Write into a folder that this process works in it. Raises ValueError where another does."""
-    file = folder / STATE
-    try:
-        state = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        state = {}
-    if state and state != origin.process() and origin.is_alive(state):
-        raise ValueError(
-            f"{folder}: process {state['pid']} on {state['host']} works on this sweep; "
-            "wait for it, or choose another --out"
-        )
-    replace(file, json.dumps(origin.process()).encode())
 
 
 def _nothing(jobs: Sequence[Job], on_row: workers.OnRow) -> None:

@@ -16,10 +16,12 @@ import pandas as pd
 
 from fedaccord import engine, logbook
 from fedaccord.config import RunConfig
-from fedaccord.runs import flatten, metrics
-from fedaccord.runs.files import replace
+from fedaccord.runs import flatten, lock, metrics
+from fedaccord.runs.files import read_json, replace
+from fedaccord.runs.lock import LockedError
 from fedaccord.sweep.plan import PERSONAL
 
+ROWS = "rows"  # folder of a sweep's folder
 COMPLETED, FAILED = "completed", "failed"
 KEPT = ("rounds-counted", *metrics.of_kind(metrics.SUMMED))  # of a run's summary
 Row = dict[str, Any]
@@ -43,13 +45,13 @@ class Job(NamedTuple):
 
     @property
     def file(self) -> Path:
-        return Path(self.folder) / "rows" / f"{self.name}-{self.rounds}.json"
+        return Path(self.folder) / ROWS / f"{self.name}-{self.rounds}.json"
 
 
 def row_of(job: Job) -> Row | None:
     """What the job came to; None: it was not done yet."""
     try:
-        row: Row = json.loads(job.file.read_text(encoding="utf-8"))
+        row: Row = read_json(job.file)
     except FileNotFoundError:
         return None
     return row
@@ -58,8 +60,8 @@ def row_of(job: Job) -> Row | None:
 def execute(job: Job) -> Row:
     """Do what is missing of a job, and write down what it came to.
 
-    Raises OSError where a file cannot be read or written, and nothing else: a run that fails is a
-    row with the reason.
+    Raises OSError where a file cannot be read or written, LockedError if another process runs the
+    trial, and nothing else: a run that fails is a row with the reason.
     """
     if row := row_of(job):
         return row
@@ -82,9 +84,10 @@ def _run(job: Job) -> Row:
         log.setLevel(logging.ERROR)  # a reason is in the row
         try:
             if not (begun and _go_on(job)):
+                lock.check(job.path)
                 shutil.rmtree(job.path, ignore_errors=True)
                 engine.run(_config(job))
-        except OSError:
+        except (OSError, LockedError):
             raise
         except Exception as error:
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -103,6 +106,8 @@ def _go_on(job: Job) -> bool:
     """Whether the run went on from its last checkpoint; no: it cannot, and is to begin anew."""
     try:
         engine.run(_config(job, resume=True))
+    except LockedError:
+        raise
     except (ValueError, FileNotFoundError):  # a damaged checkpoint, or more rounds than asked for
         return False
     return True
@@ -110,7 +115,7 @@ def _go_on(job: Job) -> bool:
 
 def summary_of(path: Path) -> dict[str, Any]:
     try:
-        return flatten(json.loads((path / "summary.json").read_text(encoding="utf-8")))
+        return flatten(read_json(path / "summary.json"))
     except (FileNotFoundError, ValueError):
         return {}
 

@@ -1,8 +1,11 @@
 """`fedaccord resume`: go on with a run, or one line."""
 
 import json
+import os
 from pathlib import Path
 
+from fedaccord.runs import origin
+from fedaccord.runs.lock import Lock
 from tests.cli.shell import invoke, run
 
 
@@ -42,6 +45,26 @@ def test_what_cannot_go_on_is_one_line(tmp_path: Path) -> None:
         assert result.stderr.count("\n") == 1
     summary = json.loads((directory / "summary.json").read_text())
     assert summary["status"] == "completed"
-    alive = summary | {"status": "running"}
-    (directory / "summary.json").write_text(json.dumps(alive))
-    assert "the run is still going" in invoke("resume", directory).stderr
+
+
+def test_a_run_that_another_process_writes_is_left_alone(tmp_path: Path) -> None:
+    """Whoever writes it, and whatever its summary says."""
+    assert run(tmp_path, "name=x").exit_code == 0
+    directory = tmp_path / "runs" / "x"
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    with Lock(directory):
+        result = invoke("resume", directory, "num-server-rounds=3")
+        again = run(tmp_path, "name=x", "resume=true", "num-server-rounds=3")
+    for each in (result, again):
+        assert each.exit_code == 2, each.output
+        assert each.stderr.count("\n") == 1
+        assert f"{directory}: process {os.getpid()} on " in each.stderr
+        assert "writes here; wait for it, or end it" in each.stderr
+    after = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    assert after == before
+    away = origin.process() | {"host": "elsewhere", "boot": "another", "locked": True}
+    (directory / ".lock").write_text(json.dumps(away))
+    assert "--force" in invoke("resume", directory, "num-server-rounds=3").stderr
+    forced = invoke("resume", directory, "num-server-rounds=3", "--force")
+    assert forced.exit_code == 0, forced.output
+    assert not (directory / ".lock").exists()

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
 from fedaccord.federation.round import Round
-from fedaccord.runs import RunDirectory
+from fedaccord.logbook import Logbook
+from fedaccord.runs import RunDirectory, status
 from fedaccord.runs.checkpoint import Checkpoints, DamagedError
 from fedaccord.strategies import METHODS
 
@@ -179,6 +180,52 @@ def test_clients_files_are_written_once_and_kept_while_they_are_named(
     there = {p.relative_to(folder).as_posix() for p in folder.rglob("*.safetensors")}
     assert there == named
     assert load_file(folder / f"{ROUNDS}.safetensors").keys() == {"w", "accepted", "server.c"}
+
+
+def killed_before_its_model(settings: dict[str, Any], name: str) -> Path:
+    """A run that was killed after its last checkpoint and before its model was written."""
+    path = run(make(settings, algo="scaffold", name=name)).path
+    for file in ("model.safetensors", "model.json"):
+        (path / file).unlink()
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps(summary | {"status": "running"}))
+    for file in (".summary.json.77", "checkpoint/.9.json.77", "checkpoint/clients/.1-4.json.77"):
+        (path / file).write_text("{")
+    (path / ".notes.json").write_text("mine")
+    return path
+
+
+def test_a_run_that_was_killed_before_its_model_is_completed(settings: dict[str, Any]) -> None:
+    whole = written(run(make(settings, algo="scaffold", name="model-whole")).path)
+    path = killed_before_its_model(settings, "model")
+    assert status(path) == "dead"
+    again = run(make(settings, algo="scaffold", name="model", resume=True))
+    assert written(again.path) == whole
+    assert status(path) == "completed"
+    assert [p.name for p in path.rglob(".*")] == [".notes.json"]  # of what nobody finished, nothing
+
+
+def test_a_run_is_completed_with_the_rounds_that_it_has(settings: dict[str, Any]) -> None:
+    whole = run(make(settings, algo="feddyn", name="fewer-whole", num_server_rounds=STOP))
+    interrupted(make(settings, algo="feddyn", name="fewer"))
+    again = run(make(settings, algo="feddyn", name="fewer", num_server_rounds=STOP, resume=True))
+    assert written(again.path) == written(whole.path)
+
+
+def test_a_resume_that_fails_at_its_start_keeps_the_model(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run(make(settings, algo="fedavg", name="keeps")).path
+    before = (path / "model.safetensors").read_bytes()
+
+    def fail(self: Logbook, fleet: Any) -> None:
+        raise ValueError("no clients")
+
+    monkeypatch.setattr(Logbook, "restore", fail)
+    more = make(settings, algo="fedavg", name="keeps", num_server_rounds=ROUNDS + 1, resume=True)
+    with engine.quiet(), pytest.raises(ValueError, match="no clients"):
+        engine.run(more)
+    assert (path / "model.safetensors").read_bytes() == before
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_a_run_that_was_killed_goes_on(simulation: Flower, tmp_path: Path) -> No
 
     def kill() -> None:
         wait_until(lambda: any((run / "checkpoint").glob("[2-9]*.json")), "a round", simulation.log)
-        process = json.loads((run / "summary.json").read_text())["process"]
+        process = json.loads((run / ".lock").read_text())
         os.kill(process["pid"], signal.SIGKILL)
 
     thread = threading.Thread(target=kill)

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import pytest
 
 from fedaccord.reproduce import Cell, Study, find
 from fedaccord.reproduce.study import Done
-from fedaccord.runs import origin
 from fedaccord.sweep.plan import Options
 from fedaccord.sweep.trial import summary_of
 from tests.reproduce.studies import TABLE, cell, finish
+from tests.runs.locks import LOCK, wait_for_lock
 
 KILLS = 6
 
@@ -182,13 +181,11 @@ def test_kills_change_no_number(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    other = subprocess.Popen([sys.executable, "-c", LOCK, str(tmp_path)])
     try:
-        process = origin.process()
-        process |= {"pid": other.pid, "started": psutil.Process(other.pid).create_time()}
-        (tmp_path / "sweep.json").write_text(json.dumps(process))
+        wait_for_lock(tmp_path)
         done: list[Done] = []
-        with pytest.raises(ValueError, match=f"process {other.pid} .* works"):
+        with pytest.raises(ValueError, match=f"process {other.pid} .* writes here"):
             study().perform(tmp_path, Options(workers=1), done.append)
         assert done == []
     finally:

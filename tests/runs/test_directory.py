@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 from fedaccord import runs
 from fedaccord.config import RunConfig, in_use, resolved
-from fedaccord.runs import RunDirectory, flatten, tables
+from fedaccord.runs import RunDirectory, directory, flatten, tables
+from fedaccord.runs.lock import Lock, LockedError
 from fedaccord.task import models
 
 SETTINGS = RunConfig.make({}).flat
@@ -111,6 +112,7 @@ def test_a_run_leaves_its_files_and_no_others(tmp_path: Path) -> None:
     run.record({"round": 1, "new": 1}, [{"client": 0, "new": 1}])
     run.save_model({"w": torch.zeros(2)}, {})
     run.summarise("completed")
+    run.close()
     found = {path.name for path in run.path.iterdir()}
     assert found == {
         *("config.toml", "metrics.csv", "clients.csv", "summary.json"),
@@ -228,6 +230,8 @@ def test_the_mean_of_few_evaluations_leaves_out_the_untrained_model(tmp_path: Pa
 def test_a_run_that_says_running_and_has_no_process_is_dead(tmp_path: Path) -> None:
     run = RunDirectory(str(tmp_path), "x", SETTINGS)
     assert runs.status(run.path) == "running"
+    with pytest.raises(LockedError, match=f"{run.path}: process {os.getpid()} on .* writes here"):
+        Lock(run.path)
     code = (
         "import sys; from fedaccord.runs import RunDirectory\n"
         "RunDirectory(sys.argv[1], 'y', {'algo': 'fedavg', 'dataset': 'digits', 'seed': 0})"
@@ -235,9 +239,10 @@ def test_a_run_that_says_running_and_has_no_process_is_dead(tmp_path: Path) -> N
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
     assert summary(run)["status"] == "running"
     assert runs.status(tmp_path / "y") == "dead"
+    run.close()
+    assert runs.status(run.path) == "dead"
     run.summarise("interrupted")
     assert runs.status(run.path) == "interrupted"
-    assert "process" not in summary(run)
 
 
 def test_a_diverged_loss_is_null_in_the_summary(tmp_path: Path) -> None:
@@ -281,6 +286,34 @@ def test_unnamed_runs_of_one_second_get_a_folder_each(
     names = [RunDirectory(str(tmp_path), "", SETTINGS).path.name for _ in range(3)]
     first = "fedinit-digits-seed0-20260101-000000"
     assert names == [first, f"{first}-2", f"{first}-3"]
+
+
+def test_unnamed_runs_that_begin_at_once_get_a_folder_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one takes the name after it was looked at."""
+    place, taken = directory.place, []
+
+    def late(*given: Any) -> Path:
+        path = place(*given)
+        if not taken:
+            taken.append(path)
+            path.mkdir()
+        return path
+
+    monkeypatch.setattr(directory, "place", late)
+    assert RunDirectory(str(tmp_path), "", SETTINGS).path.name == f"{taken[0].name}-2"
+
+
+def test_of_two_new_runs_of_a_name_one_is_refused(tmp_path: Path) -> None:
+    """Both have found the folder empty."""
+    (tmp_path / "x").mkdir()
+    with (
+        Lock(tmp_path / "x"),
+        pytest.raises(ValueError, match=r"^name: .* exists already; choose another name"),
+    ):
+        RunDirectory(str(tmp_path), "x", SETTINGS)
+    RunDirectory(str(tmp_path), "x", SETTINGS)
 
 
 def test_the_default_place_is_in_the_home_folder(

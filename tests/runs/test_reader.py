@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedaccord.runs import origin, reader
+from fedaccord.runs import reader
+from fedaccord.runs.lock import Lock
 from fedaccord.task import load_task
 from fedaccord.task.config import TaskConfig
 from tests.cli.shell import invoke, run
@@ -41,15 +42,16 @@ def test_a_run_whose_process_is_gone_is_shown_as_dead(path: Path, tmp_path: Path
     config = tmp_path / "x" / "config.toml"
     config.write_text(re.sub(r"(?m)^seed = .*", "seed = 7", config.read_text()))
     summary = json.loads((path / "summary.json").read_text())
-    for process, status in (
-        (origin.process(), "running"),
-        (origin.process() | {"started": 0.0}, "dead"),
-    ):
-        alive = summary | {"status": "running", "process": process}
-        (tmp_path / "x" / "summary.json").write_text(json.dumps(alive))
-        assert reader.read(tmp_path / "x").summary["status"] == status
-        shown = invoke("compare", path, tmp_path / "x").stdout
-        assert f", 7), 1 {status}" in shown
+    (tmp_path / "x" / "summary.json").write_text(json.dumps(summary | {"status": "running"}))
+    with Lock(tmp_path / "x"):
+        shows(path, tmp_path / "x", "running")
+    shows(path, tmp_path / "x", "dead")
+
+
+def shows(path: Path, other: Path, status: str) -> None:
+    assert reader.read(other).summary["status"] == status
+    shown = invoke("compare", path, other).stdout
+    assert f", 7), 1 {status}" in shown
 
 
 def test_the_classes_are_those_of_the_clients_samples(path: Path) -> None:

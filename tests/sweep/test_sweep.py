@@ -1,6 +1,5 @@
 """Sweeps to their end: tables, winners, one go on where the last one was, also when killed."""
 
-import json
 import os
 import random
 import signal
@@ -10,13 +9,12 @@ import time
 from pathlib import Path
 
 import pandas as pd
-import psutil
 import pytest
 
-from fedaccord.runs import origin
 from fedaccord.runs.reader import read
 from fedaccord.sweep import Plan, Sweep
 from fedaccord.sweep.estimate import parts
+from tests.runs.locks import LOCK, wait_for_lock
 from tests.sweep.plans import finish, make, table
 
 KILLS = 10
@@ -152,15 +150,13 @@ def test_ten_kills_change_no_number(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_work_on_one_sweep(tmp_path: Path) -> None:
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    other = subprocess.Popen([sys.executable, "-c", LOCK, str(tmp_path)])
     try:
-        began = psutil.Process(other.pid).create_time()
-        at_it = origin.process() | {"pid": other.pid, "started": began}
-        (tmp_path / "sweep.json").write_text(json.dumps(at_it))
-        with pytest.raises(ValueError, match=f"process {other.pid} on .* works on this sweep"):
+        wait_for_lock(tmp_path)
+        with pytest.raises(ValueError, match=f"process {other.pid} on .* writes here; wait"):
             Sweep(make(), tmp_path, lambda _: None).run()
     finally:
         other.kill()
         other.wait()
     finish(make({"algo": ["fedavg"]}), tmp_path)  # it died
-    assert json.loads((tmp_path / "sweep.json").read_text())["pid"] == os.getpid()
+    assert not (tmp_path / ".lock").exists()
