@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from fedaccord import threads
 from fedaccord.client import device
 from fedaccord.client.data import test_data, training_data
-from fedaccord.client.disk import DiskStore
+from fedaccord.client.disk import DiskStore, prepare
 from fedaccord.client.store import ContextStore, Store
 from fedaccord.client.train import (
     answer_message,
@@ -46,6 +46,7 @@ def _train(task_of: Callable[[Context], Task], message: Message, context: Contex
     if is_hello(message):
         reply = introduce(message, context)
         try:
+            _check_node(context)
             task_of(context)  # what is wrong with this node's data shows before round 1
         except (ValueError, FileNotFoundError) as error:
             node = context.node_config
@@ -68,13 +69,27 @@ def memory_of(context: Context, asked: TrainInstruction) -> Store:
 
     A device names its own in its node config; the run configuration that of simulated clients.
     """
-    named = context.run_config if device.is_simulated() else context.node_config
-    folder = str(named.get(STATE_DIR, ""))
+    folder = _state_dir(context)
     if not folder:
         return ContextStore(context)
     if not Path(folder).is_absolute():
         raise ValueError(f"{STATE_DIR}: expected an absolute path, got {folder!r}")
-    return DiskStore(Path(folder), asked)
+    return DiskStore(Path(folder), asked, device.state_days(context.node_config))
+
+
+def _state_dir(context: Context) -> str:
+    named = context.run_config if device.is_simulated() else context.node_config
+    return str(named.get(STATE_DIR, ""))
+
+
+def _check_node(context: Context) -> None:
+    """Raise ValueError, in one line, if this node could not store states or has a wrong limit."""
+    node = context.node_config
+    device.check_limits(node)
+    if folder := _state_dir(context):
+        data = next((str(node[key]) for key in OWN_DATA if key in node), None)
+        owner = {PARTITION_ID: node.get(PARTITION_ID), "data": data}
+        prepare(Path(folder), None if device.is_simulated() else owner)
 
 
 def configured_task(context: Context) -> Task:

@@ -12,6 +12,8 @@ from typing import Any
 from fedaccord.core.visit import TrainInstruction
 
 ALLOW, MAX_STEPS, MAX_THREADS = "allow-server-data", "max-local-steps", "max-threads"
+STATE_DAYS = "state-days"
+DAYS = 90  # that the states of a run are kept after its last visit, by default
 STEPS = 1_000_000  # a round, where a node's config says nothing
 HARMLESS = "digits"  # the images come with scikit-learn: nobody's data
 
@@ -39,7 +41,25 @@ def allowed(run: Mapping[str, Any], own: Mapping[str, Any], node: Mapping[str, A
             'with dataset="npz" data-dir="/path/to/its.npz" in --node-config, or with '
             f"{ALLOW}=true to read what runs name"
         )
-    return {**run, "data-dir": "", "download": False}
+    if run.get("partition") == "file":
+        if "data-dir" not in own:
+            raise ValueError(
+                "expected a run that names no file of this node, got partition=file: take another "
+                f"partition, or start the SuperNode with data-dir or {ALLOW}=true in --node-config"
+            )
+        run = {key: value for key, value in run.items() if key != "partition"}  # it has all of it
+    return {**run, "data-dir": "", "partition-file": "", "download": False}
+
+
+def check_limits(node: Mapping[str, Any]) -> None:
+    """Raises ValueError, in one line, if a limit of this node's config is not one."""
+    for key in (MAX_STEPS, MAX_THREADS, STATE_DAYS):
+        _limit(node, key, 1)
+
+
+def state_days(node: Mapping[str, Any]) -> int:
+    """How long the states of a run are kept after its last visit to this node."""
+    return _limit(node, STATE_DAYS, DAYS)
 
 
 def check_steps(asked: TrainInstruction, examples: int, node: Mapping[str, Any]) -> None:

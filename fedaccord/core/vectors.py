@@ -110,8 +110,19 @@ def _lane(device: torch.device) -> Any:
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """What vectors are kept in; with bfloat16 only forward passes are."""
-    return torch.float64 if precision == "float64" else torch.float32
+    """What vectors are kept in; with bfloat16 only forward passes are.
+
+    Raises ValueError if this version does not know the precision.
+    """
+    if precision not in DTYPES:
+        raise ValueError(
+            f"precision: expected one of {', '.join(DTYPES)}, got {precision!r:.40}: install the "
+            "same version on server and clients"
+        )
+    return DTYPES[precision]
+
+
+DTYPES = {"float64": torch.float64} | dict.fromkeys(("float32", "bfloat16", "tf32"), torch.float32)
 
 
 # --- NamedTuples of vectors, nested, with None and with dicts of vectors by round -----------------

@@ -11,8 +11,11 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedaccord.client import device
+from fedaccord.client.train import flat_model
 from fedaccord.client_app import app, configured_task
 from fedaccord.config import RunConfig
+from fedaccord.core.options import options
+from fedaccord.core.vectors import DTYPES
 from fedaccord.core.visit import TrainInstruction
 from fedaccord.engine import InProcessGrid
 from fedaccord.strategies import FedAvg
@@ -60,6 +63,59 @@ def test_a_device_reads_no_file_that_a_run_names(
     assert "allow-server-data=true" in line
     assert "\n" not in line
     assert not any(str(value) in line for value in run.values() if str(value).startswith("/"))
+
+
+def test_a_run_names_no_partition_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the file exists, or what is in it, does not show."""
+    run = {"partition": "file", "partition-file": str(tmp_path / "x"), "model": "linear"}
+    monkeypatch.setattr("fedaccord.task.partition_file.read", pytest.fail)
+    for node in ({"dataset": "digits"}, {"dataset": "npz"}):
+        with pytest.raises(ValueError, match="got partition=file: take another") as refused:
+            configured_task(context(run, **node))
+        assert str(tmp_path) not in str(refused.value)
+    own = {"dataset": "npz", "data-dir": str(own_data(tmp_path, 14))}
+    assert configured_task(context(run, **own)).num_examples(1) == 14
+
+
+def test_a_run_names_no_gossip_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedaccord.plugins.gossip.mixing_matrix", pytest.fail)
+    run = {"algo": "dfedavg", "gossip.topology": "file", "gossip.file": "/x", "model": "linear"}
+    assert configured_task(context(run)).num_examples(1) > 0
+
+
+@pytest.mark.parametrize(
+    ("node", "line"),
+    [
+        ({"max-local-steps": "many"}, "expected max-local-steps in this node's config"),
+        ({"max-threads": 0}, "expected max-threads in this node's config"),
+        ({"state-days": -1}, "expected state-days in this node's config"),
+        ({"state-dir": "states"}, "state-dir: expected an absolute path"),
+        ({"state-dir": __file__}, "state-dir: expected a folder that can be written"),
+    ],
+)
+def test_a_wrong_node_config_shows_before_round_1(node: dict[str, Any], line: str) -> None:
+    with InProcessGrid(ClientApp(), 1):
+        message = Message(hello(), 1, MessageType.TRAIN)
+        with pytest.raises(ValueError, match=f"^partition-id=1: {line}"):
+            app(message, context({"model": "linear"}, **node))
+
+
+def test_another_clients_states_are_noticed(tmp_path: Path) -> None:
+    node = {"state-dir": str(tmp_path / "states")}
+    with InProcessGrid(ClientApp(), 1):
+        for _ in range(2):
+            message = Message(hello(), 1, MessageType.TRAIN)
+            app(message, context({"model": "linear"}, **node))
+        with pytest.raises(ValueError, match=r"^partition-id=2: state-dir: expected the folder of"):
+            app(message, context({"model": "linear"}, **node, **{"partition-id": 2}))
+
+
+@pytest.mark.parametrize("precision", ["float16", "", "float32 "])
+def test_a_precision_that_the_device_does_not_know_is_refused(precision: str) -> None:
+    with pytest.raises(ValueError, match=r"^precision: expected one of .*, got '"):
+        flat_model(torch.nn.Linear(2, 1), ASKED._replace(precision=precision))
+    (field,) = (f for f in options(FedAvg) if f.name == "precision")
+    assert {*field.metadata["choices"]} <= {*DTYPES}
 
 
 def test_the_server_hears_of_it_when_the_node_introduces_itself() -> None:

@@ -1,6 +1,7 @@
 """A client's memory on disk: what is kept, what is lost, and what is told."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaccord.client.disk import DiskStore
+from fedaccord.client.disk import DiskStore, prepare
 from fedaccord.client.store import LostState, Memory, Version
 from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.visit import TrainInstruction
@@ -126,7 +127,14 @@ def test_a_damaged_state_is_lost_with_one_line(
 def test_a_damaged_index_is_a_lost_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = DiskStore(tmp_path, asked())
     store.save(memory(store, 1))
-    for text in ("", "{", "[]", '{"versions": []}', '{"versions": [{"round": 1}], "attempt": 0}'):
+    for text in (
+        "",
+        "{",
+        "[]",
+        '{"versions": []}',
+        '{"versions": [{"round": 1}], "attempt": 0}',
+        "[" * 10**5,
+    ):
         (store.folder / "memory.json").write_text(text)
         assert store.load() is None
         assert "memory.json is damaged" in caplog.records[-1].getMessage()
@@ -137,6 +145,89 @@ def test_the_state_of_another_method_is_lost(tmp_path: Path) -> None:
     kept = store.pack(1, Inner(torch.zeros(3)))
     with pytest.raises(LostState):
         store.unpack(kept, LIKE)
+
+
+def test_only_its_own_files_are_removed(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, asked())
+    store.save(memory(store, 1))
+    (store.folder / ".ipynb_checkpoints").mkdir()
+    (store.folder / "9.safetensors").mkdir()
+    (store.folder / "notes.txt").write_text("mine")
+    store.save(memory(store, 5))
+    names = {path.name for path in store.folder.iterdir()}
+    own = {"5.safetensors", "memory.json"}
+    assert names == {".ipynb_checkpoints", "9.safetensors", "notes.txt", *own}
+
+
+@pytest.mark.parametrize("name", ["memory.json", "1.safetensors"])
+def test_a_pipe_is_a_lost_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    store = DiskStore(tmp_path, asked())
+    store.save(memory(store, 1))
+    (store.folder / name).unlink()
+    os.mkfifo(store.folder / name)
+    if (found := store.load()) is not None:
+        with pytest.raises(LostState):
+            store.unpack(found.latest.state, LIKE)
+    assert f"{name} is damaged (not a file)" in caplog.text
+
+
+def test_folders_are_private(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "states", asked())
+    store.save(memory(store, 1))
+    for folder in (store.folder, *store.folder.parents[:2]):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    prepare(tmp_path / "others")
+    assert (tmp_path / "others").stat().st_mode & 0o777 == 0o700
+
+
+def test_old_federations_are_removed_when_a_new_one_begins(tmp_path: Path) -> None:
+    for name, days in (("old", 91), ("recent", 89), ("mine", 200)):
+        store = DiskStore(tmp_path, asked(name))
+        store.save(memory(store, 1))
+        then = time.time() - 86400 * days
+        os.utime(store.folder / "memory.json", (then, then))
+    (tmp_path / "foreign").mkdir()
+    os.utime(tmp_path / "foreign", (0, 0))
+    (tmp_path / "client.json").write_text("{}")
+    mine = DiskStore(tmp_path, asked("mine"), 90)  # known: nothing is removed
+    mine.save(memory(mine, 2))
+    assert len(list(tmp_path.iterdir())) == 5
+    new = DiskStore(tmp_path, asked("new"), 90)
+    new.save(memory(new, 0))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"recent", "mine", "new", "foreign", "client.json"}
+    assert mine.load() is not None
+
+
+# --- a device's own folder ------------------------------------------------------------------------
+
+OWNER = {"partition-id": 1, "data": "/a.npz"}
+
+
+def test_a_folder_belongs_to_one_client(tmp_path: Path) -> None:
+    for _ in range(2):
+        prepare(tmp_path, OWNER)
+    for other in (OWNER | {"partition-id": 2}, OWNER | {"data": "/b.npz"}):
+        with pytest.raises(ValueError, match=r"^state-dir: expected the folder of .* remove ") as e:
+            prepare(tmp_path, other)
+        assert "\n" not in str(e.value)
+    (tmp_path / "client.json").write_text("{")
+    with pytest.raises(ValueError, match="a damaged file"):
+        prepare(tmp_path, OWNER)
+
+
+def test_a_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for wrong in (tmp_path / "file", tmp_path / "file" / "below", Path("relative")):
+        with pytest.raises(ValueError, match=r"^state-dir: expected"):
+            prepare(wrong, OWNER)
+    if os.geteuid():
+        tmp_path.chmod(0o500)
+        for wrong in (tmp_path, tmp_path / "below"):
+            with pytest.raises(ValueError, match=r"^state-dir: expected .*Permission denied"):
+                prepare(wrong)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
