@@ -33,6 +33,10 @@ def links(app, name, source):
     source[0] = re.sub(r"\]\(([^)#\s]+)", moved, source[0])
 
 
+def as_field(match):
+    return f":param {match[1].replace(', ', '/')}: "
+
+
 def docstring(app, what, name, thing, options, lines):
     """Paragraphs of `name: meaning` are parameters; others with indented lines stay as they are."""
     text = "\n".join(lines).strip("\n")
@@ -43,7 +47,7 @@ def docstring(app, what, name, thing, options, lines):
     paragraphs = []
     for paragraph in text.split("\n\n"):
         if re.match(r"\w+(, \w+)*: ", paragraph):
-            fields = re.sub(r"^(?=\w+(, \w+)*: )", ":param ", paragraph, flags=re.MULTILINE)
+            fields = re.sub(r"^(\w+(?:, \w+)*): ", as_field, paragraph, flags=re.MULTILINE)
             paragraphs.append(re.sub(r"^(?![:\s])", "    ", fields, flags=re.MULTILINE))
         elif re.search(r"^\s", paragraph, re.MULTILINE):
             paragraphs.append("::\n\n" + re.sub(r"^", "    ", paragraph, flags=re.MULTILINE))
