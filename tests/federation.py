@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from fedaccord import simulate, train_locally
 from fedaccord.client import store
-from fedaccord.engine import History, InProcessGrid, Recorder, quiet
+from fedaccord.engine import History, Recorder, quiet
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.wire import records
 from fedaccord.wire.instruction import is_hello, read_instruction
+from tests.grid import InProcessGrid
 from tests.reference.problem import Batches, Cohorts, LeastSquares
 
 

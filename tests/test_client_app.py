@@ -14,9 +14,9 @@ from torch import nn
 from fedaccord import threads, train_locally
 from fedaccord.client.store import ContextStore
 from fedaccord.client_app import app, configured_task, memory_of
-from fedaccord.engine import InProcessGrid
 from fedaccord.wire import introduction
 from tests.client.test_disk import asked
+from tests.grid import InProcessGrid
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ from flwr.app import Context, RecordDict
 
 from fedaccord import client_app, engine, server_app
 from fedaccord.config import RunConfig
-from fedaccord.engine import InProcessGrid
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.logbook import _next_attempt
 from fedaccord.runs import RunDirectory
 from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.task import load_task
+from tests.grid import InProcessGrid
 
 SETTINGS: dict[str, Any] = {
     **{"algo": "fedavg", "dataset": "npz", "model": "linear", "name": "x", "num-clients": 3},

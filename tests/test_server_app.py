@@ -20,11 +20,11 @@ from safetensors.torch import load_file
 
 from fedaccord import config, engine, runs, server_app
 from fedaccord.config import RunConfig
-from fedaccord.engine import InProcessGrid
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.strategy import Round
 from fedaccord.runs import RunDirectory
 from tests.cli.shell import invoke, run
+from tests.grid import InProcessGrid
 
 SMALL: dict[str, Any] = {
     **{"num-clients": 4, "num-server-rounds": 2, "model": "linear", "local-epochs": 1},

@@ -18,8 +18,8 @@ from torch import nn
 from fedaccord import engine, server_app, simulate, threads
 from fedaccord.client_app import configured_task
 from fedaccord.config import RunConfig
-from fedaccord.engine import InProcessGrid
 from fedaccord.task import models
+from tests.grid import InProcessGrid
 
 POLICY = "OMP_WAIT_POLICY"
 NO_DATA = {"dataset": "npz", "data-dir": "/no/such.npz"}  # would be the error where it is loaded

@@ -17,9 +17,9 @@ from fedaccord.config import RunConfig
 from fedaccord.core.options import options
 from fedaccord.core.vectors import DTYPES
 from fedaccord.core.visit import TrainInstruction
-from fedaccord.engine import InProcessGrid
 from fedaccord.strategies import FedAvg
 from fedaccord.wire.introduction import hello
+from tests.grid import InProcessGrid
 from tests.test_client_app import own_data
 
 ASKED = TrainInstruction(

@@ -18,7 +18,6 @@ from fedaccord.client import store
 from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.rule import LocalResult, LocalRule, Model
 from fedaccord.core.visit import Lost, TrainInstruction
-from fedaccord.engine import InProcessGrid
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.strategies.fedavg import FedAvgClient
 from fedaccord.strategies.feddyn import ClientState, FedDynClient
@@ -28,6 +27,7 @@ from fedaccord.wire.introduction import hello, introduction
 from fedaccord.wire.messages import read_answer
 from fedaccord.wire.records import pack
 from fedaccord.wire.tensor_array import to_tensor
+from tests.grid import InProcessGrid
 
 W = torch.tensor([1.0, -2.0], dtype=torch.float64)
 

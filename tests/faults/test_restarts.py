@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from fedaccord import client_app, engine, server_app
 from fedaccord.client.store import EARLIER_START
 from fedaccord.config import RunConfig
-from fedaccord.engine import InProcessGrid
 from fedaccord.federation.round import Round
 from fedaccord.task import load_task
+from tests.grid import InProcessGrid
 
 CLIENTS = 4
 METHODS = ["fedavg", "scaffold", "afedpd"]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from fedaccord.engine import InProcessGrid
 from tests.flower.conftest import REPOSITORY, Flower
+from tests.grid import InProcessGrid
 
 APP = REPOSITORY / "examples" / "another-app"
 

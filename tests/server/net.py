@@ -6,9 +6,9 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedaccord.engine import InProcessGrid
 from fedaccord.wire.instruction import is_hello
 from fedaccord.wire.introduction import introduce
+from tests.grid import InProcessGrid
 
 introducing = ClientApp()
 

@@ -8,12 +8,13 @@ from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedaccord import train_locally
-from fedaccord.engine import InProcessGrid, quiet
+from fedaccord.engine import quiet
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import FedAvg
 from fedaccord.wire.instruction import is_hello
 from tests.federation import half_square, linear
+from tests.grid import InProcessGrid
 from tests.reference.problem import LeastSquares
 
 C = 6

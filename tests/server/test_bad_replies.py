@@ -26,7 +26,7 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
-from fedaccord.engine import InProcessGrid, quiet
+from fedaccord.engine import quiet
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.roster import Roster
 from fedaccord.federation.round import Round
@@ -35,6 +35,7 @@ from fedaccord.strategies import AFedPD, FedAvg, FedInit, Scaffold
 from fedaccord.wire.instruction import is_hello, read_instruction
 from fedaccord.wire.introduction import introduce
 from fedaccord.wire.tensor_array import to_tensor
+from tests.grid import InProcessGrid
 from tests.server.net import Clock, Net
 from tests.server.runs import INITIAL, C, Spoil, client_app, strategy
 from tests.server.test_replies import (

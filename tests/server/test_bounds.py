@@ -8,7 +8,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from fedaccord.engine import InProcessGrid, quiet
+from fedaccord.engine import quiet
 from fedaccord.federation import bounds
 from fedaccord.federation.round import Round
 from fedaccord.strategies import (
@@ -25,6 +25,7 @@ from fedaccord.strategies import (
 )
 from fedaccord.wire.instruction import is_hello, read_instruction
 from tests.federation import linear, state_in
+from tests.grid import InProcessGrid
 from tests.server.runs import INITIAL, C, Spoil, client_app, federation, strategy
 from tests.server.test_replies import vectors, with_vectors
 

@@ -11,12 +11,13 @@ from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from fedaccord import evaluate_locally, simulate
 from fedaccord.client import store
 from fedaccord.config import RunConfig
-from fedaccord.engine import InProcessGrid, quiet
+from fedaccord.engine import quiet
 from fedaccord.federation.round import Round
 from fedaccord.strategies import FedDeper
 from fedaccord.task import load_task
 from fedaccord.wire.tensor_array import to_tensor
 from tests.federation import half_square, linear
+from tests.grid import InProcessGrid
 from tests.server.runs import INITIAL, LEAST_SQUARES, W0, C, client_app, strategy
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedaccord import simulate, train_locally
 from fedaccord.core.rounds import RoundState
-from fedaccord.engine import History, InProcessGrid, quiet
+from fedaccord.engine import History, quiet
 from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.roster import Roster
 from fedaccord.federation.round import Round
@@ -22,6 +22,7 @@ from fedaccord.strategies import AFedPD, FedAvg, FedDyn, FedInit, FedPD, Scaffol
 from fedaccord.wire.instruction import is_hello, read_instruction
 from fedaccord.wire.tensor_array import TensorArray, to_tensor
 from tests.federation import half_square, linear, run
+from tests.grid import InProcessGrid
 from tests.reference import fedinit
 from tests.server.net import Clock, Net
 from tests.server.runs import INITIAL, LEAST_SQUARES, W0, C, client_app, federation, strategy

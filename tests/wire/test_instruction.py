@@ -10,7 +10,6 @@ from flwr.clientapp import ClientApp
 
 from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.visit import TrainInstruction
-from fedaccord.engine import InProcessGrid
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.feddyn import FedDynClient
 from fedaccord.wire.instruction import (
@@ -21,6 +20,7 @@ from fedaccord.wire.instruction import (
     write_instruction,
 )
 from fedaccord.wire.introduction import hello, introduce, introduction
+from tests.grid import InProcessGrid
 from tests.wire.wires import WIRES, through_protobuf
 
 HALF = ClientHalf(FedDynClient(alpha=0.3), (SAM(rho=0.2),))

@@ -1,6 +1,6 @@
 """The in-process Grid: any ClientApp, C times in this process, for messages without a network.
 
-The one file that touches Flower's private parts: `TaskIdentity` (who writes a message), `Run` (the
+It touches Flower's private parts: `TaskIdentity` (who writes a message), `Run` (the
 type of ``Grid.run``) and ``metadata._message_id`` (which the SuperLink would set).
 """
 

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from fedaccord import simulate, train_locally
 from fedaccord.client import store
-from fedaccord.engine import InProcessGrid, quiet
-from fedaccord.engine.grid import FIRST_NODE
+from fedaccord.engine import quiet
 from fedaccord.federation.errors import FederationError
 from fedaccord.strategies import FedAvg, FedDyn
 from fedaccord.wire.instruction import is_hello, read_instruction
@@ -23,6 +22,7 @@ from fedaccord.wire.introduction import hello, introduce, introduction
 from fedaccord.wire.records import pack
 from fedaccord.wire.tensor_array import to_tensor
 from tests.federation import half_square, linear
+from tests.grid import FIRST_NODE, InProcessGrid
 from tests.reference.problem import LeastSquares
 
 C = 6
@@ -219,8 +219,8 @@ def test_vectors_pass_by_reference() -> None:
 # --- Flower's private parts -----------------------------------------------------------------------
 
 
-def test_the_private_parts_of_flower_that_the_engine_needs_are_there() -> None:
-    advice = "Flower has changed: fix fedaccord/engine/grid.py"
+def test_the_private_parts_of_flower_that_the_grid_needs_are_there() -> None:
+    advice = "Flower has changed: fix tests/grid.py"
     try:
         from flwr.supercore.run import Run
         from flwr.supercore.task_identity import TaskIdentity as Identity
