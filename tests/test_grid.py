@@ -159,7 +159,8 @@ def test_contexts_last_as_long_as_the_grid() -> None:
         strategy.start(grid, INITIAL, 2)
     assert all(grid.contexts[node] is context for node, context in contexts.items())
     rounds = [c.state.config_records.get(store.STATE_INFO) for c in contexts.values()]
-    assert [r and r["rounds"] for r in rounds] == [[0], [1, 0], [1], None, None, None]
+    saved = [r and [t for t in r["rounds"] if t >= 0] for r in rounds]  # type: ignore[union-attr]
+    assert saved == [[0], [1, 0], [1], None, None, None]
     for i, context in enumerate(contexts.values()):
         assert context.node_config == {"partition-id": i, "num-partitions": C}
         assert context.run_config == {"lr": 0.5}
