@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedaccord.analysis.groups import COSTS, Group, has, headline, smoothed
-from fedaccord.runs.metrics import EVALUATED, METRIC, METRICS
+from fedaccord.runs.metrics import EVALUATED, METRIC, METRICS, is_share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -111,7 +111,7 @@ def save_landscape(path: Path, at: Sequence[float], losses: "np.ndarray[Any, Any
 
 def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, PercentFormatter
 
     figure = Figure(figsize=(4.2, 3.0))
     axes = figure.subplots()
@@ -127,6 +127,8 @@ def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
     axes.set_ylabel(METRIC[metric].title)
     if over in ("bytes", "gradients"):  # 20M, as in the report
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if is_share(metric):
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend(fontsize="x-small")

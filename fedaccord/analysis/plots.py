@@ -15,25 +15,24 @@ from bokeh.models import (
     CustomJS,
     CustomJSHover,
     CustomJSTickFormatter,
-    DataTable,
     HoverTool,
-    HTMLTemplateFormatter,
+    Legend,
+    LegendItem,
     LinearColorMapper,
     LinearScale,
     LogAxis,
     LogScale,
+    NumeralTickFormatter,
     RadioButtonGroup,
     Range1d,
     Select,
-    TableColumn,
 )
 from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
 from fedaccord.analysis.figures import PARTS, curves, styles
-from fedaccord.analysis.groups import COSTS, Group, Spread, final
-from fedaccord.analysis.table import Cell, text
-from fedaccord.runs.metrics import METRIC
+from fedaccord.analysis.groups import COSTS, Group, final
+from fedaccord.runs.metrics import METRIC, is_share
 
 AXES = ("linear", "log y", "log x", "log both")  # x by pairs, y in turn: see `DRAW`
 TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
@@ -45,10 +44,14 @@ const prefixes = ["", "k", "M", "G", "T", "P", "E"]
 if (!(power > 0)) return String(Number({value}.toPrecision(4)))
 return Number(({value} / 1000 ** power).toPrecision(4)) + prefixes[power]
 """  # 12350000 as 12.35M, as in the summary
-LINE = ("xs", "ys", "color", "dash", "width", "alpha", "label")  # of a line; three of a band
+PERCENT = """
+if (shares.includes(y.value)) return String(Number((100 * {value}).toPrecision(4))) + "%"
+"""  # where the metric that is shown is an accuracy
+LINE = ("xs", "ys", "color", "dash", "width", "alpha", "label", "group")  # three of a band
+LEGEND_WIDTH, LETTER, ENTRY = 1100, 7, 60  # pixels: of a row, of a letter, of the line before it
 DRAW = """
 const metric = y.value, cost = x.value
-const line = {xs: [], ys: [], color: [], dash: [], width: [], alpha: [], label: []}
+const line = {xs: [], ys: [], color: [], dash: [], width: [], alpha: [], label: [], group: []}
 const band = {xs: [], ys: [], color: []}
 for (const g of groups.active) {
   const data = stores[g].data, [label, color, dash] = looks[g]
@@ -57,7 +60,7 @@ for (const g of groups.active) {
   if (!there.length) continue
   const pick = (values) => there.map((i) => values[i])
   const at = pick(data[cost])
-  for (const [kind, ys] of [raw, smooth].entries()) {
+  for (const [kind, ys] of [[1, smooth], [0, raw]]) {  // the legend shows the first
     if (!kinds.active.includes(kind)) continue
     line.xs.push(at)
     line.ys.push(pick(ys))
@@ -66,6 +69,7 @@ for (const g of groups.active) {
     line.width.push(kind ? 2 : 1)
     line.alpha.push(kind ? 1 : 0.3)
     line.label.push(label + (kind ? ", smoothed" : ""))
+    line.group.push(label)
   }
   if (kinds.active.includes(2) && low.length) {
     band.xs.push([...at, ...[...at].reverse()])
@@ -129,11 +133,13 @@ class Curves:
         self, metric: str, over: str = "round", axes: str = "linear", of: Sequence[str] = ()
     ) -> Any:
         """of: the metrics to choose from; empty: all."""
-        lines = ColumnDataSource({name: [] for name in LINE})
+        labels = [str(label) for label, *_ in self.looks]
+        # lines without a point: a legend has the size that it takes when the page is opened
+        looks = [([np.nan], [np.nan], c, dash, 2, 1, name, name) for name, c, dash in self.looks]
+        columns = zip(LINE, zip(*looks, strict=True), strict=True)
+        lines = ColumnDataSource({name: [*values] for name, values in columns})
         bands = ColumnDataSource({name: [] for name in LINE[:3]})
         lines.name, bands.name = f"lines {metric} {over}", f"bands {metric} {over}"
-        plot, parts = _figure(axes, lines, bands, metric, over)
-        plot.name = f"plot {metric} {over}"
         choices = [(name, t) for name, t in self.titles.items() if not of or name in of]
         y = Select(
             name=f"measure {metric} {over}",
@@ -142,6 +148,9 @@ class Curves:
             options=choices,
             width=260,
         )
+        plot, parts = _figure(axes, lines, bands, y, over)
+        plot.name = f"plot {metric} {over}"
+        _add_legend(plot, labels)
         x = Select(title="over", value=over, options=[*COSTS.items()], width=160)
         switch = RadioButtonGroup(
             name=f"axes {metric} {over}",
@@ -165,9 +174,10 @@ class Curves:
 
 
 def _figure(
-    axes: str, lines: ColumnDataSource, bands: ColumnDataSource, metric: str, over: str
+    axes: str, lines: ColumnDataSource, bands: ColumnDataSource, y: Select, over: str
 ) -> tuple[Any, dict[str, Any]]:
-    """A chart and its linear and logarithmic parts, by direction, of which one pair is shown."""
+    """A chart and its linear and logarithmic parts, by direction, of which one pair is shown.
+    y: chooses the metric."""
     plot = figure(
         height=380,
         sizing_mode="stretch_width",
@@ -181,13 +191,17 @@ def _figure(
     sides = {"x": [*plot.xaxis], "y": [*plot.yaxis]}
     scales = {way: [LinearScale(), LogScale()] for way in sides}
     grids = {"x": plot.xgrid[0], "y": plot.ygrid[0]}
-    for way, label in (("x", COSTS[over]), ("y", METRIC[metric].title)):
+    for way, label in (("x", COSTS[over]), ("y", METRIC[y.value].title)):
         for i, axis in enumerate(sides[way]):
             axis.visible, axis.axis_label = i == is_log[way], label
         grids[way].axis = sides[way][is_log[way]]
         setattr(plot, f"{way}_scale", scales[way][is_log[way]])
+    shares = {"y": y, "shares": [name for name in METRIC if is_share(name)]}
+    percent = PERCENT + SHORT
     for axis in sides["x"]:
         axis.formatter = CustomJSTickFormatter(code=SHORT.format(value="tick"))
+    for axis in sides["y"]:
+        axis.formatter = CustomJSTickFormatter(args=shares, code=percent.format(value="tick"))
     plot.patches("xs", "ys", source=bands, color="color", fill_alpha=0.15, line_alpha=0)
     drawn = plot.multi_line(
         *("xs", "ys"),
@@ -197,12 +211,30 @@ def _figure(
         line_width="width",
         line_alpha="alpha",
     )
-    values = [("", "@label"), ("at", "$snap_x{custom}"), ("value", "$snap_y{0.[0000]}")]
-    forms = {"$snap_x": CustomJSHover(code=SHORT.format(value="value"))}
+    values = [("", "@label"), ("at", "$snap_x{custom}"), ("value", "$snap_y{custom}")]
+    forms = {
+        "$snap_x": CustomJSHover(code=SHORT.format(value="value")),
+        "$snap_y": CustomJSHover(args=shares, code=percent.format(value="value")),
+    }
     plot.add_tools(
         HoverTool(renderers=[drawn], line_policy="nearest", tooltips=values, formatters=forms)
     )
     return plot, {"sides": sides, "grids": grids, "scales": scales}
+
+
+def _add_legend(plot: Any, labels: Sequence[str]) -> None:
+    """Below the plot, which grows by its rows; the lines that are drawn, not all that could be."""
+    (lines,) = (each for each in plot.renderers if "group" in each.data_source.data)
+    columns = max(1, LEGEND_WIDTH // (LETTER * max(map(len, labels)) + ENTRY))
+    legend = Legend(
+        items=[LegendItem(label={"field": "group"}, renderers=[lines])],
+        ncols=min(columns, len(labels)),
+        label_text_font_size="12px",
+        padding=4,
+        margin=4,
+    )
+    plot.add_layout(legend, "below")
+    plot.height += 24 * (1 + (len(labels) - 1) // columns)
 
 
 def _keys(number: int) -> str:
@@ -225,29 +257,6 @@ def _store(group: Group, titles: Mapping[str, str]) -> dict[str, "np.ndarray[Any
 
 def stacked(plots: Sequence[Any]) -> Any:
     return column(*plots, sizing_mode="stretch_width")
-
-
-def table(rows: Sequence[Mapping[str, Cell]]) -> Any:
-    """A table that sorts by a click on a column's head: spreads by their means."""
-    columns: list[TableColumn] = []
-    data: dict[str, Any] = {}
-    for i, name in enumerate(rows[0]):
-        cells = [each[name] for each in rows]
-        keys = [cell.mean if isinstance(cell, Spread) else cell for cell in cells]
-        data |= {f"c{i}": keys, f"t{i}": [*map(text, cells)]}
-        form = HTMLTemplateFormatter(template=f"<%- t{i} %>")
-        longest = max(len(name), *(len(text(cell)) for cell in cells))
-        columns.append(
-            TableColumn(field=f"c{i}", title=name, formatter=form, width=7 * longest + 24)
-        )
-    return DataTable(
-        source=ColumnDataSource(data),
-        columns=columns,
-        index_position=None,
-        autosize_mode="none",
-        height=min(25 * len(rows) + 48, 600),
-        sizing_mode="stretch_width",
-    )
 
 
 def classes(counts: pd.DataFrame, title: str) -> Any:
@@ -320,8 +329,12 @@ def _times(source: ColumnDataSource, x_range: Any) -> Any:
     """Whiskers from the fastest to the slowest local round of a client, a point at the median."""
     plot = figure(height=220, sizing_mode="stretch_width", tools=TOOLS, x_range=x_range)
     plot.xaxis.axis_label, plot.yaxis.axis_label = "client", "seconds of a local round"
-    plot.segment("client", "min", "client", "max", source=source, color="#0072b2")
-    points = plot.scatter("client", "median", source=source, color="#0072b2", size=5)
+    ends = ("client", "min", "client", "max")
+    plot.segment(*ends, source=source, color="#0072b2", legend_label="fastest to slowest")
+    look = {"color": "#0072b2", "size": 5, "legend_label": "median"}
+    points = plot.scatter("client", "median", source=source, **look)
+    plot.add_layout(plot.legend[0], "above")
+    plot.legend.orientation = "horizontal"
     values = [("client", "@client"), ("median", "@median s"), ("slowest", "@max s")]
     plot.add_tools(HoverTool(renderers=[points], tooltips=values))
     return plot
@@ -330,16 +343,11 @@ def _times(source: ColumnDataSource, x_range: Any) -> Any:
 def _bars(source: ColumnDataSource) -> Any:
     plot = figure(height=260, sizing_mode="stretch_width", tools=TOOLS)
     plot.xaxis.axis_label, plot.yaxis.axis_label = "client", "rounds"
-    plot.vbar(x="client", top="good", source=source, width=0.9, color="#0072b2", line_color=None)
-    plot.vbar(
-        x="client",
-        bottom="good",
-        top="asked",
-        source=source,
-        width=0.9,
-        color="#d55e00",
-        line_color=None,
-    )
+    bar: dict[str, Any] = {"x": "client", "source": source, "width": 0.9, "line_color": None}
+    plot.vbar(top="good", color="#0072b2", legend_label="good replies", **bar)
+    plot.vbar(bottom="good", top="asked", color="#d55e00", legend_label="dropped", **bar)
+    plot.add_layout(plot.legend[0], "above")
+    plot.legend.orientation = "horizontal"
     values = [("client", "@client"), ("good replies", "@good"), ("dropped", "@dropped")]
     plot.add_tools(HoverTool(tooltips=values))
     return plot
@@ -355,6 +363,9 @@ def sensitivity(groups: Sequence[Group], key: str, metric: str) -> Any:
         height=300, sizing_mode="stretch_width", tools=TOOLS, x_range=factors, x_axis_label=key
     )
     plot.yaxis.axis_label = f"{METRIC[metric].title}, last 10"
+    value = "@y{0.[0000]}"
+    if is_share(metric):
+        plot.yaxis.formatter, value = NumeralTickFormatter(format="0.[00]%"), "@y{0.00%}"
     algos = [*dict.fromkeys(str(group.settings.get("algo")) for group in with_key)]
     for algo, (colour, _) in zip(algos, styles(len(algos)), strict=True):
         own = [group for group in with_key if str(group.settings.get("algo")) == algo]
@@ -370,8 +381,7 @@ def sensitivity(groups: Sequence[Group], key: str, metric: str) -> Any:
         )
         plot.segment("x", "low", "x", "high", source=source, color=colour, line_width=2)
         points = plot.scatter("x", "y", source=source, color=colour, size=9, legend_label=algo)
-        plot.add_tools(
-            HoverTool(renderers=[points], tooltips=[("", "@label"), ("", "@y{0.[0000]}")])
-        )
+        plot.add_tools(HoverTool(renderers=[points], tooltips=[("", "@label"), ("", value)]))
     plot.legend.click_policy = "hide"
+    plot.add_layout(plot.legend[0], "right")
     return plot

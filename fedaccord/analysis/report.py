@@ -15,8 +15,8 @@ from bokeh.settings import settings
 
 from fedaccord.analysis import plots
 from fedaccord.analysis.figures import metrics_of
-from fedaccord.analysis.groups import Group, differing, headline, tuned
-from fedaccord.analysis.table import shown, summary
+from fedaccord.analysis.groups import Group, Spread, differing, headline, ranked, tuned
+from fedaccord.analysis.table import Summary, summary, text
 from fedaccord.runs.reader import Run
 
 MAPS = 4  # different partitions, and settings, that are drawn
@@ -27,7 +27,7 @@ PAGE = Template("""<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>$title</title>
 <style>
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1200px; margin: 2em auto;
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1360px; margin: 2em auto;
   padding: 0 1em; }
 h1 { font-size: 1.6em; } h2 { font-size: 1.25em; margin: 2em 0 .3em; }
 p { margin: .3em 0 .8em; color: #555; }
@@ -39,7 +39,11 @@ th, td { text-align: left; padding: .2em .8em .2em 0; border-bottom: 1px solid #
 section { scroll-margin-top: 6em; }
 #methods { position: sticky; top: 0; z-index: 9; background: white; max-height: 30vh;
   overflow-y: auto; }
-#methods h2, #methods p { display: none; }
+#methods h2 { font-size: 1em; margin: 0; }
+#methods p { display: none; }
+th { cursor: default; } table.sorted th { cursor: pointer; }
+td.number { white-space: nowrap; }
+td { overflow-wrap: anywhere; } td.number, td:first-child { overflow-wrap: normal; }
 </style>
 $scripts
 </head>
@@ -48,9 +52,29 @@ $scripts
 <nav>$links</nav>
 $sections
 $script
+<script>
+$sort
+</script>
 </body>
 </html>
 """)
+SORT = """
+for (const table of document.querySelectorAll("table.sorted")) {
+  const [head, ...rows] = table.rows
+  ;[...head.cells].forEach((cell, i) => cell.addEventListener("click", () => {
+    const up = cell.dataset.up = cell.dataset.up == "1" ? "" : "1"
+    const value = (row) => row.cells[i].dataset.value ?? row.cells[i].textContent
+    const order = (a, b) => isNaN(a) || isNaN(b) ? a.localeCompare(b) : a - b
+    rows.sort((a, b) => (up ? 1 : -1) * order(value(a), value(b)))
+    table.tBodies[0].append(...rows)
+  }))
+}
+"""  # a click on a column's head sorts, by data-value where a cell has one
+FACTS = {  # settings that say what the runs are: before all others
+    **{"dataset": "data set", "model": "model", "num-clients": "clients"},
+    **{"partition": "partition", "fraction-train": "share of the clients in a round"},
+    **{"num-server-rounds": "rounds"},
+}
 
 
 class Section:
@@ -66,6 +90,7 @@ class Section:
 
 def html(groups: Sequence[Group], target: float | None = None) -> str:
     """The report's page; target: see `table.summary`."""
+    groups = ranked(groups, headline(groups))
     curves = plots.Curves(groups, metrics_of(groups))
     sections = [*_sections(groups, target, curves)]
     drawn = {part.id: part.content for part in sections if not isinstance(part.content, str)}
@@ -76,18 +101,19 @@ def html(groups: Sequence[Group], target: float | None = None) -> str:
     document.js_on_event("document_ready", *curves.draws)
     with _unchecked():
         script, divs = components(drawn)
-    scripts = Resources("inline", components=["bokeh", "bokeh-widgets", "bokeh-tables"])
+    scripts = Resources("inline", components=["bokeh", "bokeh-widgets"])
     bodies = []
     for _, parts in groupby(sections, lambda part: part.is_chart):
         bodies += ["<div>", *(_body(part, divs.get(part.id, part.content)) for part in parts)]
         bodies.append("</div>")
-    runs = sum(len(group.runs) for group in groups)
+    runs = sum(len(group.runs) + len(group.repeats) for group in groups)
     return PAGE.substitute(
         title=f"FedAccord: {runs} run{'s' if runs > 1 else ''}",
         links=" ".join(f'<a href="#{part.id}">{part.name}</a>' for part in sections),
         scripts=scripts.render_js(),
         sections="\n".join(bodies),
         script=script,
+        sort=SORT,
     )
 
 
@@ -114,13 +140,13 @@ def _sections(
 ) -> Iterable[Section]:
     metric, titles = headline(groups), curves.titles
     found = summary(groups, target)
-    rows = [{found.heading(key): cell for key, cell in row.items()} for row in found.rows]
+    yield Section("Setup", "What was trained, on which data, by how many clients.", _facts(groups))
     yield Section(
         "Summary",
-        f"Means over the runs of a row, ± their standard deviation; a click on a column's head "
-        f"sorts. {metric} over the last 10 evaluations; costs until it first reached "
-        f"{shown(found.target)}, over the runs that did.",
-        plots.table(rows),
+        "Means over the seeds of a row, ± their standard deviation, the best row first; a click "
+        "on a column's head sorts. Costs until the target was first reached, over the runs that "
+        "reached it. A seed that was run more than once counts once.",
+        _summary(found),
     )
     if metric in titles:
         note = (
@@ -168,7 +194,8 @@ def _sections(
     yield Section(
         "Settings", "What differs, then what all have in common.", _settings(groups, keys)
     )
-    yield Section("Origin", "Where the numbers come from.", _origin(runs))
+    every = [(run, name) for g in groups for name, of in _counted(g) for run in of]
+    yield Section("Origin", "Where the numbers come from.", _origin(every))
 
 
 def _partitions(runs: Sequence[Run]) -> list[tuple[pd.DataFrame, str]]:
@@ -190,31 +217,64 @@ def _settings(groups: Sequence[Group], keys: Sequence[str]) -> str:
     common = [
         [key, groups[0].settings[key]]
         for key in every
-        if key not in keys and all(key in group.settings for group in groups)
+        if key not in (*keys, *FACTS) and all(key in group.settings for group in groups)
     ]
     return (
         _table(keys, rows)
-        + f"<details><summary>{len(common)} settings in common</summary>"
+        + f"<details><summary>{len(common)} further settings in common</summary>"
         + _table(["key", "value"], common)
         + "</details>"
     )
 
 
-def _origin(runs: Sequence[Run]) -> str:
-    names = [*dict.fromkeys(name for run in runs for name in run.versions)]
-    head = ["run", "status", "seconds", "commit", "device", "cpu", "threads", *names]
+def _facts(groups: Sequence[Group]) -> str:
+    """The data set, the model and the clients; several values where the groups differ."""
+    rows = []
+    for key, name in FACTS.items():
+        values = dict.fromkeys(str(g.settings[key]) for g in groups if key in g.settings)
+        if values:
+            rows.append([name, ", ".join(values)])
+    return _table(["", ""], rows) if rows else ""
+
+
+def _summary(found: Summary) -> str:
+    texts = found.texts()
+    lines = ["<tr>" + "".join(f"<th>{escape(str(name))}</th>" for name in texts) + "</tr>"]
+    for row in found.rows:
+        cells = []
+        for cell in row.values():
+            value = cell.mean if isinstance(cell, Spread) else cell
+            kind = "" if isinstance(cell, str) else f' class="number" data-value="{value}"'
+            cells.append(f"<td{kind}>{escape(text(cell))}</td>")
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return f'<table class="sorted">{"".join(lines)}</table>'
+
+
+def _counted(group: Group) -> list[tuple[str, list[Run]]]:
+    return [("yes", group.runs), ("no, a repeat", group.repeats)]
+
+
+def _origin(runs: Sequence[tuple[Run, str]]) -> str:
+    """A row a run of what differs; what all have in common is said once."""
+    names = [*dict.fromkeys(name for run, _ in runs for name in run.versions)]
     rows = [
-        [
-            run.path,
-            run.summary["status"],
-            run.summary["seconds"],
-            run.commit[:12] + ("-dirty" if run.commit.endswith("-dirty") else ""),
-            *(run.used.get(key, "") for key in ("device", "cpu", "threads")),
-            *(run.versions.get(name, "") for name in names),
-        ]
-        for run in runs
+        {
+            "run": run.path,
+            "counted": counted,
+            "status": run.summary["status"],
+            "seconds": run.summary.get("seconds", ""),
+            "commit": run.commit[:12] + ("-dirty" if run.commit.endswith("-dirty") else ""),
+            **{key: run.used.get(key, "") for key in ("device", "cpu", "threads")},
+            **{name: run.versions.get(name, "") for name in names},
+        }
+        for run, counted in runs
     ]
-    return _table(head, rows)
+    first, always = rows[0], ("run", "status", "seconds")
+    differ = [key for key in first if key in always or any(r[key] != first[key] for r in rows)]
+    common = [[key, value] for key, value in first.items() if key not in differ]
+    return _table(differ, [[row[key] for key in differ] for row in rows]) + _table(
+        ["in common", ""], common
+    )
 
 
 def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import typer
 
-from fedaccord.cli.console import make_console
+from fedaccord.cli.console import make_console, print_json
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -16,10 +16,12 @@ class Check(NamedTuple):
     text: str
 
 
-def show(checks: Sequence[Check]) -> None:
-    """A line a check; ends the process with exit code 1 where one fails."""
+def show(checks: Sequence[Check], as_json: bool = False) -> None:
+    """A line a check, or a list of all in JSON; ends the process with exit code 1 if one fails."""
     console = make_console()
-    for check in checks:
+    if as_json:
+        print_json([check._asdict() for check in checks])
+    for check in () if as_json else checks:
         console.print(f"{check.mark:4}", style=COLOURS[check.mark], end="  ")
         text = f"{check.what + ':':15}{' '.join(check.text.split())}"
         console.print(text, soft_wrap=True)

@@ -1,9 +1,10 @@
 """What the commands print with, and how they stop: one line on stderr."""
 
+import json
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
@@ -42,6 +43,14 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def print_json(value: object) -> None:
+    """Numbers without a finite value must be None."""
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 def make_console() -> Console:

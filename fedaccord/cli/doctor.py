@@ -16,6 +16,7 @@ import typer
 
 from fedaccord import threads
 from fedaccord.cli.check import Check, show, size
+from fedaccord.cli.console import Json
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def doctor(
             help="Check this machine's folder of `fedaccord deploy init`, and nothing else.",
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Check versions, devices, Flower's daemon, Ray, space, and whether the settings fit here.
 
@@ -46,7 +48,7 @@ def doctor(
     if deployment is not None:
         from fedaccord.cli.deployment import check_deployment
 
-        show([*check_deployment(deployment.expanduser().absolute())])
+        show([*check_deployment(deployment.expanduser().absolute())], as_json)
         return
     from fedaccord.config import RunConfig
 
@@ -62,7 +64,7 @@ def doctor(
     checks += check_disks(out_dir)
     if settings:
         checks += check_settings(settings)
-    show(checks)
+    show(checks, as_json)
 
 
 def check_versions() -> Iterator[Check]:

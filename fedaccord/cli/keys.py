@@ -6,6 +6,22 @@ import textwrap
 WIDTH = 80
 
 
+def keys_json() -> list[dict[str, object]]:
+    """Every key with its default, its meaning and what is allowed."""
+    from fedaccord import config
+    from fedaccord.core.options import meaning
+
+    return [
+        {
+            "key": key,
+            "default": config.default(field),
+            "meaning": meaning(field),
+            "allowed": config.allowed(key, field),
+        }
+        for key, field in config.keys().items()
+    ]
+
+
 def keys_text() -> str:
     """A line with a key and its default, then its meaning and what is allowed."""
     from fedaccord import config

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from fedaccord.cli.console import Json, print_json
 from fedaccord.cli.keys import indented
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ COSTS = ("down", "up", "gradients", "client", "server")  # fields of Cost
 
 def methods(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the methods, their papers and what a round of each costs.
 
@@ -29,6 +31,9 @@ def methods(
         typer.echo(methods_markdown(), nl=False)
         return
     rows = _rows()
+    if as_json:
+        print_json([row._asdict() | {"cost": row.cost._asdict()} for row in rows])
+        return
     notes = _notes(rows)
     typer.echo(_line("method", "arXiv", COSTS))
     for row in rows:

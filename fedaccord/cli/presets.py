@@ -2,8 +2,10 @@
 
 import typer
 
+from fedaccord.cli.console import Json, print_json
 
-def list_presets() -> None:
+
+def list_presets(as_json: Json = False) -> None:
     """List the presets: the papers' settings, each with its sources in its comments.
 
     `fedaccord run --preset NAME` runs one; KEY=VALUE pairs change it.
@@ -11,6 +13,9 @@ def list_presets() -> None:
     from fedaccord.presets import presets, setting
 
     found = presets()
+    if as_json:
+        print_json([{"preset": name, "setting": setting(path)} for name, path in found.items()])
+        return
     width = max(map(len, found))
     for name, path in found.items():
         typer.echo(f"{name:{width}}  {setting(path)}")

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from fedaccord.cli.baseline import comparison
 from fedaccord.cli.columns import columns_tables
-from fedaccord.cli.console import make_console, printable, stop, warn
-from fedaccord.cli.keys import keys_text
+from fedaccord.cli.console import make_console, print_json, printable, stop, warn
+from fedaccord.cli.keys import keys_json, keys_text
 from fedaccord.cli.progress import Display, summary_table
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
 from fedaccord.interrupts import exit_code, interruptible
@@ -38,6 +38,7 @@ def run(
             "--list-columns", help="Print what every number of a run directory means, and exit."
         ),
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --list-keys: print JSON.")] = False,
 ) -> None:
     """Run a federation in this process and write its run directory.
 
@@ -51,8 +52,10 @@ def run(
     Or those of a paper's experiment: fedaccord run --preset scaffold num-server-rounds=50
     """
     console = make_console()
+    if as_json and not list_keys:
+        stop("--json: expected --list-keys beside it; a run writes its numbers to files", 2)
     if list_keys:
-        typer.echo(keys_text())
+        print_json(keys_json()) if as_json else typer.echo(keys_text())
         return
     if list_columns:
         console.print(*columns_tables())

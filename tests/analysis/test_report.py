@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedaccord.analysis import plots
 from fedaccord.analysis.figures import curve
-from fedaccord.analysis.groups import groups_of
+from fedaccord.analysis.groups import groups_of, ranked
 from fedaccord.runs import reader
 from tests.analysis.made import write
 from tests.cli.shell import invoke, run
@@ -24,7 +24,7 @@ in_browser = pytest.mark.skipif(
     reason="needs chromium and chromedriver (Debian's chromium and chromium-driver)",
 )
 PLOTS = ("curves", "cost", "consensus", "classes", "clients", "sensitivity")
-SECTIONS = ("summary", "methods", *PLOTS, "settings", "origin")
+SECTIONS = ("setup", "summary", "methods", *PLOTS, "settings", "origin")
 MODEL = "const of = (name) => Bokeh.documents[0].get_model_by_name(name);"
 
 
@@ -51,7 +51,7 @@ def test_a_page_is_whole_and_names_where_its_numbers_come_from(page: Path) -> No
     assert "<script src=" not in text
     assert [part for part in SECTIONS if f'<section id="{part}">' not in text] == []
     assert "fedavg lr=0.05" in text
-    assert "<th>commit</th>" in text
+    assert "<td>commit</td>" in text
     assert page.stat().st_size < 3_000_000
 
 
@@ -102,11 +102,12 @@ def test_the_switches_choose_lines_metrics_and_axes(browser: Any, page: Path) ->
 
     opened = lines()
     groups = groups_of([reader.read(run) for run in reader.find([page.parent / "runs"])])
+    groups = ranked(groups, "test-accuracy")
     assert len(opened[0]) == 2 * len(groups) == 8  # raw and smoothed
     for i, group in enumerate(groups):
         line = curve(group, "test-accuracy")
-        assert opened[1][2 * i] == pytest.approx(line["raw"].tolist(), rel=1e-6)
-        assert opened[1][2 * i + 1] == pytest.approx(line["smooth"].tolist(), rel=1e-6)
+        assert opened[1][2 * i + 1] == pytest.approx(line["raw"].tolist(), rel=1e-6)
+        assert opened[1][2 * i] == pytest.approx(line["smooth"].tolist(), rel=1e-6)
     (x, y), raw = axes(), [value for line in opened[1] for value in line]
     assert (x[0], y[0]) == ("LinearScale", "LinearScale")
     assert (x[1] < 0, x[2] > 1, y[1] < min(raw), y[2] > max(raw)) == (True,) * 4
@@ -123,6 +124,47 @@ def test_the_switches_choose_lines_metrics_and_axes(browser: Any, page: Path) ->
     assert lines()[1] != opened[1]
     browser.execute_script(MODEL + "of('measure test-accuracy round').value = 'generalisation-gap'")
     assert len(lines()[0]) == 2  # of the only run that has it
+
+
+@in_browser
+def test_at_1400_pixels_nothing_is_cut_off_and_every_plot_has_a_legend(browser: Any) -> None:
+    browser.set_window_size(1400, 1000)
+    wide = "return [...document.querySelectorAll('section table')].filter((t) => "
+    wide += "t.getBoundingClientRect().right > window.innerWidth).length"
+    assert browser.execute_script(wide) == 0
+    legends = "return [...Bokeh.documents[0]._all_models.values()].filter((m) => "
+    legends += "m.type == 'Figure').map((f) => [...f.center, ...f.below, ...f.above, ...f.right]"
+    legends += ".filter((part) => ['Legend', 'ColorBar'].includes(part.type)).length)"
+    found = browser.execute_script(legends)
+    assert len(found) >= 7
+    assert {*found} == {1}
+    links = "return [...document.querySelectorAll('nav a')].map((a) => "
+    links += "document.querySelector(a.hash + ' h2').getBoundingClientRect().height)"
+    assert min(browser.execute_script(links)) > 10
+    sort = "document.querySelectorAll('table.sorted th')[arguments[0]].click();"
+    sort += "return [...document.querySelectorAll('table.sorted tr')].slice(1).map((r) => "
+    sort += "r.cells[arguments[0]].textContent)"
+    accuracies = [float(text.split()[0].rstrip("%")) for text in browser.execute_script(sort, 1)]
+    assert accuracies == sorted(accuracies)
+    names = browser.execute_script(sort, 0)
+    assert names == sorted(names)
+
+
+def test_the_best_row_is_first_and_what_was_trained_stands_at_the_top(tmp_path: Path) -> None:
+    for algo, last in (("a", 0.3), ("b", 0.9), ("c", 0.5)):
+        write(tmp_path, [0.1, last], algo=algo, model="cnn")
+    shutil.copytree(tmp_path / "b-0.1-0", tmp_path / "copy")
+    result = invoke("report", tmp_path, "--out", tmp_path / "r.html")
+    assert "1 of 4 runs repeat" in result.stderr
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    table = text[text.index('<table class="sorted">') :]
+    assert table.index("<td>b</td>") < table.index("<td>c</td>") < table.index("<td>a</td>")
+    assert ">90.00%</td>" in table
+    setup, rest = text[: text.index('id="summary"')], text[text.index('id="settings"') :]
+    assert "<td>model</td><td>cnn</td>" in setup
+    assert "<td>data set</td><td>digits</td>" in setup
+    assert "<td>model</td>" not in rest
+    assert rest.count("no, a repeat") == 1
 
 
 def test_bars_count_good_and_dropped_replies(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Commands that list print JSON too, with what their text says."""
+
+import json
+
+import pytest
+
+from fedaccord import config
+from fedaccord.presets import presets
+from fedaccord.strategies import METHODS
+from tests.cli.shell import invoke
+
+
+def listed(*words: str) -> list[dict[str, object]]:
+    result = invoke(*words, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert isinstance(found, list)
+    return found
+
+
+def test_the_methods() -> None:
+    found = listed("methods")
+    assert [row["name"] for row in found] == [*METHODS]
+    scaffold = found[[*METHODS].index("scaffold")]
+    assert scaffold["arxiv"] == "1910.06378"
+    assert scaffold["cost"] == METHODS["scaffold"](fraction_train=1.0).cost._asdict()
+
+
+def test_the_presets() -> None:
+    found, text = listed("presets"), invoke("presets").stdout
+    assert [row["preset"] for row in found] == [*presets()]
+    assert all(str(row["setting"]) in text for row in found)
+
+
+def test_the_keys() -> None:
+    found = listed("run", "--list-keys")
+    assert {row["key"]: row["default"] for row in found} == config.defaults()
+    by_key = {row["key"]: row for row in found}
+    assert "fedavg" in str(by_key["algo"]["allowed"])
+    assert by_key["lr"]["meaning"]
+
+
+@pytest.mark.parametrize("pairs", [[], ["lr=-1"]])
+def test_the_checks(pairs: list[str]) -> None:
+    result = invoke("doctor", *pairs, "--json")
+    marks = [check["mark"] for check in json.loads(result.stdout)]
+    assert {"mark", "what", "text"} == {*json.loads(result.stdout)[0]}
+    assert result.exit_code == ("fail" in marks)
+    assert not pairs or "fail" in marks
+
+
+def test_a_run_has_no_json() -> None:
+    result = invoke("run", "--json")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
