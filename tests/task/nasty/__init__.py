@@ -14,3 +14,7 @@ class Case(NamedTuple):
     holds: str = (
         ""  # what the data is in the end, samples + tests of shape in classes; empty: refused
     )
+
+
+def alike(says: str, holds: str, makers: dict[str, Maker]) -> dict[str, Case]:
+    return {name: Case(make, says, holds) for name, make in makers.items()}

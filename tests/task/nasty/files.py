@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedaccord.task import cache, datasets
-from tests.task.nasty import Case, Maker, Settings
+from tests.task.nasty import Case, Maker, Settings, alike
 from tests.task.nasty.images import pets
 from tests.task.nasty.npz import GREY, at, of_arrays
 
@@ -41,21 +41,10 @@ def partition_pipe(folder: Path) -> Settings:
 
 
 PARTITIONS: dict[str, Case] = {
-    "no partition file": Case(partition_at("/no/such.json"), "as JSON"),
     "no path of a partition file": Case(partition_at(""), "got no path"),
-    "a folder for a partition file": Case(partition_at("/"), "as JSON"),
-    "a device for a partition file": Case(partition_at("/dev/zero"), "as JSON"),
-    "a pipe for a partition file": Case(partition_pipe, "as JSON"),
-    "a NUL in a partition file's path": Case(partition_at("/x\0y"), "as JSON"),
-    "an empty partition file": Case(partition(""), "as JSON"),
-    "brackets 100,000 deep": Case(partition("[" * 100_000), "as JSON"),
-    "names 100,000 deep": Case(partition('{"0":' * 100_000), "as JSON"),
-    "half a partition file": Case(partition("[[0, 1], [2"), "as JSON"),
-    "a partition file in UTF-16": Case(partition("[[0], [1]]".encode("utf-16")), "as JSON"),
     "a partition file with a mark": Case(
         partition(b"\xef\xbb\xbf[[0], [1]]"), "", "6 + 2 of (3,) in 3"
     ),
-    "a partition file in Latin-1": Case(partition(b'{"\xe9": [0]}'), "as JSON"),
     "a number for a partition": Case(partition("3"), "got int"),
     "null": Case(partition("null"), "got NoneType"),
     "a text for a partition": Case(partition('"[[0],[1]]"'), "got str"),
@@ -76,7 +65,6 @@ PARTITIONS: dict[str, Case] = {
     "a sample of 10^30": Case(
         partition("[[0], [" + "1" + "0" * 30 + "]]"), "got 1000000000000000000000000000000"
     ),
-    "a sample of 10^5000": Case(partition("[[0], [" + "1" + "0" * 5000 + "]]"), "as JSON"),
     "a sample of 1.0": Case(partition("[[0], [1.0]]"), "got 1.0"),
     "a sample of NaN": Case(partition("[[0], [NaN]]"), "got nan"),
     "a sample of true": Case(partition("[[0], [true]]"), "got True"),
@@ -91,7 +79,24 @@ PARTITIONS: dict[str, Case] = {
         partition("[[0, 0], [1]]"), "as sample 0 to client 0", "6 + 2 of (3,) in 3"
     ),
     "samples of no client": Case(partition("[[0], [5]]"), "", "6 + 2 of (3,) in 3"),
-}
+} | alike(
+    "as JSON",
+    "",
+    {
+        "no partition file": partition_at("/no/such.json"),
+        "a folder for a partition file": partition_at("/"),
+        "a device for a partition file": partition_at("/dev/zero"),
+        "a pipe for a partition file": partition_pipe,
+        "a NUL in a partition file's path": partition_at("/x\0y"),
+        "an empty partition file": partition(""),
+        "brackets 100,000 deep": partition("[" * 100_000),
+        "names 100,000 deep": partition('{"0":' * 100_000),
+        "half a partition file": partition("[[0, 1], [2"),
+        "a partition file in UTF-16": partition("[[0], [1]]".encode("utf-16")),
+        "a partition file in Latin-1": partition(b'{"\xe9": [0]}'),
+        "a sample of 10^5000": partition("[[0], [" + "1" + "0" * 5000 + "]]"),
+    },
+)
 
 # --- caches ---------------------------------------------------------------------------------------
 
@@ -148,70 +153,43 @@ def parts_of_killed(file: Path) -> None:
 
 
 CACHES: dict[str, Case] = {
-    "an empty cache file": Case(
-        cache_with(lambda file: file.write_bytes(b"")), "", "6 + 2 of (1, 8, 8) in 3"
-    ),
-    "half a cache file": Case(
-        cache_with(lambda file: os.truncate(file, file.stat().st_size // 2)),
-        "",
-        "6 + 2 of (1, 8, 8) in 3",
-    ),
-    "a cache file of zeros": Case(
-        cache_with(lambda file: file.write_bytes(bytes(5000))), "", "6 + 2 of (1, 8, 8) in 3"
-    ),
-    "a cache file of text": Case(
-        cache_with(lambda file: file.write_text("decoded")), "", "6 + 2 of (1, 8, 8) in 3"
-    ),
-    "a changed bit of a pixel": Case(cache_with(flipped(-5)), "", "6 + 2 of (1, 8, 8) in 3"),
-    "a changed bit of the header": Case(cache_with(flipped(40)), "", "6 + 2 of (1, 8, 8) in 3"),
-    "a cache header of 2^62": Case(
-        cache_with(lambda file: file.write_bytes(struct.pack("<Q", 2**62) + bytes(100))),
-        "",
-        "6 + 2 of (1, 8, 8) in 3",
-    ),
-    "a model for a cache file": Case(
-        cache_with(foreign({"weight": torch.zeros(2)})), "", "6 + 2 of (1, 8, 8) in 3"
-    ),
-    "a cache file without facts": Case(
-        cache_with(foreign(ours(torch.uint8))), "", "6 + 2 of (1, 8, 8) in 3"
-    ),
-    "a cache file with deep facts": Case(
-        cache_with(foreign(ours(torch.uint8), "[" * 100_000)), "", "6 + 2 of (1, 8, 8) in 3"
-    ),
-    "a cache file with other facts": Case(
-        cache_with(foreign(ours(torch.uint8), "3")), "", "6 + 2 of (1, 8, 8) in 3"
-    ),
-    "a cache file of bfloat16": Case(
-        cache_with(foreign(ours(torch.bfloat16), "{}")), "", "6 + 2 of (1, 8, 8) in 3"
-    ),
     "a folder for a cache file": Case(
-        cache_with(replaced_by(Path.mkdir)),
-        ".safetensors is a folder: remove it",
-    ),
-    "a pipe for a cache file": Case(
-        cache_with(replaced_by(os.mkfifo)), "", "6 + 2 of (1, 8, 8) in 3"
-    ),
-    "a link to nothing for a cache file": Case(
-        cache_with(replaced_by(lambda file: file.symlink_to(file.parent / "gone"))),
-        "",
-        "6 + 2 of (1, 8, 8) in 3",
-    ),
-    "a link to itself for a cache file": Case(
-        cache_with(replaced_by(lambda file: file.symlink_to(file))), "", "6 + 2 of (1, 8, 8) in 3"
+        cache_with(replaced_by(Path.mkdir)), ".safetensors is a folder: remove it"
     ),
     "a file for the cache folder": Case(
-        cache_with(without_cache),
-        "set FEDACCORD_CACHE to a writable folder",
+        cache_with(without_cache), "set FEDACCORD_CACHE to a writable folder"
     ),
-    "parts of killed decodes": Case(cache_with(parts_of_killed), "", "6 + 2 of (1, 8, 8) in 3"),
-    "data that changed since": Case(
-        cache_with(
+} | alike(
+    "",
+    "6 + 2 of (1, 8, 8) in 3",
+    {
+        "an empty cache file": cache_with(lambda file: file.write_bytes(b"")),
+        "half a cache file": cache_with(lambda file: os.truncate(file, file.stat().st_size // 2)),
+        "a cache file of zeros": cache_with(lambda file: file.write_bytes(bytes(5000))),
+        "a cache file of text": cache_with(lambda file: file.write_text("decoded")),
+        "a changed bit of a pixel": cache_with(flipped(-5)),
+        "a changed bit of the header": cache_with(flipped(40)),
+        "a cache header of 2^62": cache_with(
+            lambda file: file.write_bytes(struct.pack("<Q", 2**62) + bytes(100))
+        ),
+        "a model for a cache file": cache_with(foreign({"weight": torch.zeros(2)})),
+        "a cache file without facts": cache_with(foreign(ours(torch.uint8))),
+        "a cache file with deep facts": cache_with(foreign(ours(torch.uint8), "[" * 100_000)),
+        "a cache file with other facts": cache_with(foreign(ours(torch.uint8), "3")),
+        "a cache file of bfloat16": cache_with(foreign(ours(torch.bfloat16), "{}")),
+        "a pipe for a cache file": cache_with(replaced_by(os.mkfifo)),
+        "a link to nothing for a cache file": cache_with(
+            replaced_by(lambda file: file.symlink_to(file.parent / "gone"))
+        ),
+        "a link to itself for a cache file": cache_with(
+            replaced_by(lambda file: file.symlink_to(file))
+        ),
+        "parts of killed decodes": cache_with(parts_of_killed),
+        "data that changed since": cache_with(
             lambda file: of_arrays(x_train=GREY + 1, x_test=GREY[:2])(file.parents[1] / "data")
         ),
-        "",
-        "6 + 2 of (1, 8, 8) in 3",
-    ),
-}
+    },
+)
 
 # --- torchvision's files --------------------------------------------------------------------------
 
@@ -261,26 +239,6 @@ OTHERS: dict[str, Case] = {
         at("/no/such", "cifar100"), "/no/such has no cifar-100-python (torchvision's CIFAR100)"
     ),
     "four pieces of clothing": Case(clothes(), "", "4 + 4 of (1, 28, 28) in 10"),
-    "no labels of clothes": Case(
-        clothes(train_labels_idx1_ubyte=None),
-        "FashionMNIST cannot be had from",
-    ),
-    "half the clothes": Case(
-        clothes(train_images_idx3_ubyte=idx(CLOTHES)[:999]),
-        "FashionMNIST cannot be had from",
-    ),
-    "no bytes of clothes": Case(
-        clothes(train_images_idx3_ubyte=b""),
-        "FashionMNIST cannot be had from",
-    ),
-    "text for clothes": Case(
-        clothes(train_images_idx3_ubyte=b"not an idx file, but a text"),
-        "FashionMNIST cannot be had from",
-    ),
-    "clothes of another type": Case(
-        clothes(train_images_idx3_ubyte=idx(CLOTHES.astype(">i4"), 12)),
-        "FashionMNIST cannot be had from",
-    ),
     "clothes of another size": Case(
         clothes(train_images_idx3_ubyte=idx(CLOTHES[:, :9])),
         "got (4, 9, 28) uint8 and 4 labels up to 9",
@@ -295,4 +253,14 @@ OTHERS: dict[str, Case] = {
     ),
     "pets for cifar10": Case(small_cifar, "got 2 of (4, 6, 3)"),
     "other files for cifar10": Case(cifar_files, "CIFAR10 cannot be had from"),
-}
+} | alike(
+    "FashionMNIST cannot be had from",
+    "",
+    {
+        "no labels of clothes": clothes(train_labels_idx1_ubyte=None),
+        "half the clothes": clothes(train_images_idx3_ubyte=idx(CLOTHES)[:999]),
+        "no bytes of clothes": clothes(train_images_idx3_ubyte=b""),
+        "text for clothes": clothes(train_images_idx3_ubyte=b"not an idx file, but a text"),
+        "clothes of another type": clothes(train_images_idx3_ubyte=idx(CLOTHES.astype(">i4"), 12)),
+    },
+)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.task.nasty import Case, Maker, Settings
+from tests.task.nasty import Case, Maker, Settings, alike
 
 Y_TRAIN, Y_TEST = np.array([0, 1, 2, 1, 0, 2]), np.array([2, 0])
 GREY = np.arange(6 * 8 * 8).reshape(6, 8, 8).astype(np.uint8)
@@ -152,195 +152,197 @@ def names(*labels: str) -> np.ndarray:
 
 
 CATS = names("cat", "dog", "emu", "dog", "cat", "emu")
-NPZ: dict[str, Case] = {
-    "no file": Case(npz, "expected a .npz file, found no file"),
-    "an empty file": Case(of_bytes(b""), "cannot be read as such"),
-    "a text": Case(of_bytes(b"x_train: 1, 2, 3"), "cannot be read as such"),
-    "zeros": Case(of_bytes(bytes(10_000)), "cannot be read as such"),
-    "an .npy file": Case(of_bytes(npy(np.ones(3))), "cannot be read as such"),
-    "a pickle": Case(of_bytes(pickle.dumps(arrays())), "cannot be read as such"),
-    "half of it": Case(
-        of_damage(lambda content: content[: len(content) // 2]), "cannot be read as such"
-    ),
-    "without its end": Case(of_damage(lambda content: content[:-30]), "cannot be read as such"),
-    "without its beginning": Case(
-        of_damage(lambda content: content[500:]),
+NPZ: dict[str, Case] = (
+    {
+        "no file": Case(npz, "expected a .npz file, found no file"),
+        "a member twice": Case(twice, "(y_train.npy is there twice)"),
+        "a folder": Case(a_folder, "expected a .npz file, found no file"),
+        "a pipe": Case(a_pipe, "expected a .npz file, found no file"),
+        "a device": Case(at("/dev/zero"), "found no file /dev/zero"),
+        "a member of text": Case(
+            of_member("x_train.npy", b"some text"), "got another kind of file"
+        ),
+        "a member without suffix": Case(
+            of_member("x_train", b"some text"), "got another kind of file"
+        ),
+        "a member .txt": Case(of_member("x_train.txt", b"some text"), "got none called x_train"),
+        "an empty member": Case(of_member("x_train.npy", b""), "got another kind of file"),
+        "a member in a folder": Case(
+            of_member("data/x_train.npy", npy(np.ones((6, 3)))), "got none called x_train"
+        ),
+        "no test arrays": Case(
+            of_arrays(x_test=None, y_test=None), "got none called x_test, y_test"
+        ),
+        "no arrays": Case(
+            of_damage(lambda content: b"PK\x05\x06" + bytes(18)),
+            "got none called x_train, y_train, x_test, y_test",
+        ),
+        "a record type": Case(
+            of_arrays(x_train=np.zeros(6, [("a", "f8"), ("b", "f8")])),
+            "got (6,) [('a', '<f8'), ('b', '<f8')]",
+        ),
+        "complex features": Case(
+            of_arrays(x_train=np.ones((6, 3), complex)), "got (6, 3) complex128"
+        ),
+        "dates": Case(of_arrays(y_train=np.zeros(6, "datetime64[s]")), "got (6,) datetime64[s]"),
+        "integer features": Case(of_arrays(x_train=np.ones((6, 3), np.int64)), "got (6, 3) int64"),
+        "16-bit images": Case(of_images(GREY.astype(np.uint16)), "got (6, 8, 8) uint16"),
+        "signed images": Case(of_images(GREY.astype(np.int8)), "got (6, 8, 8) int8"),
+        "images with channels first": Case(
+            of_images(np.ones((6, 3, 32, 32), np.uint8)), "got (6, 3, 32, 32) uint8"
+        ),
+        "images of 7 channels": Case(
+            of_images(np.ones((6, 9, 9, 7), np.uint8)), "got (6, 9, 9, 7) uint8"
+        ),
+        "images of 0 channels": Case(
+            of_images(np.ones((6, 9, 9, 0), np.uint8)), "got (6, 9, 9, 0) uint8"
+        ),
+        "images without rows": Case(of_images(np.ones((6, 0, 8), np.uint8)), "got (6, 0, 8) uint8"),
+        "videos": Case(of_images(np.ones((6, 4, 8, 8, 3), np.uint8)), "got (6, 4, 8, 8, 3) uint8"),
+        "features of no column": Case(
+            of_arrays(x_train=np.ones((6, 0)), x_test=np.ones((2, 0))), "got (6, 0) float64"
+        ),
+        "one feature as (n,)": Case(
+            of_arrays(x_train=np.ones(6), x_test=np.ones(2)), "got (6,) float64"
+        ),
+        "a number for x": Case(of_arrays(x_train=np.float64(1)), "got () float64"),
+        "a number for y": Case(of_arrays(y_train=np.int64(1)), "got () int64 from 1 on"),
+        "no training samples": Case(
+            of_arrays(x_train=np.ones((0, 3)), y_train=Y_TRAIN[:0]), "got (0,) int64"
+        ),
+        "no test samples": Case(
+            of_arrays(x_test=np.ones((0, 3)), y_test=Y_TEST[:0]), "got (0,) int64"
+        ),
+        "nan": Case(of_arrays(x_train=np.full((6, 3), np.nan)), "got nan or inf"),
+        "inf in the test": Case(of_arrays(x_test=np.full((2, 3), np.inf)), "got nan or inf"),
+        "beyond float32": Case(of_arrays(x_train=np.full((6, 3), 1e300)), "got nan or inf"),
+        "another width in the test": Case(
+            of_arrays(x_test=np.ones((2, 4))), "got (3,) float64 and (4,) float64"
+        ),
+        "images for the test": Case(
+            of_arrays(x_test=GREY[:2]), "got (3,) float64 and (8, 8) uint8"
+        ),
+        "fewer labels": Case(of_arrays(y_train=Y_TRAIN[:5]), "got (6, 3) float64"),
+        "labels as a column": Case(
+            of_arrays(y_train=Y_TRAIN[:, None]), "got (6, 1) int64 from 0 on"
+        ),
+        "one-hot labels": Case(
+            of_arrays(y_train=np.eye(3, dtype=int)[Y_TRAIN]), "got (6, 3) int64 from 0 on"
+        ),
+        "float labels": Case(
+            of_arrays(y_train=Y_TRAIN.astype(float)), "got (6,) float64 from 0.0 on"
+        ),
+        "truth values": Case(of_arrays(y_train=Y_TRAIN > 0, y_test=Y_TEST > 0), "got (6,) bool"),
+        "labels from 1": Case(
+            of_arrays(y_train=Y_TRAIN + 1, y_test=Y_TEST + 1), "got 3 in y_train and labels up to 3"
+        ),
+        "labels of -1": Case(of_arrays(y_train=Y_TRAIN - 1), "got (6,) int64 from -1 on"),
+        "labels of 2^63": Case(
+            of_arrays(y_train=Y_TRAIN.astype(np.uint64) + 2**63),
+            "got 3 in y_train and labels up to 9223372036854775810",
+        ),
+        "labels with a gap": Case(
+            of_arrays(y_train=Y_TRAIN * 2, y_test=Y_TEST), "got 3 in y_train and labels up to 4"
+        ),
+        "a label of the test alone": Case(
+            of_arrays(y_test=np.array([0, 3])), "got 3 in y_train and labels up to 3"
+        ),
+        "one class": Case(
+            of_arrays(y_train=Y_TRAIN * 0, y_test=Y_TEST * 0), "got 1 in y_train and labels up to 0"
+        ),
+        "classes [4, 4]": Case(of_arrays(classes=[4, 4]), "got (2,) int64"),
+        "classes 1e9": Case(of_arrays(classes=1e9), "got 1000000000.0"),
+        "classes 10^9": Case(of_arrays(classes=10**9), "got 1000000000"),
+        "classes -3": Case(of_arrays(classes=-3), "got -3"),
+        "classes of none": Case(of_arrays(classes=np.array([], int)), "got (0,) int64"),
+        "classes true": Case(of_arrays(classes=True), "got True"),
+        "classes 2 of 3": Case(of_arrays(classes=2), "got 3 in y_train and labels up to 2"),
+        "classes a text": Case(of_arrays(classes="many"), "got shape () with 1 of them"),
+        "classes twice": Case(
+            of_arrays(classes=names("a", "b", "a")), "got shape (3,) with 2 of them"
+        ),
+        "names for y_train alone": Case(of_arrays(y_train=CATS), "got (6,) <U3"),
+        "names and a number": Case(
+            of_arrays(y_train=CATS, y_test=CATS[:2], classes=3), "got int64"
+        ),
+        "names that classes lacks": Case(
+            of_arrays(y_train=CATS, y_test=CATS[:2], classes=names("cat", "x")), "got 'dog'"
+        ),
+        "one name": Case(
+            of_arrays(y_train=CATS[[0] * 6], y_test=CATS[[0] * 2]),
+            "got 1 in y_train and labels up to 0",
+        ),
+        "images of a pixel": Case(of_images(GREY[:, :1, :1]), "", "6 + 2 of (1, 1, 1) in 3"),
+        "names in bytes that are no UTF-8": Case(
+            of_arrays(y_train=CATS.astype("S"), y_test=np.array([b"\xff", b"cat"])),
+            "are numbered by their names",
+            "6 + 2 of (3,) in 4",
+        ),
+        "two names that are no UTF-8": Case(
+            of_arrays(
+                y_train=np.array([b"\xff", b"\xfe", b"c"] * 2), y_test=np.array([b"\xff", b"c"])
+            ),
+            "are numbered by their names",
+            "6 + 2 of (3,) in 3",
+        ),
+        "float images with channels last": Case(
+            of_images(np.ones((6, 9, 9, 3), np.float32)), "got (6, 9, 9, 3) float32"
+        ),
+    }
+    | alike(
         "cannot be read as such",
-    ),
-    "a changed bit": Case(
-        of_damage(lambda content: content.__setitem__(200, content[200] ^ 1)),
-        "cannot be read as such",
-    ),
-    "a changed bit, packed": Case(
-        of_damage(lambda content: content.__setitem__(120, content[120] ^ 16), compress=True),
-        "cannot be read as such",
-    ),
-    "encrypted": Case(of_damage(encrypted), "cannot be read as such"),
-    "an unknown compression": Case(of_damage(method(99)), "cannot be read as such"),
-    "a member twice": Case(twice, "(y_train.npy is there twice)"),
-    "a folder": Case(a_folder, "expected a .npz file, found no file"),
-    "a pipe": Case(a_pipe, "expected a .npz file, found no file"),
-    "a link to itself": Case(a_loop, "data-dir: expected a path"),
-    "a NUL in its path": Case(at("/data/x\0.npz"), "data-dir: expected a path"),
-    "a path too long": Case(
-        at("/" + "x" * 5000),
+        "",
+        {
+            "an empty file": of_bytes(b""),
+            "a text": of_bytes(b"x_train: 1, 2, 3"),
+            "zeros": of_bytes(bytes(10_000)),
+            "an .npy file": of_bytes(npy(np.ones(3))),
+            "a pickle": of_bytes(pickle.dumps(arrays())),
+            "half of it": of_damage(lambda content: content[: len(content) // 2]),
+            "without its end": of_damage(lambda content: content[:-30]),
+            "without its beginning": of_damage(lambda content: content[500:]),
+            "a changed bit": of_damage(lambda content: content.__setitem__(200, content[200] ^ 1)),
+            "a changed bit, packed": of_damage(
+                lambda content: content.__setitem__(120, content[120] ^ 16), compress=True
+            ),
+            "encrypted": of_damage(encrypted),
+            "an unknown compression": of_damage(method(99)),
+            "a header of 10^15": of_member("x_train.npy", header("(1000000000000000,)")),
+            "a header of 10^28": of_member(
+                "x_train.npy", header("(10000000000000000000000000000,)")
+            ),
+            "a header of 64 GB": of_member("x_train.npy", header("(8000000000,)")),
+            "a header with brackets": of_member("x_train.npy", header("(" * 3000)),
+            "a header of -1": of_member("x_train.npy", header("(-1,)")),
+            "a header without data": of_member("x_train.npy", header("(6, 3)")),
+            "a header of True": of_member("x_train.npy", header("(True, 3)")),
+            "a header of no type": of_member("x_train.npy", header("(6, 3)", "nonsense")),
+            "a header of objects": of_member("x_train.npy", header("(6, 3)", "|O")),
+            "objects": of_arrays(y_test=np.array([0, None])),
+        },
+    )
+    | alike(
         "data-dir: expected a path",
-    ),
-    "nobody's home": Case(at("~nobody-of-this-name/data.npz"), "data-dir: expected a path"),
-    "a device": Case(at("/dev/zero"), "found no file /dev/zero"),
-    "a size of 4 GB": Case(bomb, "", "6 + 2 of (3,) in 3"),
-    "a header of 10^15": Case(
-        of_member("x_train.npy", header("(1000000000000000,)")),
-        "cannot be read as such",
-    ),
-    "a header of 10^28": Case(
-        of_member("x_train.npy", header("(10000000000000000000000000000,)")),
-        "cannot be read as such",
-    ),
-    "a header of 64 GB": Case(
-        of_member("x_train.npy", header("(8000000000,)")),
-        "cannot be read as such",
-    ),
-    "a header with brackets": Case(
-        of_member("x_train.npy", header("(" * 3000)), "cannot be read as such"
-    ),
-    "a header of -1": Case(of_member("x_train.npy", header("(-1,)")), "cannot be read as such"),
-    "a header without data": Case(
-        of_member("x_train.npy", header("(6, 3)")), "cannot be read as such"
-    ),
-    "a header of True": Case(
-        of_member("x_train.npy", header("(True, 3)")), "cannot be read as such"
-    ),
-    "a header of no type": Case(
-        of_member("x_train.npy", header("(6, 3)", "nonsense")),
-        "cannot be read as such",
-    ),
-    "a header of objects": Case(
-        of_member("x_train.npy", header("(6, 3)", "|O")),
-        "cannot be read as such",
-    ),
-    "a member of text": Case(of_member("x_train.npy", b"some text"), "got another kind of file"),
-    "a member without suffix": Case(of_member("x_train", b"some text"), "got another kind of file"),
-    "a member .txt": Case(of_member("x_train.txt", b"some text"), "got none called x_train"),
-    "an empty member": Case(of_member("x_train.npy", b""), "got another kind of file"),
-    "a member in a folder": Case(
-        of_member("data/x_train.npy", npy(np.ones((6, 3)))), "got none called x_train"
-    ),
-    "no test arrays": Case(of_arrays(x_test=None, y_test=None), "got none called x_test, y_test"),
-    "no arrays": Case(
-        of_damage(lambda content: b"PK\x05\x06" + bytes(18)),
-        "got none called x_train, y_train, x_test, y_test",
-    ),
-    "objects": Case(
-        of_arrays(y_test=np.array([0, None])),
-        "cannot be read as such",
-    ),
-    "a record type": Case(
-        of_arrays(x_train=np.zeros(6, [("a", "f8"), ("b", "f8")])),
-        "got (6,) [('a', '<f8'), ('b', '<f8')]",
-    ),
-    "complex features": Case(of_arrays(x_train=np.ones((6, 3), complex)), "got (6, 3) complex128"),
-    "dates": Case(of_arrays(y_train=np.zeros(6, "datetime64[s]")), "got (6,) datetime64[s]"),
-    "integer features": Case(of_arrays(x_train=np.ones((6, 3), np.int64)), "got (6, 3) int64"),
-    "16-bit images": Case(of_images(GREY.astype(np.uint16)), "got (6, 8, 8) uint16"),
-    "signed images": Case(of_images(GREY.astype(np.int8)), "got (6, 8, 8) int8"),
-    "images with channels first": Case(
-        of_images(np.ones((6, 3, 32, 32), np.uint8)), "got (6, 3, 32, 32) uint8"
-    ),
-    "images of 7 channels": Case(
-        of_images(np.ones((6, 9, 9, 7), np.uint8)), "got (6, 9, 9, 7) uint8"
-    ),
-    "images of 0 channels": Case(
-        of_images(np.ones((6, 9, 9, 0), np.uint8)), "got (6, 9, 9, 0) uint8"
-    ),
-    "images without rows": Case(of_images(np.ones((6, 0, 8), np.uint8)), "got (6, 0, 8) uint8"),
-    "videos": Case(of_images(np.ones((6, 4, 8, 8, 3), np.uint8)), "got (6, 4, 8, 8, 3) uint8"),
-    "features of no column": Case(
-        of_arrays(x_train=np.ones((6, 0)), x_test=np.ones((2, 0))), "got (6, 0) float64"
-    ),
-    "one feature as (n,)": Case(
-        of_arrays(x_train=np.ones(6), x_test=np.ones(2)), "got (6,) float64"
-    ),
-    "a number for x": Case(of_arrays(x_train=np.float64(1)), "got () float64"),
-    "a number for y": Case(of_arrays(y_train=np.int64(1)), "got () int64 from 1 on"),
-    "no training samples": Case(
-        of_arrays(x_train=np.ones((0, 3)), y_train=Y_TRAIN[:0]), "got (0,) int64"
-    ),
-    "no test samples": Case(of_arrays(x_test=np.ones((0, 3)), y_test=Y_TEST[:0]), "got (0,) int64"),
-    "nan": Case(of_arrays(x_train=np.full((6, 3), np.nan)), "got nan or inf"),
-    "inf in the test": Case(of_arrays(x_test=np.full((2, 3), np.inf)), "got nan or inf"),
-    "beyond float32": Case(of_arrays(x_train=np.full((6, 3), 1e300)), "got nan or inf"),
-    "another width in the test": Case(
-        of_arrays(x_test=np.ones((2, 4))), "got (3,) float64 and (4,) float64"
-    ),
-    "images for the test": Case(of_arrays(x_test=GREY[:2]), "got (3,) float64 and (8, 8) uint8"),
-    "fewer labels": Case(of_arrays(y_train=Y_TRAIN[:5]), "got (6, 3) float64"),
-    "labels as a column": Case(of_arrays(y_train=Y_TRAIN[:, None]), "got (6, 1) int64 from 0 on"),
-    "one-hot labels": Case(
-        of_arrays(y_train=np.eye(3, dtype=int)[Y_TRAIN]), "got (6, 3) int64 from 0 on"
-    ),
-    "float labels": Case(of_arrays(y_train=Y_TRAIN.astype(float)), "got (6,) float64 from 0.0 on"),
-    "truth values": Case(of_arrays(y_train=Y_TRAIN > 0, y_test=Y_TEST > 0), "got (6,) bool"),
-    "labels from 1": Case(
-        of_arrays(y_train=Y_TRAIN + 1, y_test=Y_TEST + 1), "got 3 in y_train and labels up to 3"
-    ),
-    "labels of -1": Case(of_arrays(y_train=Y_TRAIN - 1), "got (6,) int64 from -1 on"),
-    "labels of 2^63": Case(
-        of_arrays(y_train=Y_TRAIN.astype(np.uint64) + 2**63),
-        "got 3 in y_train and labels up to 9223372036854775810",
-    ),
-    "labels with a gap": Case(
-        of_arrays(y_train=Y_TRAIN * 2, y_test=Y_TEST), "got 3 in y_train and labels up to 4"
-    ),
-    "a label of the test alone": Case(
-        of_arrays(y_test=np.array([0, 3])), "got 3 in y_train and labels up to 3"
-    ),
-    "one class": Case(
-        of_arrays(y_train=Y_TRAIN * 0, y_test=Y_TEST * 0), "got 1 in y_train and labels up to 0"
-    ),
-    "classes [4, 4]": Case(of_arrays(classes=[4, 4]), "got (2,) int64"),
-    "classes 1e9": Case(of_arrays(classes=1e9), "got 1000000000.0"),
-    "classes 10^9": Case(of_arrays(classes=10**9), "got 1000000000"),
-    "classes -3": Case(of_arrays(classes=-3), "got -3"),
-    "classes of none": Case(of_arrays(classes=np.array([], int)), "got (0,) int64"),
-    "classes true": Case(of_arrays(classes=True), "got True"),
-    "classes 2 of 3": Case(of_arrays(classes=2), "got 3 in y_train and labels up to 2"),
-    "classes a text": Case(of_arrays(classes="many"), "got shape () with 1 of them"),
-    "classes twice": Case(of_arrays(classes=names("a", "b", "a")), "got shape (3,) with 2 of them"),
-    "names for y_train alone": Case(of_arrays(y_train=CATS), "got (6,) <U3"),
-    "names and a number": Case(of_arrays(y_train=CATS, y_test=CATS[:2], classes=3), "got int64"),
-    "names that classes lacks": Case(
-        of_arrays(y_train=CATS, y_test=CATS[:2], classes=names("cat", "x")), "got 'dog'"
-    ),
-    "one name": Case(
-        of_arrays(y_train=CATS[[0] * 6], y_test=CATS[[0] * 2]),
-        "got 1 in y_train and labels up to 0",
-    ),
-    "float16 features": Case(
-        of_arrays(x_train=np.ones((6, 3), np.float16)), "", "6 + 2 of (3,) in 3"
-    ),
-    "big-endian features": Case(
-        of_arrays(x_train=np.ones((6, 3), ">f8"), y_train=Y_TRAIN.astype(">i4")),
+        "",
+        {
+            "a link to itself": a_loop,
+            "a NUL in its path": at("/data/x\0.npz"),
+            "a path too long": at("/" + "x" * 5000),
+            "nobody's home": at("~nobody-of-this-name/data.npz"),
+        },
+    )
+    | alike(
         "",
         "6 + 2 of (3,) in 3",
-    ),
-    "columns first": Case(
-        of_arrays(x_train=np.asfortranarray(arrays()["x_train"])), "", "6 + 2 of (3,) in 3"
-    ),
-    "images of a pixel": Case(of_images(GREY[:, :1, :1]), "", "6 + 2 of (1, 1, 1) in 3"),
-    "names in bytes that are no UTF-8": Case(
-        of_arrays(y_train=CATS.astype("S"), y_test=np.array([b"\xff", b"cat"])),
-        "are numbered by their names",
-        "6 + 2 of (3,) in 4",
-    ),
-    "two names that are no UTF-8": Case(
-        of_arrays(y_train=np.array([b"\xff", b"\xfe", b"c"] * 2), y_test=np.array([b"\xff", b"c"])),
-        "are numbered by their names",
-        "6 + 2 of (3,) in 3",
-    ),
-    "float images with channels last": Case(
-        of_images(np.ones((6, 9, 9, 3), np.float32)), "got (6, 9, 9, 3) float32"
-    ),
-    "more arrays": Case(of_arrays(z=np.ones(9)), "", "6 + 2 of (3,) in 3"),
-    "packed": Case(of_damage(lambda content: None, compress=True), "", "6 + 2 of (3,) in 3"),
-}
+        {
+            "a size of 4 GB": bomb,
+            "float16 features": of_arrays(x_train=np.ones((6, 3), np.float16)),
+            "big-endian features": of_arrays(
+                x_train=np.ones((6, 3), ">f8"), y_train=Y_TRAIN.astype(">i4")
+            ),
+            "columns first": of_arrays(x_train=np.asfortranarray(arrays()["x_train"])),
+            "more arrays": of_arrays(z=np.ones(9)),
+            "packed": of_damage(lambda content: None, compress=True),
+        },
+    )
+)
