@@ -203,7 +203,7 @@ def own_settings(method: Method) -> str:
     own = {k.removeprefix(prefix): v for k, v in settings.items() if k.startswith(prefix)}
     if own.get("server-lr") == 1:
         del own["server-lr"]  # the plain average
-    for plugin in RunConfig.make({"algo": method.name}).strategy.plugins:
+    for plugin in RunConfig.make({"algo": method.name}).strategy.active_plugins:
         strength = options_of(type(plugin))[0].name
         own[f"{type(plugin).__name__} {strength}"] = getattr(plugin, strength)
     return ", ".join(f"{key} {value}" for key, value in own.items()) or "–"

@@ -48,6 +48,7 @@ from fedaccord.engine.faults import FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import Answers
+from fedaccord.federation.run import Run
 from fedaccord.logbook import Logbook
 from fedaccord.strategies import METHODS, SAM
 from fedaccord.task import Clients, Task, load_task
@@ -143,8 +144,9 @@ def after_losses(name: str, share: float, fleet_of: type[LocalFleet]) -> tuple[f
     lost = lost_replies(share)
     fleet = fleet_of(task, vectorize=True)
     faulty = FaultyFleet(fleet, lambda t, i: "lost-reply" if (t, i) in lost else None)
-    method.start(faulty, server_app.initial_arrays(task, "float64"), ROUNDS)
-    s = method.state
+    run = Run(method, faulty, server_app.initial_arrays(task, "float64"), ROUNDS)
+    run.play()
+    s = run.state
     return float((s.w - optimum).norm()), gap(name, s, fleet)
 
 
@@ -235,17 +237,17 @@ def checkpoint(model: str, steps: int, repetitions: int) -> list[str]:
         settings |= {"num-server-rounds": repetitions + 1, "fraction-train": 0.1}
         config = RunConfig.make(settings)
         task = load_task(config.task, num_clients=config.num_clients)
-        strategy, fleet = config.strategy, LocalFleet(task)
-        strategy.num_rounds = repetitions + 1
-        log_book = Logbook.begin(config, {})
-        strategy.begin(fleet, server_app.initial_arrays(task, strategy.precision))
+        fleet, log_book = LocalFleet(task), Logbook.begin(config, {})
+        run = server_app.run_of(config.strategy, fleet, task, repetitions + 1)
+        log_book.restore(run.session)
+        run.begin()
         rounds, writes = [], []
         for _ in range(repetitions + 1):
             began = time.perf_counter()
-            done = strategy.train_round()
+            done = run.train_round()
             rounds.append(time.perf_counter() - began)
             if not writes:
-                everyone(strategy, fleet)
+                everyone(run, fleet)
             log_book.record(done)
             began = time.perf_counter()
             log_book.checkpoint()
@@ -260,13 +262,13 @@ def checkpoint(model: str, steps: int, repetitions: int) -> list[str]:
     ]
 
 
-def everyone(strategy: Any, fleet: LocalFleet) -> None:
+def everyone(run: Run, fleet: LocalFleet) -> None:
     """Give every client a state, as after many rounds."""
     state = next(iter(fleet.memories.values())).latest.state
     for i in range(fleet.num_clients):
         own = map_vectors(lambda v: v.clone(), state)
         fleet.memories.setdefault(i, Memory(Version(0, own)))
-    strategy.state.accepted.fill_(0)
+    run.state.accepted.fill_(0)
 
 
 def spread(values: list[float]) -> str:

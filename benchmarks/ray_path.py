@@ -41,6 +41,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as flowers
+from flwr.serverapp.strategy import Result
 from flwr.simulation import run_simulation
 from timing import SETTING, engine_round, spread
 from torch import Tensor, nn
@@ -51,6 +52,8 @@ from fedaccord.config import RunConfig
 from fedaccord.engine.cluster import ray_for
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.workers import workers_fleet
+from fedaccord.federation.fleet import Fleet, MessageFleet
+from fedaccord.federation.run import Run
 from fedaccord.memory import keep_freed_memory
 from fedaccord.strategies import FedAvg
 from fedaccord.task import Clients, Task, load_task
@@ -157,9 +160,9 @@ def visits(repetitions: int, clock: Callable[[], float]) -> Seconds:
         fleets = {"this process": LocalFleet(task), "one worker": one}
         rounds = {}
         for name, fleet in fleets.items():
-            strategy = make()
-            strategy.begin(fleet, server_app.initial_arrays(task, "float32"))
-            rounds[name] = strategy.train_round
+            run = Run(make(), fleet, server_app.initial_arrays(task, "float32"), 10**6)
+            run.begin()
+            rounds[name] = run.train_round
 
         def one_round(name: str, number: int) -> float:
             began = clock()
@@ -291,11 +294,12 @@ def _one_size(grid: Grid, size: float, repetitions: int, clock: Callable[[], flo
             """The mean of some rounds after a first one."""
             vars(grid)["pull_interval"] = looks  # this package's strategies set their own
             if name == "Flower's FedAvg":
-                strategy: Any = flowers.FedAvg(fraction_train=1.0, fraction_evaluate=0.0)
+                strategy = flowers.FedAvg(fraction_train=1.0, fraction_evaluate=0.0)
+                begin = partial(strategy.start, grid, train_config=config)
             else:
-                strategy = method(CLIENTS)
-                strategy.attempt = next(ATTEMPTS)  # clients remember the rounds of the last one
-            over = two if name == "this package's workers" else grid
+                workers = name == "this package's workers"
+                fleet = two if workers else MessageFleet(grid, config)
+                begin = partial(start, method(CLIENTS), fleet)
             ends: list[float] = []
 
             def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
@@ -303,12 +307,17 @@ def _one_size(grid: Grid, size: float, repetitions: int, clock: Callable[[], flo
                 return MetricRecord({"test-loss": 0.0})
 
             last = ROUNDS[size]
-            done = strategy.start(over, arrays, last, train_config=config, evaluate_fn=evaluate)
+            done = begin(initial_arrays=arrays, num_rounds=last, evaluate_fn=evaluate)
             assert len(done.train_metrics_clientapp) == last, f"{name} lost a round"
             return (ends[last] - ends[1]) / (last - 1)
 
         names = ("Flower's FedAvg", "this package's FedAvg", "this package's workers")
         return by_turns(names, rounds, repetitions)
+
+
+def start(method: FedAvg, fleet: Fleet, initial_arrays: ArrayRecord, **more: Any) -> Result:
+    attempt = next(ATTEMPTS)  # clients remember the rounds of the last one
+    return Run(method, fleet, initial_arrays, attempt=attempt, **more).play()
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from fedaccord.core.vectors import Vector, leaves
 from fedaccord.core.visit import Answer, Visit
 from fedaccord.engine import states
 from fedaccord.engine.fleet import LocalFleet
-from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.federation.run import Run
 from fedaccord.memory import keep_freed_memory
 from fedaccord.task import load_task
 
@@ -124,7 +124,7 @@ def no_steps(w: Vector, direction: Direction, seat: GradientSeat, config: LocalC
     return Solution(w.clone(), 1, torch.zeros(()), None)
 
 
-def begin(case: dict[str, Any], num_clients: int, active: int) -> FederatedStrategy:
+def begin(case: dict[str, Any], num_clients: int, active: int) -> Run:
     """A federation before its first round."""
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -135,22 +135,23 @@ def begin(case: dict[str, Any], num_clients: int, active: int) -> FederatedStrat
     config = RunConfig.make(values)
     strategy = config.strategy
     task = load_task(config.task, num_clients=num_clients)
-    kept = states.memories(config.client_state, strategy, task, config.num_server_rounds)
+    rounds = config.num_server_rounds
+    kept = states.memories(config.client_state, strategy, task, rounds, folder=None)
     initial = server_app.initial_arrays(task, strategy.precision)
-    strategy.num_rounds = config.num_server_rounds
-    strategy.begin(NoSteps(task, memories=kept), initial)
-    return strategy
+    run = Run(strategy, NoSteps(task, memories=kept), initial, rounds)
+    run.begin()
+    return run
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     clock = CLOCKS[options.clock]
-    strategy = begin(CASES[name], options.one, options.active)
+    run = begin(CASES[name], options.one, options.active)
     wall = options.clock == "wall"
     start = time.time() - psutil.Process().create_time() if wall else time.process_time()
     at_start, seconds = resident(), []
     for _ in range(1 + options.rounds):  # the first one allocates
         began = clock()
-        if strategy.train_round().metrics["dropped"]:
+        if run.train_round().metrics["dropped"]:
             raise RuntimeError("a client was dropped")
         seconds.append(clock() - began)
     return {
@@ -164,12 +165,11 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def past() -> dict[str, Any]:
     """Memory and files of A-FedPD's server after some rounds."""
-    strategy, rows = begin(PAST, CLIENTS[-1], 10), []
+    run, rows = begin(PAST, CLIENTS[-1], 10), []
     for number in range(1, PAST_ROUNDS[-1] + 1):
-        strategy.train_round()
+        run.train_round()
         if number in PAST_ROUNDS:
-            assert strategy.state is not None
-            kept = dict(leaves(strategy.state.server.lam_bar_after))
+            kept = dict(leaves(run.state.server.lam_bar_after))
             in_files = [v for v in kept.values() if in_file(v)]
             rows.append(
                 {

@@ -18,6 +18,7 @@ from fedaccord import server_app
 from fedaccord.config import RunConfig
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.run import Run
 from fedaccord.memory import keep_freed_memory
 from fedaccord.task import Task
 
@@ -65,20 +66,21 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def engine_round(task: Task, config: RunConfig, fleet: Fleet | None = None) -> OneRound:
-    """What `strategy.start` does in a round, without evaluation; fleet: by default in this process.
+    """What `Run.play` does in a round, without evaluation; fleet: by default in this process.
 
     Raises RuntimeError where a client fails: its steps would be missing in the seconds.
     """
-    strategy = config.strategy
-    strategy.num_rounds = config.num_server_rounds
-    strategy.participation = cohorts = []
+    cohorts: list[list[int]] = []
+    method, rounds = config.strategy, config.num_server_rounds
     fleet = fleet or LocalFleet(task, vectorize=config.vectorize == "on", home=task.device)
-    home = server_app.home_of(fleet)
-    strategy.begin(fleet, server_app.initial_arrays(task, strategy.precision, home))
+    initial = server_app.initial_arrays(task, method.precision, server_app.home_of(fleet))
+    run = Run(method, fleet, initial, rounds, cohorts=[[0]] * rounds)
+    run.cohorts = cohorts  # as they come
+    run.begin()
 
     def one_round(cohort: list[int]) -> None:
         cohorts.append(cohort)
-        if strategy.train_round().metrics["dropped"]:
+        if run.train_round().metrics["dropped"]:
             raise RuntimeError(f"{config.algo} lost a client in round {len(cohorts)}")
 
     return one_round

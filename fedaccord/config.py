@@ -20,8 +20,9 @@ from fedaccord.core.options import (
     unread,
 )
 from fedaccord.core.plugin import PlugIn
+from fedaccord.federation.method import own_options
 from fedaccord.federation.settings import Settings
-from fedaccord.federation.strategy import FederatedStrategy, own_options
+from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
 from fedaccord.strategies import METHODS
 from fedaccord.task.config import TaskConfig
@@ -130,9 +131,10 @@ class RunConfig:
     flat: dict[str, Any]  # every key with its value
 
     @staticmethod
-    def make(values: Mapping[str, Any]) -> "RunConfig":
+    def make(values: Mapping[str, Any], method: FederatedStrategy | None = None) -> "RunConfig":
         """Check ``values`` (key -> value, missing keys take their defaults).
 
+        method: used as it is, instead of the keys that make one.
         Raises ValueError, in one line, for an unknown key, a wrong type, a value out of range and
         settings that do not fit together.
         """
@@ -140,12 +142,14 @@ class RunConfig:
         for key in values:
             if key not in known:
                 raise ValueError(_unknown(key, values.get("algo", RunConfig.algo), known))
+        if method is not None:
+            values = {**values, **_settings_of(method)}
         flat = {key: _check(key, values.get(key, default(f)), f) for key, f in known.items()}
         used = flat | (POOLED if METHODS[flat["algo"]].pools else {})
         return RunConfig(
             **_values(used, RunConfig),
             task=TaskConfig(**_values(used, TaskConfig), seed=flat["seed"]),
-            strategy=_strategy(flat),
+            strategy=method or _strategy(flat),
             flat=flat,
         )
 
@@ -159,14 +163,14 @@ class RunConfig:
 
         Set are the keys that differ from their defaults, and those that were ``given``.
         """
-        usual, reasons = defaults(), self._reasons()
+        usual, reasons = defaults(), self.unread_keys()
         return [
             f"{key}={_toml(value)} has no effect: {reasons[key]}"
             for key, value in self.flat.items()
             if key in reasons and (key in given or value != usual[key])
         ]
 
-    def _reasons(self) -> dict[str, str]:
+    def unread_keys(self) -> dict[str, str]:
         """The keys that nothing reads in this configuration, and why."""
         needs: dict[str, str] = {}  # a key -> the setting without which nothing reads it
         reasons: dict[str, str] = {}
@@ -181,7 +185,7 @@ class RunConfig:
             else:
                 other = (key for key in self.flat if key.startswith(f"{name}."))
                 needs |= dict.fromkeys(other, f"algo={name}")
-        plugins = {type(plugin): plugin for plugin in self.strategy.plugins}
+        plugins = {type(plugin): plugin for plugin in self.strategy.active_plugins}
         for name, kind in PLUGINS.items():
             if kind in plugins:
                 parts.append((f"{name}.", plugins[kind]))
@@ -238,12 +242,36 @@ def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:
     return kind(**_values(flat, Settings), **method, plugins=tuple(plugins))
 
 
+def _settings_of(method: FederatedStrategy) -> dict[str, Any]:
+    """The keys that make a method, with their values, as far as it is one of `METHODS`."""
+    names = {kind: name for name, kind in METHODS.items()}
+    found = {_key(f.name): getattr(method, f.name) for f in options(Settings)}
+    if name := names.get(type(method)):
+        own = own_options(type(method))
+        found |= {"algo": name, **{f"{name}.{_key(f.name)}": getattr(method, f.name) for f in own}}
+    for name, kind in PLUGINS.items():
+        for plugin in method.active_plugins:
+            if type(plugin) is kind:
+                found |= {f"{name}.{_key(f.name)}": getattr(plugin, f.name) for f in options(kind)}
+    return found
+
+
+def method_keys() -> set[str]:
+    """The keys that make a method: its settings, its own options and its plug-ins."""
+    return {key for key in keys() if "." in key} | {_key(f.name) for f in options(Settings)}
+
+
+def task_keys() -> set[str]:
+    """The keys of data, model and device."""
+    return {_key(field.name) for field in options(TaskConfig)}
+
+
 def in_use(config: RunConfig) -> dict[str, Any]:
     """The settings without the tables of other methods and of unused plug-ins, unless one was set.
 
     `RunConfig.make` of them gives the same configuration.
     """
-    usual, plugins = defaults(), [type(plugin) for plugin in config.strategy.plugins]
+    usual, plugins = defaults(), [type(plugin) for plugin in config.strategy.active_plugins]
     tables = {config.algo, *(name for name, kind in PLUGINS.items() if kind in plugins)}
     tables |= {
         key.partition(".")[0]
@@ -287,7 +315,7 @@ def resolved(config: RunConfig) -> dict[str, Any]:
     kinds = {kind: name for name, kind in PLUGINS.items()}
     return {
         f"{kinds[type(plugin)]}.{_key(field.name)}": getattr(plugin, field.name)
-        for plugin in config.strategy.plugins
+        for plugin in config.strategy.active_plugins
         if type(plugin) in kinds
         for field in options(type(plugin))
     }

@@ -13,9 +13,10 @@ from fedaccord.core.plugin import state_like
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.federation.checkpoint import Pace, pack, unpack
-from fedaccord.federation.fleet import Fleet, MessageFleet
+from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.numbers import Numbers
 from fedaccord.federation.round import Round
+from fedaccord.federation.session import Session
 from fedaccord.runs import COMPLETED, RunDirectory, place, status
 from fedaccord.runs.checkpoint import Checkpoint, Checkpoints
 from fedaccord.runs.files import read_json, replace
@@ -35,16 +36,16 @@ class Logbook:
         checkpoints: Checkpoints,
         begun: Checkpoint | None = None,
     ) -> None:
-        self.config, self.strategy = config, config.strategy
+        self.config = config
         self.directory, self.checkpoints = directory, checkpoints
-        self.strategy.scratch = directory.path
         self._begun = begun  # what the run goes on from
         self.after = begun.number if begun else 0  # rounds that were done before
         self._pace = Pace(config.checkpoint_every)
         self._recorded: RoundState | None = None  # the state to which the tables go
+        self._session: Session | None = None
         self._saved = begun.number if begun else None
-        self.strategy.federation = begun.facts["federation"] if begun else _fresh(directory.path)
-        self.strategy.attempt = _next_attempt(directory.path)
+        self.federation = begun.facts["federation"] if begun else _fresh(directory.path)
+        self.attempt = _next_attempt(directory.path)
 
     @classmethod
     def begin(cls, config: RunConfig, used: dict[str, Any], at: int | None = None) -> "Logbook":
@@ -86,18 +87,15 @@ class Logbook:
         """Let other processes write the run's directory."""
         self.directory.close()
 
-    def restore(self, fleet: Fleet) -> RoundState | None:
-        """The state that the run goes on from, after the clients were given theirs."""
+    def restore(self, session: Session) -> RoundState | None:
+        """The state from which the run of ``session`` resumes, after the clients were given theirs;
+        None: it is a new run."""
+        self._session = session
         if self._begun is None:
             return None
-        state, self._begun = restore(self.strategy, fleet, self._begun), None
-        self._set_durable(fleet, state)
+        state, self._begun = restore(session, self._begun), None
+        _set_durable(session, state)
         return state
-
-    def _set_durable(self, fleet: Fleet, s: RoundState) -> None:
-        """Clients in other processes are told which of their states the last checkpoint needs."""
-        if isinstance(fleet, MessageFleet):
-            self.strategy.durable = s.accepted.tolist()
 
     def numbers(self) -> Numbers:
         """Those that the server gave to nodes without one: nodes.json keeps them with the run."""
@@ -118,19 +116,19 @@ class Logbook:
     def record(self, round: Round) -> None:
         """The rows of a round, and a checkpoint where one is due."""
         self.directory.record({"round": round.number, **round.metrics}, round.clients)
-        self._recorded = self.strategy.state
+        self._recorded = round.state
         if round.number and self._pace.is_due(round.number):
             self.checkpoint()
 
     def checkpoint(self) -> None:
         """Write down the last round that the tables have."""
-        s, session = self._recorded, self.strategy.session
+        s, session = self._recorded, self._session
         if s is None or session is None or s.t == self._saved:
             return
         with self._pace.timed():
             server, facts = pack(s)
             facts |= {
-                "federation": self.strategy.federation,
+                "federation": self.federation,
                 "settings": in_use(self.config),
                 "position": self.directory.position,
                 "shapes": session.shapes,
@@ -143,7 +141,13 @@ class Logbook:
                 release(vector)
             self.directory.still_running()
         self._saved = s.t
-        self._set_durable(session.fleet, s)
+        _set_durable(session, s)
+
+
+def _set_durable(session: Session, s: RoundState) -> None:
+    """Clients in other processes are told which of their states the last checkpoint needs."""
+    if isinstance(session.fleet, MessageFleet):
+        session.durable = s.accepted.tolist()
 
 
 def _fresh(path: Path) -> str:
@@ -194,12 +198,11 @@ def vectorize_of(facts: Mapping[str, Any]) -> str:
     return "on" if facts["settings"].get("vectorize") == "on" else "off"
 
 
-def restore(strategy: Any, fleet: Fleet, found: Checkpoint) -> RoundState:
+def restore(session: Session, found: Checkpoint) -> RoundState:
     """The state of a checkpoint, after the clients were given theirs."""
-    state = unpack(strategy, found.server, found.facts)
-    half, shapes = strategy.client_half(), found.facts["shapes"]
-    like = state_like(half, tuple(map(tuple, shapes)))
-    fleet.restore(
+    state = unpack(session.method, found.server, found.facts)
+    like = state_like(session.half, tuple(map(tuple, found.facts["shapes"])))
+    session.fleet.restore(
         (i, (round, fill(like, tensors))) for i, (round, tensors) in found.clients.items()
     )
     return state

@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -13,12 +14,13 @@ from flwr.serverapp.strategy import Result
 
 from fedaccord import threads, trackers
 from fedaccord.config import RunConfig, in_use, resolved
-from fedaccord.core.rounds import RoundState
+from fedaccord.core.cohort import Cohorts
 from fedaccord.core.vectors import dtype_of, is_finite
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.replies import MAX_LOSS
 from fedaccord.federation.round import Round
+from fedaccord.federation.run import Run
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.interrupts import interruptible
 from fedaccord.logbook import Logbook
@@ -51,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
         chosen = threads.of_task(config.threads, task, config.strategy)
         log.info("%s", chosen)
         with chosen.in_use():
-            run(grid, config, task)
+            run(lambda book: MessageFleet(grid, numbers=book.numbers()), config, task)
     except (ValueError, FileNotFoundError, FederationError) as error:
         # one line for the user; a SystemExit would end a simulation as "completed"
         sys.tracebacklimit = 0  # Flower logs what ends a run, with the frames of its own
@@ -59,24 +61,24 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run(
-    grid: Grid | Fleet,
+    fleet_for: Callable[[Logbook], Fleet],
     config: RunConfig,
     task: Task,
     on_round: Callable[[Round], None] | None = None,
     at: int | None = None,
+    cohorts: Cohorts | None = None,
     **facts: Any,
 ) -> RunDirectory:
-    """One run of the configuration over ``grid``, written to its run directory.
+    """One run of the configuration, written to its run directory.
 
-    With ``config.resume`` it goes on from its last checkpoint, or from that of ``at`` rounds.
-    ``facts`` go into summary.json. A run that is interrupted, also by SIGTERM or SIGHUP, or that
-    fails leaves a directory that can be read, with the model as it was then.
+    fleet_for: the clients, once the run directory is there. With ``config.resume`` the run resumes
+    from its last checkpoint, or from that of ``at`` rounds. ``facts`` go into summary.json. A run
+    that is interrupted, also by SIGTERM or SIGHUP, or that fails leaves a directory that can be
+    read, with the model as it was then.
     """
-    strategy = config.strategy
-    pool(strategy, task, config)
-    initial = initial_arrays(task, strategy.precision, home_of(grid))
+    method = pooled(config.strategy, task, config.flat["num-clients"])
     trackers.check(config.tracker)
-    used = machine(task) | {"gradients-per-step": strategy.cost.gradients} | resolved(config)
+    used = machine(task) | {"gradients-per-step": method.cost.gradients} | resolved(config)
     with interruptible() as interrupts, closing(Logbook.begin(config, used, at)) as log_book:
         directory = log_book.directory
         if (counts := task.class_counts()) is not None:
@@ -91,16 +93,23 @@ def run(
             if on_round:
                 on_round(round)
 
-        strategy.on_round = record
         log.info("run directory: %s", directory.path)
+        run = run_of(
+            method,
+            fleet_for(log_book),
+            task,
+            config.num_server_rounds,
+            config.eval_train,
+            cohorts=cohorts,
+            on_round=record,
+            federation=log_book.federation,
+            attempt=log_book.attempt,
+            scratch=directory.path,
+        )
         status = "failed"
         try:
-            fleet: Fleet = (
-                MessageFleet(grid, numbers=log_book.numbers()) if isinstance(grid, Grid) else grid
-            )
-            state = log_book.restore(fleet)
-            rounds = config.num_server_rounds
-            start(strategy, fleet, initial, task, rounds, config.eval_train, state)
+            result = run.play(log_book.restore(run.session))
+            check_result(run, result, f"{task.split}-loss")
             interrupts.ignore()
             status = "completed"
         except (KeyboardInterrupt, SystemExit):  # the second is how Flower ends an app
@@ -111,12 +120,12 @@ def run(
             raise
         finally:
             interrupts.ignore()
-            if strategy.state is not None:
-                facts["clients"] = strategy.state.num_clients
-                facts |= strategy.topology.facts(strategy.state.num_clients)
+            if run.has_begun:
+                facts["clients"] = run.state.num_clients
+                facts |= method.topology.facts(run.state.num_clients)
             try:
-                if (arrays := strategy.current()) or not log_book.after:
-                    save(directory, arrays or initial, task)
+                if run.has_begun or not log_book.after:
+                    save(directory, run.output(), task)
                 log_book.checkpoint()
             except OSError as error:
                 status, facts["reason"] = "failed", str(error)
@@ -128,11 +137,12 @@ def run(
     return directory
 
 
-def pool(strategy: FederatedStrategy, task: Task, config: RunConfig) -> None:
-    """A method whose one client has all data takes the steps of one of ``num-clients`` clients."""
-    if strategy.pools:  # under Flower as many samples as the server's own training set has
-        clients = config.flat["num-clients"]
-        strategy.local_steps = strategy.mean_steps(task.num_examples(0), clients)
+def pooled(method: FederatedStrategy, task: Task, clients: int) -> FederatedStrategy:
+    """A method whose one client has all data takes the steps of one of so many clients."""
+    if not method.pools:
+        return method
+    # under Flower of as many samples as the server's own training set has
+    return replace(method, local_steps=method.mean_steps(task.num_examples(0), clients))
 
 
 def save(directory: RunDirectory, arrays: ArrayRecord, task: Task) -> None:
@@ -149,47 +159,41 @@ def machine(task: Task) -> dict[str, Any]:
     return used | {"cpu": processor(), "threads": torch.get_num_threads()}
 
 
-def start(
-    strategy: FederatedStrategy,
-    grid: Grid | Fleet,
-    initial: ArrayRecord,
+def run_of(
+    method: FederatedStrategy,
+    fleet: Fleet,
     task: Task,
     num_rounds: int,
     eval_train: bool = False,
-    state: RoundState | None = None,
-) -> Result:
-    """Run ``strategy`` with the task's test samples as its evaluation.
+    **more: Any,
+) -> Run:
+    """A `Run`, made with ``more``, that is evaluated on the task's test samples.
 
-    ``eval_train``: evaluate the headline model on the training samples too; generalisation-gap is
-    its train accuracy less its test accuracy, both in [0, 1]. ``state``: go on from there. Raises
-    FederationError also where no round counted and where the model diverged.
+    ``eval_train``: evaluate the output model on the training samples too; generalisation-gap is
+    its train accuracy less its test accuracy, both in [0, 1].
     """
-    layout, at_once = task.model(strategy.precision), evaluators(grid)
+    layout, at_once = task.model(method.precision), evaluators(fleet)
 
     def vector(arrays: ArrayRecord) -> torch.Tensor:
         return torch.cat([to_tensor(arrays[name]).reshape(-1) for name in layout.names])
 
     def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
-        return MetricRecord(dict(task.evaluate(vector(arrays), strategy.precision, at_once)))
+        return MetricRecord(dict(task.evaluate(vector(arrays), method.precision, at_once)))
 
     def evaluate_train(arrays: ArrayRecord, found: Mapping[str, float]) -> Mapping[str, float]:
-        train = task.evaluate_train(vector(arrays), strategy.precision, at_once)
+        train = task.evaluate_train(vector(arrays), method.precision, at_once)
         if "train-accuracy" in train and (accuracy := f"{task.split}-accuracy") in found:
             train["generalisation-gap"] = train["train-accuracy"] - found[accuracy]
         return train
 
-    if eval_train:
-        strategy.evaluate_headline_fn = evaluate_train
-    result = strategy.start(grid, initial, num_rounds, evaluate_fn=evaluate, state=state)
-    check_result(strategy, result, f"{task.split}-loss")
-    return result
+    initial = initial_arrays(task, method.precision, home_of(fleet))
+    more |= {"evaluate_output_fn": evaluate_train if eval_train else None}
+    return Run(method, fleet, initial, num_rounds, evaluate_fn=evaluate, **more)
 
 
-def check_result(strategy: FederatedStrategy, result: Result, name: str = "test-loss") -> None:
-    """Raises FederationError where there is no trained model; name: of its loss."""
-    s, model = strategy.state, strategy.current()
-    assert s is not None
-    assert model is not None
+def check_result(run: Run, result: Result, name: str = "test-loss") -> None:
+    """Raises FederationError if there is no trained model; name: of its loss."""
+    s, model = run.state, run.output()
     if not result.train_metrics_clientapp and s.failed == s.t:  # no round that counted
         raise FederationError(
             f"none of {s.t} rounds counted (see the reasons above): the model is untrained; fix "
@@ -206,15 +210,15 @@ def check_result(strategy: FederatedStrategy, result: Result, name: str = "test-
         )
 
 
-def home_of(grid: Grid | Fleet) -> torch.device | str:
+def home_of(fleet: Fleet) -> torch.device | str:
     """Where the server's vectors lie: on the host, or where clients in this process compute."""
-    home: torch.device | str = getattr(grid, "home", "cpu")
+    home: torch.device | str = getattr(fleet, "home", "cpu")
     return home
 
 
-def evaluators(grid: Grid | Fleet) -> int:
+def evaluators(fleet: Fleet) -> int:
     """Threads that evaluate, where the clients' cores wait for the server meanwhile."""
-    number: int = getattr(grid, "evaluators", 1)
+    number: int = getattr(fleet, "evaluators", 1)
     return number
 
 

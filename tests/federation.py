@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from fedaccord import simulate, train_locally
 from fedaccord.client import store
 from fedaccord.engine import History, Recorder, quiet
+from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.run import Run
+from fedaccord.federation.session import Session
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.wire import records
 from fedaccord.wire.instruction import is_hello, read_instruction
@@ -39,7 +42,9 @@ def run(
     **keys: Any,
 ) -> History:
     """`simulate` with full-batch float64 steps, recording everything."""
-    keys = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": None, "batch_size": 0} | keys
+    plain: dict[str, Any] = {"lr_decay": 1.0, "weight_decay": 0.0, "batch_size": 0}
+    plain |= {"clip_norm": None, "dtype": torch.float64}
+    keys = keys if isinstance(algo, FederatedStrategy) else plain | keys
     return simulate(
         algo,
         clients=problem.clients(),
@@ -47,28 +52,26 @@ def run(
         loss=half_square,
         rounds=len(schedule),
         participation=schedule,
-        dtype=torch.float64,
         record="weights",
         **keys,
     )
 
 
-def state_in(grid: InProcessGrid, strategy: FederatedStrategy, client: int, round: int) -> Any:
+def state_in(session: Session, grid: InProcessGrid, client: int, round: int) -> Any:
     """A client's state after a round, from its Context."""
-    assert strategy.session is not None
     memory = store.ContextStore(list(grid.contexts.values())[client]).load()
     found = store.version(memory, round)
-    return found and records.unpack_state(strategy.session.client_state(), found.state)
+    return found and records.unpack_state(session.client_state(), found.state)
 
 
 def run_on_batches(
-    strategy: FederatedStrategy,
+    method: FederatedStrategy,
     problem: LeastSquares,
     w0: np.ndarray,
     schedule: Cohorts,
     batches: Batches,
 ) -> History:
-    """A strategy over a foreign ClientApp that takes its batches from a fixed schedule."""
+    """A method over a foreign ClientApp that takes its batches from a fixed schedule."""
     data, app = problem.clients(), ClientApp()
 
     @app.train()
@@ -82,7 +85,8 @@ def run_on_batches(
         return train_locally(message, context, model=model, batches=chosen, loss=half_square)
 
     with InProcessGrid(app, problem.num_clients) as grid, quiet():
-        recorder = Recorder(strategy, lambda i, t: state_in(grid, strategy, i, t), weights=True)
-        strategy.participation, strategy.on_round = schedule, recorder
-        strategy.start(grid, ArrayRecord(linear(w0).state_dict()), len(schedule))
-    return recorder.history()
+        recorder = Recorder(lambda i, t: state_in(run.session, grid, i, t), weights=True)
+        initial, fleet = ArrayRecord(linear(w0).state_dict()), MessageFleet(grid)
+        run = Run(method, fleet, initial, len(schedule), cohorts=schedule, on_round=recorder)
+        run.play()
+    return recorder.history(run.output(), {})

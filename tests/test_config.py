@@ -12,7 +12,8 @@ from fedaccord import config
 from fedaccord.config import RunConfig
 from fedaccord.core.options import AFFECTS, options
 from fedaccord.core.plugin import PlugIn
-from fedaccord.federation.strategy import FederatedStrategy, own_options
+from fedaccord.federation.method import own_options
+from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import METHODS, PLUGINS, AFedPD, FedAvg, FedDyn, RelaxedInit, Scaffold
 from fedaccord.task.config import TaskConfig
 
@@ -344,7 +345,7 @@ def own_values(plugin: PlugIn) -> tuple[type[PlugIn], dict[str, Any]]:
 
 def plugins(algo: str, **keys: Any) -> list[Any]:
     values = {"algo": algo, "fraction-train": 1.0, **keys}
-    return [own_values(plugin) for plugin in RunConfig.make(values).strategy.plugins]
+    return [own_values(plugin) for plugin in RunConfig.make(values).strategy.active_plugins]
 
 
 def relaxed(**values: Any) -> list[Any]:
@@ -365,7 +366,7 @@ def test_a_strength_of_its_own_takes_the_place_of_the_methods() -> None:
 def test_a_strength_of_0_switches_a_plug_in_off(off: float) -> None:
     """What is left of FedInit is FedAvg."""
     strategy = RunConfig.make({"algo": "fedinit", "relaxed-init.beta": off}).strategy
-    assert strategy.plugins == ()
+    assert strategy.active_plugins == ()
     assert strategy.client_half() == FedAvg().client_half()
 
 
@@ -384,7 +385,7 @@ def test_the_other_options_of_a_plug_in_pass_through(beta: Any) -> None:
 
 @pytest.mark.parametrize("algo", METHODS)
 def test_without_keys_a_method_has_its_own_plug_ins(algo: str) -> None:
-    own = METHODS[algo](fraction_train=1.0).plugins
+    own = METHODS[algo](fraction_train=1.0).active_plugins
     assert plugins(algo) == [own_values(plugin) for plugin in own]
 
 

@@ -16,6 +16,8 @@ from fedaccord import simulate, train_locally
 from fedaccord.client import store
 from fedaccord.engine import quiet
 from fedaccord.federation.errors import FederationError
+from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.run import Run
 from fedaccord.strategies import FedAvg, FedDyn
 from fedaccord.wire.instruction import is_hello, read_instruction
 from fedaccord.wire.introduction import hello, introduce, introduction
@@ -145,18 +147,18 @@ def test_a_client_that_fails_keeps_the_context_it_had() -> None:
             saved = state.config_records[store.STATE_INFO]["rounds"][0]  # type: ignore[index]
             after.append((int(count), int(saved)))  # type: ignore[arg-type]
 
-    strategy = FedDyn(precision="float64", fraction_train=1.0, lr=0.05, on_round=look)
+    method = FedDyn(precision="float64", fraction_train=1.0, lr=0.05)
     with grid, quiet():
-        strategy.start(grid, INITIAL, 3)
+        Run(method, MessageFleet(grid), INITIAL, 3, on_round=look).play()
     assert after == [(0, 0), (0, 0), (2, 2)]
 
 
 def test_contexts_last_as_long_as_the_grid() -> None:
     grid = InProcessGrid(counting_app(-1, -1), C, run_config={"lr": 0.5})
     contexts = dict(grid.contexts)
-    strategy = FedDyn(precision="float64", lr=0.05, participation=[[0, 1], [1, 2]])
+    method, cohorts = FedDyn(precision="float64", lr=0.05), [[0, 1], [1, 2]]
     with grid, quiet():
-        strategy.start(grid, INITIAL, 2)
+        Run(method, MessageFleet(grid), INITIAL, 2, cohorts=cohorts).play()
     assert all(grid.contexts[node] is context for node, context in contexts.items())
     rounds = [c.state.config_records.get(store.STATE_INFO) for c in contexts.values()]
     saved = [r and [t for t in r["rounds"] if t >= 0] for r in rounds]  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ from flwr.app import Context, RecordDict
 from fedaccord import client_app, engine, server_app
 from fedaccord.config import RunConfig
 from fedaccord.engine.fleet import LocalFleet
+from fedaccord.federation.fleet import MessageFleet
 from fedaccord.logbook import _next_attempt
 from fedaccord.runs import RunDirectory
 from fedaccord.runs.checkpoint import Checkpoints
@@ -47,7 +48,9 @@ def federate(folder: Path, nodes: dict[int, Path], **settings: Any) -> Path:
                 run_config=config.flat,
             )
         task = load_task(config.task, num_clients=1, whole=True)
-        return server_app.run(grid, config, task).path
+        return server_app.run(
+            lambda book: MessageFleet(grid, numbers=book.numbers()), config, task
+        ).path
 
 
 def test_nodes_keep_their_numbers_when_a_run_goes_on(tmp_path: Path) -> None:
@@ -98,8 +101,7 @@ def test_clients_in_process_keep_no_third_version_because_checkpoints_hold_their
     )
     task = load_task(config.task, num_clients=3)
     fleet = LocalFleet(task)
-    path = server_app.run(fleet, config, task).path
-    assert config.strategy.durable is None
+    path = server_app.run(lambda _: fleet, config, task).path
     assert all(memory.durable is None for memory in fleet.memories.values())
     assert len(Checkpoints(path / "checkpoint").load().clients) == 3
 

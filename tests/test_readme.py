@@ -115,7 +115,7 @@ def test_the_python_runs() -> None:
     assert len(names["history"].metrics) == 51
     (value,) = re.findall(r"`(FedInit\(.*\))`", README)
     method = eval(value, vars(strategies) | {"SAM": strategies.PLUGINS["sam"]})
-    assert len(method.plugins) == 2
+    assert len(method.active_plugins) == 2
     (line,) = re.findall(r"strategy = (Scaffold\(.*?\)) ", README)
     assert eval(line, vars(strategies)).lr == 0.05
 

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from fedaccord import config, engine, runs, server_app
 from fedaccord.config import RunConfig
 from fedaccord.federation.errors import FederationError
-from fedaccord.federation.strategy import Round
+from fedaccord.federation.round import Round
 from fedaccord.runs import RunDirectory
 from tests.cli.shell import invoke, run
 from tests.grid import InProcessGrid

@@ -18,7 +18,8 @@ from fedaccord import config
 from fedaccord.cli.about import ARXIV, About, about, file
 from fedaccord.cli.methods import cost_note, methods_markdown
 from fedaccord.core.options import options, range_text
-from fedaccord.federation.strategy import FederatedStrategy, own_options
+from fedaccord.federation.method import own_options
+from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit

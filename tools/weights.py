@@ -94,7 +94,7 @@ def weights(algo: str, keys: dict[str, Any], dtype: torch.dtype) -> Tensor | str
             | ({"fraction-train": 1.0} if everyone else {})
             | keys,
         )
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         return str(error)
     assert history.weights is not None
     return history.weights

@@ -12,8 +12,7 @@ def main() -> None:
     job = read_job()
     keep_freed_memory()  # as `fedaccord run` does
     config = RunConfig.make(job["keys"])
-    config.strategy.participation = job["cohorts"]
-    run(config, on_round=tell)
+    run(config, cohorts=job["cohorts"], on_round=tell)
 
 
 def tell(round: Round) -> None:

@@ -18,8 +18,8 @@ def comparison(settings: "RunConfig") -> str | None:
         of_all = "." not in key or (key.startswith("gossip.") and baseline == "dfedavg")
         if of_all and key not in ("algo", "name", "resume") and value != usual[key]:
             setting[key] = value
-    plugins = RunConfig.make(setting).strategy.plugins
-    if settings.algo == baseline and len(plugins) == len(settings.strategy.plugins):
+    plugins = RunConfig.make(setting).strategy.active_plugins
+    if settings.algo == baseline and len(plugins) == len(settings.strategy.active_plugins):
         return None
     values = ((k, v if isinstance(v, str) else json.dumps(v)) for k, v in setting.items())
     return "fedaccord run " + " ".join(shlex.quote(f"{key}={value}") for key, value in values)

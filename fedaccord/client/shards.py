@@ -5,7 +5,7 @@ as it has versions. What a version is, and where, stays in memory.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,10 +88,10 @@ class Shards(Memories):
     """client -> memory; the vectors of its versions are views of the files.
 
     A view shows what the place holds: it is another state's after the client was remembered twice.
-    folder: where the files are, asked for when the first is made; None: the temporary folder.
+    folder: where the files are; None: the system's temporary one.
     """
 
-    def __init__(self, folder: Callable[[], Path | None] = lambda: None) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         super().__init__()
         self._folder = folder
         self._free: dict[int, list[Tensor]] = {}  # places by their size
@@ -120,7 +120,7 @@ class Shards(Memories):
 
     def _new_places(self, size: int) -> list[Tensor]:
         number = max(1, SHARD // size)
-        shard = mapped(number * size, torch.uint8, self._folder())
+        shard = mapped(number * size, torch.uint8, self._folder)
         self._shards.append(shard)
         return list(shard.view(number, size))
 

@@ -1,6 +1,6 @@
 """The vocabulary: what a method is written in. PyTorch alone; no Flower, no modules, no files."""
 
-from fedaccord.core.cohort import Client, Cohort
+from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rule import (
@@ -18,6 +18,7 @@ from fedaccord.core.vectors import Vector, clip_, each_client, norm
 __all__ = [
     "Client",
     "Cohort",
+    "Cohorts",
     "Direction",
     "GradientAt",
     "LocalConfig",

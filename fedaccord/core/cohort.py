@@ -7,6 +7,8 @@ from torch import Tensor
 
 from fedaccord.core.vectors import Vector
 
+Cohorts = Sequence[Sequence[int]]  # the clients of each round
+
 
 class Client(NamedTuple):
     """A client as the server knows it."""

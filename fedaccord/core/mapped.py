@@ -7,6 +7,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from fedaccord.core.vectors import Vector
 
 VECTORS = 16  # in a file of `Spill`
+PAST = 2**28  # bytes of vectors of past rounds that stay in memory
 MADV_POPULATE_WRITE = 23  # of Linux, since 5.14
 
 
@@ -73,25 +75,53 @@ def _libc() -> ctypes.CDLL:
 
 
 class Spill:
-    """Moves vectors into files as of `mapped`, some of one kind to a file.
+    """Moves the oldest vectors of past rounds that a server state holds into files as of `mapped`.
 
-    One file for each would do, but for glibc before 2.38: what a file takes in memory, small as it
-    is, comes to lie behind the vector that is freed, whose place the next vector then does not fit.
+    ``folder``: where; None: the system's temporary one. `PAST` bytes of them stay in memory.
+    Some vectors share a file. One file for each would do, but for glibc before 2.38: what a file
+    takes in memory, small as it is, comes to lie behind the vector that is freed, whose place the
+    next vector then does not fit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
         self._places: list[Tensor] = []
 
-    def __call__(self, v: Vector, folder: Path | None = None) -> Vector:
-        """The same vector (d,) in a file; one that is in a file already is returned itself."""
+    def __call__(self, server: Any) -> Any:
+        """The same state, a NamedTuple; of its fields that are dicts, round -> vector (d,), the
+        oldest vectors are in files."""
+        past = {name: self._oldest_in_files(vectors) for name, vectors in _past(server)}
+        return server._replace(**past) if past else server
+
+    def release(self, server: Any) -> None:
+        """Drop the resident pages of what is in files."""
+        for _, vectors in _past(server):
+            for vector in vectors.values():
+                release(vector)
+
+    def _oldest_in_files(self, vectors: dict[int, Vector]) -> dict[int, Vector]:
+        if not vectors:
+            return vectors
+        old = sorted(vectors)[: -max(1, PAST // vectors[max(vectors)].nbytes)]
+        return vectors | {t: self._in_file(vectors[t]) for t in old}
+
+    def _in_file(self, v: Vector) -> Vector:
+        """The same vector in a file; one that is in a file already is returned itself."""
         if in_file(v):
             return v
         if not self._places or _kind(self._places[-1]) != _kind(v):
-            self._places = [*mapped(VECTORS * v.numel(), v.dtype, folder).view(VECTORS, -1)]
+            kind = VECTORS * v.numel(), v.dtype
+            self._places = [*mapped(*kind, self._folder).view(VECTORS, -1)]
         place = self._places.pop()
         write(place, v)
         release(place)
         return place
+
+
+def _past(server: Any) -> list[tuple[str, dict[int, Vector]]]:
+    """The fields of a server state with vectors of past rounds."""
+    fields = zip(server._fields, server, strict=True)
+    return [(name, value) for name, value in fields if isinstance(value, dict)]
 
 
 def _kind(v: Tensor) -> tuple[torch.Size, torch.dtype]:

@@ -20,7 +20,7 @@ from fedaccord.core.rule import (
     Shapes,
     Stateless,
 )
-from fedaccord.core.topology import Topology
+from fedaccord.core.topology import ServerHalf, Topology
 from fedaccord.core.vectors import Vector, map_vectors
 
 
@@ -40,7 +40,7 @@ class PlugIn(Registered):
         """Whether its settings leave the bare method."""
         return False
 
-    def fit(self, method: Any) -> "PlugIn":
+    def fit(self, method: ServerHalf) -> "PlugIn":
         """The plug-in as ``method`` (a server half) takes it. Raises ValueError where it cannot."""
         if why := method.refuses.get(type(self)):
             raise ValueError(f"{type(method).__name__} cannot take {type(self).__name__}: {why}")

@@ -10,10 +10,29 @@ from fedaccord.core.vectors import Number, Vector
 
 
 class ServerHalf(Protocol):
-    """The server half of a method, as the round sees it; vectors hold over (..., d)."""
+    """The server half of a method, as rounds and plug-ins see it; vectors hold over (..., d)."""
 
-    weighting: str
+    # what a method says of its server step
+    linear: ClassVar[bool]  # mixed steps are a step of mixed nodes
+    takes_weights: ClassVar[bool]  # with weights by examples its fixed point is weighted too
+    reads_starts: ClassVar[bool]  # `aggregate` reads cohort.starts
+    reads_anchors: ClassVar[bool]  # `aggregate` reads cohort.anchor
+    fixed_anchor: ClassVar[str]  # why relaxed initialisation cannot move w^t as the anchor
     tied: ClassVar[bool]  # the server's memory sums up the clients'
+    averages_plain_models: ClassVar[bool]  # FedAvg's step after plain SGD, nothing else
+    averages: ClassVar[bool]  # `aggregate` reads the uploads by cohort.mean(ups.w) alone
+    refuses: ClassVar[dict[Any, str]]  # a plug-in's type -> why it does not fit
+
+    @property
+    def weighting(self) -> str: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def plugins(self) -> tuple[Any, ...]: ...
+
+    def own_plugins(self) -> tuple[Any, ...]: ...
 
     @property
     def topology(self) -> "Topology": ...

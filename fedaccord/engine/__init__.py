@@ -1,5 +1,6 @@
 """The in-process engine: no daemon, no copies, the same ServerApp and ClientApp."""
 
-from fedaccord.engine.simulate import History, Recorder, quiet, run, simulate
+from fedaccord.engine.history import History, Recorder
+from fedaccord.engine.simulate import quiet, run, simulate
 
 __all__ = ["History", "Recorder", "quiet", "run", "simulate"]

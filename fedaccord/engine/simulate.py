@@ -2,34 +2,33 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaccord import logbook, server_app, threads
-from fedaccord.config import RunConfig, check_resumed
+from fedaccord.config import RunConfig, check_resumed, in_use, method_keys, task_keys
+from fedaccord.core.cohort import Cohorts
 from fedaccord.engine import states
 from fedaccord.engine import vectorize as vectorized
 from fedaccord.engine.faults import Faults, FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
+from fedaccord.engine.history import History, Recorder
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.runs import RunDirectory
 from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.task import Clients, Samples, Task, find_device, load_task, models, partition
 from fedaccord.task.solver import Loss
-from fedaccord.wire.tensor_array import to_tensor
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from fedaccord.engine.workers import WorkersFleet
 
 log = logging.getLogger("flwr")
@@ -39,10 +38,15 @@ def run(
     config: RunConfig,
     *,
     on_round: Callable[[Round], None] | None = None,
+    cohorts: Cohorts | None = None,
     on_client: Callable[[int], None] | None = None,
     at: int | None = None,
 ) -> RunDirectory:
-    """Run a configuration in this process; see `server_app.run`."""
+    """Run a configuration in this process; see `server_app.run`.
+
+    cohorts: the clients of each round, instead of drawn ones; on_client: called after each visit
+    with the client's number.
+    """
     threads.check(config.threads)
     # what does not fit shows before a file is written
     config.strategy.topology.facts(config.num_clients)
@@ -53,36 +57,48 @@ def run(
     chosen = threads.of_task(config.threads, task, config.strategy, config.workers)
     with chosen.in_use():
         asked = logbook.as_begun(config, at)
-        clients = config.strategy.cohort_size(config.num_clients)
-        choice = vectorized.choose(asked, task, config.strategy, clients)
+        size = config.strategy.cohort_size(config.num_clients)
+        choice = vectorized.choose(asked, task, config.strategy, size)
         if asked == "auto":
             log.info("%s", choice)
         config = config.having("vectorize", choice.as_set)
         load = partial(load_task, config.task, num_clients=config.num_clients)
-        with _fleet(config, config.strategy, task, load, choice.vectorize, on_client) as fleet:
-            return server_app.run(fleet, config, task, on_round, at, partition=facts)
+        with _clients(config, task, load, choice.vectorize, on_client) as clients:
+            return server_app.run(
+                *(clients, config, task, on_round, at), cohorts=cohorts, partition=facts
+            )
 
 
-def _fleet(
+@contextmanager
+def _clients(
     config: RunConfig,
-    strategy: FederatedStrategy,
     task: Task,
     load: Callable[[], Task] | None,
     vectorize: bool,
     on_client: Callable[[int], None] | None = None,
-) -> AbstractContextManager["LocalFleet | WorkersFleet"]:
-    """The clients in this process, or in workers; load: gives a worker its task, None: this one."""
+    drawn: bool = True,
+) -> Iterator[Callable[[logbook.Logbook | None], "LocalFleet | WorkersFleet"]]:
+    """What makes the clients in this process, or in workers, once a run is there to be written.
+
+    load: gives a worker its task, None: this one; drawn: cohorts are, and not given.
+    """
     if not config.workers:
-        asked, rounds = config.client_state, config.num_server_rounds
-        memories = states.memories(asked, strategy, task, rounds)
-        return nullcontext(LocalFleet(task, on_client, vectorize, memories, task.device))
+
+        def here(book: logbook.Logbook | None) -> LocalFleet:
+            folder = book.directory.path if book else None
+            asked, rounds = config.client_state, config.num_server_rounds
+            memories = states.memories(asked, config.strategy, task, rounds, folder, drawn)
+            return LocalFleet(task, on_client, vectorize, memories, task.device)
+
+        yield here
+        return
     try:
         from fedaccord.engine.workers import workers_fleet  # with Ray, which takes a second
     except ImportError as error:
         raise ValueError(
             f"workers: expected Ray, found none ({error}); pip install 'flwr[simulation]'"
         ) from None
-    return workers_fleet(
+    with workers_fleet(
         task,
         load,
         workers=config.workers,
@@ -91,7 +107,8 @@ def _fleet(
         gpus=config.gpus_per_worker,
         vectorize=vectorize,
         on_client=on_client,
-    )
+    ) as fleet:
+        yield lambda _: fleet
 
 
 def partition_report(task: Task) -> partition.Report:
@@ -112,18 +129,6 @@ def quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-class History(NamedTuple):
-    """What `simulate` returns; T rounds, C clients, d parameters."""
-
-    metrics: "pd.DataFrame"  # a row a round, number 0 before the first
-    model: dict[str, Tensor]  # the headline model under its parameter names
-    clients: list[Any]  # every client's last ClientState; None: never active
-    weights: Tensor | None  # (T+1, d) w^t that round t broadcasts; with record="weights";
-    # under gossip (T+1, C, d), a row per node
-    averages: Tensor | None  # (T+1, d) mean of the uploaded models, or of the nodes; row 0: w^0
-    states: list[list[Any]] | None  # every client's state after every round; row 0: all None
-
-
 def simulate(
     algo: str | FederatedStrategy,
     *,
@@ -133,22 +138,26 @@ def simulate(
     loss: Loss = F.cross_entropy,
     rounds: int = 30,
     participation: float | Sequence[Sequence[int]] | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     record: str = "metrics",
     faults: Faults | None = None,
     resume: str | Path | None = None,
     vectorize: str = "off",
+    on_round: Callable[[Round], None] | None = None,
     **keys: Any,
 ) -> History:
-    """Run a federation in this process through the same ServerApp path as `fedaccord run`.
+    """Run a federation in this process: the rounds of `fedaccord run`, without a run directory.
 
-    algo: a name from METHODS, or a strategy (whose own settings then stand).
+    There are no messages and no ClientApp: the clients' local rounds are called directly.
+
+    algo: a name from METHODS, or a strategy, which has the settings of its own: nothing that it
+    sets can be given beside it.
     clients: (inputs, targets) per client; by default dealt from ``dataset`` as the run config says.
     test: (inputs, targets) to evaluate on, with ``clients``.
     model: a module, whose parameters are the initial ones, or a name with ``dataset``.
     loss: ``loss(predictions, targets)``.
     participation: the share of clients a round, or the clients of every round.
-    dtype: float32 or float64, of data, model and every vector.
+    dtype: float32 (the default) or float64, of data, model and every vector.
     record: "weights" keeps w^t, the averages and the client states of every round.
     faults: (round from 0, client) -> None, or what happens there: "lost-message", "lost-reply",
         "duplicate", "late" or "crash" (the client's memory is gone).
@@ -156,13 +165,16 @@ def simulate(
         begins there.
     vectorize: many clients in one call, which is faster for small models and may differ in the last
         bits: "off", "on", or "auto", by a rule that knows only sizes.
+    on_round: called with every round, its state and its metrics; the first has number 0.
     keys: any run-config key, as ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing
         ones take the run config's defaults; ``clip_norm=None`` is off.
 
     Nothing is written to disk, but client states that memory does not hold (``client_state``), in
     files that go with the process. Raises ValueError on settings, samples and models that do not
-    fit, FederationError where no round counted and where the model diverged.
+    fit, TypeError on what would have no effect, FederationError if no round counted or the model
+    diverged.
     """
+    method = None if isinstance(algo, str) else algo
     values = {key.replace("_", "-"): value for key, value in keys.items()}
     if values.get("clip-norm", 0) is None:
         values["clip-norm"] = 0.0
@@ -173,46 +185,78 @@ def simulate(
         cohorts = participation
     if record not in ("metrics", "weights"):
         raise ValueError(f"record: expected 'metrics' or 'weights', got {record!r}")
-    values |= {"num-server-rounds": rounds, "precision": _precision(dtype), "vectorize": vectorize}
-    if isinstance(algo, str):
+    if dtype is not None:
+        values["precision"] = _precision(dtype)
+    given = {*values}
+    _check_given(given, method, own_data=clients is not None, own_model=not isinstance(model, str))
+    values |= {"num-server-rounds": rounds, "vectorize": vectorize}
+    if method is None:
         values["algo"] = algo
     if isinstance(model, str):
         values["model"] = model
     if clients is not None:
         values["num-clients"] = len(clients)
-    config = RunConfig.make(values)
-    if isinstance(algo, str):
-        for line in config.unread(given=values):
-            log.warning(line)
-    strategy = config.strategy if isinstance(algo, str) else algo
-    if cohorts is not None:
-        strategy.participation = cohorts
-    elif participation is not None:
-        strategy.fraction_train = config.strategy.fraction_train
+    config = RunConfig.make(values, method)
+    for key, why in config.unread_keys().items():
+        if key in given and not (key == "fraction-train" and values[key] == 1):
+            raise TypeError(f"{key}: {why}; leave it out")
 
     threads.check(config.threads)
-    task = _task(config, clients, test, model, loss, pooled=strategy.pools)
-    server_app.pool(strategy, task, config)
-    chosen = threads.of_task(config.threads, task, strategy, config.workers)
+    task = _task(config, clients, test, model, loss)
+    method = server_app.pooled(config.strategy, task, config.flat["num-clients"])
+    chosen = threads.of_task(config.threads, task, method, config.workers)
     found = None if resume is None else Checkpoints(Path(resume) / logbook.FOLDER).load()
     if found is not None and vectorize == "auto":
         vectorize = logbook.vectorize_of(found.facts)
-    sizes = map(len, cohorts) if cohorts else [strategy.cohort_size(len(task.clients))]
-    choice = vectorized.choose(vectorize, task, strategy, round(fmean(sizes)))
+    sizes = map(len, cohorts) if cohorts else [method.cohort_size(len(task.clients))]
+    choice = vectorized.choose(vectorize, task, method, round(fmean(sizes)))
     config = config.having("vectorize", choice.as_set)
-    with chosen.in_use(), quiet(), _fleet(config, strategy, task, None, choice.vectorize) as own:
-        fleet = own if faults is None else FaultyFleet(own, faults)
-        home = server_app.home_of(own)
-        initial = server_app.initial_arrays(task, strategy.precision, home)
-        recorder = Recorder(strategy, own.state, weights=record == "weights")
-        strategy.on_round = recorder
+    clients_of = _clients(config, task, None, choice.vectorize, drawn=cohorts is None)
+    with chosen.in_use(), quiet(), clients_of as make:
+        own = make(None)
+        recorder = Recorder(own.state, weights=record == "weights", on_round=on_round)
+        run = server_app.run_of(
+            method,
+            own if faults is None else FaultyFleet(own, faults),
+            task,
+            rounds,
+            config.eval_train,
+            cohorts=cohorts,
+            on_round=recorder,
+        )
         state = None
         if found is not None:
             if isinstance(algo, str):
                 check_resumed(config, found.facts["settings"])
-            state = logbook.restore(strategy, fleet, found)
-        server_app.start(strategy, fleet, initial, task, rounds, config.eval_train, state)
-        return recorder.history()
+            state = logbook.restore(run.session, found)
+        result = run.play(state)
+        server_app.check_result(run, result, f"{task.split}-loss")
+        return recorder.history(run.output(), in_use(config))
+
+
+WRITTEN = ("name", "out-dir", "tracker", "checkpoint-every", "state-dir")  # of a run directory
+MODEL = ("model", "stem", "device")  # of a task whose samples are given
+
+
+def _check_given(
+    given: Iterable[str], method: FederatedStrategy | None, *, own_data: bool, own_model: bool
+) -> None:
+    """Raise TypeError, in one line, on keys that nothing would read; given: keys of the caller."""
+    data = {key for key in task_keys() if key not in MODEL}
+    for key in given:
+        if method is not None and key in method_keys():
+            name = type(method).__name__
+            field = key.rpartition(".")[2].replace("-", "_")
+            raise TypeError(
+                f"{key}: expected it in the strategy, as {name}({field}=...), which has the "
+                "settings of its own; got it beside one"
+            )
+        if key in WRITTEN:
+            raise TypeError(f"{key}: simulate writes no run directory; take `fedaccord run`")
+        if own_data and key in data:
+            raise TypeError(f"{key}: expected it without clients=, whose samples are used as given")
+        if own_model and key == "stem":
+            raise TypeError("stem: expected it with model='resnet18', got a module")
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -227,7 +271,6 @@ def _task(
     test: Samples | None,
     model: str | nn.Module,
     loss: Loss,
-    pooled: bool = False,
 ) -> Task:
     if clients is None:
         if isinstance(model, nn.Module):
@@ -235,7 +278,7 @@ def _task(
         return load_task(config.task, num_clients=config.num_clients)
     _check_samples(clients, test)
     xs, ys = zip(*clients, strict=True)
-    if pooled:
+    if config.strategy.pools:
         xs, ys = (torch.cat(xs),), (torch.cat(ys),)
     if isinstance(model, str):
         shape = tuple(xs[0].shape[1:])
@@ -290,47 +333,3 @@ def _check_fit(task: Task, precision: str) -> None:
         ) from error
     if value.numel() != 1:
         raise ValueError(f"loss: expected one number for a batch, got {tuple(value.shape)}")
-
-
-class Recorder:
-    """Keeps what `simulate` returns; state_of: (client, round) -> its state after that round."""
-
-    def __init__(
-        self,
-        strategy: FederatedStrategy,
-        state_of: Callable[[int, int], Any],
-        weights: bool,
-    ) -> None:
-        self.strategy, self.state_of, self.keep = strategy, state_of, weights
-        self.rows: list[dict[str, float]] = []
-        self.client_rows: list[dict[str, Any]] = []
-        self.weights: list[Tensor] = []
-        self.averages: list[Tensor] = []
-        self.states: list[list[Any]] = []
-
-    def __call__(self, round: Round) -> None:
-        self.rows.append({"round": round.number, **round.metrics})
-        self.client_rows += round.clients
-        if self.keep:
-            self.weights.append(round.w.to("cpu", copy=True))
-            self.averages.append(round.w_bar.to("cpu", copy=True))
-            self.states.append(self.client_states())
-
-    def client_states(self) -> list[Any]:
-        """Every client's state as the server knows of it."""
-        assert self.strategy.state is not None
-        return [self.state_of(*pair) for pair in enumerate(self.strategy.state.accepted.tolist())]
-
-    def history(self) -> History:
-        import pandas as pd
-
-        model = self.strategy.current()
-        assert model is not None
-        return History(
-            metrics=pd.DataFrame(self.rows),
-            model={name: to_tensor(array) for name, array in model.items()},
-            clients=self.client_states(),
-            weights=torch.stack(self.weights) if self.keep else None,
-            averages=torch.stack(self.averages) if self.keep else None,
-            states=self.states if self.keep else None,
-        )

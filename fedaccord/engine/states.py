@@ -3,6 +3,7 @@
 import logging
 import mmap
 from collections.abc import MutableMapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from fedaccord.client.shards import Memories, Shards
 from fedaccord.client.store import Memory, Version
 from fedaccord.core.vectors import leaves, map_vectors
-from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.federation.method import Method
 from fedaccord.memory import free_memory
 from fedaccord.task import Task
 
@@ -31,14 +32,15 @@ class Choice(NamedTuple):
 
 
 def choose(
-    asked: str, strategy: FederatedStrategy, num_clients: int, rounds: int, vector: int
+    asked: str, method: Method, num_clients: int, rounds: int, vector: int, drawn: bool = True
 ) -> Choice:
     """memory and disk as asked; auto: disk where the states of the clients that so many rounds
-    can visit do not fit into the free memory. vector: bytes of a vector of d."""
+    can visit do not fit into the free memory. vector: bytes of a vector of d; drawn: the cohorts
+    are, and not given."""
     visited = num_clients
-    if strategy.sampling == "fixed" and not (strategy.topology.everyone or strategy.participation):
-        visited = min(num_clients, rounds * strategy.cohort_size(num_clients))
-    size = 2 * visited * strategy.cost.client * vector  # the last two versions
+    if drawn and method.sampling == "fixed" and not method.topology.everyone:
+        visited = min(num_clients, rounds * method.cohort_size(num_clients))
+    size = 2 * visited * method.cost.client * vector  # the last two versions
     if asked != "auto":
         return Choice(asked == "disk", size, f"client states {PLACES[asked == 'disk']}: as set")
     free = free_memory()
@@ -51,14 +53,15 @@ PLACES = ("in memory", "on disk")
 
 
 def memories(
-    asked: str, strategy: FederatedStrategy, task: Task, rounds: int
+    asked: str, method: Method, task: Task, rounds: int, folder: Path | None, drawn: bool = True
 ) -> MutableMapping[int, Memory]:
-    """Where the clients' memories will lie; files are made when the first state is kept."""
-    vector = task.model(strategy.precision).w.nbytes
-    choice = choose(asked, strategy, len(task.clients), rounds, vector)
+    """Where the clients' memories are stored; folder: that of files, which are made when the first
+    state is kept; None: the system's temporary one."""
+    vector = task.model(method.precision).w.nbytes
+    choice = choose(asked, method, len(task.clients), rounds, vector, drawn)
     log.log(logging.WARNING if choice.on_disk and asked == "auto" else logging.INFO, "%s", choice)
     if choice.on_disk:
-        return Shards(lambda: strategy.scratch)
+        return Shards(folder)
     # from a GPU they come into pinned memory, and have no values yet that could be copied
     return {} if torch.device(task.device).type == "cuda" else InMemory()
 

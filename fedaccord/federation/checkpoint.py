@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import fill, leaves
+from fedaccord.federation.method import Method
 
 
 def pack(s: RoundState) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -20,8 +21,8 @@ def pack(s: RoundState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {"t": s.t, "failed": s.failed}
 
 
-def unpack(method: Any, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> RoundState:
-    """What `pack` made of a state of ``method``, a strategy."""
+def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> RoundState:
+    """What `pack` made of a state of ``method``."""
     w, server = tensors["w"], {}
     for name, vector in tensors.items():
         group, _, field = name.partition(".")

@@ -17,14 +17,14 @@ from fedaccord.federation.replies import OWN_METRICS, OWN_NAME
 log = logging.getLogger("flwr")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-EvaluateHeadlineFn = Callable[[ArrayRecord, Mapping[str, float]], Mapping[str, float]]
-"""(headline model, its metrics so far) -> more metrics of it"""
+EvaluateOutputFn = Callable[[ArrayRecord, Mapping[str, float]], Mapping[str, float]]
+"""(output model, its metrics so far) -> more metrics of it"""
 
 
 def evaluate_at_server(
     number: int,
     evaluate_fn: EvaluateFn | None,
-    headline_fn: EvaluateHeadlineFn | None,
+    headline_fn: EvaluateOutputFn | None,
     arrays: Callable[[Vector], ArrayRecord],
     *,
     headline: Vector,

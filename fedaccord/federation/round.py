@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 
 from fedaccord.core import rounds
-from fedaccord.core.mapped import in_file
 from fedaccord.core.rounds import RoundState, ServerRound
 from fedaccord.core.vectors import (
     Number,
@@ -26,6 +25,7 @@ from fedaccord.core.vectors import (
 from fedaccord.core.visit import Lost, Visit
 from fedaccord.federation import bounds, metrics
 from fedaccord.federation.fleet import Answers
+from fedaccord.federation.method import Method
 from fedaccord.federation.replies import Accepted, Outcome, check_all, settled, unread
 from fedaccord.federation.session import Session
 
@@ -37,29 +37,33 @@ ANEW = "the server's memory sums up the clients', so all begin anew at this mode
 class Round(NamedTuple):
     """What is known at the end of a round; number 0 is the state before the first."""
 
-    number: int  # t + 1
-    w: Vector  # w^{t+1}, the model that the next round broadcasts; (m, d) under gossip
+    state: RoundState  # of round t + 1
     w_bar: Vector  # mean of the accepted local models; w^{t+1} where they are not sent;
     # under gossip the mean of the nodes' w^{t+1}
     metrics: dict[str, float]
     clients: list[dict[str, Any]]  # a row per asked client
 
+    @property
+    def number(self) -> int:
+        """t + 1."""
+        return self.state.t
 
-def finish(
-    method: Any,
-    session: Session,
-    s: RoundState,
-    visits: Sequence[Visit],
-    answers: Answers,
-) -> tuple[RoundState, Round]:
-    """The next state, and what is told of the round; method: the strategy."""
+    @property
+    def w(self) -> Vector:
+        """w^{t+1}, the model that the next round broadcasts; (m, d) under gossip."""
+        return self.state.w
+
+
+def finish(session: Session, s: RoundState, visits: Sequence[Visit], answers: Answers) -> Round:
+    """Close a round: validate the replies, take the server step, compute the metrics."""
+    method = session.method
     w = None if method.topology.everyone else s.w
     outcome = check_all(visits, answers, session.half, session.like, method.max_examples, w)
     number, needed = s.t + 1, method.needed_replies(s.num_clients)
     while True:
         good = {i: it for i, it in outcome.items() if isinstance(it, Accepted)}
         failure = f"expected at least {needed} good replies, got {len(good)}"
-        look = _step(method, session, s, good.values()) if len(good) >= needed else None
+        look = _step(session, s, good.values()) if len(good) >= needed else None
         numbers = look.numbers if look else {}
         found = _read({i: unread(it) for i, it in good.items()} | numbers)
         sizes = _sizes(session, s, good) if method.max_client_norm else {}
@@ -68,7 +72,7 @@ def finish(
         if look is not None:
             failure = _wrong(look.fresh, found, method.max_update_norm)
         if all(isinstance(outcome[i], Accepted) for i in good):
-            spoilers = _spoilers(method, session, s, good) if look and failure else []
+            spoilers = _spoilers(session, s, good) if look and failure else []
             outcome |= dict.fromkeys(spoilers, f"{failure}, because of this reply")
             if not spoilers:
                 break  # else once more without these replies, as if their clients were absent
@@ -97,7 +101,7 @@ def finish(
             log.warning("round %d: dropped client %d: %s", number, row["client"], why)
     if after.failed:
         log.warning("round %d failed: %s; the model stays", number, failure)
-    return after, Round(number, after.w, w_bar, values, rows)
+    return Round(after, w_bar, values, rows)
 
 
 def _sizes(
@@ -118,17 +122,16 @@ def _too_large(
     return {i: line for i, line in lines.items() if line and isinstance(outcome[i], Accepted)}
 
 
-def _spoilers(
-    method: Any, session: Session, s: RoundState, good: Mapping[int, Accepted]
-) -> list[int]:
+def _spoilers(session: Session, s: RoundState, good: Mapping[int, Accepted]) -> list[int]:
     """The fewest clients without whose replies the server can take its step, the largest first.
 
     At most half of the replies; empty if that does not help: then the others spoil it too.
     """
+    method = session.method
     order = bounds.largest_first(_sizes(session, s, good))
 
     def fits(k: int) -> bool:
-        look = _step(method, session, s, (good[i] for i in sorted(order[k:])))
+        look = _step(session, s, (good[i] for i in sorted(order[k:])))
         return not _wrong(look.fresh, _read(look.numbers), method.max_update_norm)
 
     most = min(len(order) // 2, len(order) - method.needed_replies(s.num_clients))
@@ -137,11 +140,11 @@ def _spoilers(
     return order[: 1 + bisect_left(range(1, most), True, key=fits)]
 
 
-def _step(method: Any, session: Session, s: RoundState, good: Iterable[Accepted]) -> "_Look":
+def _step(session: Session, s: RoundState, good: Iterable[Accepted]) -> "_Look":
     """The server's step from these replies, and what has to be known of it."""
     accepted = [*good]
-    done = rounds.server_round(method, session.half, s, [it.reply for it in accepted])
-    return _look(method, s, done, [it.far for it in accepted])
+    done = rounds.server_round(session.method, session.half, s, [it.reply for it in accepted])
+    return _look(session.method, s, done, [it.far for it in accepted])
 
 
 class _Look(NamedTuple):
@@ -153,7 +156,7 @@ class _Look(NamedTuple):
     numbers: dict[Any, list[Number]]
 
 
-def _look(method: Any, s: RoundState, done: ServerRound, known: list[float | None]) -> _Look:
+def _look(method: Method, s: RoundState, done: ServerRound, known: list[float | None]) -> _Look:
     """Whether the result is finite and how far it went; what is told of the round.
 
     known: how far each local model is from w^t, where that was taken before.
@@ -161,8 +164,7 @@ def _look(method: Any, s: RoundState, done: ServerRound, known: list[float | Non
     after, ups, cohort = done.state, done.ups, done.cohort
     before = {id(vector) for _, vector in leaves(s.server)}  # looked at in the round they were made
     fresh = {"w": after.w, **dict(leaves(after.server))}
-    # what lies in a file was moved there: to read it would bring it back
-    fresh = {name: v for name, v in fresh.items() if id(v) not in before and not in_file(v)}
+    fresh = {name: v for name, v in fresh.items() if id(v) not in before}
     numbers: dict[Any, list[Number]] = {("own", n): [x] for n, x in done.metrics.items()}
     numbers["fresh"] = [length(vector) for vector in fresh.values()]
     if method.max_update_norm:

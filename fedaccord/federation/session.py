@@ -1,6 +1,6 @@
-"""What lasts from the first hello to the last round: the layout of the model and the clients."""
+"""What lasts from the handshake to the last round: the layout of the model and the clients."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,13 +11,25 @@ from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import Vector, dtype_of
 from fedaccord.core.visit import TrainInstruction, Visit
 from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.method import Method
 from fedaccord.wire.tensor_array import to_record, to_tensor
 
 
 class Session:
-    """The model's own names and shapes, the client half as it travels, and the clients."""
+    """The model's own names and shapes, the client half as it travels, and the clients.
 
-    def __init__(self, method: Any, initial: ArrayRecord, fleet: Fleet) -> None:
+    federation, attempt: as clients are told, see `TrainInstruction`.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        initial: ArrayRecord,
+        fleet: Fleet,
+        num_rounds: int,
+        federation: str = "",
+        attempt: int = 0,
+    ) -> None:
         """Raises ValueError where ``initial`` is no model's parameters."""
         tensors = {name: to_tensor(array) for name, array in initial.items()}
         if not tensors or not all(x.is_floating_point() for x in tensors.values()):
@@ -25,7 +37,11 @@ class Session:
                 "initial_arrays: expected the floating-point parameters of a model, got "
                 f"{ {name: str(x.dtype) for name, x in tensors.items()} }"
             )
+        self.method = method
         self.fleet = fleet
+        self.num_rounds = num_rounds
+        self.federation, self.attempt = federation, attempt
+        self.durable: Sequence[int] | None = None  # as `TrainInstruction.durable`, of every client
         self.half = method.client_half()
         self.layout = {name: x.shape for name, x in tensors.items()}
         self.shapes = tuple(self.layout.values())
@@ -49,33 +65,35 @@ class Session:
         """A client's state with vectors that are empty: its structure."""
         return state_like(self.half, self.shapes)
 
-    def visits(self, method: Any, s: RoundState, cohort: Iterable[int]) -> list[Visit]:
+    def visits(self, s: RoundState, cohort: Iterable[int]) -> list[Visit]:
         """What each client of round t is asked."""
-        common, late = self.instruction(method, s), self.half.needs_w_init and s.t > 0
+        common, late = self.instruction(s), self.half.needs_w_init and s.t > 0
         visits = []
         for i in cohort:
             accepted = int(s.accepted[i])
-            durable = -1 if method.durable is None else int(method.durable[i])
+            durable = -1 if self.durable is None else self.durable[i]
             told = common._replace(client=i, accepted=accepted, durable=durable)
             first_is_late = late and accepted < 0
-            visits.append(Visit(told, broadcast(method, s, i), s.w_init if first_is_late else None))
+            down = broadcast(self.method, s, i)
+            visits.append(Visit(told, down, s.w_init if first_is_late else None))
         return visits
 
-    def questions(self, method: Any, s: RoundState) -> list[TrainInstruction]:
+    def questions(self, s: RoundState) -> list[TrainInstruction]:
         """The clients that are here and were accepted once, to be asked for their own models."""
-        common, here = self.instruction(method, s), self.fleet.here()
-        reached = here if isinstance(here, range) else {*here}
+        common, here = self.instruction(s), self.fleet.here()
+        reached: Sequence[int] | set[int] = here if isinstance(here, range) else {*here}
         return [
             common._replace(client=i, accepted=int(s.accepted[i]))
             for i in (s.accepted >= 0).nonzero().flatten().tolist()
             if i in reached
         ]
 
-    def instruction(self, method: Any, s: RoundState) -> TrainInstruction:
+    def instruction(self, s: RoundState) -> TrainInstruction:
         """What all clients are told in round t."""
+        method = self.method
         return TrainInstruction(
             round=s.t,
-            rounds=max(method.num_rounds, s.t + 1),
+            rounds=max(self.num_rounds, s.t + 1),
             half=self.half,
             shapes=self.shapes,
             lr=method.rate(s.t),
@@ -86,6 +104,6 @@ class Session:
             batch_size=method.batch_size,
             seed=method.seed,
             precision=method.precision,
-            federation=method.federation,
-            attempt=method.attempt,
+            federation=self.federation,
+            attempt=self.attempt,
         )

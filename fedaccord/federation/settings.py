@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fedaccord.core.options import check_option, option, options
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """How clients are drawn and waited for, and how they train. Checked when they are made."""
 
@@ -76,7 +76,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for field in options(type(self)):
-            setattr(self, field.name, check_option(field.name, getattr(self, field.name), field))
+            value = check_option(field.name, getattr(self, field.name), field)
+            object.__setattr__(self, field.name, value)  # 1 becomes 1.0
 
     def rate(self, t: int) -> float:
         """eta_t, the local rate of round t (from 0)."""

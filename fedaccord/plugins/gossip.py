@@ -78,7 +78,7 @@ class Gossip(PlugIn):
     def is_off(self) -> bool:
         return self.topology == "none"
 
-    def fit(self, method: Any) -> "Gossip":
+    def fit(self, method: ServerHalf) -> "Gossip":
         super().fit(method)
         if not method.linear:
             name = type(method).__name__

@@ -33,6 +33,7 @@ from fedaccord.core.cohort import Cohort, Received
 from fedaccord.core.options import option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rule import LocalResult
+from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector
 
 BOUND = math.sqrt(6) / 24  # 1 - 96 beta^2 > 0 in the paper's theorem
@@ -83,7 +84,7 @@ class RelaxedInit(PlugIn):
     def is_off(self) -> bool:
         return self.beta == 0
 
-    def fit(self, method: Any) -> "RelaxedInit":
+    def fit(self, method: ServerHalf) -> "RelaxedInit":
         super().fit(method)
         name = type(method).__name__
         if self.moves_anchor and method.fixed_anchor:

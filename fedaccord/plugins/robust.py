@@ -31,7 +31,8 @@ import torch
 
 from fedaccord.core.cohort import Cohort
 from fedaccord.core.options import option
-from fedaccord.core.plugin import PlugIn
+from fedaccord.core.plugin import PlugIn, combine
+from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector, read
 from fedaccord.plugins.relaxed_init import RelaxedInit
 
@@ -59,10 +60,10 @@ class Robust(PlugIn):
     def is_off(self) -> bool:
         return self.rule == "none"
 
-    def fit(self, method: Any) -> "Robust":
+    def fit(self, method: ServerHalf) -> "Robust":
         super().fit(method)
         name = type(method).__name__
-        others = [plugin for plugin in method.plugins if not plugin.is_off]
+        others = [p for p in combine(method.own_plugins(), method.plugins) if not p.is_off]
         if any(plugin.graph(method.seed) is not None for plugin in others):
             raise ValueError(
                 f"robust.rule: expected none with gossip, got {self.rule!r}: nodes mix with their "

@@ -12,7 +12,7 @@ The listing keeps all duals on the server. Averaging its dual step over active a
 gives lam_bar+ = lam_bar + rho (w_bar - w^t): the very step that an absent client misses. So a
 client keeps its own dual, and on its return the server tells it what it missed, lam_bar now minus
 lam_bar after its last round. The server holds lam_bar once per distinct round in which some client
-was last seen, never one vector per client, and beyond `MEMORY` the oldest lie in mapped files.
+was last seen, never one vector per client; the run moves the oldest of them to files.
 
 When to use: for primal-dual training when few clients take part in a round. It is exact at any
 participation, and absent clients' duals do not age. It costs a second vector down after an absence,
@@ -43,12 +43,9 @@ from fedaccord.core import (
     Vector,
     option,
 )
-from fedaccord.core.mapped import Spill, release
 from fedaccord.core.vectors import moved
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.gossip import Gossip
-
-MEMORY = 2**28  # bytes of lam_bar after past rounds that stay in memory
 
 
 class Down(NamedTuple):
@@ -88,7 +85,7 @@ class AFedPDClient(LocalRule):
         return state.lam if down.missed is None else state.lam + down.missed
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class AFedPD(FederatedStrategy):
     takes_weights = True
     fixed_anchor = "what an absent client misses is the step from w^t"
@@ -98,10 +95,6 @@ class AFedPD(FederatedStrategy):
     )
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._spill = Spill()
 
     def rule(self) -> AFedPDClient:
         return AFedPDClient(self.rho)
@@ -114,10 +107,8 @@ class AFedPD(FederatedStrategy):
             return Down(w, None)
         if client.last_round < 0:
             return Down(w, state.lam_bar)
-        after = state.lam_bar_after[client.last_round]
-        missed = state.lam_bar - moved(after, state.lam_bar.device)
-        release(after)
-        return Down(w, missed)
+        after = moved(state.lam_bar_after[client.last_round], state.lam_bar.device)
+        return Down(w, state.lam_bar - after)
 
     def aggregate(
         self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
@@ -127,8 +118,6 @@ class AFedPD(FederatedStrategy):
         clients = torch.bincount(cohort.accepted + 1)  # how many were last seen in round t - 1
         after = {t: v for t, v in state.lam_bar_after.items() if clients[t + 1]}
         after[cohort.round] = lam_bar
-        for t in sorted(after)[: -max(1, MEMORY // lam_bar.nbytes)]:
-            after[t] = self._spill(after[t], self.scratch)
         return (lam_bar / self.rho).add_(w_bar), ServerState(lam_bar, after)
 
     def headline(self, w: Vector, state: ServerState) -> Vector:

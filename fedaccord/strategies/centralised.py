@@ -18,7 +18,7 @@ m K B samples: `batch-size` times m sees as many.
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fedaccord.core import Cohort, LocalRule, Model, Vector
+from fedaccord.core import Cohort, Cohorts, LocalRule, Model, Vector
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
@@ -29,7 +29,7 @@ class CentralisedClient(LocalRule):
     """Plain SGD from the received model: every seat of `LocalRule` as it is."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Centralised(FederatedStrategy):
     takes_weights = True
     pools = True
@@ -42,13 +42,13 @@ class Centralised(FederatedStrategy):
     def rule(self) -> LocalRule:
         return CentralisedClient()
 
-    def check_clients(self, num_clients: int) -> None:
+    def check_clients(self, num_clients: int, cohorts: Cohorts | None = None) -> None:
         if num_clients != 1:
             raise ValueError(
                 f"centralised: expected one client, which holds all training data, got "
                 f"{num_clients}; under Flower start one node (num-supernodes=1)"
             )
-        super().check_clients(num_clients)
+        super().check_clients(num_clients, cohorts)
 
     def aggregate(self, w: Vector, ups: Model, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
         return cohort.mean(ups.w), state  # of one

@@ -24,7 +24,7 @@ from fedaccord.plugins.gossip import Gossip
 from fedaccord.strategies.fedavg import FedAvgClient
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class DFedAvg(FederatedStrategy):
     linear = True
     cost_note = "the relay's; between peers 1 each way per link and gossip step"

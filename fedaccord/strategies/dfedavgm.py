@@ -57,7 +57,7 @@ class DFedAvgMClient(LocalRule):
         return loss
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class DFedAvgM(DFedAvg):
     momentum: float = option(
         0.9, "momentum of the local steps", low=0, high=1, tried="0.9 (DFedAvg)"

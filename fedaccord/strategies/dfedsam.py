@@ -19,7 +19,7 @@ from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.dfedavg import DFedAvg
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class DFedSAM(DFedAvg):
     rho: float = argument(0.01, "L2 radius of SAM, at least 0; its run-config key is sam.rho")
 

@@ -21,7 +21,7 @@ from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.dfedsam import DFedSAM
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class DFedSAMMGS(DFedSAM):
     steps: int = argument(
         4, "gossip steps Q a round, at least 1; its run-config key is gossip.steps"

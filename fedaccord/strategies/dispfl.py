@@ -185,7 +185,7 @@ class DisPFLClient(LocalRule):
 # --- the server half ------------------------------------------------------------------------------
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class DisPFL(DFedAvg):
     tied = False
     cost_note = (
@@ -210,7 +210,7 @@ class DisPFL(DFedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        steps = max(p.steps for p in self.plugins if isinstance(p, Gossip))
+        steps = max(p.steps for p in self.active_plugins if isinstance(p, Gossip))
         if steps > 1:
             raise ValueError(
                 f"gossip.steps: expected 1 with dispfl, got {steps}: it averages over "

@@ -24,7 +24,7 @@ from fedaccord.plugins.gossip import Network
 from fedaccord.strategies.dfedavg import DFedAvg
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class DPSGD(DFedAvg):
     variant: str = option("lian", "mix before or after the step", choices=("lian", "atc"))
 
@@ -35,7 +35,7 @@ class DPSGD(DFedAvg):
                 f"local-steps: dpsgd takes one step a round, got {self.local_steps}; take dfedavg "
                 "for more"
             )
-        self.local_steps = 1
+        object.__setattr__(self, "local_steps", 1)
 
     def aggregate_nodes(
         self, w: Vector, ups: Model, state: Any, cohort: Cohort, network: Network

@@ -18,7 +18,7 @@ from fedaccord.core import Vector, option
 from fedaccord.strategies.fedadam import Adaptive
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedAdagrad(Adaptive):
     cost_note = "server 3 with beta1 above 0"
 

@@ -40,7 +40,7 @@ class ServerState(NamedTuple):
     v: Vector  # (d,), second moment
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Adaptive(FederatedStrategy):
     """The server step that FedAdam, FedYogi and FedAdagrad share."""
 
@@ -77,7 +77,7 @@ class Adaptive(FederatedStrategy):
         return w + step, ServerState(None if state.m is None else m, v)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedAdam(Adaptive):
     beta2: float = option(0.99, "decay of the second moment", low=0, high=1)
 

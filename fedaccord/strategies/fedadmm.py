@@ -79,7 +79,7 @@ class FedADMMClient(LocalRule):
         return up, ClientState(lam, w_hat)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedADMM(FederatedStrategy):
     linear = True
 

@@ -27,7 +27,7 @@ class FedAvgClient(LocalRule):
     """Plain SGD from the received model: every seat of `LocalRule` as it is."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedAvg(FederatedStrategy):
     linear = True
     takes_weights = True

@@ -28,7 +28,7 @@ class ServerState(NamedTuple):
     v: Vector  # (..., d), momentum
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedAvgM(FederatedStrategy):
     linear = True
     takes_weights = True

@@ -54,7 +54,7 @@ class FedCMClient(LocalRule):
         )
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedCM(FederatedStrategy):
     linear = True
     takes_weights = True

@@ -105,7 +105,7 @@ class FedDeperClient(LocalRule):
         return state.v
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedDeper(FedAvg):
     tied = False
     averages_plain_models = False

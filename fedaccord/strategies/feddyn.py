@@ -78,7 +78,7 @@ def primal_dual_step(
     return (lam_bar / rho).add_(w_bar), lam_bar
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedDyn(FederatedStrategy):
     linear = True
     reads_anchors = True

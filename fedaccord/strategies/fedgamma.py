@@ -19,7 +19,7 @@ from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.scaffold import Scaffold
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedGamma(Scaffold):
     rho: float = argument(0.01, "L2 radius of SAM, at least 0; its run-config key is sam.rho")
 

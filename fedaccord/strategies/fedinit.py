@@ -21,7 +21,7 @@ from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.strategies.fedavg import FedAvg
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedInit(FedAvg):
     beta: float = argument(
         0.1,

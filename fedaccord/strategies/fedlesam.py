@@ -73,7 +73,7 @@ class FedLESAMClient(LocalRule):
         return Model(w_K), ClientState(w_old=down.w)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedLESAM(FedAvg):
     tied = False
     averages_plain_models = False

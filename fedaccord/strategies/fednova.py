@@ -31,7 +31,7 @@ from fedaccord.plugins.gossip import Gossip
 from fedaccord.strategies.fedavg import FedAvgClient
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedNova(FederatedStrategy):
     takes_weights = True
     reads_starts = True

@@ -26,6 +26,7 @@ import torch
 from fedaccord.core import (
     Client,
     Cohort,
+    Cohorts,
     Direction,
     LocalConfig,
     LocalResult,
@@ -92,7 +93,7 @@ class FedPDClient(LocalRule):
         return up, ClientState(w_K, lam, anchor)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedPD(FederatedStrategy):
     takes_weights = True
     refuses: ClassVar = {Gossip: "all clients share one anchor; take fedadmm"}
@@ -114,7 +115,9 @@ class FedPD(FederatedStrategy):
                 f"{self.fraction_train:g} with sampling={self.sampling}; set fraction-train=1, or "
                 "take fedadmm, feddyn or afedpd, which allow partial participation"
             )
-        if self.local_init == "own" and any(isinstance(p, RelaxedInit) for p in self.plugins):
+        if self.local_init == "own" and any(
+            isinstance(p, RelaxedInit) for p in self.active_plugins
+        ):
             raise ValueError(
                 "fedpd: local-init=own starts from the client's own model, so relaxed "
                 "initialisation has no start to move; set local-init=server"
@@ -123,9 +126,9 @@ class FedPD(FederatedStrategy):
     def rule(self) -> LocalRule:
         return FedPDClient(self.rho, self.p, self.local_init, self.seed)
 
-    def check_clients(self, num_clients: int) -> None:
-        super().check_clients(num_clients)
-        for t, cohort in enumerate(self.participation or ()):
+    def check_clients(self, num_clients: int, cohorts: Cohorts | None = None) -> None:
+        super().check_clients(num_clients, cohorts)
+        for t, cohort in enumerate(cohorts or ()):
             if missing := sorted(set(range(num_clients)) - set(cohort)):
                 raise ValueError(
                     f"participation: fedpd expects all {num_clients} clients in every round, "

@@ -30,7 +30,7 @@ class FedProxClient(LocalRule):
         return Direction(rho=self.mu, anchor=down.w)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
     averages_plain_models = False
 

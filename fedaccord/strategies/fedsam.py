@@ -21,7 +21,7 @@ from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.fedavg import FedAvg
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedSAM(FedAvg):
     rho: float = argument(0.1, "L2 radius of SAM, at least 0; its run-config key is sam.rho")
 

@@ -121,7 +121,7 @@ class FedSMOOClient(LocalRule):
         return Up(w_K, mu=result.gradient), ClientState(lam, mu=result.gradient)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedSMOO(FederatedStrategy):
     reads_anchors = True
     refuses: ClassVar = {

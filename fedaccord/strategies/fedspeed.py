@@ -26,6 +26,7 @@ rho = 1 / its lambda.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +42,7 @@ class ServerState(NamedTuple):
     lam_bar: Vector  # (..., d)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedSpeed(FederatedStrategy):
     linear = True
     reads_anchors = True
@@ -55,12 +56,12 @@ class FedSpeed(FederatedStrategy):
     def own_plugins(self) -> tuple[PlugIn, ...]:
         return (SAM(rho=self.radius),)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @cached_property
+    def active_plugins(self) -> tuple[PlugIn, ...]:
         normalised = self.variant == "authors"
-        self.plugins = tuple(
+        return tuple(
             replace(p, mix=self.mix, normalised=normalised) if isinstance(p, SAM) else p
-            for p in self.plugins
+            for p in super().active_plugins
         )
 
     def rule(self) -> LocalRule:

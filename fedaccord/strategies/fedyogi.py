@@ -20,7 +20,7 @@ from fedaccord.core import Vector, option
 from fedaccord.strategies.fedadam import Adaptive
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedYogi(Adaptive):
     beta2: float = option(0.99, "decay of the second moment", low=0, high=1)
 

@@ -56,7 +56,7 @@ class LocalClient(LocalRule):
         return state.w
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Local(FederatedStrategy):
     tied = False
     averages = True

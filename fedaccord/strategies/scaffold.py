@@ -70,7 +70,7 @@ class ScaffoldClient(LocalRule):
         return Up(w_K, dc_i), ClientState(c_i=state.c_i + dc_i)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Scaffold(FederatedStrategy):
     linear = True
 

@@ -10,7 +10,9 @@ from rich.console import Console
 
 from fedaccord.cli.progress import Display, summary_table
 from fedaccord.config import RunConfig
-from fedaccord.federation.strategy import Round
+from fedaccord.core.rounds import first_state
+from fedaccord.federation.round import Round
+from fedaccord.strategies import FedAvg
 
 CONSOLE = Console(width=200, force_terminal=False)
 
@@ -19,10 +21,10 @@ def test_a_metric_of_an_earlier_round_is_shown_with_that_round(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     display = Display(CONSOLE, RunConfig.make({"num-server-rounds": 4}), [])
-    w = torch.zeros(1)
+    s = first_state(FedAvg(), torch.zeros(1), num_clients=1)
     for number, metrics in enumerate([{"test-accuracy": 0.1}, {}, {}, {"test-accuracy": 0.25}, {}]):
         loss = {"train-loss": 2.0} if number in (1, 2, 3) else {}
-        display.on_round(Round(number, w, w, metrics | loss, []))
+        display.on_round(Round(s._replace(t=number), s.w, metrics | loss, []))
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
         "round 0/4  test accuracy 10.00%",
         "round 1/4  test accuracy 10.00% (round 0)  train loss 2  0:00:00 left",

@@ -41,7 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small")
 def test_they_remember_what_a_dictionary_does(tmp_path: Path) -> None:
     """Visits in any order, some of whose replies were lost, some asked twice, some forgotten."""
-    generator, plain, filed = random.Random(0), dict[int, Memory](), Shards(lambda: tmp_path)
+    generator, plain, filed = random.Random(0), dict[int, Memory](), Shards(tmp_path)
     accepted: dict[int, int] = {}
     durable: dict[int, int] = {}  # as of a checkpoint every 15 rounds
     for t in range(60):
@@ -83,7 +83,7 @@ def test_places_are_used_again() -> None:
 
 
 def test_a_client_without_vectors_takes_no_file(tmp_path: Path) -> None:
-    filed = Shards(lambda: tmp_path / "not there")
+    filed = Shards(tmp_path / "not there")
     for t in range(3):
         filed[0] = Memory(Version(t, State(None)), store.version(filed.get(0), t - 1))
     assert filed[0].latest == (2, State(None))

@@ -2,12 +2,22 @@
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from fedaccord.core import mapped as module
-from fedaccord.core.mapped import Spill, mapped, release
+from fedaccord.core.mapped import Spill, in_file, mapped, release
+from fedaccord.core.rule import Stateless
+from fedaccord.core.vectors import Vector
+
+
+class Past(NamedTuple):
+    """A server state that holds vectors of past rounds."""
+
+    now: Vector
+    after: dict[int, Vector]
 
 
 def resident() -> int:
@@ -50,15 +60,24 @@ def test_a_tensor_in_memory_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_spilled_vector_is_the_same_bits_and_is_spilled_once(dtype: torch.dtype) -> None:
-    spill, vectors = Spill(), [torch.randn(12_345, dtype=dtype) for _ in range(40)]
-    kept = [spill(v) for v in vectors]  # more than a file takes
-    for v, place in zip(vectors, kept, strict=True):
-        assert place is not v
+def test_a_spilled_vector_is_the_same_bits_and_is_spilled_once(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAST", 0)  # but the newest stays in memory
+    spill, vectors = Spill(), {t: torch.randn(12_345, dtype=dtype) for t in range(41)}
+    server = Past(now=vectors[40], after=vectors)
+    kept = spill(server)  # more than a file takes
+    assert server.after == vectors
+    assert kept.now is kept.after[40] is vectors[40]
+    places = [kept.after[t] for t in range(40)]
+    for t, place in enumerate(places):
+        assert place is not vectors[t]
         assert place.dtype == dtype
-        assert torch.equal(place, v)
-        assert spill(place) is place
-    assert len({place.data_ptr() for place in kept}) == 40
+        assert torch.equal(place, vectors[t])
+    assert all(a is b for a, b in zip(spill(kept).after.values(), kept.after.values(), strict=True))
+    assert len({place.data_ptr() for place in places}) == 40
+    spill.release(kept)
+    assert all(torch.equal(place, vectors[t]) for t, place in enumerate(places))
 
 
 def test_a_full_disk_is_an_error_that_names_the_folder(
@@ -74,7 +93,17 @@ def test_a_full_disk_is_an_error_that_names_the_folder(
     assert os.listdir(tmp_path) == []
 
 
-def test_vectors_of_other_kinds_have_files_of_their_own() -> None:
+def test_vectors_of_other_kinds_have_files_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAST", 0)
     spill = Spill()
     for v in (torch.ones(5), torch.ones(7), torch.full((7,), 0.1, dtype=torch.float64)):
-        assert torch.equal(spill(v), v)
+        kept = spill(Past(v, {0: v, 1: v})).after
+        assert in_file(kept[0])
+        assert not in_file(kept[1])
+        assert torch.equal(kept[0], v)
+
+
+def test_what_holds_no_past_is_left_alone() -> None:
+    server = Stateless()
+    assert Spill()(server) is server
+    assert Spill()(Past(torch.ones(2), {})).after == {}

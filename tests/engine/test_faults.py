@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,26 +34,23 @@ def tables(*kinds: str) -> Any:
     return st.lists(row, min_size=2, max_size=T).map(tuple)
 
 
-def run(method: FederatedStrategy, table: Table) -> History:
-    method.max_failed_rounds = len(table) + 1
+def run(method: FederatedStrategy, table: Table, **more: Any) -> History:
     return simulate(
-        method,
+        replace(method, max_failed_rounds=len(table) + 1),
         clients=LEAST_SQUARES.clients(),
         model=linear(W0),
         loss=half_square,
         rounds=len(table),
         participation=[range(1 if method.pools else C)] * len(table),
-        dtype=torch.float64,
         record="weights",
         faults=lambda t, i: table[t][i],
+        **more,
     )
 
 
 def small(name: str, plugins: str = "bare") -> FederatedStrategy:
-    method = make(name, plugins)
-    method.lr, method.batch_size = 0.05, 0
-    method.local_steps = 1 if name == "dpsgd" else 2
-    return method
+    steps = 1 if name == "dpsgd" else 2
+    return replace(make(name, plugins), lr=0.05, batch_size=0, local_steps=steps)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -97,15 +95,13 @@ def test_a_client_goes_back_as_often_as_its_replies_are_lost() -> None:
 def test_a_client_that_is_not_reached_is_one_that_was_not_drawn(name: str) -> None:
     table = ((None, "late", None, None), ("duplicate", None, "lost-reply", "lost-reply"))
     cohorts = [[0, 2, 3], [0, 1]]
-    method = small(name)
-    method.participation = cohorts
     drawn = simulate(
-        method,
+        small(name),
         clients=LEAST_SQUARES.clients(),
         model=linear(W0),
         loss=half_square,
         rounds=2,
-        dtype=torch.float64,
+        participation=cohorts,
         record="weights",
     )
     found = run(small(name), table)
@@ -123,10 +119,9 @@ def mean(found: History, name: str, otherwise: Any) -> Tensor:
     return torch.stack(rows).mean(0)
 
 
-def gap(name: str, method: FederatedStrategy, found: History) -> float:
+def gap(name: str, found: History) -> float:
     """How far the identity that the method lives by is from true."""
-    s = method.state
-    assert s is not None
+    s = found.state
     zero = torch.zeros_like(s.w)
     if name in ("scaffold", "fedgamma"):
         difference = mean(found, "c_i", zero) - s.server.c
@@ -152,8 +147,7 @@ TIED = ("scaffold", "fedgamma", "fedadmm", "afedpd", "feddyn", "fedspeed", "feds
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(tables(*KINDS).filter(counted))
 def test_the_servers_memory_is_the_clients(name: str, table: Table) -> None:
-    method = small(name)
-    assert gap(name, method, run(method, table)) < 1e-12
+    assert gap(name, run(small(name), table)) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedadmm"])
@@ -161,11 +155,10 @@ def test_a_device_that_lost_its_memory_ends_nothing(name: str) -> None:
     """It says so, the server begins its memory anew, and the optimum is reached."""
     table = [[None] * C for _ in range(150)]
     table[5][1] = table[9][2] = "crash"
-    method = small(name)
-    method.lr_decay, method.weight_decay, method.clip_norm = 1.0, 0.0, 0.0
-    method.lr, method.local_steps = 0.1, 4
+    plain: dict[str, float] = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": 0.0}
+    method = replace(small(name), lr=0.1, local_steps=4, **plain)
     found = run(method, tuple(map(tuple, table)))
-    np.testing.assert_allclose(method.state.w, LEAST_SQUARES.optimum(), atol=2e-3)
+    np.testing.assert_allclose(found.state.w, LEAST_SQUARES.optimum(), atol=2e-3)
     assert (found.metrics["dropped"] == 1).sum() == 2
 
 
@@ -178,14 +171,14 @@ def test_a_device_that_lost_its_memory_ends_nothing(name: str) -> None:
 )
 def test_what_was_done_is_told(name: str, repair: str, caplog: pytest.LogCaptureFixture) -> None:
     rows: list[dict[str, Any]] = []
-    method = small(name)
     table: list[list[str | None]] = [[None] * C for _ in range(3)]
     table[1][2] = "crash"
-    found = run(method, tuple(map(tuple, table)))
+    found = run(
+        small(name), tuple(map(tuple, table)), on_round=lambda round: rows.extend(round.clients)
+    )
     assert found.weights is not None
     assert not torch.equal(found.weights[2], found.weights[1])  # by the replies of the others
-    assert method.state.t == 3
-    rows = method.on_round.client_rows
+    assert found.state.t == 3
     (row,) = [row for row in rows if row["status"] != "ok"]
     assert (row["round"], row["client"]) == (2, 2)
     assert row["status"] == "lost its state of round 1"

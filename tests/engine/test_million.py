@@ -12,7 +12,7 @@ from fedaccord import engine, server_app
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
 from fedaccord.engine.fleet import LocalFleet
-from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.federation.run import Run
 from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.task import load_task
 from fedaccord.task.task import SHOWN
@@ -25,25 +25,24 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def begin(num_clients: int, **changes: Any) -> tuple[FederatedStrategy, LocalFleet]:
+def begin(num_clients: int, cohorts: Any = None, **changes: Any) -> tuple[Run, LocalFleet]:
     config = RunConfig.make(SETTINGS | {"num-clients": num_clients} | changes)
-    task, strategy = load_task(config.task, num_clients=num_clients), config.strategy
-    strategy.num_rounds, fleet = len(COHORTS), LocalFleet(task)
-    strategy.begin(fleet, server_app.initial_arrays(task, strategy.precision))
-    return strategy, fleet
+    task, method = load_task(config.task, num_clients=num_clients), config.strategy
+    initial, fleet = server_app.initial_arrays(task, method.precision), LocalFleet(task)
+    run = Run(method, fleet, initial, len(COHORTS), cohorts=cohorts)
+    run.begin()
+    return run, fleet
 
 
-def rounds(num_clients: int, algo: str) -> tuple[FederatedStrategy, LocalFleet]:
-    strategy, fleet = begin(num_clients, algo=algo)
-    strategy.participation = COHORTS
+def rounds(num_clients: int, algo: str) -> tuple[Run, LocalFleet]:
+    run, fleet = begin(num_clients, COHORTS, algo=algo)
     for _ in COHORTS:
-        assert strategy.train_round().metrics["dropped"] == 0
-    return strategy, fleet
+        assert run.train_round().metrics["dropped"] == 0
+    return run, fleet
 
 
-def state(strategy: FederatedStrategy) -> dict[str, Tensor]:
-    assert strategy.state is not None
-    return {"w": strategy.state.w, **dict(leaves(strategy.state.server))}
+def state(run: Run) -> dict[str, Tensor]:
+    return {"w": run.state.w, **dict(leaves(run.state.server))}
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedinit", "fedcm", "fedadam", "afedpd"])
@@ -60,11 +59,10 @@ def test_who_is_never_there_does_not_count(algo: str) -> None:
 def test_the_servers_memory_is_the_mean_over_a_million(algo: str, mean: str, own: str) -> None:
     """Those that were never there hold zero: the sum over the six others, divided by C."""
     for num_clients in (FEW, MILLION):
-        strategy, fleet = rounds(num_clients, algo)
+        run, fleet = rounds(num_clients, algo)
         assert len(fleet.memories) == len({i for cohort in COHORTS for i in cohort})
         vectors = [dict(leaves(memory.latest.state))[own] for memory in fleet.memories.values()]
-        assert strategy.state is not None
-        found = dict(leaves(strategy.state.server))[mean]
+        found = dict(leaves(run.state.server))[mean]
         expected = sum(vectors, torch.zeros_like(vectors[0])) / num_clients
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-18)
         assert found.abs().max() > 0
@@ -76,12 +74,12 @@ def test_a_round_makes_no_list_of_all_clients(algo: str, sampling: str) -> None:
     """Of what Python and NumPy allocate; PyTorch copies `RoundState.accepted`, 8 bytes a client."""
     share = 20 / MILLION
     more = {"algo": algo, "sampling": sampling, "fraction-train": share}
-    strategy, _ = begin(MILLION, **more)
-    strategy.train_round()
+    run, _ = begin(MILLION, **more)
+    run.train_round()
     tracemalloc.start()
     try:
         for _ in range(2):
-            assert 3 < strategy.train_round().metrics["replies"] < 60
+            assert 3 < run.train_round().metrics["replies"] < 60
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -75,10 +75,10 @@ def test_only_a_choice_of_files_that_nobody_asked_for_is_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = load_task(RunConfig.make({}).task, num_clients=20)
-    assert isinstance(memories("disk", strategy(), task, 30), Shards)
-    assert isinstance(memories("auto", strategy(), task, 30), InMemory)
+    assert isinstance(memories("disk", strategy(), task, 30, None), Shards)
+    assert isinstance(memories("auto", strategy(), task, 30, None), InMemory)
     monkeypatch.setattr(states, "free_memory", lambda: 1.0)
-    assert isinstance(memories("auto", strategy(), task, 30), Shards)
+    assert isinstance(memories("auto", strategy(), task, 30, None), Shards)
     levels = [record.levelno for record in caplog.records]
     assert levels == [logging.INFO, logging.INFO, logging.WARNING]
 
@@ -175,4 +175,4 @@ def test_states_that_come_from_a_gpu_are_not_copied() -> None:
         task: Any = SimpleNamespace(
             clients=range(4), device=device, model=lambda _: SimpleNamespace(w=torch.zeros(3))
         )
-        assert type(memories("memory", config.strategy, task, 1)) is kind
+        assert type(memories("memory", config.strategy, task, 1, None)) is kind

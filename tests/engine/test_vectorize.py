@@ -7,6 +7,7 @@ import os
 import time
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.nn import functional as F
 from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
-from fedaccord.engine import History, Recorder
+from fedaccord.engine import History
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.vectorize import Choice, choose
 from fedaccord.federation.strategy import FederatedStrategy
@@ -58,7 +59,6 @@ def run(method: FederatedStrategy, vectorize: str, **more: Any) -> History:
         model=module(),
         rounds=len(cohorts),
         participation=cohorts,
-        dtype=torch.float64,
         record="weights",
         vectorize=vectorize,
         **more,
@@ -66,12 +66,9 @@ def run(method: FederatedStrategy, vectorize: str, **more: Any) -> History:
 
 
 def small(name: str, plugins: str = "bare", **more: Any) -> FederatedStrategy:
-    method = make(name, plugins)
-    method.batch_size, method.local_epochs, method.lr = 2, 2, 0.05
-    method.local_steps = 1 if name == "dpsgd" else 0
-    for field, value in more.items():
-        setattr(method, field, value)
-    return method
+    steps = 1 if name == "dpsgd" else 0
+    of: dict[str, Any] = {"batch_size": 2, "local_epochs": 2, "local_steps": steps, "lr": 0.05}
+    return replace(make(name, plugins), **of | more)
 
 
 SOME = [(name, plugins) for name, plugins in COMBINATIONS if plugins in ("bare", "sam+ri")]
@@ -113,10 +110,9 @@ def test_the_clients_do_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("how", ["off", "on"])
 def test_the_seconds_of_clients_are_those_of_their_round(how: str) -> None:
     """In one call each has its share of the steps."""
-    method = small("fedavg")
-    metrics = run(method, how).metrics
-    assert isinstance(method.on_round, Recorder)
-    rows = pd.DataFrame(method.on_round.client_rows)
+    clients: list[dict[str, Any]] = []
+    metrics = run(small("fedavg"), how, on_round=lambda r: clients.extend(r.clients)).metrics
+    rows = pd.DataFrame(clients)
     sums = rows.groupby("round")["seconds"].sum()
     assert (rows["seconds"] > 0).all()
     assert (sums.to_numpy() <= metrics["seconds"][1:].to_numpy()).all()
@@ -157,7 +153,6 @@ def test_a_client_that_fails_concerns_itself_alone() -> None:
             model=module(),
             rounds=2,
             participation=[[0, 1, 2]] * 2,
-            dtype=torch.float64,
             record="weights",
             vectorize=how,
         )
@@ -208,9 +203,7 @@ def test_a_module_that_takes_no_stack_is_trained_one_client_at_a_time() -> None:
             clients=clients(),
             model=Branching(),
             rounds=2,
-            dtype=torch.float64,
             record="weights",
-            seed=0,
             vectorize=how,
         ).metrics["replies"][1:]
         for how in ("off", "on")
@@ -231,7 +224,7 @@ def test_a_module_that_takes_no_stack_is_tried_once(
     monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", counted)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     method = FedAvg(precision="float64", batch_size=2, fraction_train=1.0)
-    keys: dict[str, Any] = {"rounds": 3, "dtype": torch.float64, "vectorize": "on"}
+    keys: dict[str, Any] = {"rounds": 3, "vectorize": "on"}
     simulate(method, clients=clients(), model=Branching(), **keys)
     assert tries == [len(SIZES)]
     told = [r.getMessage() for r in caplog.records if "one client at a time" in r.getMessage()]
@@ -320,11 +313,13 @@ def test_simulate_chooses_by_the_cohorts_that_it_is_given(monkeypatch: pytest.Mo
     monkeypatch.setattr("fedaccord.engine.vectorize.choose", seen)
     for participation in (COHORTS, EVERYONE, 0.4):
         simulate(
-            FedAvg(precision="float64", batch_size=2),
+            "fedavg",
             clients=clients(),
             model=module(),
             rounds=3,
             participation=participation,
+            dtype=torch.float64,
+            batch_size=2,
             vectorize="auto",
         )
     assert asked == [4, 5, 2]  # (3 + 4 + 2 + 5) / 4 = 3.5

@@ -15,6 +15,7 @@ from fedaccord.client.shards import Shards
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves, map_vectors
 from fedaccord.engine.fleet import LocalFleet
+from fedaccord.federation.run import Run
 from fedaccord.strategies import METHODS
 from fedaccord.task import Clients, Task, models
 from fedaccord.task.cache import Dataset
@@ -60,10 +61,11 @@ def waits(
     )
     own, strategy = task(clients, augmented), config.strategy
     fleet = LocalFleet(own, vectorize=config.vectorize == "on", memories=memories, home=GPU)
-    strategy.begin(fleet, server_app.initial_arrays(own, strategy.precision, GPU))
+    run = Run(strategy, fleet, server_app.initial_arrays(own, strategy.precision, GPU), 4)
+    run.begin()
     for _ in range(3):
         gpu.waits.clear()
-        metrics = strategy.train_round().metrics
+        metrics = run.train_round().metrics
         assert metrics["dropped"] == 0
     found = [*gpu.waits]
     for memory in fleet.memories.values():  # what came without being waited for has come
@@ -167,14 +169,15 @@ def test_a_round_on_a_gpu_waits_for_it_once(vectorize: str) -> None:
     )
     own, strategy = task(4, augmented=True), config.strategy
     fleet = LocalFleet(own, vectorize=vectorize == "on", home=GPU)
-    strategy.begin(fleet, server_app.initial_arrays(own, strategy.precision, GPU))
+    run = Run(strategy, fleet, server_app.initial_arrays(own, strategy.precision, GPU), 4)
+    run.begin()
     for _ in range(3):
-        strategy.train_round()
+        run.train_round()
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            strategy.train_round()
+            run.train_round()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert sum("synchronizing" in str(warning.message) for warning in told) == 1

@@ -37,7 +37,7 @@ ray_constants = pytest.importorskip("ray._private.ray_constants")
 pytestmark = pytest.mark.flower  # it starts Ray
 TRAP = "FEDACCORD_TEST_TRAP"  # names the file that tells a loss what to do, once
 MODULE: Any = sys.modules["fedaccord.engine.simulate"]
-HERE = MODULE._fleet  # the fleet of a run without workers
+HERE = MODULE._clients  # those of a run without workers
 
 
 class Kept(NamedTuple):
@@ -108,7 +108,7 @@ def one_fleet(own_ray: None) -> Iterator[Any]:
 def fleet(one_fleet: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Two workers of which every call of `simulate` in a test has the use."""
     one_fleet.restore([])
-    monkeypatch.setattr(MODULE, "_fleet", lambda *_: nullcontext(one_fleet))
+    monkeypatch.setattr(MODULE, "_clients", lambda *_, **__: nullcontext(lambda _: one_fleet))
     return one_fleet
 
 
@@ -136,7 +136,6 @@ def run(method: FederatedStrategy, cohorts: Any = COHORTS, **more: Any) -> Histo
         model=module(),
         rounds=len(cohorts),
         participation=cohorts,
-        dtype=torch.float64,
         record="weights",
         **more,
     )
@@ -144,7 +143,7 @@ def run(method: FederatedStrategy, cohorts: Any = COHORTS, **more: Any) -> Histo
 
 def run_here(method: FederatedStrategy, **more: Any) -> History:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MODULE, "_fleet", HERE)
+        patch.setattr(MODULE, "_clients", HERE)
         return run(method, **more)
 
 
@@ -248,10 +247,9 @@ def test_a_worker_past_the_time_of_a_round_is_ended(
 ) -> None:
     """The first round has three seconds, in which one client sleeps for ten minutes."""
     trap.write_text("sleeps")
-    method = small("scaffold")
-    method.round_timeout = 3.0
-    monkeypatch.setattr(fleet, "_on_client", lambda _: setattr(method, "round_timeout", 300.0))
-    dropped = run(method).metrics["dropped"].tolist()[1:]
+    train, timeouts = fleet.train, iter([3.0])
+    monkeypatch.setattr(fleet, "train", lambda visits, _: train(visits, next(timeouts, 300.0)))
+    dropped = run(small("scaffold")).metrics["dropped"].tolist()[1:]
     assert dropped[0] >= 1
     assert dropped[1:] == [0, 0, 0]
     assert LATE in caplog.text
@@ -294,7 +292,7 @@ def test_many_clients_in_one_call(own_ray: None, monkeypatch: pytest.MonkeyPatch
     """A worker takes its share of a cohort in one call; the last bits may differ."""
     here = run_here(small("scaffold"))
     with workers(task(), workers=1, vectorize=True) as own:
-        monkeypatch.setattr(MODULE, "_fleet", lambda *_: nullcontext(own))
+        monkeypatch.setattr(MODULE, "_clients", lambda *_, **__: nullcontext(lambda _: own))
         there = run(small("scaffold"))
     assert here.weights is not None
     assert there.weights is not None

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from fedaccord import client_app, engine, server_app
 from fedaccord.client.store import EARLIER_START
 from fedaccord.config import RunConfig
+from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.round import Round
 from fedaccord.task import load_task
 from tests.grid import InProcessGrid
@@ -73,9 +74,9 @@ class Lab:
             grid.push_messages = pushed  # type: ignore[method-assign]
             task = load_task(config.task, num_clients=1, whole=True)
             if not killed_after:
-                return server_app.run(grid, config, task).path
+                return server_app.run(lambda _: MessageFleet(grid), config, task).path
             with pytest.raises(KeyboardInterrupt):
-                server_app.run(grid, config, task, on_round)
+                server_app.run(lambda _: MessageFleet(grid), config, task, on_round)
         shutil.rmtree(there)
         left.rename(there)
         return there

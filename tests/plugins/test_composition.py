@@ -86,7 +86,7 @@ def test_plugins_that_are_off_leave_the_bare_method_bit_for_bit(name: str) -> No
     if not issubclass(kind, DFedAvg):
         off += (Gossip(topology="none"),)
     method = make(kind, *off)
-    assert [type(plugin) for plugin in method.plugins] in ([], [Gossip])
+    assert [type(plugin) for plugin in method.active_plugins] in ([], [Gossip])
     more = {"radius": 0.0} if kind is S.FedSpeed else {}
     gossip = (Gossip(steps=4),) if name == "dfedsam-mgs" else ()
     assert is_same(method, make(bare, *gossip, **more))
@@ -112,16 +112,16 @@ def test_plugins_add_to_a_methods_own() -> None:
 
 
 def test_a_plugin_of_a_methods_own_kind_takes_its_place() -> None:
-    assert make(S.FedSAM, SAM(rho=0.2)).plugins == (SAM(rho=0.2),)
-    assert make(S.FedSAM, SAM(rho=0.2), rho=0.3).plugins == (SAM(rho=0.2),)
+    assert make(S.FedSAM, SAM(rho=0.2)).active_plugins == (SAM(rho=0.2),)
+    assert make(S.FedSAM, SAM(rho=0.2), rho=0.3).active_plugins == (SAM(rho=0.2),)
     fedinit = make(S.FedInit, RelaxedInit(beta=0.02), SAM())
-    assert [getattr(p, "beta", None) for p in fedinit.plugins] == [0.02, None]
-    assert make(S.DFedSAM, Gossip(topology="full")).plugins == (
+    assert [getattr(p, "beta", None) for p in fedinit.active_plugins] == [0.02, None]
+    assert make(S.DFedSAM, Gossip(topology="full")).active_plugins == (
         SAM(rho=0.01),
         Gossip(topology="full"),
     )
     fedspeed = make(S.FedSpeed, SAM(rho=0.4), mix=0.5, variant="paper")
-    assert fedspeed.plugins == (SAM(rho=0.4, mix=0.5, normalised=False),)
+    assert fedspeed.active_plugins == (SAM(rho=0.4, mix=0.5, normalised=False),)
 
 
 @pytest.mark.parametrize("plugin", [SAM(rho=0.1), RelaxedInit(beta=0.1), Gossip()])

@@ -157,7 +157,7 @@ def test_where_it_does_not_fit_is_one_line(settings: dict[str, Any], line: str) 
 
 
 def test_by_default_there_is_none() -> None:
-    assert RunConfig.make({"algo": "fedavg"}).strategy.plugins == ()
-    found = RunConfig.make({"algo": "fedavg", "robust.rule": "krum"}).strategy.plugins
+    assert RunConfig.make({"algo": "fedavg"}).strategy.active_plugins == ()
+    found = RunConfig.make({"algo": "fedavg", "robust.rule": "krum"}).strategy.active_plugins
     assert found == (Robust(rule="krum", trim=0.1),)
-    assert RunConfig.make({"algo": "fedavg", "robust.rule": "none"}).strategy.plugins == ()
+    assert RunConfig.make({"algo": "fedavg", "robust.rule": "none"}).strategy.active_plugins == ()

@@ -6,10 +6,13 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
 
 from fedaccord import train_locally
 from fedaccord.engine import quiet
+from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.round import Round
+from fedaccord.federation.run import Run
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import FedAvg
 from fedaccord.wire.instruction import is_hello
@@ -43,10 +46,16 @@ def client_app(spoil: Spoil | None = None, client: int = 2) -> ClientApp:
     return app
 
 
-def federation(strategy: Any, rounds: int, spoil: Spoil | None = None) -> list[Round]:
-    """The rounds as the strategy reports them; round 0 first."""
+def run_over(grid: Grid, method: FederatedStrategy, rounds: int, **options: Any) -> Run:
+    """A run over messages, not begun."""
+    return Run(method, MessageFleet(grid), INITIAL, rounds, **options)
+
+
+def federation(
+    method: FederatedStrategy, rounds: int, spoil: Spoil | None = None, **options: Any
+) -> list[Round]:
+    """The rounds as a run reports them; round 0 first."""
     seen: list[Round] = []
-    strategy.on_round = seen.append
     with InProcessGrid(client_app(spoil), C) as grid, quiet():
-        strategy.start(grid, INITIAL, rounds)
+        run_over(grid, method, rounds, on_round=seen.append, **options).play()
     return seen

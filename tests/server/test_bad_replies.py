@@ -37,7 +37,7 @@ from fedaccord.wire.introduction import introduce
 from fedaccord.wire.tensor_array import to_tensor
 from tests.grid import InProcessGrid
 from tests.server.net import Clock, Net
-from tests.server.runs import INITIAL, C, Spoil, client_app, strategy
+from tests.server.runs import C, Spoil, client_app, run_over, strategy
 from tests.server.test_replies import (
     boasting,
     raising,
@@ -247,17 +247,16 @@ def early(spoil: Spoil) -> Spoil:
 
 def federation(method: str, app: ClientApp, grid: type[InProcessGrid], **more: Any) -> list[Round]:
     seen: list[Round] = []
-    run = strategy(METHODS[method], **more)
-    run.on_round = seen.append
     with grid(app, C) as nodes, quiet():
-        run.start(nodes, INITIAL, ROUNDS)
+        run = run_over(nodes, strategy(METHODS[method]), ROUNDS, on_round=seen.append, **more)
+        run.play()
     return seen
 
 
 @cache
 def expected(method: str, *, absent: bool) -> tuple[torch.Tensor, ...]:
     """The models of a federation with good clients alone."""
-    more = {"participation": ABSENT} if absent else {}
+    more = {"cohorts": ABSENT} if absent else {}
     return tuple(r.w for r in federation(method, client_app(), InProcessGrid, **more))
 
 

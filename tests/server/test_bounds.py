@@ -10,7 +10,9 @@ from flwr.clientapp import ClientApp
 
 from fedaccord.engine import quiet
 from fedaccord.federation import bounds
+from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.round import Round
+from fedaccord.federation.run import Run
 from fedaccord.strategies import (
     AFedPD,
     DFedAvg,
@@ -26,7 +28,7 @@ from fedaccord.strategies import (
 from fedaccord.wire.instruction import is_hello, read_instruction
 from tests.federation import linear, state_in
 from tests.grid import InProcessGrid
-from tests.server.runs import INITIAL, C, Spoil, client_app, federation, strategy
+from tests.server.runs import C, Spoil, client_app, federation, run_over, strategy
 from tests.server.test_replies import vectors, with_vectors
 
 METHODS: dict[str, Any] = {
@@ -64,7 +66,7 @@ def absent(method: str, **more: Any) -> list[Round]:
     """The run in which the client was not there."""
     if METHODS[method] is DFedAvg:  # every node takes part, whatever is scheduled
         return federation(strategy(METHODS[method], **more), ROUNDS, lost)
-    return federation(strategy(METHODS[method], participation=ABSENT, **more), ROUNDS)
+    return federation(strategy(METHODS[method], **more), ROUNDS, cohorts=ABSENT)
 
 
 def lost(message: Message, reply: Message) -> Message:
@@ -124,21 +126,18 @@ def test_max_client_norm_bounds_every_vector(method: str, field: str, warnings: 
 
 def test_control_variates_still_add_up() -> None:
     """The mean of all c_i is c after rounds that were repeated without a client, and later."""
-    run = strategy(Scaffold)
     with InProcessGrid(client_app(huge(1e30)), C) as grid, quiet():
-        run.start(grid, INITIAL, ROUNDS)
-        states = [state_in(grid, run, i, ROUNDS - 1).c_i for i in range(C)]
+        run = run_over(grid, strategy(Scaffold), ROUNDS)
+        run.play()
+        states = [state_in(run.session, grid, i, ROUNDS - 1).c_i for i in range(C)]
     assert torch.allclose(torch.stack(states).mean(0), run.state.server.c, atol=1e-12)
     assert run.state.server.c.norm() > 0.1
 
 
 def test_two_of_six_are_found_and_the_others_stay() -> None:
-    run = strategy(FedAvg, max_update_norm=5.0)
     seen: list[Round] = []
-    run.on_round = seen.append
-    app = two_bad()
-    with InProcessGrid(app, C) as grid, quiet():
-        run.start(grid, INITIAL, 1)
+    with InProcessGrid(two_bad(), C) as grid, quiet():
+        run_over(grid, strategy(FedAvg, max_update_norm=5.0), 1, on_round=seen.append).play()
     status = {row["client"]: row["status"] for row in seen[1].clients}
     assert [i for i in status if status[i] == "ok"] == [0, 3, 4, 5]
 
@@ -184,7 +183,8 @@ def test_models_are_measured_by_their_update() -> None:
     kinds = [k for name, k in METHODS.items() if name not in ("fedadmm", "scaffold", "fedsmoo")]
     for kind in [*kinds, FedPD]:  # without those that upload more than models
         seen: list[Round] = []
-        run = strategy(kind, on_round=seen.append, **still)
+        initial = ArrayRecord(linear(w0.numpy()).state_dict())
         with InProcessGrid(client_app(), C) as grid, quiet():
-            run.start(grid, ArrayRecord(linear(w0.numpy()).state_dict()), 1)
+            fleet = MessageFleet(grid)
+            Run(strategy(kind, **still), fleet, initial, 1, on_round=seen.append).play()
         assert seen[-1].metrics["dropped"] == 0, kind

@@ -18,7 +18,7 @@ from fedaccord.task import load_task
 from fedaccord.wire.tensor_array import to_tensor
 from tests.federation import half_square, linear
 from tests.grid import InProcessGrid
-from tests.server.runs import INITIAL, LEAST_SQUARES, W0, C, client_app, strategy
+from tests.server.runs import LEAST_SQUARES, W0, C, client_app, run_over, strategy
 
 
 def test_personal_models_are_evaluated_at_their_clients() -> None:
@@ -50,7 +50,7 @@ def rounds(evaluate: Callable[[Message, Context], Message] | None) -> list[Round
     if evaluate:
         app.evaluate()(evaluate)
     with InProcessGrid(app, C) as grid, quiet():
-        strategy(FedDeper, on_round=seen.append).start(grid, INITIAL, 2)
+        run_over(grid, strategy(FedDeper), 2, on_round=seen.append).play()
     return seen
 
 
@@ -160,7 +160,7 @@ def test_second_answers_count_once_and_missing_ones_are_told(warnings: list[str]
     app, seen = client_app(), []
     app.evaluate()(lambda message, context: replied(message, loss=context.node_id))
     with Unreliable(app, C) as grid, quiet():
-        strategy(FedDeper, on_round=seen.append).start(grid, INITIAL, 1)
+        run_over(grid, strategy(FedDeper), 1, on_round=seen.append).play()
     nodes = sorted(grid.contexts)[:-1]
     assert seen[-1].metrics["personal-loss"] == pytest.approx(np.mean(nodes))
     line = "1 of 6 clients did not evaluate their personal model: no reply in time"

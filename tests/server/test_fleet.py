@@ -17,7 +17,7 @@ from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.federation.round import Round
 from fedaccord.strategies import FedDeper
 from tests.server.net import Clock, Net
-from tests.server.runs import INITIAL, client_app, strategy
+from tests.server.runs import client_app, run_over, strategy
 
 
 def test_flowers_simulation_is_asked_more_often_than_it_would_be() -> None:
@@ -89,7 +89,7 @@ def test_a_simulations_client_is_at_one_visit_at_a_time(
             return send(messages, timeout=timeout)
 
         monkeypatch.setattr(net, "send_and_receive", timed)
-        strategy(on_round=report, round_timeout=0.2).start(net, INITIAL, 4)
+        run_over(net, strategy(round_timeout=0.2), 4, on_round=report).play()
         asked = Counter(net._node_of.values()) - Counter(net.hellos)
     assert replies[1:] == [2, 0, 0, 3]
     assert [s > 0.1 for s in seconds] == [True, True, not simulated, True]  # all were late
@@ -101,11 +101,11 @@ def test_a_late_evaluation_is_over_before_the_next_visit() -> None:
         net.pull_interval = 0.1  # type: ignore[attr-defined]
         for i in range(3):
             net.join(10 + i, i, 3)
-        deper, fleet = strategy(FedDeper, round_timeout=0.2), MessageFleet(net)
-        deper.begin(fleet, INITIAL)
+        deper = run_over(net, strategy(FedDeper, round_timeout=0.2), 3)
+        deper.begin()
         deper.train_round()
         net.late.add(10)
-        found = fleet.test(deper.session.questions(deper, deper.state), 0.2)
+        found = deper.session.fleet.test(deper.session.questions(deper.state), 0.2)
         assert found[0] == LATE
         assert deper.train_round().metrics["replies"] == 2
         assert [*net._node_of.values()].count(10) == 3  # a hello, a visit, an evaluation

@@ -1,6 +1,5 @@
 """The end of a round: what the server's own result must be, and who is far from the others."""
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -8,11 +7,14 @@ import torch
 from flwr.app import Message
 
 from fedaccord.core.vectors import length
+from fedaccord.engine import quiet
 from fedaccord.federation.errors import FederationError
+from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import AFedPD, DFedAvg, FedAdam, FedAvg, Scaffold
 from fedaccord.wire.instruction import read_instruction
-from tests.server.runs import C, Spoil, federation, strategy
+from tests.grid import InProcessGrid
+from tests.server.runs import C, Spoil, client_app, federation, run_over, strategy
 from tests.server.test_bad_replies import early
 from tests.server.test_replies import with_w
 
@@ -52,17 +54,26 @@ def test_a_round_that_goes_too_far_fails(
 
 def test_what_the_server_keeps_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A-FedPD's memory grows with the rounds in which clients were last seen; the look does not."""
-    run = strategy(AFedPD, fraction_train=0.25, rho=0.1)
-    looks: Counter[int] = Counter()
+    looks, each = 0, list[int]()
 
     def count(vector: torch.Tensor) -> torch.Tensor:
-        looks[run.state.t] += 1
+        nonlocal looks
+        looks += 1
         return length(vector)
 
+    def end(round: Round) -> None:
+        nonlocal looks
+        each.append(looks)
+        looks = 0
+
     monkeypatch.setattr("fedaccord.federation.round.length", count)
-    federation(run, 6)
+    method = strategy(AFedPD, fraction_train=0.25, rho=0.1)
+    with InProcessGrid(client_app(), C) as grid, quiet():
+        run = run_over(grid, method, 6, on_round=end)
+        run.play()
     assert len(run.state.server.lam_bar_after) > 1
-    assert set(looks.values()) == {looks[0]}
+    assert each[1] > 0
+    assert set(each[1:]) == {each[1]}
 
 
 def test_too_many_such_rounds_end_the_run() -> None:

@@ -25,7 +25,16 @@ from tests.federation import half_square, linear, run
 from tests.grid import InProcessGrid
 from tests.reference import fedinit
 from tests.server.net import Clock, Net
-from tests.server.runs import INITIAL, LEAST_SQUARES, W0, C, client_app, federation, strategy
+from tests.server.runs import (
+    INITIAL,
+    LEAST_SQUARES,
+    W0,
+    C,
+    client_app,
+    federation,
+    run_over,
+    strategy,
+)
 
 
 def raising(message: Message, reply: Message) -> Message:
@@ -36,12 +45,8 @@ def raising(message: Message, reply: Message) -> Message:
 
 
 def test_the_state_between_rounds_is_a_value() -> None:
-    states: list[RoundState] = []
-    scaffold = strategy(Scaffold, participation=[[0, 1], [1, 2], [3]])
-    assert scaffold.state is None
-    scaffold.on_round = lambda _: states.append(scaffold.state)
-    with InProcessGrid(client_app(), C) as grid, quiet():
-        scaffold.start(grid, INITIAL, 3)
+    rounds = federation(strategy(Scaffold), 3, cohorts=[[0, 1], [1, 2], [3]])
+    states: list[RoundState] = [round.state for round in rounds]
     assert [s.t for s in states] == [0, 1, 2, 3]
     assert [s.accepted.tolist() for s in states] == [
         [-1, -1, -1, -1, -1, -1],
@@ -66,22 +71,23 @@ def test_a_strategy_starts_afresh() -> None:
 
 def test_too_many_failed_rounds_stop_the_run_and_keep_the_model() -> None:
     failing = strategy(min_replies=6, max_failed_rounds=2)
-    with pytest.raises(FederationError, match="2 rounds in a row failed"):
-        federation(failing, 5, raising)
-    assert torch.equal(failing.state.w, torch.from_numpy(W0))
-    assert failing.state.failed == failing.state.t == 2
-    assert failing.state.accepted.tolist() == [-1] * C
+    with InProcessGrid(client_app(raising), C) as grid, quiet():
+        run = run_over(grid, failing, 5)
+        with pytest.raises(FederationError, match="2 rounds in a row failed"):
+            run.play()
+    assert torch.equal(run.state.w, torch.from_numpy(W0))
+    assert run.state.failed == run.state.t == 2
+    assert run.state.accepted.tolist() == [-1] * C
 
 
 def test_every_failed_round_is_reported_also_the_one_that_stops_the_run() -> None:
-    failing, seen = strategy(min_replies=6, max_failed_rounds=2), []
-    failing.on_round = seen.append
+    failing, seen = strategy(min_replies=6, max_failed_rounds=2), list[Round]()
     with (
         InProcessGrid(client_app(raising), C) as grid,
         quiet(),
         pytest.raises(FederationError, match="2 rounds in a row"),
     ):
-        failing.start(grid, INITIAL, 5)
+        run_over(grid, failing, 5, on_round=seen.append).play()
     assert [(r.metrics["dropped"], r.metrics["counted"]) for r in seen[1:]] == [(1, 0)] * 2
 
 
@@ -101,8 +107,8 @@ def test_a_failed_round_is_forgotten_after_a_good_one() -> None:
 def test_a_client_that_diverges_answers_with_an_error_and_keeps_its_state() -> None:
     diverging, replies = strategy(Scaffold, lr=1e200, max_failed_rounds=9), []
     with InProcessGrid(client_app(), C) as grid, quiet():
-        diverging.on_round = lambda round: replies.append(round.metrics.get("replies"))
-        diverging.start(grid, INITIAL, 2)
+        note = lambda round: replies.append(round.metrics.get("replies"))  # noqa: E731
+        run_over(grid, diverging, 2, on_round=note).play()
         assert not any(context.state for context in grid.contexts.values())
     assert replies[1:] == [0, 0]
 
@@ -148,7 +154,7 @@ def come_and_go(plan: Any, monkeypatch: pytest.MonkeyPatch, rounds: int = 5) -> 
             clock.now += 60
             plan(net, round.number)
 
-        strategy(FedDyn, on_round=report).start(net, INITIAL, rounds)
+        run_over(net, strategy(FedDyn), rounds, on_round=report).play()
     return replies[1:]
 
 
@@ -283,19 +289,19 @@ def test_more_replies_than_a_round_has_clients_are_refused_before_it(
 
 
 def test_explicit_cohorts_are_as_large_as_they_are() -> None:
-    FedAvg(min_replies=5, fraction_train=0.1, participation=[range(6)]).check_clients(6)
+    FedAvg(min_replies=5, fraction_train=0.1).check_clients(6, [range(6)])
 
 
 def test_a_schedule_that_is_too_short_or_names_strangers_is_refused() -> None:
     with pytest.raises(ValueError, match="a cohort for each of 3 rounds, got 2"):
-        federation(strategy(participation=[[0], [1]]), 3)
+        federation(strategy(), 3, cohorts=[[0], [1]])
     with pytest.raises(ValueError, match=r"expected clients 0..5, got \[0, 6\]"):
-        federation(strategy(participation=[[0, 6]]), 1)
+        federation(strategy(), 1, cohorts=[[0, 6]])
 
 
 def test_fedpd_refuses_a_schedule_that_leaves_a_client_out() -> None:
     with pytest.raises(ValueError, match=r"got round 2 without \[4, 5\]"):
-        federation(strategy(FedPD, participation=[range(6), range(4)]), 2)
+        federation(strategy(FedPD), 2, cohorts=[range(6), range(4)])
 
 
 def test_an_array_that_is_no_parameter_is_refused() -> None:
@@ -474,5 +480,5 @@ def test_a_message_holds_the_vectors_and_the_config_and_w_0_only_where_it_is_ano
         return train_locally(message, context, model=linear(W0), batches=data, loss=half_square)
 
     with InProcessGrid(app, 3) as grid, quiet():
-        strategy(FedInit, participation=[[0], [0, 1]]).start(grid, INITIAL, 2)
+        run_over(grid, strategy(FedInit), 2, cohorts=[[0], [0, 1]]).play()
     assert contents == [["config", "down"], ["config", "down"], ["config", "down", "initial"]]

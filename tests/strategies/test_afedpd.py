@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from fedaccord import simulate
+from fedaccord.core import mapped
 from fedaccord.core.cohort import Reply
 from fedaccord.core.mapped import in_file
-from fedaccord.core.rounds import broadcast, first_state, server_round
+from fedaccord.core.rounds import RoundState, broadcast, first_state, server_round
 from fedaccord.core.rule import Model
 from fedaccord.core.vectors import Vector, length
 from fedaccord.federation import round as round_module
 from fedaccord.strategies import AFedPD, RelaxedInit
-from fedaccord.strategies import afedpd as module
 from tests import federation
 from tests.reference import afedpd, problem
 from tests.reference.problem import LeastSquares
@@ -32,13 +33,8 @@ def method(**more: Any) -> AFedPD:
 
 @pytest.mark.parametrize("beta", [0.0, 0.08])
 @pytest.mark.parametrize("active", [1, 3, C])
-@pytest.mark.parametrize("memory", [0, 2**28])
-def test_its_duals_are_those_of_the_dense_table(
-    memory: int, active: int, beta: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client's dual and the virtual steps it missed make its row of the listing's table, also
-    where past rounds lie in files."""
-    monkeypatch.setattr(module, "MEMORY", memory)
+def test_its_duals_are_those_of_the_dense_table(active: int, beta: float) -> None:
+    """A client's dual and the virtual steps it missed make its row of the listing's table."""
     schedule = problem.cohorts(C, active, T, seed=3)
     expected = afedpd.run(
         *(LEAST_SQUARES, W0, schedule), local_steps=K, rho=RHO, ri_beta=beta, **SETTINGS
@@ -62,39 +58,46 @@ def test_the_server_keeps_a_vector_per_distinct_last_round_and_no_more() -> None
     )  # no copy of the newest
 
 
-def test_the_oldest_vectors_lie_in_files_that_hold_the_same_bits(
+def test_a_run_has_its_oldest_vectors_in_files_of_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Nor does it look again at what it has moved to one."""
     schedule = [[0, 1, 2, 3], [0, 1, 2], [0, 1], [2], [0], [3]]
-    plain = federate(method(), LEAST_SQUARES, W0, schedule)
-    monkeypatch.setattr(module, "MEMORY", 2 * 8 * LEAST_SQUARES.dim)
-    filed = federate(method(), LEAST_SQUARES, W0, schedule)
-    for a, b in zip(plain.server, filed.server, strict=True):
-        assert a.lam_bar_after.keys() == b.lam_bar_after.keys()
-        assert all(torch.equal(v, b.lam_bar_after[t]) for t, v in a.lam_bar_after.items())
-    last = filed.server[-1].lam_bar_after
-    assert sorted(last) == [2, 3, 4, 5]
-    on_disk = {t for t, v in last.items() if in_file(v)}
-    assert on_disk == {2, 3}
-    assert torch.equal(plain.weights, filed.weights)
+    states: list[RoundState] = []
 
+    def history() -> federation.History:
+        states.clear()
+        data, initial = LEAST_SQUARES.clients(), federation.linear(W0)
+        return simulate(
+            method(batch_size=0),
+            clients=data,
+            model=initial,
+            loss=federation.half_square,
+            rounds=len(schedule),
+            participation=schedule,
+            record="weights",
+            on_round=lambda round: states.append(round.state),
+        )
 
-def test_a_vector_that_is_moved_to_a_file_is_not_looked_at_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "MEMORY", 2 * 8 * LEAST_SQUARES.dim)
     seen: list[Vector] = []
+    plain = history()
+    assert not any(in_file(v) for s in states for v in s.server.lam_bar_after.values())
+    last = states[-1].server.lam_bar_after
 
     def spy(v: Vector) -> Vector:
         seen.append(v)
         return length(v)
 
+    monkeypatch.setattr(mapped, "PAST", 2 * 8 * LEAST_SQUARES.dim)
     monkeypatch.setattr(round_module, "length", spy)
-    schedule = [[0, 1, 2, 3], [0, 1, 2], [0, 1], [2], [0], [3]]
-    strategy = method()
-    federation.run(strategy, LEAST_SQUARES, W0, schedule)
-    assert strategy.state is not None
-    assert sum(map(in_file, strategy.state.server.lam_bar_after.values())) == 2
+    filed = history()
+    found = states[-1].server.lam_bar_after
+    assert sorted(found) == [2, 3, 4, 5]
+    assert {t for t, v in found.items() if in_file(v)} == {2, 3}
+    assert all(torch.equal(v, last[t]) for t, v in found.items())
+    assert plain.weights is not None
+    assert filed.weights is not None
+    assert torch.equal(plain.weights, filed.weights)
     assert len(seen) >= 2 * len(schedule)  # w and lam_bar of every round
     assert not any(map(in_file, seen))
 
@@ -104,8 +107,8 @@ def test_memory_is_bounded_over_many_rounds(monkeypatch: pytest.MonkeyPatch) -> 
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("no /proc here")
-    monkeypatch.setattr(module, "MEMORY", 2**22)
-    strategy, w = AFedPD(rho=RHO), torch.ones(2**20)
+    monkeypatch.setattr(mapped, "PAST", 2**22)
+    strategy, spill, w = AFedPD(rho=RHO), mapped.Spill(), torch.ones(2**20)
 
     def resident() -> int:
         line = next(x for x in status.read_text().splitlines() if x.startswith("VmRSS"))
@@ -114,9 +117,11 @@ def test_memory_is_bounded_over_many_rounds(monkeypatch: pytest.MonkeyPatch) -> 
     half, s, begun = strategy.client_half(), first_state(strategy, w, 1000), 0
     for t in range(60):
         s = server_round(strategy, half, s, [Reply(t, Model(s.w + 1), 1, 1)]).state
+        s = s._replace(server=spill(s.server))
         begun = resident() if t == 9 else begun
     for t in range(60):
         down = broadcast(strategy, s, t)
+        spill.release(s.server)
         assert (down.missed is None) == (t == 59)
     assert sorted(s.server.lam_bar_after) == [*range(60)]
     assert resident() - begun < 0.5 * 50 * w.nbytes  # all of it without files

@@ -43,10 +43,9 @@ def test_simulate_pools_the_samples_of_all_clients() -> None:
         "model": linear(W0),
         "loss": half_square,
         "rounds": T,
-        "dtype": torch.float64,
         "record": "weights",
     }
-    by_name = simulate("centralised", **of, **more)
+    by_name = simulate("centralised", dtype=torch.float64, **of, **more)
     assert by_name.weights is not None
     close(by_name.weights, expected.weights)
     strategy = simulate(S.Centralised(precision="float64", **more), **of)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from fedaccord import simulate
 from fedaccord import strategies as S
 from fedaccord.core.vectors import leaves
-from fedaccord.engine import Recorder
 from fedaccord.federation.replies import traffic
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import METHODS, SAM, RelaxedInit
@@ -92,20 +91,25 @@ def test_a_run_costs_what_the_method_says(label: str) -> None:
     name, own = VARIANTS[label]
     method = make(name, **own)
     cost, everyone = method.cost, name == "fedpd" or method.topology.everyone
-    if not (everyone or method.pools):
-        method.participation = [[0, 1, 2], [2, 3, 4], [0, 1]]
-    Linear.passes = 0
-    history = simulate(method, clients=clients(), model=Linear(6, 3), rounds=3, record="weights")
+    cohorts = None if everyone or method.pools else [[0, 1, 2], [2, 3, 4], [0, 1]]
+    Linear.passes, rows = 0, list[dict[str, Any]]()
+    history = simulate(
+        method,
+        clients=clients(),
+        model=Linear(6, 3),
+        rounds=3,
+        participation=cohorts,
+        record="weights",
+        on_round=lambda round: rows.extend(round.clients),
+    )
     assert history.weights is not None
     d, last = history.weights.shape[-1], history.metrics.iloc[-1]
     assert last["replies"] == (C if everyone else 1 if method.pools else 2)
     assert (history.metrics["dropped"][1:] == 0).all()
 
-    recorder, state = method.on_round, method.state
-    assert isinstance(recorder, Recorder)
-    assert state is not None
-    steps = sum(row["steps"] for row in recorder.client_rows)
-    regrowth = len(recorder.client_rows) if name == "dispfl" else 0  # one a client a round
+    state = history.state
+    steps = sum(row["steps"] for row in rows)
+    regrowth = len(rows) if name == "dispfl" else 0  # one a client a round
     assert Linear.passes == cost.gradients * steps + regrowth
     assert last["down-vectors"] / last["replies"] == cost.down
     assert last["up-vectors"] / last["replies"] == cost.up
@@ -122,7 +126,8 @@ def test_a_run_costs_what_the_method_says(label: str) -> None:
 
 @pytest.mark.parametrize("name", ["fedinit", "fedadmm", "feddeper"])
 def test_a_first_visit_after_round_1_is_sent_w_0(name: str) -> None:
-    method = make(name)
-    method.participation = [[0, 1], [1, 2], [1, 2]]
-    history = simulate(method, clients=clients(), model=Linear(6, 3), rounds=3)
+    cohorts = [[0, 1], [1, 2], [1, 2]]
+    history = simulate(
+        make(name), clients=clients(), model=Linear(6, 3), rounds=3, participation=cohorts
+    )
     assert list(history.metrics["down-vectors"][1:]) == [2, 3, 2]

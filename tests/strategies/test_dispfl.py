@@ -97,7 +97,6 @@ def test_through_messages_equals_the_dense_reference() -> None:
         loss=half_square,
         rounds=rounds,
         participation=present(failed, rounds),
-        dtype=torch.float64,
         record="weights",
     )
     assert history.weights is not None

@@ -6,7 +6,8 @@ import inspect
 import pytest
 
 from fedaccord.core.options import range_text
-from fedaccord.federation.strategy import FederatedStrategy, own_options
+from fedaccord.federation.method import own_options
+from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
 from fedaccord.strategies import BUILT_IN, FedInit, Gossip, Scaffold
 from fedaccord.task import TaskConfig, load_task
@@ -45,7 +46,7 @@ def test_the_class_to_derive_from_keeps_its_own_words() -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_repr_has_no_addresses(name: str) -> None:
     kind = KINDS[name]
-    made = kind(fraction_train=1.0, on_round=print) if name in BUILT_IN else kind()
+    made = kind(fraction_train=1.0) if name in BUILT_IN else kind()
     assert repr(made).startswith(f"{kind.__name__}(")
     assert " at 0x" not in repr(made)
     if isinstance(made, FederatedStrategy):
@@ -54,7 +55,8 @@ def test_a_repr_has_no_addresses(name: str) -> None:
 
 def test_a_repr_tells_the_settings() -> None:
     assert "lr=0.3" in repr(Scaffold(lr=0.3))
-    assert "RelaxedInit(beta=0.2" in repr(FedInit(beta=0.2))
+    assert "beta=0.2" in repr(FedInit(beta=0.2))
+    assert "RelaxedInit(beta=0.2" in repr(FedInit(beta=0.2).active_plugins)
     assert repr(FedInit(plugins=(Gossip(),)).topology).startswith("Graph(Gossip(topology='ring'")
 
 

@@ -82,7 +82,7 @@ def at(optimum: Optimum, method: FederatedStrategy) -> dict[str, Any]:
         states = [fedsmoo_file.ClientState(-g, zero()) for g in optimum.gradients]
     elif isinstance(method, S.AFedPD):
         states = [afedpd_file.ClientState(lam=-g) for g in optimum.gradients]
-    for plugin in method.plugins:
+    for plugin in method.active_plugins:
         if isinstance(plugin, RelaxedInit):
             states = [plugin.init(w, w, state) for state in states]
     return {"states": {i: s for i, s in enumerate(states) if s is not None}, "server": server}

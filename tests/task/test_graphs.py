@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -126,9 +127,9 @@ def test_every_method(
 
 
 def run(name: str, plugins: str, vectorize: str) -> History:
-    method = make(name, plugins)
-    method.batch_size, method.local_epochs, method.lr = 2, 2, 0.05
-    method.local_steps = 1 if name == "dpsgd" else 0
+    steps = 1 if name == "dpsgd" else 0
+    more = {"batch_size": 2, "local_epochs": 2, "local_steps": steps}
+    method = replace(make(name, plugins), lr=0.05, **more)
     g = torch.Generator().manual_seed(3)
     data = [
         (torch.randn(n, 1, 4, 4, generator=g, dtype=torch.float64), torch.arange(n) % 3)
@@ -141,7 +142,6 @@ def run(name: str, plugins: str, vectorize: str) -> History:
         model=network().module,
         rounds=2,
         participation=[[*range(len(clients))]] * 2,
-        dtype=torch.float64,
         record="weights",
         vectorize=vectorize,
     )

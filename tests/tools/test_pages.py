@@ -12,7 +12,7 @@ from fedaccord.cli.about import DIFFER, WHEN, about
 from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig, default_plugins
 from fedaccord.core.options import options
-from fedaccord.federation.strategy import own_options
+from fedaccord.federation.method import own_options
 from fedaccord.plugins import PLUGINS
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.strategies import BUILT_IN
@@ -87,7 +87,9 @@ def test_python_arguments_of_a_page_are_arguments(name: str) -> None:
         pairs = re.findall(r"(\w+)=([\d.]+)", call)
         arguments = {key: ast.literal_eval(value) for key, value in pairs}
         method = BUILT_IN[name](fraction_train=1.0, **arguments)
-        assert [type(p) for p in method.plugins] == [type(p) for p in default_plugins(type(method))]
+        assert [type(p) for p in method.active_plugins] == [
+            type(p) for p in default_plugins(type(method))
+        ]
 
 
 def test_links_lead_somewhere() -> None:

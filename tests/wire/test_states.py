@@ -112,7 +112,6 @@ def test_messages_and_states_come_back_equal(name: str, plugins: str) -> None:
 def test_the_server_of_afedpd_keeps_a_vector_for_each_last_seen_round() -> None:
     """Its `lam_bar_after` is the one dict of vectors that travels."""
     method = make("afedpd", "sam+ri")
-    method.participation = None
     server = run(method).server.server
     assert [name for name, _ in leaves(server)] == ["lam_bar", "lam_bar_after.2"]
     half, w = method.client_half(), torch.ones(D, dtype=torch.float64)

@@ -24,7 +24,7 @@ class FedGrowClient(LocalRule):
         return Direction(rho=mu_t, anchor=down.w)
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class FedGrow(FederatedStrategy):
     linear = True  # the mean of server steps is the server step of the mean: gossip may mix them
     takes_weights = True  # weighting=examples is allowed

@@ -1,0 +1,78 @@
+"""What `simulate` returns, and what collects it round by round."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor
+
+from fedaccord.core.rounds import RoundState
+from fedaccord.federation.round import Round
+from fedaccord.wire.tensor_array import to_tensor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class History(NamedTuple):
+    """What `simulate` returns; T rounds, C clients, d parameters."""
+
+    metrics: "pd.DataFrame"  # a row a round, number 0 before the first
+    model: dict[str, Tensor]  # the headline model under its parameter names
+    clients: list[Any]  # every client's last ClientState; None: never active
+    weights: Tensor | None  # (T+1, d) w^t that round t broadcasts; with record="weights";
+    # under gossip (T+1, C, d), a row per node
+    averages: Tensor | None  # (T+1, d) mean of the uploaded models, or of the nodes; row 0: w^0
+    states: list[list[Any]] | None  # every client's state after every round; row 0: all None
+    settings: dict[str, Any]  # every run-config key in use, with its value
+    state: RoundState  # of the server, after the last round
+
+
+class Recorder:
+    """Keeps what `simulate` returns; state_of: (client, round) -> its state after that round."""
+
+    def __init__(
+        self,
+        state_of: Callable[[int, int], Any],
+        weights: bool,
+        on_round: Callable[[Round], None] | None = None,
+    ) -> None:
+        self.state_of, self.keep, self.on_round = state_of, weights, on_round
+        self.rows: list[dict[str, float]] = []
+        self.client_rows: list[dict[str, Any]] = []
+        self.weights: list[Tensor] = []
+        self.averages: list[Tensor] = []
+        self.states: list[list[Any]] = []
+        self.last: RoundState | None = None
+
+    def __call__(self, round: Round) -> None:
+        self.last = round.state
+        self.rows.append({"round": round.number, **round.metrics})
+        self.client_rows += round.clients
+        if self.keep:
+            self.weights.append(round.w.to("cpu", copy=True))
+            self.averages.append(round.w_bar.to("cpu", copy=True))
+            self.states.append(self.client_states())
+        if self.on_round:
+            self.on_round(round)
+
+    def client_states(self) -> list[Any]:
+        """Every client's state as the server knows of it."""
+        assert self.last is not None
+        return [self.state_of(*pair) for pair in enumerate(self.last.accepted.tolist())]
+
+    def history(self, model: ArrayRecord, settings: dict[str, Any]) -> History:
+        import pandas as pd
+
+        assert self.last is not None
+        return History(
+            metrics=pd.DataFrame(self.rows),
+            model={name: to_tensor(array) for name, array in model.items()},
+            clients=self.client_states(),
+            weights=torch.stack(self.weights) if self.keep else None,
+            averages=torch.stack(self.averages) if self.keep else None,
+            states=self.states if self.keep else None,
+            settings=settings,
+            state=self.last,
+        )

@@ -1,0 +1,182 @@
+"""A method: a frozen dataclass of hyper-parameters, whose verbs are pure.
+
+It keeps nothing: what changes from round to round belongs to a `Run` (run.py), so one instance
+serves any number of runs, also at the same time.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from fedaccord.core.cohort import Client, Cohort, Cohorts
+from fedaccord.core.cost import Cost, cost_of
+from fedaccord.core.options import argument, check_option, options
+from fedaccord.core.plugin import ClientHalf, PlugIn, combine
+from fedaccord.core.rule import LocalRule, Model, Stateless
+from fedaccord.core.topology import Star, Topology
+from fedaccord.core.vectors import Vector
+from fedaccord.federation import sampling
+from fedaccord.federation.settings import Settings
+
+log = logging.getLogger("flwr")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Settings, ABC):
+    """The server half of a method, with the plug-ins and the settings of a federation.
+
+    A subclass writes the paper: `rule` (its client half), `init`, `broadcast`, `aggregate` and
+    `headline`. State goes in and comes out.
+    """
+
+    # What a method says of its server step. The defaults are the safe ones.
+    linear: ClassVar[bool] = False  # mixed steps are a step of mixed nodes: gossip may mix them
+    takes_weights: ClassVar[bool] = False  # with weighting=examples its fixed point is weighted too
+    reads_starts: ClassVar[bool] = False  # `aggregate` reads cohort.starts
+    reads_anchors: ClassVar[bool] = False  # `aggregate` reads cohort.anchor
+    fixed_anchor: ClassVar[str] = ""  # why relaxed initialisation cannot move w^t as the anchor
+    tied: ClassVar[bool] = True  # the server's memory sums up the clients': see `rounds.forget`
+    averages_plain_models: ClassVar[bool] = False  # FedAvg's step after plain SGD, nothing else
+    averages: ClassVar[bool] = False  # `aggregate` reads the uploads by cohort.mean(ups.w) alone
+    pools: ClassVar[bool] = False  # one client, which holds all training data
+    refuses: ClassVar[dict[type[PlugIn], str]] = {}  # a plug-in -> why it does not fit
+    cost_note: ClassVar[str] = ""  # on what the cost depends
+
+    plugins: tuple[PlugIn, ...] = argument(
+        (),
+        "plug-ins beside the method's own, or in the place of its own of the same kind, as "
+        "(SAM(rho=0.1), Gossip(topology='ring')); the outermost last",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weighting != "uniform" and not self.takes_weights:
+            raise ValueError(
+                f"weighting: expected uniform with {type(self).__name__}, got {self.weighting!r}: "
+                "its server step counts clients equally"
+            )
+        object.__setattr__(self, "plugins", tuple(self.plugins))
+        for plugin in combine(self.own_plugins(), self.plugins):
+            for field in options(type(plugin)):
+                check_option(field.name, getattr(plugin, field.name), field)
+        _ = self.active_plugins  # raises where one does not fit
+
+    # the method: what a subclass writes
+
+    @abstractmethod
+    def rule(self) -> LocalRule:
+        """The client half with this run's hyper-parameters."""
+
+    def own_plugins(self) -> tuple[PlugIn, ...]:
+        """The plug-ins that make the method what it is."""
+        return ()
+
+    def init(self, w: Vector) -> Any:
+        """Server state before round 1, a NamedTuple of vectors; w: (d,).
+
+        A field that is a dict, round -> vector (d,), holds vectors of past rounds; a run moves its
+        oldest ones to files.
+        """
+        return Stateless()
+
+    def broadcast(self, w: Vector, state: Any, client: Client) -> Any:
+        """What one client receives, a NamedTuple of vectors (d,); w: (d,)."""
+        return Model(w)
+
+    @abstractmethod
+    def aggregate(self, w: Vector, ups: Any, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
+        """w^{t+1} (..., d) and the next server state; nothing that comes in is changed.
+
+        w: (..., d), w^t. ups: the replies' NamedTuple with a tuple of vectors (..., d), one for
+        each client, in every field. state: the server state, its vectors (..., d).
+        """
+
+    def headline(self, w: Vector, state: Any) -> Vector:
+        """The model (..., d) that is evaluated, saved and returned."""
+        return w
+
+    def check_clients(self, num_clients: int, cohorts: Cohorts | None = None) -> None:
+        """Raise ValueError, in one line, if the settings do not fit this many clients.
+
+        cohorts: explicit ones, a cohort for each round; None: they are drawn.
+        """
+        size = self.cohort_size(num_clients)
+        if cohorts is None and self.min_replies > size:
+            average = " on average" if self.sampling == "bernoulli" else ""
+            more = "" if size == num_clients else ", or raise fraction-train"
+            raise ValueError(
+                f"min-replies: expected at most {size}, the clients of a round{average} (of "
+                f"{num_clients} in all), got {self.min_replies}; lower it{more}"
+            )
+
+    def needed_replies(self, num_clients: int) -> int:
+        """Good replies that a round needs to count."""
+        return self.min_replies
+
+    # what follows from it
+
+    @cached_property
+    def active_plugins(self) -> tuple[PlugIn, ...]:
+        """The method's own plug-ins and the given ones as they fit it, without those that are off.
+
+        Raises ValueError, in one line, if one does not fit.
+        """
+        plugins = combine(self.own_plugins(), self.plugins)
+        return tuple(plugin.fit(self) for plugin in plugins if not plugin.is_off)
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Who averages with whom: a star, or the graph of a plug-in."""
+        graphs = (plugin.graph(self.seed) for plugin in self.active_plugins)
+        return next((graph for graph in graphs if graph is not None), Star())
+
+    @property
+    def cost(self) -> Cost:
+        """What an active client costs a round, with the plug-ins in use."""
+        return cost_of(self, self.client_half())
+
+    def client_half(self) -> ClientHalf:
+        """What clients run: the method's rule in the plug-ins that have a client half."""
+        inside = (p for p in self.active_plugins if p.graph(self.seed) is None)
+        return ClientHalf(self.rule(), tuple(inside))
+
+    def output_model(self, w: Vector, state: Any) -> Vector:
+        """The one model (d,) of a state: the method's, of the topology's average."""
+        return self.topology.average(self.headline(w, state))
+
+    def cohort_size(self, num_clients: int) -> int:
+        """Clients of a round, on average if they are drawn one by one."""
+        if self.topology.everyone:
+            return num_clients
+        return sampling.cohort_size(self.fraction_train, num_clients)
+
+    def draw(self, t: int, available: Sequence[int], num_clients: int) -> Sequence[int]:
+        """The cohort of round t, of the clients that are available."""
+        if self.topology.everyone:
+            return available
+        return sampling.draw(
+            available,
+            t=t,
+            seed=self.seed,
+            fraction=self.fraction_train,
+            sampling=self.sampling,
+            num_clients=num_clients,
+        )
+
+    def summary(self) -> None:
+        """Log the client half and its plug-ins."""
+        half = self.client_half()
+        log.info("%s, client half %s", type(self).__name__, half.rule)
+        for plugin in half.plugins:
+            log.info("with %s", plugin)
+            if advice := plugin.advice():
+                log.warning(advice)
+
+
+def own_options(kind: type[Method]) -> list[Any]:
+    """The options that a method adds to those of every method."""
+    common = {field.name for field in options(Method)}
+    return [field for field in options(kind) if field.name not in common]

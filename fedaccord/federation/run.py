@@ -1,0 +1,211 @@
+"""A run of a method over a fleet: the state, the loop over rounds, and who is told of them."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import Result
+
+from fedaccord.core import rounds
+from fedaccord.core.cohort import Cohorts
+from fedaccord.core.mapped import Spill
+from fedaccord.core.rounds import RoundState
+from fedaccord.core.visit import Visit
+from fedaccord.federation import sampling
+from fedaccord.federation.clock import TimeLeft
+from fedaccord.federation.errors import FederationError
+from fedaccord.federation.evaluation import (
+    EvaluateFn,
+    EvaluateOutputFn,
+    evaluate_at_clients,
+    evaluate_at_server,
+)
+from fedaccord.federation.fleet import Answers, Fleet
+from fedaccord.federation.method import Method
+from fedaccord.federation.round import Round, finish
+from fedaccord.federation.session import Session
+
+log = logging.getLogger("flwr")
+
+OnRound = Callable[[Round], None]
+
+
+class Run:
+    """One run of ``method``, ``num_rounds`` rounds from the parameters ``initial``.
+
+    cohorts: the clients of each round; None: they are drawn. timeout: seconds for the replies of a
+    round, instead of the method's ``round_timeout``. evaluate_fn: evaluates the output model, the
+    broadcast one and those of nodes; evaluate_output_fn: more metrics of the output model alone.
+    on_round: called with every round, the first with number 0, before any training. federation,
+    attempt: as clients are told. scratch: folder for what memory does not hold; None: the system's
+    temporary one.
+    Raises ValueError, before any message is sent, if the arguments do not fit.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        fleet: Fleet,
+        initial: ArrayRecord,
+        num_rounds: int,
+        *,
+        cohorts: Cohorts | None = None,
+        timeout: float | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+        evaluate_output_fn: EvaluateOutputFn | None = None,
+        on_round: OnRound | None = None,
+        federation: str = "",
+        attempt: int = 0,
+        scratch: Path | None = None,
+    ) -> None:
+        if cohorts is not None and len(cohorts) < num_rounds:
+            raise ValueError(
+                f"participation: expected a cohort for each of {num_rounds} rounds, "
+                f"got {len(cohorts)}"
+            )
+        self.method, self.num_rounds, self.cohorts = method, num_rounds, cohorts
+        self.timeout = method.round_timeout if timeout is None else timeout
+        self.session = Session(method, initial, fleet, num_rounds, federation, attempt)
+        self._initial = initial
+        self._evaluate_fn, self._evaluate_output_fn = evaluate_fn, evaluate_output_fn
+        self._on_round = on_round
+        self._spill = Spill(scratch)
+        self._state: RoundState | None = None
+
+    @property
+    def state(self) -> RoundState:
+        """The state after the last round; raises RuntimeError before `begin`."""
+        if self._state is None:
+            raise RuntimeError("expected a run that has begun: call begin or play")
+        return self._state
+
+    @property
+    def has_begun(self) -> bool:
+        return self._state is not None
+
+    def output(self) -> ArrayRecord:
+        """The output model as it is now, under the names of the initial parameters."""
+        if not self.has_begun:
+            return self._initial
+        return self.session.arrays(self.method.output_model(self.state.w, self.state.server))
+
+    def play(self, state: RoundState | None = None) -> Result:
+        """All rounds, from ``state`` if there is one. Raises as `begin`, and FederationError after
+        ``max_failed_rounds`` failed rounds in a row."""
+        self.method.summary()
+        s, result = self.begin(state), Result(arrays=self._initial)
+        if s.t == 0:
+            self._report(Round(s, self.method.topology.average(s.w), {}, []), result)
+        left = TimeLeft(s.t, self.num_rounds)
+        for number in range(s.t + 1, self.num_rounds + 1):
+            round = self.train_round()
+            if not round.state.failed:
+                result.arrays = self.output()
+                result.train_metrics_clientapp[number] = MetricRecord(dict(round.metrics))
+            self._report(round, result, left)
+            self._check_failures(round)
+        return result
+
+    def begin(self, state: RoundState | None = None) -> RoundState:
+        """Wait for the clients; the state before round 1, or ``state``, from which to resume.
+
+        Raises FederationError if the clients do not come, ValueError if their number does not fit
+        the settings, or ``state`` is of another number of clients or of another model.
+        """
+        session, method = self.session, self.method
+        session.fleet.connect(method.wait_timeout)
+        num_clients = session.fleet.num_clients
+        log.info("%d clients connected, %d a round", num_clients, method.cohort_size(num_clients))
+        method.check_clients(num_clients, self.cohorts)
+        if graph := method.topology.describe(num_clients):
+            log.info("gossip: %s", graph)
+        first = rounds.first_state(method, session.vector(self._initial), num_clients)
+        if state is not None:
+            _check_alike(state, first)
+            state = state.to(first.w.device)
+        self._state = state or first
+        return self._state
+
+    def train_round(self) -> Round:
+        """One round, from the state to the next one; after `begin`."""
+        began = time.perf_counter()
+        visits = self._visits()
+        round = self._take(visits, self.session.fleet.train(visits, self.timeout))
+        round.metrics["seconds"] = time.perf_counter() - began
+        return round
+
+    def _visits(self) -> list[Visit]:
+        """What each client of the round's cohort is asked."""
+        s, available = self.state, self.session.fleet.here()
+        if self.cohorts is None:
+            cohort = self.method.draw(s.t, available, s.num_clients)
+        else:
+            cohort = sampling.scheduled(self.cohorts[s.t], available, s.num_clients)
+        visits = self.session.visits(s, cohort)
+        self._spill.release(s.server)
+        return visits
+
+    def _take(self, visits: Sequence[Visit], answers: Answers) -> Round:
+        """Take the answers in."""
+        round = finish(self.session, self.state, visits, answers)
+        self._state = round.state._replace(server=self._spill(round.state.server))
+        return round._replace(state=self._state)
+
+    def _check_failures(self, last: Round) -> None:
+        failed = last.state.failed
+        if failed >= self.method.max_failed_rounds:
+            why = next((f", the last with {r['status']!r:.200}" for r in last.clients), "")
+            raise FederationError(
+                f"{failed} rounds in a row failed{why} (see the reasons above); fix the clients, "
+                "or lower lr if they diverged, or raise max-failed-rounds"
+            )
+
+    def _report(
+        self, round: Round, result: Result, left: Callable[[int], str] = lambda _: ""
+    ) -> None:
+        """Evaluate if it is due, and pass the round on."""
+        number, values = round.number, {}
+        if number % self.method.eval_every == 0 or number == self.num_rounds:
+            values = self._evaluate(round.state)
+            if self._evaluate_fn:
+                result.evaluate_metrics_serverapp[number] = MetricRecord(values)
+            round.metrics.update(values)
+        shown = {k: v for k, v in round.metrics.items() if k in SHOWN or k in values}
+        words = [*(f"{name} {value:.4g}" for name, value in shown.items()), left(number)]
+        log.info("[round %d/%d] %s", number, self.num_rounds, ", ".join(filter(None, words)))
+        if self._on_round:
+            self._on_round(round)
+
+    def _evaluate(self, s: RoundState) -> dict[str, Any]:
+        session, topology = self.session, self.method.topology
+        headline = self.method.headline(s.w, s.server)
+        graph = topology.everyone
+        each_node = graph and topology.eval_nodes and s.t  # at first all are the same
+        values = evaluate_at_server(
+            *(s.t, self._evaluate_fn, self._evaluate_output_fn, session.arrays),
+            headline=topology.average(headline),
+            broadcast=None if graph or headline is s.w else s.w,
+            nodes=headline if each_node else (),
+        )
+        if session.has_personal:
+            timeout = self.method.round_timeout
+            values |= evaluate_at_clients(session.fleet, session.questions(s), timeout)
+        return values
+
+
+def _check_alike(state: RoundState, first: RoundState) -> None:
+    if state.num_clients != first.num_clients:
+        raise ValueError(
+            f"expected {state.num_clients} clients, as the run began with, got {first.num_clients}"
+        )
+    if state.w.shape != first.w.shape or state.w.dtype != first.w.dtype:
+        raise ValueError(
+            f"expected a model of {state.w.shape[-1]} parameters in {state.w.dtype}, as the run "
+            f"began with, got {first.w.shape[-1]} in {first.w.dtype}"
+        )
+
+
+SHOWN = ("train-loss", "replies", "seconds")
