@@ -133,7 +133,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"download": 1}, "download: expected true or false, got 1"),
     ({"name": 3}, "name: expected a string, got 3"),
     ({"model": 3}, "model: expected a string, got 3"),
-    ({"algo": "scafold"}, "algo: expected one of fedavg, "),
+    ({"algo": "scafold"}, "algo: expected one of afedpd, "),
     ({"dataset": "cifar-10"}, "dataset: expected one of digits, "),
     (
         {"model": "resnet"},

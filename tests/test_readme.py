@@ -39,7 +39,7 @@ def test_the_readme_is_short_and_leads_with_the_picture() -> None:
     assert len(README.split()) <= 887
     before, _, _ = README.partition("![")
     assert len(before.splitlines()) < 10
-    places = [README.index(x) for x in ("## Quickstart", "<details>", "\n[fedavg](", "</details>")]
+    places = [README.index(x) for x in ("## Quickstart", "<details>", "\n[afedpd](", "</details>")]
     assert places == sorted(places)
     methods = re.search(r"The (\d+) methods", README)
     assert methods

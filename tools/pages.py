@@ -72,9 +72,23 @@ def _index() -> list[str]:
     ]
 
 
+LIST_BEGINS = """\
+[When to use which](docs/methods/README.md). All take the plug-ins relaxed initialisation
+(`relaxed-init.beta=0.1`), SAM (`sam.rho=0.1`) and gossip (`gossip.topology=ring`), or say why not.
+"""
+
+
+def imports() -> str:
+    """The methods as type checkers see them, in fedaccord/strategies/__init__.py."""
+    kinds = sorted(BUILT_IN.values(), key=lambda kind: kind.__module__)
+    lines = (f"    from {k.__module__} import {k.__name__} as {k.__name__}\n" for k in kinds)
+    return "if TYPE_CHECKING:  # tools/sync.py writes these lines\n" + "".join(lines) + "\n"
+
+
 def readme_list() -> str:
     """From each method to its page, which has the file and the paper."""
-    return "".join(f"[{name}](docs/methods/{name}.md),\n" for name in BUILT_IN)[:-2] + ".\n"
+    links = ",\n".join(f"[{name}](docs/methods/{name}.md)" for name in BUILT_IN)
+    return f"<summary>The {len(BUILT_IN)} methods</summary>\n\n{LIST_BEGINS}\n{links}.\n"
 
 
 LETTERS = """

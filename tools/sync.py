@@ -48,7 +48,9 @@ def stale(root: Path) -> dict[Path, str | None]:
     wanted: dict[Path, str | None] = dict.fromkeys(folder.glob("*"))
     wanted |= {folder / name: text for name, text in pages.pages().items()}
     wanted[pyproject] = replaced(pyproject, config_toml(), "[tool.flwr.app.config]", "[tool.hatch")
-    wanted[readme] = replaced(readme, pages.readme_list(), "[fedavg](", "</details>")
+    wanted[readme] = replaced(readme, pages.readme_list(), "<summary>The", "</details>")
+    package = root / "fedaccord" / "strategies" / "__init__.py"
+    wanted[package] = replaced(package, pages.imports(), "if TYPE_CHECKING:", "def method_of")
     metrics = root / "docs" / "metrics.md"
     wanted[metrics] = replaced(metrics, columns_markdown(), "## metrics.csv", "## Using")
     results = root / "docs" / "results" / "reproduction.csv"

@@ -1,8 +1,17 @@
-"""The table of methods and plug-ins: name in a run config -> class. Nothing else."""
+"""The table of methods and plug-ins: name in a run config -> class. Nothing else.
 
+A file of this folder is a method, unless its name begins with an underscore. The method's name is
+the file's, with - for _.
+"""
+
+import inspect
+import pkgutil
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from importlib import import_module
 from importlib.metadata import entry_points
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from fedaccord.core.options import describe
 from fedaccord.federation.strategy import FederatedStrategy
@@ -11,69 +20,65 @@ from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.robust import Robust
 from fedaccord.plugins.sam import SAM
-from fedaccord.strategies.afedpd import AFedPD
-from fedaccord.strategies.afedpdsam import AFedPDSAM
-from fedaccord.strategies.centralised import Centralised
-from fedaccord.strategies.dfedavg import DFedAvg
-from fedaccord.strategies.dfedavgm import DFedAvgM
-from fedaccord.strategies.dfedsam import DFedSAM
-from fedaccord.strategies.dfedsam_mgs import DFedSAMMGS
-from fedaccord.strategies.dispfl import DisPFL
-from fedaccord.strategies.dpsgd import DPSGD
-from fedaccord.strategies.fedadagrad import FedAdagrad
-from fedaccord.strategies.fedadam import FedAdam
-from fedaccord.strategies.fedadmm import FedADMM
-from fedaccord.strategies.fedavg import FedAvg
-from fedaccord.strategies.fedavgm import FedAvgM
-from fedaccord.strategies.fedcm import FedCM
-from fedaccord.strategies.feddeper import FedDeper
-from fedaccord.strategies.feddyn import FedDyn
-from fedaccord.strategies.fedgamma import FedGamma
-from fedaccord.strategies.fedinit import FedInit
-from fedaccord.strategies.fedlesam import FedLESAM
-from fedaccord.strategies.fednova import FedNova
-from fedaccord.strategies.fedpd import FedPD
-from fedaccord.strategies.fedprox import FedProx
-from fedaccord.strategies.fedsam import FedSAM
-from fedaccord.strategies.fedsmoo import FedSMOO
-from fedaccord.strategies.fedspeed import FedSpeed
-from fedaccord.strategies.fedyogi import FedYogi
-from fedaccord.strategies.local import Local
-from fedaccord.strategies.mofedsam import MoFedSAM
-from fedaccord.strategies.scaffold import Scaffold
+
+if TYPE_CHECKING:  # tools/sync.py writes these lines
+    from fedaccord.strategies.afedpd import AFedPD as AFedPD
+    from fedaccord.strategies.afedpdsam import AFedPDSAM as AFedPDSAM
+    from fedaccord.strategies.centralised import Centralised as Centralised
+    from fedaccord.strategies.dfedavg import DFedAvg as DFedAvg
+    from fedaccord.strategies.dfedavgm import DFedAvgM as DFedAvgM
+    from fedaccord.strategies.dfedsam import DFedSAM as DFedSAM
+    from fedaccord.strategies.dfedsam_mgs import DFedSAMMGS as DFedSAMMGS
+    from fedaccord.strategies.dispfl import DisPFL as DisPFL
+    from fedaccord.strategies.dpsgd import DPSGD as DPSGD
+    from fedaccord.strategies.fedadagrad import FedAdagrad as FedAdagrad
+    from fedaccord.strategies.fedadam import FedAdam as FedAdam
+    from fedaccord.strategies.fedadmm import FedADMM as FedADMM
+    from fedaccord.strategies.fedavg import FedAvg as FedAvg
+    from fedaccord.strategies.fedavgm import FedAvgM as FedAvgM
+    from fedaccord.strategies.fedcm import FedCM as FedCM
+    from fedaccord.strategies.feddeper import FedDeper as FedDeper
+    from fedaccord.strategies.feddyn import FedDyn as FedDyn
+    from fedaccord.strategies.fedgamma import FedGamma as FedGamma
+    from fedaccord.strategies.fedinit import FedInit as FedInit
+    from fedaccord.strategies.fedlesam import FedLESAM as FedLESAM
+    from fedaccord.strategies.fednova import FedNova as FedNova
+    from fedaccord.strategies.fedpd import FedPD as FedPD
+    from fedaccord.strategies.fedprox import FedProx as FedProx
+    from fedaccord.strategies.fedsam import FedSAM as FedSAM
+    from fedaccord.strategies.fedsmoo import FedSMOO as FedSMOO
+    from fedaccord.strategies.fedspeed import FedSpeed as FedSpeed
+    from fedaccord.strategies.fedyogi import FedYogi as FedYogi
+    from fedaccord.strategies.local import Local as Local
+    from fedaccord.strategies.mofedsam import MoFedSAM as MoFedSAM
+    from fedaccord.strategies.scaffold import Scaffold as Scaffold
+
+
+def method_of(module: ModuleType) -> type[FederatedStrategy]:
+    """The one method that a file defines. Raises TypeError where there is none, or several."""
+    found = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and issubclass(kind, FederatedStrategy)
+        and kind.__module__ == module.__name__
+        and not inspect.isabstract(kind)
+    ]
+    if len(found) != 1:
+        names = ", ".join(kind.__name__ for kind in found) or "none"
+        raise TypeError(
+            f"{module.__name__}: expected one subclass of FederatedStrategy, with all of its "
+            f"verbs, got {names}; begin the name of a file without a method with an underscore"
+        )
+    return found[0]
+
 
 BUILT_IN: dict[str, type[FederatedStrategy]] = {
-    "fedavg": FedAvg,
-    "fedinit": FedInit,
-    "fedprox": FedProx,
-    "fedavgm": FedAvgM,
-    "fedadam": FedAdam,
-    "fedyogi": FedYogi,
-    "fedadagrad": FedAdagrad,
-    "fednova": FedNova,
-    "fedsam": FedSAM,
-    "fedlesam": FedLESAM,
-    "scaffold": Scaffold,
-    "fedgamma": FedGamma,
-    "fedcm": FedCM,
-    "mofedsam": MoFedSAM,
-    "feddeper": FedDeper,
-    "fedpd": FedPD,
-    "fedadmm": FedADMM,
-    "feddyn": FedDyn,
-    "fedspeed": FedSpeed,
-    "fedsmoo": FedSMOO,
-    "afedpd": AFedPD,
-    "afedpdsam": AFedPDSAM,
-    "local": Local,
-    "centralised": Centralised,
-    "dpsgd": DPSGD,
-    "dfedavg": DFedAvg,
-    "dfedavgm": DFedAvgM,
-    "dfedsam": DFedSAM,
-    "dfedsam-mgs": DFedSAMMGS,
-    "dispfl": DisPFL,
+    name.replace("_", "-"): method_of(import_module(f"{__name__}.{name}"))
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__))
+    if not name.startswith("_")
 }
+globals().update({kind.__name__: kind for kind in BUILT_IN.values()})
 
 describe(FederatedStrategy)
 for _kind in BUILT_IN.values():
@@ -121,42 +126,5 @@ class Methods(Mapping[str, type[FederatedStrategy]]):
 
 METHODS: Mapping[str, type[FederatedStrategy]] = Methods()
 
-__all__ = [
-    "DPSGD",
-    "METHODS",
-    "PLUGINS",
-    "SAM",
-    "AFedPD",
-    "AFedPDSAM",
-    "Centralised",
-    "DFedAvg",
-    "DFedAvgM",
-    "DFedSAM",
-    "DFedSAMMGS",
-    "DisPFL",
-    "FedADMM",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedCM",
-    "FedDeper",
-    "FedDyn",
-    "FedGamma",
-    "FedInit",
-    "FedLESAM",
-    "FedNova",
-    "FedPD",
-    "FedProx",
-    "FedSAM",
-    "FedSMOO",
-    "FedSpeed",
-    "FedYogi",
-    "FederatedStrategy",
-    "Gossip",
-    "Local",
-    "MoFedSAM",
-    "RelaxedInit",
-    "Robust",
-    "Scaffold",
-]
+__all__ = ["METHODS", "PLUGINS", "SAM", "FederatedStrategy", "Gossip", "RelaxedInit", "Robust"]
+__all__ += [kind.__name__ for kind in BUILT_IN.values()]

@@ -340,7 +340,7 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
         ({"participation": [[0]]}, "participation: expected a cohort for each of 4 rounds, got 1"),
         ({"rounds": 0}, "num-server-rounds: expected at least 1, got 0"),
         ({"local_stepps": 3}, "unknown key 'local-stepps' (did you mean 'local-steps', "),
-        ({"algo": "scafold"}, "algo: expected one of fedavg, "),
+        ({"algo": "scafold"}, "algo: expected one of afedpd, "),
     ],
     ids=lambda v: str(next(iter(v))) if isinstance(v, dict) else "",
 )

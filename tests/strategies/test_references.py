@@ -2,6 +2,8 @@
 
 import inspect
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -139,9 +141,25 @@ WITH_SAM = [
     Case(S.FedADMM, fedadmm, {"rho": 0.4}, {}, ("lam",)),
     Case(S.FedPD, fedpd, {"rho": 0.4}, {}, ("lam",)),
 ]
+for _name, _kind in S.METHODS.items():  # those that a reference declares itself
+    _file = f"tests.reference.{_name.replace('-', '_')}"
+    _reference = import_module(_file) if find_spec(_file) else ModuleType(_file)
+    CASES += [Case(_kind, _reference, **case) for case in getattr(_reference, "CASES", [])]
 cases = pytest.mark.parametrize("case", CASES, ids=repr)
 sam_cases = pytest.mark.parametrize("case", WITH_SAM, ids=repr)
 betas = pytest.mark.parametrize("beta", [0.0, BETA], ids=["plain", "relaxed"])
+
+
+ELSEWHERE = {S.FedInit, S.Local, S.Centralised}  # below, test_local.py, test_centralised.py
+
+
+@pytest.mark.parametrize("name", S.METHODS)
+def test_every_method_is_compared_with_a_reference(name: str) -> None:
+    kind = S.METHODS[name]
+    if issubclass(kind, S.DFedAvg):
+        return  # test_decentralised.py
+    known = ELSEWHERE | {case.kind for case in (*CASES, *WITH_SAM)}
+    assert kind in known, f"declare CASES in tests/reference/{name.replace('-', '_')}.py"
 
 
 def test_the_schedule_has_first_visits_absences_and_returns() -> None:

@@ -12,6 +12,7 @@ from fedaccord.strategies import BUILT_IN
 WRITTEN = (
     *("pyproject.toml", "README.md", "docs/methods", "docs/metrics.md"),
     *("docs/results/reproduction.md", "docs/results/reproduction.csv"),
+    "fedaccord/strategies/__init__.py",
 )
 
 
@@ -53,6 +54,7 @@ def test_stale_files_are_named_and_then_written(
         ("README.md", "[fedavg](docs", "[fedavg](documents"),
         ("docs/methods/fedinit.md", "relaxed", "tense"),
         ("docs/results/reproduction.md", "82.52", "83.52"),
+        ("fedaccord/strategies/__init__.py", "FedAvg as FedAvg", "FedAvg as FedAverage"),
     ):
         text = (copy / name).read_text()
         assert old in text
@@ -60,7 +62,8 @@ def test_stale_files_are_named_and_then_written(
     (copy / "docs" / "methods" / "gone.md").write_text("of a method that is gone")
     (copy / "docs" / "methods" / "sam.md").unlink()
     stale = ["README.md", "docs/methods/fedinit.md", "docs/methods/gone.md"]
-    stale += ["docs/methods/sam.md", "docs/results/reproduction.md", "pyproject.toml"]
+    stale += ["docs/methods/sam.md", "docs/results/reproduction.md"]
+    stale += ["fedaccord/strategies/__init__.py", "pyproject.toml"]
 
     assert run(monkeypatch, "--check") == 1
     lines = capsys.readouterr().out.splitlines()
@@ -78,7 +81,7 @@ def test_stale_files_are_named_and_then_written(
 def test_a_file_without_its_place_is_left_alone(copy: Path) -> None:
     (copy / "README.md").write_text("# FedAccord\n")
     with pytest.raises(
-        SystemExit, match=r"README.md: expected a line that begins with '\[fedavg\]\("
+        SystemExit, match=r"README.md: expected a line that begins with '<summary>The'"
     ):
         sync.stale(copy)
 

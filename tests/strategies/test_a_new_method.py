@@ -1,0 +1,101 @@
+"""A method is its file and its reference: a copy of the repository gets one and passes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedaccord.strategies import FedAdam, FedAvg, method_of
+from fedaccord.strategies.fedadam import Adaptive
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOY = Path(__file__).parent / "toy"
+ENUMERATING = [  # tests that go over the methods, and are quick
+    f"tests/{name}"
+    for name in ("strategies", "reference", "plugins", "wire", "core", "tools", "test_config.py")
+]
+WITHOUT = (".*", "__pycache__", "dist", "*.egg-info")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository with one method more, after tools/sync.py."""
+    root = tmp_path_factory.mktemp("new") / "copy"
+    shutil.copytree(REPOSITORY, root, ignore=shutil.ignore_patterns(*WITHOUT), symlinks=True)
+    shutil.copy(TOY / "fedtoy.py", root / "fedaccord" / "strategies")
+    shutil.copy(TOY / "reference.py", root / "tests" / "reference" / "fedtoy.py")
+    done = run(root, "tools/sync.py")
+    assert "docs/methods/fedtoy.md written" in done.stdout, done.stderr
+    return root
+
+
+def run(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    for name in [name for name in environment if name.startswith("PYTEST_")]:
+        del environment[name]
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True
+    )
+
+
+def check(root: Path, *arguments: str) -> str:
+    """Run tests of a copy. Raises AssertionError if one of them fails."""
+    marks = ("-m", "not flower and not data and not slow", "--ignore", "tests/outside")
+    done = run(root, "-m", "pytest", "-p", "no:cacheprovider", *marks, *arguments)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+    return done.stdout
+
+
+def test_a_method_is_two_files(copy: Path) -> None:
+    """All tests that have its name, and those that go over every method."""
+    which = "fedtoy or FedToy or every_method or of_themselves or who_"
+    out = check(copy, "-n", "0", "-vv", "-k", which, *ENUMERATING)
+    for passed in (
+        "test_equals_the_dense_reference[FedToy-0.2-0.8-relaxed-some-minibatch]",
+        "test_through_messages_equals_the_dense_reference[FedToy-0.2-0.8]",
+        "test_a_method_costs_what_the_table_says[fedtoy]",
+        "test_a_client_with_n_examples_counts_for_n_clients[fedtoy]",
+    ):
+        assert f"{passed} PASSED" in out
+
+
+def test_a_wrong_method_is_found(copy: Path) -> None:
+    """The toy with another sign than its reference."""
+    file = copy / "fedaccord" / "strategies" / "fedtoy.py"
+    text = file.read_text()
+    assert "shift=self.gamma" in text
+    file.write_text(text.replace("shift=self.gamma", "shift=-self.gamma"))
+    try:
+        with pytest.raises(AssertionError, match=r"FAILED .*test_equals_the_dense_reference"):
+            check(copy, "-n", "0", "-k", "FedToy", "tests/strategies/test_references.py")
+    finally:
+        file.write_text(text)
+
+
+def test_a_file_with_no_method_or_with_two_is_one_line() -> None:
+    class One(FedAvg):
+        pass
+
+    class Two(FedAvg):
+        pass
+
+    for kinds, found in (([], "none"), ([One, Two], "One, Two"), ([Adaptive], "none")):
+        module = ModuleType("fedaccord.strategies.adaptive")
+        for kind in kinds:
+            kind.__module__, before = module.__name__, kind.__module__
+            setattr(module, kind.__name__, kind)
+        with pytest.raises(TypeError, match=rf"expected one subclass .*, got {found}; begin the"):
+            method_of(module)
+        for kind in kinds:
+            kind.__module__ = before
+    assert method_of(import_module("fedaccord.strategies.fedadam")) is FedAdam
+
+
+@pytest.mark.slow
+def test_the_whole_suite_passes_with_it(copy: Path) -> None:
+    check(copy, "-n", "2", "tests", "--deselect", "tests/strategies/test_a_new_method.py")
