@@ -5,11 +5,11 @@ plain keys (``fraction-train``, ``batch-size``), those of one method or plug-in 
 name (``scaffold.server-lr``, ``relaxed-init.beta``).
 """
 
-import difflib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import Field, dataclass, replace
 from typing import Any
 
+from fedaccord import hints
 from fedaccord.core.options import (
     check_option,
     did_you_mean,
@@ -38,7 +38,6 @@ RETIRED = {  # values of earlier versions, and what to set instead
     ("precision", "auto"): "set float32, or bfloat16 where the processor gains by it: "
     "docs/results/precision.md"
 }
-RENAMED = {"alpha": "dirichlet-alpha"}  # keys of earlier versions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +140,9 @@ class RunConfig:
         known = keys()
         for key in values:
             if key not in known:
-                raise ValueError(_unknown(key, values.get("algo", RunConfig.algo), known))
+                raise ValueError(
+                    hints.unknown(key, values.get("algo", RunConfig.algo), METHODS, known)
+                )
         if method is not None:
             values = {**values, **_settings_of(method)}
         flat = {key: _check(key, values.get(key, default(f)), f) for key, f in known.items()}
@@ -200,30 +201,6 @@ class RunConfig:
         for prefix, settings in parts:
             needs |= {prefix + _key(f): prefix + other for f, other in unread(settings).items()}
         return {key: f"nothing reads it without {other}" for key, other in needs.items()} | reasons
-
-
-def _unknown(key: str, algo: Any, known: Iterable[str]) -> str:
-    """What to say of an unknown key: the nearest three of the known ones."""
-
-    def last(key: str) -> str:
-        return _key(key.rpartition(".")[2]).lower()
-
-    others = {f"{name}." for name in METHODS if name != algo}
-    read = [k for k in known if not k.startswith(tuple(others))]  # by this method
-    as_ours = [k for k in known if k == _key(key).lower()]
-    for among in (as_ours, read, [*known]):  # a key of a table, typed without it
-        if same := [k for k in among if last(k) == last(key)]:
-            break
-    if key in RENAMED:
-        if not any(k.startswith(f"{algo}.") for k in same):
-            return f"{key}: this key is now called {RENAMED[key]!r}"
-        same.append(RENAMED[key])
-    near = same or difflib.get_close_matches(key, read, n=3, cutoff=0.45)
-    if not near:
-        return f"unknown key {key!r}; `fedaccord run --list-keys` lists the known ones"
-    *first, final = map(repr, near[:3])
-    words = f"{', '.join(first)} or {final}" if first else final
-    return f"unknown key {key!r} (did you mean {words}?)"
 
 
 def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:

@@ -14,6 +14,7 @@ from fedaccord.core.options import AFFECTS, options
 from fedaccord.core.plugin import PlugIn
 from fedaccord.federation.method import own_options
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.hints import SYNONYMS
 from fedaccord.strategies import METHODS, PLUGINS, AFedPD, FedAvg, FedDyn, RelaxedInit, Scaffold
 from fedaccord.task.config import TaskConfig
 
@@ -197,9 +198,27 @@ def test_the_nearest_known_value_is_named(key: str, value: str, meant: str) -> N
             "unknown key 'alpha' (did you mean 'feddyn.alpha' or 'dirichlet-alpha'?)",
         ),
         (
-            {"clients": 3},
-            "unknown key 'clients' (did you mean 'num-clients', 'client-state' or "
+            {"client": 3},
+            "unknown key 'client' (did you mean 'num-clients', 'client-state' or "
             "'max-client-norm'?)",
+        ),
+        ({"clients": 3}, "unknown key 'clients' (did you mean 'num-clients'?)"),
+        ({"learning_rate": 3}, "unknown key 'learning_rate' (did you mean 'lr'?)"),
+        ({"participation": 1}, "unknown key 'participation' (did you mean 'fraction-train'?)"),
+        ({"epochs": 1}, "unknown key 'epochs' (did you mean 'local-epochs'?)"),
+        ({"rounds": 1}, "unknown key 'rounds' (did you mean 'num-server-rounds'?)"),
+        (
+            {"momentum": 0.9},
+            "unknown key 'momentum' (did you mean 'fedavgm.beta' or 'dfedavgm.momentum'?)",
+        ),
+        (
+            {"algo": "fedavgm", "momentum": 0.9},
+            "unknown key 'momentum' (did you mean 'fedavgm.beta'?)",
+        ),
+        (
+            {"optimizer": "adam"},
+            "unknown key 'optimizer': clients take SGD steps with lr and weight-decay; momentum "
+            "and Adam at the server are methods, as algo=fedavgm or algo=fedadam",
         ),
         ({"qqq": 3}, "unknown key 'qqq'; `fedaccord run --list-keys` lists the known ones"),
     ],
@@ -209,6 +228,13 @@ def test_an_unknown_key_is_told_the_nearest_three(values: dict[str, Any], line: 
     with pytest.raises(ValueError, match=r"^[^\n]*$") as refused:
         RunConfig.make(values)
     assert str(refused.value) == line
+
+
+def test_synonyms_lead_to_keys_that_are_there() -> None:
+    known = config.keys()
+    for word, meant in SYNONYMS.items():
+        assert {*meant} <= known.keys()
+        assert word not in known
 
 
 UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [

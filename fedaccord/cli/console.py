@@ -1,6 +1,7 @@
 """What the commands print with, and how they stop: one line on stderr."""
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,9 @@ class Commands(TyperGroup):
         try:
             code = super().main(*args, **kwargs | {"standalone_mode": False})
         except click.ClickException as error:
-            code = _complain(f"{error.format_message()} See fedaccord --help.", error.exit_code)
+            # typer and click each add a suggestion to an unknown command: the first is enough
+            text = re.sub(r"(Did you mean .*) \(Did you mean.*\)$", r"\1", error.format_message())
+            code = _complain(f"{text} See fedaccord --help.", error.exit_code)
         sys.exit(code or 0)
 
 

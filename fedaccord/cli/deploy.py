@@ -1,5 +1,6 @@
 """`fedaccord deploy`: what a server and its devices need, with certificates and keys."""
 
+import ipaddress
 import re
 import socket
 from pathlib import Path
@@ -14,6 +15,7 @@ app = typer.Typer(
     "docs/secure-deployment.md of the repository goes from empty machines to a finished run.",
     no_args_is_help=True,
 )
+LABEL, LONGEST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"), 253
 Hosts = Annotated[
     list[str] | None,
     typer.Option(
@@ -92,7 +94,7 @@ def renew(
 
     try:
         last = certificates.read_certificate(folder / "server" / folders.CERTIFICATE)
-        folders.renew(folder, host or certificates.hosts_of(last))
+        folders.renew(folder, _hosts(host) if host else certificates.hosts_of(last))
     except (ValueError, OSError) as error:
         stop(error, 2)
     files = f"{folders.CERTIFICATE} and {folders.SERVER_KEY}"
@@ -103,6 +105,27 @@ def _hosts(given: list[str] | None) -> list[str]:
     """Ends the command with a line where a name is none: start scripts hold it."""
     hosts = given or [socket.gethostname()]
     for host in hosts:
-        if not re.fullmatch(r"[\w.:-]+", host, re.ASCII):
-            stop(f"--host: expected a name or an address, as 192.0.2.10, got {host!r}", 2)
+        if not (_is_address(host) or _is_name(host)):
+            stop(
+                "--host: expected a host name or an IP address, as fed.example.org or 192.0.2.10, "
+                f"got {host!r:.80}",
+                2,
+            )
     return hosts
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(host)) and "%" not in host  # no zone of this machine
+    except ValueError:
+        return False
+
+
+def _is_name(host: str) -> bool:
+    """Whether it is a host name by RFC 1123, whose last label is not a number."""
+    *_, last = labels = host.split(".")
+    return (
+        len(host) <= LONGEST_NAME
+        and all(LABEL.fullmatch(label) for label in labels)
+        and not last.isdecimal()
+    )

@@ -30,7 +30,8 @@ def resume(
     """Go on with an interrupted run from its last checkpoint, or with a finished one for more
     rounds, as if it had never stopped: same weights, same metrics.
 
-    KEY=VALUE pairs may replace what does not change the mathematics, as device, threads or
+    KEY=VALUE pairs may replace what does not change the mathematics, as device, threads,
+    eval-every or num-server-rounds:
 
     fedaccord resume ~/fedaccord-runs/first num-server-rounds=200
     """

@@ -1,6 +1,7 @@
 """Run-config values from the command line: KEY=VALUE pairs and a TOML file."""
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from fedaccord.cli.console import warn
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
+
+NUMBER = re.compile(r"[+-]?(\d+\.|\d*\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 Pairs = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Settings, as lr=0.05.")
@@ -39,9 +42,9 @@ def read_settings(
 ) -> dict[str, Any]:
     """Run-config values of a TOML file or preset, and of ``key=value`` pairs, which replace them.
 
-    A value is read as TOML, else as a string. Paths are made absolute, from the current folder.
-    Warns of a key given twice. Raises ValueError on a pair without ``=``, on a file that cannot be
-    read and on an unknown preset.
+    A value is read as TOML, else as a number, as .1 or 1., else as a string. Paths are made
+    absolute, from the current folder. Warns of a key given twice. Raises ValueError on a pair
+    without ``=``, on a file that cannot be read and on an unknown preset.
     """
     from fedaccord import config
 
@@ -99,7 +102,7 @@ def _value(text: str, is_string: bool) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
     except ValueError:  # no TOML, or an integer of thousands of digits
-        return text
+        return text if is_string or not NUMBER.fullmatch(text) else float(text)
     value = parsed["value"]
     allowed = str if is_string else (str, bool, int, float)
     return value if isinstance(value, allowed) and len(parsed) == 1 else text

@@ -42,7 +42,7 @@ def sweep(
     """Run many configurations, choose the best of each method on held-out training samples, and
     compare these on the test samples. The same command, started again, goes on where it was.
 
-    A file such as
+    A file such as:
 
         [sweep]
         search = "grid"        # or random, halving, optuna, asha

@@ -143,6 +143,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
+def listed(items: Iterable[Any], most: int = 10) -> str:
+    """The items in brackets, the first ``most`` of them, as "[0, 1, 2, and 990 more]"."""
+    every = [*items]
+    more = [f"and {len(every) - most} more"] if len(every) > most else []
+    return f"[{', '.join([*map(repr, every[:most]), *more])}]"
+
+
 def _float(name: str, value: int) -> float:
     try:
         return float(value)

@@ -8,14 +8,17 @@ from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
 
+from fedaccord.core.options import listed
 from fedaccord.core.vectors import Vector
 from fedaccord.core.visit import TrainInstruction
 from fedaccord.federation.errors import clean
 from fedaccord.federation.fleet import Fleet
-from fedaccord.federation.replies import OWN_METRICS, OWN_NAME
+from fedaccord.federation.replies import MAX_LOSS, OWN_METRICS, OWN_NAME
 
 log = logging.getLogger("flwr")
 
+RANGES = {"accuracy": (0.0, 1.0), "loss": (-MAX_LOSS, MAX_LOSS)}  # of what clients report
+LARGEST_METRIC = 1e30  # of another name, either way
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 EvaluateOutputFn = Callable[[ArrayRecord, Mapping[str, float]], Mapping[str, float]]
 """(output model, its metrics so far) -> more metrics of it"""
@@ -57,7 +60,7 @@ def evaluate_at_clients(
     """Mean metrics of the clients' own models, of those that answer."""
     if not questions:
         return {}
-    answers = _of_one_form(fleet.test(questions, timeout))
+    answers = _of_one_form(map(_in_range, fleet.test(questions, timeout)))
     wrong = [answer for answer in answers if isinstance(answer, str)]
     if wrong:
         log.warning(
@@ -68,6 +71,17 @@ def evaluate_at_clients(
     given = [name for name in (rows[0] if rows else {}) if name != "num-examples"]
     names = [name for name in given if OWN_NAME.fullmatch(name)][:OWN_METRICS]
     return {f"personal-{name}": fmean(row[name] for row in rows) for name in names}
+
+
+def _in_range(row: Mapping[str, float] | str) -> Mapping[str, float] | str:
+    """An answer, or which of its numbers is none that a model can have."""
+    if isinstance(row, str):
+        return row
+    for name, value in row.items():
+        low, high = RANGES.get(name, (-LARGEST_METRIC, LARGEST_METRIC))
+        if not low <= value <= high:
+            return f"expected {name} from {low:g} to {high:g}, got {value:.4g}"
+    return row
 
 
 def _of_one_form(
@@ -86,4 +100,4 @@ def _of_one_form(
 
 
 def _unusual(row: Mapping[str, float], usual: Iterable[str]) -> str:
-    return f"expected {sorted(usual)}, as the others evaluate, got {sorted(row)}"
+    return f"expected {listed(sorted(usual))}, as the others evaluate, got {listed(sorted(row))}"

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedaccord.core.options import listed
 from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.numbers import Numbers
@@ -223,7 +224,7 @@ def _read(reply: Message, read: Callable[[Message], T]) -> T | str:
 def _numbers(reply: Message) -> Mapping[str, float]:
     metrics = metrics_of(reply.content, METRICS)
     if not metrics:
-        raise ValueError(f"expected the record {METRICS!r}, got {sorted(reply.content)}")
+        raise ValueError(f"expected the record {METRICS!r}, got {listed(sorted(reply.content))}")
     numbers = {name: v for name, v in metrics.items() if isinstance(v, (int, float))}
     if not all(map(math.isfinite, numbers.values())):
         raise ValueError("expected finite numbers in an evaluation, got NaN or Inf")

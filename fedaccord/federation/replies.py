@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedaccord.core.cohort import Received, Reply
+from fedaccord.core.options import listed
 from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.vectors import Number, Vector, distances, is_finite, leaves, length
 from fedaccord.core.visit import Lost, TrainInstruction, Visit
@@ -188,7 +189,8 @@ def _of_one_form(outcome: dict[int, Outcome]) -> dict[int, Outcome]:
     return {
         i: read
         if forms.get(i, usual) == usual
-        else f"expected the vectors {[*usual]}, as in the other replies, got {[*forms[i]]}"
+        else f"expected the vectors {listed(usual)}, as in the other replies, got "
+        f"{listed(forms[i])}"
         for i, read in outcome.items()
     }
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from fedaccord.core.options import listed
 from fedaccord.federation.errors import FederationError, clean, last_line
 from fedaccord.federation.numbers import Numbers
 from fedaccord.wire.introduction import hello, introduction
@@ -17,6 +18,7 @@ log = logging.getLogger("flwr")
 
 ASK_AGAIN = 30.0  # seconds after which a question without an answer is asked again
 GRACE = 5.0  # seconds to wait for others where all nodes that came first are refused
+MOST_LINES = 10  # refused nodes that an error names
 PAUSE = 0.1  # seconds between two looks while the clients come
 
 
@@ -56,6 +58,7 @@ class Roster:
         self._asked: dict[int, Asked] = {}  # by node id, while there is no answer
         self._numbers = numbers or Numbers()
         self._settled = False  # round 1 has begun: C stays
+        self._tie = ""  # which numbers of clients as many nodes report; empty: no tie
         self._clock = clock
         self._ask_again = ask_again
 
@@ -75,14 +78,14 @@ class Roster:
         began = self._clock()
         while True:
             self.update(grid)
-            if self.num_clients and len(self.nodes) == self.num_clients:
+            if self.num_clients and len(self.nodes) == self.num_clients and not self._tie:
                 break
             waited = self._clock() - began
             hopeless = self._claims.keys() <= self.refused.keys() and not self._asked
             if waited > GRACE and self.refused and not self.nodes and hopeless:
                 raise FederationError(f"no client could start: {next(iter(self.refused.values()))}")
             if waited > seconds:
-                raise FederationError(self._missing(seconds))
+                raise FederationError(self._tie or self._missing(seconds))
             time.sleep(PAUSE)
         self._settled = True
 
@@ -145,8 +148,9 @@ class Roster:
     def _seat_all(self, newcomers: set[int]) -> None:
         """Give every claim its place: C by the majority until round 1, one node a client."""
         if not self._settled and self._claims:
-            votes = Counter(claim.num_clients for claim in self._claims.values())
-            self.num_clients = max(votes, key=lambda c: (votes[c], c))
+            self._count_votes()
+            if self._tie:
+                return
         numbered = self._numbered()
         for node, (client, num_clients) in numbered:
             if num_clients != self.num_clients:  # it keeps its vote
@@ -175,6 +179,27 @@ class Roster:
                     f"partition-id={client} (nodes {holder} and {node}): give each its own in "
                     "--node-config",
                 )
+
+    def _count_votes(self) -> None:
+        """C is what most nodes report; of a tie it stays what it was, and nobody is seated."""
+        votes = Counter(claim.num_clients for claim in self._claims.values())
+        (first, most), *others = votes.most_common()
+        tied = [first, *(c for c, number in others if number == most)]
+        tie = ""
+        if len(tied) == 1:
+            self.num_clients = first
+        else:
+            nodes = {c: [n for n, x in self._claims.items() if x.num_clients == c] for c in tied}
+            words = [
+                f"{c} from nodes {listed(sorted(nodes[c]))}" for c in sorted(tied)[:MOST_LINES]
+            ]
+            tie = (
+                f"expected one num-partitions from most nodes, got {' and '.join(words)}: "
+                "give all SuperNodes the same in --node-config"
+            )
+            if tie != self._tie:
+                log.warning("%s", tie)
+        self._tie = tie
 
     def _numbered(self) -> list[tuple[int, tuple[int, int]]]:
         """(client, number of clients) of the nodes that have a number, by node id."""
@@ -205,13 +230,15 @@ class Roster:
 
     def _missing(self, seconds: float) -> str:
         missing = sorted(set(range(self.num_clients)) - set(self.nodes))
-        refused = "; ".join(f"node {node}: {why}" for node, why in sorted(self.refused.items()))
+        lines = [f"node {node}: {why}" for node, why in sorted(self.refused.items())]
+        more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+        refused = "; ".join([*lines[:MOST_LINES], *more])
         given = self._numbers.of
         nameless = [n for n, c in self._claims.items() if c.client is None and n not in given]
         waiting = len([n for n in nameless if n not in self.refused])
         return (
             f"expected {self.num_clients or 'some'} clients within {seconds:g} s, got "
-            f"{len(self.nodes)}; missing partition-ids: {missing or 'all'}"
+            f"{len(self.nodes)}; missing partition-ids: {listed(missing) if missing else 'all'}"
             + (f"; nodes without a number: {waiting}, fewer than are missing" if waiting else "")
             + (f"; left out: {refused}" if refused else "")
             + ". Start their SuperNodes or give them more time with wait-timeout"

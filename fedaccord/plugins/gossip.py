@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.cohort import Cohort, Reply, rows
-from fedaccord.core.options import option
+from fedaccord.core.options import listed, option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.topology import RoundInfo, ServerHalf, Step
 from fedaccord.core.vectors import Number, Vector, map_vectors, moved, stack
@@ -184,7 +184,7 @@ class Graph:
             log.warning(
                 "round %d: nodes %s did not answer and keep their models; the others mix over what "
                 "is left of the graph, in %d part(s)",
-                *(cohort.round + 1, absent, len(components(W))),
+                *(cohort.round + 1, listed(absent), len(components(W))),
             )
         network = Network(W, self.gossip.steps)
         present = map_vectors(lambda v: _rows(v, nodes), server)

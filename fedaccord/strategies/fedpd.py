@@ -34,6 +34,7 @@ from fedaccord.core import (
     Vector,
     option,
 )
+from fedaccord.core.options import listed
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
@@ -132,7 +133,7 @@ class FedPD(FederatedStrategy):
             if missing := sorted(set(range(num_clients)) - set(cohort)):
                 raise ValueError(
                     f"participation: fedpd expects all {num_clients} clients in every round, "
-                    f"got round {t + 1} without {missing}; take fedadmm, feddyn or afedpd"
+                    f"got round {t + 1} without {listed(missing)}; take fedadmm, feddyn or afedpd"
                 )
 
     def needed_replies(self, num_clients: int) -> int:

@@ -4,6 +4,7 @@ from typing import cast
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
+from fedaccord.core.options import listed
 from fedaccord.wire.instruction import HELLO, PROTOCOL, VERSION, check_protocol
 from fedaccord.wire.records import CONFIG, METRICS, config_of, metrics_of
 
@@ -59,8 +60,8 @@ def introduction(reply: Message) -> tuple[int | None, int | None]:
     values = [metrics.get(key) for key in (PARTITION_ID, NUM_PARTITIONS)]
     if not all(isinstance(value, int) for value in values):
         raise ValueError(
-            f"expected an answer with {PARTITION_ID!r} and {NUM_PARTITIONS!r}, got {[*metrics]}: "
-            "answer the strategy's messages with fedaccord.train_locally"
+            f"expected an answer with {PARTITION_ID!r} and {NUM_PARTITIONS!r}, got "
+            f"{listed(metrics)}: answer the strategy's messages with fedaccord.train_locally"
         )
     client, num_clients = (cast(int, value) for value in values)
     if not 0 <= client < num_clients:

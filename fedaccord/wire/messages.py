@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
+from fedaccord.core.options import listed
 from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.rule import Model
 from fedaccord.core.vectors import Vector, dtype_of
@@ -56,7 +57,7 @@ def read_visit(message: Message) -> Visit:
     down = records.arrays_of(message.content, DOWN)
     if down is None:
         raise ValueError(
-            f"expected a training message with {DOWN!r}, got {sorted(message.content)}"
+            f"expected a training message with {DOWN!r}, got {listed(sorted(message.content))}"
         )
     initial = records.arrays_of(message.content, INITIAL)
     return Visit(
@@ -85,7 +86,7 @@ def read_answer(content: RecordDict, half: ClientHalf) -> Answer | Lost:
     if up is None or not all(name in numbers for name in NEEDED) or arrays > 1:
         raise ValueError(
             f"expected the records {UP!r} and {METRICS!r} with {', '.join(sorted(NEEDED))}, "
-            f"got {sorted(content)}"
+            f"got {listed(sorted(content))}"
         )
     examples, steps, loss = (numbers.pop(name) for name in NEEDED)
     seconds = numbers.pop(SECONDS, None)

@@ -8,6 +8,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedaccord.core.options import listed
 from fedaccord.core.vectors import Vector, fill, leaves
 from fedaccord.wire.tensor_array import TensorArray, to_record, to_tensor
 
@@ -50,7 +51,7 @@ def unpack(kind: Any, record: ArrayRecord, *, like: Vector | None = None) -> Any
     fields = _fields(kind)
     missing = [name for name, optional in fields.items() if name not in record and not optional]
     if missing or any(name not in fields for name in record):
-        raise ValueError(f"expected the vectors {list(fields)}, got {list(record)}")
+        raise ValueError(f"expected the vectors {listed(fields)}, got {listed(record)}")
     values = {name: to_tensor(record[name]) if name in record else None for name in fields}
     if like is not None:
         check_like(values, like)
@@ -88,5 +89,8 @@ def unpack_state(like: Any, record: ArrayRecord) -> Any:
     state = fill(like, vectors)
     kept, wanted = dict(leaves(state)).keys(), dict(leaves(like)).keys()
     if kept != vectors.keys() or not wanted <= kept:
-        raise ValueError(f"expected a state of the vectors {sorted(wanted)}, got {sorted(vectors)}")
+        raise ValueError(
+            f"expected a state of the vectors {listed(sorted(wanted))}, got "
+            f"{listed(sorted(vectors))}"
+        )
     return state

@@ -6,9 +6,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 
 from fedaccord import __version__
+from fedaccord.cli import app
 from fedaccord.cli.console import make_console, print_table, printable
 from tests.cli.shell import REPOSITORY, invoke, refusal
 
@@ -48,7 +50,20 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 def test_an_unknown_command_is_one_line(tmp_path: Path) -> None:
-    assert "No such command 'rum'" in refusal(tmp_path, invoke("rum"))
+    line = refusal(tmp_path, invoke("rum"))
+    assert "No such command 'rum'" in line
+    assert line.lower().count("did you mean") == 1
+    assert line.endswith(" See fedaccord --help.\n")
+
+
+def test_no_help_text_stops_in_the_middle() -> None:
+    """No paragraph of a command's help ends before its last clause."""
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        inner = getattr(command, "commands", {name: command})
+        for each in inner.values():
+            for paragraph in (each.help or "").split("\n\n"):
+                last = paragraph.split()[-1:]
+                assert last not in (["or"], ["and"], ["as"], ["of"], ["with"], ["the"]), paragraph
 
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202e\x9b31m\r"

@@ -74,7 +74,6 @@ def test_the_page_says_what_works_and_who_is_refused(tmp_path: Path) -> None:
             lab.do(key, device)
             config = device / folders.NODE_CONFIG
             config.write_text(config.read_text().replace("/data/train", f"{tmp_path}/{site}"))
-            shutil.copy(device / "device.pub", tmp_path / f"{device.name}.pub")
 
         code, output = lab.say(start, lab.devices[0])
         assert code == 1

@@ -109,6 +109,8 @@ def test_an_answer_without_metrics_is_one_line_and_the_others_count(warnings: li
         MetricRecord({"num-examples": 3}),
         MetricRecord({"num-examples": 3, "loss": [1.0, 2.0]}),
         MetricRecord({"num-examples": 3, "loss": float("nan")}),
+        MetricRecord({"num-examples": 3, "loss": 1e308}),
+        MetricRecord({"num-examples": 3, "loss": -1e16}),
         MetricRecord({"num-examples": 3, "loss": 1.0, "more": 1.0}),
     ],
 )
@@ -120,6 +122,26 @@ def test_an_answer_unlike_the_others_is_one_line(
     assert "personal-more" not in last
     line = "1 of 6 clients did not evaluate their personal model: expected "
     assert [w.startswith(line) for w in warnings] == [True, True]
+
+
+@pytest.mark.parametrize("accuracy", [1e9, -5.0, 1.001])
+def test_an_accuracy_is_a_share(accuracy: float, warnings: list[str]) -> None:
+    def evaluate(message: Message, context: Context) -> Message:
+        i = context.node_config["partition-id"]
+        return replied(message, accuracy=accuracy if i == 2 else 0.5)
+
+    assert rounds(evaluate)[-1].metrics["personal-accuracy"] == 0.5
+    line = (
+        "1 of 6 clients did not evaluate their personal model: expected accuracy from 0 to 1, got"
+    )
+    assert [w.startswith(line) for w in warnings] == [True, True]
+
+
+def test_huge_numbers_of_all_clients_do_not_end_the_run(warnings: list[str]) -> None:
+    """Their mean would overflow."""
+    last = rounds(lambda message, _: replied(message, f1=1.7e308))[-1].metrics
+    assert "personal-f1" not in last
+    assert warnings[0].startswith("6 of 6 clients did not evaluate their personal model: expected")
 
 
 def test_names_that_a_client_makes_up_are_no_columns(warnings: list[str]) -> None:

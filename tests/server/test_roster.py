@@ -428,3 +428,50 @@ def test_the_number_of_clients_stays_once_round_1_has_begun(roster: Roster, net:
     assert roster.num_clients == 3
     assert roster.nodes == {0: 10, 1: 11, 2: 12}
     assert sorted(roster.refused) == [30, 31, 32, 33, 34]
+
+
+# --- a tie, and long lists ------------------------------------------------------------------------
+
+
+def test_a_tie_about_the_number_of_clients_names_both(
+    net: Net, clock: Clock, warnings: list[str]
+) -> None:
+    for node, client, num_clients in ((1, 0, 2), (2, 1, 2), (3, 0, 10**6), (4, 1, 10**6)):
+        net.join(node, client, num_clients)
+    with pytest.raises(FederationError) as refused:
+        Roster(clock).wait_for_all(net, 60.0)
+    line = (
+        "expected one num-partitions from most nodes, got 2 from nodes [1, 2] and 1000000 from "
+        "nodes [3, 4]: give all SuperNodes the same in --node-config"
+    )
+    assert str(refused.value) == line
+    assert warnings == [line]
+
+
+def test_another_node_ends_a_tie(net: Net, clock: Clock) -> None:
+    """It comes later: nobody was seated before, and nobody is refused for it but the minority."""
+    net.join(1, 0, 2)
+    net.join(2, 1, 10**6)
+    clock.at(30.0, lambda: net.join(3, 1, 2))
+    roster = Roster(clock)
+    roster.wait_for_all(net, 60.0)
+    assert roster.nodes == {0: 1, 1: 3}
+    assert [*roster.refused] == [2]
+
+
+def test_missing_clients_are_named_up_to_ten(net: Net, clock: Clock) -> None:
+    net.join(1, 0, 10**6)
+    with pytest.raises(FederationError) as refused:
+        Roster(clock).wait_for_all(net, 60.0)
+    assert "missing partition-ids: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, and 999989 more]." in str(
+        refused.value
+    )
+
+
+def test_refused_nodes_are_named_up_to_ten(net: Net, clock: Clock) -> None:
+    for node in range(30):
+        net.join(node, 0, 2)
+    with pytest.raises(FederationError) as refused:
+        Roster(clock).wait_for_all(net, 60.0)
+    assert str(refused.value).count("expected one SuperNode per partition-id") == 10
+    assert "; and 19 more. Start" in str(refused.value)

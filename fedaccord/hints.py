@@ -1,0 +1,60 @@
+"""What may have been meant by an unknown key of a run configuration."""
+
+import difflib
+from collections.abc import Collection, Iterable
+
+SYNONYMS = {  # other names of these settings -> our keys
+    **dict.fromkeys(("learning-rate", "eta", "client-lr", "local-lr"), ("lr",)),
+    **dict.fromkeys(("epochs", "num-epochs", "local-epoch"), ("local-epochs",)),
+    **dict.fromkeys(("batch", "local-batch-size"), ("batch-size",)),
+    **dict.fromkeys(("rounds", "num-rounds"), ("num-server-rounds",)),
+    **dict.fromkeys(("clients", "num-nodes", "num-supernodes"), ("num-clients",)),
+    **dict.fromkeys(("participation", "fraction", "fraction-fit"), ("fraction-train",)),
+    **dict.fromkeys(("method", "algorithm", "strategy"), ("algo",)),
+    **dict.fromkeys(("max-grad-norm", "grad-clip"), ("clip-norm",)),
+    **dict.fromkeys(("momentum", "server-momentum"), ("fedavgm.beta", "dfedavgm.momentum")),
+    "l2": ("weight-decay",),
+    "gpu": ("device",),
+    "output-dir": ("out-dir",),
+}
+OPTIMIZER = (
+    "clients take SGD steps with lr and weight-decay; momentum and Adam at the server are methods, "
+    "as algo=fedavgm or algo=fedadam"
+)
+RENAMED = {"alpha": "dirichlet-alpha"}  # keys of earlier versions
+
+
+def unknown(key: str, algo: object, methods: Iterable[str], known: Collection[str]) -> str:
+    """The message for an unknown key: the key of that meaning, else the nearest three.
+
+    algo: the chosen method; a key of another method is suggested last. methods: their names.
+    """
+
+    def last(key: str) -> str:
+        return _kebab(key.rpartition(".")[2]).lower()
+
+    others = {f"{name}." for name in methods if name != algo}
+    read = [k for k in known if not k.startswith(tuple(others))]  # by this method
+    as_ours = [k for k in known if k == _kebab(key).lower()]
+    for among in (as_ours, read, [*known]):  # a key of a table, typed without it
+        if same := [k for k in among if last(k) == last(key)]:
+            break
+    if key in RENAMED:
+        if not any(k.startswith(f"{algo}.") for k in same):
+            return f"{key}: this key is now called {RENAMED[key]!r}"
+        same.append(RENAMED[key])
+    if last(key) in ("optimizer", "optimiser"):
+        return f"unknown key {key!r}: {OPTIMIZER}"
+    if not {*same} & {*read}:
+        meant = SYNONYMS.get(last(key), ())
+        same = [k for k in meant if k in read] or [*meant] or same
+    near = same or difflib.get_close_matches(key, read, n=3, cutoff=0.45)
+    if not near:
+        return f"unknown key {key!r}; `fedaccord run --list-keys` lists the known ones"
+    *first, final = map(repr, near[:3])
+    words = f"{', '.join(first)} or {final}" if first else final
+    return f"unknown key {key!r} (did you mean {words}?)"
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
