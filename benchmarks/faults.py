@@ -13,16 +13,21 @@ data         the nasty data sets of tests/task/nasty
 settings     400 runs with random settings, most of them nonsense: each must end by itself, with a
              trained model or with one line
 kills        the kills of tests/engine/test_kills.py
+crashes      five kinds of run, killed before a change of a file or with half of one written
+locks        two processes that resume one run at the same moment
+restarts     servers that go back to an earlier checkpoint: tests/faults/test_restarts.py
 flower       those of tests/faults/test_kills.py, under `flwr run`: half an hour; only where it
              is named
 """
 
 import argparse
+import csv
 import logging
 import math
 import os
 import random
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -50,6 +55,7 @@ from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import Answers
 from fedaccord.federation.run import Run
 from fedaccord.logbook import Logbook
+from fedaccord.runs import status
 from fedaccord.strategies import METHODS, SAM
 from fedaccord.task import Clients, Task, load_task
 
@@ -237,7 +243,7 @@ def checkpoint(model: str, steps: int, repetitions: int) -> list[str]:
         settings |= {"num-server-rounds": repetitions + 1, "fraction-train": 0.1}
         config = RunConfig.make(settings)
         task = load_task(config.task, num_clients=config.num_clients)
-        fleet, log_book = LocalFleet(task), Logbook.begin(config, {})
+        fleet, log_book = LocalFleet(task), Logbook.begin(config, {}, task.fingerprint)
         run = server_app.run_of(config.strategy, fleet, task, repetitions + 1)
         log_book.restore(run.session)
         run.begin()
@@ -384,6 +390,11 @@ def draw(rng: random.Random) -> dict[str, Any]:
 
 def child(chosen: dict[str, Any]) -> str:
     """How a run ends in a process of its own."""
+    return ended(*begun(chosen))
+
+
+def begun(chosen: dict[str, Any]) -> tuple[int, int]:
+    """A process that runs, and where to read how it ends."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -392,6 +403,10 @@ def child(chosen: dict[str, Any]) -> str:
         os.write(write, outcome(chosen).encode()[:60_000])
         os._exit(0)
     os.close(write)
+    return pid, read
+
+
+def ended(pid: int, read: int) -> str:
     with os.fdopen(read, "rb") as file:
         text = file.read().decode()
     _, status = os.waitpid(pid, 0)
@@ -418,6 +433,145 @@ def outcome(chosen: dict[str, Any]) -> str:
     return "completed"
 
 
+# --- crash points ---------------------------------------------------------------------------------
+
+CRASHES = 13  # changes of files of a kind of run, spread over all
+KINDS: dict[str, dict[str, Any]] = {
+    "fedavg": {"algo": "fedavg"},
+    "scaffold": {"algo": "scaffold"},
+    "scaffold, states on disk": {"algo": "scaffold", "client-state": "disk"},
+    "fedcm with relaxed initialisation": {"algo": "fedcm", "relaxed-init.beta": 0.05},
+    "dfedavg": {"algo": "dfedavg"},
+}
+CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.truncate")  # beside files opened to write
+
+
+def small_run(folder: str, kind: str, name: str, **more: Any) -> RunConfig:
+    settings = {"out-dir": folder, "name": name, "num-clients": 4, "num-server-rounds": 4}
+    settings |= {"model": "linear", "local-steps": 2, "threads": 1, "device": "cpu"}
+    return RunConfig.make(settings | {"checkpoint-every": 1} | KINDS[kind] | more)
+
+
+def crashed(config: RunConfig, at: int, half: bool) -> int:
+    """The changes of files that a run made in a process of its own; it ends by SIGKILL at the
+    change of number ``at``, with half of the file written or before it."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        count, folder = 0, str(config.out_dir)
+
+        def hook(event: str, given: tuple[Any, ...]) -> None:
+            nonlocal count
+            opened = event == "open" and isinstance(given[1], str) and given[1][0] in "wax"
+            if (opened or event in CHANGES) and str(given[0]).startswith(folder):
+                count += 1
+                if count == at:
+                    if half and opened:
+                        with open(given[0], f"{given[1][0]}b") as file:
+                            file.write(bytes(100))
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        engine.run(config)
+        os.write(write, str(count).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    return int(text or 0)
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two runs have the same model and the same rows, but for seconds."""
+
+    def rows(path: Path, name: str) -> list[dict[str, str]]:
+        with (path / name).open(newline="") as file:
+            return [{k: v for k, v in r.items() if k != "seconds"} for r in csv.DictReader(file)]
+
+    tables = all(rows(one, n) == rows(other, n) for n in ("metrics.csv", "clients.csv"))
+    models = [(path / "model.safetensors").read_bytes() for path in (one, other)]
+    return tables and models[0] == models[1] and status(one) == "completed"
+
+
+def crashes() -> Table:
+    rows = []
+    for kind in KINDS:
+        with tempfile.TemporaryDirectory() as folder:
+            whole, counted = Path(folder) / "whole", small_run(folder, kind, "whole")
+            changes = crashed(counted, 0, half=False)
+            good = tried = anew = 0
+            for at in [1 + i * (changes - 1) // (CRASHES - 1) for i in range(CRASHES)]:
+                for half in (False, True):
+                    name = f"{at}-{half}"
+                    crashed(small_run(folder, kind, name), at, half)
+                    path = Path(folder) / name
+                    if begun := any((path / "checkpoint").glob("[0-9]*.json")):
+                        again = small_run(folder, kind, name, resume=True)
+                    else:
+                        shutil.rmtree(path, ignore_errors=True)
+                        again = small_run(folder, kind, name)
+                    anew += not begun
+                    tried += 1
+                    try:
+                        engine.run(again)
+                        good += same(path, whole)
+                    except ValueError as error:
+                        done = "rounds are done" in str(error) and same(path, whole)
+                        good += done
+                        if not done:
+                            print(f"crashes: {kind}, {at}, {half}: {error}", file=sys.stderr)
+                    shutil.rmtree(path)
+            rows.append([kind, str(changes), str(tried), str(anew), f"{good} of {tried}"])
+    return [
+        "## Crash points",
+        "",
+        "SIGKILL before a change of a file of a run of four rounds with a checkpoint each, or with "
+        f"the file half written, at {CRASHES} changes spread over all; then resumed, or begun anew "
+        "if there was no checkpoint yet. Good: "
+        "model and tables are those of a run without.",
+        "",
+        *table(["run", "changes", "crashes", "before a checkpoint", "good"], rows),
+    ]
+
+
+# --- locks ----------------------------------------------------------------------------------------
+
+RACES = 10
+
+
+def locks() -> Table:
+    good = 0
+    with tempfile.TemporaryDirectory() as folder:
+        whole = engine.run(small_run(folder, "scaffold", "whole", **{"num-server-rounds": 40})).path
+        for race in range(RACES):
+            name = f"race-{race}"
+            engine.run(small_run(folder, "scaffold", name))
+            more = {"resume": True, "num-server-rounds": 40}
+            config = small_run(folder, "scaffold", name, **more)
+            ends = Counter(both(config.flat))
+            path = Path(folder) / name
+            refused = sum(n for end, n in ends.items() if "writes here" in end)
+            good += ends["completed"] == 1 and refused == 1 and same(path, whole)
+    return [
+        f"Two processes that resume one run at the same moment: in {good} of {RACES} races one is "
+        "refused in one line and the other's model and tables are those of a run without."
+    ]
+
+
+def both(chosen: dict[str, Any]) -> list[str]:
+    """How two processes end that do the same at the same time."""
+    return [ended(*process) for process in (begun(chosen), begun(chosen))]
+
+
+def restarts() -> Table:
+    passed, of = tests("tests/faults/test_restarts.py", "")
+    return [
+        "Servers that go back (two resumes from one checkpoint, a backup that is restored, a "
+        f"copied directory, late messages): {passed} of {of} cases end as a run without."
+    ]
+
+
 PARTS: dict[str, Callable[[], Table]] = {
     "losses": losses,
     "checkpoints": checkpoints,
@@ -425,6 +579,9 @@ PARTS: dict[str, Callable[[], Table]] = {
     "data": nasty_data,
     "settings": settings,
     "kills": kills,
+    "crashes": crashes,
+    "locks": locks,
+    "restarts": restarts,
     "flower": flower,
 }
 USUAL = [name for name in PARTS if name != "flower"]

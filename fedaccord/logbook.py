@@ -1,6 +1,7 @@
 """What a run writes down: rows and checkpoints; and how it goes on from them."""
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from fedaccord.core.plugin import state_like
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.federation.checkpoint import Pace, pack, unpack
-from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.numbers import Numbers
 from fedaccord.federation.round import Round
 from fedaccord.federation.session import Session
@@ -21,6 +22,8 @@ from fedaccord.runs import COMPLETED, RunDirectory, place, status
 from fedaccord.runs.checkpoint import Checkpoint, Checkpoints
 from fedaccord.runs.files import read_json, replace
 from fedaccord.runs.lock import Lock
+
+log = logging.getLogger("flwr")
 
 FOLDER = "checkpoint"  # in a run directory
 ATTEMPT = "attempt.json"  # in a run directory
@@ -34,9 +37,10 @@ class Logbook:
         config: RunConfig,
         directory: RunDirectory,
         checkpoints: Checkpoints,
+        data: Mapping[str, int],
         begun: Checkpoint | None = None,
     ) -> None:
-        self.config = config
+        self.config, self._data = config, data
         self.directory, self.checkpoints = directory, checkpoints
         self._begun = begun  # what the run goes on from
         self.after = begun.number if begun else 0  # rounds that were done before
@@ -48,29 +52,49 @@ class Logbook:
         self.attempt = _next_attempt(directory.path)
 
     @classmethod
-    def begin(cls, config: RunConfig, used: dict[str, Any], at: int | None = None) -> "Logbook":
+    def begin(
+        cls,
+        config: RunConfig,
+        used: dict[str, Any],
+        data: Mapping[str, int],
+        at: int | None = None,
+        in_process: bool = True,
+    ) -> "Logbook":
         """That of a new run, or of one that goes on; at: after so many rounds, not at its last
-        checkpoint. Raises ValueError, in one line, where it cannot."""
+        checkpoint. Raises ValueError, in one line, where it cannot.
+
+        data: checksums of the samples, as `Task.fingerprint`. in_process: the clients are here.
+        """
         if not config.resume:
             directory = RunDirectory(config.out_dir, config.name, in_use(config), used)
-            return cls(config, directory, Checkpoints(directory.path / FOLDER))
+            return cls(config, directory, Checkpoints(directory.path / FOLDER), data)
         path = run_of(config)
         if not path.is_dir():
             raise FileNotFoundError(f"{path}: expected the directory of a run, found none")
         lock = Lock(path)
         try:
-            return cls._resumed(config, used, path, at, lock)
+            return cls._resumed(config, used, data, path, at, in_process, lock)
         except BaseException:
             lock.release()
             raise
 
     @classmethod
     def _resumed(
-        cls, config: RunConfig, used: dict[str, Any], path: Path, at: int | None, lock: Lock
+        cls,
+        config: RunConfig,
+        used: dict[str, Any],
+        data: Mapping[str, int],
+        path: Path,
+        at: int | None,
+        in_process: bool,
+        lock: Lock,
     ) -> "Logbook":
         checkpoints = Checkpoints(path / FOLDER)
         begun = checkpoints.load(at)
         check_resumed(config, begun.facts["settings"])
+        check_data(data, begun.facts)
+        if in_process:
+            _check_states(config, begun)
         rounds, whole = config.num_server_rounds, path / "model.safetensors"
         is_complete = status(path) == COMPLETED and whole.exists()
         if begun.number > rounds or (begun.number == rounds and is_complete):
@@ -78,10 +102,17 @@ class Logbook:
                 f"{path}: all {begun.number} rounds are done; for more set num-server-rounds above "
                 f"{begun.number}"
             )
-        checkpoints.go_on_from(begun.number)
+        before = begun.facts["settings"]["num-server-rounds"]
+        if config.strategy.anneals and before != rounds:
+            log.warning(
+                "resume: %s anneals over num-server-rounds=%d: with %d it is another run than one "
+                "that began with so many",
+                *(config.algo, before, rounds),
+            )
         position = begun.facts["position"]
         directory = RunDirectory.reopen(path, in_use(config), used, begun.number, position, lock)
-        return cls(config, directory, checkpoints, begun)
+        checkpoints.go_on_from(begun.number)
+        return cls(config, directory, checkpoints, data, begun)
 
     def close(self) -> None:
         """Let other processes write the run's directory."""
@@ -113,12 +144,14 @@ class Logbook:
             ) from None
         return Numbers(self.config.num_clients, of, keep)
 
-    def record(self, round: Round) -> None:
-        """The rows of a round, and a checkpoint where one is due."""
+    def record(self, round: Round) -> bool:
+        """The rows of a round, and a checkpoint if one is due: whether one was written."""
         self.directory.record({"round": round.number, **round.metrics}, round.clients)
         self._recorded = round.state
-        if round.number and self._pace.is_due(round.number):
+        is_due = round.number > 0 and self._pace.is_due(round.number)
+        if is_due:
             self.checkpoint()
+        return is_due
 
     def checkpoint(self) -> None:
         """Write down the last round that the tables have."""
@@ -129,7 +162,9 @@ class Logbook:
             server, facts = pack(s)
             facts |= {
                 "federation": self.federation,
-                "settings": in_use(self.config),
+                "settings": in_use(self.config) | self._clients(s.num_clients),
+                "data": self._data,
+                "clients": _whereabouts(session.fleet),
                 "position": self.directory.position,
                 "shapes": session.shapes,
             }
@@ -143,11 +178,62 @@ class Logbook:
         self._saved = s.t
         _set_durable(session, s)
 
+    def _clients(self, number: int) -> dict[str, int]:
+        """The key for the number of clients: under Flower those that came count."""
+        return {} if self.config.strategy.pools else {"num-clients": number}
+
 
 def _set_durable(session: Session, s: RoundState) -> None:
     """Clients in other processes are told which of their states the last checkpoint needs."""
     if isinstance(session.fleet, MessageFleet):
         session.durable = s.accepted.tolist()
+
+
+IN_PROCESS, SIMULATED, DEVICES = "in process", "simulated by Flower", "devices"
+
+
+def _whereabouts(fleet: Fleet) -> str:
+    if not isinstance(fleet, MessageFleet):
+        return IN_PROCESS
+    return SIMULATED if fleet.simulated else DEVICES
+
+
+def check_data(data: Mapping[str, int], facts: Mapping[str, Any]) -> None:
+    """Raise ValueError, in one line, if the data are not those that a run began with.
+
+    data: as `Task.fingerprint`. facts: of the run's checkpoint; earlier versions wrote none.
+    """
+    for what, before in facts.get("data", {}).items():
+        if what in data and data[what] != before:
+            raise ValueError(
+                f"resume: expected the {what} that the run began with, got another one: the files "
+                "of data-dir or partition-file have changed; put them back, or begin another run"
+                if what == "partition"
+                else "resume: expected the samples that the run began with, got other ones: the "
+                "files of data-dir have changed; put them back, or begin another run"
+            )
+
+
+def _check_states(config: RunConfig, begun: Checkpoint) -> None:
+    """Raise ValueError, in one line, if a run cannot be resumed in process, because its clients'
+    data or states are elsewhere."""
+    where = begun.facts.get("clients", IN_PROCESS)
+    half, shapes = config.strategy.client_half(), tuple(map(tuple, begun.facts["shapes"]))
+    stateful = any(True for _ in leaves(state_like(half, shapes)))
+    if where == IN_PROCESS or (where == SIMULATED and not stateful):
+        return
+    folder = begun.facts["settings"]["state-dir"]
+    kept = f"in state-dir={folder}" if folder else "in the memory of Flower's clients"
+    reason = (
+        "its clients are devices with data of their own"
+        if where == DEVICES
+        else f"{config.algo} has clients with states, which are {kept}, not in the checkpoint"
+    )
+    raise ValueError(
+        f"resume: this run began by `flwr run`, and {reason}; resume it by `flwr run` with "
+        f"resume=true name={config.name!r} and the same settings"
+        + ("" if folder or not stateful else "; clients whose memory is gone begin anew")
+    )
 
 
 def _fresh(path: Path) -> str:
@@ -181,6 +267,15 @@ def run_of(config: RunConfig) -> Path:
     if not config.name:
         raise ValueError("resume: expected name=..., the run's directory below out-dir, got none")
     return place(config.out_dir, config.name, config.flat)
+
+
+def with_its_clients(config: RunConfig) -> RunConfig:
+    """The configuration of a resumed run under Flower with the number of the clients that came."""
+    if config.resume and not config.strategy.pools:
+        begun = Checkpoints(run_of(config) / FOLDER).facts().get("settings", {})
+        number = begun.get("num-clients", config.num_clients)
+        return config.having("num-clients", number)
+    return config
 
 
 def as_begun(config: RunConfig, at: int | None = None) -> str:

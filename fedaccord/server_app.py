@@ -23,7 +23,7 @@ from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.interrupts import interruptible
-from fedaccord.logbook import Logbook
+from fedaccord.logbook import Logbook, with_its_clients
 from fedaccord.runs import RunDirectory
 from fedaccord.runs.origin import processor
 from fedaccord.task import Task, load_task
@@ -49,11 +49,16 @@ def main(grid: Grid, context: Context) -> None:
                 "vectorize=%s has no effect here: `fedaccord run` takes it", config.vectorize
             )
             config = config.having("vectorize", "off")
+        config = with_its_clients(config)
         task = load_task(config.task, num_clients=1, whole=True)  # its test samples
         chosen = threads.of_task(config.threads, task, config.strategy)
         log.info("%s", chosen)
         with chosen.in_use():
-            run(lambda book: MessageFleet(grid, numbers=book.numbers()), config, task)
+
+            def fleet(book: Logbook) -> Fleet:
+                return MessageFleet(grid, numbers=book.numbers())
+
+            run(fleet, config, task, in_process=False)
     except (ValueError, FileNotFoundError, FederationError) as error:
         # one line for the user; a SystemExit would end a simulation as "completed"
         sys.tracebacklimit = 0  # Flower logs what ends a run, with the frames of its own
@@ -67,6 +72,7 @@ def run(
     on_round: Callable[[Round], None] | None = None,
     at: int | None = None,
     cohorts: Cohorts | None = None,
+    in_process: bool = True,
     **facts: Any,
 ) -> RunDirectory:
     """One run of the configuration, written to its run directory.
@@ -74,12 +80,15 @@ def run(
     fleet_for: the clients, once the run directory is there. With ``config.resume`` the run resumes
     from its last checkpoint, or from that of ``at`` rounds. ``facts`` go into summary.json. A run
     that is interrupted, also by SIGTERM or SIGHUP, or that fails leaves a directory that can be
-    read, with the model as it was then.
+    read, with the model as it was then. in_process: what the clients keep is in the checkpoints.
     """
     method = pooled(config.strategy, task, config.flat["num-clients"])
     trackers.check(config.tracker)
     used = machine(task) | {"gradients-per-step": method.cost.gradients} | resolved(config)
-    with interruptible() as interrupts, closing(Logbook.begin(config, used, at)) as log_book:
+    with (
+        interruptible() as interrupts,
+        closing(Logbook.begin(config, used, task.fingerprint, at, in_process)) as log_book,
+    ):
         directory = log_book.directory
         if (counts := task.class_counts()) is not None:
             directory.save_classes(task.card["class-names"], counts)
@@ -88,13 +97,14 @@ def run(
 
         def record(round: Round) -> None:
             with interrupts.held():
-                log_book.record(round)
+                if log_book.record(round):
+                    save(directory, current.output(), task)  # a run that is killed has a model too
                 tracker.log(round.number, round.metrics)
             if on_round:
                 on_round(round)
 
         log.info("run directory: %s", directory.path)
-        run = run_of(
+        current = run_of(
             method,
             fleet_for(log_book),
             task,
@@ -108,8 +118,8 @@ def run(
         )
         status = "failed"
         try:
-            result = run.play(log_book.restore(run.session))
-            check_result(run, result, f"{task.split}-loss")
+            result = current.play(log_book.restore(current.session))
+            check_result(current, result, f"{task.split}-loss")
             interrupts.ignore()
             status = "completed"
         except (KeyboardInterrupt, SystemExit):  # the second is how Flower ends an app
@@ -120,12 +130,12 @@ def run(
             raise
         finally:
             interrupts.ignore()
-            if run.has_begun:
-                facts["clients"] = run.state.num_clients
-                facts |= method.topology.facts(run.state.num_clients)
+            if current.has_begun:
+                facts["clients"] = current.state.num_clients
+                facts |= method.topology.facts(current.state.num_clients)
             try:
-                if run.has_begun or not log_book.after:
-                    save(directory, run.output(), task)
+                if current.has_begun or not log_book.after:
+                    save(directory, current.output(), task)
                 log_book.checkpoint()
             except OSError as error:
                 status, facts["reason"] = "failed", str(error)

@@ -1,21 +1,26 @@
 """What a run writes down beside its tables, and finds again when it goes on."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from flwr.app import Context, RecordDict
 
 from fedaccord import client_app, engine, server_app
 from fedaccord.config import RunConfig
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.fleet import MessageFleet
-from fedaccord.logbook import _next_attempt
-from fedaccord.runs import RunDirectory
+from fedaccord.logbook import Logbook, _next_attempt
+from fedaccord.runs import RunDirectory, load_model
 from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.task import load_task
+from tests.cli.shell import invoke
 from tests.grid import InProcessGrid
 
 SETTINGS: dict[str, Any] = {
@@ -48,9 +53,11 @@ def federate(folder: Path, nodes: dict[int, Path], **settings: Any) -> Path:
                 run_config=config.flat,
             )
         task = load_task(config.task, num_clients=1, whole=True)
-        return server_app.run(
-            lambda book: MessageFleet(grid, numbers=book.numbers()), config, task
-        ).path
+
+        def fleet(book: Logbook) -> MessageFleet:
+            return MessageFleet(grid, numbers=book.numbers())
+
+        return server_app.run(fleet, config, task, in_process=False).path
 
 
 def test_nodes_keep_their_numbers_when_a_run_goes_on(tmp_path: Path) -> None:
@@ -144,3 +151,75 @@ def test_a_checkpoint_is_of_the_round_that_the_tables_have(
     with pytest.raises(OSError, match="No space left"):
         federate(tmp_path, nodes, **{"num-server-rounds": 3})
     assert Checkpoints(tmp_path / "x" / "checkpoint").numbers() == [1]
+
+
+def test_a_run_of_devices_resumes_on_devices(tmp_path: Path) -> None:
+    nodes = dict(zip((20, 30, 50), sites(tmp_path, [10, 14, 18]), strict=True))
+    path = federate(tmp_path, nodes, **{"num-server-rounds": 1})
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    result = invoke("resume", path, "num-server-rounds=2")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "its clients are devices with data of their own; resume it by `flwr" in result.stderr
+    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+    federate(tmp_path, nodes, **{"num-server-rounds": 2, "resume": True})
+
+
+def simulated(folder: Path, rounds: int, **settings: Any) -> Path:
+    """A run whose clients Flower simulates, two of them; its directory."""
+    folder.mkdir(exist_ok=True)
+    run = SETTINGS | {"out-dir": str(folder), "dataset": "digits", "num-server-rounds": rounds}
+    config = RunConfig.make(run | {"num-clients": 20} | settings)  # Flower's clients count
+    with InProcessGrid(client_app.app, 2, run_config=config.flat) as grid, engine.quiet():
+        vars(grid)["pull_interval"] = 0.1
+        server_app.main(grid, Context(1, 0, {}, RecordDict(), config.flat))
+    return folder / "x"
+
+
+def test_a_run_of_simulated_clients_resumes_in_process(tmp_path: Path) -> None:
+    path, whole = simulated(tmp_path / "parts", 2), simulated(tmp_path / "whole", 3)
+    result = invoke("resume", path, "num-server-rounds=3")
+    assert result.exit_code == 0, result.output
+    assert (path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    one, other = (pd.read_csv(p / "clients.csv").drop(columns="seconds") for p in (path, whole))
+    pd.testing.assert_frame_equal(one, other)
+    simulated(tmp_path / "parts", 4, resume=True)  # and by Flower again
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_states_of_simulated_clients_are_elsewhere(on_disk: bool, tmp_path: Path) -> None:
+    state_dir = str(tmp_path / "states") if on_disk else ""
+    more = {"algo": "scaffold", "state-dir": state_dir}
+    path = simulated(tmp_path / "runs", 1, **more)
+    result = invoke("resume", path, "num-server-rounds=2")
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    kept = f"in state-dir={state_dir}" if on_disk else "in the memory of Flower's clients"
+    assert f"scaffold has clients with states, which are {kept}" in result.stderr
+    assert "resume=true name='x'" in result.stderr
+    simulated(tmp_path / "runs", 2, resume=True, **more)
+
+
+def test_a_run_that_is_killed_has_the_model_of_its_last_checkpoint(tmp_path: Path) -> None:
+    """As `flwr stop` ends a simulation."""
+    pid = os.fork()
+    if not pid:
+        try:
+            data = sites(tmp_path, [40])[0]
+            run = SETTINGS | {"out-dir": str(tmp_path), "data-dir": str(data)}
+            config = RunConfig.make(run | {"num-server-rounds": 9, "checkpoint-every": 1})
+
+            def stop(round: Any) -> None:
+                if round.number == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            with engine.quiet():
+                engine.run(config, on_round=stop)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    found = load_model(tmp_path / "x")
+    w = Checkpoints(tmp_path / "x" / "checkpoint").load().server["w"]
+    assert torch.equal(torch.cat([found[name].flatten() for name in found]).sort()[0], w.sort()[0])
+    result = invoke("evaluate", tmp_path / "x")
+    assert result.exit_code == 0, result.output

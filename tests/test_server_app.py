@@ -237,7 +237,7 @@ def test_keys_without_effect_are_told_under_flower(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All keys arrive there, with the app's defaults where nobody set them."""
-    monkeypatch.setattr(server_app, "run", lambda *_: None)
+    monkeypatch.setattr(server_app, "run", lambda *_, **__: None)
     set_by_a_user = {"partition": "iid", "classes-per-client": 3, "fedprox.mu": 0.2, "workers": 2}
     run_config = {**config.defaults(), "model": "linear", "algo": "fedavg", **set_by_a_user}
     context: Any = SimpleNamespace(run_config=run_config)

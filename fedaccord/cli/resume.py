@@ -36,7 +36,10 @@ def resume(
     fedaccord resume ~/fedaccord-runs/first num-server-rounds=200
     """
     from fedaccord import runs
+    from fedaccord.config import affecting
+    from fedaccord.logbook import FOLDER
     from fedaccord.runs import lock
+    from fedaccord.runs.checkpoint import Checkpoints
 
     path = run.expanduser().absolute()
     try:
@@ -49,9 +52,14 @@ def resume(
         lock.check(path)
     except lock.LockedError as error:  # before the data is loaded
         stop(error, 2)
+    fixed = affecting("numbers")  # as the run came to them: config.toml is older
+    begun = Checkpoints(path / FOLDER).facts(after).get("settings", {})
+    begun = {key: value for key, value in begun.items() if key in fixed}
     own = {"out-dir": str(path.parent), "name": path.name, "resume": True}
     federate(
         make_console(),
-        lambda: read_settings([], path / "config.toml") | read_settings(pairs or [], None) | own,
+        lambda: (
+            read_settings([], path / "config.toml") | begun | read_settings(pairs or [], None) | own
+        ),
         at=after,
     )

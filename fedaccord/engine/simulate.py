@@ -228,6 +228,8 @@ def simulate(
         if found is not None:
             if isinstance(algo, str):
                 check_resumed(config, found.facts["settings"])
+            if clients is None:
+                logbook.check_data(task.fingerprint, found.facts)
             state = logbook.restore(run.session, found)
         result = run.play(state)
         server_app.check_result(run, result, f"{task.split}-loss")

@@ -40,6 +40,7 @@ class Method(Settings, ABC):
     fixed_anchor: ClassVar[str] = ""  # why relaxed initialisation cannot move w^t as the anchor
     tied: ClassVar[bool] = True  # the server's memory sums up the clients': see `rounds.forget`
     averages_plain_models: ClassVar[bool] = False  # FedAvg's step after plain SGD, nothing else
+    anneals: ClassVar[bool] = False  # what clients do depends on the number of rounds T
     averages: ClassVar[bool] = False  # `aggregate` reads the uploads by cohort.mean(ups.w) alone
     pools: ClassVar[bool] = False  # one client, which holds all training data
     refuses: ClassVar[dict[type[PlugIn], str]] = {}  # a plug-in -> why it does not fit

@@ -9,6 +9,7 @@ JSON.
 """
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,12 +17,23 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedaccord.runs.files import replace
+from fedaccord.runs.files import read_json, replace, unfinished
 from fedaccord.runs.tensors import map_tensors, read_tensors, write_tensors
 
 FORMAT = 1  # of the files; another one is refused
 KEPT = 2
+FILES = {  # folder -> names of the files of tensors that are ours
+    "": r"[0-9]+\.safetensors",
+    "clients": r"[0-9]+-[0-9]+\.safetensors",
+    "rounds": r".+\.[0-9]+\.safetensors",
+}
 Tensors = Mapping[str, Tensor]
+
+
+def _own(folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder with names that we give; not what others put there."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return [path for path in found if re.fullmatch(pattern, path.name) and path.is_file()]
 
 
 class Checkpoint(NamedTuple):
@@ -64,7 +76,7 @@ class Checkpoints:
 
     def numbers(self) -> list[int]:
         """The rounds of the checkpoints that are there, in order."""
-        return sorted(int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdigit())
+        return sorted(int(path.stem) for path in _own(self.folder, r"[0-9]+\.json"))
 
     def save(
         self,
@@ -148,16 +160,17 @@ class Checkpoints:
                 named |= set(self._content(number)["files"])
             except (ValueError, KeyError, TypeError):  # damaged: it names nothing
                 continue
-        for path in self.folder.rglob("*.safetensors"):
-            name = path.relative_to(self.folder).as_posix()
-            if name not in named:
+        for folder, pattern in FILES.items():
+            for path in _own(self.folder / folder, pattern):
+                name = path.relative_to(self.folder).as_posix()
+                if name not in named:
+                    path.unlink(missing_ok=True)
+                    self._sums.pop(name, None)
+            for path in unfinished(self.folder / folder):
                 path.unlink(missing_ok=True)
-                self._sums.pop(name, None)
-        for path in self.folder.rglob(".*"):  # of a process that was killed while it wrote
-            path.unlink(missing_ok=True)
 
     def _content(self, number: int) -> dict[str, Any]:
-        whole = json.loads((self.folder / f"{number}.json").read_text(encoding="utf-8"))
+        whole = read_json(self.folder / f"{number}.json")
         if whole["format"] != FORMAT:
             raise ValueError(f"format {whole['format']}, this version reads {FORMAT}")
         if zlib.crc32(json.dumps(whole["content"]).encode()) != whole["sum"]:

@@ -16,16 +16,17 @@ import json
 import math
 import os
 import time
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import tomli_w
 from safetensors import SafetensorError
 
 from fedaccord.runs import metrics, origin
-from fedaccord.runs.files import of_file, read_json, replace, unfinished
+from fedaccord.runs.files import of_file, read_bytes, read_json, replace, unfinished
 from fedaccord.runs.lock import Lock, LockedError, is_locked
 
 if TYPE_CHECKING:
@@ -149,16 +150,21 @@ class RunDirectory:
         """The directory of a run that goes on after ``number`` rounds; later rows are cut off.
 
         position: as it was then. lock: of the folder, which is the directory's from now on.
+        Raises ValueError, in one line, before anything is changed, if the tables are not those
+        that the run wrote until then.
         """
         self = cls.__new__(cls)
         self.path, self._lock = path, lock
         for file in unfinished(path):
             file.unlink()
         self._open()
+        tables = {"metrics": self._metrics, "clients": self._clients}
+        marks = position.get("marks", {})  # earlier versions wrote none
+        texts = {n: t.until(number, position[n], marks.get(n)) for n, t in tables.items()}
         self._write_config(settings, used)
         self._began -= position["seconds"]
-        self._metrics.cut(number, position["metrics"])
-        self._clients.cut(number, position["clients"])
+        for name, table in tables.items():
+            table.restore(texts[name])
         self._rows = [
             {name: _number(text) for name, text in row.items() if text}
             for row in self._metrics.read()
@@ -168,9 +174,10 @@ class RunDirectory:
 
     @property
     def position(self) -> dict[str, Any]:
-        """What `reopen` needs, in JSON's types."""
+        """What `reopen` needs, in JSON's types; the tables are synced then."""
         tables = {"metrics": self._metrics.columns, "clients": self._clients.columns}
-        return {"seconds": time.time() - self._began} | tables
+        marks = {"metrics": self._metrics.mark(), "clients": self._clients.mark()}
+        return {"seconds": time.time() - self._began, "marks": marks} | tables
 
     def _open(self) -> None:
         self._metrics = _Table(self.path / "metrics.csv")
@@ -266,12 +273,20 @@ def load_model(path: Path) -> "dict[str, Tensor]":
         ) from None
 
 
+class Mark(TypedDict):
+    """A file at a moment."""
+
+    size: int  # bytes
+    crc32: int
+
+
 class _Table:
     """A CSV file that grows by rows; it is written anew when a row brings a new column."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.columns: list[str] = []
+        self._marked = Mark(size=0, crc32=0)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         rows = [{name: _cell(value) for name, value in row.items()} for row in rows]
@@ -279,6 +294,7 @@ class _Table:
         if new:
             rows = [*self.read(), *rows]
             self.columns += new
+            self._marked = Mark(size=0, crc32=0)
             replace(self.path, self._text(rows, header=True).encode())
         elif rows:
             size = self.path.stat().st_size
@@ -297,21 +313,54 @@ class _Table:
         writer.writerows(rows)
         return file.getvalue()
 
-    def cut(self, number: int, columns: Iterable[str]) -> None:
-        """Keep the rows of the first ``number`` rounds, in these columns."""
-        self.columns = [*columns]
+    def mark(self) -> Mark:
+        """The file as it is, and is on disk from now on; only what is new in it is read."""
         if self.columns:
-            rows = [row for row in self.read() if int(row["round"]) <= number]
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+                file.seek(self._marked["size"])
+                new = file.read()
+            size, crc32 = self._marked["size"] + len(new), zlib.crc32(new, self._marked["crc32"])
+            self._marked = Mark(size=size, crc32=crc32)
+        return self._marked
+
+    def until(self, number: int, columns: Iterable[str], mark: Mark | None) -> bytes:
+        """The file as it was after ``number`` rounds, with these columns: what came after it is
+        left out, and columns that came later. Raises ValueError if the file is another one."""
+        self.columns = [*columns]
+        if not self.columns:
+            return b""
+        try:
+            content = read_bytes(self.path)
+            if mark and zlib.crc32(first := content[: mark["size"]]) == mark["crc32"]:
+                return first
+            rows = [row for row in self._rows(content) if int(row["round"]) <= number]
             rows = [{name: row[name] for name in self.columns} for row in rows]
-            replace(self.path, self._text(rows, header=True).encode())
+            found = self._text(rows, header=True).encode()
+            if mark in (None, Mark(size=len(found), crc32=zlib.crc32(found))):
+                return found
+            reason = "it was edited or cut"
+        except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+            reason = str(error) or type(error).__name__
+        raise ValueError(
+            f"{self.path}: expected the rows that the run wrote until round {number}, got other "
+            f"ones ({reason}); put back the file that the run wrote"
+        )
+
+    def restore(self, content: bytes) -> None:
+        """Write what `until` found."""
+        if content:
+            replace(self.path, content)
         else:
             self.path.unlink(missing_ok=True)
 
     def read(self) -> list[dict[str, Any]]:
         if not self.columns:
             return []
-        with self.path.open(newline="") as file:
-            return list(csv.DictReader(file))
+        return self._rows(self.path.read_bytes())
+
+    def _rows(self, content: bytes) -> list[dict[str, Any]]:
+        return list(csv.DictReader(io.StringIO(content.decode(), newline="")))
 
 
 def _cell(value: Any) -> Any:

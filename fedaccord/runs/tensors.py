@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save
 from torch import Tensor
 
-from fedaccord.runs.files import replace
+from fedaccord.runs.files import read_bytes, replace
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
@@ -29,7 +29,7 @@ def map_tensors(path: Path, sum: int) -> dict[str, Tensor]:
 
 def read_tensors(path: Path, sum: int) -> dict[str, Tensor]:
     """What `write_tensors` wrote. Raises OSError, or ValueError where the file has another sum."""
-    content = path.read_bytes()
+    content = read_bytes(path)
     return _loaded(path, zlib.crc32(content) == sum, lambda: load(content))
 
 

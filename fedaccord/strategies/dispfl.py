@@ -188,6 +188,7 @@ class DisPFLClient(LocalRule):
 @dataclass(frozen=True, kw_only=True)
 class DisPFL(DFedAvg):
     tied = False
+    anneals = True  # the pruning rate falls to 0 over the rounds
     cost_note = (
         "the relay's, where masks travel as vectors; between peers the density and a bit per "
         "parameter, 1 each way per link; 1 gradient more a round with regrow=gradient"

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaccord.core.vectors import dtype_of, moved
-from fedaccord.task import datasets, models
+from fedaccord.task import datasets, fingerprint, models
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
@@ -78,6 +79,16 @@ class Task:
             )
             return self.clients, test
         return self.clients.to(device), test and (test[0].to(device), test[1].to(device))
+
+    @cached_property
+    def fingerprint(self) -> dict[str, int]:
+        """Checksums of the samples and, where they are dealt to clients, of the partition."""
+        every = (self.clients.x, self.clients.y, self.test or ())
+        tensors = chain(*([part] if isinstance(part, Tensor) else part for part in every))
+        found = {"samples": fingerprint.of_samples(tensors)}
+        if self.clients.parts is not None and not self.own_test:
+            found["partition"] = fingerprint.of_parts(self.clients.parts)
+        return found
 
     def model(self, precision: str = "float32") -> FlatModel:
         """The model to compute with, made once and used again: set its w before you use it."""

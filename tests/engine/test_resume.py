@@ -2,8 +2,11 @@
 
 import csv
 import json
+import logging
+import os
 import shutil
 import tomllib
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from fedaccord.logbook import Logbook
 from fedaccord.runs import RunDirectory, status
 from fedaccord.runs.checkpoint import Checkpoints, DamagedError
 from fedaccord.strategies import METHODS
+from fedaccord.task import load_task
 
 ROUNDS, STOP = 5, 3
 
@@ -324,6 +328,131 @@ def test_a_damaged_checkpoint_offers_the_one_before(
     again = run(make(settings, algo="scaffold", name=name, resume=True), at=1)
     whole = run(make(settings, algo="scaffold", name=f"{name}-whole"))
     assert written(again.path) == written(whole.path)
+
+
+def edited(path: Path) -> None:
+    """As a spreadsheet saves it."""
+    path.write_bytes(path.read_bytes().replace(b",", b";"))
+
+
+def shorter(path: Path) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def nuls(path: Path) -> None:
+    """As a file system leaves what was not synced."""
+    path.write_bytes(path.read_bytes()[:-20] + bytes(20))
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("file", ["metrics.csv", "clients.csv"])
+@pytest.mark.parametrize("damage", [edited, shorter, emptied, nuls, a_pipe, Path.unlink])
+def test_a_table_that_is_not_what_was_written_is_refused(
+    file: str, damage: Any, settings: dict[str, Any]
+) -> None:
+    name = f"table-{damage.__name__}-{file}"
+    path = copy_of(settings, name).parent / file
+    damage(path)
+    line = refused(settings, name)
+    assert line.startswith(f"{path}: expected the rows that the run wrote until round 2, got other")
+
+
+@pytest.mark.parametrize("tail", [b"3,0.1", bytes(4096), b"3,0.1\n\xff\xfe", b'"'])
+def test_what_follows_a_checkpoint_in_a_table_is_cut_off(
+    tail: bytes, settings: dict[str, Any]
+) -> None:
+    name = f"tail-{zlib.crc32(tail)}"
+    folder = copy_of(settings, name).parent
+    for file in ("metrics.csv", "clients.csv"):
+        with (folder / file).open("ab") as table:
+            table.write(tail)
+    again = run(make(settings, algo="scaffold", name=name, resume=True))
+    whole = run(make(settings, algo="scaffold", name=f"{name}-whole"))
+    assert written(again.path) == written(whole.path)
+
+
+def test_other_samples_and_another_partition_are_refused(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    with np.load(settings["data-dir"]) as file:
+        arrays = dict(file)
+    data, parts = tmp_path / "data.npz", tmp_path / "parts.json"
+    striped = [[*range(i, 48, 4)] for i in range(4)]
+    blocks = [[*range(i, i + 12)] for i in (0, 12, 24, 36)]
+    begun = settings | {"data-dir": str(data), "partition-file": str(parts), "partition": "file"}
+    begun |= {"algo": "fedavg", "name": "data", "num-server-rounds": 2}
+
+    def resume(arrays: dict[str, Any], held: list[list[int]]) -> None:
+        np.savez(data, **arrays)
+        parts.write_text(json.dumps(held))
+        load_task.cache_clear()
+        run(RunConfig.make({**begun, "resume": True, "num-server-rounds": 3}))
+
+    np.savez(data, **arrays)
+    parts.write_text(json.dumps(striped))
+    run(RunConfig.make(begun))
+    other = arrays | {"x_train": arrays["x_train"] + 1}
+    more = arrays | {name: np.tile(arrays[name], (2, 1)) for name in ("x_train",)}
+    more["y_train"] = np.tile(arrays["y_train"], 2)
+    for changed in (other, more):
+        with pytest.raises(ValueError, match=r"^resume: expected the samples that the run.*$"):
+            resume(changed, striped)
+    with pytest.raises(ValueError, match=r"^resume: expected the partition that the run began.*$"):
+        resume(arrays, blocks)
+    resume(arrays, striped)
+
+
+def test_other_files_in_a_checkpoint_are_left_alone(settings: dict[str, Any]) -> None:
+    folder = copy_of(settings, "notebook")
+    others = [
+        *("clients/backup.safetensors", "clients/.DS_Store", "notes.json", "\u00b2.json"),
+        *(".ipynb_checkpoints/5.json", "clients/.ipynb_checkpoints/1-1.safetensors"),
+        *("9.json/inside", "9.safetensors/inside", "rounds/mine.safetensors"),
+    ]
+    for other in others:
+        (folder / other).parent.mkdir(parents=True, exist_ok=True)
+        (folder / other).write_text("mine")
+    run(make(settings, algo="scaffold", name="notebook", resume=True, checkpoint_every=1))
+    assert all((folder / other).read_text() == "mine" for other in others)
+
+
+def deep(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
+def test_deep_json_is_one_line(settings: dict[str, Any]) -> None:
+    folder = copy_of(settings, "deep")
+    deep(folder / "2.json")
+    assert "the one before is of round 1" in refused(settings, "deep")
+
+
+def test_a_pipe_is_no_checkpoint(settings: dict[str, Any]) -> None:
+    folder = copy_of(settings, "pipe")
+    a_pipe(folder / "2.json")
+    again = run(make(settings, algo="scaffold", name="pipe", resume=True), at=1)
+    whole = run(make(settings, algo="scaffold", name="pipe-whole"))
+    assert written(again.path) == written(whole.path)
+
+
+def test_more_rounds_of_a_method_that_anneals_are_another_run(
+    settings: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    for name in ("dispfl", "dpsgd"):
+        begun = make(settings, algo=name, name=f"anneal-{name}", num_server_rounds=2)
+        run(begun)
+        caplog.clear()
+        run(RunConfig.make(begun.flat | {"num-server-rounds": 3, "resume": True}))
+        lines = [line for line in caplog.text.splitlines() if "num-server-rounds=2" in line]
+        assert len(lines) == (name == "dispfl")
 
 
 def test_no_checkpoint_is_one_line(settings: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ them, and if it resumes from its last checkpoint the model is that of a run with
 
 import csv
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,11 @@ class Lab:
 
             grid.push_messages = pushed  # type: ignore[method-assign]
             task = load_task(config.task, num_clients=1, whole=True)
+            run = partial(server_app.run, lambda _: MessageFleet(grid), config, task)
             if not killed_after:
-                return server_app.run(lambda _: MessageFleet(grid), config, task).path
+                return run(in_process=False).path
             with pytest.raises(KeyboardInterrupt):
-                server_app.run(lambda _: MessageFleet(grid), config, task, on_round)
+                run(on_round, in_process=False)
         shutil.rmtree(there)
         left.rename(there)
         return there

@@ -117,10 +117,16 @@ class Flower:
         words = ("run", app, self.connection, "--stream", "-c", pairs(config))
         return self.run_words(*words, *options)
 
-    def submit(self, app: Path, config: Mapping[str, Any]) -> None:
-        """`flwr run` that does not wait."""
+    def submit(self, app: Path, config: Mapping[str, Any]) -> str:
+        """`flwr run` that does not wait; the run's id."""
         output = self._flwr("run", app, self.connection, "-c", pairs(config))
-        assert "started run" in output, output
+        found = re.search(r"started run (\d+)", output)
+        assert found, output
+        return found[1]
+
+    def stop_run(self, run_id: str) -> None:
+        """`flwr stop`; the processes of the run learn of it at their next heartbeat."""
+        self._flwr("stop", run_id, self.connection)
 
     def run_words(self, *words: str | Path) -> Outcome:
         """A `flwr run` in the words after `flwr`, to its end."""

@@ -14,6 +14,7 @@ import pytest
 from fedaccord import engine, runs
 from fedaccord.config import RunConfig
 from fedaccord.runs.checkpoint import Checkpoints
+from tests.cli.shell import invoke
 from tests.flower.conftest import REPOSITORY, Flower, assert_same_run, wait_until
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
@@ -50,6 +51,26 @@ def test_same_bits_with_a_server_and_two_supernodes_by_default(
 def test_same_bits_without_a_server(simulation: Flower, tmp_path: Path) -> None:
     config = {"algo": "dfedsam-mgs", "gossip.topology": "random", "relaxed-init.beta": 0.05}
     run_both(simulation, config, tmp_path, 5)
+
+
+def test_a_run_that_was_stopped_is_evaluated_and_resumed_in_process(
+    simulation: Flower, tmp_path: Path
+) -> None:
+    """`flwr stop` kills a simulation: its model is that of its last checkpoint."""
+    run = tmp_path / "stopped"
+    config = SMALL | {"algo": "fedavg", "out-dir": str(tmp_path), "num-server-rounds": 2000}
+    run_id = simulation.submit(REPOSITORY, config | {"name": "stopped", "checkpoint-every": 1})
+    wait_until(lambda: any((run / "checkpoint").glob("[2-9]*.json")), "a round", simulation.log)
+    simulation.stop_run(run_id)
+    wait_until(lambda: runs.status(run) != "running", "the end of the run", simulation.log)
+    found = invoke("evaluate", run)
+    assert found.exit_code == 0, found.output
+    rounds = Checkpoints(run / "checkpoint").numbers()[-1] + 1
+    resumed = invoke("resume", run, f"num-server-rounds={rounds}")
+    assert resumed.exit_code == 0, resumed.output
+    here = {"name": "here", "num-clients": 2, "num-server-rounds": rounds}
+    engine.run(RunConfig.make(config | here))
+    assert_same_run(run, tmp_path / "here")
 
 
 @pytest.mark.slow
