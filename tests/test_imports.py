@@ -52,7 +52,7 @@ ROOMS = {  # a module at the top of the package is a room too
     "deploy": Allowed("", "cryptography tomli_w"),
     "sweep": Allowed(
         "core config engine logbook memory runs strategies task threads",
-        "numpy optuna pandas ray torch",
+        "numpy optuna pandas ray scipy torch",
     ),
     "presets": Allowed("core runs", ""),
     "reproduce": Allowed("core config engine presets runs sweep task", "pandas"),

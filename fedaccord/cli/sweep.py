@@ -1,8 +1,10 @@
 """`fedaccord sweep`: many runs, chosen by a file, that go on where they were."""
 
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -83,7 +85,8 @@ def sweep(
             for each in (folder, *runs.glob("*")):
                 lock.force(each)
         with display.bar, watched(console, lambda: sum(map(rounds, runs.glob("*"))), display.look):
-            table = Sweep(plan, folder, display.on_step).run()
+            running = Sweep(plan, folder, display.on_step)
+            table = running.run()
     except KeyboardInterrupt as error:
         rest = f"; {folder} holds what was done: the same command goes on" if folder else ""
         stop(f"interrupted{rest}", exit_code(error))
@@ -92,6 +95,8 @@ def sweep(
     except OSError as error:
         stop(f"{error}; the same command goes on", 1)
     print_table(console, *as_text(table))
+    for line in running.warnings:
+        warn(line)
     console.print(f"tables and runs: {folder}", soft_wrap=True)
 
 
@@ -118,8 +123,10 @@ class Display:
         from fedaccord.sweep.estimate import parts
 
         self.plan, self.done, self.best = plan, 0, ""
-        self.split, self.score = "", float("-inf")
-        self.runs = sum(part.runs for part in parts(plan))
+        self.stage, self.score = ("", 0), -math.inf  # what the best was found among
+        self.values: dict[tuple[str, str, int], list[float]] = {}  # of each seed of a trial
+        adaptive = plan.options.search == "asha" and plan.tunes  # how many runs, it finds out
+        self.of = "" if adaptive else f"/{sum(part.runs for part in parts(plan))}"
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -143,22 +150,44 @@ class Display:
         self.left.begun += step.rounds if step.found else 0
         metric = self.plan.options.metric
         split = "validation" if step.job.settings["validation"] else "test"
-        if split != self.split:  # what is tested is no rival of what was tuned
-            self.split, self.score = split, float("-inf")
         value = step.row.get(column(metric, split))
-        score = float("-inf") if value is None else sign(metric) * value
         text = "no value" if value is None else written(metric, value)
-        if step.row["status"] == "completed" and score > self.score:
-            self.score, self.best = score, f"best {text} ({self._trial(step.job)})"
-        number = f"run {self.done}/{self.runs}"
+        failed = value is None or step.row["status"] != "completed"
+        self._rank(step.job, split, -math.inf if failed else sign(metric) * float(value or 0))
+        number = f"run {self.done}{self.of}"
         self.bar.update(self.task, description=number, best=self.best)
         self._advance(self.rounds)
         if self.bar.disable and not step.found:
             shown = text if value is None else f"{split}-{metric} {text}"
             ended = step.row.get("reason") or self.best
             words = (f"round {step.job.rounds}", shown, ended, self.left(self.rounds))
-            line = "  ".join((number, self._trial(step.job), *filter(None, words)))
+            trial = f"{self._trial(step.job)} seed={step.job.settings['seed']}"
+            line = "  ".join((number, trial, *filter(None, words)))
             print(printable(line), flush=True)
+
+    def _rank(self, job: "Job", split: str, score: float) -> None:
+        """The best trial is that of the best mean over all seeds, at the same budget."""
+        from fedaccord.sweep.estimate import LADDERS
+        from fedaccord.sweep.table import written
+        from fedaccord.sweep.trial import sign
+
+        seeds = self.plan.seeds if split == "validation" else self.plan.test_seeds
+        trial = job.name.rpartition("-seed")[0]
+        values = self.values.setdefault((split, trial, job.rounds), [])
+        values.append(score)
+        if len(values) < len(seeds):
+            return
+        stage = (split, job.rounds if self.plan.options.search in LADDERS else 0)
+        if split == self.stage[0] and stage < self.stage:
+            return
+        if stage != self.stage:  # a test is no rival of a tuned trial, nor a rung of a later one
+            self.stage, self.score = stage, -math.inf
+        mean = fmean(values)
+        if mean > self.score:
+            metric = self.plan.options.metric
+            of = f", mean of {len(seeds)} seeds" if len(seeds) > 1 else ""
+            text = written(metric, sign(metric) * mean)
+            self.score, self.best = mean, f"best {text} ({self._trial(job)}{of})"
 
     def look(self, rounds: int) -> None:
         """The rounds that all trials have, those at work among them."""
@@ -172,13 +201,13 @@ class Display:
         self.bar.update(self.task, completed=max(rounds, self.rounds, shown))
 
     def _trial(self, job: "Job") -> str:
-        """Its method, its choices and its seed."""
+        """Its method and its choices."""
         from fedaccord.sweep.table import short
 
         algo = job.settings["algo"]
         chosen = {key: job.settings[key] for key in self.plan.of(algo)}
         words = (f"{key}={short(value)}" for key, value in chosen.items())
-        return " ".join([algo, *words, f"seed={job.settings['seed']}"])
+        return " ".join([algo, *words])
 
 
 def _show(console: Console, plan: "Plan") -> None:

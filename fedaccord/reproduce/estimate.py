@@ -64,5 +64,5 @@ def _time(config: RunConfig) -> Pace:
     kept = {k: v for k, v in config.flat.items() if "." not in k}
     own = {"algo": "fedavg", "fraction-train": 1 / config.num_clients, "local-steps": STEPS}
     rounds = {"num-server-rounds": 3, "eval-every": 3, "checkpoint-every": 3}
-    *_, without, evaluated = timed(kept | own | rounds)
+    *_, without, evaluated, _ = timed(kept | own | rounds)
     return Pace(without / STEPS, max(0.0, evaluated - without))

@@ -1,6 +1,8 @@
 """What a sweep will take, before it begins."""
 
 import math
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,7 +34,7 @@ class Part(NamedTuple):
 
 
 def parts(plan: Plan) -> list[Part]:
-    """The budget of each method; of asha the most that it can take."""
+    """The budget of each method; asha, which decides by its timing, may take more or less."""
     found = []
     for stage in (TUNE, TEST) if plan.tunes else (TEST,):
         for method in plan.methods:
@@ -74,17 +76,19 @@ def _whole(configurations: Sequence[Configuration]) -> list[tuple[int, int]]:
 
 
 def estimate(plan: Plan, found: Sequence[Part]) -> str:
-    """The time, from a round of the first method; the others by their gradients."""
+    """The time, from a run of the first method: its round, the others by their gradients, and what
+    every run takes beside its rounds."""
     method = plan.methods[0]
     first = plan.configuration(method, next(space.corners(plan.of(method))))
-    seconds = _seconds(first)
-    one = _work(found[0])
-    total = sum(seconds * part.rounds * _work(part) / one for part in found)
+    *rounds, rest = timed(first.settings | {"seed": 0, "num-server-rounds": TIMED})
+    seconds, one = rounds[-1], _work(found[0])
+    total = sum(rest * part.runs + seconds * part.rounds * _work(part) / one for part in found)
     if plan.options.ray_address:
         return f"{_words(total)} of one trial after another, {seconds:.2g} s a round"
     number = workers.count(plan.options.workers)
+    total = total / number + (_start_of_process() if number > 1 else 0)
     return (
-        f"about {_words(total / number)} with {number} "
+        f"about {_words(total)} with {number} "
         f"process{'es' if number > 1 else ''}, {seconds:.2g} s a round of {method}"
     )
 
@@ -106,16 +110,21 @@ def _local(configuration: Configuration) -> str:
     return f"{steps} steps" if steps else f"{flat['local-epochs']} epochs"
 
 
-def _seconds(configuration: Configuration) -> float:
-    """Of the second round, evaluation included."""
-    return timed(configuration.settings | {"seed": 0, "num-server-rounds": TIMED})[-1]
+def _start_of_process() -> float:
+    """Seconds until a worker can begin its first run."""
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import fedaccord.sweep.workers"], check=False)
+    return time.perf_counter() - began
 
 
 def timed(settings: Mapping[str, Any]) -> list[float]:
-    """Seconds of a run's rounds in this process, each with its evaluation; the last ones are not
-    those of a start."""
-    ends = [time.perf_counter()]
+    """Seconds of a run's rounds in this process, each with its evaluation, then those that the run
+    takes beside them: to load its data, to begin and to end."""
+    began = time.perf_counter()
+    ends: list[float] = []
     with TemporaryDirectory() as folder, engine.quiet():
         made = RunConfig.make({**settings, "out-dir": folder, "name": "timed"})
         engine.run(made, on_round=lambda _: ends.append(time.perf_counter()))
-    return [end - begin for begin, end in pairwise(ends)]
+        whole = time.perf_counter() - began
+    rounds = [end - begin for begin, end in pairwise(ends)]
+    return [*rounds, whole - sum(rounds)]

@@ -207,6 +207,11 @@ class Plan:
         settings = configuration.settings | {"validation": 0.0}
         return Configuration(configuration.algo, configuration.point, settings)
 
+    @property
+    def draws(self) -> bool:
+        """Whether configurations are drawn by `space.draw`."""
+        return self.options.search in ("random", "halving", "asha")
+
     def trials(self, method: str) -> int:
         """Configurations of a method, where they are not a grid's."""
         shares = self.costs[method] if self.options.fair == "trials" else 1

@@ -12,7 +12,7 @@ from fedaccord import config
 from fedaccord.strategies import METHODS
 
 T = TypeVar("T")
-DRAWS = 100  # draws for each point that is asked for, before fewer distinct ones are taken
+DRAWS = 100  # hypercubes, before fewer distinct points are taken
 
 
 class Choices(NamedTuple):
@@ -131,19 +131,27 @@ def grid(space: Space) -> Iterator[dict[str, Any]]:
 
 
 def draw(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
-    """``count`` distinct points, fewer where there are no more. What is drawn for a key does not
-    depend on the other keys: methods get the same values of those that they share."""
+    """``count`` distinct points, fewer where there are no more: a Latin hypercube.
+
+    Each of ``count`` equal parts of a key's values is drawn from once. What is drawn for a key does
+    not depend on the other keys: methods get the same values of those that they share.
+    """
+    from scipy.stats import qmc  # which few commands need
+
     sizes = [len(v.values) if isinstance(v, Choices) else math.inf for v in space.values()]
     if math.prod(sizes) <= count:
         return list(grid(space))
     points: list[dict[str, Any]] = []
     rngs = {key: np.random.default_rng([seed, zlib.crc32(key.encode())]) for key in space}
-    for _ in range(DRAWS * count):
-        point = {key: values.at(rngs[key].random()) for key, values in space.items()}
-        if point not in points:
-            points.append(point)
+    samplers = {key: qmc.LatinHypercube(1, seed=rng) for key, rng in rngs.items()}
+    for _ in range(DRAWS):  # lists and integers may give a point twice
         if len(points) == count:
             break
+        drawn = {key: sampler.random(count)[:, 0].tolist() for key, sampler in samplers.items()}
+        for row in zip(*drawn.values(), strict=True):
+            point = {key: space[key].at(u) for key, u in zip(drawn, row, strict=True)}
+            if point not in points and len(points) < count:
+                points.append(point)
     return points
 
 

@@ -12,9 +12,19 @@ from fedaccord.runs.lock import Lock
 from fedaccord.sweep import workers
 from fedaccord.sweep.plan import Plan
 from fedaccord.sweep.search import Ask, budget, ranked, search
-from fedaccord.sweep.table import TEST, TUNE, Trial, Winner, trials_table, winners_table
+from fedaccord.sweep.table import (
+    TEST,
+    TUNE,
+    Trial,
+    Winner,
+    at_edges,
+    trials_table,
+    winners_table,
+)
 from fedaccord.sweep.trial import ROWS, Job, Row, forget_checkpoints, mean, row_of
 from fedaccord.sweep.workers import Workers
+
+DRAWN = "draws.txt"  # in a sweep's folder: how its configurations were drawn
 
 
 class Step(NamedTuple):
@@ -35,6 +45,7 @@ class Sweep:
     def __init__(self, plan: Plan, folder: Path, on_step: OnStep) -> None:
         self.plan, self.folder, self.on_step = plan, folder, on_step
         self.trials: dict[tuple[str, int], Trial] = {}  # by configuration and seed
+        self.warnings: list[str] = []  # after `run`: lines on winners at the edge of what was tried
         self.told: dict[str, int] = {}  # rounds of the jobs that `on_step` knows of, by name
 
     def run(self) -> pd.DataFrame:
@@ -44,7 +55,20 @@ class Sweep:
             for folder in (self.folder, self.folder / ROWS):
                 for file in unfinished(folder):
                     file.unlink()
+            self._check_draws()
             return self._run()
+
+    def _check_draws(self) -> None:
+        """Raises ValueError, in one line, if the folder's configurations were drawn otherwise."""
+        if (self.folder / DRAWN).exists():
+            return
+        if not any((self.folder / ROWS).glob("*.json")):
+            self._write(DRAWN, "latin-hypercube\n")
+        elif self.plan.draws:
+            raise ValueError(
+                f"{self.folder}: an earlier version drew the configurations of this sweep in "
+                "another way, so that it cannot resume; choose another --out"
+            )
 
     def _run(self) -> pd.DataFrame:
         winners = self._asha() if self.plan.options.search == "asha" and self.plan.tunes else None
@@ -55,6 +79,7 @@ class Sweep:
             self._do(work, asks, self.plan.test_seeds, TEST)
         tests = [trial for trial in self.trials.values() if trial.stage == TEST]
         table = winners_table(winners, tests, self.plan.options.metric)
+        self.warnings = self._at_edges(winners)
         self._write("winners.csv", table.to_csv(index=False))
         return table
 
@@ -86,6 +111,17 @@ class Sweep:
         scores = [*map(self._score, asks)]
         best = ranked(asks, scores)[0]
         return Winner(best, self._score(Ask(best, best.rounds)), len(tried))
+
+    def _at_edges(self, winners: Sequence[Winner]) -> list[str]:
+        tuned = [trial.configuration for trial in self.trials.values() if trial.stage == TUNE]
+        return [
+            line
+            for winner in winners
+            for line in at_edges(
+                winner.configuration,
+                [c.point for c in tuned if c.algo == winner.configuration.algo],
+            )
+        ]
 
     def _do(
         self, work: Workers, asks: Sequence[Ask], seeds: Iterable[int], stage: str = TUNE

@@ -1,12 +1,13 @@
 """table.csv, a row a trial, and winners.csv, a row a method, or a configuration that was tested."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from fedaccord import config
 from fedaccord.runs.metrics import MEAN, WINDOW, is_share, metric_of
 from fedaccord.sweep.plan import Configuration
 from fedaccord.sweep.trial import COMPLETED, Row, column, number, sign
@@ -96,6 +97,27 @@ def winners_table(winners: Sequence[Winner], tests: Sequence[Trial], metric: str
         rows.append(row)
     rows.sort(key=lambda row: -sign(metric) * row[place] if row[place] == row[place] else math.inf)
     return pd.DataFrame(rows)
+
+
+def at_edges(winner: Configuration, tried: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each number of the winner that is the least or the largest of those ``tried``:
+    a better one may lie beyond, unless the key's own range ends there."""
+    known = config.keys()
+    for key, value in winner.point.items():
+        values = sorted({point[key] for point in tried if is_number(point[key])})
+        if len(values) < 2 or value not in (values[0], values[-1]):
+            continue
+        which, bound = ("least", "low") if value == values[0] else ("largest", "high")
+        if known[key].metadata[bound] != value:
+            yield (
+                f"{winner.algo}: the winner's {key}={short(value)} is the {which} of "
+                f"{len(values)} that were tried; widen {key} in [space], a better one may lie "
+                "beyond"
+            )
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _by_seed(winner: Winner, tests: Sequence[Trial], metric: str) -> dict[int, float]:

@@ -16,7 +16,9 @@ import pytest
 import tomli_w
 from rich.console import Console
 
-from fedaccord.sweep.trial import execute
+from fedaccord.cli.sweep import Display
+from fedaccord.sweep import Step
+from fedaccord.sweep.trial import Job, execute
 from tests.cli.shell import invoke
 from tests.sweep.plans import content, finish, make, table
 
@@ -31,7 +33,7 @@ def test_a_sweep_shows_its_trials_and_its_winners(tmp_path: Path) -> None:
     space = {"algo": ["fedavg"], "lr": [0.1, 1e30]}
     result = invoke("sweep", write(tmp_path, content(space)), "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
-    assert result.stderr == ""
+    assert result.stderr.startswith("warning: fedavg: the winner's lr=0.1 is the least of 2 that")
     lines = result.stdout.splitlines()
     assert [line.split("  ")[0] for line in lines[:3]] == ["run 1/3", "run 2/3", "run 3/3"]
     assert lines[0].split("  ")[1] == "fedavg lr=0.1 seed=0"
@@ -177,3 +179,32 @@ def until(done: Any) -> None:
     while not done():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_the_best_is_that_of_the_best_mean_over_all_seeds() -> None:
+    """A single seed that was lucky is not the best trial; nor is a first rung's a later one's."""
+    plan = make({"algo": ["fedavg"], "lr": [0.05, 0.1]}, seeds=[0, 1])
+    display = Display(Console(file=io.StringIO()), plan)
+
+    def step(lr: float, seed: int, value: float, validation: float = 0.1) -> str:
+        settings = {"algo": "fedavg", "lr": lr, "seed": seed, "num-server-rounds": 3}
+        job = Job("", f"fedavg-{lr}-seed{seed}", settings | {"validation": validation})
+        split = "validation" if validation else "test"
+        row = {"status": "completed", f"{split}-accuracy-mean-of-last-10": value}
+        display.on_step(Step(job, row, 3, found=False))
+        return display.best
+
+    assert step(0.05, 0, 0.9) == ""
+    assert step(0.1, 0, 0.8) == ""
+    assert step(0.1, 1, 0.8) == "best 80.00% (fedavg lr=0.1, mean of 2 seeds)"
+    assert step(0.05, 1, 0.2) == "best 80.00% (fedavg lr=0.1, mean of 2 seeds)"
+    step(0.05, 0, 0.1, validation=0.0)
+    assert step(0.05, 1, 0.3, validation=0.0) == "best 20.00% (fedavg lr=0.05, mean of 2 seeds)"
+
+
+def test_asha_counts_its_runs_without_a_total() -> None:
+    """How many go on at a rung, it finds out."""
+    more = {"search": "asha", "ray_address": "local", "trials": 4}
+    lr = {"algo": ["fedavg"], "lr": {"low": 0.05, "high": 0.1}}
+    assert Display(Console(file=io.StringIO()), make(lr, **more)).of == ""
+    assert Display(Console(file=io.StringIO()), make(lr, search="random", trials=4)).of == "/5"

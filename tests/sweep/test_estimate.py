@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedaccord.sweep.estimate import _words, estimate, parts
+from fedaccord.sweep.estimate import _words, estimate, parts, timed
 from tests.sweep.plans import finish, make
 
 LR = {"lr": {"low": 0.05, "high": 0.1}}
@@ -32,6 +32,28 @@ def test_optuna_and_costs() -> None:
     assert (tune.configurations, tune.runs, tune.rounds) == (6, 12, 36)
     assert (test.configurations, test.runs, test.rounds) == (1, 2, 6)
     assert (tune.local, tune.gradients_a_step) == ("2 epochs", 2)
+
+
+@pytest.mark.parametrize(("processes", "expected"), [(1, 6 * 2 + 18 * 0.5), (2, 21 / 2 + 3)])
+def test_an_estimate_counts_the_start_of_runs(
+    processes: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedaccord.sweep.estimate.timed", lambda _: [0.7, 0.5, 2.0])
+    monkeypatch.setattr("fedaccord.sweep.estimate._start_of_process", lambda: 3.0)
+    plan = make({"algo": ["fedavg", "fedprox"], "lr": [0.05, 0.1]}, workers=processes)
+    assert f"about {_words(expected)} with" in estimate(plan, parts(plan))
+
+
+def test_what_a_run_takes_beside_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 2.0, 4.0, 9.0])  # the start, rounds 0 to 2, the end
+
+    def run(config: Any, on_round: Any) -> None:
+        for number in range(3):
+            on_round(number)
+
+    monkeypatch.setattr("fedaccord.sweep.estimate.engine.run", run)
+    monkeypatch.setattr("fedaccord.sweep.estimate.time.perf_counter", now.__next__)
+    assert timed({}) == [1.0, 2.0, 6.0]
 
 
 def test_an_estimate_is_in_fitting_units() -> None:

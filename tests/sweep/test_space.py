@@ -1,5 +1,6 @@
 """Spaces: lists, ranges, what is for one method alone, grids and draws."""
 
+import math
 from typing import Any
 
 import pytest
@@ -71,6 +72,27 @@ def test_draws_depend_on_the_seed_and_on_no_other_key() -> None:
     more = space.draw(lr | {"mu": Range(0.0, 1.0)}, 5, seed=0)
     assert [point["lr"] for point in more] == [point["lr"] for point in first]
     assert len({point["lr"] for point in first}) == 5
+
+
+@pytest.mark.parametrize("count", [1, 4, 7])
+@pytest.mark.parametrize("seed", range(5))
+def test_draws_cover_every_part_of_a_range(count: int, seed: int) -> None:
+    """A Latin hypercube: four draws cannot all be small, as they were once."""
+    keys = {"lr": Range(0.01, 0.3, log=True), "mu": Range(0.0, 1.0)}
+    drawn = space.draw(keys, count, seed)
+    logs = [math.log(point["lr"] / 0.01) / math.log(30) for point in drawn]
+    assert sorted(int(count * u) for u in logs) == [*range(count)]
+    assert sorted(int(count * point["mu"]) for point in drawn) == [*range(count)]
+
+
+def test_draws_of_two_keys_are_in_other_orders() -> None:
+    keys = {"a": Range(0.0, 1.0), "b": Range(0.0, 1.0)}
+    orders = set()
+    for seed in range(20):
+        drawn = space.draw(keys, 3, seed)
+        b = [point["b"] for point in sorted(drawn, key=lambda point: point["a"])]
+        orders.add(tuple(sorted(range(3), key=b.__getitem__)))
+    assert len(orders) == 6
 
 
 def test_draws_are_distinct_and_no_more_than_there_are() -> None:

@@ -14,6 +14,7 @@ import pytest
 from fedaccord.runs.reader import read
 from fedaccord.sweep import Plan, Sweep
 from fedaccord.sweep.estimate import parts
+from fedaccord.sweep.sweep import DRAWN
 from tests.runs.locks import LOCK, wait_for_lock
 from tests.sweep.plans import finish, make, table
 
@@ -160,3 +161,21 @@ def test_two_processes_do_not_work_on_one_sweep(tmp_path: Path) -> None:
         other.wait()
     finish(make({"algo": ["fedavg"]}), tmp_path)  # it died
     assert not (tmp_path / ".lock").exists()
+
+
+def test_a_sweep_that_an_earlier_version_drew_is_refused_in_one_line(tmp_path: Path) -> None:
+    """It would try other configurations beside the old ones."""
+    plan = make({"lr": {"low": 0.05, "high": 0.1}}, search="random", trials=2)
+    finish(plan, tmp_path)
+    assert finish(plan, tmp_path)
+    (tmp_path / DRAWN).unlink()
+    with pytest.raises(ValueError, match=r"drew the configurations .* choose another --out$"):
+        finish(plan, tmp_path)
+    assert finish(make({"lr": [0.05]}), tmp_path)  # nothing is drawn
+
+
+def test_a_winner_at_an_edge_is_a_warning(tmp_path: Path) -> None:
+    sweep = Sweep(make({"algo": ["fedavg"], "lr": [0.05, 0.1]}), tmp_path, lambda _: None)
+    sweep.run()
+    [line] = sweep.warnings
+    assert line.startswith("fedavg: the winner's lr=0.")

@@ -6,7 +6,16 @@ from typing import Any
 import pytest
 
 from fedaccord.sweep.plan import Configuration
-from fedaccord.sweep.table import TEST, TUNE, Trial, Winner, as_text, trials_table, winners_table
+from fedaccord.sweep.table import (
+    TEST,
+    TUNE,
+    Trial,
+    Winner,
+    as_text,
+    at_edges,
+    trials_table,
+    winners_table,
+)
 from tests.sweep.plans import make
 
 PLAN = make({"algo": ["fedprox", "fedavg"], "lr": [0.1, 0.2], "fedprox": {"mu": [1.0]}})
@@ -101,3 +110,28 @@ def test_a_loss_is_no_percentage() -> None:
     tests = [trial("fedavg", s, None, **{"test-loss-last": 2.0 + s}) for s in (0, 1)]
     heading, rows = as_text(winners_table(winners(score=-3.0)[1:], tests, loss))
     assert rows[0][: heading.index("seeds")][:2] == ["fedavg", "2.5 ± 0.7071"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "tried", "lines"),
+    [
+        (0.3, (0.1, 0.2, 0.3), 1),
+        (0.1, (0.1, 0.2, 0.3), 1),
+        (0.2, (0.1, 0.2, 0.3), 0),
+        (0.2, (0.2,), 0),
+    ],
+)
+def test_a_winner_at_the_edge_of_what_was_tried(
+    chosen: float, tried: tuple[float, ...], lines: int
+) -> None:
+    [winner] = make({"lr": [chosen], "algo": ["fedavg"]}).configurations("fedavg")
+    found = [*at_edges(winner, [{"lr": value, "algo": "fedavg"} for value in tried])]
+    assert len(found) == lines
+    which = "largest" if chosen == max(tried) else "least"
+    words = f"fedavg: the winner's lr={chosen} is the {which} of {len(tried)} that were tried"
+    assert all(line.startswith(words) for line in found)
+
+
+def test_a_winner_at_the_end_of_what_is_allowed_is_at_no_edge() -> None:
+    [winner] = make({"lr-decay": [1.0], "algo": ["fedavg"]}).configurations("fedavg")
+    assert not [*at_edges(winner, [{"lr-decay": 1.0}, {"lr-decay": 0.9}])]
