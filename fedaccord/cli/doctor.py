@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unr
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
+    from fedaccord.task.datasets import Facts
 
 
 def doctor(
@@ -212,12 +213,12 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
         yield from _check_memory(settings, vector, facts.size)
 
 
-def _check_data(settings: "RunConfig") -> Generator[Check, None, "_Facts | None"]:
+def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]:
     """What is known of the data without decoding it; None: not enough."""
     from fedaccord.task import datasets, load_task
 
     task, clients = settings.task, settings.num_clients
-    facts = KNOWN.get(task.dataset)
+    facts = datasets.KNOWN.get(task.dataset)
     try:
         data = datasets.cached(task.dataset, task.data_dir, image_size=task.image_size)
     except FileNotFoundError as error:
@@ -232,7 +233,7 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "_Facts | None"
     if data:
         arrays = (data.x_train, data.y_train, data.x_test, data.y_test)
         shape, samples = tuple(data.x_train.shape[1:]), len(data.y_train)
-        facts = _Facts(shape, data.classes, samples, sum(x.nbytes for x in arrays))
+        facts = datasets.Facts(shape, data.classes, samples, sum(x.nbytes for x in arrays))
     if facts is None:
         advice = "unknown until it is decoded; run once to have it checked"
         yield Check("warn", "data", f"{task.dataset}: {advice}")
@@ -253,7 +254,7 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "_Facts | None"
     return facts
 
 
-def _check_model(settings: "RunConfig", facts: "_Facts") -> Generator[Check, None, int | None]:
+def _check_model(settings: "RunConfig", facts: "Facts") -> Generator[Check, None, int | None]:
     """Bytes of a vector of d; None where the model does not fit the data."""
     import torch
 
@@ -313,23 +314,3 @@ def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Che
     else:
         tight = need > 0.7 * free
         yield Check("warn" if tight else "ok", "memory", words + ("; tight" if tight else ""))
-
-
-class _Facts(NamedTuple):
-    shape: tuple[int, ...]  # of a sample
-    classes: int
-    samples: int  # for training
-    size: int  # bytes once decoded, of training and test samples
-
-
-def _images(shape: tuple[int, int, int], classes: int, train: int, test: int) -> _Facts:
-    a_sample = shape[0] * shape[1] * shape[2] + 8  # uint8 pixels, int64 label
-    return _Facts(shape, classes, train, (train + test) * a_sample)
-
-
-KNOWN = {
-    "digits": _images((1, 8, 8), 10, 1438, 359),
-    "fashion-mnist": _images((1, 28, 28), 10, 60_000, 10_000),
-    "cifar10": _images((3, 32, 32), 10, 50_000, 10_000),
-    "cifar100": _images((3, 32, 32), 100, 50_000, 10_000),
-}

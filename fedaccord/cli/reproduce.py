@@ -158,19 +158,21 @@ def _show(console: Console, study: "Study", options: "Options", folder: Path | N
             own = [run for run in runs if run.cell is cell]
             rounds = study.rounds_of(cell)
             number = rounds * gradients(RunConfig.make(own[0].job.settings))
-            hours = estimate.hours(own)
-            rows.append([cell.name, str(len(own)), str(rounds), f"{number:,.0f}", _hours(hours)])
+            hours = _hours(estimate.hours(own))
+            rows.append([cell.name, str(len(own)), str(rounds), f"{number:,.0f}", hours])
         total = estimate.hours(runs)
     print_table(console, ["cell", "runs", "rounds", "gradients a run", "hours left"], rows)
-    processes = estimate.processes
-    console.print(
-        f"{len(runs)} runs; about {_hours(total)} hours left with {processes} "
-        f"process{'es' if processes > 1 else ''}",
-        soft_wrap=True,
-    )
+    processes = f"{estimate.processes} process{'es' if estimate.processes > 1 else ''}"
+    left = f"about {_hours(total)} hours left with {processes}"
+    if total is None:
+        dataset = RunConfig.make(runs[0].job.settings).task.dataset
+        left = f"the hours are estimated where the data is: add data-dir=, the folder of {dataset}"
+    console.print(f"{len(runs)} runs; {left}", soft_wrap=True)
 
 
-def _hours(hours: float) -> str:
+def _hours(hours: float | None) -> str:
+    if hours is None:
+        return "–"
     return f"{hours:,.0f}" if hours > 10 else f"{hours:.2g}"
 
 

@@ -8,7 +8,8 @@ from fedaccord.reproduce.study import Run, Study
 from fedaccord.sweep import workers
 from fedaccord.sweep.estimate import timed
 from fedaccord.sweep.plan import Options
-from fedaccord.task import load_task
+from fedaccord.task import datasets, load_task
+from fedaccord.task.config import TaskConfig
 
 STEPS = 2  # of the one client that is timed
 
@@ -27,8 +28,11 @@ class Estimate:
         self.study, self.processes = study, workers.count(options.workers)
         self.paces: dict[tuple[object, ...], Pace] = {}
 
-    def hours(self, runs: Sequence[Run]) -> float:
-        """Of those that are not done yet, at the pace of one process alone."""
+    def hours(self, runs: Sequence[Run]) -> float | None:
+        """Of those that are not done yet, at the pace of one process alone; None: of a data set
+        that is not here."""
+        if not all(has_data(RunConfig.make(run.job.settings).task) for run in runs):
+            return None
         left = [run for run in runs if self.study.done(run) is None]
         return sum(map(self._seconds, left)) / 3600 / self.processes
 
@@ -53,10 +57,29 @@ def gradients(config: RunConfig) -> float:
     """Gradient evaluations of a round, each of a batch; of equal clients."""
     strategy, steps = config.strategy, config.strategy.local_steps
     if not steps:
-        size = load_task(config.task, num_clients=config.num_clients).clients.size(0)
+        size = _samples_of_client(config)
         steps = strategy.mean_steps(size, clients=1)
     cohort = strategy.cohort_size(config.num_clients)
     return float(cohort * steps * strategy.cost.gradients)
+
+
+def has_data(task: TaskConfig) -> bool:
+    """Whether the data set is here; nothing is fetched. Raises FileNotFoundError if it is not and
+    nothing is known of it."""
+    try:
+        datasets.cached(task.dataset, task.data_dir, image_size=task.image_size)
+    except FileNotFoundError:
+        if task.dataset not in datasets.KNOWN:
+            raise
+        return False
+    return True
+
+
+def _samples_of_client(config: RunConfig) -> int:
+    if has_data(config.task):
+        return load_task(config.task, num_clients=config.num_clients).clients.size(0)
+    samples = datasets.KNOWN[config.task.dataset].samples
+    return config.task.samples_per_client or max(1, samples // config.num_clients)
 
 
 def _time(config: RunConfig) -> Pace:

@@ -28,8 +28,11 @@ END = "Written by `fedaccord reproduce`; every run is a row of [{csv}]({csv}).\n
 
 
 def as_markdown(tables: Sequence[Table], results: pd.DataFrame, csv: str) -> str:
-    """Markdown. results: as of `results.merged`; csv: the name of their file, beside the page."""
-    return "\n".join([INTRODUCTION, *(_section(t, results) for t in tables), END.format(csv=csv)])
+    """Markdown, tables with a result first. results: as of `results.merged`; csv: the name of their
+    file, beside the page."""
+    run = set(results["table"])
+    ordered = sorted(tables, key=lambda table: table.name not in run)
+    return "\n".join([INTRODUCTION, *(_section(t, results) for t in ordered), END.format(csv=csv)])
 
 
 def _section(table: Table, results: pd.DataFrame) -> str:

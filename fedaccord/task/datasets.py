@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -101,6 +101,28 @@ def _locate(
     return source, folder / f"{name}-{fingerprint(source.paths, image_size)}.safetensors"
 
 
+class Facts(NamedTuple):
+    """What is known of a data set before it is decoded."""
+
+    shape: tuple[int, ...]  # of a sample
+    classes: int
+    samples: int  # for training
+    size: int  # bytes once decoded, of training and test samples
+
+
+def _images(shape: tuple[int, int, int], classes: int, train: int, test: int) -> Facts:
+    a_sample = shape[0] * shape[1] * shape[2] + 8  # uint8 pixels, int64 label
+    return Facts(shape, classes, train, (train + test) * a_sample)
+
+
+KNOWN = {
+    "digits": _images((1, 8, 8), 10, 1438, 359),
+    "fashion-mnist": _images((1, 28, 28), 10, 60_000, 10_000),
+    "cifar10": _images((3, 32, 32), 10, 50_000, 10_000),
+    "cifar100": _images((3, 32, 32), 100, 50_000, 10_000),
+}
+
+
 def _absolute(data_dir: str) -> Path:
     try:
         path = Path(data_dir).expanduser().resolve()
@@ -175,9 +197,10 @@ def _torchvision(
             return getattr(datasets, kind)(root, train=train, download=download)
         except Exception as error:  # torchvision asserts where it does not check
             reason = str(error) or type(error).__name__
+            again = f"delete {root / subfolder} and set" if (root / subfolder).exists() else "try"
             raise ValueError(
-                f"{kind} cannot be had from {root} ({reason}): delete {root / subfolder} and set "
-                "download=true, or point data-dir to a complete copy"
+                f"{kind} cannot be had from {root} ({reason}): {again} download=true again, or "
+                "point data-dir to a complete copy"
             ) from error
 
     def decode() -> Decoded:

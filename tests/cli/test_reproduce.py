@@ -75,6 +75,20 @@ def test_a_dry_run_tells_the_cost_and_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of the data set suffices for the gradients; nothing is fetched."""
+    monkeypatch.setenv("FEDACCORD_CACHE", str(tmp_path))
+    for own in ((), ("download=false",), (f"data-dir={tmp_path}",)):
+        result = invoke("reproduce", "fedinit-table3", "--dry-run", *own)
+        assert (result.exit_code, result.stderr) == (0, "")
+        rows = [line.split() for line in result.stdout.splitlines()]
+        # 500 rounds of 10 clients with 5 epochs of 10 batches
+        assert ["beta=0.1/10%-100/dir-0.1", "3", "500", "250,000", "–"] in rows
+        assert "24 runs; the hours are estimated where the data is: add data-dir=" in result.stdout
+        assert str(tmp_path) not in result.stdout
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

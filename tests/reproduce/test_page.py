@@ -96,6 +96,15 @@ def test_what_was_not_run_says_so(tmp_path: Path) -> None:
     assert not [line for line in lines(tmp_path, *whole) if "Not run" in line]
 
 
+def test_a_page_begins_with_what_was_run() -> None:
+    last = tables()[-1]
+    results = pd.DataFrame([result(last.cells[0].name, 0, 80.0)], columns=COLUMNS)
+    results["table"] = last.name
+    first, second = as_markdown(tables(), results, "x.csv").split("\n## ")[1:3]
+    assert first.startswith(last.title)
+    assert second.startswith(tables()[0].title)
+
+
 def test_the_page_has_every_table_and_cell() -> None:
     text = as_markdown(tables(), pd.DataFrame(columns=COLUMNS), "x.csv")
     for table in tables():
