@@ -669,3 +669,17 @@ def test_unknown_name_lists_the_known_and_the_nearest() -> None:
 def test_image_size_is_only_for_image_folder(name: str, size: int) -> None:
     with pytest.raises(ValueError, match=f"image-size: .* got {size} with {name}"):
         load(name, image_size=size)
+
+
+def test_a_failed_download_does_not_name_a_folder_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*_: Any, **__: Any) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("torchvision.datasets.CIFAR10", offline)
+    with pytest.raises(ValueError, match=r"\(no network\): try download=true again, or point"):
+        datasets.load("cifar10", str(tmp_path), download=True)
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    with pytest.raises(ValueError, match=r"delete .*cifar-10-batches-py and set download=true"):
+        datasets.load("cifar10", str(tmp_path), cache_dir=tmp_path)
