@@ -1,6 +1,6 @@
 """Run directories as tables, without PyTorch: what reports, comparisons and sweeps read."""
 
-import json
+import io
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedaccord.runs.directory import flatten, status
+from fedaccord.runs.files import read_bytes, read_json
 
 WORDS = ("status", "repair")  # columns of clients.csv
 UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, RecursionError)  # TOML, JSON, CSV
@@ -59,7 +60,7 @@ def read(path: Path) -> Run:
         raise ValueError(f"{path}: expected a run directory with config.toml, found none")
     try:
         config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        summary = read_json(path / "summary.json")
         if not isinstance(summary["status"], str):
             raise ValueError("summary.json: expected a text as status")
         summary["status"] = status(path)  # dead, where it says running and nobody does
@@ -94,7 +95,7 @@ def _table(path: Path, columns: list[str], words: Iterable[str] = ()) -> pd.Data
     """Numbers but for the columns ``words``; empty, with ``columns``, before the first round."""
     if not path.exists():
         return pd.DataFrame(columns=columns)
-    table = pd.read_csv(path)
+    table = pd.read_csv(io.BytesIO(read_bytes(path)))
     if missing := [name for name in columns if name not in table or table[name].hasnans]:
         raise ValueError(f"{path.name}: expected the column {missing[0]} in every row")
     for name in table.columns.difference([*words]):

@@ -1,6 +1,7 @@
 """Run directories as tables: what a run wrote, and one line for what is none."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -85,6 +86,15 @@ def test_what_is_no_run_or_damaged_is_one_line(path: Path, tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"got a damaged one .*") as error:
         reader.read(tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "clients.csv", "classes.csv"])
+def test_a_pipe_is_one_line_and_is_not_waited_for(name: str, path: Path, tmp_path: Path) -> None:
+    shutil.copytree(path, tmp_path / "x")
+    (tmp_path / "x" / name).unlink()
+    os.mkfifo(tmp_path / "x" / name)
+    with pytest.raises(ValueError, match=rf"x: expected a run directory, .* \({name}: expected a"):
+        reader.read(tmp_path / "x")
 
 
 def test_reading_does_not_load_pytorch(path: Path) -> None:
