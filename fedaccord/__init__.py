@@ -3,11 +3,23 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedaccord.analysis.notebook import compare, report
+    from fedaccord.analysis.saved_model import load
     from fedaccord.client.train import evaluate_locally, train_locally
-    from fedaccord.engine import simulate
+    from fedaccord.engine.simulate import run_with as run
+    from fedaccord.engine.simulate import simulate
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "evaluate_locally", "simulate", "train_locally"]
+__all__ = [
+    "__version__",
+    "compare",
+    "evaluate_locally",
+    "load",
+    "report",
+    "run",
+    "simulate",
+    "train_locally",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,6 +28,18 @@ def __getattr__(name: str) -> Any:
         from fedaccord.engine import simulate
 
         return simulate
+    if name == "run":
+        from fedaccord.engine import run_with
+
+        return run_with
+    if name in ("compare", "report"):
+        from fedaccord.analysis import notebook
+
+        return getattr(notebook, name)
+    if name == "load":
+        from fedaccord.analysis.saved_model import load
+
+        return load
     if name in ("evaluate_locally", "train_locally"):
         from fedaccord import strategies  # registers the methods that messages name
         from fedaccord.client import train

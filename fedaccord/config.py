@@ -140,9 +140,7 @@ class RunConfig:
         known = keys()
         for key in values:
             if key not in known:
-                raise ValueError(
-                    hints.unknown(key, values.get("algo", RunConfig.algo), METHODS, known)
-                )
+                raise hints.unknown(key, values.get("algo", RunConfig.algo), METHODS, known)
         if method is not None:
             values = {**values, **_settings_of(method)}
         flat = {key: _check(key, values.get(key, default(f)), f) for key, f in known.items()}

@@ -1,7 +1,7 @@
 """What may have been meant by an unknown key of a run configuration."""
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 SYNONYMS = {  # other names of these settings -> our keys
     **dict.fromkeys(("learning-rate", "eta", "client-lr", "local-lr"), ("lr",)),
@@ -24,8 +24,16 @@ OPTIMIZER = (
 RENAMED = {"alpha": "dirichlet-alpha"}  # keys of earlier versions
 
 
-def unknown(key: str, algo: object, methods: Iterable[str], known: Collection[str]) -> str:
-    """The message for an unknown key: the key of that meaning, else the nearest three.
+class UnknownKey(ValueError):
+    """near: the nearest known keys, at most three."""
+
+    def __init__(self, message: str, near: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.near = near
+
+
+def unknown(key: str, algo: object, methods: Iterable[str], known: Collection[str]) -> ValueError:
+    """The error for an unknown key: the key of that meaning, else the nearest three.
 
     algo: the chosen method; a key of another method is suggested last. methods: their names.
     """
@@ -41,19 +49,19 @@ def unknown(key: str, algo: object, methods: Iterable[str], known: Collection[st
             break
     if key in RENAMED:
         if not any(k.startswith(f"{algo}.") for k in same):
-            return f"{key}: this key is now called {RENAMED[key]!r}"
+            return ValueError(f"{key}: this key is now called {RENAMED[key]!r}")
         same.append(RENAMED[key])
     if last(key) in ("optimizer", "optimiser"):
-        return f"unknown key {key!r}: {OPTIMIZER}"
+        return ValueError(f"unknown key {key!r}: {OPTIMIZER}")
     if not {*same} & {*read}:
         meant = SYNONYMS.get(last(key), ())
         same = [k for k in meant if k in read] or [*meant] or same
     near = same or difflib.get_close_matches(key, read, n=3, cutoff=0.45)
     if not near:
-        return f"unknown key {key!r}; `fedaccord run --list-keys` lists the known ones"
+        return UnknownKey(f"unknown key {key!r}; `fedaccord run --list-keys` lists the known ones")
     *first, final = map(repr, near[:3])
     words = f"{', '.join(first)} or {final}" if first else final
-    return f"unknown key {key!r} (did you mean {words}?)"
+    return UnknownKey(f"unknown key {key!r} (did you mean {words}?)", near[:3])
 
 
 def _kebab(name: str) -> str:

@@ -45,7 +45,7 @@ ROOMS = {  # a module at the top of the package is a room too
         "torch flwr",
     ),
     "apps": Allowed("client_app server_app threads", ""),
-    "engine": Allowed(f"{APPS} memory threads", "torch flwr pandas ray"),
+    "engine": Allowed(f"{APPS} hints memory threads", "torch flwr pandas ray"),
     "analysis": Allowed(
         "core runs config task threads logbook", "torch pandas numpy bokeh matplotlib"
     ),
@@ -60,7 +60,7 @@ ROOMS = {  # a module at the top of the package is a room too
         f"{APPS} __version__ memory threads engine deploy analysis sweep presets reproduce",
         "torch flwr click rich typer psutil",
     ),
-    "__init__": Allowed("client engine strategies", ""),
+    "__init__": Allowed("analysis client engine strategies", ""),
 }
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")  # Flower's documented packages
 

@@ -26,15 +26,12 @@ def report(
     fedaccord report my-sweep --out my-sweep.html
     """
     groups = read_groups(runs)
-    try:
-        from fedaccord.analysis.report import html
-    except ImportError as error:
-        from fedaccord.analysis import INSTALL
+    from fedaccord.analysis.notebook import write_page
 
-        stop(f"{error}: a report needs Bokeh: {INSTALL}", 2)
-    out = out.expanduser()
     try:
-        out.write_text(html(groups, target), encoding="utf-8")
+        path = write_page(groups, out, target)
+    except ImportError as error:
+        stop(error, 2)
     except OSError as error:
         stop(f"--out: cannot write {out} ({error.strerror})", 2)
-    make_console().print(f"report: {out.absolute()}", soft_wrap=True)
+    make_console().print(f"report: {path}", soft_wrap=True)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+SHOWN = ("test-accuracy", "test-loss", "train-loss")  # of the last round, in a History's repr
+
+
 class History(NamedTuple):
     """What `simulate` returns; T rounds, C clients, d parameters."""
 
@@ -27,6 +30,14 @@ class History(NamedTuple):
     states: list[list[Any]] | None  # every client's state after every round; row 0: all None
     settings: dict[str, Any]  # every run-config key in use, with its value
     state: RoundState  # of the server, after the last round
+
+    def __repr__(self) -> str:
+        """One line, without the weights."""
+        last = self.metrics.iloc[-1]
+        d = sum(tensor.numel() for tensor in self.model.values())
+        ends = [f"{name} {last[name]:.4g}" for name in SHOWN if name in last]
+        words = [f"{last['round']:.0f} rounds", f"{len(self.clients)} clients", f"{d:,} parameters"]
+        return f"History({', '.join(words + ends)})"
 
 
 class Recorder:

@@ -21,6 +21,7 @@ from fedaccord.engine import vectorize as vectorized
 from fedaccord.engine.faults import Faults, FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.history import History, Recorder
+from fedaccord.engine.keywords import keys_of, make_config, module_of
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.runs import RunDirectory
@@ -67,6 +68,17 @@ def run(
             return server_app.run(
                 *(clients, config, task, on_round, at), cohorts=cohorts, partition=facts
             )
+
+
+def run_with(algo: str = RunConfig.algo, **keys: Any) -> Path:
+    """Run a federation as `fedaccord run` does, without its log, and return its run directory.
+
+    algo, keys: as of `simulate`, whose other arguments are not run-config keys. Raises ValueError
+    on settings that do not fit, FederationError as `simulate`.
+    """
+    config = make_config(keys_of(keys) | {"algo": algo})
+    with quiet():
+        return run(config).path
 
 
 @contextmanager
@@ -134,7 +146,7 @@ def simulate(
     *,
     clients: Sequence[Samples] | None = None,
     test: Samples | None = None,
-    model: str | nn.Module = "mlp",
+    model: str | nn.Module | Callable[[], nn.Module] = "mlp",
     loss: Loss = F.cross_entropy,
     rounds: int = 30,
     participation: float | Sequence[Sequence[int]] | None = None,
@@ -154,7 +166,8 @@ def simulate(
     sets can be given beside it.
     clients: (inputs, targets) per client; by default dealt from ``dataset`` as the run config says.
     test: (inputs, targets) to evaluate on, with ``clients``.
-    model: a module, whose parameters are the initial ones, or a name with ``dataset``.
+    model: a module, whose parameters are the initial ones, a function that returns one (it is
+        called once), or a name of `fedaccord run --list-keys`.
     loss: ``loss(predictions, targets)``.
     participation: the share of clients a round, or the clients of every round.
     dtype: float32 (the default) or float64, of data, model and every vector.
@@ -175,9 +188,9 @@ def simulate(
     diverged.
     """
     method = None if isinstance(algo, str) else algo
-    values = {key.replace("_", "-"): value for key, value in keys.items()}
-    if values.get("clip-norm", 0) is None:
-        values["clip-norm"] = 0.0
+    if not isinstance(model, (str, nn.Module)):
+        model = module_of(model)
+    values = keys_of(keys)
     cohorts = None
     if isinstance(participation, (int, float)):
         values["fraction-train"] = float(participation)
@@ -196,7 +209,7 @@ def simulate(
         values["model"] = model
     if clients is not None:
         values["num-clients"] = len(clients)
-    config = RunConfig.make(values, method)
+    config = make_config(values, method)
     for key, why in config.unread_keys().items():
         if key in given and not (key == "fraction-train" and values[key] == 1):
             raise TypeError(f"{key}: {why}; leave it out")
@@ -254,7 +267,7 @@ def _check_given(
                 "settings of its own; got it beside one"
             )
         if key in WRITTEN:
-            raise TypeError(f"{key}: simulate writes no run directory; take `fedaccord run`")
+            raise TypeError(f"{key}: simulate writes no run directory; take fedaccord.run")
         if own_data and key in data:
             raise TypeError(f"{key}: expected it without clients=, whose samples are used as given")
         if own_model and key == "stem":

@@ -1,17 +1,26 @@
 """Transforms of images as whole tensors, on whichever device they lie."""
 
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from fedaccord.core.vectors import moved
-from fedaccord.task.cache import Dataset
 
 PAD = 4  # pixels on each side, of which a random crop takes some
 
 
-def normalise(x: torch.Tensor, dataset: Dataset, dtype: torch.dtype) -> torch.Tensor:
+class Scaled(Protocol):
+    """What images are normalised by, per channel, of pixels in [0, 1]; empty for features."""
+
+    @property
+    def mean(self) -> tuple[float, ...]: ...
+    @property
+    def std(self) -> tuple[float, ...]: ...
+
+
+def normalise(x: torch.Tensor, dataset: Scaled, dtype: torch.dtype) -> torch.Tensor:
     """(x/255 - mean)/std per channel of a (..., c, h, w) uint8 batch; float features are cast.
 
     Computed at float32 or better, on x's device, and only then rounded to `dtype`.

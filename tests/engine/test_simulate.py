@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -160,7 +161,7 @@ def vars_of(method: Scaffold) -> dict[str, Any]:
         ({"participation": 0.5}, "fraction-train: expected it in the strategy, as FedAvg(fraction"),
         ({"fedavg.server-lr": 0.5}, "fedavg.server-lr: expected it in the strategy, as FedAvg(ser"),
         ({"sam.rho": 0.5}, "sam.rho: expected it in the strategy"),
-        ({"out_dir": "/tmp"}, "out-dir: simulate writes no run directory; take `fedaccord run`"),
+        ({"out_dir": "/tmp"}, "out-dir: simulate writes no run directory; take fedaccord.run"),
         ({"partition": "iid"}, "partition: expected it without clients=, whose samples are used "),
     ],
 )
@@ -339,7 +340,7 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
         ({"participation": 1.5}, "fraction-train: expected at least 1e-06 and at most 1, got"),
         ({"participation": [[0]]}, "participation: expected a cohort for each of 4 rounds, got 1"),
         ({"rounds": 0}, "num-server-rounds: expected at least 1, got 0"),
-        ({"local_stepps": 3}, "unknown key 'local-stepps' (did you mean 'local-steps', "),
+        ({"local_stepps": 3}, "unknown key 'local-stepps' (did you mean local_steps=... or "),
         ({"algo": "scafold"}, "algo: expected one of afedpd, "),
     ],
     ids=lambda v: str(next(iter(v))) if isinstance(v, dict) else "",
@@ -409,3 +410,49 @@ def test_workers_need_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fedaccord.engine.workers", None)
     with pytest.raises(ValueError, match="workers: expected Ray, found none"):
         history(workers=2)
+
+
+def test_the_advice_for_a_wrong_keyword_is_python() -> None:
+    with pytest.raises(ValueError, match=r"unknown key 'rho' ") as caught:
+        simulate("afedpd", rho=0.1)
+    (advice,) = re.findall(r"did you mean (.*)\?\)", str(caught.value))
+    advice, _, _ = advice.partition(" or ")
+    assert advice == '**{"afedpd.rho": ...}'
+    keys: dict[str, Any] = eval(advice[2:].replace("...", "0.2"))
+    simulate("afedpd", rounds=1, num_clients=2, local_steps=1, **keys)
+
+
+def test_a_history_is_shown_in_one_line() -> None:
+    history = simulate("fedavg", rounds=2, num_clients=3, local_steps=1)
+    assert repr(history) == str(history)
+    form = r"History\(2 rounds, 3 clients, 55,210 parameters, test-accuracy 0\S+, test-loss \S+, "
+    assert re.fullmatch(form + r"train-loss \S+\)", repr(history))
+
+
+def test_a_function_that_returns_the_model_is_called_once() -> None:
+    calls = []
+
+    def build() -> nn.Module:
+        calls.append(1)
+        torch.manual_seed(3)
+        return nn.Linear(4, 2)
+
+    clients = [(torch.randn(6, 4), torch.arange(6) % 2)] * 2
+    options: dict[str, Any] = {"clients": clients, "rounds": 2, "local_steps": 2}
+    one, other = (simulate("fedavg", model=m, **options) for m in (build, build()))
+    assert len(calls) == 2  # once for each
+    assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (nn.Linear, "without arguments that returns one: .*missing 2 required"),
+        (lambda: 3, "got a function that returns int"),
+        (3, "got int"),
+    ],
+)
+def test_what_gives_no_model_is_one_line(model: Any, reason: str) -> None:
+    clients = [(torch.randn(6, 4), torch.arange(6) % 2)]
+    with pytest.raises(ValueError, match=f"^model: expected a name, a module, .*{reason}"):
+        simulate("fedavg", model=model, clients=clients)

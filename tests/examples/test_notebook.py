@@ -16,11 +16,12 @@ def test_it_runs_and_shows_what_it_says(tmp_path: Path) -> None:
     client.execute()  # raises where a cell does
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     shown = [str([output.get("data", output) for output in cell.outputs]) for cell in cells]
-    assert ["image/png" in text for text in shown] == [True, False, False, True, False]
+    assert ["image/png" in text for text in shown] == [True, False, False, True, False, False]
     for word, text in zip(
-        ("afedpd", "drift", "0.weight", "fading prox", "fedinit"), shown, strict=True
+        ("afedpd", "drift", "0.weight", "fading prox", "fedinit", "'0', '1'"), shown, strict=True
     ):
         assert word in text
+        assert "INFO" not in text
 
 
 def test_it_is_kept_without_outputs() -> None:

@@ -1,0 +1,49 @@
+"""What a call in Python may give: run-config keys as keywords, and a model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from fedaccord.config import RunConfig
+from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.hints import UnknownKey
+
+
+def keys_of(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """``local_steps=10`` sets local-steps, ``clip_norm=None`` switches clipping off."""
+    values = {key.replace("_", "-"): value for key, value in keywords.items()}
+    if values.get("clip-norm", 0) is None:
+        values["clip-norm"] = 0.0
+    return values
+
+
+def make_config(values: Mapping[str, Any], method: FederatedStrategy | None = None) -> RunConfig:
+    """Raises ValueError as `RunConfig.make`; its advice is a keyword that Python accepts."""
+    try:
+        return RunConfig.make(values, method)
+    except UnknownKey as error:
+        if not error.near:
+            raise
+        advice = " or ".join(map(keyword, error.near))
+        unknown, _, _ = str(error).partition(" (did you mean")
+        raise ValueError(f"{unknown} (did you mean {advice}?)") from None
+
+
+def keyword(key: str) -> str:
+    """How a run-config key is written in a call."""
+    return f'**{{"{key}": ...}}' if "." in key else f"{key.replace('-', '_')}=..."
+
+
+def module_of(model: Any) -> nn.Module:
+    """The module that ``model`` returns. Raises ValueError, in one line, if it returns none."""
+    wanted = "model: expected a name, a module, or a function without arguments that returns one"
+    if not callable(model):
+        raise ValueError(f"{wanted}, got {type(model).__name__}")
+    try:
+        module = model()
+    except TypeError as error:  # as of a class that needs arguments
+        raise ValueError(f"{wanted}: {error}") from error
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"{wanted}, got a function that returns {type(module).__name__}")
+    return module

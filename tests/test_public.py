@@ -1,0 +1,157 @@
+"""What `import fedaccord` offers for run directories: `run`, `compare`, `report` and `load`."""
+
+import json
+import logging
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedaccord
+from fedaccord.config import RunConfig
+from fedaccord.runs import reader
+from fedaccord.task import load_task, models
+from tests.cli.shell import invoke
+
+KEYS = {"num_server_rounds": 2, "threads": 1, "num_clients": 5, "local_steps": 3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for algo, seed in (("fedavg", 0), ("fedavg", 1), ("scaffold", 0)):
+        fedaccord.run(algo, seed=seed, name=f"{algo}-{seed}", out_dir=str(folder), **KEYS)
+    return folder
+
+
+def test_run_writes_a_directory_without_a_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = fedaccord.run("fedprox", name="x", out_dir=str(tmp_path), **KEYS, **{"fedprox.mu": 0.5})
+    assert path == tmp_path / "x"
+    settings = reader.read(path).settings
+    assert (settings["algo"], settings["fedprox.mu"], settings["local-steps"]) == (
+        "fedprox",
+        0.5,
+        3,
+    )
+    assert not [record for record in caplog.records if record.levelno < logging.WARNING]
+    with pytest.raises(ValueError, match=r"did you mean local_steps=\.\.\."):
+        fedaccord.run(local_stepps=3)
+
+
+def test_compare_is_the_commands_table_in_numbers(folder: Path) -> None:
+    table = fedaccord.compare(folder).set_index("algo")
+    assert set(table.index) == {"fedavg", "scaffold"}
+    name = "test-accuracy-mean-of-last-10"
+    ends = [reader.read(folder / f"fedavg-{seed}").summary[name] for seed in (0, 1)]
+    assert table[name]["fedavg"] == pytest.approx(np.mean(ends))
+    assert table[f"{name}-std"]["fedavg"] == pytest.approx(np.std(ends, ddof=1))
+    shown = json.loads(invoke("compare", folder, "--json").stdout)
+    assert [row["algo"] for row in shown] == list(table.index)
+    one = fedaccord.compare(str(folder / "fedavg-0"), target=0.5)
+    assert (list(one["algo"]), list(one["target"])) == (["fedavg"], [0.5])
+    with pytest.raises(ValueError, match=r"nothing: expected a run directory"):
+        fedaccord.compare(folder / "nothing")
+
+
+def test_a_damaged_run_is_left_out_and_named(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("good", "bad"):
+        shutil.copytree(folder / "fedavg-0", tmp_path / name)
+    (tmp_path / "bad" / "summary.json").write_text("{")
+    assert list(fedaccord.compare(tmp_path)["runs"]) == [1]
+    assert f"left out: {tmp_path / 'bad'}" in caplog.text
+
+
+def test_report_writes_the_commands_page(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("bokeh")
+    path = fedaccord.report([folder], tmp_path / "a.html")
+    assert path == tmp_path / "a.html"
+    assert "scaffold" in path.read_text(encoding="utf-8")
+
+
+def test_a_report_without_bokeh_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fedaccord.analysis.report", None)
+    with pytest.raises(ImportError, match=r"needs Bokeh: .*`uv sync --extra report --inexact`"):
+        fedaccord.report(folder, folder / "a.html")
+    result = invoke("report", folder, "--out", folder / "a.html")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "uv sync --extra report" in result.stderr
+
+
+def outputs(path: Path, images: torch.Tensor) -> list[str]:
+    model = fedaccord.load(path)
+    assert not model.training
+    return [model.class_names[k] for k in model(images).argmax(1)]
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_a_loaded_model_gives_the_reported_accuracy(tmp_path: Path, precision: str) -> None:
+    path = fedaccord.run(name="x", out_dir=str(tmp_path), precision=precision, **KEYS)
+    run = reader.read(path)
+    task = load_task(RunConfig.make(run.settings).task, num_clients=5)
+    assert task.test
+    images, labels = task.test
+    hits = [name == str(int(y)) for name, y in zip(outputs(path, images), labels, strict=True)]
+    assert np.mean(hits) == pytest.approx(run.summary["test-accuracy-last"], abs=1e-12)
+
+
+@pytest.mark.parametrize("name", list(models.MODELS))
+def test_every_model_is_loaded_for_images_as_small_as_it_takes(tmp_path: Path, name: str) -> None:
+    rng, side = np.random.default_rng(0), 32 if name == "vgg11" else 28
+    x, y = rng.integers(0, 256, (20, side, side), dtype=np.uint8), np.arange(20) % 4
+    data = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
+    np.savez(tmp_path / "data.npz", **data, classes=np.array(["a", "b", "c", "d"]))
+    settings = {"dataset": "npz", "data_dir": str(tmp_path / "data.npz"), "model": name}
+    keys = KEYS | settings | {"num_clients": 1, "partition": "iid", "num_server_rounds": 1}
+    path = fedaccord.run(name="x", out_dir=str(tmp_path), **keys)
+    found = outputs(path, torch.from_numpy(x)[:, None])
+    assert set(found) <= {"a", "b", "c", "d"}
+    accuracy = np.mean([word == "abcd"[k] for word, k in zip(found, y, strict=True)])
+    assert accuracy == pytest.approx(reader.read(path).summary["test-accuracy-last"], abs=1e-12)
+
+
+def test_inputs_of_another_kind_are_one_line(folder: Path) -> None:
+    model = fedaccord.load(str(folder / "fedavg-0"))
+    image = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    assert model(image).shape == (2, 10)
+    with pytest.raises(ValueError, match=r"^inputs: expected \(n, 1, 8, 8\) .*, got \(1, 8, 8\)$"):
+        model(image[0])
+    with pytest.raises(ValueError, match=r"^inputs: expected uint8 images .*, got torch\.float32$"):
+        model(image.float())
+
+
+def test_what_holds_no_model_is_one_line(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected a run directory with model\.safetensors"):
+        fedaccord.load(tmp_path)
+    for name in ("model.safetensors", "model.json"):
+        (tmp_path / name).write_bytes((folder / "fedavg-0" / name).read_bytes())
+    fedaccord.load(tmp_path)
+    for text, reason in (("{", "damaged file"), ("{}", "expected architecture, .*, got others")):
+        (tmp_path / "model.json").write_text(text)
+        with pytest.raises(ValueError, match=f"model.json: .*{reason}"):
+            fedaccord.load(tmp_path)
+
+
+def test_nothing_is_loaded_before_it_is_used() -> None:
+    code = "import fedaccord, sys; print(len([n for n in sys.modules if n[:9] == 'fedaccord']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+    code = "import fedaccord, sys; fedaccord.compare; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_all_names_are_there_and_documented() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+    for name in fedaccord.__all__:
+        assert hasattr(fedaccord, name)
+        assert name == "__version__" or re.search(rf"autofunction:: fedaccord\.{name}\n", page)
