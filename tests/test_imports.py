@@ -47,7 +47,8 @@ ROOMS = {  # a module at the top of the package is a room too
     "apps": Allowed("client_app server_app threads", ""),
     "engine": Allowed(f"{APPS} hints memory threads", "torch flwr pandas ray"),
     "analysis": Allowed(
-        "core runs config task threads logbook", "torch pandas numpy bokeh matplotlib"
+        "core federation.checkpoint runs config task threads logbook",
+        "torch pandas numpy bokeh matplotlib",
     ),
     "deploy": Allowed("", "cryptography tomli_w"),
     "sweep": Allowed(
@@ -55,7 +56,7 @@ ROOMS = {  # a module at the top of the package is a room too
         "numpy optuna pandas ray scipy torch",
     ),
     "presets": Allowed("core runs", ""),
-    "reproduce": Allowed("core config engine presets runs sweep task", "pandas"),
+    "reproduce": Allowed("core config engine presets runs strategies sweep task", "pandas"),
     "cli": Allowed(
         f"{APPS} __version__ memory threads engine deploy analysis sweep presets reproduce",
         "torch flwr click rich typer psutil",

@@ -15,13 +15,16 @@ from fedaccord import logbook, threads
 from fedaccord.analysis import curvature
 from fedaccord.analysis.curvature import Surface
 from fedaccord.config import RunConfig
+from fedaccord.core.plugin import state_like
+from fedaccord.core.rounds import broadcast
+from fedaccord.core.vectors import fill
+from fedaccord.federation.checkpoint import unpack
 from fedaccord.runs import load_model, reader
 from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.task import Task, load_task
 from fedaccord.task.evaluation import evaluate
 
 WORST = 0.1  # share of the clients behind the worst decile
-DUAL = "lam"  # the field of a client's state that holds its dual variable
 
 
 class Options(NamedTuple):
@@ -153,14 +156,16 @@ def duals(saved: Saved) -> Iterator[Measure]:
     checkpoints = Checkpoints(saved.path / logbook.FOLDER)
     if not checkpoints.numbers():
         return
-    found = checkpoints.load()
+    found, method = checkpoints.load(), saved.config.strategy
+    s, half = unpack(method, found.server, found.facts), method.client_half()
+    like = state_like(half, tuple(map(tuple, found.facts["shapes"])))
     squares, sizes, total = [], [], torch.zeros_like(saved.w)
     for client in sorted(found.clients):
-        round, state = found.clients[client]
-        names = [name for name in state if name.rpartition(".")[2] == DUAL]
-        if not names:
-            continue
-        lam = state[names[0]].to(saved.w) + _missed(found.server, round).to(saved.w)
+        _, tensors = found.clients[client]
+        dual = half.dual(broadcast(method, s, client), fill(like, tensors))
+        if dual is None:
+            return
+        lam = dual.to(saved.w)
         target = saved.of_client(client).gradient(saved.w)
         target += saved.config.strategy.weight_decay * saved.w
         squares.append(float((lam + target).square().sum()))
@@ -174,12 +179,6 @@ def duals(saved: Saved) -> Iterator[Measure]:
         yield Measure(
             "dual-mean", mean, "||mean dual||^2 in the same unit: 0 at a stationary point"
         )
-
-
-def _missed(server: Mapping[str, Tensor], round: int) -> Tensor:
-    """The virtual steps of A-FedPD since a client's last round (from 0); other methods: zero."""
-    after = server.get(f"server.lam_bar_after.{round}")
-    return torch.zeros(()) if after is None else server["server.lam_bar"] - after
 
 
 def shape(saved: Saved, options: Options) -> Iterator[Measure]:

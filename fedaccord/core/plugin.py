@@ -203,6 +203,9 @@ class ClientHalf:
             up, base = plugin.encode(up, base, own, result)
         return up, base
 
+    def dual(self, down: Any, state: Any) -> Vector | None:
+        return self.rule.dual(down, self.states(state)[0])
+
     def personal(self, state: Any) -> Vector | None:
         return self.rule.personal(self.states(state)[0])
 

@@ -157,6 +157,10 @@ class LocalRule(Registered):
         """The reply and the client's next state."""
         return Model(w_K), state
 
+    def dual(self, down: Any, state: Any) -> Vector | None:
+        """The client's dual variable lam_i^t as a visit begins; None: the method has none."""
+        return None
+
     def personal(self, state: Any) -> Vector | None:
         """The client's own model, evaluated on its own test samples; None: it has none."""
         return None

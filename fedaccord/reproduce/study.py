@@ -15,11 +15,11 @@ from fedaccord.config import affecting
 from fedaccord.reproduce.results import result
 from fedaccord.reproduce.table import Cell, Table
 from fedaccord.runs.lock import Lock
+from fedaccord.strategies import METHODS
 from fedaccord.sweep import workers
 from fedaccord.sweep.plan import SAME, Configuration, Options
 from fedaccord.sweep.trial import COMPLETED, Job, Row, forget_checkpoints, summary_of
 
-ANNEALED = ("dispfl",)  # a shorter run of these is not the beginning of a longer one
 INSTEAD = {  # run-config keys that a study sets, and what to set instead
     **{"algo": "--cells", "seed": "--seeds", "num-server-rounds": "--rounds"},
     **{"name": "--out", "out-dir": "--out"},
@@ -75,7 +75,7 @@ class Study:
     def configuration(self, cell: Cell) -> Configuration:
         """With the rounds of the paper, so that a run with fewer has the same name."""
         settings: dict[str, Any] = {**SAME, **cell.settings, **self.changes}
-        if settings["algo"] in ANNEALED:
+        if METHODS[settings["algo"]].anneals:
             settings["num-server-rounds"] = self.rounds_of(cell)
         return Configuration(settings["algo"], {}, settings)
 

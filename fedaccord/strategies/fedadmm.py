@@ -78,6 +78,9 @@ class FedADMMClient(LocalRule):
         up = Up(w_hat - state.w_hat if self.variant == "tracking" else w_hat)
         return up, ClientState(lam, w_hat)
 
+    def dual(self, down: Model, state: ClientState) -> Vector:
+        return state.lam
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedADMM(FederatedStrategy):

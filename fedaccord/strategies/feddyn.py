@@ -64,6 +64,9 @@ class FedDynClient(LocalRule):
         lam = (w_K - down.w).mul_(self.alpha).add_(state.lam)
         return Model(w_K), ClientState(lam)
 
+    def dual(self, down: Model, state: ClientState) -> Vector:
+        return state.lam
+
 
 def primal_dual_step(
     rho: float, local: Iterable[Vector], lam_bar: Vector, cohort: Cohort

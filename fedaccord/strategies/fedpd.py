@@ -93,6 +93,9 @@ class FedPDClient(LocalRule):
         up = Up(None if is_silent(self.p, self.seed, result.config.round) else anchor)
         return up, ClientState(w_K, lam, anchor)
 
+    def dual(self, down: Down, state: ClientState) -> Vector:
+        return state.lam
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedPD(FederatedStrategy):

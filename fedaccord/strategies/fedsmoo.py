@@ -120,6 +120,9 @@ class FedSMOOClient(LocalRule):
         lam = (w_K - down.w).mul_(self.rho).add_(state.lam)
         return Up(w_K, mu=result.gradient), ClientState(lam, mu=result.gradient)
 
+    def dual(self, down: Down, state: ClientState) -> Vector:
+        return state.lam
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedSMOO(FederatedStrategy):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,11 @@ def test_fairness_is_over_the_clients_shares_of_the_test_samples(folder: Path) -
     assert found["client-accuracy-worst-decile"] == pytest.approx(worst)
 
 
+def missed(server: Mapping[str, torch.Tensor], t: int) -> torch.Tensor:
+    """What a client of A-FedPD whose last round was t has missed."""
+    return server["server.lam_bar"] - server[f"server.lam_bar_after.{t}"]
+
+
 def test_dual_drift_is_zero_where_the_duals_are_those_of_a_stationary_point(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,8 +86,7 @@ def test_dual_drift_is_zero_where_the_duals_are_those_of_a_stationary_point(
         return -(saved.of_client(client).gradient(saved.w) + 0.01 * saved.w)
 
     states = {  # less what the client has missed, which it is told when it comes back
-        i: (t, {"lam": exact(i) - measures._missed(found.server, t)})
-        for i, (t, _) in found.clients.items()
+        i: (t, {"lam": exact(i) - missed(found.server, t)}) for i, (t, _) in found.clients.items()
     }
     monkeypatch.setattr(
         Checkpoints, "load", lambda self: found._replace(clients=states), raising=True
@@ -94,9 +99,7 @@ def test_mean_of_the_virtual_duals_is_the_servers(folder: Path) -> None:
     found = Checkpoints(folder / "pd" / "checkpoint").load()
     server = found.server["server.lam_bar"]
     absent = 4 - len(found.clients)  # their duals are all virtual: lam_bar
-    total = sum(
-        state["lam"] + measures._missed(found.server, t) for t, state in found.clients.values()
-    )
+    total = sum(state["lam"] + missed(found.server, t) for t, state in found.clients.values())
     torch.testing.assert_close((total + absent * server) / 4, server)
 
 

@@ -51,6 +51,19 @@ def test_where_a_model_is_cut_into_layers_is_nothing_to_a_method(name: str) -> N
     assert (one[-1] - one[0]).norm() > 0.01
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_with_fewer_rounds_is_the_beginning_of_one_with_more(name: str) -> None:
+    """Unless a method says that it anneals."""
+    kind = METHODS[name]
+    full: dict[str, Any] = {"fraction_train": 1.0} if kind is S.FedPD else {}
+    method = kind(local_steps=1 if kind is S.DPSGD else K, **SETTINGS, **full)
+    short, long = (
+        federate(method, LEAST_SQUARES, W0, problem.everyone(C, rounds)).weights
+        for rounds in (2 * T, 3 * T)
+    )
+    assert torch.equal(short, long[: 2 * T + 1]) != kind.anneals
+
+
 # --- a mean over samples --------------------------------------------------------------------------
 
 
