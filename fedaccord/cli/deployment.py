@@ -1,6 +1,5 @@
 """What `fedaccord doctor --deployment` finds on a server or a device."""
 
-import base64
 import errno
 import http.client
 import os
@@ -16,13 +15,13 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from fedaccord.cli.check import Check, size
+from fedaccord.compat import flower_1_41 as flower
 from fedaccord.deploy import certificates, folders
 from fedaccord.deploy.folders import Facts, read_facts
 from fedaccord.runs.origin import versions
 
 SECONDS = 10.0  # to wait for the server
 SOON = 30  # days before its end that a certificate is warned of
-AHEAD, BEHIND = 5.0, 300.0  # seconds of a device's clock that Flower takes in a signature
 LITTLE, TOO_LITTLE = 1e9, 1e8  # bytes of free space
 VERIFY = {  # OpenSSL's codes of what is wrong with a certificate
     9: "its certificate is not valid yet by this machine's clock: set the clock",
@@ -90,7 +89,7 @@ def _check_own_port(folder: Path, facts: Facts) -> Check:
         if error.errno != errno.EADDRINUSE:
             return Check("fail", "port", f"{facts.port}: {error.strerror}; take another one")
     try:
-        _ask(facts._replace(host="localhost"), folder, "GET", "/health")
+        _ask(facts._replace(host="localhost"), folder, "GET", flower.HEALTH)
     except (OSError, http.client.HTTPException):
         return Check("fail", "port", f"{facts.port} is used by another program; end it")
     return Check("ok", "port", f"the SuperLink answers on {facts.port}")
@@ -143,7 +142,7 @@ def _check_connection(folder: Path, facts: Facts) -> list[Check]:
         advice = "start the SuperLink there, and open the port in its firewall"
         return [Check("fail", "port", f"{address}: {reason}; {advice}")]
     try:
-        date = _ask(facts, folder, "GET", "/health").getheader("date")
+        date = _ask(facts, folder, "GET", flower.HEALTH).getheader("date")
     except ssl.SSLCertVerificationError as error:
         reason = VERIFY.get(error.verify_code, ANOTHER_CA)
         return [*checks, Check("fail", "certificate", f"{address}: {reason}")]
@@ -166,47 +165,30 @@ def _check_clock(date: str | None) -> Check:
     if -2 < ahead < 2:
         return Check("ok", "clock", "as the server's")
     words = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
-    wrong = ahead >= AHEAD or ahead <= -BEHIND
+    wrong = ahead >= flower.CLOCK_AHEAD or ahead <= -flower.CLOCK_BEHIND
     advice = "; signed messages are refused: set both by NTP" if wrong else "; set both by NTP"
     return Check("fail" if wrong else "warn", "clock", words + advice)
 
 
 def _check_registered(folder: Path, facts: Facts) -> Check:
-    """Ask Flower to activate this key with a heartbeat interval of 0: it looks for the key first,
-    and refuses the interval then, so that nothing changes."""
+    """Whether the server knows this device's key."""
     try:
         public = certificates.public_key(folder / folders.DEVICE_KEY)
-        stamp = datetime.now(UTC).isoformat()
+        stamp = flower.signed_time()
         signature = certificates.sign(folder / folders.DEVICE_KEY, stamp.encode())
     except ValueError as error:
         return Check("fail", "key", f"{folder / folders.DEVICE_KEY}: expected a key, got {error}")
-    headers = {
-        "content-type": "application/protobuf",
-        "flwr-public-key": base64.b64encode(public).decode(),
-        "flwr-signature": base64.b64encode(signature).decode(),
-        "flwr-timestamp": stamp,
-    }
+    path, body, headers = flower.activation_request(public, stamp, signature)
     try:
-        answer = _ask(facts, folder, "POST", "/v1/fleet/activate-node", _field(public), headers)
+        answer = _ask(facts, folder, "POST", path, body, headers)
     except (OSError, http.client.HTTPException) as error:
         return Check("fail", "key", f"the server did not answer ({type(error).__name__})")
-    if answer.status == REGISTERED:
+    if answer.status == flower.REGISTERED:
         return Check("ok", "key", "registered")
-    if answer.status == UNKNOWN:
+    if answer.status == flower.UNKNOWN:
         advice = f"flwr supernode register {folders.PUBLIC_KEY} {folders.CONNECTION}"
         return Check("fail", "key", f"not registered at the server: {advice}, where runs start")
     return Check("fail", "key", f"refused by the server ({answer.status} {answer.reason})")
-
-
-REGISTERED, UNKNOWN = 400, 412  # HTTP
-
-
-def _field(content: bytes) -> bytes:
-    """A protobuf message whose first field is ``content``."""
-    length, count = b"", len(content)
-    while count > 127:
-        length, count = length + bytes([count & 127 | 128]), count >> 7
-    return b"\x0a" + length + bytes([count]) + content
 
 
 def _ask(

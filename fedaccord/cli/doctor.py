@@ -118,9 +118,11 @@ def check_daemon() -> Check:
 
     It keeps the folder and the environment that it was started in, and never ends by itself.
     """
-    what, port = "flower daemon", os.environ.get("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091")
+    from fedaccord.compat.flower_1_41 import LOCAL_PORT, LOCAL_PORT_VARIABLE
+
+    what, port = "flower daemon", os.environ.get(LOCAL_PORT_VARIABLE, LOCAL_PORT)
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        advice = f"expected a port, got {port!r}; unset FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
+        advice = f"expected a port, got {port!r}; unset {LOCAL_PORT_VARIABLE}"
         return Check("fail", what, advice)
     try:
         socket.create_connection(("127.0.0.1", int(port)), timeout=1).close()
@@ -129,7 +131,7 @@ def check_daemon() -> Check:
         return Check("ok", what, f"none on port {port}; {first}")
     daemon = _find_daemon(port)
     if daemon is None:
-        other = "is used by another program or user; set FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"
+        other = f"is used by another program or user; set {LOCAL_PORT_VARIABLE}"
         return Check("warn", what, f"port {port} {other} to a free one for `flwr run`")
     since = datetime.fromtimestamp(daemon["create_time"])
     text = f"runs since {since:%Y-%m-%d %H:%M} in {daemon['cwd']} on port {port}; "
@@ -144,10 +146,12 @@ def _find_daemon(port: str) -> dict[str, Any] | None:
     """What is known of the process that serves Flower's local runs on ``port``."""
     import psutil
 
+    from fedaccord.compat.flower_1_41 import LOCAL_PORT_OPTION, LOCAL_PROGRAM
+
     for process in psutil.process_iter(["pid", "cmdline", "cwd", "create_time"]):
         words: list[str] = process.info["cmdline"] or []
         names = [Path(word).name for word in words[:2]]  # a script, after its interpreter
-        if "flower-superlink" in names and ("--port", port) in pairwise(words):
+        if LOCAL_PROGRAM in names and (LOCAL_PORT_OPTION, port) in pairwise(words):
             return process.info
     return None
 

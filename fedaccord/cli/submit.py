@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
 LOOK = 3.0  # seconds between two looks at a run
 PATIENCE = 600.0  # seconds that a server may be away
-LOCAL = "local"  # Flower's name for its simulation on this machine
-AWAY = "SuperLink is unavailable"  # in what `flwr` says of a server that does not answer
-# in the end of a run that can resume: Flower's words for a lost server, and the clients' refusal
-RESUMABLE = ("No heartbeat", "unknown error", "earlier start of the run")
 NO_CHECKPOINT = "expected a checkpoint, one, found none"  # of a run that stopped before its first
 
 
@@ -55,6 +51,8 @@ def submit(
     fedaccord submit local num-clients=20
     """
     from fedaccord import runs
+    from fedaccord.client.store import EARLIER_START
+    from fedaccord.compat.flower_1_41 import has_lost_superlink
     from fedaccord.config import RunConfig
 
     try:
@@ -78,7 +76,7 @@ def submit(
                 return
             if attempt and NO_CHECKPOINT in ending.details:
                 values |= {"name": f"{name}-{attempt + 1}", "resume": False}
-            elif any(words in ending.details for words in RESUMABLE):
+            elif EARLIER_START in ending.details or has_lost_superlink(ending.details):
                 values |= {"resume": True}
             else:
                 stop(f"run {run} {ending.status}: {ending.details}", 1)
@@ -112,6 +110,7 @@ def _app_folder(given: Path | None) -> Path:
 
 def _start(folder: Path, superlink: str, settings: "RunConfig", *, patient: bool) -> str:
     """The id of a new run. Raises FlwrError where it cannot be submitted."""
+    from fedaccord.compat.flower_1_41 import LOCAL
     from fedaccord.config import defaults
 
     usual = defaults()
@@ -141,6 +140,8 @@ def _ask(words: Sequence[str], *, patient: bool) -> dict[str, Any]:
 
     Raises FlwrError, in one line, where it fails.
     """
+    from fedaccord.compat.flower_1_41 import is_superlink_away
+
     deadline = time.monotonic() + PATIENCE
     while True:
         done = subprocess.run(
@@ -154,7 +155,7 @@ def _ask(words: Sequence[str], *, patient: bool) -> dict[str, Any]:
             return answer
         said = str(answer.get("error-message")).strip().splitlines()
         problem = said[-1] if said else f"it ended with exit code {done.returncode}"
-        if not patient or AWAY not in problem or time.monotonic() > deadline:
+        if not patient or not is_superlink_away(problem) or time.monotonic() > deadline:
             raise FlwrError(f"flwr {words[0]}: {problem}")
         time.sleep(LOOK)
 

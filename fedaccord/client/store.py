@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 
+from fedaccord.compat.flower_1_41 import KeptArray
 from fedaccord.core.plugin import ClientHalf, state_like
 from fedaccord.core.rule import Shapes
 from fedaccord.core.vectors import leaves
 from fedaccord.core.visit import TrainInstruction
 from fedaccord.wire import records
-from fedaccord.wire.tensor_array import KeptArray
 
 EARLIER_START = "earlier start of the run"  # in what a client replies to a replaced server
 STATE, STATE_INFO = "fedaccord-state", "fedaccord-state-info"

@@ -2,6 +2,8 @@
 
 import re
 
+from fedaccord.compat.flower_1_41 import raised_message
+
 LONGEST = 300  # characters of a text that a client sent
 
 
@@ -14,7 +16,7 @@ def last_line(reason: str | None) -> str:
     lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
     if not lines:
         return "no reason given"
-    return clean(RAISED.sub("", lines[-1]).removesuffix("'>")) or "no reason that can be shown"
+    return clean(raised_message(lines[-1])) or "no reason that can be shown"
 
 
 def clean(text: str) -> str:
@@ -26,5 +28,4 @@ def clean(text: str) -> str:
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
 
-RAISED = re.compile(r"^(<class '[\w.]+'>:<')?(Exception ClientAppException occurred. Message: )?")
 ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?")  # of a terminal

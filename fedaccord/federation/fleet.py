@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedaccord.compat import flower_1_41 as flower
 from fedaccord.core.options import listed
 from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.federation.errors import FederationError, last_line
@@ -25,7 +26,6 @@ log = logging.getLogger("flwr")
 
 LATE = "no reply in time"
 PULL_INTERVAL = 0.01  # seconds
-DEFAULT_SUPERNODES = 2  # of Flower's simulation, if the user sets no number
 MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
 Reading = Answer | Lost | str  # a string: what is wrong with the reply, in one line
 Answers = Iterable[tuple[int, Reading]]  # each asked client, once
@@ -69,9 +69,9 @@ class MessageFleet:
     def __init__(
         self, grid: Grid, extra: Mapping[str, Any] | None = None, numbers: Numbers | None = None
     ) -> None:
-        self.simulated = "pull_interval" in vars(grid)  # by Flower
-        if self.simulated:  # its 0.1 s is half a small round
-            vars(grid)["pull_interval"] = PULL_INTERVAL
+        self.simulated = flower.is_simulation(grid)
+        if self.simulated:
+            flower.set_pull_interval(grid, PULL_INTERVAL)
         self.grid = grid
         self.extra = extra or {}  # a caller's own entries in the config of training messages
         # a simulation loses no message, and does two at once: see `_still_late`
@@ -86,7 +86,7 @@ class MessageFleet:
 
     def connect(self, seconds: float) -> None:
         self.roster.wait_for_all(self.grid, seconds)
-        if self.simulated and self.num_clients == DEFAULT_SUPERNODES:
+        if self.simulated and self.num_clients == flower.DEFAULT_SUPERNODES:
             log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
 
     def here(self) -> Sequence[int]:
@@ -201,7 +201,7 @@ def _check_workers(replies: Iterable[Message]) -> None:
     One such reply may be anybody's, so it takes two.
     """
     errors = [reply.error.reason or "" for reply in replies if reply.has_error()]
-    if sum("ActorDiedError" in reason for reason in errors) > 1:
+    if sum(flower.is_dead_worker(reason) for reason in errors) > 1:
         raise FederationError(
             "a worker process of Flower's simulation died, mostly for want of memory, and most "
             "clients of this run would fail from now on; give each client more with "

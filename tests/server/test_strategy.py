@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedaccord import simulate, train_locally
+from fedaccord.compat.flower_1_41 import TensorArray
 from fedaccord.core.rounds import RoundState
 from fedaccord.engine import History, quiet
 from fedaccord.federation.errors import FederationError, last_line
@@ -20,7 +21,7 @@ from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.strategies import AFedPD, FedAvg, FedDyn, FedInit, FedPD, Scaffold
 from fedaccord.wire.instruction import is_hello, read_instruction
-from fedaccord.wire.tensor_array import TensorArray, to_tensor
+from fedaccord.wire.tensor_array import to_tensor
 from tests.federation import half_square, linear, run
 from tests.grid import InProcessGrid
 from tests.reference import fedinit

@@ -10,9 +10,10 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
+from fedaccord.compat.flower_1_41 import TensorArray
 from fedaccord.core.rule import Stateless
 from fedaccord.wire.records import pack, unpack, unpack_state
-from fedaccord.wire.tensor_array import TensorArray, to_record, to_tensor
+from fedaccord.wire.tensor_array import to_record, to_tensor
 from tests.wire.wires import WIRES, through_protobuf
 
 DTYPES = [torch.float32, torch.float64]

@@ -9,9 +9,10 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from torch import Tensor
 
 from fedaccord.client.store import ContextStore, Memory, Version
+from fedaccord.compat.flower_1_41 import KeptArray, TensorArray
 from fedaccord.core.rule import Model
 from fedaccord.wire.records import pack
-from fedaccord.wire.tensor_array import KeptArray, TensorArray, to_record, to_tensor
+from fedaccord.wire.tensor_array import to_record, to_tensor
 
 W = torch.randn(1000)
 

@@ -1,0 +1,1 @@
+"""What depends on one release of another package."""

@@ -1,0 +1,176 @@
+"""Every use of what Flower does not document, as it is in 1.41; tests/compat checks each.
+
+Whatever else this package uses is in Flower's documented packages: `flwr.app`, `flwr.clientapp`,
+`flwr.serverapp`, and the commands. A new release of Flower is supported when tests/compat passes.
+"""
+
+import base64
+import re
+import warnings
+from datetime import UTC, datetime
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from flwr.app import Array
+from flwr.serverapp import Grid
+from torch import Tensor
+
+# --- arrays ---------------------------------------------------------------------------------------
+
+
+class TensorArray(Array):
+    """An Array that holds a tensor and writes its bytes when a runtime first asks for them.
+
+    Flower's own writes them when it is made. In process nobody asks, so vectors pass by reference:
+    do not change one after packing it. Ray, which
+    pickles what it carries, takes the tensor's memory as it is, and what is read is stored in
+    Ray's memory, which cannot be changed.
+    """
+
+    # Flower names the type of an object on the wire by its class, and reads those it knows
+    __qualname__ = "Array"
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__dict__.update(  # not one by one: Array checks what it is told of itself
+            tensor=tensor.detach(),
+            dtype=_name(tensor.dtype),
+            shape=tuple(tensor.shape),
+            stype="numpy.ndarray",
+        )
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]  # Array keeps its bytes in a field
+        if "bytes" not in self.__dict__:
+            self.__dict__["bytes"] = Array(self.__dict__["tensor"].cpu().numpy()).data
+        return cast(bytes, self.__dict__["bytes"])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (self.__dict__["tensor"].cpu().numpy(),)
+
+
+class KeptArray(TensorArray):
+    """One that outlasts its message: whoever unpickles it has a copy outside of Ray's memory."""
+
+    __qualname__ = "Array"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copied, (self.__dict__["tensor"].cpu().numpy(),)
+
+
+def _received(array: np.ndarray) -> TensorArray:
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    return TensorArray(torch.from_numpy(array))
+
+
+def _copied(array: np.ndarray) -> KeptArray:
+    return KeptArray(torch.from_numpy(array.copy()))
+
+
+_NAMES: dict[torch.dtype, str] = {}
+
+
+def _name(dtype: torch.dtype) -> str:
+    if dtype not in _NAMES:
+        _NAMES[dtype] = str(dtype).removeprefix("torch.")
+    return _NAMES[dtype]
+
+
+# --- the simulation -------------------------------------------------------------------------------
+
+# the simulation's number of clients, if the user sets none: runs of two are mostly a mistake
+DEFAULT_SUPERNODES = 2
+_PULL_INTERVAL = "pull_interval"  # seconds between two looks for replies: an attribute of its grid
+
+
+def is_simulation(grid: Grid) -> bool:
+    """Whether Flower's simulation is behind a grid: no documented attribute says so."""
+    return _PULL_INTERVAL in vars(grid)
+
+
+def set_pull_interval(grid: Grid, seconds: float) -> None:
+    """How often a simulation's grid looks for replies: Flower's 0.1 s is half a small round."""
+    vars(grid)[_PULL_INTERVAL] = seconds
+
+
+def is_dead_worker(reason: str) -> bool:
+    """Whether a reply's error is the death of a Ray actor, which has no error code of its own.
+
+    Flower goes on giving clients to that actor, one after another.
+    """
+    return "ActorDiedError" in reason
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+# a client's exception as text: its class around it, and in a simulation the words of Flower's
+# own exception, which holds the client's; neither has a field for the client's message alone
+_RAISED = re.compile(r"^(<class '[\w.]+'>:<')?(Exception ClientAppException occurred. Message: )?")
+
+
+def raised_message(line: str) -> str:
+    """The last line of an error's reason without Flower's words around the client's."""
+    return _RAISED.sub("", line).removesuffix("'>")
+
+
+# --- `flwr` commands ------------------------------------------------------------------------------
+
+
+def is_superlink_away(message: str) -> bool:
+    """Whether a `flwr` command failed because no server answered: JSON has no code for it."""
+    return "SuperLink is unavailable" in message
+
+
+def has_lost_superlink(details: str) -> bool:
+    """Whether a run failed because its server stopped: its status is that of other failures.
+
+    The words of a SuperLink that finds the run without a ServerApp, and of a ServerApp that lost
+    its SuperLink.
+    """
+    return any(words in details for words in ("No heartbeat", "unknown error"))
+
+
+# the server that a first `flwr run` on this machine starts and leaves running: its port, the
+# environment variable that replaces it, and its program with the option of the port
+LOCAL_PORT_VARIABLE, LOCAL_PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091"
+LOCAL_PROGRAM, LOCAL_PORT_OPTION = "flower-superlink", "--port"
+LOCAL = "local"  # its name in Flower's first configuration
+
+# --- a SuperLink's HTTP interface -----------------------------------------------------------------
+
+HEALTH = "/health"  # answers without a key: `doctor` reads the server's clock from its Date
+# seconds that a device's clock may be ahead of and behind the server's: signatures of other times
+# are refused, with the same status as wrong ones
+CLOCK_AHEAD, CLOCK_BEHIND = 5.0, 300.0
+REGISTERED, UNKNOWN = 400, 412  # HTTP status of the answers to `activation_request`
+
+
+class HttpRequest(NamedTuple):
+    path: str
+    body: bytes
+    headers: dict[str, str]
+
+
+def signed_time() -> str:
+    """The text that a device signs: the time, of a form that Flower reads."""
+    return datetime.now(UTC).isoformat()
+
+
+def activation_request(public: bytes, time: str, signature: bytes) -> HttpRequest:
+    """Ask a SuperLink whether a key is registered, which no command of a device does.
+
+    It asks to activate the key with a heartbeat interval of 0: Flower looks for the key first, and
+    refuses the interval then, so that nothing changes.
+
+    public: the key, PEM; signature: of ``time`` by its private half.
+    """
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+
+    headers = {
+        "content-type": "application/protobuf",
+        "flwr-public-key": base64.b64encode(public).decode(),
+        "flwr-signature": base64.b64encode(signature).decode(),
+        "flwr-timestamp": time,
+    }
+    body = ActivateNodeRequest(public_key=public, heartbeat_interval=0).SerializeToString()
+    return HttpRequest("/v1/fleet/activate-node", body, headers)

@@ -1,0 +1,260 @@
+"""What `fedaccord.compat` takes for granted of Flower: each test fails when Flower changes it."""
+
+import inspect
+import queue
+import runpy
+import threading
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Message, MessageType
+from flwr.clientapp.client_app import ClientAppException
+from flwr.common.constant import SType
+from flwr.common.serde import array_to_proto
+from flwr.superlink.grid import InMemoryGrid
+from ray.exceptions import ActorDiedError
+
+from fedaccord.compat import flower_1_41 as flower
+from fedaccord.deploy import certificates
+from fedaccord.federation.errors import last_line
+from fedaccord.wire.introduction import hello
+from tests.server.net import Net
+
+# --- arrays ---------------------------------------------------------------------------------------
+
+
+def test_an_array_has_the_fields_that_ours_fills() -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert [field.name for field in fields(Array)] == ["dtype", "shape", "stype", "data"]
+    ours, theirs = flower.TensorArray(torch.from_numpy(values)), Array(values)
+    assert vars(theirs).keys() - {"_is_dirty"} == {"dtype", "shape", "stype", "data"}
+    for name in ("dtype", "shape", "stype", "data"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.stype == SType.NUMPY
+
+
+@pytest.mark.parametrize("kind", [flower.TensorArray, flower.KeptArray])
+def test_flower_sends_ours_as_one_of_its_own(kind: type[flower.TensorArray]) -> None:
+    values = np.random.default_rng(0).normal(size=1000)
+    ours, theirs = kind(torch.from_numpy(values)), Array(values)
+    assert array_to_proto(ours) == array_to_proto(theirs)
+    assert ours.deflate() == theirs.deflate()  # which names the type
+    assert ours.object_id == theirs.object_id
+    assert np.array_equal(ours.numpy(), values)
+    record = ArrayRecord()
+    record["w"] = ours
+    assert record["w"] is ours
+
+
+# --- the simulation -------------------------------------------------------------------------------
+
+
+def test_the_grid_of_a_simulation_has_an_interval_that_can_be_set() -> None:
+    no_state: Any = SimpleNamespace(state=lambda: None)
+    grid, slept = InMemoryGrid(no_state), inspect.getsource(InMemoryGrid.send_and_receive)
+    assert flower.is_simulation(grid)
+    flower.set_pull_interval(grid, 0.125)
+    assert grid.pull_interval == 0.125
+    assert "sleep(self.pull_interval)" in slept
+
+
+def test_the_grid_of_a_deployment_has_none() -> None:
+    from flwr.superlink.grid import HttpGrid
+
+    assert "pull_interval" not in inspect.getsource(HttpGrid)
+    assert not flower.is_simulation(Net())
+
+
+def test_how_many_clients_a_simulation_has_by_default() -> None:
+    from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG
+
+    assert DEFAULT_SIMULATION_CONFIG.num_supernodes == flower.DEFAULT_SUPERNODES
+
+
+def simulated_reason(error: Exception) -> str:
+    """What Flower's simulation replies for a client that raised."""
+    from flwr.server.superlink.fleet.vce import vce_api
+
+    def fail(*_: Any) -> Any:
+        raise error
+
+    node: Any = SimpleNamespace(retrieve_context=lambda run_id: None)
+    backend: Any = SimpleNamespace(process_message=fail)
+    metrics: Any = SimpleNamespace(add_clientapp_runtime=lambda seconds: None)
+    asked: queue.Queue[Message] = queue.Queue()
+    replies: queue.Queue[Message] = queue.Queue()
+    over = threading.Event()
+    with Net():
+        asked.put(Message(hello(), 7, MessageType.TRAIN))
+        words = {
+            "messageins_queue": asked,
+            "messageres_queue": replies,
+            "node_info_store": {7: node},
+            "backend": backend,
+            "f_stop": over,
+            "metrics": metrics,
+        }
+        thread = threading.Thread(target=vce_api.worker, kwargs=words)
+        thread.start()
+        reply = replies.get(timeout=10)
+        over.set()
+        thread.join()
+    return reply.error.reason or ""
+
+
+def test_a_worker_that_died_is_known_by_the_class_of_its_error() -> None:
+    assert flower.is_dead_worker(simulated_reason(ActorDiedError()))
+    assert not flower.is_dead_worker(simulated_reason(ClientAppException("no data")))
+
+
+@pytest.mark.parametrize("said", ["expected a number, got 'x'", "two\nlines"])
+def test_the_words_around_a_clients_own(said: str) -> None:
+    """The class of the error, in a simulation within a class of Flower's; in process neither."""
+    from flwr.server.superlink.fleet.vce import vce_api
+    from flwr.supernode.runtime import run_clientapp
+
+    for module in (run_clientapp, vce_api):
+        assert """reason = str(type(ex)) + ":<'" + str(ex) + "'>\"""" in inspect.getsource(module)
+    line = said.splitlines()[-1]
+    assert last_line(simulated_reason(ClientAppException(said))) == line
+    assert last_line(simulated_reason(ValueError(said))) == line
+    assert last_line(str(ClientAppException(said))) == line
+    assert flower.raised_message(said) == said
+
+
+# --- `flwr` commands ------------------------------------------------------------------------------
+
+
+def test_the_words_of_a_server_that_is_away() -> None:
+    from flwr.cli.utils import SUPERLINK_UNAVAILABLE_MESSAGE
+
+    assert flower.is_superlink_away(SUPERLINK_UNAVAILABLE_MESSAGE)
+    assert not flower.is_superlink_away("Run 7 not found")
+
+
+def test_the_words_of_a_run_that_lost_its_server() -> None:
+    from flwr.supercore.corestate import in_memory_corestate, sql_corestate
+    from flwr.superlink.runtime import run_serverapp
+
+    lost = "No heartbeat received from the task"
+    assert f'"{lost}"' in inspect.getsource(in_memory_corestate)
+    assert f'"{lost}"' in inspect.getsource(sql_corestate)
+    unknown = "Task failed with unknown error."
+    assert f'"{unknown}"' in inspect.getsource(run_serverapp)
+    assert flower.has_lost_superlink(lost)
+    assert flower.has_lost_superlink(unknown)
+    assert not flower.has_lost_superlink("ServerApp failed with exception: lr is too large")
+
+
+def test_the_local_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.cli import constant, local_superlink
+
+    def port() -> str:
+        return str(runpy.run_path(str(constant.__file__))["LOCAL_SUPERLINK_HTTP_API_PORT"])
+
+    monkeypatch.delenv(flower.LOCAL_PORT_VARIABLE, raising=False)
+    assert port() == flower.LOCAL_PORT
+    monkeypatch.setenv(flower.LOCAL_PORT_VARIABLE, "1234")
+    assert port() == "1234"
+    config = tomllib.loads(constant.DEFAULT_FLOWER_CONFIG_TOML)["superlink"]
+    assert config["default"] == flower.LOCAL
+    assert flower.LOCAL in config
+
+    class Started(Exception):
+        pass
+
+    def start(command: list[str], **_: Any) -> Any:
+        raise Started(command)
+
+    monkeypatch.setattr(local_superlink.subprocess, "Popen", start)
+    monkeypatch.setattr(
+        local_superlink, "_get_local_superlink_paths", lambda: (Path("a.db"), Path("a.log"))
+    )
+    with pytest.raises(Started) as started:
+        local_superlink._start_local_superlink()
+    command: list[str] = started.value.args[0]
+    assert command[0] == flower.LOCAL_PROGRAM
+    at = command.index(flower.LOCAL_PORT_OPTION)
+    assert command[at + 1] == constant.LOCAL_SUPERLINK_HTTP_API_PORT
+
+
+# --- a SuperLink's HTTP interface -----------------------------------------------------------------
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """A device's private key."""
+    path = tmp_path / "device.key"
+    path.write_bytes(certificates.make_device_key()[0])
+    return path
+
+
+def activation(key: Path, time: str) -> flower.HttpRequest:
+    signature = certificates.sign(key, time.encode())
+    return flower.activation_request(certificates.public_key(key), time, signature)
+
+
+def authenticate(request: flower.HttpRequest) -> None:
+    """Raises HTTPException as the SuperLink does where it takes no such request."""
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.superlink.routers.fleet.node_auth import authenticate_node
+
+    body = ActivateNodeRequest.FromString(request.body)
+    state = SimpleNamespace(protobuf_request=body)
+    received: Any = SimpleNamespace(headers=request.headers, state=state)
+    authenticate_node(received)
+
+
+def test_the_paths() -> None:
+    from flwr.supercore.routers.health.router import router as health
+    from flwr.superlink.routers.fleet.router import router as fleet
+
+    path = flower.activation_request(b"", "", b"").path
+    for router, wanted, method in ((health, flower.HEALTH, "GET"), (fleet, path, "POST")):
+        routes: list[Any] = [*router.routes]
+        assert any(route.path == wanted and method in route.methods for route in routes)
+
+
+def test_a_superlink_takes_the_signature_of_a_device(key: Path) -> None:
+    from fastapi import HTTPException
+
+    time = flower.signed_time()
+    authenticate(activation(key, time))
+    with pytest.raises(HTTPException, match="401"):
+        authenticate(activation(key, time)._replace(body=b""))
+    with pytest.raises(HTTPException, match="401"):
+        authenticate(flower.activation_request(certificates.public_key(key), time, b"other"))
+
+
+def test_the_times_that_a_superlink_takes() -> None:
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+
+    assert flower.CLOCK_AHEAD == SYSTEM_TIME_TOLERANCE
+    assert flower.CLOCK_BEHIND == TIMESTAMP_TOLERANCE
+
+
+@pytest.mark.parametrize(("node", "status"), [(7, flower.REGISTERED), (None, flower.UNKNOWN)])
+def test_a_key_is_looked_for_and_nothing_changes(key: Path, node: int | None, status: int) -> None:
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.error import FlowerError
+    from flwr.supercore.error.catalog import API_ERROR_MAP
+    from flwr.superlink.servicer.fleet.fleet_handlers import activate_node
+
+    asked = ActivateNodeRequest.FromString(activation(key, flower.signed_time()).body)
+    looked: list[bytes] = []
+
+    def find(public: bytes) -> int | None:
+        looked.append(public)
+        return node
+
+    state: Any = SimpleNamespace(get_node_id_by_public_key=find)  # has nothing that changes it
+    with pytest.raises(FlowerError) as refused:
+        activate_node(asked, state)
+    assert API_ERROR_MAP[refused.value.code].http_status_code == status
+    assert looked == [certificates.public_key(key)]
