@@ -94,7 +94,7 @@ class RunConfig:
         "five clients a round or more; the last bits then differ from those of one client at a "
         "time and of Flower's runtimes",
         choices=("off", "on", "auto"),
-        affects="speed",
+        affects="numbers",
     )
     client_state: str = option(
         "auto",

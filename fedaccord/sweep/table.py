@@ -131,7 +131,7 @@ def _by_seed(winner: Winner, tests: Sequence[Trial], metric: str) -> dict[int, f
 def as_text(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """The winners' heading and rows for people: 97.00 ± 0.51% for a mean and its standard
     deviation, the method and its test metric first."""
-    place = next(str(name) for name in table if str(name).startswith("test-"))
+    place = next(str(name) for name in table if f"{name}-std" in table)  # that of the tests
     share, text = is_share(metric_of(place)), pd.DataFrame({"algo": table["algo"]})
     for name in [place, *table.columns.drop(["algo", "trial", place, SEEDS]), "trial"]:
         if name.endswith("-std"):
