@@ -71,7 +71,7 @@ def test_what_keys_affect() -> None:
         },
         "records": {"eval-every", "eval-train", "gossip.eval-nodes"},
         "speed": {
-            *("threads", "workers", "gpus-per-worker", "vectorize", "checkpoint-every"),
+            *("threads", "workers", "gpus-per-worker", "checkpoint-every"),
             *("round-timeout", "wait-timeout"),
         },
         "place": {

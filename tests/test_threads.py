@@ -174,7 +174,7 @@ def test_the_server_computes_with_them(
     monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], number: int
 ) -> None:
     seen = []
-    monkeypatch.setattr(server_app, "run", lambda *_: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr(server_app, "run", lambda *_, **__: seen.append(torch.get_num_threads()))
     server_app.app(InProcessGrid(ClientApp(), 2), context({"model": "linear", **keys}))
     assert seen == [number]
     assert torch.get_num_threads() == 8

@@ -1,4 +1,8 @@
-"""The in-process engine: no daemon, no copies, the same ServerApp and ClientApp."""
+"""Runs in one process: the same rounds as under Flower, with values instead of messages.
+
+There is no ClientApp here: a fleet calls the clients' local rounds (`client/train.py`) directly, as
+a ClientApp does with what it reads from a message.
+"""
 
 from fedaccord.engine.history import History, Recorder
 from fedaccord.engine.simulate import quiet, run, run_with, simulate

@@ -133,12 +133,15 @@ def partition_report(task: Task) -> partition.Report:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Let only warnings through Flower's logger."""
-    level = log.level
-    log.setLevel(logging.WARNING)
+
+    def loud(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING
+
+    log.addFilter(loud)  # of its own, so that blocks in several threads do not disturb each other
     try:
         yield
     finally:
-        log.setLevel(level)
+        log.removeFilter(loud)
 
 
 def simulate(

@@ -32,7 +32,7 @@ def groups(folder: Path) -> list[Group]:
 
 def test_seeds_are_one_group_and_its_label_has_what_differs(tmp_path: Path) -> None:
     for seed in (1, 0):
-        how = {"threads": seed + 1, "vectorize": "on" if seed else "off", "workers": seed}
+        how = {"threads": seed + 1, "workers": seed}
         write(tmp_path, [0.1, 0.5], seed=seed, **how)
     write(tmp_path, [0.1, 0.6], lr=0.05)
     write(tmp_path, [0.1, 0.7], algo="scaffold")

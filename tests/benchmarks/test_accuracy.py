@@ -32,7 +32,7 @@ def test_gains_are_of_the_same_seed_and_missing_ones_are_told(tmp_path: Path) ->
     assert rows[2] == ["afedpd", "–", "50.0%", "40.0%, 60.0%", "0.50", "+10.0, +10.0"]
     assert rows[3] == ["fedprox", "mu 0.1", "45.0%", "45.0%", "0.50", "-5.0"]
     assert rows[4] == ["fedavg", "–", "40.0%", "30.0%, 50.0%", "0.50", "–"]
-    assert "Seeds: 0, 1; 1 of fedprox. Not yet run: fedinit, " in page
+    assert "Seeds: 0, 1; 1 of fedprox. Not yet run: afedpdsam, " in page
     assert (tmp_path / "accuracy.png").stat().st_size > 10_000
 
 

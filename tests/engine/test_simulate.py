@@ -191,7 +191,7 @@ def another(key: str, field: Any) -> Any:
     return "other" if isinstance(usual, str) else usual + 1
 
 
-@pytest.mark.parametrize("key", keys())
+@pytest.mark.parametrize("key", [key for key in keys() if key != "workers"])  # which start Ray
 def test_a_key_is_recorded_or_refused(key: str) -> None:
     """Nothing that is given is dropped silently."""
     other = another(key, keys()[key])
