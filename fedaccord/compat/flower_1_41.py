@@ -105,7 +105,7 @@ def is_dead_worker(reason: str) -> bool:
 
 # a client's exception as text: its class around it, and in a simulation the words of Flower's
 # own exception, which holds the client's; neither has a field for the client's message alone
-_RAISED = re.compile(r"^(<class '[\w.]+'>:<')?(Exception ClientAppException occurred. Message: )?")
+_RAISED = re.compile(r"^(<class '[\w.]+'>:<')?(Exception ClientAppException occurred\. Message: )?")
 
 
 def raised_message(line: str) -> str:
