@@ -142,7 +142,7 @@ def test_nothing_is_installed_by_a_name_that_is_on_no_index() -> None:
 def test_a_user_gets_no_development_tools_and_the_checks_ask_for_them() -> None:
     """By `uv run`, `uv sync` and Flower's own environment of a run."""
     assert PROJECT["tool"]["uv"]["default-groups"] == []
-    assert "uv sync --quiet --group dev\n" in (ROOT / ".ci/run").read_text()
+    assert "uv sync --quiet --group dev " in (ROOT / ".ci/run").read_text()
     hooks = re.findall(r"entry: (.*)", (ROOT / ".pre-commit-config.yaml").read_text())
     assert hooks
     assert all(hook.startswith("uv run --group dev ") for hook in hooks)

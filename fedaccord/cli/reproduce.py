@@ -61,8 +61,8 @@ def reproduce(
     """Run the cells of a paper's table, and write ours beside the paper's numbers.
 
     Settings are KEY=VALUE pairs for all cells, as data-dir=/my/cifar10 or device=cuda; with one
-    that changes numbers, as model=lenet, the page names it. The same command, started again, goes
-    on where it was, with more rounds or seeds too. Cells that were not run say so.
+    that changes numbers, as model=lenet, the page names it. The same command, started again,
+    resumes, with more rounds or seeds too. Cells that were not run say so.
 
     fedaccord reproduce fedinit-table3 --cells 'beta=0*' --seeds 2 --out ~/reproduce
     """

@@ -17,7 +17,7 @@ def resume(
     pairs: Pairs = None,
     after: Annotated[
         int | None,
-        typer.Option("--round", help="The checkpoint to go on from; by default the last."),
+        typer.Option("--round", help="The checkpoint to resume from; by default the last."),
     ] = None,
     force: Annotated[
         bool,
@@ -27,8 +27,8 @@ def resume(
         ),
     ] = False,
 ) -> None:
-    """Go on with an interrupted run from its last checkpoint, or with a finished one for more
-    rounds, as if it had never stopped: same weights, same metrics.
+    """Resume an interrupted run from its last checkpoint, or a finished one for more rounds, with
+    the weights and metrics of a run without a break.
 
     KEY=VALUE pairs may replace what does not change the mathematics, as device, threads,
     eval-every or num-server-rounds:

@@ -75,7 +75,7 @@ def federate(
     at: int | None = None,
 ) -> None:
     """Run, or go on with, what the settings that ``read`` gives describe; ends the process with
-    one line where that fails. at: the checkpoint to go on from; None: the last."""
+    one line where that fails. at: the checkpoint to resume from; None: the last."""
     with uncollected():
         from fedaccord import engine, runs, threads
         from fedaccord.config import RunConfig

@@ -43,8 +43,8 @@ def submit(
     """Run on a SuperLink by `flwr run`, show the log, and wait for the end.
 
     Settings are checked here first, and relative paths become absolute. Exit code 0: completed; 1:
-    not. Where the SuperLink stops under the run and comes back, the run goes on from its last
-    checkpoint. Two examples, the second in Flower's simulation on this machine:
+    not. If the SuperLink stops during the run and is started again, the run resumes from its
+    last checkpoint. Two examples, the second in Flower's simulation on this machine:
 
     fedaccord submit federation algo=scaffold dataset=npz data-dir=/data/test.npz
 

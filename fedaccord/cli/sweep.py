@@ -42,7 +42,7 @@ def sweep(
     ] = False,
 ) -> None:
     """Run many configurations, choose the best of each method on held-out training samples, and
-    compare these on the test samples. The same command, started again, goes on where it was.
+    compare these on the test samples. The same command, started again, resumes.
 
     A file such as:
 

@@ -23,7 +23,7 @@ from fedaccord.sweep.trial import COMPLETED, Job, Row, forget_checkpoints, summa
 INSTEAD = {  # run-config keys that a study sets, and what to set instead
     **{"algo": "--cells", "seed": "--seeds", "num-server-rounds": "--rounds"},
     **{"name": "--out", "out-dir": "--out"},
-    **{"resume": "nothing: it goes on where it was", "validation": "nothing: it does not tune"},
+    **{"resume": "nothing: it resumes by itself", "validation": "nothing: it does not tune"},
 }
 
 

@@ -28,7 +28,7 @@ OWN = {  # run-config keys that the sweep sets, and what to set instead
     "validation": "validation of [sweep]",
     "name": "--out",
     "out-dir": "--out",
-    "resume": "nothing: a sweep goes on where it was",
+    "resume": "nothing: a sweep resumes by itself",
 }
 SAME = {"threads": 1}  # of a trial's last bits, wherever it runs
 
