@@ -20,7 +20,7 @@ from fedaccord.config import RunConfig
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = [
-    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *("README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md"),
     *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
     *(str(path.relative_to(ROOT)) for path in (ROOT / "docs/results").glob("*.md")),
     *(str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*/README.md")),
@@ -142,7 +142,7 @@ def test_nothing_is_installed_by_a_name_that_is_on_no_index() -> None:
 def test_a_user_gets_no_development_tools_and_the_checks_ask_for_them() -> None:
     """By `uv run`, `uv sync` and Flower's own environment of a run."""
     assert PROJECT["tool"]["uv"]["default-groups"] == []
-    assert "uv sync --quiet --group dev " in (ROOT / ".ci/run").read_text()
+    assert re.search(r"^uv sync .*--group dev\b", (ROOT / ".ci/run").read_text(), re.MULTILINE)
     hooks = re.findall(r"entry: (.*)", (ROOT / ".pre-commit-config.yaml").read_text())
     assert hooks
     assert all(hook.startswith("uv run --group dev ") for hook in hooks)
@@ -153,3 +153,16 @@ def test_the_example_depends_on_this_repository() -> None:
     repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
     assert f"fedaccord @ git+{repository['Repository']}" in example["project"]["dependencies"]
     assert example["tool"]["hatch"]["metadata"] == {"allow-direct-references": True}
+
+
+def test_what_agents_read_is_short_and_its_commands_are_ours() -> None:
+    text = (ROOT / "AGENTS.md").read_text()
+    assert len(text.splitlines()) <= 60
+    named = re.findall(r"fedaccord/strategies/(\w+)\.py|`(\w+)\.py`", text)
+    for name in filter(None, (a or b for a, b in named)):
+        assert (ROOT / "fedaccord/strategies" / f"{name}.py").exists()
+    for file in re.findall(r"`?(tests/test_\w+\.py|tools/\w+\.py|tests/strategies)\b", text):
+        assert (ROOT / file).exists()
+    group = typer.main.get_command(cli.app)
+    assert isinstance(group, click.Group)
+    assert set(re.findall(r"uv run fedaccord (\w+)", text)) <= set(group.commands)

@@ -23,6 +23,7 @@ from fedaccord.runs import load_model, reader
 from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.task import Task, load_task
 from fedaccord.task.evaluation import evaluate
+from fedaccord.task.solver import tf32_as
 
 WORST = 0.1  # share of the clients behind the worst decile
 
@@ -99,10 +100,11 @@ def saved_vector(path: Path, task: Task) -> Tensor:
 
 def measure(saved: Saved, options: Options, reference: Path | None = None) -> Iterator[Measure]:
     """All measures that the run allows, one after another as they are known."""
-    yield from risk(saved, reference)
-    yield from fairness(saved)
-    yield from duals(saved)
-    yield from shape(saved, options)
+    with tf32_as("float32", saved.w.device):
+        yield from risk(saved, reference)
+        yield from fairness(saved)
+        yield from duals(saved)
+        yield from shape(saved, options)
 
 
 def risk(saved: Saved, reference: Path | None) -> Iterator[Measure]:
@@ -201,4 +203,5 @@ def landscape(saved: Saved, options: Options) -> tuple[list[float], Tensor]:
     surface, generator = saved.surface(options), saved.generator()
     one, two = (curvature.filter_normalised(surface.model, saved.w, generator) for _ in range(2))
     at = torch.linspace(-options.span, options.span, options.grid, dtype=torch.float64).tolist()
-    return at, curvature.landscape(surface, saved.w, one, two, at)
+    with tf32_as("float32", saved.w.device):
+        return at, curvature.landscape(surface, saved.w, one, two, at)

@@ -157,24 +157,16 @@ def _find_daemon(port: str) -> dict[str, Any] | None:
 
 
 def check_ray() -> Check:
-    """Whether the Ray cluster that simulations here join is there; for one that is not, Ray waits.
+    """Whether the Ray cluster that simulations here join answers; Ray waits if it does not."""
+    from fedaccord.federation import ray_cluster
 
-    `ray start` names it in a file, which stays where Ray was killed.
-    """
-    what, tmp = "ray cluster", os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    file, address = Path(tmp) / "ray" / "ray_current_cluster", os.environ.get("RAY_ADDRESS", "")
-    remedy = "unset RAY_ADDRESS" if address else f"rm {file}"
-    if not address and file.is_file():
-        address = file.read_text().strip()
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host:  # no address, or one of another form
-        return Check("ok", what, address or "none: a simulation starts Ray for itself")
-    try:
-        socket.create_connection((host, int(port)), timeout=1).close()
-    except (OSError, ValueError):
-        why = "and a simulation would wait for it for minutes"
-        return Check("warn", what, f"nobody answers at {address}, {why}; {remedy}")
-    return Check("ok", what, f"at {address}, which simulations join")
+    what, address = "ray cluster", ray_cluster.named().address
+    if problem := ray_cluster.unreachable():
+        return Check("warn", what, problem)
+    if not address:
+        return Check("ok", what, "none: a simulation starts Ray for itself")
+    joined = ":" in address and "/" not in address
+    return Check("ok", what, f"at {address}, which simulations join" if joined else address)
 
 
 def check_disks(out_dir: Path) -> Iterator[Check]:

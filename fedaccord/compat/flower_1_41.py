@@ -6,7 +6,6 @@ Whatever else this package uses is in Flower's documented packages: `flwr.app`, 
 
 import base64
 import re
-import warnings
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, cast
 
@@ -15,6 +14,8 @@ import torch
 from flwr.app import Array
 from flwr.serverapp import Grid
 from torch import Tensor
+
+from fedaccord.compat.read_only import over
 
 # --- arrays ---------------------------------------------------------------------------------------
 
@@ -59,8 +60,7 @@ class KeptArray(TensorArray):
 
 
 def _received(array: np.ndarray) -> TensorArray:
-    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-    return TensorArray(torch.from_numpy(array))
+    return TensorArray(over(array))
 
 
 def _copied(array: np.ndarray) -> KeptArray:

@@ -10,17 +10,40 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # this process logs those that count
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without a share: every GPU
-
 import ray
 import torch
 from ray._private import ray_constants
 
+from fedaccord.compat.read_only import over
+from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import last_line
+
+ENVIRONMENT = {  # of this process and of Ray's, while it runs; what the user set stays
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # this process logs those that count
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers without a share of a GPU see every GPU
+    # seconds for which Ray's agents look for the rest of it, if a run was killed; else a minute
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+}
 
 # whether under `uv run` Ray copies the folder and builds an environment for each worker: minutes
 UV_RUN = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
+
+
+BY_RAY = ("RAY_USAGE_STATS_ENABLED", "PYTHONBREAKPOINT")  # variables that it sets as well
+
+
+@contextmanager
+def environment() -> Iterator[None]:
+    """A block in which `ENVIRONMENT` is set; after it the variables are as before."""
+    before = {name: os.environ.get(name) for name in (*ENVIRONMENT, *BY_RAY)}
+    os.environ.update({**ENVIRONMENT, **os.environ})
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            os.environ.pop(name, None)
+            if text is not None:
+                os.environ[name] = text
 
 
 @contextmanager
@@ -30,23 +53,33 @@ def ray_for(workers: int, address: str, threads: int, gpus: float) -> Iterator[M
     Where Ray runs in this process already it stays as it is. Raises ValueError, in one line, where
     there is no such cluster or not enough of it.
     """
-    if ray.is_initialized():  # by somebody who also holds the cores of this process
-        share_tensors()
-        yield {"num_cpus": 0, "num_gpus": gpus}
-        return
-    begin(address, workers * threads)
+    with environment():
+        if ray.is_initialized():  # by somebody who also holds the cores of this process
+            with tensors_as_arrays():
+                yield {"num_cpus": 0, "num_gpus": gpus}
+            return
+        begin(address, workers * threads)
+        try:
+            _check_room(workers, threads, gpus)
+            with tensors_as_arrays():
+                yield {"num_cpus": threads, "num_gpus": gpus}
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def tensors_as_arrays() -> Iterator[None]:
+    """A block in which `share_tensors` holds in this process."""
+    share_tensors()
     try:
-        _check_room(workers, threads, gpus)
-        share_tensors()
-        yield {"num_cpus": threads, "num_gpus": gpus}
+        yield
     finally:
-        ray.shutdown()
+        ray.util.deregister_serializer(torch.Tensor)
 
 
 def share_tensors() -> None:
     """Let Ray pass tensors as arrays; those that are read lie in its memory: not to be changed."""
-    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-    ray.util.register_serializer(torch.Tensor, serializer=_to_array, deserializer=torch.from_numpy)
+    ray.util.register_serializer(torch.Tensor, serializer=_to_array, deserializer=over)
 
 
 def _to_array(tensor: torch.Tensor) -> Any:
@@ -58,25 +91,31 @@ def begin(address: str, cores: int) -> None:
 
     Raises ValueError, in one line, where there is none.
     """
-    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
     before = signal.getsignal(signal.SIGTERM)
+    uv_run = getattr(ray_constants, UV_RUN)
     if UV_RUN not in os.environ:
         setattr(ray_constants, UV_RUN, False)
     try:
+        if address == "auto" and (problem := ray_cluster.unreachable()):
+            raise ValueError(problem)
         if address not in ("local", "auto"):
             _check_address(address)
-        ray.init(
-            address,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            num_cpus=cores if address == "local" else None,
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+            ray.init(
+                address,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                num_cpus=cores if address == "local" else None,
+            )
     except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(
             f"ray-address: expected local, auto or HOST:PORT of a Ray cluster, got {address!r} "
             f"({last_line(str(error))})"
         ) from None
+    finally:
+        setattr(ray_constants, UV_RUN, uv_run)
     if before is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray's own would end the process at once
 

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from fedaccord.compat import flower_1_41 as flower
 from fedaccord.core.options import listed
 from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
+from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.numbers import Numbers
 from fedaccord.federation.roster import ASK_AGAIN, Roster
@@ -85,6 +86,8 @@ class MessageFleet:
         return self.roster.num_clients
 
     def connect(self, seconds: float) -> None:
+        if self.simulated and (problem := ray_cluster.unreachable()):  # Ray itself says nothing
+            log.warning("Ray: %s, and start the run again", problem)
         self.roster.wait_for_all(self.grid, seconds)
         if self.simulated and self.num_clients == flower.DEFAULT_SUPERNODES:
             log.info("for more simulated clients: flwr run . --federation-config %s", MORE)

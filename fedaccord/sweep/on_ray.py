@@ -20,7 +20,7 @@ import ray
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
-from fedaccord.engine.cluster import begin
+from fedaccord.engine.cluster import begin, environment
 from fedaccord.memory import keep_freed_memory
 from fedaccord.sweep.plan import Options
 from fedaccord.sweep.trial import FAILED, Job, execute, mean
@@ -81,35 +81,38 @@ Climbing = Callable[[Sequence[Ladder], TrialScheduler | None, OnRow], None]
 @contextmanager
 def on_ray(options: Options) -> Iterator[Climbing]:
     """A block with Ray, in which ladders are climbed. Raises ValueError where no Ray is there."""
-    begin(options.ray_address, max(count(options.workers), math.ceil(options.cpus)))
+    with environment():
+        begin(options.ray_address, max(count(options.workers), math.ceil(options.cpus)))
 
-    def climb(ladders: Sequence[Ladder], scheduler: TrialScheduler | None, on_row: OnRow) -> None:
-        storage = Path(ladders[0][0][0].folder) / "ray"
-        plain = [[[tuple(job) for job in rung] for rung in ladder] for ladder in ladders]
-        resources = {"cpu": options.cpus, "gpu": options.gpus}
-        tuner = tune.Tuner(
-            tune.with_resources(Climb, resources),
-            param_space={"ladder": tune.grid_search(plain), "metric": options.metric},
-            tune_config=tune.TuneConfig(reuse_actors=True, scheduler=scheduler),
-            run_config=tune.RunConfig(
-                storage_path=str(storage), verbose=0, callbacks=[Tell(on_row)]
-            ),
-        )
+        def climb(
+            ladders: Sequence[Ladder], scheduler: TrialScheduler | None, on_row: OnRow
+        ) -> None:
+            storage = Path(ladders[0][0][0].folder) / "ray"
+            plain = [[[tuple(job) for job in rung] for rung in ladder] for ladder in ladders]
+            resources = {"cpu": options.cpus, "gpu": options.gpus}
+            tuner = tune.Tuner(
+                tune.with_resources(Climb, resources),
+                param_space={"ladder": tune.grid_search(plain), "metric": options.metric},
+                tune_config=tune.TuneConfig(reuse_actors=True, scheduler=scheduler),
+                run_config=tune.RunConfig(
+                    storage_path=str(storage), verbose=0, callbacks=[Tell(on_row)]
+                ),
+            )
+            try:
+                found = tuner.fit()
+            finally:
+                shutil.rmtree(storage, ignore_errors=True)
+            for result in map(found.__getitem__, range(len(found))):
+                if result.error and result.config:
+                    reason = str(result.error).strip().splitlines()[-1]
+                    for job in result.config["ladder"][-1]:
+                        on_row(Job(*job), {"status": FAILED, "reason": reason})
+
         try:
-            found = tuner.fit()
+            _check_room(options)
+            yield climb
         finally:
-            shutil.rmtree(storage, ignore_errors=True)
-        for result in map(found.__getitem__, range(len(found))):
-            if result.error and result.config:
-                reason = str(result.error).strip().splitlines()[-1]
-                for job in result.config["ladder"][-1]:
-                    on_row(Job(*job), {"status": FAILED, "reason": reason})
-
-    try:
-        _check_room(options)
-        yield climb
-    finally:
-        ray.shutdown()
+            ray.shutdown()
 
 
 def _check_room(options: Options) -> None:

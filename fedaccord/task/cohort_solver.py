@@ -20,7 +20,7 @@ from fedaccord.core.vectors import Vector, moved
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.graphs import CohortGraphs
 from fedaccord.task.layers import IGNORED
-from fedaccord.task.solver import Batch, Loss, allow_tf32, known_layers
+from fedaccord.task.solver import Batch, Loss, known_layers, tf32_as
 
 
 class Stack(NamedTuple):
@@ -99,7 +99,12 @@ class CohortSolver:
         self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
     ) -> Solution:
         self.model.module.train()
-        allow_tf32(self.precision, w_i0.device)
+        with tf32_as(self.precision, w_i0.device):
+            return self._solve(w_i0, direction, seat, config)
+
+    def _solve(
+        self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
+    ) -> Solution:
         if self.graphs is None:
             w = w_i0.clone(memory_format=torch.contiguous_format)
             g = torch.empty_like(w)

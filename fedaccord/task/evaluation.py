@@ -12,7 +12,7 @@ from torch import Tensor
 from fedaccord.core.rounds import sum_dtype
 from fedaccord.core.vectors import read
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.solver import Batch, Loss, allow_tf32, forward
+from fedaccord.task.solver import Batch, Loss, forward, tf32_as
 
 
 class Score(NamedTuple):
@@ -39,7 +39,18 @@ def evaluate(
     ``threads``: of Python, each with a copy of the model and a batch of its own; the result is that
     of one, bit for bit.
     """
-    allow_tf32(precision, model.w.device)
+    with tf32_as(precision, model.w.device):
+        return _evaluate(model, w, batches, loss, precision, threads)
+
+
+def _evaluate(
+    model: FlatModel,
+    w: Tensor,
+    batches: Iterable[Batch],
+    loss: Loss,
+    precision: str,
+    threads: int,
+) -> dict[str, float]:
     model.w.copy_(w)
     model.module.eval()
     total = torch.zeros((), dtype=sum_dtype(model.w.device), device=model.w.device)

@@ -43,11 +43,11 @@ class SequentialSolver:
         self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
     ) -> Solution:
         model = self.model
-        allow_tf32(self.precision, model.w.device)
         model.w.copy_(w_i0)
         if not model.module.training:  # `evaluate` left it so; the call goes through all layers
             model.module.train()
-        with random_numbers(config, model.w.device):
+        device = model.w.device
+        with tf32_as(self.precision, device), random_numbers(config, device):
             return descend(model.w, model.g, self.gradients(), direction, seat, config)
 
     def gradients(self) -> Iterator[GradientAt]:
@@ -92,11 +92,22 @@ def known_layers(model: FlatModel, loss: Loss, precision: str) -> Layers | None:
     return layers_of(model.module) if usual else None
 
 
-def allow_tf32(precision: str, device: torch.device) -> None:
-    """Float32 means float32 on a GPU too, where PyTorch would round convolutions by default."""
-    if device.type == "cuda":
-        allowed = precision in ("tf32", "bfloat16")
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+@contextmanager
+def tf32_as(precision: str, device: torch.device) -> Iterator[None]:
+    """Float32 means float32 on a GPU too in the block; by default PyTorch rounds convolutions.
+
+    The flags are the process's: after the block they are as before.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision in ("tf32", "bfloat16")
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def forward(model: FlatModel, inputs: Tensor, precision: str) -> Tensor:

@@ -1,8 +1,11 @@
 """Clients in Ray actors: the bits of one process, whatever becomes of a worker."""
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -47,7 +51,10 @@ class Kept(NamedTuple):
 def loss(predictions: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy; what a trap says befalls the first who finds it, "always" whoever does."""
     trap = Path(os.environ[TRAP])
-    kind = trap.read_text() if trap.exists() else ""
+    try:
+        kind = trap.read_text()
+    except FileNotFoundError:  # none is set, or another process has just sprung it
+        kind = ""
     if kind and not kind.startswith("always"):
         try:
             trap.rename(trap.with_suffix(".sprung"))
@@ -371,3 +378,46 @@ def test_what_cannot_begin_is_refused_in_a_line(own_ray: None) -> None:
     with pytest.raises(ValueError, match=r"a worker did not start: .*no data here"):  # noqa: SIM117
         with workers(task(), workers=1, load=no_data):
             pass
+
+
+def test_a_cluster_that_is_gone_is_named_at_once_and_a_local_one_ignores_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray would wait for it for minutes."""
+    from fedaccord.engine import cluster
+
+    file = tmp_path / "ray" / "ray_current_cluster"
+    file.parent.mkdir()
+    file.write_text("127.0.0.1:1")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(ray, "init", lambda *given, **_: started.extend(given))
+    started: list[str] = []
+    with pytest.raises(ValueError, match=rf"nobody answers at 127.0.0.1:1, .*; rm {file}"):
+        cluster.begin("auto", 1)
+    cluster.begin("local", 1)
+    assert started == ["local"]
+
+
+def test_no_process_outlives_a_killed_run(tmp_path: Path) -> None:
+    """Two of Ray's agents looked for the rest of it for a minute."""
+    words = ["run", "workers=1", "num-server-rounds=100000", "threads=1", f"out-dir={tmp_path}"]
+    env = os.environ | {"RAY_TMPDIR": tempfile.mkdtemp()}  # the path of a socket is to be short
+    command = [sys.executable, "-c", "from fedaccord.cli import app; app()", *words]
+    run = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 120
+        while not [*tmp_path.glob("*/clients.csv")]:
+            assert run.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        others = psutil.Process(run.pid).children(recursive=True)
+        assert len(others) > 3
+    finally:
+        run.kill()
+        run.wait()
+    _, left = psutil.wait_procs(others, timeout=30)
+    for process in left:
+        process.kill()
+    assert not left
+    shutil.rmtree(env["RAY_TMPDIR"], ignore_errors=True)

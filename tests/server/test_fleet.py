@@ -1,9 +1,11 @@
 """Clients behind a grid: how often it is asked for replies, and they who they are."""
 
 import logging
+import socket
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +63,35 @@ def test_more_simulated_clients_are_suggested_in_a_simulation_alone(
     with caplog.at_level(logging.INFO, "flwr"):
         MessageFleet(net).connect(5.0)
     assert ("for more simulated clients" in caplog.text) == simulated
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_simulation_names_the_cluster_that_nobody_answers_for(
+    simulated: bool,
+    net: Net,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Ray, which Flower starts beside this, waits for it without a word."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    if simulated:
+        net.pull_interval = 0.1  # type: ignore[attr-defined]
+    net.join(10, 0, 1)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+    file = tmp_path / "ray" / "ray_current_cluster"
+    file.parent.mkdir()
+    file.write_text(address)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    MessageFleet(net).connect(5.0)
+    line = f"nobody answers at {address}, and a simulation would wait for it for minutes; rm {file}"
+    assert (line in caplog.text) == simulated
+    file.unlink()
+    caplog.clear()
+    MessageFleet(net).connect(5.0)
+    assert "nobody answers" not in caplog.text
 
 
 @pytest.mark.parametrize(("simulated", "visits"), [(True, [2, 3, 3]), (False, [4, 4, 4])])

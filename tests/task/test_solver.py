@@ -18,15 +18,7 @@ from fedaccord.core.rounds import Solution, sum_dtype
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalRule, Model, Stateless
 from fedaccord.plugins.sam import SAM
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.solver import (
-    AHEAD,
-    Batch,
-    Loss,
-    Passes,
-    SequentialSolver,
-    ahead,
-    allow_tf32,
-)
+from fedaccord.task.solver import AHEAD, Batch, Loss, Passes, SequentialSolver, ahead, tf32_as
 
 LR, STEPS = 0.3, 5
 D = 3 * 4 + 4 + 4 * 3 + 3
@@ -412,9 +404,14 @@ def test_a_gpu_rounds_products_only_where_it_is_told() -> None:
     before = [flag.allow_tf32 for flag in flags]
     try:
         for precision, allowed in (("tf32", True), ("float32", False), ("bfloat16", True)):
-            allow_tf32(precision, torch.device("cuda"))
-            allow_tf32("float32" if allowed else "tf32", torch.device("cpu"))  # which changes none
-            assert [flag.allow_tf32 for flag in flags] == [allowed] * 2
+            for outer in (True, False):
+                flags[0].allow_tf32 = flags[1].allow_tf32 = outer
+                with (
+                    tf32_as(precision, torch.device("cuda")),
+                    tf32_as("float32" if allowed else "tf32", torch.device("cpu")),  # no change
+                ):
+                    assert [flag.allow_tf32 for flag in flags] == [allowed] * 2
+                assert [flag.allow_tf32 for flag in flags] == [outer] * 2
     finally:
         for flag, value in zip(flags, before, strict=True):
             flag.allow_tf32 = value
