@@ -74,7 +74,7 @@ def fits(method: str) -> bool:
         strategy = RunConfig.make({"algo": method, "fraction-train": 0.1}).strategy
     except ValueError:
         return False
-    return not (strategy.topology.everyone or strategy.pools or method == "local")
+    return not (strategy.topology.is_decentralised or strategy.pools or method == "local")
 
 
 # --- the report -----------------------------------------------------------------------------------

@@ -45,17 +45,17 @@ from timing import SETTING
 from torch import Tensor, nn
 
 from fedaccord import engine, server_app
-from fedaccord.client.store import Memory, Version
 from fedaccord.config import RunConfig, keys
+from fedaccord.core.request import TrainRequest
 from fedaccord.core.vectors import map_vectors
-from fedaccord.core.visit import Visit
 from fedaccord.engine.faults import FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.errors import FederationError
-from fedaccord.federation.fleet import Answers
+from fedaccord.federation.fleet import TrainReplies
 from fedaccord.federation.run import Run
-from fedaccord.logbook import Logbook
 from fedaccord.runs import status
+from fedaccord.runs.logbook import Logbook
+from fedaccord.storage.store import Memory, Version
 from fedaccord.strategies import METHODS, SAM
 from fedaccord.task import Clients, Task, load_task
 
@@ -106,8 +106,8 @@ TIED: dict[str, dict[str, Any]] = {  # without the ascent of SAM, which moves th
 class GoingOn(LocalFleet):
     """Clients without the protocol: each goes on from its last step, whoever heard of it."""
 
-    def train(self, visits: Sequence[Visit], timeout: float) -> Answers:
-        def last(visit: Visit) -> Visit:
+    def train(self, visits: Sequence[TrainRequest], timeout: float) -> TrainReplies:
+        def last(visit: TrainRequest) -> TrainRequest:
             memory = self.memories.get(visit.instruction.client)
             accepted = memory.latest.round if memory else -1
             return visit._replace(instruction=visit.instruction._replace(accepted=accepted))

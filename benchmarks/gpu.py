@@ -34,9 +34,9 @@ from fedaccord.config import RunConfig
 from fedaccord.strategies import METHODS
 from fedaccord.task import Clients, Task, models
 from fedaccord.task.cache import Dataset
+from fedaccord.task.cuda_graphs import Graphs, recorder
 from fedaccord.task.datasets import CONSTANTS, augment, normalise
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.graphs import Graphs, recorder
 
 SHAPE, CLOSE = (3, 32, 32), 1e-8
 MODELS = ("resnet18", "resnet18-cifar", "lenet", "cnn", "mlp")

@@ -54,7 +54,7 @@ from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.workers import workers_fleet
 from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.run import Run
-from fedaccord.memory import keep_freed_memory
+from fedaccord.process.allocator import keep_freed_memory
 from fedaccord.strategies import FedAvg
 from fedaccord.task import Clients, Task, load_task
 

@@ -37,16 +37,16 @@ from fedaccord import server_app
 from fedaccord.client.data import training_data
 from fedaccord.client.train import CPU, first_state
 from fedaccord.config import RunConfig
-from fedaccord.core.mapped import in_file
 from fedaccord.core.plugin import GradientSeat
+from fedaccord.core.request import TrainReply, TrainRequest
 from fedaccord.core.rounds import Solution, client_round
 from fedaccord.core.rule import Direction, LocalConfig
 from fedaccord.core.vectors import Vector, leaves
-from fedaccord.core.visit import Answer, Visit
 from fedaccord.engine import states
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.run import Run
-from fedaccord.memory import keep_freed_memory
+from fedaccord.process.allocator import keep_freed_memory
+from fedaccord.storage.mapped import in_file
 from fedaccord.task import load_task
 
 CLIENTS = (1000, 10_000, 100_000, 1_000_000)
@@ -112,12 +112,12 @@ def in_a_process(name: str, num_clients: int, options: argparse.Namespace) -> di
 class NoSteps(LocalFleet):
     """Clients whose model after the local steps is the one before them."""
 
-    def _round(self, visit: Visit, state: Any) -> tuple[Answer, Any]:
+    def _round(self, visit: TrainRequest, state: Any) -> tuple[TrainReply, Any]:
         asked = visit.instruction
         found = training_data(self.task, asked)
         begun = first_state(visit, CPU) if state is None else state
         done = client_round(asked.half, visit.down, begun, asked.config, no_steps)
-        return Answer(done.up, found.examples or 0, 1, 0.0), done.state
+        return TrainReply(done.up, found.examples or 0, 1, 0.0), done.state
 
 
 def no_steps(w: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig) -> Solution:

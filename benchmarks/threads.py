@@ -112,7 +112,7 @@ def ask(worker: "subprocess.Popen[str]", run: str) -> Seconds:
 
 def work() -> None:
     """Run the settings that come in lines, and answer each with its seconds."""
-    from fedaccord.threads import wait_passively
+    from fedaccord.process.threads import wait_passively
 
     wait_passively()
     from fedaccord import engine

@@ -19,7 +19,7 @@ from fedaccord.config import RunConfig
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.fleet import Fleet
 from fedaccord.federation.run import Run
-from fedaccord.memory import keep_freed_memory
+from fedaccord.process.allocator import keep_freed_memory
 from fedaccord.task import Task
 
 SETTING: dict[str, Any] = {

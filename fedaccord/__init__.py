@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedaccord.analysis.notebook import compare, report
-    from fedaccord.analysis.saved_model import load
     from fedaccord.client.train import evaluate_locally, train_locally
     from fedaccord.engine.simulate import run_with as run
     from fedaccord.engine.simulate import simulate
+    from fedaccord.experiments.analysis.notebook import compare, report
+    from fedaccord.experiments.analysis.saved_model import load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,11 +33,11 @@ def __getattr__(name: str) -> Any:
 
         return run_with
     if name in ("compare", "report"):
-        from fedaccord.analysis import notebook
+        from fedaccord.experiments.analysis import notebook
 
         return getattr(notebook, name)
     if name == "load":
-        from fedaccord.analysis.saved_model import load
+        from fedaccord.experiments.analysis.saved_model import load
 
         return load
     if name in ("evaluate_locally", "train_locally"):

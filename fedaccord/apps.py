@@ -4,7 +4,7 @@ Not `server_app` and `client_app` themselves, which the engine imports into a no
 the environment is the user's.
 """
 
-from fedaccord.threads import wait_passively
+from fedaccord.process.threads import wait_passively
 
 wait_passively()
 

@@ -9,11 +9,8 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedaccord import threads
 from fedaccord.client import device
 from fedaccord.client.data import test_data, training_data
-from fedaccord.client.disk import DiskStore, prepare
-from fedaccord.client.store import ContextStore, Store
 from fedaccord.client.train import (
     answer_message,
     answer_question,
@@ -21,12 +18,15 @@ from fedaccord.client.train import (
     train_locally,
 )
 from fedaccord.config import RunConfig, keys_of
-from fedaccord.core.visit import TrainInstruction
-from fedaccord.memory import keep_freed_memory
+from fedaccord.core.request import TrainInstruction
+from fedaccord.process import threads
+from fedaccord.process.allocator import keep_freed_memory
+from fedaccord.storage.disk import DiskStore, prepare
+from fedaccord.storage.store import ContextStore, Store
 from fedaccord.task import Task, load_task
 from fedaccord.task.config import TaskConfig
-from fedaccord.wire.instruction import is_hello, read_instruction
-from fedaccord.wire.introduction import NUM_PARTITIONS, OWN_DATA, PARTITION_ID, introduce
+from fedaccord.wire.handshake import NUM_PARTITIONS, OWN_DATA, PARTITION_ID, answer_handshake
+from fedaccord.wire.instruction import is_handshake, read_instruction
 
 __all__ = ["app", "configured_task", "evaluate_locally", "make_app", "train_locally"]
 
@@ -43,8 +43,8 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
 
 
 def _train(task_of: Callable[[Context], Task], message: Message, context: Context) -> Message:
-    if is_hello(message):
-        reply = introduce(message, context)
+    if is_handshake(message):
+        reply = answer_handshake(message, context)
         try:
             _check_node(context)
             task_of(context)  # what is wrong with this node's data shows before round 1

@@ -9,7 +9,7 @@ from collections.abc import Container, Mapping
 from dataclasses import Field, dataclass, replace
 from typing import Any
 
-from fedaccord import hints
+from fedaccord.core import hints
 from fedaccord.core.options import (
     check_option,
     did_you_mean,
@@ -24,9 +24,9 @@ from fedaccord.federation.method import own_options
 from fedaccord.federation.settings import Settings
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
+from fedaccord.process.trackers import TRACKERS
 from fedaccord.strategies import METHODS
 from fedaccord.task.config import TaskConfig
-from fedaccord.trackers import TRACKERS
 
 AUTO = "auto"  # of a plug-in: what the method itself asks for, which is off for most
 POOLED = {"num-clients": 1, "partition": "iid"}  # of a method whose one client holds all data

@@ -12,7 +12,6 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
-from fedaccord import threads, trackers
 from fedaccord.config import RunConfig, in_use, resolved
 from fedaccord.core.cohort import Cohorts
 from fedaccord.core.vectors import dtype_of, is_finite
@@ -22,9 +21,10 @@ from fedaccord.federation.replies import MAX_LOSS
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.interrupts import interruptible
-from fedaccord.logbook import Logbook, with_its_clients
+from fedaccord.process import threads, trackers
+from fedaccord.process.interrupts import interruptible
 from fedaccord.runs import RunDirectory
+from fedaccord.runs.logbook import Logbook, with_its_clients
 from fedaccord.runs.origin import processor
 from fedaccord.task import Task, load_task
 from fedaccord.task.flat_model import FlatModel
@@ -56,7 +56,7 @@ def main(grid: Grid, context: Context) -> None:
         with chosen.in_use():
 
             def fleet(book: Logbook) -> Fleet:
-                return MessageFleet(grid, numbers=book.numbers())
+                return MessageFleet(grid, partition_ids=book.partition_ids())
 
             run(fleet, config, task, in_process=False)
     except (ValueError, FileNotFoundError, FederationError) as error:

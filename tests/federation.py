@@ -10,14 +10,14 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedaccord import simulate, train_locally
-from fedaccord.client import store
 from fedaccord.engine import History, Recorder, quiet
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.run import Run
 from fedaccord.federation.session import Session
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.storage import store
 from fedaccord.wire import records
-from fedaccord.wire.instruction import is_hello, read_instruction
+from fedaccord.wire.instruction import is_handshake, read_instruction
 from tests.grid import InProcessGrid
 from tests.reference.problem import Batches, Cohorts, LeastSquares
 
@@ -77,7 +77,7 @@ def run_on_batches(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         chosen: Sequence[tuple[Tensor, Tensor]] = []
-        if not is_hello(message):
+        if not is_handshake(message):
             instruction = read_instruction(message)
             x, y = data[instruction.client]
             chosen = [(x[rows], y[rows]) for rows in batches[instruction.round][instruction.client]]

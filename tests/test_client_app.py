@@ -1,4 +1,4 @@
-"""The app's own ClientApp: the node's config, its data, its introduction."""
+"""The app's own ClientApp: the node's config, its data, its module."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +11,13 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from fedaccord import threads, train_locally
-from fedaccord.client.store import ContextStore
+from fedaccord import train_locally
 from fedaccord.client_app import app, configured_task, memory_of
-from fedaccord.wire import introduction
-from tests.client.test_disk import asked
+from fedaccord.process import threads
+from fedaccord.storage.store import ContextStore
+from fedaccord.wire import handshake as module
 from tests.grid import InProcessGrid
+from tests.storage.test_disk import asked
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +31,8 @@ def context(**node: Any) -> Context:
     return Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
 
 
-def hello() -> Message:
-    return Message(introduction.hello(), 1, MessageType.TRAIN)
+def handshake() -> Message:
+    return Message(module.handshake(), 1, MessageType.TRAIN)
 
 
 @pytest.mark.parametrize("ready_made", [False, True])
@@ -49,8 +50,8 @@ def test_a_node_that_does_not_know_its_number_says_so(
 ) -> None:
     own = context(**node)
     with pytest.raises(ValueError, match=r"--node-config") as error:
-        app(hello(), own) if ready_made else train_locally(
-            hello(), own, model=nn.Linear(2, 1), batches=[]
+        app(handshake(), own) if ready_made else train_locally(
+            handshake(), own, model=nn.Linear(2, 1), batches=[]
         )
     assert str(error.value).startswith(line)
     assert "\n" not in str(error.value)
@@ -126,16 +127,16 @@ def test_a_nodes_settings_go_before_the_runs_and_are_checked(tmp_path: Path) -> 
 def test_what_is_wrong_at_a_node_shows_when_it_introduces_itself(tmp_path: Path) -> None:
     own = context(**{"partition-id": 0, "num-partitions": 2, "device": "warp"})
     with pytest.raises(ValueError, match=r"^partition-id=0: device: expected"):
-        app(hello(), own)
+        app(handshake(), own)
 
 
 def test_what_is_wrong_with_a_nodes_data_names_the_node() -> None:
     own = context(**{"partition-id": 4, "num-partitions": 6, "dataset": "npz", "data-dir": "/no"})
     with pytest.raises(ValueError, match=r"^partition-id=4: npz: .*/no"):
-        app(hello(), own)
+        app(handshake(), own)
     own = context(**{"dataset": "npz", "data-path": "/no"})
     with pytest.raises(ValueError, match=r"^data-path=/no: npz: .*/no"):
-        app(hello(), own)
+        app(handshake(), own)
 
 
 def test_where_a_clients_memory_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

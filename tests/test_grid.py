@@ -13,14 +13,14 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 from fedaccord import simulate, train_locally
-from fedaccord.client import store
 from fedaccord.engine import quiet
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.run import Run
+from fedaccord.storage import store
 from fedaccord.strategies import FedAvg, FedDyn
-from fedaccord.wire.instruction import is_hello, read_instruction
-from fedaccord.wire.introduction import hello, introduce, introduction
+from fedaccord.wire.handshake import answer_handshake, handshake, read_handshake
+from fedaccord.wire.instruction import is_handshake, read_instruction
 from fedaccord.wire.records import pack
 from fedaccord.wire.tensor_array import to_tensor
 from tests.federation import half_square, linear
@@ -61,7 +61,7 @@ def test_whoever_was_named_before_a_block_is_named_again_after_it(before: Any) -
     with somebody(*before):
         with a_grid():
             assert named() == (1, 1, 1)
-            assert Message(hello(), 5, MessageType.TRAIN).metadata.src_node_id == 1
+            assert Message(handshake(), 5, MessageType.TRAIN).metadata.src_node_id == 1
         assert named() == before
 
 
@@ -117,8 +117,8 @@ def counting_app(fail_in_round: int, client: int) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        if is_hello(message):
-            return introduce(message, context)
+        if is_handshake(message):
+            return answer_handshake(message, context)
         i = int(str(context.node_config["partition-id"]))
         instruction = read_instruction(message)
         reply = train_locally(
@@ -177,7 +177,7 @@ def test_a_failure_is_an_error_reply_with_its_reason() -> None:
         raise KeyError("no such column")
 
     with InProcessGrid(app, 2) as grid:
-        messages = [Message(hello(), node, MessageType.TRAIN) for node in grid.get_node_ids()]
+        messages = [Message(handshake(), node, MessageType.TRAIN) for node in grid.get_node_ids()]
         replies = list(grid.send_and_receive(messages))
     assert [r.error.reason for r in replies] == ["KeyError: 'no such column'"] * 2
     assert [r.error.code for r in replies] == [2, 2]
@@ -189,13 +189,13 @@ def test_a_failure_is_an_error_reply_with_its_reason() -> None:
 def test_a_reply_is_handed_out_once() -> None:
     with InProcessGrid(counting_app(-1, -1), 3) as grid:
         messages = [
-            grid.create_message(hello(), MessageType.TRAIN, node, "1")
+            grid.create_message(handshake(), MessageType.TRAIN, node, "1")
             for node in grid.get_node_ids()
         ]
         ids = list(grid.push_messages(messages))
     assert len(set(ids)) == 3
     first = list(grid.pull_messages(ids[:2]))
-    assert [introduction(r) for r in first] == [(0, 3), (1, 3)]
+    assert [read_handshake(r) for r in first] == [(0, 3), (1, 3)]
     assert len(list(grid.pull_messages([*ids, "unknown"]))) == 1
     assert list(grid.pull_messages(ids)) == []
 
@@ -207,7 +207,7 @@ def test_vectors_pass_by_reference() -> None:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        if not is_hello(message):
+        if not is_handshake(message):
             received.append(to_tensor(message.content.array_records["down"]["w"]).data_ptr())
         batches = [LEAST_SQUARES.clients()[0]]
         return train_locally(message, context, model=linear(W0), batches=batches, loss=half_square)
@@ -234,9 +234,9 @@ def test_the_private_parts_of_flower_that_the_grid_needs_are_there() -> None:
     assert callable(getattr(Run, "create_empty", None)), f"{advice}: Run.create_empty"
     assert Run.create_empty(7).run_id == 7, advice
     with a_grid():
-        message = Message(hello(), 1, MessageType.TRAIN)
+        message = Message(handshake(), 1, MessageType.TRAIN)
         assert "_message_id" in message.metadata.__dict__, f"{advice}: metadata._message_id"
         message.metadata.__dict__["_message_id"] = "mine"
         assert message.metadata.message_id == "mine", advice
-        reply = Message(hello(), reply_to=message)
+        reply = Message(handshake(), reply_to=message)
         assert reply.metadata.reply_to_message_id == "mine", advice

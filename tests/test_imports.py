@@ -19,50 +19,36 @@ class Allowed(NamedTuple):
     others: str  # packages, beside the standard library
 
 
-APPS = (
-    "compat core wire federation plugins strategies task config client client_app server_app runs "
-    "interrupts logbook trackers"
-)
-ROOMS = {  # a module at the top of the package is a room too
-    "compat": Allowed("", "flwr torch numpy"),
+ROOMS = {  # a module at the top of the package is a room too; each imports rooms above it alone
     "core": Allowed("", "torch"),
-    "wire": Allowed("compat core", "torch flwr numpy"),
+    "compat": Allowed("", "torch flwr numpy"),
+    "wire": Allowed("core compat", "torch flwr numpy"),
+    "storage": Allowed("compat core wire", "torch flwr safetensors"),
     "plugins": Allowed("core", "torch"),
-    "federation": Allowed("compat core wire", "torch flwr numpy"),
-    "strategies": Allowed("core plugins federation.strategy", "torch"),
     "task": Allowed("core", "torch torchvision numpy PIL sklearn safetensors"),
-    "client": Allowed("compat core wire task runs.files runs.tensors", "torch flwr safetensors"),
-    "trackers": Allowed("", "torch mlflow wandb"),
-    "hints": Allowed("", ""),
-    "config": Allowed("core federation hints plugins strategies task trackers", ""),
-    "memory": Allowed("", "psutil"),
-    "threads": Allowed("federation task", "torch joblib"),
-    "interrupts": Allowed("", ""),
-    "runs": Allowed("", "torch safetensors tomli_w psutil pandas"),
-    "client_app": Allowed("core wire client task config memory threads", "torch flwr"),
-    "logbook": Allowed("core federation config runs", ""),
-    "server_app": Allowed(
-        "core wire federation task config memory threads runs interrupts logbook trackers",
-        "torch flwr",
+    "federation": Allowed("core wire storage compat", "torch flwr numpy"),
+    "strategies": Allowed("core plugins federation.strategy", "torch"),
+    "client": Allowed("core wire storage task", "torch flwr"),
+    "process": Allowed("federation task", "torch joblib psutil mlflow wandb"),
+    "config": Allowed("core federation plugins strategies task process.trackers", ""),
+    "runs": Allowed("core storage federation config", "torch safetensors tomli_w psutil pandas"),
+    "client_app": Allowed("core wire storage client task config process compat", "torch flwr"),
+    "server_app": Allowed("core wire federation task config process runs compat", "torch flwr"),
+    "apps": Allowed("client_app server_app process", ""),
+    "engine": Allowed(
+        "compat core wire storage client task federation strategies config process runs server_app",
+        "torch flwr pandas ray",
     ),
-    "apps": Allowed("client_app server_app threads", ""),
-    "engine": Allowed(f"{APPS} hints memory threads", "torch flwr pandas ray"),
-    "analysis": Allowed(
-        "core federation.checkpoint runs config task threads logbook",
-        "torch pandas numpy bokeh matplotlib",
+    "experiments": Allowed(
+        "core storage task federation.checkpoint strategies config process runs engine",
+        "torch numpy scipy pandas bokeh matplotlib optuna ray",
     ),
-    "deploy": Allowed("", "cryptography tomli_w"),
-    "sweep": Allowed(
-        "core config engine logbook memory runs strategies task threads",
-        "numpy optuna pandas ray scipy torch",
-    ),
-    "presets": Allowed("core runs", ""),
-    "reproduce": Allowed("core config engine presets runs strategies sweep task", "pandas"),
     "cli": Allowed(
-        f"{APPS} __version__ memory threads engine deploy analysis sweep presets reproduce",
-        "torch flwr click rich typer psutil",
+        "__version__ core storage task federation strategies plugins config process runs engine "
+        "experiments client_app server_app compat",
+        "torch flwr click rich typer psutil cryptography tomli_w",
     ),
-    "__init__": Allowed("analysis client engine strategies", ""),
+    "__init__": Allowed("client engine strategies experiments runs task", ""),
 }
 PRIVATE = (  # what fedaccord.compat names in its place
     'pull_interval"',
@@ -111,7 +97,7 @@ def strange(path: Path, allowed: Allowed) -> list[str]:
 
 
 def test_the_reader_sees_imports() -> None:
-    store = PACKAGE / "client" / "store.py"
+    store = PACKAGE / "storage" / "store.py"
     assert {"flwr.app.Context", "fedaccord.core.vectors.leaves"} <= set(imports(store))
     assert "fedaccord.engine.simulate" in set(imports(PACKAGE / "__init__.py"))  # in a function
     assert "flwr.app.Context" in strange(store, Allowed("wire", ""))
@@ -187,5 +173,7 @@ def test_what_is_loaded_with_the_core_and_with_a_method() -> None:
     }
     assert {"fedaccord.strategies.scaffold", "flwr"} <= method
     rooms = {name.split(".")[1] for name in method if name.startswith("fedaccord.")}
-    assert rooms == {"compat", "core", "wire", "plugins", "federation", "strategies"}
+    assert rooms == {
+        *("compat", "core", "wire", "storage", "plugins", "federation", "strategies"),
+    }
     assert not method & {"pandas", "sklearn"}

@@ -79,7 +79,7 @@ def test_report_writes_the_commands_page(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_report_without_bokeh_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fedaccord.analysis.report", None)
+    monkeypatch.setitem(sys.modules, "fedaccord.experiments.analysis.report", None)
     with pytest.raises(ImportError, match=r"needs Bokeh: .*`uv sync --extra report --inexact`"):
         fedaccord.report(folder, folder / "a.html")
     result = invoke("report", folder, "--out", folder / "a.html")

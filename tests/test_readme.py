@@ -13,9 +13,10 @@ import typer
 from flwr.common.config import parse_config_args
 from torch import nn
 
-from fedaccord import cli, strategies, trackers
+from fedaccord import cli, strategies
 from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig
+from fedaccord.process import trackers
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

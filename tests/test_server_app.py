@@ -101,7 +101,7 @@ def test_a_model_that_is_not_finite_fails(
     def overflow(self: Any, w: Any, state: Any) -> Any:
         return w * float("inf")
 
-    monkeypatch.setattr("fedaccord.strategies.FedAvg.headline", overflow)
+    monkeypatch.setattr("fedaccord.strategies.FedAvg.output_model", overflow)
     with pytest.raises(FederationError, match="the model diverged: it holds NaN or Inf after 2"):
         start({})
     assert summary(tmp_path / "x")["status"] == "failed"

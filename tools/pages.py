@@ -2,7 +2,7 @@
 
 A page is made of the docstring of the method's file (its title, its source, the listing and two
 paragraphs that begin with `When to use:` and `Where we differ:`), its options, its cost and its
-presets in fedaccord/presets. `tools/sync.py` writes them.
+presets in fedaccord/experiments/presets. `tools/sync.py` writes them.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from fedaccord import config
 from fedaccord.cli.about import ARXIV, About, about, file
 from fedaccord.cli.methods import cost_note, methods_markdown
 from fedaccord.core.options import options, range_text
+from fedaccord.experiments.presets import presets, setting
 from fedaccord.federation.method import own_options
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.robust import Robust
-from fedaccord.presets import presets, setting
 from fedaccord.runs import flatten
 from fedaccord.strategies import BUILT_IN
 
@@ -295,7 +295,7 @@ def _presets(name: str) -> Iterator[str]:
     for preset, path in presets().items():
         values = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
         if values["algo"] == name:
-            file = f"fedaccord/presets/{path.name}"
+            file = f"fedaccord/experiments/presets/{path.name}"
             lines.append(f"- [{preset}]({UP}/{file}): {setting(path)}")
             clients = config.RunConfig.make(values).num_clients
             simulated = f"num-supernodes={clients} client-resources-num-cpus=1"

@@ -16,9 +16,9 @@ import pages
 
 from fedaccord.cli.columns import columns_markdown
 from fedaccord.config import config_toml
-from fedaccord.reproduce import tables
-from fedaccord.reproduce.page import as_markdown
-from fedaccord.reproduce.results import merged
+from fedaccord.experiments.reproduce import tables
+from fedaccord.experiments.reproduce.page import as_markdown
+from fedaccord.experiments.reproduce.results import merged
 from fedaccord.strategies import BUILT_IN, METHODS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -5,7 +5,7 @@ from common import read_job, report
 from fedaccord.config import RunConfig
 from fedaccord.engine.simulate import run
 from fedaccord.federation.round import Round
-from fedaccord.memory import keep_freed_memory
+from fedaccord.process.allocator import keep_freed_memory
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from fedaccord.cli import (
     sweep,
 )
 from fedaccord.cli.console import Commands
-from fedaccord.threads import wait_passively
+from fedaccord.process.threads import wait_passively
 
 app = typer.Typer(
     cls=Commands,

@@ -12,7 +12,7 @@ def comparison(settings: "RunConfig") -> str | None:
     """The command of FedAvg, without a server of DFedAvg, in the same setting; None for its own."""
     from fedaccord.config import RunConfig, defaults
 
-    baseline = "dfedavg" if settings.strategy.topology.everyone else "fedavg"
+    baseline = "dfedavg" if settings.strategy.topology.is_decentralised else "fedavg"
     usual, setting = defaults(), {"algo": baseline}
     for key, value in settings.flat.items():
         of_all = "." not in key or (key.startswith("gossip.") and baseline == "dfedavg")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedaccord.cli.console import make_console, print_table, printable, stop, warn
-from fedaccord.memory import uncollected
+from fedaccord.process.allocator import uncollected
 
 if TYPE_CHECKING:
-    from fedaccord.analysis.groups import Group
-    from fedaccord.analysis.table import Summary
+    from fedaccord.experiments.analysis.groups import Group
+    from fedaccord.experiments.analysis.table import Summary
 
 LINES = 5  # runs that are left out and named
 Runs = Annotated[
@@ -60,7 +60,7 @@ def compare(
     """
     groups = read_groups(runs)
     written = [] if figures is None else _figures(groups, figures.expanduser())
-    from fedaccord.analysis.table import summary
+    from fedaccord.experiments.analysis.table import summary
 
     found = summary(groups, target)
     console = make_console()
@@ -92,7 +92,7 @@ def _formatted(found: "Summary", form: Format) -> str:
 
 def read_groups(runs: list[Path]) -> "list[Group]":
     """Ends the command, with one line, where that are no runs; warns of those left out."""
-    from fedaccord.analysis.groups import groups_of
+    from fedaccord.experiments.analysis.groups import groups_of
     from fedaccord.runs import reader
 
     try:
@@ -114,11 +114,11 @@ def read_groups(runs: list[Path]) -> "list[Group]":
 
 def _figures(groups: "list[Group]", folder: Path) -> list[Path]:
     try:
-        from fedaccord.analysis import figures
+        from fedaccord.experiments.analysis import figures
 
         return figures.save(groups, folder)
     except ImportError as error:
-        from fedaccord.analysis import INSTALL
+        from fedaccord.experiments.analysis import INSTALL
 
         stop(f"{error}: figures need Matplotlib: {INSTALL}", 2)
     except OSError as error:

@@ -41,7 +41,7 @@ def init(
 
     fedaccord deploy init federation --supernodes 3 --host 192.0.2.10
     """
-    from fedaccord.deploy import folders
+    from fedaccord.cli.deployments import folders
     from fedaccord.runs.origin import versions
 
     hosts, here = _hosts(host), versions()
@@ -63,7 +63,7 @@ def key(
 
     fedaccord deploy key
     """
-    from fedaccord.deploy import folders
+    from fedaccord.cli.deployments import folders
 
     try:
         folders.read_facts(folder)
@@ -90,7 +90,7 @@ def renew(
 
     fedaccord deploy renew federation
     """
-    from fedaccord.deploy import certificates, folders
+    from fedaccord.cli.deployments import certificates, folders
 
     try:
         last = certificates.read_certificate(folder / "server" / folders.CERTIFICATE)

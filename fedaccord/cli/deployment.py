@@ -15,9 +15,9 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from fedaccord.cli.check import Check, size
+from fedaccord.cli.deployments import certificates, folders
+from fedaccord.cli.deployments.folders import Facts, read_facts
 from fedaccord.compat import flower_1_41 as flower
-from fedaccord.deploy import certificates, folders
-from fedaccord.deploy.folders import Facts, read_facts
 from fedaccord.runs.origin import versions
 
 SECONDS = 10.0  # to wait for the server

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedaccord import threads
 from fedaccord.cli.check import Check, show, size
 from fedaccord.cli.console import Json
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
+from fedaccord.process import threads
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
@@ -276,7 +276,7 @@ def _check_model(settings: "RunConfig", facts: "Facts") -> Generator[Check, None
 def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Check]:
     """vector, data: bytes of a vector of d, and of the decoded data."""
     from fedaccord.engine import states
-    from fedaccord.memory import free_memory
+    from fedaccord.process.allocator import free_memory
 
     strategy, clients = settings.strategy, settings.num_clients
     cost, active = strategy.cost, strategy.cohort_size(clients)
@@ -284,7 +284,9 @@ def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Che
         *(settings.client_state, strategy, clients, settings.num_server_rounds, vector)
     )
     state = clients * cost.client * vector
-    vectors = cost.server * (clients if strategy.topology.everyone else 1)  # a relay: every node's
+    vectors = cost.server * (
+        clients if strategy.topology.is_decentralised else 1
+    )  # a relay: every node's
     server = vectors * vector
     messages = active * (cost.down + cost.up) * vector
     work = 4 * vector  # model, gradient, buffers

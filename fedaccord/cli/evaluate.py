@@ -41,9 +41,9 @@ def evaluate(
 
 def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
     """Raises ValueError, in one line, where that is no run or not with these settings."""
-    from fedaccord import threads
-    from fedaccord.analysis.measures import saved_vector
     from fedaccord.config import RunConfig
+    from fedaccord.experiments.analysis.measures import saved_vector
+    from fedaccord.process import threads
     from fedaccord.task import load_task
 
     if not (run / "config.toml").is_file():

@@ -14,7 +14,7 @@ from fedaccord.cli.settings import Pairs, read_place
 FORMATS = (".png", ".pdf")
 
 if TYPE_CHECKING:
-    from fedaccord.analysis.measures import Measure, Options, Saved
+    from fedaccord.experiments.analysis.measures import Measure, Options, Saved
 
 
 def measure(
@@ -45,9 +45,9 @@ def measure(
 
     fedaccord measure ~/fedaccord-runs/first --samples 0 --reference ~/fedaccord-runs/long
     """
-    from fedaccord import threads
-    from fedaccord.analysis.measures import Options, Saved
-    from fedaccord.analysis.measures import measure as measures
+    from fedaccord.experiments.analysis.measures import Options, Saved
+    from fedaccord.experiments.analysis.measures import measure as measures
+    from fedaccord.process import threads
 
     _check(landscape, out)
     options = Options(samples=samples, probes=probes, radius=radius)
@@ -81,12 +81,12 @@ def _check(landscape: Path | None, out: Path | None) -> None:
 
 def _draw(saved: "Saved", options: "Options", file: Path) -> None:
     try:
-        from fedaccord.analysis import figures
+        from fedaccord.experiments.analysis import figures
     except ImportError as error:
-        from fedaccord.analysis import INSTALL
+        from fedaccord.experiments.analysis import INSTALL
 
         raise ValueError(f"{error}: a landscape needs Matplotlib: {INSTALL}") from None
-    from fedaccord.analysis.measures import landscape
+    from fedaccord.experiments.analysis.measures import landscape
 
     at, losses = landscape(saved, options)
     figures.save_landscape(file, at, losses.numpy())

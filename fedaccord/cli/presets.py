@@ -10,7 +10,7 @@ def list_presets(as_json: Json = False) -> None:
 
     `fedaccord run --preset NAME` runs one; KEY=VALUE pairs change it.
     """
-    from fedaccord.presets import presets, setting
+    from fedaccord.experiments.presets import presets, setting
 
     found = presets()
     if as_json:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fedaccord.federation.clock import TimeLeft
+from fedaccord.federation.eta import Eta
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
@@ -25,7 +25,7 @@ class Display:
         self.rounds = settings.num_server_rounds
         self.cohort = settings.strategy.cohort_size(settings.num_clients)
         self.number = self.replies = 0
-        self.left: TimeLeft | None = None  # since the first round that was told
+        self.left: Eta | None = None  # since the first round that was told
         self.shown: dict[str, tuple[int, str]] = {}  # the latest of each metric, and its round
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -50,7 +50,7 @@ class Display:
                 form = ".2%" if metrics.is_share(name) else ".5g"
                 text = f"{name.replace('-', ' ')} {round.metrics[name]:{form}}"
                 self.shown[name] = round.number, text
-        self.left = self.left or TimeLeft(round.number, self.rounds)
+        self.left = self.left or Eta(round.number, self.rounds)
         number, latest = f"round {round.number}/{self.rounds}", "  ".join(self._latest())
         self.bar.update(self.task, completed=round.number, description=number, metrics=latest)
         if self.bar.disable:

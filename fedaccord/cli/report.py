@@ -7,7 +7,7 @@ import typer
 
 from fedaccord.cli.compare import Runs, Target, read_groups
 from fedaccord.cli.console import make_console, stop
-from fedaccord.memory import uncollected
+from fedaccord.process.allocator import uncollected
 
 
 @uncollected()
@@ -26,7 +26,7 @@ def report(
     fedaccord report my-sweep --out my-sweep.html
     """
     groups = read_groups(runs)
-    from fedaccord.analysis.notebook import write_page
+    from fedaccord.experiments.analysis.notebook import write_page
 
     try:
         path = write_page(groups, out, target)

@@ -10,12 +10,12 @@ from rich.console import Console
 from fedaccord.cli.console import make_console, print_table, stop, warn
 from fedaccord.cli.settings import Pairs, read_settings
 from fedaccord.cli.watch import progress, rounds, watched
-from fedaccord.federation.clock import TimeLeft
-from fedaccord.interrupts import exit_code, interruptible
+from fedaccord.federation.eta import Eta
+from fedaccord.process.interrupts import exit_code, interruptible
 
 if TYPE_CHECKING:
-    from fedaccord.reproduce import Study, Table
-    from fedaccord.sweep.plan import Options
+    from fedaccord.experiments.reproduce import Study, Table
+    from fedaccord.experiments.sweep.plan import Options
 
 PAGE = "reproduction.md"
 
@@ -66,8 +66,8 @@ def reproduce(
 
     fedaccord reproduce fedinit-table3 --cells 'beta=0*' --seeds 2 --out ~/reproduce
     """
-    from fedaccord.reproduce import Study, find, tables
-    from fedaccord.sweep.plan import Options
+    from fedaccord.experiments.reproduce import Study, find, tables
+    from fedaccord.experiments.sweep.plan import Options
 
     console = make_console()
     folder: Path | None = None
@@ -109,11 +109,11 @@ def reproduce(
 
 def _run(console: Console, study: "Study", options: "Options", folder: Path, page: Path) -> None:
     """Each run that ends is in the page, and a line; between them the rounds go on."""
-    from fedaccord.reproduce import tables
-    from fedaccord.reproduce.page import as_markdown
-    from fedaccord.reproduce.results import merged, write
-    from fedaccord.reproduce.study import Done
-    from fedaccord.runs.files import replace
+    from fedaccord.experiments.reproduce import tables
+    from fedaccord.experiments.reproduce.page import as_markdown
+    from fedaccord.experiments.reproduce.results import merged, write
+    from fedaccord.experiments.reproduce.study import Done
+    from fedaccord.storage.files import replace
 
     csv, every, results = page.with_suffix(".csv"), tables(), []
     runs = study.runs(folder)
@@ -123,7 +123,7 @@ def _run(console: Console, study: "Study", options: "Options", folder: Path, pag
     def count() -> int:
         return sum(min(number, rounds(path)) for path, number in asked.items())
 
-    left = TimeLeft(count(), sum(asked.values()))
+    left = Eta(count(), sum(asked.values()))
 
     def on_done(done: Done) -> None:
         results.append(study.result(done))
@@ -149,7 +149,7 @@ def _run(console: Console, study: "Study", options: "Options", folder: Path, pag
 
 def _show(console: Console, study: "Study", options: "Options", folder: Path | None) -> None:
     from fedaccord.config import RunConfig
-    from fedaccord.reproduce.estimate import Estimate, gradients
+    from fedaccord.experiments.reproduce.estimate import Estimate, gradients
 
     runs = study.runs(folder or Path())
     rows, estimate = [], Estimate(study, options)

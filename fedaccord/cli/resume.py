@@ -8,7 +8,7 @@ import typer
 from fedaccord.cli.console import make_console, stop
 from fedaccord.cli.run import federate
 from fedaccord.cli.settings import Pairs, read_settings
-from fedaccord.interrupts import interruptible
+from fedaccord.process.interrupts import interruptible
 
 
 @interruptible()
@@ -37,9 +37,9 @@ def resume(
     """
     from fedaccord import runs
     from fedaccord.config import affecting
-    from fedaccord.logbook import FOLDER
     from fedaccord.runs import lock
     from fedaccord.runs.checkpoint import Checkpoints
+    from fedaccord.runs.logbook import FOLDER
 
     path = run.expanduser().absolute()
     try:

@@ -17,8 +17,8 @@ from fedaccord.cli.console import make_console, print_json, printable, stop, war
 from fedaccord.cli.keys import keys_json, keys_text
 from fedaccord.cli.progress import Display, summary_table
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
-from fedaccord.interrupts import exit_code, interruptible
-from fedaccord.memory import keep_freed_memory, uncollected
+from fedaccord.process.allocator import keep_freed_memory, uncollected
+from fedaccord.process.interrupts import exit_code, interruptible
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
@@ -77,10 +77,11 @@ def federate(
     """Run, or go on with, what the settings that ``read`` gives describe; ends the process with
     one line where that fails. at: the checkpoint to resume from; None: the last."""
     with uncollected():
-        from fedaccord import engine, runs, threads
+        from fedaccord import engine, runs
         from fedaccord.config import RunConfig
         from fedaccord.engine.simulate import partition_report
         from fedaccord.federation.errors import FederationError
+        from fedaccord.process import threads
         from fedaccord.task import load_task
 
     keep_freed_memory()  # this process is ours

@@ -112,7 +112,7 @@ def _of_file(file: Path | None, preset: str | None) -> dict[str, Any]:
     if file and preset:
         raise ValueError("expected --config or --preset, got both; leave one out")
     if preset:
-        from fedaccord.presets import preset_file
+        from fedaccord.experiments.presets import preset_file
 
         file = preset_file(preset)
     return _read_file(file) if file else {}

@@ -13,7 +13,7 @@ import typer
 from fedaccord.cli.console import stop, warn
 from fedaccord.cli.flwr_config import run_config
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
-from fedaccord.interrupts import exit_code, interruptible
+from fedaccord.process.interrupts import exit_code, interruptible
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
@@ -51,9 +51,9 @@ def submit(
     fedaccord submit local num-clients=20
     """
     from fedaccord import runs
-    from fedaccord.client.store import EARLIER_START
     from fedaccord.compat.flower_1_41 import has_lost_superlink
     from fedaccord.config import RunConfig
+    from fedaccord.storage.store import EARLIER_START
 
     try:
         settings = RunConfig.make(read_settings(pairs or [], config, preset))

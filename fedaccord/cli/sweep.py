@@ -14,12 +14,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from fedaccord.cli.console import make_console, print_table, printable, stop, warn
 from fedaccord.cli.settings import make_absolute
 from fedaccord.cli.watch import progress, rounds, watched
-from fedaccord.federation.clock import TimeLeft
-from fedaccord.interrupts import exit_code, interruptible
+from fedaccord.federation.eta import Eta
+from fedaccord.process.interrupts import exit_code, interruptible
 
 if TYPE_CHECKING:
-    from fedaccord.sweep import Plan, Step
-    from fedaccord.sweep.trial import Job
+    from fedaccord.experiments.sweep import Plan, Step
+    from fedaccord.experiments.sweep.trial import Job
 
 
 @interruptible()
@@ -62,9 +62,9 @@ def sweep(
 
     fedaccord sweep sweep.toml --out ~/sweeps/first
     """
+    from fedaccord.experiments.sweep import Plan, Sweep
+    from fedaccord.experiments.sweep.table import as_text
     from fedaccord.runs import lock
-    from fedaccord.sweep import Plan, Sweep
-    from fedaccord.sweep.table import as_text
 
     console = make_console()
     folder: Path | None = None
@@ -120,7 +120,7 @@ class Display:
     """Shows a sweep as it goes: on a terminal by a bar, elsewhere by a line a trial."""
 
     def __init__(self, console: Console, plan: "Plan") -> None:
-        from fedaccord.sweep.estimate import parts
+        from fedaccord.experiments.sweep.estimate import parts
 
         self.plan, self.done, self.best = plan, 0, ""
         self.stage, self.score = ("", 0), -math.inf  # what the best was found among
@@ -137,13 +137,13 @@ class Display:
             disable=not console.is_terminal,
         )
         rounds = sum(part.rounds for part in parts(plan))
-        self.rounds, self.left = 0, TimeLeft(0, rounds)
+        self.rounds, self.left = 0, Eta(0, rounds)
         self.task = self.bar.add_task("", total=rounds, best="")
 
     def on_step(self, step: "Step") -> None:
         """A trial came to a budget."""
-        from fedaccord.sweep.table import written
-        from fedaccord.sweep.trial import column, sign
+        from fedaccord.experiments.sweep.table import written
+        from fedaccord.experiments.sweep.trial import column, sign
 
         self.done += 1
         self.rounds += step.rounds
@@ -167,9 +167,9 @@ class Display:
 
     def _rank(self, job: "Job", split: str, score: float) -> None:
         """The best trial is that of the best mean over all seeds, at the same budget."""
-        from fedaccord.sweep.estimate import LADDERS
-        from fedaccord.sweep.table import written
-        from fedaccord.sweep.trial import sign
+        from fedaccord.experiments.sweep.estimate import LADDERS
+        from fedaccord.experiments.sweep.table import written
+        from fedaccord.experiments.sweep.trial import sign
 
         seeds = self.plan.seeds if split == "validation" else self.plan.test_seeds
         trial = job.name.rpartition("-seed")[0]
@@ -202,7 +202,7 @@ class Display:
 
     def _trial(self, job: "Job") -> str:
         """Its method and its choices."""
-        from fedaccord.sweep.table import short
+        from fedaccord.experiments.sweep.table import short
 
         algo = job.settings["algo"]
         chosen = {key: job.settings[key] for key in self.plan.of(algo)}
@@ -211,7 +211,7 @@ class Display:
 
 
 def _show(console: Console, plan: "Plan") -> None:
-    from fedaccord.sweep.estimate import Part, estimate, parts
+    from fedaccord.experiments.sweep.estimate import Part, estimate, parts
 
     found = parts(plan)
     heading = [name.replace("_", " ") for name in Part._fields]

@@ -7,7 +7,7 @@ from threading import Event, Thread
 
 from rich.console import Console
 
-from fedaccord.federation.clock import TimeLeft
+from fedaccord.federation.eta import Eta
 
 ON_TERMINAL, ELSEWHERE = 2.0, 60.0  # seconds between two looks
 LONGEST_ROW = 1 << 13  # bytes
@@ -34,7 +34,7 @@ def watched(
         thread.join()
 
 
-def progress(number: int, left: TimeLeft) -> str:
+def progress(number: int, left: Eta) -> str:
     """As "120 of 2000 rounds  0:12:03 left"."""
     return "  ".join(filter(None, [f"{number} of {left.rounds} rounds", left(number)]))
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fedaccord.client.train import CPU, DIVERGED, first_state, to_device
+from fedaccord.core.request import TrainReply, TrainRequest
 from fedaccord.core.rounds import client_round
 from fedaccord.core.vectors import (
     Vector,
@@ -19,14 +20,13 @@ from fedaccord.core.vectors import (
     row,
     stack,
 )
-from fedaccord.core.visit import Answer, Visit
 from fedaccord.task import Task
 from fedaccord.task.cohort_solver import CohortSolver
 
 
 def local_rounds(
-    visits: Sequence[Visit], states: Sequence[Any], task: Task, home: torch.device = CPU
-) -> list[tuple[Answer, Any] | str]:
+    visits: Sequence[TrainRequest], states: Sequence[Any], task: Task, home: torch.device = CPU
+) -> list[tuple[TrainReply, Any] | str]:
     """What `train.local_round` gives for each visit, or what is wrong, in one line.
 
     Visits come in the order of falling numbers of steps; their messages and states have the same
@@ -61,14 +61,14 @@ def local_rounds(
     steps = [asked.steps(task.num_examples(client)) for client in clients]
     losses, w_K = each(done.result.loss), done.result.w_K
     told = [
-        Answer(row(up, j), task.num_examples(client), steps[j], losses[j])
+        TrainReply(row(up, j), task.num_examples(client), steps[j], losses[j])
         for j, client in enumerate(clients)
     ]
     if home.type == "cuda":  # whoever reads the losses waits for it
         return [*zip(told, states, strict=True)]
     found = read([*each(norm(w_K).flatten()), *losses])
     step = (time.perf_counter() - began) / sum(steps)  # a client's share of the call
-    answers: list[tuple[Answer, Any] | str] = []
+    answers: list[tuple[TrainReply, Any] | str] = []
     for j, answer in enumerate(told):
         if is_finite(w_K[j], found[j]):
             answer = answer._replace(loss=found[len(told) + j], seconds=step * steps[j])
@@ -82,7 +82,7 @@ def _to_host(v: Vector) -> Vector:
     return v.to("cpu", copy=True, non_blocking=v.is_cuda)
 
 
-def form(visit: Visit, state: Any) -> tuple[Any, ...]:
+def form(visit: TrainRequest, state: Any) -> tuple[Any, ...]:
     """Equal for visits that can be stacked: the fields of their messages and states."""
     kept = None if state is None else tuple(name for name, _ in leaves(state))
     return tuple(name for name, _ in leaves(visit.down)), kept

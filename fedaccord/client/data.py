@@ -1,7 +1,7 @@
 """A configured task's data for one client's visit."""
 
 from fedaccord.client.train import Data
-from fedaccord.core.visit import TrainInstruction
+from fedaccord.core.request import TrainInstruction
 from fedaccord.task import Task
 
 

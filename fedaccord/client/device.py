@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from fedaccord.core.visit import TrainInstruction
+from fedaccord.core.request import TrainInstruction
 
 ALLOW, MAX_STEPS, MAX_THREADS = "allow-server-data", "max-local-steps", "max-threads"
 STATE_DAYS = "state-days"

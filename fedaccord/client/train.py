@@ -9,20 +9,20 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from torch import nn
 from torch.nn import functional as F
 
-from fedaccord.client import store
-from fedaccord.client.store import ContextStore, LostState, Memory, Store
 from fedaccord.core.plugin import state_like
+from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
 from fedaccord.core.rounds import client_round
 from fedaccord.core.vectors import dtype_of, is_finite, length, map_vectors, moved, read
-from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
+from fedaccord.storage import store
+from fedaccord.storage.store import ContextStore, Memory, MissingStateError, Store
+from fedaccord.task.cuda_graphs import Graphs, GraphSolver
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.graphs import Graphs, GraphSolver
 from fedaccord.task.solver import Batch, Loss, Passes, SequentialSolver
 from fedaccord.wire import records
-from fedaccord.wire.instruction import is_hello, read_instruction, shapes_text
-from fedaccord.wire.introduction import introduce
-from fedaccord.wire.messages import read_visit, write_answer
+from fedaccord.wire.handshake import answer_handshake
+from fedaccord.wire.instruction import is_handshake, read_instruction, shapes_text
+from fedaccord.wire.messages import read_request, write_reply
 
 CPU = torch.device("cpu")
 DIVERGED = "the local model diverged: NaN or Inf after {} steps at lr {:g}; lower lr or clip-norm"
@@ -59,8 +59,8 @@ def train_locally(
     Raises ValueError on a message, a model or data that do not fit together; Flower hands that
     to the server as an error reply, and the client's state stays as it was.
     """
-    if is_hello(message):
-        return introduce(message, context)
+    if is_handshake(message):
+        return answer_handshake(message, context)
     flat = flat_model(model, read_instruction(message))
     return answer_message(message, ContextStore(context), Data(flat, batches, loss, examples))
 
@@ -94,14 +94,14 @@ def flat_model(model: nn.Module, instruction: TrainInstruction) -> FlatModel:
 def answer_message(message: Message, own: Store, data: Data) -> Message:
     """`train_locally` with a model whose parameters are flat already; own: the client's memory."""
     _check_shapes(data.model, read_instruction(message))
-    visit = read_visit(message)
+    visit = read_request(message)
     asked, memory = visit.instruction, own.load()
     try:
         state = _state(own, memory, asked)
-    except LostState:
-        return Message(write_answer(Lost(asked.accepted)), reply_to=message)
+    except MissingStateError:
+        return Message(write_reply(StateLost(asked.accepted)), reply_to=message)
     answer, state = local_round(visit, state, data)
-    reply = Message(write_answer(answer), reply_to=message)
+    reply = Message(write_reply(answer), reply_to=message)
     own.save(store.remember(memory, asked, own.pack(asked.round, state)))
     return reply
 
@@ -111,7 +111,7 @@ def answer_question(message: Message, own: Store, data: Data) -> Message:
     asked = read_instruction(message)
     try:
         state = _state(own, own.load(), asked)
-    except LostState:
+    except MissingStateError:
         state = None
     content = RecordDict({records.METRICS: MetricRecord(dict(local_test(asked, state, data)))})
     return Message(content, reply_to=message)
@@ -126,7 +126,7 @@ def _state(own: Store, memory: Memory | None, asked: TrainInstruction) -> Any:
 # values
 
 
-def local_round(visit: Visit, state: Any, data: Data) -> tuple[Answer, Any]:
+def local_round(visit: TrainRequest, state: Any, data: Data) -> tuple[TrainReply, Any]:
     """The answer to a visit, in `Data.home`, and the client's next state, on the host.
 
     state: the one that the visit begins with; None: it is the client's first one.
@@ -148,7 +148,7 @@ def local_round(visit: Visit, state: Any, data: Data) -> tuple[Answer, Any]:
         solve = GraphSolver(data.graphs, steps)
     up, state, result = client_round(half, down, state, config, solve)
     up, state = to_device(data.home, up), to_device(CPU, state)
-    answer = Answer(up, data.examples or passes.examples, result.steps, result.loss)
+    answer = TrainReply(up, data.examples or passes.examples, result.steps, result.loss)
     if data.home.type == "cuda":
         return answer, state
     total, loss = read([length(result.w_K), result.loss])  # from here on all copies are there
@@ -157,7 +157,7 @@ def local_round(visit: Visit, state: Any, data: Data) -> tuple[Answer, Any]:
     return answer._replace(loss=loss, seconds=time.perf_counter() - began), state
 
 
-def first_state(visit: Visit, device: torch.device) -> Any:
+def first_state(visit: TrainRequest, device: torch.device) -> Any:
     """A client's state before its first visit."""
     w = to_device(device, visit.down.w)
     w_init = w if visit.w_init is None else to_device(device, visit.w_init)

@@ -40,7 +40,7 @@ def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
     """
     d = sum(torch.Size(shape).numel() for shape in SHAPES)
     w = torch.zeros(d)
-    s, states, everyone = first_state(method, w, len(CLIENTS)), {}, method.topology.everyone
+    s, states, everyone = first_state(method, w, len(CLIENTS)), {}, method.topology.is_decentralised
     for t in range(ROUNDS):
         replies = []
         for i in CLIENTS if everyone or t != 1 else CLIENTS[1:]:

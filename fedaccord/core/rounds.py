@@ -287,7 +287,7 @@ def forget(
     if not begins_anew(method, half):
         gone = torch.tensor([*clients])
         return s._replace(accepted=s.accepted.index_fill(0, gone, -1))
-    w = method.headline(s.w, s.server)
+    w = method.output_model(s.w, s.server)
     centre = method.topology.average(w)
     _, server = method.topology.begin(centre, method.init(centre), s.num_clients)
     nobody = torch.full_like(s.accepted, -1)

@@ -45,7 +45,7 @@ class ServerHalf(Protocol):
 
     def aggregate(self, w: Vector, ups: Any, state: Any, cohort: Cohort) -> tuple[Vector, Any]: ...
 
-    def headline(self, w: Vector, state: Any) -> Vector: ...
+    def output_model(self, w: Vector, state: Any) -> Vector: ...
 
 
 class RoundInfo(NamedTuple):
@@ -70,7 +70,7 @@ class Step(NamedTuple):
 class Topology(Protocol):
     """What a client sees of the state, and how a server step is taken."""
 
-    everyone: bool  # every client trains in every round
+    is_decentralised: bool  # every client trains in every round
     eval_nodes: bool  # evaluate the model of every node
 
     def facts(self, num_clients: int) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Topology(Protocol):
 class Star:
     """One server, and clients that talk to it alone."""
 
-    everyone = False
+    is_decentralised = False
     eval_nodes = False
 
     def __repr__(self) -> str:

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedaccord.core.visit import TrainInstruction, Visit
+from fedaccord.core.request import TrainInstruction, TrainRequest
 from fedaccord.engine.fleet import LocalFleet
-from fedaccord.federation.fleet import LATE, Answers, Reading
+from fedaccord.federation.fleet import LATE, Reading, TrainReplies
 
 if TYPE_CHECKING:
     from fedaccord.engine.workers import WorkersFleet
@@ -37,10 +37,10 @@ class FaultyFleet:
     def connect(self, seconds: float) -> None:
         self.fleet.connect(seconds)
 
-    def here(self) -> Sequence[int]:
-        return self.fleet.here()
+    def available(self) -> Sequence[int]:
+        return self.fleet.available()
 
-    def train(self, visits: Sequence[Visit], timeout: float) -> Answers:
+    def train(self, visits: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         for t, i in self._late:
             log.info("ignored the reply of client %d to round %d: it came late", i, t + 1)
         self._late = []
@@ -62,16 +62,16 @@ class FaultyFleet:
             answers[i] = LATE if unheard else found[i]
         return answers.items()
 
-    def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
-        return self.fleet.kept(accepted)
+    def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
+        return self.fleet.client_states(accepted)
 
     def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
         self.fleet.restore(states)
 
-    def test(
+    def evaluate(
         self, questions: Sequence[TrainInstruction], timeout: float
     ) -> list[Mapping[str, float] | str]:
-        return self.fleet.test(questions, timeout)
+        return self.fleet.evaluate(questions, timeout)
 
     def _kind(self, asked: TrainInstruction) -> str | None:
         kind = self.faults(asked.round, asked.client)

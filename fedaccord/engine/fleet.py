@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from fedaccord.client import store
 from fedaccord.client.cohort import form, local_rounds
 from fedaccord.client.data import test_data, training_data
-from fedaccord.client.shards import Shards
-from fedaccord.client.store import LostState, Memory, Version
 from fedaccord.client.train import local_round, local_test
+from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
 from fedaccord.core.vectors import map_vectors, nbytes, read
-from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
-from fedaccord.federation.fleet import LATE, Answers, Reading
+from fedaccord.federation.fleet import LATE, Reading, TrainReplies
+from fedaccord.storage import store
+from fedaccord.storage.shards import Shards
+from fedaccord.storage.store import Memory, MissingStateError, Version
 from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
@@ -24,7 +24,7 @@ MOST = 100  # clients in one call: beyond it nothing is gained
 PENDING = 2**30  # bytes of the models whose clients' states wait to be written to disk
 BYTES = 2**25  # of their models: from there on a larger call is hardly faster
 
-Reached = tuple[Visit, Any]  # a visit, and the state that its client begins with
+Reached = tuple[TrainRequest, Any]  # a visit, and the state that its client begins with
 
 
 class LocalFleet:
@@ -48,7 +48,7 @@ class LocalFleet:
         self.memories: MutableMapping[int, Memory] = {} if memories is None else memories
         self.vectorize = vectorize  # many clients in one call; the last bits may differ
         self._on_client = on_client  # called after each visit with the client's number
-        self._made: list[tuple[TrainInstruction, Answer, Any]] = []  # states not yet remembered
+        self._made: list[tuple[TrainInstruction, TrainReply, Any]] = []  # states not yet remembered
 
     @property
     def _in_memory(self) -> bool:
@@ -57,10 +57,10 @@ class LocalFleet:
     def connect(self, seconds: float) -> None:
         pass
 
-    def here(self) -> Sequence[int]:
+    def available(self) -> Sequence[int]:
         return range(self.num_clients)
 
-    def train(self, visits: Sequence[Visit], timeout: float) -> Answers:
+    def train(self, visits: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         deadline = time.monotonic() + timeout
         answers: dict[int, Reading] = {}
         for some in [visits] if self.vectorize else [[visit] for visit in visits]:
@@ -74,7 +74,9 @@ class LocalFleet:
         self._remember()
         return answers.items()
 
-    def _reached(self, visits: Sequence[Visit], answers: dict[int, Reading]) -> list[Reached]:
+    def _reached(
+        self, visits: Sequence[TrainRequest], answers: dict[int, Reading]
+    ) -> list[Reached]:
         """The visits that can be made, each with its client's state; of the others the answers."""
         reached: list[Reached] = []
         for visit in visits:
@@ -82,8 +84,8 @@ class LocalFleet:
             try:
                 reached.append((visit, store.recall(self.memories.get(asked.client), asked)))
                 continue
-            except LostState:
-                answers[asked.client] = Lost(asked.accepted)
+            except MissingStateError:
+                answers[asked.client] = StateLost(asked.accepted)
             except ValueError as error:
                 answers[asked.client] = describe(error)
             if self._on_client:
@@ -117,7 +119,7 @@ class LocalFleet:
             memory = self.memories.get(asked.client)
             self.memories[asked.client] = store.remember(memory, asked, state)
 
-    def _rounds(self, part: Sequence[Reached]) -> Sequence[tuple[Answer, Any] | str]:
+    def _rounds(self, part: Sequence[Reached]) -> Sequence[tuple[TrainReply, Any] | str]:
         if self.vectorize and len(part) > 1:
             try:
                 visits, states = zip(*part, strict=True)
@@ -129,14 +131,14 @@ class LocalFleet:
                 log.debug("one client at a time: %s", describe(error))
         return [self._round(visit, state) for visit, state in part]
 
-    def _round(self, visit: Visit, state: Any) -> tuple[Answer, Any] | str:
+    def _round(self, visit: TrainRequest, state: Any) -> tuple[TrainReply, Any] | str:
         try:
             data = training_data(self.task, visit.instruction)._replace(home=self.home)
             return local_round(visit, state, data)
         except Exception as error:  # whatever a client raises is the server's to judge
             return describe(error)
 
-    def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
+    def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         found = {i: store.version(memory, accepted[i]) for i, memory in self.memories.items()}
         return {i: tuple(version) for i, version in sorted(found.items()) if version is not None}
 
@@ -152,7 +154,7 @@ class LocalFleet:
             return version and version.state
         return map_vectors(torch.clone, version.state)  # of a view of what will be another state
 
-    def test(
+    def evaluate(
         self, questions: Sequence[TrainInstruction], timeout: float
     ) -> list[Mapping[str, float] | str]:
         return [*map(self._test, questions)]

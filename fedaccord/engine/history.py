@@ -22,7 +22,7 @@ class History(NamedTuple):
     """What `simulate` returns; T rounds, C clients, d parameters."""
 
     metrics: "pd.DataFrame"  # a row a round, number 0 before the first
-    model: dict[str, Tensor]  # the headline model under its parameter names
+    model: dict[str, Tensor]  # the output model under its parameter names
     clients: list[Any]  # every client's last ClientState; None: never active
     weights: Tensor | None  # (T+1, d) w^t that round t broadcasts; with record="weights";
     # under gossip (T+1, C, d), a row per node

@@ -6,8 +6,8 @@ from typing import Any
 from torch import nn
 
 from fedaccord.config import RunConfig
+from fedaccord.core.hints import UnknownKey
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.hints import UnknownKey
 
 
 def keys_of(keywords: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaccord import logbook, server_app, threads
+from fedaccord import server_app
 from fedaccord.config import RunConfig, check_resumed, in_use, method_keys, task_keys
 from fedaccord.core.cohort import Cohorts
 from fedaccord.engine import states
@@ -24,7 +24,8 @@ from fedaccord.engine.history import History, Recorder
 from fedaccord.engine.keywords import keys_of, make_config, module_of
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.runs import RunDirectory
+from fedaccord.process import threads
+from fedaccord.runs import RunDirectory, logbook
 from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.task import Clients, Samples, Task, find_device, load_task, models, partition
 from fedaccord.task.solver import Loss

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedaccord.client.shards import Memories, Shards
-from fedaccord.client.store import Memory, Version
 from fedaccord.core.vectors import leaves, map_vectors
 from fedaccord.federation.method import Method
-from fedaccord.memory import free_memory
+from fedaccord.process.allocator import free_memory
+from fedaccord.storage.shards import Memories, Shards
+from fedaccord.storage.store import Memory, Version
 from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
@@ -22,7 +22,7 @@ SHARE = 1 / 2  # of the free memory that states may take
 LARGE = 2**20  # bytes of a vector from which on it has pages of its own
 
 
-class Choice(NamedTuple):
+class StorageChoice(NamedTuple):
     on_disk: bool
     size: float  # bytes of all states at the end of the run
     why: str  # in one line
@@ -33,20 +33,22 @@ class Choice(NamedTuple):
 
 def choose(
     asked: str, method: Method, num_clients: int, rounds: int, vector: int, drawn: bool = True
-) -> Choice:
+) -> StorageChoice:
     """memory and disk as asked; auto: disk where the states of the clients that so many rounds
     can visit do not fit into the free memory. vector: bytes of a vector of d; drawn: the cohorts
     are, and not given."""
     visited = num_clients
-    if drawn and method.sampling == "fixed" and not method.topology.everyone:
+    if drawn and method.sampling == "fixed" and not method.topology.is_decentralised:
         visited = min(num_clients, rounds * method.cohort_size(num_clients))
     size = 2 * visited * method.cost.client * vector  # the last two versions
     if asked != "auto":
-        return Choice(asked == "disk", size, f"client states {PLACES[asked == 'disk']}: as set")
+        return StorageChoice(
+            asked == "disk", size, f"client states {PLACES[asked == 'disk']}: as set"
+        )
     free = free_memory()
     on_disk = size > SHARE * free
     why = f"up to {size / 1e9:,.1f} GB of {visited:,} clients, {free / 1e9:,.1f} GB of memory free"
-    return Choice(on_disk, size, f"client states {PLACES[on_disk]}: {why}")
+    return StorageChoice(on_disk, size, f"client states {PLACES[on_disk]}: {why}")
 
 
 PLACES = ("in memory", "on disk")
@@ -66,7 +68,7 @@ def memories(
     return {} if torch.device(task.device).type == "cuda" else InMemory()
 
 
-class Kept(NamedTuple):
+class SplitState(NamedTuple):
     """A state with large vectors."""
 
     form: Any  # the state, its vectors without values
@@ -85,11 +87,11 @@ class InMemory(Memories):
         vectors = [v for _, v in leaves(version.state)]
         if all(v.nbytes < LARGE for v in vectors):
             return version
-        kept = Kept(self._form(version.state), [*map(_apart, vectors)])
+        kept = SplitState(self._form(version.state), [*map(_apart, vectors)])
         return version._replace(state=kept)
 
     def _view(self, kept: Version) -> Version:
-        if not isinstance(kept.state, Kept):
+        if not isinstance(kept.state, SplitState):
             return kept
         left = iter(kept.state.vectors)
 

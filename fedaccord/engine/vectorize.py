@@ -6,8 +6,8 @@ last bits of a run, and the same settings are to give the same weights everywher
 
 from typing import NamedTuple
 
-from fedaccord import threads
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.process import threads
 from fedaccord.task import Task
 from fedaccord.task.cohort_solver import CohortSolver, Stack
 
@@ -18,7 +18,7 @@ MAX_MODEL_BYTES = 2**16  # of the parameters: larger ones leave the caches when 
 MAX_MULTIPLICATIONS = 1_000_000  # of a batch's forward pass: from there on arithmetic dominates
 
 
-class Choice(NamedTuple):
+class VectorizeChoice(NamedTuple):
     vectorize: bool
     why: str  # in one line
 
@@ -31,14 +31,16 @@ class Choice(NamedTuple):
         return self.why
 
 
-def choose(asked: str, task: Task, strategy: FederatedStrategy, clients: int) -> Choice:
+def choose(asked: str, task: Task, strategy: FederatedStrategy, clients: int) -> VectorizeChoice:
     """on and off as asked; auto: by the rule, with so many ``clients`` a round."""
     if asked != "auto":
-        return Choice(asked == "on", "as set")
+        return VectorizeChoice(asked == "on", "as set")
     reason = _against(task, strategy, clients)
     if reason:
-        return Choice(False, f"one client at a time: {reason}")
-    return Choice(True, f"many clients in one call: the model is small, a round has {clients}")
+        return VectorizeChoice(False, f"one client at a time: {reason}")
+    return VectorizeChoice(
+        True, f"many clients in one call: the model is small, a round has {clients}"
+    )
 
 
 def _against(task: Task, strategy: FederatedStrategy, clients: int) -> str:

@@ -19,17 +19,17 @@ import ray
 import torch
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
-from fedaccord.client import store
-from fedaccord.client.store import LostState, Memory, Version
+from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
 from fedaccord.core.vectors import map_vectors, nbytes
-from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.engine.cluster import ray_for, share_tensors
 from fedaccord.engine.fleet import BYTES, LocalFleet, describe
 from fedaccord.federation.errors import FederationError, last_line
-from fedaccord.federation.fleet import LATE, Answers
-from fedaccord.memory import keep_freed_memory
+from fedaccord.federation.fleet import LATE, TrainReplies
+from fedaccord.process.allocator import keep_freed_memory
+from fedaccord.process.threads import cores
+from fedaccord.storage import store
+from fedaccord.storage.store import Memory, MissingStateError, Version
 from fedaccord.task import Task
-from fedaccord.threads import cores
 
 log = logging.getLogger("flwr")
 
@@ -61,7 +61,7 @@ class Worker:
         keep_freed_memory()  # this process is ours
         torch.set_num_threads(threads)
         self.fleet = LocalFleet(load(), vectorize=vectorize)
-        self.round: tuple[Any, Mapping[int, Visit]] = (None, {})
+        self.round: tuple[Any, Mapping[int, TrainRequest]] = (None, {})
 
     def device(self) -> str:
         return torch.device(self.fleet.task.device).type
@@ -80,15 +80,15 @@ class Worker:
         readings = dict(self.fleet.train(visits, timeout))
         t = visits[0].instruction.round
         after = [
-            self.fleet.state(i, t) if isinstance(readings[i], Answer) else None for i in clients
+            self.fleet.state(i, t) if isinstance(readings[i], TrainReply) else None for i in clients
         ]
         return [[readings[i] for i in clients], *after]
 
-    def test(
+    def evaluate(
         self, questions: Sequence[TrainInstruction], timeout: float, *states: Any
     ) -> list[Mapping[str, float] | str]:
         self._restore(questions, states)
-        return self.fleet.test(questions, timeout)
+        return self.fleet.evaluate(questions, timeout)
 
     def _restore(self, asked: Iterable[TrainInstruction], states: Iterable[Any]) -> None:
         pairs = zip(asked, states, strict=True)
@@ -158,10 +158,10 @@ class WorkersFleet:
     def connect(self, seconds: float) -> None:
         pass
 
-    def here(self) -> Sequence[int]:
+    def available(self) -> Sequence[int]:
         return range(self.num_clients)
 
-    def train(self, visits: Sequence[Visit], timeout: float) -> Answers:
+    def train(self, visits: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         deadline = time.monotonic() + timeout
         round = ray.put({visit.instruction.client: visit for visit in visits})
 
@@ -174,14 +174,14 @@ class WorkersFleet:
         questions = [visit.instruction for visit in visits]
         most = BYTES // max(1, nbytes(visits[0].down)) if visits else 1
         for asked, reading, state in self._ask(questions, send, deadline, max(1, most)):
-            if isinstance(reading, Answer):
+            if isinstance(reading, TrainReply):
                 memory = self.memories.get(asked.client)
                 self.memories[asked.client] = store.remember(memory, asked, state)
             if self._on_client:
                 self._on_client(asked.client)
             yield asked.client, reading
 
-    def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
+    def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         kept = {}
         for i, memory in sorted(self.memories.items()):
             version = store.version(memory, accepted[i])
@@ -203,7 +203,7 @@ class WorkersFleet:
             return None
         return map_vectors(torch.clone, ray.get(version.state))
 
-    def test(
+    def evaluate(
         self, questions: Sequence[TrainInstruction], timeout: float
     ) -> list[Mapping[str, float] | str]:
         deadline = time.monotonic() + timeout
@@ -213,7 +213,7 @@ class WorkersFleet:
 
         found = {a.client: r for a, r, _ in self._ask(questions, send, deadline)}
         readings = [found[asked.client] for asked in questions]
-        return [GONE if isinstance(reading, Lost) else reading for reading in readings]
+        return [GONE if isinstance(reading, StateLost) else reading for reading in readings]
 
     def close(self) -> None:
         for seat in self._seats:
@@ -232,8 +232,8 @@ class WorkersFleet:
         for asked in questions:
             try:
                 pairs.append((asked, store.recall(self.memories.get(asked.client), asked)))
-            except LostState:
-                yield asked, Lost(asked.accepted), None
+            except MissingStateError:
+                yield asked, StateLost(asked.accepted), None
             except ValueError as error:
                 yield asked, describe(error), None
         left = deque(self._deal(pairs, most))
@@ -258,7 +258,7 @@ class WorkersFleet:
                 lost = [s is not None and _is_lost(s) for s in share.states]
                 for part, is_lost in zip(share.apart(), lost, strict=True):
                     if is_lost:
-                        yield part.asked[0], Lost(part.asked[0].accepted), None
+                        yield part.asked[0], StateLost(part.asked[0].accepted), None
                     else:
                         left.append(part)
             except RayTaskError as error:  # what LocalFleet does not take for a client's mistake

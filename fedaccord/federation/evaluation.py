@@ -1,4 +1,4 @@
-"""Evaluation: the headline model at the server, personal models at their clients."""
+"""Evaluation: the output model at the server, personal models at their clients."""
 
 import logging
 from collections import Counter
@@ -9,8 +9,8 @@ from typing import Any
 from flwr.app import ArrayRecord, MetricRecord
 
 from fedaccord.core.options import listed
+from fedaccord.core.request import TrainInstruction
 from fedaccord.core.vectors import Vector
-from fedaccord.core.visit import TrainInstruction
 from fedaccord.federation.errors import clean
 from fedaccord.federation.fleet import Fleet
 from fedaccord.federation.replies import MAX_LOSS, OWN_METRICS, OWN_NAME
@@ -27,24 +27,24 @@ EvaluateOutputFn = Callable[[ArrayRecord, Mapping[str, float]], Mapping[str, flo
 def evaluate_at_server(
     number: int,
     evaluate_fn: EvaluateFn | None,
-    headline_fn: EvaluateOutputFn | None,
+    output_fn: EvaluateOutputFn | None,
     arrays: Callable[[Vector], ArrayRecord],
     *,
     headline: Vector,
     broadcast: Vector | None,
     nodes: Iterable[Vector],
 ) -> dict[str, Any]:
-    """Metrics of the headline model and, beside it, of the broadcast one and of the nodes'.
+    """Metrics of the output model and, beside it, of the broadcast one and of the nodes'.
 
-    broadcast: None where it is the headline model; nodes: none where there is a server.
+    broadcast: None where it is the output model; nodes: none where there is a server.
     """
 
     def metrics(w: Vector) -> dict[str, Any]:
         return dict(evaluate_fn(number, arrays(w)) or {}) if evaluate_fn else {}
 
     row = metrics(headline)
-    if headline_fn:
-        row |= headline_fn(arrays(headline), row)
+    if output_fn:
+        row |= output_fn(arrays(headline), row)
     each = [metrics(w_i) for w_i in nodes]
     for name in each[0] if each else ():
         values = [node[name] for node in each]
@@ -60,7 +60,7 @@ def evaluate_at_clients(
     """Mean metrics of the clients' own models, of those that answer."""
     if not questions:
         return {}
-    answers = _of_one_form(map(_in_range, fleet.test(questions, timeout)))
+    answers = _of_one_form(map(_in_range, fleet.evaluate(questions, timeout)))
     wrong = [answer for answer in answers if isinstance(answer, str)]
     if wrong:
         log.warning(

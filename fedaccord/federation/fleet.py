@@ -14,13 +14,13 @@ from flwr.serverapp import Grid
 
 from fedaccord.compat import flower_1_41 as flower
 from fedaccord.core.options import listed
-from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
+from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
 from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import FederationError, last_line
-from fedaccord.federation.numbers import Numbers
+from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.wire.instruction import write_instruction
-from fedaccord.wire.messages import read_answer, write_visits
+from fedaccord.wire.messages import read_reply, write_requests
 from fedaccord.wire.records import CONFIG, METRICS, metrics_of
 
 log = logging.getLogger("flwr")
@@ -28,8 +28,8 @@ log = logging.getLogger("flwr")
 LATE = "no reply in time"
 PULL_INTERVAL = 0.01  # seconds
 MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
-Reading = Answer | Lost | str  # a string: what is wrong with the reply, in one line
-Answers = Iterable[tuple[int, Reading]]  # each asked client, once
+Reading = TrainReply | StateLost | str  # a string: what is wrong with the reply, in one line
+TrainReplies = Iterable[tuple[int, Reading]]  # each asked client, once
 T = TypeVar("T")
 
 
@@ -43,13 +43,13 @@ class Fleet(Protocol):
     def connect(self, seconds: float) -> None:
         """Wait until every client is here. Raises FederationError where one does not come."""
 
-    def here(self) -> Sequence[int]:
+    def available(self) -> Sequence[int]:
         """The clients that can be asked now, in order."""
 
-    def train(self, visits: Sequence[Visit], timeout: float) -> Answers:
+    def train(self, visits: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         """What becomes of each visit, as answers come; timeout: seconds for all."""
 
-    def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
+    def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         """(round, state after it) of the clients whose memory lies in this process.
 
         accepted: of every client, as in `RoundState`.
@@ -58,7 +58,7 @@ class Fleet(Protocol):
     def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
         """Give clients the states that `kept` told of, one after another."""
 
-    def test(
+    def evaluate(
         self, questions: Sequence[TrainInstruction], timeout: float
     ) -> list[Mapping[str, float] | str]:
         """The metrics of clients' own models, or in one line why there are none."""
@@ -68,7 +68,10 @@ class MessageFleet:
     """Clients behind a Flower grid."""
 
     def __init__(
-        self, grid: Grid, extra: Mapping[str, Any] | None = None, numbers: Numbers | None = None
+        self,
+        grid: Grid,
+        extra: Mapping[str, Any] | None = None,
+        partition_ids: PartitionIds | None = None,
     ) -> None:
         self.simulated = flower.is_simulation(grid)
         if self.simulated:
@@ -76,7 +79,8 @@ class MessageFleet:
         self.grid = grid
         self.extra = extra or {}  # a caller's own entries in the config of training messages
         # a simulation loses no message, and does two at once: see `_still_late`
-        self.roster = Roster(numbers=numbers, ask_again=math.inf if self.simulated else ASK_AGAIN)
+        ask_again = math.inf if self.simulated else ASK_AGAIN
+        self.roster = Roster(partition_ids=partition_ids, ask_again=ask_again)
         self._sent: dict[int, Message] = {}  # client -> this round's message
         self._late: dict[str, int] = {}  # message -> client of a simulation that is late with it
         self._half: Any = None  # the client half that this round's messages carry
@@ -92,11 +96,11 @@ class MessageFleet:
         if self.simulated and self.num_clients == flower.DEFAULT_SUPERNODES:
             log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
 
-    def here(self) -> Sequence[int]:
+    def available(self) -> Sequence[int]:
         self.roster.update(self.grid)
         return sorted(self.roster.nodes)
 
-    def train(self, visits: Sequence[Visit], timeout: float) -> Answers:
+    def train(self, visits: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         end = time.monotonic() + timeout
         clients = [visit.instruction.client for visit in visits]
         late = self._still_late(clients, end)
@@ -121,9 +125,9 @@ class MessageFleet:
             time.sleep(PULL_INTERVAL)
         return set()
 
-    def messages(self, visits: Sequence[Visit]) -> list[Message]:
+    def messages(self, visits: Sequence[TrainRequest]) -> list[Message]:
         """A training message for each visit; they stay open until the next call."""
-        contents = write_visits(visits, self.extra)
+        contents = write_requests(visits, self.extra)
         clients = [visit.instruction.client for visit in visits]
         self._half = visits[0].instruction.half if visits else None
         self._sent = {
@@ -140,8 +144,8 @@ class MessageFleet:
         heard = self._hear(self._sent, replies)
         _check_workers(heard.values())
 
-        def read(reply: Message) -> Answer | Lost:
-            return read_answer(reply.content, self._half)
+        def read(reply: Message) -> TrainReply | StateLost:
+            return read_reply(reply.content, self._half)
 
         return {i: _read(heard[i], read) if i in heard else LATE for i in sorted(self._sent)}
 
@@ -152,13 +156,13 @@ class MessageFleet:
             self._late |= {m.metadata.message_id: i for i, m in asked.items() if i not in heard}
         return heard
 
-    def kept(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
+    def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         return {}
 
     def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
         pass
 
-    def test(
+    def evaluate(
         self, questions: Sequence[TrainInstruction], timeout: float
     ) -> list[Mapping[str, float] | str]:
         asked = {

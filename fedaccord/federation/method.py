@@ -29,7 +29,7 @@ class Method(Settings, ABC):
     """The server half of a method, with the plug-ins and the settings of a federation.
 
     A subclass writes the paper: `rule` (its client half), `init`, `broadcast`, `aggregate` and
-    `headline`. State goes in and comes out.
+    `output_model`. State goes in and comes out.
     """
 
     # What a method says of its server step. The defaults are the safe ones.
@@ -65,6 +65,11 @@ class Method(Settings, ABC):
                 check_option(field.name, getattr(plugin, field.name), field)
         _ = self.active_plugins  # raises where one does not fit
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "headline" in vars(cls):
+            raise TypeError(f"{cls.__name__}.headline is now called output_model: rename it")
+
     # the method: what a subclass writes
 
     @abstractmethod
@@ -95,7 +100,7 @@ class Method(Settings, ABC):
         each client, in every field. state: the server state, its vectors (..., d).
         """
 
-    def headline(self, w: Vector, state: Any) -> Vector:
+    def output_model(self, w: Vector, state: Any) -> Vector:
         """The model (..., d) that is evaluated, saved and returned."""
         return w
 
@@ -144,19 +149,19 @@ class Method(Settings, ABC):
         inside = (p for p in self.active_plugins if p.graph(self.seed) is None)
         return ClientHalf(self.rule(), tuple(inside))
 
-    def output_model(self, w: Vector, state: Any) -> Vector:
+    def averaged_output(self, w: Vector, state: Any) -> Vector:
         """The one model (d,) of a state: the method's, of the topology's average."""
-        return self.topology.average(self.headline(w, state))
+        return self.topology.average(self.output_model(w, state))
 
     def cohort_size(self, num_clients: int) -> int:
         """Clients of a round, on average if they are drawn one by one."""
-        if self.topology.everyone:
+        if self.topology.is_decentralised:
             return num_clients
         return sampling.cohort_size(self.fraction_train, num_clients)
 
     def draw(self, t: int, available: Sequence[int], num_clients: int) -> Sequence[int]:
         """The cohort of round t, of the clients that are available."""
-        if self.topology.everyone:
+        if self.topology.is_decentralised:
             return available
         return sampling.draw(
             available,

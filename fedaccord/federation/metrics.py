@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedaccord.core.request import StateLost, TrainRequest
 from fedaccord.core.vectors import Vector
-from fedaccord.core.visit import Lost, Visit
 from fedaccord.federation.errors import clean
 from fedaccord.federation.replies import Accepted, Outcome, traffic
 
@@ -20,7 +20,7 @@ def client_rows(
         row: dict[str, Any] = {"round": number, "client": i}
         if isinstance(read, Accepted):
             row |= {"status": OK} | read.metrics
-        elif isinstance(read, Lost):
+        elif isinstance(read, StateLost):
             row |= {"status": f"lost its state of round {read.accepted + 1}", "repair": repair}
         else:
             row["status"] = clean(read)
@@ -34,7 +34,7 @@ def counts(asked: int, replies: int, *, counted: bool) -> dict[str, float]:
 
 
 def traffic_and_loss(
-    visits: Sequence[Visit], outcome: Mapping[int, Outcome], like: Vector
+    visits: Sequence[TrainRequest], outcome: Mapping[int, Outcome], like: Vector
 ) -> dict[str, float]:
     """Loss and traffic, summed over the cohort; like: (d,), without values."""
     down = [traffic(visit.down, visit.w_init) for visit in visits]

@@ -10,9 +10,9 @@ from torch import Tensor
 from fedaccord.core.cohort import Received, Reply
 from fedaccord.core.options import listed
 from fedaccord.core.plugin import ClientHalf
+from fedaccord.core.request import StateLost, TrainInstruction, TrainRequest
 from fedaccord.core.vectors import Number, Vector, distances, is_finite, leaves, length
-from fedaccord.core.visit import Lost, TrainInstruction, Visit
-from fedaccord.federation.fleet import Answers, Reading
+from fedaccord.federation.fleet import Reading, TrainReplies
 from fedaccord.wire.records import check_like
 
 MAX_LOSS = 1e15  # a model with a larger one has diverged
@@ -32,12 +32,12 @@ class Accepted(NamedTuple):
     far: float | None = None  # how far its model w is from w^t; None: not known yet
 
 
-Outcome = Accepted | Lost | str  # a string: why it was dropped, in one line
+Outcome = Accepted | StateLost | str  # a string: why it was dropped, in one line
 
 
 def check_all(
-    visits: Sequence[Visit],
-    answers: Answers,
+    visits: Sequence[TrainRequest],
+    answers: TrainReplies,
     half: ClientHalf,
     like: Vector,
     max_examples: int,
@@ -64,7 +64,7 @@ def check(
     if isinstance(answer, str):
         return answer
     try:
-        if isinstance(answer, Lost):
+        if isinstance(answer, StateLost):
             return _check_lost(answer, asked)
         received = half.decode(answer.up, like)
         check_like({**received.up._asdict(), "w_i0": received.w_i0}, like)
@@ -157,7 +157,7 @@ def _is_time(value: Any) -> bool:
     return isinstance(value, (int, float)) and 0 <= value <= LONGEST
 
 
-def _check_lost(lost: Lost, asked: TrainInstruction) -> Lost:
+def _check_lost(lost: StateLost, asked: TrainInstruction) -> StateLost:
     """Nobody loses a state that the server does not know of."""
     if asked.accepted < 0 or lost.accepted != asked.accepted:
         raise ValueError(

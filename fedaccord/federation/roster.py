@@ -11,8 +11,8 @@ from flwr.serverapp import Grid
 
 from fedaccord.core.options import listed
 from fedaccord.federation.errors import FederationError, clean, last_line
-from fedaccord.federation.numbers import Numbers
-from fedaccord.wire.introduction import hello, introduction
+from fedaccord.federation.partition_ids import PartitionIds
+from fedaccord.wire.handshake import handshake, read_handshake
 
 log = logging.getLogger("flwr")
 
@@ -42,13 +42,13 @@ class Roster:
     it comes back after it was gone, under the same node id (a registered key) or another. A node
     whose answer does not fit is refused with one line; it may come back with a better one. The
     number of clients is what most nodes say before round 1, and stays. Nodes with data and no
-    number get theirs by `Numbers`.
+    number get theirs by `PartitionIds`.
     """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        numbers: Numbers | None = None,
+        partition_ids: PartitionIds | None = None,
         ask_again: float = ASK_AGAIN,
     ) -> None:
         self.nodes: dict[int, int] = {}  # client -> node id, of the connected clients
@@ -56,7 +56,7 @@ class Roster:
         self.refused: dict[int, str] = {}  # node id -> why, of the nodes that are online
         self._claims: dict[int, Claim] = {}  # by node id, of the nodes that are online
         self._asked: dict[int, Asked] = {}  # by node id, while there is no answer
-        self._numbers = numbers or Numbers()
+        self._partition_ids = partition_ids or PartitionIds()
         self._settled = False  # round 1 has begun: C stays
         self._tie = ""  # which numbers of clients as many nodes report; empty: no tie
         self._clock = clock
@@ -105,7 +105,7 @@ class Roster:
         wanted = sorted((online - answered - self._asked.keys()) | again)
         if not wanted:
             return
-        messages = [Message(hello(), node, MessageType.TRAIN) for node in wanted]
+        messages = [Message(handshake(), node, MessageType.TRAIN) for node in wanted]
         for node, message_id in zip(wanted, grid.push_messages(messages), strict=True):
             before = self._asked.get(node)
             newcomer = before.newcomer if before else self._settled
@@ -133,13 +133,13 @@ class Roster:
                 self._refuse(node, last_line(reply.error.reason))
             return
         try:
-            client, num_clients = introduction(reply)
-            if num_clients is None and not self._numbers.num_clients:
+            client, num_clients = read_handshake(reply)
+            if num_clients is None and not self._partition_ids.num_clients:
                 raise ValueError(
                     "expected partition-id and num-partitions in its --node-config, got neither, "
                     "and this server numbers no clients"
                 )
-            self._claims[node] = Claim(client, num_clients or self._numbers.num_clients)
+            self._claims[node] = Claim(client, num_clients or self._partition_ids.num_clients)
         except ValueError as error:
             self._refuse(node, str(error))
         except Exception as error:  # Flower's own complaints about what a message claims to be
@@ -203,11 +203,11 @@ class Roster:
 
     def _numbered(self) -> list[tuple[int, tuple[int, int]]]:
         """(client, number of clients) of the nodes that have a number, by node id."""
-        claims, given = sorted(self._claims.items()), self._numbers.of
+        claims, given = sorted(self._claims.items()), self._partition_ids.of
         if not self._settled:  # later every number belongs to somebody, who may come back
             waiting = (n for n, claim in claims if claim.client is None and n not in given)
             taken = (claim.client for _, claim in claims if claim.client is not None)
-            self._numbers.give(waiting, taken, self.num_clients)
+            self._partition_ids.give(waiting, taken, self.num_clients)
         found = []
         full = len({*given.values(), *self.nodes}) >= self.num_clients
         for node, (client, num_clients) in claims:
@@ -233,7 +233,7 @@ class Roster:
         lines = [f"node {node}: {why}" for node, why in sorted(self.refused.items())]
         more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
         refused = "; ".join([*lines[:MOST_LINES], *more])
-        given = self._numbers.of
+        given = self._partition_ids.of
         nameless = [n for n, c in self._claims.items() if c.client is None and n not in given]
         waiting = len([n for n in nameless if n not in self.refused])
         return (

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fedaccord.core import rounds
+from fedaccord.core.request import StateLost, TrainRequest
 from fedaccord.core.rounds import RoundState, ServerRound
 from fedaccord.core.vectors import (
     Number,
@@ -22,9 +23,8 @@ from fedaccord.core.vectors import (
     norm,
     read,
 )
-from fedaccord.core.visit import Lost, Visit
 from fedaccord.federation import bounds, metrics
-from fedaccord.federation.fleet import Answers
+from fedaccord.federation.fleet import TrainReplies
 from fedaccord.federation.method import Method
 from fedaccord.federation.replies import Accepted, Outcome, check_all, settled, unread
 from fedaccord.federation.session import Session
@@ -54,10 +54,12 @@ class Round(NamedTuple):
         return self.state.w
 
 
-def finish(session: Session, s: RoundState, visits: Sequence[Visit], answers: Answers) -> Round:
+def finish(
+    session: Session, s: RoundState, visits: Sequence[TrainRequest], answers: TrainReplies
+) -> Round:
     """Close a round: validate the replies, take the server step, compute the metrics."""
     method = session.method
-    w = None if method.topology.everyone else s.w
+    w = None if method.topology.is_decentralised else s.w
     outcome = check_all(visits, answers, session.half, session.like, method.max_examples, w)
     number, needed = s.t + 1, method.needed_replies(s.num_clients)
     while True:
@@ -89,7 +91,7 @@ def finish(session: Session, s: RoundState, visits: Sequence[Visit], answers: An
             values |= metrics.drift(found["far"])
         if "from-w" in found:
             values |= metrics.consistency(found["from-w"], found["from-w-bar"])
-    repair, lost = "", [i for i, it in outcome.items() if isinstance(it, Lost)]
+    repair, lost = "", [i for i, it in outcome.items() if isinstance(it, StateLost)]
     if lost:
         after = rounds.forget(method, session.half, after, lost)
         anew = rounds.begins_anew(method, session.half)
@@ -169,7 +171,7 @@ def _look(method: Method, s: RoundState, done: ServerRound, known: list[float | 
     numbers["fresh"] = [length(vector) for vector in fresh.values()]
     if method.max_update_norm:
         numbers["step"] = [norm(after.w - s.w).max()]
-    w_bar, nodes = method.topology.average(after.w), method.topology.everyone
+    w_bar, nodes = method.topology.average(after.w), method.topology.is_decentralised
     if "w" in ups._fields:  # how far each local model is from w^t: each node from its own
         far: list[Number] = [number for number in known if number is not None]
         if len(far) < len(known):

@@ -11,22 +11,22 @@ from flwr.serverapp.strategy import Result
 
 from fedaccord.core import rounds
 from fedaccord.core.cohort import Cohorts
-from fedaccord.core.mapped import Spill
+from fedaccord.core.request import TrainRequest
 from fedaccord.core.rounds import RoundState
-from fedaccord.core.visit import Visit
 from fedaccord.federation import sampling
-from fedaccord.federation.clock import TimeLeft
 from fedaccord.federation.errors import FederationError
+from fedaccord.federation.eta import Eta
 from fedaccord.federation.evaluation import (
     EvaluateFn,
     EvaluateOutputFn,
     evaluate_at_clients,
     evaluate_at_server,
 )
-from fedaccord.federation.fleet import Answers, Fleet
+from fedaccord.federation.fleet import Fleet, TrainReplies
 from fedaccord.federation.method import Method
 from fedaccord.federation.round import Round, finish
 from fedaccord.federation.session import Session
+from fedaccord.storage.mapped import Spill
 
 log = logging.getLogger("flwr")
 
@@ -90,7 +90,7 @@ class Run:
         """The output model as it is now, under the names of the initial parameters."""
         if not self.has_begun:
             return self._initial
-        return self.session.arrays(self.method.output_model(self.state.w, self.state.server))
+        return self.session.arrays(self.method.averaged_output(self.state.w, self.state.server))
 
     def play(self, state: RoundState | None = None) -> Result:
         """All rounds, from ``state`` if there is one. Raises as `begin`, and FederationError after
@@ -99,7 +99,7 @@ class Run:
         s, result = self.begin(state), Result(arrays=self._initial)
         if s.t == 0:
             self._report(Round(s, self.method.topology.average(s.w), {}, []), result)
-        left = TimeLeft(s.t, self.num_rounds)
+        left = Eta(s.t, self.num_rounds)
         for number in range(s.t + 1, self.num_rounds + 1):
             round = self.train_round()
             if not round.state.failed:
@@ -137,9 +137,9 @@ class Run:
         round.metrics["seconds"] = time.perf_counter() - began
         return round
 
-    def _visits(self) -> list[Visit]:
+    def _visits(self) -> list[TrainRequest]:
         """What each client of the round's cohort is asked."""
-        s, available = self.state, self.session.fleet.here()
+        s, available = self.state, self.session.fleet.available()
         if self.cohorts is None:
             cohort = self.method.draw(s.t, available, s.num_clients)
         else:
@@ -148,7 +148,7 @@ class Run:
         self._spill.release(s.server)
         return visits
 
-    def _take(self, visits: Sequence[Visit], answers: Answers) -> Round:
+    def _take(self, visits: Sequence[TrainRequest], answers: TrainReplies) -> Round:
         """Take the answers in."""
         round = finish(self.session, self.state, visits, answers)
         self._state = round.state._replace(server=self._spill(round.state.server))
@@ -181,8 +181,8 @@ class Run:
 
     def _evaluate(self, s: RoundState) -> dict[str, Any]:
         session, topology = self.session, self.method.topology
-        headline = self.method.headline(s.w, s.server)
-        graph = topology.everyone
+        headline = self.method.output_model(s.w, s.server)
+        graph = topology.is_decentralised
         each_node = graph and topology.eval_nodes and s.t  # at first all are the same
         values = evaluate_at_server(
             *(s.t, self._evaluate_fn, self._evaluate_output_fn, session.arrays),

@@ -7,9 +7,9 @@ import torch
 from flwr.app import ArrayRecord
 
 from fedaccord.core.plugin import has_personal, state_like
+from fedaccord.core.request import TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import Vector, dtype_of
-from fedaccord.core.visit import TrainInstruction, Visit
 from fedaccord.federation.fleet import Fleet
 from fedaccord.federation.method import Method
 from fedaccord.wire.tensor_array import to_record, to_tensor
@@ -65,7 +65,7 @@ class Session:
         """A client's state with vectors that are empty: its structure."""
         return state_like(self.half, self.shapes)
 
-    def visits(self, s: RoundState, cohort: Iterable[int]) -> list[Visit]:
+    def visits(self, s: RoundState, cohort: Iterable[int]) -> list[TrainRequest]:
         """What each client of round t is asked."""
         common, late = self.instruction(s), self.half.needs_w_init and s.t > 0
         visits = []
@@ -75,12 +75,12 @@ class Session:
             told = common._replace(client=i, accepted=accepted, durable=durable)
             first_is_late = late and accepted < 0
             down = broadcast(self.method, s, i)
-            visits.append(Visit(told, down, s.w_init if first_is_late else None))
+            visits.append(TrainRequest(told, down, s.w_init if first_is_late else None))
         return visits
 
     def questions(self, s: RoundState) -> list[TrainInstruction]:
         """The clients that are here and were accepted once, to be asked for their own models."""
-        common, here = self.instruction(s), self.fleet.here()
+        common, here = self.instruction(s), self.fleet.available()
         reached: Sequence[int] | set[int] = here if isinstance(here, range) else {*here}
         return [
             common._replace(client=i, accepted=int(s.accepted[i]))

@@ -37,7 +37,7 @@ from fedaccord.core.options import listed, option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.topology import RoundInfo, ServerHalf, Step
 from fedaccord.core.vectors import Number, Vector, map_vectors, moved, stack
-from fedaccord.plugins.graphs import check, components, mixing_matrix, restricted, spectral_gap
+from fedaccord.plugins.topologies import check, components, mixing_matrix, restricted, spectral_gap
 
 log = logging.getLogger("flwr")
 
@@ -90,8 +90,8 @@ class Gossip(PlugIn):
             )
         return self
 
-    def graph(self, seed: int) -> "Graph":
-        return Graph(self, seed)
+    def graph(self, seed: int) -> "GossipTopology":
+        return GossipTopology(self, seed)
 
     def matrix(self, m: int, t: int, seed: int) -> Tensor:
         """W (m, m), float64, of round t. Raises ValueError where m nodes do not fit."""
@@ -102,14 +102,14 @@ class Gossip(PlugIn):
         return mixing_matrix(self.topology, m, t=t, seed=seed, peers=self.peers, file=self.file)
 
 
-class Graph:
+class GossipTopology:
     """The topology of a federation without a server: every node is the server of itself.
 
     Models and server states are stacks (m, d), a row for each node, and a round's cohort is one
     client in m federations at once: uploads are (m, d), means over the one client.
     """
 
-    everyone = True
+    is_decentralised = True
 
     def __init__(self, gossip: Gossip, seed: int) -> None:
         self.gossip = gossip
@@ -117,7 +117,7 @@ class Graph:
         self.eval_nodes = gossip.eval_nodes
 
     def __repr__(self) -> str:
-        return f"Graph({self.gossip})"
+        return f"GossipTopology({self.gossip})"
 
     def facts(self, num_clients: int) -> dict[str, Any]:
         W = self.gossip.matrix(num_clients, 0, self.seed)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedaccord.runs.files import read_json, replace, unfinished
-from fedaccord.runs.tensors import map_tensors, read_tensors, write_tensors
+from fedaccord.storage.files import read_json, replace, unfinished
+from fedaccord.storage.tensors import map_tensors, read_tensors, write_tensors
 
 FORMAT = 1  # of the files; another one is refused
 KEPT = 2

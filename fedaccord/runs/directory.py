@@ -26,8 +26,8 @@ import tomli_w
 from safetensors import SafetensorError
 
 from fedaccord.runs import metrics, origin
-from fedaccord.runs.files import of_file, read_bytes, read_json, replace, unfinished
 from fedaccord.runs.lock import Lock, LockedError, is_locked
+from fedaccord.storage.files import of_file, read_bytes, read_json, replace, unfinished
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaccord.runs import origin
-from fedaccord.runs.files import of_file, read_json
+from fedaccord.storage.files import of_file, read_json
 
 try:
     import fcntl

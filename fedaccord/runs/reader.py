@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedaccord.runs.directory import flatten, status
-from fedaccord.runs.files import read_bytes, read_json
+from fedaccord.storage.files import read_bytes, read_json
 
 WORDS = ("status", "repair")  # columns of clients.csv
 UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, RecursionError)  # TOML, JSON, CSV

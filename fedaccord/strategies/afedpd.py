@@ -120,6 +120,6 @@ class AFedPD(FederatedStrategy):
         after[cohort.round] = lam_bar
         return (lam_bar / self.rho).add_(w_bar), ServerState(lam_bar, after)
 
-    def headline(self, w: Vector, state: ServerState) -> Vector:
+    def output_model(self, w: Vector, state: ServerState) -> Vector:
         """w_bar, which the theorem and the listing's return value are about."""
         return w - state.lam_bar / self.rho

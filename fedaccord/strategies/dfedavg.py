@@ -34,7 +34,7 @@ class DFedAvg(FederatedStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.topology.everyone:
+        if not self.topology.is_decentralised:
             raise ValueError(
                 f"gossip.topology: expected a graph for {type(self).__name__}, got none; take "
                 "fedavg or fedsam for a server's mean"

@@ -17,8 +17,8 @@ from fedaccord.core.plugin import GradientSeat
 from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, moved
+from fedaccord.task.cuda_graphs import CohortGraphs
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.graphs import CohortGraphs
 from fedaccord.task.layers import IGNORED
 from fedaccord.task.solver import Batch, Loss, known_layers, tf32_as
 

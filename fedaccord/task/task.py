@@ -18,9 +18,9 @@ from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.config import TaskConfig
+from fedaccord.task.cuda_graphs import Graphs, recorder
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.graphs import Graphs, recorder
 from fedaccord.task.partition import matching_share
 from fedaccord.task.partition import partition as partition_labels
 from fedaccord.task.solver import AHEAD, Batch, Loss, Passes

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, Message
 
-from fedaccord.core.visit import TrainInstruction
+from fedaccord.core.request import TrainInstruction
 from fedaccord.wire.codec import dumps, loads
 from fedaccord.wire.records import CONFIG, config_of
 
 PROTOCOL = 1  # the version of everything that travels; another one is refused
-INSTRUCTION, CLIENT, ACCEPTED, HELLO = "instruction", "client", "accepted-round", "hello"
+INSTRUCTION, CLIENT, ACCEPTED, HANDSHAKE = "instruction", "client", "accepted-round", "hello"
 VERSION = "protocol"
 DURABLE = "durable-round"
 OWN = ("client", "accepted", "durable")  # fields of one client, which are written beside the others
@@ -26,7 +26,7 @@ def write_instruction(instruction: TrainInstruction, extra: Mapping[str, Any]) -
         ACCEPTED: instruction.accepted,
         DURABLE: instruction.durable,
     }
-    if taken := [key for key in extra if key in (*own, HELLO)]:
+    if taken := [key for key in extra if key in (*own, HANDSHAKE)]:
         raise ValueError(
             f"train_config: expected keys of your own, got {taken[0]!r}, which the strategy sets: "
             "make it an option of the strategy or take another name"
@@ -88,8 +88,8 @@ def check_protocol(other: str, version: Any) -> None:
         )
 
 
-def is_hello(message: Message) -> bool:
-    return HELLO in config_of(message.content, CONFIG)
+def is_handshake(message: Message) -> bool:
+    return HANDSHAKE in config_of(message.content, CONFIG)
 
 
 def shapes_text(shapes: Iterable[Iterable[int]]) -> str:

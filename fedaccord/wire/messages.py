@@ -13,9 +13,9 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedaccord.core.options import listed
 from fedaccord.core.plugin import ClientHalf
+from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
 from fedaccord.core.rule import Model
 from fedaccord.core.vectors import Vector, dtype_of
-from fedaccord.core.visit import Answer, Lost, TrainInstruction, Visit
 from fedaccord.wire import records
 from fedaccord.wire.instruction import read_instruction, write_instruction
 from fedaccord.wire.records import CONFIG, DOWN, INITIAL, METRICS, UP
@@ -31,7 +31,7 @@ def like(instruction: TrainInstruction) -> Vector:
     return torch.empty(d, dtype=dtype_of(instruction.precision), device="meta")
 
 
-def write_visits(visits: Iterable[Visit], extra: Mapping[str, Any]) -> list[RecordDict]:
+def write_requests(visits: Iterable[TrainRequest], extra: Mapping[str, Any]) -> list[RecordDict]:
     """A message's content for each visit, with a caller's own config entries.
 
     Vectors that are sent to several clients are packed once.
@@ -50,7 +50,7 @@ def write_visits(visits: Iterable[Visit], extra: Mapping[str, Any]) -> list[Reco
     return contents
 
 
-def read_visit(message: Message) -> Visit:
+def read_request(message: Message) -> TrainRequest:
     """What a training message asks. Raises ValueError, in one line, where it is none of ours."""
     instruction = read_instruction(message)
     expected = like(instruction)
@@ -60,16 +60,16 @@ def read_visit(message: Message) -> Visit:
             f"expected a training message with {DOWN!r}, got {listed(sorted(message.content))}"
         )
     initial = records.arrays_of(message.content, INITIAL)
-    return Visit(
+    return TrainRequest(
         instruction,
         records.unpack(instruction.half.receives, down, like=expected),
         None if initial is None else records.unpack(Model, initial, like=expected).w,
     )
 
 
-def write_answer(answer: Answer | Lost) -> RecordDict:
+def write_reply(answer: TrainReply | StateLost) -> RecordDict:
     """The content of a reply."""
-    if isinstance(answer, Lost):
+    if isinstance(answer, StateLost):
         return RecordDict({METRICS: MetricRecord({LOST: answer.accepted})})
     numbers = {EXAMPLES: answer.examples, LOSS: answer.loss, STEPS: answer.steps, **answer.more}
     if answer.seconds is not None:
@@ -77,11 +77,11 @@ def write_answer(answer: Answer | Lost) -> RecordDict:
     return RecordDict({UP: records.pack(answer.up), METRICS: MetricRecord(numbers)})
 
 
-def read_answer(content: RecordDict, half: ClientHalf) -> Answer | Lost:
+def read_reply(content: RecordDict, half: ClientHalf) -> TrainReply | StateLost:
     """What a reply's content says. Raises ValueError, in one line, where it is no answer."""
     up, numbers = records.arrays_of(content, UP), dict(records.metrics_of(content, METRICS))
     if up is None and LOST in numbers:
-        return Lost(numbers[LOST])
+        return StateLost(numbers[LOST])
     arrays = sum(isinstance(record, ArrayRecord) for record in content.values())
     if up is None or not all(name in numbers for name in NEEDED) or arrays > 1:
         raise ValueError(
@@ -90,4 +90,4 @@ def read_answer(content: RecordDict, half: ClientHalf) -> Answer | Lost:
         )
     examples, steps, loss = (numbers.pop(name) for name in NEEDED)
     seconds = numbers.pop(SECONDS, None)
-    return Answer(records.unpack(half.sends, up), examples, steps, loss, numbers, seconds)
+    return TrainReply(records.unpack(half.sends, up), examples, steps, loss, numbers, seconds)

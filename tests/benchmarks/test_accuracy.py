@@ -6,9 +6,9 @@ from pathlib import Path
 import accuracy
 import pytest
 
+from fedaccord.experiments.sweep import Plan
 from fedaccord.runs import RunDirectory
 from fedaccord.strategies import METHODS
-from fedaccord.sweep import Plan
 
 
 def write_run(out: Path, method: str, seed: int, accuracies: list[float], **other: object) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import decentralised
 import pytest
 
+from fedaccord.experiments.sweep import Plan
 from fedaccord.runs import RunDirectory
-from fedaccord.sweep import Plan
 
 
 def write_run(out: Path, method: str, topology: str, accuracy: float, status: str) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import report
 
-from fedaccord.analysis.groups import groups_of
+from fedaccord.experiments.analysis.groups import groups_of
 from fedaccord.runs import reader
 
 

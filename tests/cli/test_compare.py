@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.made import write
 from tests.cli.shell import invoke
 from tests.cli.test_console import HOSTILE
+from tests.experiments.analysis.made import write
 
 Damage = Callable[[Path], object]
 

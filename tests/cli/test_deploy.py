@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from flwr.common.config import parse_config_args
 
-from fedaccord.deploy import certificates, folders
+from fedaccord.cli.deployments import certificates, folders
 from tests.cli.shell import invoke, refusal
 
 

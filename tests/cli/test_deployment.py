@@ -16,7 +16,7 @@ import pytest
 import tomli_w
 
 from fedaccord.cli import deployment
-from fedaccord.deploy import certificates, folders
+from fedaccord.cli.deployments import certificates, folders
 from tests.cli.shell import invoke
 from tests.cli.test_doctor import free_port
 
@@ -26,7 +26,7 @@ class SuperLink(HTTPServer):
     answer = 400  # to an activation: 400 as for a key that it knows, 412 for another
 
 
-class Answer(BaseHTTPRequestHandler):
+class TrainReply(BaseHTTPRequestHandler):
     server: SuperLink
 
     def do_GET(self) -> None:
@@ -49,7 +49,7 @@ class Answer(BaseHTTPRequestHandler):
 @contextmanager
 def serving(folder: Path | None, port: int) -> Iterator[SuperLink]:
     """folder: with the certificate; None: without TLS."""
-    server = SuperLink(("127.0.0.1", port), Answer)
+    server = SuperLink(("127.0.0.1", port), TrainReply)
     if folder:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(folder / folders.CERTIFICATE, folder / folders.SERVER_KEY)

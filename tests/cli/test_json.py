@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedaccord import config
-from fedaccord.presets import presets
+from fedaccord.experiments.presets import presets
 from fedaccord.strategies import METHODS
 from tests.cli.shell import invoke
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedaccord.cli import submit as module
-from fedaccord.client.store import EARLIER_START
+from fedaccord.storage.store import EARLIER_START
 from tests.cli.shell import REPOSITORY, invoke, refusal
 
 AWAY = (

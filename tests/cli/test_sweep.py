@@ -17,10 +17,10 @@ import tomli_w
 from rich.console import Console
 
 from fedaccord.cli.sweep import Display
-from fedaccord.sweep import Step
-from fedaccord.sweep.trial import Job, execute
+from fedaccord.experiments.sweep import Step
+from fedaccord.experiments.sweep.trial import Job, execute
 from tests.cli.shell import invoke
-from tests.sweep.plans import content, finish, make, table
+from tests.experiments.sweep.plans import content, finish, make, table
 
 
 def write(folder: Path, file: dict[str, Any]) -> Path:
@@ -137,7 +137,7 @@ def test_ctrl_c_leaves_a_sweep_that_goes_on(
         return execute(job)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedaccord.sweep.workers.execute", interrupted)
+        patch.setattr("fedaccord.experiments.sweep.workers.execute", interrupted)
         result = invoke("sweep", file, "--out", tmp_path / "out")
     assert result.exit_code == 130, result.output
     rest = f"{tmp_path / 'out'} holds what was done: the same command goes on"

@@ -7,11 +7,11 @@ import pytest
 from rich.console import Console
 
 from fedaccord.cli import watch
-from fedaccord.federation.clock import TimeLeft
+from fedaccord.federation.eta import Eta
 from tests.cli.shell import invoke, run
 from tests.cli.test_reproduce import reproduce
 from tests.cli.test_sweep import write
-from tests.sweep.plans import content
+from tests.experiments.sweep.plans import content
 
 
 def test_rounds_are_those_with_a_row(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_it_ends_with_its_block() -> None:
 
 def test_the_line_of_progress() -> None:
     now = [0.0]
-    left = TimeLeft(20, 120, lambda: now[0])
+    left = Eta(20, 120, lambda: now[0])
     assert watch.progress(20, left) == "20 of 120 rounds"
     now[0] = 80
     assert watch.progress(60, left) == "60 of 120 rounds  0:02:00 left"

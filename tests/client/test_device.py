@@ -15,10 +15,10 @@ from fedaccord.client.train import flat_model
 from fedaccord.client_app import app, configured_task
 from fedaccord.config import RunConfig
 from fedaccord.core.options import options
+from fedaccord.core.request import TrainInstruction
 from fedaccord.core.vectors import DTYPES
-from fedaccord.core.visit import TrainInstruction
 from fedaccord.strategies import FedAvg
-from fedaccord.wire.introduction import hello
+from fedaccord.wire.handshake import handshake
 from tests.grid import InProcessGrid
 from tests.test_client_app import own_data
 
@@ -95,7 +95,7 @@ def test_a_run_names_no_gossip_file(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_wrong_node_config_shows_before_round_1(node: dict[str, Any], line: str) -> None:
     with InProcessGrid(ClientApp(), 1):
-        message = Message(hello(), 1, MessageType.TRAIN)
+        message = Message(handshake(), 1, MessageType.TRAIN)
         with pytest.raises(ValueError, match=f"^partition-id=1: {line}"):
             app(message, context({"model": "linear"}, **node))
 
@@ -104,7 +104,7 @@ def test_another_clients_states_are_noticed(tmp_path: Path) -> None:
     node = {"state-dir": str(tmp_path / "states")}
     with InProcessGrid(ClientApp(), 1):
         for _ in range(2):
-            message = Message(hello(), 1, MessageType.TRAIN)
+            message = Message(handshake(), 1, MessageType.TRAIN)
             app(message, context({"model": "linear"}, **node))
         with pytest.raises(ValueError, match=r"^partition-id=2: state-dir: expected the folder of"):
             app(message, context({"model": "linear"}, **node, **{"partition-id": 2}))
@@ -120,7 +120,7 @@ def test_a_precision_that_the_device_does_not_know_is_refused(precision: str) ->
 
 def test_the_server_hears_of_it_when_the_node_introduces_itself() -> None:
     with InProcessGrid(ClientApp(), 1):
-        message = Message(hello(), 1, MessageType.TRAIN)
+        message = Message(handshake(), 1, MessageType.TRAIN)
         with pytest.raises(ValueError, match=r"^partition-id=1: expected a node-config that names"):
             app(message, context(READS[0]))
 

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedaccord import train_locally
-from fedaccord.client import store
 from fedaccord.core.plugin import ClientHalf
+from fedaccord.core.request import StateLost, TrainInstruction
 from fedaccord.core.rule import LocalResult, LocalRule, Model
-from fedaccord.core.visit import Lost, TrainInstruction
 from fedaccord.plugins.relaxed_init import RelaxedInit
+from fedaccord.storage import store
 from fedaccord.strategies.fedavg import FedAvgClient
 from fedaccord.strategies.feddyn import ClientState, FedDynClient
 from fedaccord.task.solver import Batch
+from fedaccord.wire.handshake import handshake, read_handshake
 from fedaccord.wire.instruction import write_instruction
-from fedaccord.wire.introduction import hello, introduction
-from fedaccord.wire.messages import read_answer
+from fedaccord.wire.messages import read_reply
 from fedaccord.wire.records import pack
 from fedaccord.wire.tensor_array import to_tensor
 from tests.grid import InProcessGrid
@@ -315,7 +315,7 @@ def test_a_client_that_lost_its_state_says_so_and_does_not_train() -> None:
     own = context()
     relaxed = message(FedAvgClient(), RelaxedInit(beta=0.1), client=7, round=3, accepted=1)
     reply = train_locally(relaxed, own, model=linear(), batches=batches(4), loss=half_square)
-    assert read_answer(reply.content, ClientHalf(FedAvgClient())) == Lost(1)
+    assert read_reply(reply.content, ClientHalf(FedAvgClient())) == StateLost(1)
     assert list(reply.content) == ["metrics"]
     assert not own.state
 
@@ -343,7 +343,7 @@ def test_a_client_whose_step_was_not_accepted_goes_back() -> None:
 
 def test_hello_is_answered_without_data_or_model() -> None:
     own = context(**{"partition-id": 3, "num-partitions": 4})
-    question = Message(hello(), 1, MessageType.TRAIN)
+    question = Message(handshake(), 1, MessageType.TRAIN)
     reply = train_locally(question, own, model=None, batches=None)  # type: ignore[arg-type]
-    assert introduction(reply) == (3, 4)
+    assert read_handshake(reply) == (3, 4)
     assert not own.state

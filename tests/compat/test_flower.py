@@ -20,10 +20,10 @@ from flwr.common.serde import array_to_proto
 from flwr.superlink.grid import InMemoryGrid
 from ray.exceptions import ActorDiedError
 
+from fedaccord.cli.deployments import certificates
 from fedaccord.compat import flower_1_41 as flower
-from fedaccord.deploy import certificates
 from fedaccord.federation.errors import last_line
-from fedaccord.wire.introduction import hello
+from fedaccord.wire.handshake import handshake
 from tests.server.net import Net
 
 # --- arrays ---------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def simulated_reason(error: Exception) -> str:
     replies: queue.Queue[Message] = queue.Queue()
     over = threading.Event()
     with Net():
-        asked.put(Message(hello(), 7, MessageType.TRAIN))
+        asked.put(Message(handshake(), 7, MessageType.TRAIN))
         words = {
             "messageins_queue": asked,
             "messageres_queue": replies,

@@ -53,7 +53,7 @@ def rounds(method: FederatedStrategy) -> Iterator[tuple[Any, Any]]:
     """(what went in, a copy from before) of every call of a small federation."""
     half, states = method.client_half(), {}
     s = first_state(method, torch.zeros(D, dtype=torch.float64), CLIENTS)
-    everyone = method.topology.everyone or type(method).__name__ == "FedPD"
+    everyone = method.topology.is_decentralised or type(method).__name__ == "FedPD"
     for t in range(ROUNDS):
         replies = []
         for i in range(CLIENTS) if everyone or t != 1 else range(1, CLIENTS):
@@ -149,7 +149,7 @@ def test_where_the_server_sums_up_what_clients_keep_all_begin_anew(name: str) ->
         ups = [half.rule.sends(*[w + i] * len(half.rule.sends._fields)) for i in range(CLIENTS)]
         replies = [Reply(i, up, 1, 1) for i, up in enumerate(ups)]
         s = server_round(method, half, s, replies).state
-    found, headline = forget(method, half, s, [1]), method.headline(s.w, s.server)
+    found, headline = forget(method, half, s, [1]), method.output_model(s.w, s.server)
     assert found.accepted.tolist() == [-1] * CLIENTS
     assert found.t == 2
     assert torch.equal(found.w, headline)

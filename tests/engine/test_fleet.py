@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fedaccord import server_app, simulate
-from fedaccord.client.store import Memory, Version
 from fedaccord.client.train import Data
 from fedaccord.engine import fleet as module
 from fedaccord.engine.fleet import LocalFleet
+from fedaccord.storage.store import Memory, Version
 
 
 def fleet(num_clients: int) -> LocalFleet:
@@ -27,13 +27,13 @@ def test_the_states_that_the_server_accepted_are_kept_for_a_checkpoint() -> None
         0: Memory(Version(3, "a after 3"), Version(1, "a after 1")),
         2: Memory(Version(3, "c after 3")),
     }
-    kept = whole.kept([1, 3, -1, -1])
+    kept = whole.client_states([1, 3, -1, -1])
     assert kept == {0: (1, "a after 1"), 1: (3, "b after 3")}
     again = fleet(4)
     again.restore(kept.items())
     assert [again.state(i, 1) for i in range(4)] == ["a after 1", None, None, None]
     assert again.state(1, 3) == "b after 3"
-    assert again.kept([1, 3, -1, -1]) == kept
+    assert again.client_states([1, 3, -1, -1]) == kept
 
 
 def test_answers_go_where_the_servers_vectors_lie(monkeypatch: pytest.MonkeyPatch) -> None:

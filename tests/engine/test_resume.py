@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
 from fedaccord.federation.round import Round
-from fedaccord.logbook import Logbook
 from fedaccord.runs import RunDirectory, status
 from fedaccord.runs.checkpoint import Checkpoints, DamagedError
+from fedaccord.runs.logbook import Logbook
 from fedaccord.strategies import METHODS
 from fedaccord.task import load_task
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fedaccord import simulate
-from fedaccord.client.shards import Shards
-from fedaccord.client.store import Memory, Version
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import states
 from fedaccord.engine.states import InMemory, choose, memories
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.storage.shards import Shards
+from fedaccord.storage.store import Memory, Version
 from fedaccord.task import load_task
 
 GB = 10**9

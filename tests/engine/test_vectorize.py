@@ -22,11 +22,11 @@ from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import History
 from fedaccord.engine.fleet import LocalFleet
-from fedaccord.engine.vectorize import Choice, choose
+from fedaccord.engine.vectorize import VectorizeChoice, choose
+from fedaccord.experiments.sweep import Plan
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.logbook import vectorize_of
+from fedaccord.runs.logbook import vectorize_of
 from fedaccord.strategies import FedAvg, Scaffold
-from fedaccord.sweep import Plan
 from fedaccord.task import Clients, Task, load_task
 from tests.engine.test_resume import settings as settings  # a fixture
 from tests.wire.methods import COMBINATIONS, make
@@ -49,7 +49,7 @@ def module() -> nn.Module:
 
 
 def run(method: FederatedStrategy, vectorize: str, **more: Any) -> History:
-    everyone = method.topology.everyone or type(method).__name__ == "FedPD"
+    everyone = method.topology.is_decentralised or type(method).__name__ == "FedPD"
     cohorts = EVERYONE if everyone else COHORTS
     if method.pools:
         cohorts = [[0]] * 3
@@ -238,7 +238,7 @@ def forbidden(*_: Any) -> Any:
 
 def sizes_of(
     module: Callable[[], nn.Module], inputs: int, batch_size: int, clients: int, **more: Any
-) -> Choice:
+) -> VectorizeChoice:
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(20, inputs, generator=g), torch.arange(20) % 3
     task = Task(module, Clients(x, y, [np.arange(20)] * clients))
@@ -306,7 +306,7 @@ def test_what_is_set_is_taken() -> None:
 def test_simulate_chooses_by_the_cohorts_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def seen(how: str, task: Task, strategy: FederatedStrategy, clients: int) -> Choice:
+    def seen(how: str, task: Task, strategy: FederatedStrategy, clients: int) -> VectorizeChoice:
         asked.append(clients)
         return choose(how, task, strategy, clients)
 

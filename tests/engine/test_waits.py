@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from fedaccord import server_app, simulate
-from fedaccord.client.shards import Shards
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves, map_vectors
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.run import Run
+from fedaccord.storage.shards import Shards
 from fedaccord.strategies import METHODS
 from fedaccord.task import Clients, Task, models
 from fedaccord.task.cache import Dataset

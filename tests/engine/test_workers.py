@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaccord import simulate
-from fedaccord.client.store import Memory, Version
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import History
 from fedaccord.federation.fleet import LATE
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.process.threads import cores
+from fedaccord.storage.store import Memory, Version
 from fedaccord.task import Clients, Task
 from fedaccord.task.evaluation import evaluate
-from fedaccord.threads import cores
 from tests.engine.test_resume import run as run_config
 from tests.engine.test_resume import settings as settings  # a fixture
 from tests.engine.test_resume import written
@@ -159,7 +159,7 @@ FEDERATED = {name: plugins for name, plugins in SOME if name != "centralised"}  
 
 @pytest.mark.parametrize(("name", "plugins"), FEDERATED.items())  # once, with those it takes
 def test_every_method(name: str, plugins: str, fleet: Any) -> None:
-    everyone = small(name, plugins).topology.everyone or name == "fedpd"
+    everyone = small(name, plugins).topology.is_decentralised or name == "fedpd"
     cohorts = EVERYONE if everyone else COHORTS
     here = run_here(small(name, plugins), cohorts=cohorts)
     assert_same(run(small(name, plugins), cohorts), here)
@@ -280,7 +280,7 @@ def test_a_state_that_is_lost_makes_a_first_visit(
     assert history.metrics["dropped"].tolist()[1:] == [0, 1, 0, 0]
     assert "dropped client 1: lost its state of round 1" in caplog.text
     fleet.memories[2] = Memory(Version(3, large))
-    assert 2 not in fleet.kept([3] * 5)  # a checkpoint goes without it
+    assert 2 not in fleet.client_states([3] * 5)  # a checkpoint goes without it
     assert "no state of client 2" in caplog.text
 
 
@@ -322,7 +322,7 @@ def test_states_beyond_the_memory_for_them_go_to_disk(own_ray: None) -> None:
     own = Task(lambda: fresh(), Clients(*zip(*samples, strict=True)), loss=F.mse_loss)
     with workers(own, workers=1) as fleet:
         fleet.restore((i, (0, Kept(torch.full((d,), float(i))))) for i in range(60))
-        kept = fleet.kept([0] * 60)
+        kept = fleet.client_states([0] * 60)
         assert all(float(state.c[0]) == i for i, (_, state) in kept.items())
 
 

@@ -17,10 +17,10 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 from fedaccord import client_app, engine, server_app
-from fedaccord.client.store import EARLIER_START
 from fedaccord.config import RunConfig
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.round import Round
+from fedaccord.storage.store import EARLIER_START
 from fedaccord.task import load_task
 from tests.grid import InProcessGrid
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedaccord.deploy import folders
+from fedaccord.cli.deployments import folders
 from tests.flower.conftest import PATIENCE, REPOSITORY, Flower, digits_files, free_port, wait_until
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(1200)]

@@ -46,7 +46,7 @@ def make(kind: type[FederatedStrategy], *plugins: Any, **more: Any) -> Federated
 
 
 def run(method: FederatedStrategy) -> History:
-    everyone = method.topology.everyone or isinstance(method, S.FedPD)
+    everyone = method.topology.is_decentralised or isinstance(method, S.FedPD)
     return federate(method, LEAST_SQUARES, W0, EVERYONE if everyone else SOME)
 
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedaccord.runs.checkpoint import Checkpoints, DamagedError
-from fedaccord.runs.files import replace
+from fedaccord.storage.files import replace
 
 
 def save(folder: Path, number: int) -> Checkpoints:
@@ -103,8 +103,8 @@ def test_a_checkpoint_that_was_not_finished_is_none(
             raise OSError(28, "No space left on device")
         replace(path, content)
 
-    for module in ("checkpoint", "tensors"):
-        monkeypatch.setattr(f"fedaccord.runs.{module}.replace", full)
+    for module in ("runs.checkpoint", "storage.tensors"):
+        monkeypatch.setattr(f"fedaccord.{module}.replace", full)
     with pytest.raises(OSError, match="No space left on device"):
         save(tmp_path, 2)
     assert Checkpoints(tmp_path).numbers() == [1]

@@ -11,7 +11,7 @@ import pytest
 from fedaccord import engine
 from fedaccord.cli.columns import columns_markdown, columns_tables
 from fedaccord.config import RunConfig
-from fedaccord.core.visit import Lost
+from fedaccord.core.request import StateLost
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.metrics import client_rows
 from fedaccord.runs import RunDirectory, flatten
@@ -47,7 +47,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         for table in ("metrics", "clients"):
             if path != began.path:
                 found[table] |= columns(path / f"{table}.csv")
-    found["clients"] |= client_rows(1, {0: Lost(0)}, "what was done")[0].keys()
+    found["clients"] |= client_rows(1, {0: StateLost(0)}, "what was done")[0].keys()
     return found
 
 

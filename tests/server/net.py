@@ -6,8 +6,8 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedaccord.wire.instruction import is_hello
-from fedaccord.wire.introduction import introduce
+from fedaccord.wire.handshake import answer_handshake
+from fedaccord.wire.instruction import is_handshake
 from tests.grid import InProcessGrid
 
 introducing = ClientApp()
@@ -15,7 +15,7 @@ introducing = ClientApp()
 
 @introducing.train()
 def _answer(message: Message, context: Context) -> Message:
-    return introduce(message, context)
+    return answer_handshake(message, context)
 
 
 class Clock:
@@ -65,7 +65,9 @@ class Net(InProcessGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
         nodes = [message.metadata.dst_node_id for message in messages]
-        self.hellos += [n for n, message in zip(nodes, messages, strict=True) if is_hello(message)]
+        self.hellos += [
+            n for n, message in zip(nodes, messages, strict=True) if is_handshake(message)
+        ]
         ids = list(super().push_messages(messages))
         self._node_of |= zip(ids, nodes, strict=True)
         return ids
@@ -81,5 +83,5 @@ class Net(InProcessGrid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         messages = list(messages)
-        assert not any(map(is_hello, messages)), "a run waits for the answer to a hello"
+        assert not any(map(is_handshake, messages)), "a run waits for the answer to a hello"
         return super().send_and_receive(messages, timeout=timeout)

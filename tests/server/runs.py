@@ -15,7 +15,7 @@ from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import FedAvg
-from fedaccord.wire.instruction import is_hello
+from fedaccord.wire.instruction import is_handshake
 from tests.federation import half_square, linear
 from tests.grid import InProcessGrid
 from tests.reference.problem import LeastSquares
@@ -41,7 +41,9 @@ def client_app(spoil: Spoil | None = None, client: int = 2) -> ClientApp:
         i = int(str(context.node_config["partition-id"]))
         data: Any = [LEAST_SQUARES.clients()[i]]
         reply = train_locally(message, context, model=linear(W0), batches=data, loss=half_square)
-        return spoil(message, reply) if spoil and i == client and not is_hello(message) else reply
+        return (
+            spoil(message, reply) if spoil and i == client and not is_handshake(message) else reply
+        )
 
     return app
 

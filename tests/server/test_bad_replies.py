@@ -32,8 +32,8 @@ from fedaccord.federation.roster import Roster
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import AFedPD, FedAvg, FedInit, Scaffold
-from fedaccord.wire.instruction import is_hello, read_instruction
-from fedaccord.wire.introduction import introduce
+from fedaccord.wire.handshake import answer_handshake
+from fedaccord.wire.instruction import is_handshake, read_instruction
 from fedaccord.wire.tensor_array import to_tensor
 from tests.grid import InProcessGrid
 from tests.server.net import Clock, Net
@@ -407,8 +407,8 @@ def answering(answer: Callable[[Message], Any]) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Any:
-        assert is_hello(message)
-        return introduce(message, context) if context.node_config else answer(message)
+        assert is_handshake(message)
+        return answer_handshake(message, context) if context.node_config else answer(message)
 
     return app
 

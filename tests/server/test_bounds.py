@@ -25,7 +25,7 @@ from fedaccord.strategies import (
     FedSMOO,
     Scaffold,
 )
-from fedaccord.wire.instruction import is_hello, read_instruction
+from fedaccord.wire.instruction import is_handshake, read_instruction
 from tests.federation import linear, state_in
 from tests.grid import InProcessGrid
 from tests.server.runs import C, Spoil, client_app, federation, run_over, strategy
@@ -149,7 +149,7 @@ def two_bad() -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         reply = one(message, context)
-        bad = not is_hello(message) and context.node_config["partition-id"] in (1, 2)
+        bad = not is_handshake(message) and context.node_config["partition-id"] in (1, 2)
         return huge(1e3)(message, reply) if bad else reply
 
     return app

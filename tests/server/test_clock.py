@@ -1,11 +1,11 @@
 """What remains of a run."""
 
-from fedaccord.federation.clock import TimeLeft
+from fedaccord.federation.eta import Eta
 
 
 def test_the_mean_round_times_the_rounds_that_are_left() -> None:
     now = 100.0
-    left = TimeLeft(2, 10, clock=lambda: now)  # goes on after two rounds
+    left = Eta(2, 10, clock=lambda: now)  # goes on after two rounds
     assert left(2) == ""
     now = 112.0
     assert left(3) == "0:01:24 left"  # 7 rounds of 12 s

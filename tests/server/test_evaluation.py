@@ -9,10 +9,10 @@ import torch
 from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 
 from fedaccord import evaluate_locally, simulate
-from fedaccord.client import store
 from fedaccord.config import RunConfig
 from fedaccord.engine import quiet
 from fedaccord.federation.round import Round
+from fedaccord.storage import store
 from fedaccord.strategies import FedDeper
 from fedaccord.task import load_task
 from fedaccord.wire.tensor_array import to_tensor

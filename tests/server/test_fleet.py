@@ -46,7 +46,7 @@ def test_a_simulation_is_asked_once(
     clock.at(3.5 * ASK_AGAIN, net.late.clear)
     fleet = MessageFleet(net)
     fleet.connect(600)
-    assert fleet.here() == [0]
+    assert fleet.available() == [0]
     assert net.hellos == [10] * asked
 
 
@@ -136,7 +136,7 @@ def test_a_late_evaluation_is_over_before_the_next_visit() -> None:
         deper.begin()
         deper.train_round()
         net.late.add(10)
-        found = deper.session.fleet.test(deper.session.questions(deper.state), 0.2)
+        found = deper.session.fleet.evaluate(deper.session.questions(deper.state), 0.2)
         assert found[0] == LATE
         assert deper.train_round().metrics["replies"] == 2
         assert [*net._node_of.values()].count(10) == 3  # a hello, a visit, an evaluation

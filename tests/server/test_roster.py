@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.roster import ASK_AGAIN, GRACE, Roster
-from fedaccord.wire.introduction import introduce
+from fedaccord.wire.handshake import answer_handshake
 from tests.server.net import Clock, Net
 
 
@@ -188,7 +188,7 @@ def test_an_error_in_the_answer_is_the_nodes_own(clock: Clock, warnings: list[st
     def train(message: Message, context: Context) -> Message:
         if context.node_id == 1:
             raise FileNotFoundError("no folder /data\nbeside the camera")
-        return introduce(message, context)
+        return answer_handshake(message, context)
 
     with Net(app) as net:
         net.join(1, 0, 3)
@@ -204,7 +204,7 @@ def test_a_long_answer_is_told_in_short(clock: Clock, warnings: list[str]) -> No
     def train(message: Message, context: Context) -> Message:
         if context.node_id == 1:
             raise ValueError("\x1b[31m" + "x" * 1_000_000)
-        return introduce(message, context)
+        return answer_handshake(message, context)
 
     with Net(app) as net:
         net.join(1, 0, 3)
@@ -222,7 +222,7 @@ def test_a_node_with_another_protocol_is_left_out_and_the_others_train(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        reply = introduce(message, context)
+        reply = answer_handshake(message, context)
         if context.node_id == 1:
             reply.content.metric_records["metrics"]["protocol"] = 7
         return reply
@@ -242,7 +242,7 @@ def test_an_answer_that_is_none_is_the_nodes_own(clock: Clock) -> None:
     def train(message: Message, context: Context) -> Message:
         if context.node_id == 1:
             return Message(message.content, reply_to=message)
-        return introduce(message, context)
+        return answer_handshake(message, context)
 
     with Net(app) as net:
         net.join(1, 0, 3)

@@ -20,7 +20,7 @@ from fedaccord.federation.round import Round
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.strategies import AFedPD, FedAvg, FedDyn, FedInit, FedPD, Scaffold
-from fedaccord.wire.instruction import is_hello, read_instruction
+from fedaccord.wire.instruction import is_handshake, read_instruction
 from fedaccord.wire.tensor_array import to_tensor
 from tests.federation import half_square, linear, run
 from tests.grid import InProcessGrid
@@ -216,7 +216,7 @@ def test_a_callers_own_keys_reach_the_client_beside_ours() -> None:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        if not is_hello(message):
+        if not is_handshake(message):
             config = message.content.config_records["config"]
             seen.append((config["temperature"], read_instruction(message).lr))
         data: Any = [LEAST_SQUARES.clients()[0]]
@@ -475,7 +475,7 @@ def test_a_message_holds_the_vectors_and_the_config_and_w_0_only_where_it_is_ano
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        if not is_hello(message):
+        if not is_handshake(message):
             contents.append(sorted(message.content))
         data: Any = [LEAST_SQUARES.clients()[0]]
         return train_locally(message, context, model=linear(W0), batches=data, loss=half_square)

@@ -164,7 +164,7 @@ class Federation:
         done = server_round(self.method, self.half, self.s, replies)
         self.s = done.state
         w_bar = self.method.topology.average(self.s.w)
-        if not self.method.topology.everyone and getattr(done.ups, "w", None) is not None:
+        if not self.method.topology.is_decentralised and getattr(done.ups, "w", None) is not None:
             w_bar = done.cohort.mean(done.ups.w)
         return w_bar, done.metrics | traffic
 
@@ -184,7 +184,7 @@ def federate(
         metrics.append(measured)
         states.append([f.states.get(i) for i in clients])
         server.append(f.s.server)
-    headline = method.topology.average(method.headline(f.s.w, f.s.server))
+    headline = method.topology.average(method.output_model(f.s.w, f.s.server))
     return History(
         *(torch.stack(weights), torch.stack(averages), states[-1], states, server, metrics),
         *(headline, f.s),

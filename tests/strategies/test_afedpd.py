@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from fedaccord import simulate
-from fedaccord.core import mapped
 from fedaccord.core.cohort import Reply
-from fedaccord.core.mapped import in_file
 from fedaccord.core.rounds import RoundState, broadcast, first_state, server_round
 from fedaccord.core.rule import Model
 from fedaccord.core.vectors import Vector, length
 from fedaccord.federation import round as round_module
+from fedaccord.storage import mapped
+from fedaccord.storage.mapped import in_file
 from fedaccord.strategies import AFedPD, RelaxedInit
 from tests import federation
 from tests.reference import afedpd, problem

@@ -96,7 +96,7 @@ def test_a_run_costs_what_the_method_says(label: str) -> None:
     """Vectors, passes and memory of clients that come back after they missed a round."""
     name, own = VARIANTS[label]
     method = make(name, **own)
-    cost, everyone = method.cost, name == "fedpd" or method.topology.everyone
+    cost, everyone = method.cost, name == "fedpd" or method.topology.is_decentralised
     cohorts = None if everyone or method.pools else [[0, 1, 2], [2, 3, 4], [0, 1]]
     Linear.passes, rows = 0, list[dict[str, Any]]()
     history = simulate(

@@ -57,7 +57,7 @@ def test_a_round_stays_on_the_gpu_and_does_not_wait(name: str) -> None:
         assert on_the_gpu(up, state, result.w_K, result.loss)
         received = half.decode(up, w)
         replies.append(Reply(i, received.up, 2, 5, received.w_i0))
-    if not method.topology.everyone and name not in ON_THE_HOST:
+    if not method.topology.is_decentralised and name not in ON_THE_HOST:
         s = RoundState(0, nodes, w, server, torch.tensor([-1] * clients))
         done = server_round(method, half, s, replies)
         assert on_the_gpu(done.state.w, done.state.server)

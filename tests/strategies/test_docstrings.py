@@ -57,7 +57,9 @@ def test_a_repr_tells_the_settings() -> None:
     assert "lr=0.3" in repr(Scaffold(lr=0.3))
     assert "beta=0.2" in repr(FedInit(beta=0.2))
     assert "RelaxedInit(beta=0.2" in repr(FedInit(beta=0.2).active_plugins)
-    assert repr(FedInit(plugins=(Gossip(),)).topology).startswith("Graph(Gossip(topology='ring'")
+    assert repr(FedInit(plugins=(Gossip(),)).topology).startswith(
+        "GossipTopology(Gossip(topology='ring'"
+    )
 
 
 def test_a_task_is_told_in_one_line() -> None:

@@ -41,7 +41,7 @@ def test_where_a_model_is_cut_into_layers_is_nothing_to_a_method(name: str) -> N
     kind = METHODS[name]
     full: dict[str, Any] = {"fraction_train": 1.0} if kind is S.FedPD else {}
     method = kind(local_steps=1 if kind is S.DPSGD else K, **SETTINGS, **full)
-    everyone = kind is S.FedPD or method.topology.everyone
+    everyone = kind is S.FedPD or method.topology.is_decentralised
     schedule = problem.everyone(C, T) if everyone else problem.cohorts(C, 4, T, seed=1)
     one, several = (
         federate(method, LEAST_SQUARES, W0, schedule, shapes=shapes).weights

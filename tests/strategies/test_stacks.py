@@ -17,7 +17,7 @@ from fedaccord.core.rounds import ClientRound, broadcast, client_round
 from fedaccord.core.topology import RoundInfo, Star
 from fedaccord.core.vectors import leaves, map_vectors, row, stack
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.plugins.gossip import Graph
+from fedaccord.plugins.gossip import GossipTopology
 from fedaccord.strategies import METHODS, SAM, Gossip, RelaxedInit
 from fedaccord.strategies.fedpd import is_silent
 from tests.reference import problem
@@ -101,7 +101,7 @@ def test_a_round_of_a_stack_is_a_round_of_each(
     f = Federation(method, LEAST_SQUARES, W0, 5, batches=BATCHES, shapes=SHAPES)
     everyone = list(range(C))
     clients = list(range(N))
-    partial = kind is not S.FedPD and not method.topology.everyone
+    partial = kind is not S.FedPD and not method.topology.is_decentralised
     f.take(everyone)
     f.take(everyone[N:] if partial else everyone)
     downs = [broadcast(method, f.s, i) for i in clients]
@@ -200,15 +200,15 @@ def test_steps_of_stacked_federations_are_those_of_each(
         rows, cohort = Star().gather(ws[i], [replies[i]._replace(client=0)], about(method))
         alone.append(method.aggregate(ws[i], rows, states[i], cohort))
     w, state = torch.stack(ws), map_vectors(lambda *v: torch.stack(v), *states)
-    rows, cohort = Graph(Gossip(), 0).gather(w, replies, about(method))
+    rows, cohort = GossipTopology(Gossip(), 0).gather(w, replies, about(method))
     inputs = Inputs(w, rows, state)
     before = [v.clone() for v in vectors(inputs)]
     w_next, next_state = method.aggregate(w, rows, state, cohort)
     for i, (expected, expected_state) in enumerate(alone):
         close(w_next[i], expected, 1e-12)
         close_values(row(next_state, i), expected_state)
-        headline = method.headline(w_next, next_state)
-        close(headline[i], method.headline(expected, expected_state), 1e-12)
+        headline = method.output_model(w_next, next_state)
+        close(headline[i], method.output_model(expected, expected_state), 1e-12)
     for old, v in zip(before, vectors(inputs), strict=True):
         assert torch.equal(old, v)  # nothing that comes in is changed
 
@@ -240,7 +240,7 @@ def mixed_before_and_after(method: FederatedStrategy) -> list[tuple[Tensor, Any]
 
     def step(w: Tensor, up: Any, state: Any, start: Tensor) -> tuple[Tensor, Any]:
         replies = [Reply(i, row(up, i), 3, 1, start[i]) for i in range(m)]
-        rows, cohort = Graph(Gossip(), 0).gather(w, replies, about(method))
+        rows, cohort = GossipTopology(Gossip(), 0).gather(w, replies, about(method))
         return method.aggregate(w, rows, state, cohort)
 
     def mix(value: Any) -> Any:
@@ -288,7 +288,7 @@ class Undeclared(FederatedStrategy):
 def test_gossip_takes_the_linear_methods_and_no_others(name: str) -> None:
     kind = METHODS.get(name, Undeclared)
     if kind.linear:
-        assert make(kind, {"plugins": (Gossip(topology="ring"),)}).topology.everyone
+        assert make(kind, {"plugins": (Gossip(topology="ring"),)}).topology.is_decentralised
         return
     with pytest.raises(ValueError, match=rf"^{kind.__name__} cannot take Gossip: \w[^\n]+$"):
         make(kind, {"plugins": (Gossip(topology="ring"),)})

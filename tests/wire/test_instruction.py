@@ -9,17 +9,17 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedaccord.core.plugin import ClientHalf
-from fedaccord.core.visit import TrainInstruction
+from fedaccord.core.request import TrainInstruction
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.feddyn import FedDynClient
+from fedaccord.wire.handshake import answer_handshake, handshake, read_handshake
 from fedaccord.wire.instruction import (
     PROTOCOL,
-    is_hello,
+    is_handshake,
     read_instruction,
     shapes_text,
     write_instruction,
 )
-from fedaccord.wire.introduction import hello, introduce, introduction
 from tests.grid import InProcessGrid
 from tests.wire.wires import WIRES, through_protobuf
 
@@ -130,36 +130,36 @@ def test_shapes_as_text() -> None:
 
 
 def test_hello_is_no_training_message() -> None:
-    assert is_hello(message(hello()))
-    assert is_hello(message(through_protobuf(hello())))
-    assert not is_hello(message(content()))
-    assert not is_hello(message(RecordDict()))
+    assert is_handshake(message(handshake()))
+    assert is_handshake(message(through_protobuf(handshake())))
+    assert not is_handshake(message(content()))
+    assert not is_handshake(message(RecordDict()))
 
 
 def answer(node_config: dict[str, Any]) -> Message:
     own = Context(1, 2, node_config, RecordDict(), {})
-    return introduce(message(hello()), own)
+    return answer_handshake(message(handshake()), own)
 
 
 def test_a_client_introduces_itself() -> None:
-    assert introduction(answer({"partition-id": 4, "num-partitions": 9})) == (4, 9)
+    assert read_handshake(answer({"partition-id": 4, "num-partitions": 9})) == (4, 9)
 
 
 @pytest.mark.parametrize("config", [(3, 3), (-1, 3), (0, 0)])
 def test_a_partition_id_that_cannot_be_is_one_line(config: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"^expected partition-id below num-partitions, got "):
-        introduction(answer(dict(zip(("partition-id", "num-partitions"), config, strict=True))))
+        read_handshake(answer(dict(zip(("partition-id", "num-partitions"), config, strict=True))))
 
 
 @pytest.mark.parametrize("number", OTHERS)
 def test_a_server_of_another_protocol_is_refused_at_the_hello(number: Any) -> None:
-    asked = hello()
+    asked = handshake()
     assert asked.config_records["config"].pop("protocol") == PROTOCOL
     if number is not None:
         asked.config_records["config"]["protocol"] = number
     own = Context(1, 2, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {})
     with pytest.raises(ValueError, match=refusal("server", number)):
-        introduce(message(asked), own)
+        answer_handshake(message(asked), own)
 
 
 @pytest.mark.parametrize("config", [{"partition-id": 0, "num-partitions": 2}, {"data-path": "/"}])
@@ -172,9 +172,9 @@ def test_a_client_of_another_protocol_is_refused_at_the_hello(
     if number is not None:
         reply.content.metric_records["metrics"]["protocol"] = number
     with pytest.raises(ValueError, match=refusal("client", number)):
-        introduction(reply)
+        read_handshake(reply)
 
 
 def test_an_answer_that_is_none_is_one_line() -> None:
     with pytest.raises(ValueError, match="answer the strategy's messages with"):
-        introduction(Message(RecordDict(), reply_to=message(hello())))
+        read_handshake(Message(RecordDict(), reply_to=message(handshake())))

@@ -42,7 +42,7 @@ def run(method: FederatedStrategy) -> Run:
     half, w = method.client_half(), torch.linspace(-1, 2, D, dtype=torch.float64)
     s, states, downs, ups = first_state(method, w, C), {}, [], []
     for t in range(T):
-        everyone = t != 1 or method.topology.everyone or method.needed_replies(C) == C
+        everyone = t != 1 or method.topology.is_decentralised or method.needed_replies(C) == C
         replies = []
         for i in range(0 if everyone else 1, C):
             config = LocalConfig(t, T, 0.1, 0.01, 1.0, i, 0, SHAPES)

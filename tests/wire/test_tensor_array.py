@@ -8,9 +8,9 @@ import torch
 from flwr.app import ArrayRecord, Context, RecordDict
 from torch import Tensor
 
-from fedaccord.client.store import ContextStore, Memory, Version
 from fedaccord.compat.flower_1_41 import KeptArray, TensorArray
 from fedaccord.core.rule import Model
+from fedaccord.storage.store import ContextStore, Memory, Version
 from fedaccord.wire.records import pack
 from fedaccord.wire.tensor_array import to_record, to_tensor
 

@@ -13,14 +13,14 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedaccord import client_app
-from fedaccord.wire.instruction import is_hello, read_instruction
+from fedaccord.wire.instruction import is_handshake, read_instruction
 
 app = ClientApp()
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    if not is_hello(message):
+    if not is_handshake(message):
         asked = read_instruction(message)
         faults = json.loads(os.environ["FEDACCORD_FAULTS"])
         if asked.round == 1 and str(asked.client) in faults:

@@ -1,0 +1,72 @@
+"""A client's part of a round as values: what it is told, and what it answers.
+
+In process they pass as they are; `wire/messages.py` turns them into Flower messages.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedaccord.core.plugin import ClientHalf
+from fedaccord.core.rule import LocalConfig, Shapes
+from fedaccord.core.vectors import Number, Vector
+
+
+class TrainInstruction(NamedTuple):
+    """What a client is to do in a round. All but three fields are the same for all clients."""
+
+    round: int  # t, from 0
+    rounds: int  # T
+    half: ClientHalf
+    shapes: Shapes  # of the parameters, in vector order
+    lr: float  # eta_t
+    weight_decay: float
+    clip_norm: float  # 0: off
+    local_epochs: int
+    local_steps: int  # 0: count epochs
+    batch_size: int  # 0: the whole client as one batch, in order
+    seed: int
+    precision: str
+    federation: str = ""  # its name, which lasts when the server begins again where it was
+    attempt: int = 0  # which start of the server this is; a later one has a larger number
+    client: int = -1
+    accepted: int = -1  # the last round the server accepted from this client; -1: none
+    durable: int = -1  # `accepted` in the server's last checkpoint, which does not hold the state
+
+    @property
+    def config(self) -> LocalConfig:
+        """What the local round of this client needs of it."""
+        return LocalConfig(
+            *(self.round, self.rounds, self.lr, self.weight_decay, self.clip_norm),
+            *(self.client, self.seed, self.shapes),
+        )
+
+    def steps(self, examples: int) -> int:
+        """K_i of a client that holds so many samples."""
+        batches = -(-examples // self.batch_size) if self.batch_size else 1
+        return self.local_steps or self.local_epochs * batches
+
+
+class TrainRequest(NamedTuple):
+    """What one client is asked."""
+
+    instruction: TrainInstruction
+    down: Any  # NamedTuple of vectors (d,): the broadcast
+    w_init: Vector | None = None  # (d,), w^0 with a first visit, where a client reads it
+
+
+class TrainReply(NamedTuple):
+    """What it answers."""
+
+    up: Any  # NamedTuple of vectors (d,), as the plug-ins encode it
+    examples: int  # samples of the client
+    steps: int  # K_i
+    loss: Number  # mean over the steps of the loss before the step; (): it lies on a GPU
+    more: Mapping[str, Any] = {}  # a foreign ClientApp's own metrics
+    # wall clock of its local round; None: not told, as where nobody waits for a GPU
+    seconds: float | None = None
+
+
+class StateLost(NamedTuple):
+    """What it answers where it no longer has the state that the server knows of."""
+
+    accepted: int  # the round whose state is lost

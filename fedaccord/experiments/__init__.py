@@ -1,0 +1,1 @@
+"""Many runs: presets, sweeps, the papers' tables, and their analysis."""

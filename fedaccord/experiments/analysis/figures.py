@@ -1,0 +1,135 @@
+"""Figures for papers, as PDF and PNG: curves by round, and accuracy against what it cost."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from fedaccord.experiments.analysis.groups import COSTS, Group, has, headline, smoothed
+from fedaccord.runs.metrics import EVALUATED, METRIC, METRICS, is_share
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, told apart by the colour-blind, without the yellow that paper loses
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+DASHES = ("solid", "dashed", "dotted", "dashdot")
+PARTS = ("raw", "smooth", "low", "high")  # of a metric's curve
+
+
+def styles(number: int) -> Iterator[tuple[str, str]]:
+    """(colour, dashes) of each of so many lines: no two alike below 28."""
+    pairs = [(colour, dash) for dash in DASHES for colour in COLOURS]
+    for _, pair in zip(range(number), cycle(pairs), strict=False):
+        yield pair
+
+
+def metrics_of(groups: Sequence[Group]) -> dict[str, str]:
+    """The metrics that some run has, with their titles."""
+    drawn = sorted((c for c in METRICS if c.title), key=lambda column: column.kind != EVALUATED)
+    found = {c.name: c.title for c in drawn if any(has(group, c.name) for group in groups)}
+    return {n: t for n, t in found.items() if n != "dropped" or any_dropped(groups)}
+
+
+def any_dropped(groups: Sequence[Group]) -> bool:
+    tables = (table for group in groups for table in group.tables)
+    return any("dropped" in table and (table["dropped"] > 0).any() for table in tables)
+
+
+def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:
+    """By round, means over the group's runs: the columns of `COSTS`, and of each metric that some
+    run has "raw METRIC" and "smooth METRIC"; of several runs also "low" and "high", smooth less
+    and plus its standard deviation (NaN where one run got to)."""
+    each = []
+    for table in group.tables:
+        lines = {cost: table[cost] for cost in COSTS}
+        for metric in metrics:
+            raw = table[metric].dropna() if metric in table else pd.Series(dtype=float)
+            if len(raw):
+                lines |= {f"raw {metric}": raw, f"smooth {metric}": smoothed(raw)}
+        each.append(pd.DataFrame(lines).set_index("round", drop=False))
+    if len(each) == 1:
+        return each[0]
+    by_round = pd.concat(each).groupby(level=0)
+    middle = by_round.mean()
+    names = [
+        str(name).removeprefix("smooth ") for name in middle if str(name).startswith("smooth ")
+    ]
+    smooth = middle[[f"smooth {name}" for name in names]]
+    band = by_round[[*smooth]].std(ddof=1)
+    ends = [
+        end.set_axis([f"{part} {name}" for name in names], axis=1)
+        for part, end in (("low", smooth - band), ("high", smooth + band))
+    ]
+    return pd.concat([middle, *ends], axis=1)
+
+
+def curve(group: Group, metric: str, over: str = "round") -> pd.DataFrame:
+    """x, raw, smooth and perhaps low and high of one metric, by round; x: a column of `COSTS`."""
+    found = curves(group, [metric])
+    names = {over: "x"} | {f"{part} {metric}": part for part in PARTS}
+    if f"raw {metric}" not in found:
+        return pd.DataFrame(columns=[*names.values()][:3], dtype=float)
+    there = found[found[f"raw {metric}"].notna()]
+    return there[[name for name in names if name in there]].rename(columns=names)
+
+
+def save(groups: Sequence[Group], folder: Path) -> list[Path]:
+    """A PDF and a PNG of every metric by round and of the headline metric by every cost."""
+    folder.mkdir(parents=True, exist_ok=True)
+    metric, titles = headline(groups), metrics_of(groups)
+    drawn = [(name, "round") for name in titles] + [(metric, c) for c in COSTS if c != "round"]
+    written = []
+    for name, over in drawn:
+        figure = draw(groups, name, over)
+        stem = name if over == "round" else f"{name}-by-{over}"
+        for ending in ("pdf", "png"):
+            written.append(folder / f"{stem}.{ending}")
+            figure.savefig(written[-1], bbox_inches="tight", dpi=200)
+    return written
+
+
+def save_landscape(path: Path, at: Sequence[float], losses: "np.ndarray[Any, Any]") -> None:
+    """Contours of the losses (n, n) around a model, at its centre; the ending says the format."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2, 3.4))
+    axes = figure.subplots()
+    levels = np.geomspace(max(losses.min(), 1e-6), max(losses.max(), 2e-6), 20)
+    drawn = axes.contourf(at, at, losses, levels=levels, norm="log", cmap="viridis")
+    axes.contour(at, at, losses, levels=levels, colors="white", linewidths=0.4)
+    axes.plot(0, 0, "+", color="white")
+    axes.set_aspect("equal")
+    axes.set_xlabel("first direction")
+    axes.set_ylabel("second direction")
+    figure.colorbar(drawn, label="train loss", format="%.2g")
+    figure.savefig(path, bbox_inches="tight", dpi=200)
+
+
+def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter, PercentFormatter
+
+    figure = Figure(figsize=(4.2, 3.0))
+    axes = figure.subplots()
+    for group, (colour, dash) in zip(groups, styles(len(groups)), strict=True):
+        line = curve(group, metric, over)
+        line = line[line["x"].notna() & line["smooth"].notna()]
+        if not len(line):
+            continue
+        axes.plot(line["x"], line["smooth"], color=colour, linestyle=dash, label=group.label)
+        if "low" in line:
+            axes.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.2, lw=0)
+    axes.set_xlabel(COSTS[over])
+    axes.set_ylabel(METRIC[metric].title)
+    if over in ("bytes", "gradients"):  # 20M, as in the report
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    if is_share(metric):
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend(fontsize="x-small")
+    return figure

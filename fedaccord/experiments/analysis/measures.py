@@ -1,0 +1,207 @@
+"""Measures of a saved model that take gradients, data or the clients' states.
+
+docs/measures.md has their formulas: which model, which data, which round.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedaccord.config import RunConfig
+from fedaccord.core.plugin import state_like
+from fedaccord.core.rounds import broadcast
+from fedaccord.core.vectors import fill
+from fedaccord.experiments.analysis import curvature
+from fedaccord.experiments.analysis.curvature import Surface
+from fedaccord.federation.checkpoint import unpack
+from fedaccord.process import threads
+from fedaccord.runs import load_model, logbook, reader
+from fedaccord.runs.checkpoint import Checkpoints
+from fedaccord.task import Task, load_task
+from fedaccord.task.evaluation import evaluate
+from fedaccord.task.solver import tf32_as
+
+WORST = 0.1  # share of the clients behind the worst decile
+
+
+class Options(NamedTuple):
+    samples: int = 2000  # training samples of curvature and landscape; 0: all
+    probes: int = 20  # of the trace
+    radius: float = 0.05  # L2, of sharpness
+    tol: float = 1e-3  # residual at which power iteration ends
+    steps: int = 200  # of power iteration, at most
+    grid: int = 21  # points of an axis of the landscape
+    span: float = 1.0  # how far it goes, in lengths of the filters
+
+
+class Measure(NamedTuple):
+    name: str
+    value: float
+    note: str  # of what, and how well
+
+
+class Saved:
+    """The model of a run directory with its clients' data.
+
+    more: run-config keys instead of the run's, as data-dir. Raises ValueError, in one line, where
+    that is no run, or its data or its model do not fit.
+    """
+
+    def __init__(self, path: Path, more: Mapping[str, Any]) -> None:
+        self.path, self.run = path, reader.read(path)
+        if "clients" not in self.run.summary:
+            raise ValueError(f"{path}: expected a run that has ended, found none: resume it first")
+        self.config = RunConfig.make(self.run.settings | dict(more))
+        self.num_clients = int(self.run.summary["clients"])
+        threads.check(self.config.threads)
+        self.task = load_task(self.config.task, num_clients=self.num_clients)
+        self.w = saved_vector(path, self.task)
+        self.model = self.task.model(str(self.w.dtype).removeprefix("torch."))
+
+    def surface(self, options: Options) -> Surface:
+        """The loss over training samples: of all clients, or some that the seed draws."""
+        clients = self.task.clients
+        x, y = clients.x, clients.y
+        assert isinstance(x, Tensor)
+        assert isinstance(y, Tensor)
+        assert clients.parts is not None
+        rows = torch.cat([torch.from_numpy(part) for part in clients.parts])
+        if 0 < options.samples < len(rows):
+            rows = rows[torch.randperm(len(rows), generator=self.generator())[: options.samples]]
+        return self._surface(x[rows], y[rows])
+
+    def of_client(self, client: int) -> Surface:
+        return self._surface(*self.task.clients.samples(client))
+
+    def _surface(self, x: Tensor, y: Tensor) -> Surface:
+        return Surface(self.model, self.task.loss, [*self.task.batches((x, y), self.w.dtype)])
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.config.task.seed)
+
+
+def saved_vector(path: Path, task: Task) -> Tensor:
+    """The saved parameters (d,) in the order of the task's model."""
+    if not (path / "model.safetensors").is_file():
+        raise ValueError(f"{path}: expected a run directory with model.safetensors, found none")
+    saved, layout = load_model(path), task.model()
+    shapes = {name: saved[name].shape if name in saved else None for name in layout.names}
+    if shapes != dict(zip(layout.names, layout.shapes, strict=True)):
+        raise ValueError(
+            f"{path}: expected the parameters of the model in config.toml on this data, got "
+            "others: point data-dir to the data of the run"
+        )
+    return torch.cat([saved[name].reshape(-1) for name in layout.names]).to(task.device)
+
+
+def measure(saved: Saved, options: Options, reference: Path | None = None) -> Iterator[Measure]:
+    """All measures that the run allows, one after another as they are known."""
+    with tf32_as("float32", saved.w.device):
+        yield from risk(saved, reference)
+        yield from fairness(saved)
+        yield from duals(saved)
+        yield from shape(saved, options)
+
+
+def risk(saved: Saved, reference: Path | None) -> Iterator[Measure]:
+    """Excess risk test(w) - train(w_ref) = [train(w) - train(w_ref)] + [test(w) - train(w)]."""
+    test, train = saved.task.evaluate(saved.w), saved.task.evaluate_train(saved.w)
+    split = saved.task.split
+    yield Measure("train-loss", train["train-loss-of-model"], "of the model, on all training data")
+    yield Measure(f"{split}-loss", test[f"{split}-loss"], f"of the model, on the {split} data")
+    gap = test[f"{split}-loss"] - train["train-loss-of-model"]
+    yield Measure("generalisation-error", gap, f"{split}-loss less train-loss")
+    if "train-accuracy" in train:
+        accuracy = train["train-accuracy"] - test[f"{split}-accuracy"]
+        yield Measure("generalisation-gap", accuracy, f"train accuracy less {split} accuracy")
+    column = saved.run.metrics.get("train-loss-of-model")
+    if reference is not None:
+        best = saved.task.evaluate_train(saved_vector(reference, saved.task))["train-loss-of-model"]
+        of = f"that of {reference.name}"
+    elif column is not None and column.notna().any():
+        best, of = float(column.min()), "the smallest of this run"
+    else:
+        return
+    error = train["train-loss-of-model"] - best
+    yield Measure("optimisation-error", error, f"train-loss less {of}, {best:.6g}")
+    yield Measure("excess-risk", error + gap, "optimisation-error plus generalisation-error")
+
+
+def fairness(saved: Saved) -> Iterator[Measure]:
+    """The model's accuracy on each client's share of the test samples."""
+    found = []
+    for client in range(saved.num_clients):
+        samples = saved.task.client_test(client)
+        assert samples is not None
+        batches = saved.task.batches(samples, saved.w.dtype)
+        of_client = evaluate(saved.model, saved.w, batches, saved.task.loss)
+        found.append(of_client.get("accuracy", math.nan))
+    accuracies = torch.tensor(found, dtype=torch.float64).sort().values
+    if accuracies.isnan().any():
+        return
+    worst = accuracies[: math.ceil(WORST * len(accuracies))]
+    of = f"of the model on the shares of {len(accuracies)} clients in the {saved.task.split} data"
+    yield Measure("client-accuracy", float(accuracies.mean()), f"mean, {of}")
+    std = float(accuracies.std(correction=0))
+    yield Measure("client-accuracy-std", std, "its standard deviation over the clients")
+    name, note = "client-accuracy-worst-decile", f"mean of the {len(worst)} lowest"
+    yield Measure(name, float(worst.mean()), note)
+
+
+def duals(saved: Saved) -> Iterator[Measure]:
+    """How far the clients' dual variables are from -(grad f_i(w) + wd w), which they are at a
+    stationary point; from the last checkpoint."""
+    checkpoints = Checkpoints(saved.path / logbook.FOLDER)
+    if not checkpoints.numbers():
+        return
+    found, method = checkpoints.load(), saved.config.strategy
+    s, half = unpack(method, found.server, found.facts), method.client_half()
+    like = state_like(half, tuple(map(tuple, found.facts["shapes"])))
+    squares, sizes, total = [], [], torch.zeros_like(saved.w)
+    for client in sorted(found.clients):
+        _, tensors = found.clients[client]
+        dual = half.dual(broadcast(method, s, client), fill(like, tensors))
+        if dual is None:
+            return
+        lam = dual.to(saved.w)
+        target = saved.of_client(client).gradient(saved.w)
+        target += saved.config.strategy.weight_decay * saved.w
+        squares.append(float((lam + target).square().sum()))
+        sizes.append(float(target.square().sum()))
+        total += lam
+    if squares:
+        of = f"{len(squares)} clients' duals after round {found.number}"
+        drift = sum(squares) / max(sum(sizes), 1e-30)
+        yield Measure("dual-drift", drift, f"relative, {of}: 0 at a stationary point")
+        mean = float((total / len(squares)).square().sum()) / max(sum(sizes) / len(sizes), 1e-30)
+        yield Measure(
+            "dual-mean", mean, "||mean dual||^2 in the same unit: 0 at a stationary point"
+        )
+
+
+def shape(saved: Saved, options: Options) -> Iterator[Measure]:
+    """Curvature and sharpness of the training loss."""
+    surface, w, generator = saved.surface(options), saved.w, saved.generator()
+    product = surface.product(w)
+    top = curvature.top_eigenvalue(product, generator, w, options.tol, options.steps)
+    of = f"of the loss on {surface.total} training samples"
+    note = f"{of}; residual {top.residual:.1e} after {top.steps} products"
+    yield Measure("hessian-top-eigenvalue", top.value, note)
+    found = curvature.trace(product, curvature.signs(options.probes, generator, w))
+    note = f"{of}; standard error {found.error:.2g} of {found.probes} probes"
+    yield Measure("hessian-trace", found.mean, note)
+    sharp = curvature.sharpness(surface, w, options.radius, top.vector)
+    yield Measure("sharpness", sharp, f"{of}, at radius {options.radius:g}; a lower bound")
+
+
+def landscape(saved: Saved, options: Options) -> tuple[list[float], Tensor]:
+    """(places on both axes, losses (n, n)) around the model, in filter-normalised directions."""
+    surface, generator = saved.surface(options), saved.generator()
+    one, two = (curvature.filter_normalised(surface.model, saved.w, generator) for _ in range(2))
+    at = torch.linspace(-options.span, options.span, options.grid, dtype=torch.float64).tolist()
+    with tf32_as("float32", saved.w.device):
+        return at, curvature.landscape(surface, saved.w, one, two, at)

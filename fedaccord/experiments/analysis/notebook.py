@@ -1,0 +1,60 @@
+"""Runs side by side from Python, as a table or a page; without PyTorch."""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedaccord.experiments.analysis import INSTALL
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedaccord.experiments.analysis.groups import Group
+
+log = logging.getLogger("flwr")
+
+Paths = str | Path | Iterable[str | Path]  # run directories, or folders that hold some
+
+
+def read_groups(runs: Paths) -> "list[Group]":
+    """Raises ValueError, in one line, if a path holds no run; logs what is left out as damaged."""
+    from fedaccord.experiments.analysis.groups import groups_of
+    from fedaccord.runs import reader
+
+    paths = [runs] if isinstance(runs, (str, Path)) else runs
+    found, lines = reader.read_all(Path(path).expanduser() for path in paths)
+    for line in lines:
+        log.warning("left out: %s", line)
+    return groups_of(found)
+
+
+def compare(runs: Paths, target: float | None = None) -> "pd.DataFrame":
+    """The numbers of `fedaccord compare`, a row a method and setting, the best first.
+
+    runs: run directories, or folders that hold some. target: the accuracy (for other metrics the
+    loss) that costs are counted to; None: nine tenths of the best. Raises ValueError, in one line,
+    if a path holds no run.
+    """
+    from fedaccord.experiments.analysis.table import summary
+
+    return summary(read_groups(runs), target).numbers()
+
+
+def report(runs: Paths, path: str | Path, target: float | None = None) -> Path:
+    """Write the page of `fedaccord report`, one HTML file, and return its path.
+
+    runs, target: as of `compare`. Raises as `compare`, and ImportError, in one line, without Bokeh.
+    """
+    return write_page(read_groups(runs), path, target)
+
+
+def write_page(groups: "list[Group]", path: str | Path, target: float | None) -> Path:
+    """Raises ImportError, in one line, without Bokeh."""
+    try:
+        from fedaccord.experiments.analysis.report import html
+    except ImportError as error:
+        raise ImportError(f"{error}: a report needs Bokeh: {INSTALL}") from None
+    path = Path(path).expanduser()
+    path.write_text(html(groups, target), encoding="utf-8")
+    return path.absolute()

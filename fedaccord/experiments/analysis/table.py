@@ -1,0 +1,142 @@
+"""The summary table of runs side by side: a row a group, for people and for programs."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pandas as pd
+
+from fedaccord.experiments.analysis.groups import (
+    COSTS,
+    Group,
+    Spread,
+    evaluated,
+    final,
+    has,
+    headline,
+    ranked,
+    to_target,
+    usual_target,
+)
+from fedaccord.runs.metrics import BEST, EVALUATED, LAST, MEAN, WINDOW, best, is_share, of_kind
+
+Cell = str | int | Spread
+TO_TARGET = "-to-target"
+LISTED = 5  # seeds that a cell names
+PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+class Summary(NamedTuple):
+    """Groups side by side; the columns have the names of summary.json where it has them."""
+
+    metric: str  # that ranks the rows
+    target: float  # of the metric, that costs are counted to
+    groups: list[Group]  # the best first
+    rows: list[dict[str, Cell]]  # one a group; a `Spread` is over its runs
+
+    def heading(self, key: str) -> str:
+        """A column's name for people."""
+        if key in (self.metric + LAST, self.metric + BEST):
+            return key.removeprefix(f"{self.metric}-")
+        if key.endswith(TO_TARGET):
+            to = percent(self.target) if is_share(self.metric) else shown(self.target)
+            return f"{COSTS[key.removesuffix(TO_TARGET)]} to {to}"
+        return key.replace(MEAN, f", last {WINDOW}")
+
+    def texts(self) -> pd.DataFrame:
+        """For people: mean ± standard deviation, accuracies in percent."""
+        return pd.DataFrame(
+            [{self.heading(key): text(cell) for key, cell in row.items()} for row in self.rows]
+        )
+
+    def numbers(self) -> pd.DataFrame:
+        """For programs: a mean and its standard deviation (``-std``) in columns of their own."""
+        rows = []
+        for group, row in zip(self.groups, self.rows, strict=True):
+            flat = {
+                "method": group.label,
+                "algo": group.settings.get("algo"),
+                "runs": len(group.runs),
+                "seeds": [run.settings.get("seed", 0) for run in group.runs],
+                "repeats": len(group.repeats),
+                "status": " ".join(sorted({str(run.summary["status"]) for run in group.runs})),
+                "metric": self.metric,
+                "target": self.target,
+                "reached": row[f"round{TO_TARGET}"].number,  # type: ignore[union-attr]
+            }
+            for key, cell in row.items():
+                if isinstance(cell, Spread):
+                    flat |= {key: cell.mean, f"{key}-std": cell.std}
+                else:
+                    flat.setdefault(key, cell)
+            rows.append(flat)
+        return pd.DataFrame(rows)
+
+
+def summary(groups: Sequence[Group], target: float | None = None) -> Summary:
+    """``target``: of the headline metric; by default `usual_target`."""
+    metric = headline(groups)
+    target = usual_target(groups, metric) if target is None else target
+    others = [n for n in of_kind(EVALUATED) if is_share(n) and n != metric]
+    others = [name for name in others if any(has(group, name) for group in groups)]
+    order = ranked(groups, metric)
+    rows: list[dict[str, Cell]] = []
+    for group in order:
+        values = [evaluated(table, metric)[metric].tolist() for table in group.tables]
+        spent, share = to_target(group, metric, target), is_share(metric)
+        row: dict[str, Cell] = {
+            "method": group.label,
+            f"{metric}{MEAN}": final(group, metric),
+            "seeds": seeds(group),
+            "rounds": max(int((table["round"] > 0).sum()) for table in group.tables),
+            f"{metric}{LAST}": Spread.of([value[-1] for value in values if value], share),
+            f"{metric}{BEST}": Spread.of([best(metric)(value) for value in values if value], share),
+        }
+        row |= {f"{name}{MEAN}": final(group, name) for name in others}
+        row |= {f"{cost}{TO_TARGET}": spent[cost] for cost in COSTS}
+        rows.append(row | {"reached": f"{spent['round'].number} of {len(group.runs)}"})
+    return Summary(metric, target, order, rows)
+
+
+def seeds(group: Group) -> str:
+    """How many runs count and their seeds, then what is to be known of them: 2 (0, 1), 1 failed,
+    3 repeats."""
+    found = [run.settings.get("seed", 0) for run in group.runs]
+    if len(found) > LISTED and found == [*range(found[0], found[0] + len(found))]:
+        names = f"{found[0]} to {found[-1]}"
+    else:
+        names = ", ".join(map(str, found[:LISTED])) + (", ..." if len(found) > LISTED else "")
+    counts = Counter(str(run.summary["status"]) for run in group.runs)
+    ends = [f"{number} {status}" for status, number in counts.items() if status != "completed"]
+    repeats = len(group.repeats)
+    ends += [f"{repeats} repeat{'s' if repeats > 1 else ''}"] if repeats else []
+    return ", ".join([f"{len(found)} ({names})", *ends])
+
+
+def text(cell: Cell) -> str:
+    """A cell for people: mean ± standard deviation."""
+    if not isinstance(cell, Spread):
+        return str(cell)
+    if math.isnan(cell.mean):
+        return "-"
+    if math.isnan(cell.std):
+        return percent(cell.mean) if cell.is_share else shown(cell.mean)
+    if cell.is_share:
+        return f"{100 * cell.mean:.2f} ± {percent(cell.std)}"
+    return f"{shown(cell.mean)} ± {shown(cell.std)}"
+
+
+def percent(value: float) -> str:
+    """An accuracy: 96.38%."""
+    return f"{value:.2%}"
+
+
+def shown(value: float) -> str:
+    """Four digits, with a prefix from 1000 on: 0.9333, 4.5, 12.35k."""
+    if not math.isfinite(value):
+        return str(value)
+    if abs(value) < 1000:
+        return f"{value:.4f}" if 0.001 <= abs(value) < 1 else f"{value:.4g}"
+    power = min(int(math.log10(abs(value)) // 3), len(PREFIXES) - 1)
+    return f"{value / 1000**power:.4g}{PREFIXES[power]}"

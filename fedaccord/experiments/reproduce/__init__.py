@@ -1,0 +1,10 @@
+"""The papers' tables, run again: `fedaccord reproduce`.
+
+tables/*.toml: what a paper has, a file a table; table.py: its cells, with their settings;
+study.py: their runs, by the sweep's workers; results.py: what came of them; page.py: that page.
+"""
+
+from fedaccord.experiments.reproduce.study import Study
+from fedaccord.experiments.reproduce.table import Cell, Table, find, tables
+
+__all__ = ["Cell", "Study", "Table", "find", "tables"]

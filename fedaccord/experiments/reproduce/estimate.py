@@ -1,0 +1,91 @@
+"""What a study will take, before it begins."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedaccord.config import RunConfig
+from fedaccord.experiments.reproduce.study import Run, Study
+from fedaccord.experiments.sweep import workers
+from fedaccord.experiments.sweep.estimate import timed
+from fedaccord.experiments.sweep.plan import Options
+from fedaccord.task import datasets, load_task
+from fedaccord.task.config import TaskConfig
+
+STEPS = 2  # of the one client that is timed
+
+
+class Pace(NamedTuple):
+    """Of a model on a data set, on this machine; in seconds."""
+
+    gradient: float
+    evaluation: float
+
+
+class Estimate:
+    """Hours of runs; each model is timed once on each data set."""
+
+    def __init__(self, study: Study, options: Options) -> None:
+        self.study, self.processes = study, workers.count(options.workers)
+        self.paces: dict[tuple[object, ...], Pace] = {}
+
+    def hours(self, runs: Sequence[Run]) -> float | None:
+        """Of those that are not done yet, at the pace of one process alone; None: of a data set
+        that is not here."""
+        if not all(has_data(RunConfig.make(run.job.settings).task) for run in runs):
+            return None
+        left = [run for run in runs if self.study.done(run) is None]
+        return sum(map(self._seconds, left)) / 3600 / self.processes
+
+    def _seconds(self, run: Run) -> float:
+        config = RunConfig.make(run.job.settings)
+        pace, rounds = self._pace(config), config.num_server_rounds
+        evaluations = rounds / max(1, config.strategy.eval_every)
+        return rounds * gradients(config) * pace.gradient + evaluations * pace.evaluation
+
+    def _pace(self, config: RunConfig) -> Pace:
+        task, strategy = config.task, config.strategy
+        key = (
+            *(task.dataset, task.data_dir, task.image_size, task.model, task.stem, task.device),
+            *(strategy.batch_size, strategy.precision),
+        )
+        if key not in self.paces:
+            self.paces[key] = _time(config)
+        return self.paces[key]
+
+
+def gradients(config: RunConfig) -> float:
+    """Gradient evaluations of a round, each of a batch; of equal clients."""
+    strategy, steps = config.strategy, config.strategy.local_steps
+    if not steps:
+        size = _samples_of_client(config)
+        steps = strategy.mean_steps(size, clients=1)
+    cohort = strategy.cohort_size(config.num_clients)
+    return float(cohort * steps * strategy.cost.gradients)
+
+
+def has_data(task: TaskConfig) -> bool:
+    """Whether the data set is here; nothing is fetched. Raises FileNotFoundError if it is not and
+    nothing is known of it."""
+    try:
+        datasets.cached(task.dataset, task.data_dir, image_size=task.image_size)
+    except FileNotFoundError:
+        if task.dataset not in datasets.KNOWN:
+            raise
+        return False
+    return True
+
+
+def _samples_of_client(config: RunConfig) -> int:
+    if has_data(config.task):
+        return load_task(config.task, num_clients=config.num_clients).clients.size(0)
+    samples = datasets.KNOWN[config.task.dataset].samples
+    return config.task.samples_per_client or max(1, samples // config.num_clients)
+
+
+def _time(config: RunConfig) -> Pace:
+    """One client of FedAvg: a round without and a round with an evaluation."""
+    kept = {k: v for k, v in config.flat.items() if "." not in k}
+    own = {"algo": "fedavg", "fraction-train": 1 / config.num_clients, "local-steps": STEPS}
+    rounds = {"num-server-rounds": 3, "eval-every": 3, "checkpoint-every": 3}
+    *_, without, evaluated, _ = timed(kept | own | rounds)
+    return Pace(without / STEPS, max(0.0, evaluated - without))

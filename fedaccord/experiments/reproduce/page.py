@@ -1,0 +1,105 @@
+"""The page of results: every table, ours beside the paper's, and what was not run."""
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from fedaccord.experiments.reproduce.table import Cell, Table
+from fedaccord.experiments.sweep.trial import COMPLETED
+
+HEADING = [
+    *("cell", "paper", "rounds", "seeds", "last", "mean of last 10", "best", "best - paper"),
+    *("gradients", "hours"),
+]
+INTRODUCTION = """\
+# The papers' tables, run again
+
+Test accuracy in percent of the model that a method returns, evaluated after every round: after the
+last one, the mean of the last ten evaluations, and the best of all. `paper` is the paper's number,
+with a dash where no source of it was at hand: it is not transcribed. The code of FedInit's and
+A-FedPD's authors reports the best round; it is chosen on the test samples, and so flatters. Ours
+are the mean over the seeds and, after ±, their standard deviation (divided by n - 1). `rounds` are
+ours of the paper's. `gradients`, each of one batch, and `hours` are of one run; the hours depend on
+the machine and on what else ran there. `best - paper` stands only where all rounds were run, and
+bold where it is more than two standard deviations: fewer rounds than the paper's say nothing of its
+number.
+"""
+END = "Written by `fedaccord reproduce`; every run is a row of [{csv}]({csv}).\n"
+
+
+def as_markdown(tables: Sequence[Table], results: pd.DataFrame, csv: str) -> str:
+    """Markdown, tables with a result first. results: as of `results.merged`; csv: the name of their
+    file, beside the page."""
+    run = set(results["table"])
+    ordered = sorted(tables, key=lambda table: table.name not in run)
+    return "\n".join([INTRODUCTION, *(_section(t, results) for t in ordered), END.format(csv=csv)])
+
+
+def _section(table: Table, results: pd.DataFrame) -> str:
+    own = results[results["table"] == table.name]
+    text = [f"## {table.title}", ""]
+    text += [f"`fedaccord reproduce {table.name}`. {table.setting}", ""]
+    text += [f"The paper's numbers: {table.source}.", ""]
+    if rows := [*_rows(table, own)]:
+        text += [_line(HEADING), _line(["---", *["--:"] * (len(HEADING) - 1)]), *rows, ""]
+    text += _not_run(table, set(own["cell"]))
+    return "\n".join(text)
+
+
+def _rows(table: Table, results: pd.DataFrame) -> Iterator[str]:
+    """A line for each cell that was run; several where its settings were changed, too."""
+    by_cell = dict(iter(results.groupby("cell")))
+    for cell in table.cells:
+        if cell.name not in by_cell:
+            continue
+        own = by_cell[cell.name]
+        for key, runs in own.groupby(["changed", "rounds"]):
+            changed, rounds = str(key[0]), int(runs["rounds"].iloc[0])
+            name = f"`{cell.name}`" + (f" with `{changed}`" if changed else "")
+            done = runs[runs["status"] == COMPLETED]
+            failed = len(runs) - len(done)
+            seeds = f"{len(done)}" + (f", {failed} failed" if failed else "")
+            length = f"{rounds} of {cell.rounds}"
+            accuracies = [_spread(done[x]) for x in ("last", "mean-of-last-10", "best")]
+            alike = all(change.startswith("precision=") for change in changed.split())
+            difference = _difference(cell, rounds, done["best"]) if alike else "–"
+            cost = [f"{runs['gradients'].mean():,.0f}", f"{runs['hours'].mean():.2f}"]
+            yield _line([name, _paper(cell), length, seeds, *accuracies, difference, *cost])
+
+
+def _difference(cell: Cell, rounds: int, best: pd.Series) -> str:
+    if cell.paper is None or rounds < cell.rounds or best.empty:
+        return "–"
+    value = best.mean() - cell.paper
+    text = f"{value:+.2f}"
+    return f"**{text}**" if abs(value) > 2 * best.std() else text  # one seed: no spread, not bold
+
+
+def _not_run(table: Table, run: set[str]) -> list[str]:
+    left: dict[str, list[str]] = {}
+    for cell in table.cells:
+        if cell.name not in run:
+            number = "" if cell.paper is None else f" ({_paper(cell)})"
+            left.setdefault(cell.column, []).append(cell.row + number)
+    if not left:
+        return []
+    count = sum(map(len, left.values()))
+    known = any(cell.paper is not None for cell in table.cells)
+    after = "; in brackets the paper's number" if known else ""
+    lines = [f"- `{column}`: {', '.join(rows)}" for column, rows in left.items()]
+    return [f"Not run: {count} of {len(table.cells)} cells{after}.", "", *lines, ""]
+
+
+def _paper(cell: Cell) -> str:
+    return "–" if cell.paper is None else f"{cell.paper:.2f}"
+
+
+def _spread(values: pd.Series) -> str:
+    if values.empty:
+        return "–"
+    spread = f" ± {values.std():.2f}" if len(values) > 1 else ""
+    return f"{values.mean():.2f}{spread}"
+
+
+def _line(words: Sequence[str]) -> str:
+    return f"| {' | '.join(words)} |"

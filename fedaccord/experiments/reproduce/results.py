@@ -1,0 +1,71 @@
+"""What the cells' runs came to: a CSV file, a row a run, that grows from start to start."""
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedaccord.experiments.reproduce.table import Cell
+from fedaccord.experiments.sweep.trial import Job, Row
+from fedaccord.storage.files import replace
+
+ACCURACIES = ("last", "mean-of-last-10", "best")  # of the evaluations after a round, in percent
+KEY = ["table", "cell", "seed", "changed"]
+COLUMNS = [
+    *(*KEY, "rounds", "status", *ACCURACIES, "gradients", "hours", "device", "reason"),
+]
+
+
+def result(
+    table: str, cell: Cell, seed: int, changes: Mapping[str, Any], rounds: int, job: Job, row: Row
+) -> dict[str, Any]:
+    """changes: keys that were set otherwise than the table says."""
+    accuracies = {name: row.get(f"test-accuracy-{name}") for name in ACCURACIES}
+    return {
+        "table": table,
+        "cell": cell.name,
+        "seed": seed,
+        "changed": " ".join(f"{key}={value}" for key, value in changes.items()),
+        "rounds": rounds,
+        "status": row["status"],
+        **{name: x and round(100 * x, 2) for name, x in accuracies.items()},
+        "gradients": row.get("gradients"),
+        "hours": round((row.get("seconds") or 0) / 3600, 3),
+        "device": _device(job.path),
+        "reason": row.get("reason"),
+    }
+
+
+def merged(file: Path, results: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """The file's rows with these; of a run of the same cell and seed the one with more rounds.
+
+    Raises ValueError where the file holds something else.
+    """
+    rows = pd.DataFrame(list(results), columns=COLUMNS)
+    if file.exists():
+        try:
+            before = pd.read_csv(file)[COLUMNS]
+        except (KeyError, ValueError) as error:
+            raise ValueError(
+                f"{file}: expected results of `fedaccord reproduce`, got a file without them "
+                f"({error}); choose another --page"
+            ) from None
+        rows = pd.concat([before, rows]) if len(rows) else before
+    rows["changed"] = rows["changed"].fillna("")
+    rows = rows.sort_values("rounds", kind="stable").drop_duplicates(KEY, keep="last")
+    return rows.sort_values(KEY, ignore_index=True)
+
+
+def write(file: Path, results: pd.DataFrame) -> None:
+    replace(file, results.to_csv(index=False).encode())
+
+
+def _device(path: Path) -> str:
+    """That of a run directory's run; empty: not known."""
+    try:
+        used = tomllib.loads((path / "config.toml").read_text(encoding="utf-8")).get("used", {})
+    except (FileNotFoundError, ValueError):
+        return ""
+    return str(used.get("device", ""))

@@ -1,0 +1,160 @@
+"""Cells at work: their runs in a folder, which go on where they were.
+
+A run is a job of the sweep's workers: killed at any moment and started again it goes on from its
+last checkpoint, and with more ``rounds`` than before from where it ended.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedaccord.config import affecting
+from fedaccord.experiments.reproduce.results import result
+from fedaccord.experiments.reproduce.table import Cell, Table
+from fedaccord.experiments.sweep import workers
+from fedaccord.experiments.sweep.plan import SAME, Configuration, Options
+from fedaccord.experiments.sweep.trial import COMPLETED, Job, Row, forget_checkpoints, summary_of
+from fedaccord.runs.lock import Lock
+from fedaccord.strategies import METHODS
+
+INSTEAD = {  # run-config keys that a study sets, and what to set instead
+    **{"algo": "--cells", "seed": "--seeds", "num-server-rounds": "--rounds"},
+    **{"name": "--out", "out-dir": "--out"},
+    **{"resume": "nothing: it resumes by itself", "validation": "nothing: it does not tune"},
+}
+
+
+class Run(NamedTuple):
+    """A cell with a seed."""
+
+    cell: Cell
+    seed: int
+    job: Job
+
+
+class Done(NamedTuple):
+    run: Run
+    rounds: int  # that it has: those asked for, or more
+    row: Row
+
+
+OnDone = Callable[[Done], None]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Cells of a table, over seeds. `make` checks them."""
+
+    table: Table
+    cells: Sequence[Cell]
+    seeds: Sequence[int]
+    rounds: int | None = None  # None: the paper's
+    changes: Mapping[str, Any] = field(default_factory=dict)  # run-config keys, for all cells
+
+    @staticmethod
+    def make(
+        table: Table,
+        cells: Sequence[Cell],
+        seeds: Sequence[int],
+        rounds: int | None,
+        changes: Mapping[str, Any],
+    ) -> "Study":
+        """Raises ValueError, in one line, for what no cell can be run with."""
+        for key in changes:
+            if key in INSTEAD:
+                raise ValueError(f"{key}: `reproduce` sets it; use {INSTEAD[key]}")
+        study = Study(table, cells, seeds, rounds, changes)
+        for cell in cells:
+            made = study.configuration(cell).config
+            made.strategy.check_clients(made.num_clients)
+        return study
+
+    def configuration(self, cell: Cell) -> Configuration:
+        """With the rounds of the paper, so that a run with fewer has the same name."""
+        settings: dict[str, Any] = {**SAME, **cell.settings, **self.changes}
+        if METHODS[settings["algo"]].anneals:
+            settings["num-server-rounds"] = self.rounds_of(cell)
+        return Configuration(settings["algo"], {}, settings)
+
+    def rounds_of(self, cell: Cell) -> int:
+        return self.rounds or cell.rounds
+
+    @cached_property
+    def shown_changes(self) -> dict[str, Any]:
+        """Those that change numbers."""
+        numbers = affecting("numbers")
+        return {key: value for key, value in self.changes.items() if key in numbers}
+
+    def warnings(self) -> list[str]:
+        """A line for each change that no cell reads."""
+        made = [self.configuration(cell).config for cell in self.cells]
+        found = [{x.partition("=")[0]: x for x in config.unread(self.changes)} for config in made]
+        return [found[0][key] for key in self.changes if all(key in lines for lines in found)]
+
+    def runs(self, folder: Path) -> list[Run]:
+        """Seed by seed, column by column: whenever this ends, a column's methods are comparable."""
+        return [
+            Run(cell, seed, self._job(folder, cell, seed))
+            for seed in self.seeds
+            for cell in self.cells
+        ]
+
+    def _job(self, folder: Path, cell: Cell, seed: int) -> Job:
+        configuration = self.configuration(cell)
+        own = {"seed": seed, "num-server-rounds": self.rounds_of(cell)}
+        return Job(str(folder), f"{configuration.name}-seed{seed}", configuration.settings | own)
+
+    def perform(self, folder: Path, options: Options, on_done: OnDone) -> None:
+        """Run what is missing. Raises ValueError where another process is at it, and where a run
+        is longer already than what is asked for."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with Lock(folder):
+            self._perform(folder, options, on_done)
+
+    def _perform(self, folder: Path, options: Options, on_done: OnDone) -> None:
+        missing: dict[str, list[Run]] = {}
+        for run in self.runs(folder):
+            if (done := self.done(run)) is not None:
+                on_done(done)
+            else:
+                _check_shorter(run)
+                missing.setdefault(run.job.name, []).append(run)
+
+        def on_row(job: Job, row: Row) -> None:
+            runs = missing[job.name]
+            if row["status"] == COMPLETED and job.rounds >= runs[0].cell.rounds:
+                forget_checkpoints(job)
+            for run in runs:
+                on_done(Done(run, job.rounds, row))
+
+        with workers.of(options) as work:
+            work([runs[0].job for runs in missing.values()], on_row)
+
+    def done(self, run: Run) -> Done | None:
+        """What a run came to, with as many rounds as asked for or more; None: it is to be run."""
+        found = []
+        for file in (Path(run.job.folder) / "rows").glob(f"{run.job.name}-*.json"):
+            if (rounds := int(file.stem.rpartition("-")[2])) >= run.job.rounds:
+                found.append((rounds, file))
+        if not found:
+            return None
+        rounds, file = max(found)
+        return Done(run, rounds, json.loads(file.read_text(encoding="utf-8")))
+
+    def result(self, done: Done) -> dict[str, Any]:
+        run = done.run
+        return result(
+            self.table.name, run.cell, run.seed, self.shown_changes, done.rounds, run.job, done.row
+        )
+
+
+def _check_shorter(run: Run) -> None:
+    has = summary_of(run.job.path).get("rounds", 0)
+    if has > run.job.rounds:
+        raise ValueError(
+            f"--rounds: {run.job.path} has {has} already; expected at least as many, got "
+            f"{run.job.rounds}"
+        )

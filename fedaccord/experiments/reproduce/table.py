@@ -1,0 +1,119 @@
+"""The tables: what a paper gives for which settings, read from tables/*.toml.
+
+A file has a ``title``, the ``source`` of its numbers, and what its ``setting`` leaves open. Its
+columns are every combination of a choice from each of its ``axes``. A row begins with the preset of
+its name, or ``preset``, or in the columns that match a pattern of ``presets`` with another one; the
+file's table ``run``, the column's choices and the row's ``set`` change that preset, in this order.
+``paper`` holds the paper's numbers in percent: of all columns, or by the columns' names.
+"""
+
+import itertools
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from fedaccord.core.options import did_you_mean
+from fedaccord.experiments.presets import preset
+from fedaccord.runs import flatten
+
+FOLDER = Path(__file__).parent / "tables"
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A number of a table, and the settings that it is of."""
+
+    row: str
+    column: str
+    settings: dict[str, Any]  # run-config keys, but for seed and place
+    paper: float | None  # in percent; None: not transcribed
+
+    @property
+    def name(self) -> str:
+        return f"{self.row}/{self.column}"
+
+    @property
+    def rounds(self) -> int:
+        """Those of the paper."""
+        return int(self.settings["num-server-rounds"])
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    title: str
+    source: str
+    setting: str
+    cells: tuple[Cell, ...]  # column by column
+
+    def matching(self, patterns: Sequence[str]) -> list[Cell]:
+        """The cells whose names match one of the patterns, all of them where there is none.
+
+        Raises ValueError for a pattern that no cell matches.
+        """
+        names = [cell.name for cell in self.cells]
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                near = did_you_mean(pattern, names) or f", as {names[0]!r}"
+                raise ValueError(
+                    f"--cells: expected a name or pattern of cells of {self.name}{near}, got "
+                    f"{pattern!r}; `fedaccord reproduce {self.name} --list` lists them"
+                )
+        chosen = patterns or ["*"]
+        return [c for c in self.cells if any(fnmatchcase(c.name, p) for p in chosen)]
+
+
+def tables() -> list[Table]:
+    """Every table, by name."""
+    return [_read(path) for path in sorted(FOLDER.glob("*.toml"))]
+
+
+def find(name: str) -> Table:
+    """Raises ValueError for an unknown name."""
+    path = FOLDER / f"{name}.toml"
+    if path.name not in (known := {file.name for file in FOLDER.glob("*.toml")}):
+        near = did_you_mean(name, sorted(file.removesuffix(".toml") for file in known))
+        raise ValueError(
+            f"expected a table, got {name!r}{near}; `fedaccord reproduce --list` lists them"
+        )
+    return _read(path)
+
+
+def _read(path: Path) -> Table:
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    columns, common = dict(_columns(content["axes"])), flatten(content.get("run", {}))
+    cells = [
+        _cell(row, values, column, common | columns[column], [*columns])
+        for column in columns
+        for row, values in content["rows"].items()
+    ]
+    return Table(path.stem, content["title"], content["source"], content["setting"], tuple(cells))
+
+
+def _columns(axes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and the settings of each column."""
+    for choices in itertools.product(*(axis.items() for axis in axes)):
+        settings: dict[str, Any] = {}
+        for _, values in choices:
+            settings |= flatten(values)
+        yield "/".join(name for name, _ in choices), settings
+
+
+def _cell(
+    row: str,
+    values: Mapping[str, Any],
+    column: str,
+    changes: Mapping[str, Any],
+    columns: Sequence[str],
+) -> Cell:
+    others = values.get("presets", {})
+    fitting = [name for pattern, name in others.items() if fnmatchcase(column, pattern)]
+    base = preset(fitting[-1] if fitting else values.get("preset", row))
+    paper = values.get("paper", {})
+    if not isinstance(paper, Mapping):
+        paper = dict(zip(columns, paper, strict=True))
+    settings = {**base, **changes, **flatten(values.get("set", {}))}
+    return Cell(row, column, settings, paper.get(column))

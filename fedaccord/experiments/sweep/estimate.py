@@ -1,0 +1,132 @@
+"""What a sweep will take, before it begins."""
+
+import math
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from fedaccord import engine
+from fedaccord.config import RunConfig
+from fedaccord.experiments.sweep import space, workers
+from fedaccord.experiments.sweep.plan import Configuration, Plan
+from fedaccord.experiments.sweep.search import budget
+from fedaccord.experiments.sweep.table import TEST, TUNE
+
+LADDERS = ("halving", "asha")
+TIMED = 2  # rounds; the second one counts
+
+
+class Part(NamedTuple):
+    """A method at a stage."""
+
+    method: str
+    stage: str
+    configurations: int
+    runs: int  # a rung each, of each configuration and seed
+    rounds: int  # of all of them
+    local: str  # local steps or epochs
+    gradients_a_step: float
+
+
+def parts(plan: Plan) -> list[Part]:
+    """The budget of each method; asha, which decides by its timing, may take more or less."""
+    found = []
+    for stage in (TUNE, TEST) if plan.tunes else (TEST,):
+        for method in plan.methods:
+            first = plan.configuration(method, next(space.corners(plan.of(method))))
+            sizes = _tuned(plan, method, first) if stage == TUNE else _tested(plan, method, first)
+            rungs = plan.options.search in LADDERS and stage == TUNE
+            configurations = sizes[0][0] if rungs else sum(count for count, _ in sizes)
+            seeds = len(plan.seeds if stage == TUNE else plan.test_seeds)
+            runs = seeds * sum(count for count, _ in sizes)
+            rounds = seeds * sum(count * rounds for count, rounds in sizes)
+            found.append(
+                Part(method, stage, configurations, runs, rounds, _local(first), first.gradients)
+            )
+    return found
+
+
+def _tuned(plan: Plan, method: str, first: Configuration) -> list[tuple[int, int]]:
+    """Configurations that run for so many rounds each, rung by rung."""
+    options = plan.options
+    if options.search == "optuna":
+        return [(plan.trials(method), first.rounds)]
+    configurations = plan.configurations(method)
+    if options.search not in LADDERS:
+        return _whole(configurations)
+    sizes, alive, before = [], len(configurations), 0
+    for rung in range(options.rungs):
+        rounds = budget(first.rounds, options.eta, options.rungs - 1 - rung)
+        sizes.append((alive, rounds - before))
+        alive, before = math.ceil(alive / options.eta), rounds
+    return sizes
+
+
+def _tested(plan: Plan, method: str, first: Configuration) -> list[tuple[int, int]]:
+    return [(1, first.rounds)] if plan.tunes else _whole(plan.configurations(method))
+
+
+def _whole(configurations: Sequence[Configuration]) -> list[tuple[int, int]]:
+    return [(n, rounds) for rounds, n in Counter(c.rounds for c in configurations).items()]
+
+
+def estimate(plan: Plan, found: Sequence[Part]) -> str:
+    """The time, from a run of the first method: its round, the others by their gradients, and what
+    every run takes beside its rounds."""
+    method = plan.methods[0]
+    first = plan.configuration(method, next(space.corners(plan.of(method))))
+    *rounds, rest = timed(first.settings | {"seed": 0, "num-server-rounds": TIMED})
+    seconds, one = rounds[-1], _work(found[0])
+    total = sum(rest * part.runs + seconds * part.rounds * _work(part) / one for part in found)
+    if plan.options.ray_address:
+        return f"{_words(total)} of one trial after another, {seconds:.2g} s a round"
+    number = workers.count(plan.options.workers)
+    total = total / number + (_start_of_process() if number > 1 else 0)
+    return (
+        f"about {_words(total)} with {number} "
+        f"process{'es' if number > 1 else ''}, {seconds:.2g} s a round of {method}"
+    )
+
+
+def _words(seconds: float) -> str:
+    """As 90 seconds, 45 minutes, 12 hours."""
+    units = {"seconds": 1, "minutes": 60, "hours": 3600}
+    name = next((name for name in units if seconds < 120 * units[name]), "hours")
+    return f"{seconds / units[name]:.3g} {name}"
+
+
+def _work(part: Part) -> float:
+    return float(part.local.split()[0]) * part.gradients_a_step
+
+
+def _local(configuration: Configuration) -> str:
+    flat = configuration.config.flat
+    steps = flat["local-steps"]
+    return f"{steps} steps" if steps else f"{flat['local-epochs']} epochs"
+
+
+def _start_of_process() -> float:
+    """Seconds until a worker can begin its first run."""
+    began = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-c", "import fedaccord.experiments.sweep.workers"], check=False
+    )
+    return time.perf_counter() - began
+
+
+def timed(settings: Mapping[str, Any]) -> list[float]:
+    """Seconds of a run's rounds in this process, each with its evaluation, then those that the run
+    takes beside them: to load its data, to begin and to end."""
+    began = time.perf_counter()
+    ends: list[float] = []
+    with TemporaryDirectory() as folder, engine.quiet():
+        made = RunConfig.make({**settings, "out-dir": folder, "name": "timed"})
+        engine.run(made, on_round=lambda _: ends.append(time.perf_counter()))
+        whole = time.perf_counter() - began
+    rounds = [end - begin for begin, end in pairwise(ends)]
+    return [*rounds, whole - sum(rounds)]

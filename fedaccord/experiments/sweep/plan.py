@@ -1,0 +1,317 @@
+"""What a sweep does: its file, read and checked, and the configurations that it may run."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedaccord import config
+from fedaccord.config import RunConfig
+from fedaccord.core.options import check_option, did_you_mean, option, options
+from fedaccord.core.plugin import has_personal
+from fedaccord.experiments.sweep import space
+from fedaccord.experiments.sweep.space import Choices, Space, Values
+from fedaccord.runs import flatten
+from fedaccord.storage.files import contents
+from fedaccord.strategies import METHODS
+from fedaccord.task.config import BROUGHT
+
+SEARCHES = ("grid", "random", "optuna", "halving", "asha")
+PERSONAL = "personal-"  # begins the metrics of the clients' own models
+LISTS = ("seeds", "test-seeds")  # keys of [sweep] beside the options
+OWN = {  # run-config keys that the sweep sets, and what to set instead
+    "seed": "seeds of [sweep]",
+    "validation": "validation of [sweep]",
+    "name": "--out",
+    "out-dir": "--out",
+    "resume": "nothing: a sweep resumes by itself",
+}
+SAME = {"threads": 1}  # of a trial's last bits, wherever it runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The table [sweep], beside the lists of seeds."""
+
+    search: str = option("grid", "how configurations are chosen", choices=SEARCHES)
+    tune: bool = option(
+        True,
+        "choose the best configuration of each method on validation samples; false: test every "
+        "one, as where [space] holds graphs or partitions",
+    )
+    trials: int = option(20, "configurations of each method (random, optuna, halving, asha)", low=1)
+    sampler_seed: int = option(0, "seed of the draws of random, optuna, halving and asha", low=0)
+    batch: int = option(4, "optuna: configurations of a method proposed at once", low=1)
+    eta: int = option(3, "halving, asha: one in eta configurations goes on at a rung", low=2)
+    rungs: int = option(3, "halving, asha: budgets T, T/eta, T/eta^2, ...", low=1)
+    metric: str = option(
+        "accuracy-mean-of-last-10",
+        "what ranks configurations, the mean over the seeds; of validation samples; personal: of "
+        "the clients' own models, where every method has them",
+        choices=[
+            f"{measure}-{window}"
+            for measure in ("accuracy", "loss", f"{PERSONAL}accuracy")
+            for window in ("mean-of-last-10", "last")
+        ],
+    )
+    validation: float = option(
+        0.1,
+        "share of the training samples to tune on, held out of the clients' data",
+        above=0,
+        high=0.9,
+    )
+    fair: str = option(
+        "steps",
+        "equal gradient evaluations: a method that takes g times as many a step gets 1/g of the "
+        "local steps (or epochs), or of the configurations; none: as they are",
+        choices=("steps", "trials", "none"),
+    )
+    workers: int = option(
+        0, "processes on this machine; 0: one a core, one alone where there is a GPU", low=0
+    )
+    ray_address: str = option(
+        "", "run on Ray: local, auto or a cluster's address; empty: without Ray"
+    )
+    cpus: float = option(1.0, "Ray: CPUs of a trial", above=0)
+    gpus: float = option(0.0, "Ray: GPUs of a trial; 0.5: two trials share one", low=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Configuration:
+    """A method with a choice for each key of its space."""
+
+    algo: str
+    point: dict[str, Any]  # the keys of the space
+    settings: dict[str, Any]  # run-config keys, but for seed and place
+
+    @cached_property
+    def config(self) -> RunConfig:
+        return RunConfig.make(self.settings)
+
+    @cached_property
+    def name(self) -> str:
+        """Method and hash of what decides its numbers, whatever other configurations there are.
+
+        A path counts by what lies there, which may have been moved.
+        """
+        used, free = config.in_use(self.config), config.affecting("speed", "place")
+        deciding = {key: value for key, value in used.items() if key not in {*free, "seed"}}
+        if used["dataset"] in BROUGHT:
+            deciding["data-dir"] = used["data-dir"]
+        for key in config.paths():
+            if deciding.get(key):
+                deciding[key] = contents(Path(deciding[key]))
+        digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
+        return f"{self.algo}-{digest[:10]}"
+
+    @property
+    def rounds(self) -> int:
+        return self.config.num_server_rounds
+
+    @property
+    def gradients(self) -> float:
+        """Gradient evaluations a local step."""
+        return self.config.strategy.cost.gradients
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked sweep. Make one with `make`."""
+
+    options: Options
+    seeds: tuple[int, ...]
+    test_seeds: tuple[int, ...]
+    run: Mapping[str, Any]  # [run] by dotted keys
+    space: Space  # [space], without algo
+    methods: tuple[str, ...]
+
+    @staticmethod
+    def make(content: Mapping[str, Any]) -> "Plan":
+        """Check the content of a sweep's file.
+
+        Raises ValueError, in one line, for whatever is wrong in it, before anything is run.
+        """
+        if unknown := [name for name in content if name not in ("sweep", "run", "space")]:
+            near = did_you_mean(unknown[0], ("sweep", "run", "space"))
+            raise ValueError(f"expected the tables sweep, run and space, got {unknown[0]!r}{near}")
+        tables = [content.get(name, {}) for name in ("sweep", "run", "space")]
+        for name, table in zip(("sweep", "run", "space"), tables, strict=True):
+            if not isinstance(table, Mapping):
+                raise ValueError(f"expected a table [{name}], got {table!r}")
+        own, run, free = tables[0], flatten(tables[1]), space.read(tables[2])
+        for key in (*run, *free):
+            if (last := key.rpartition(".")[2]) in OWN:
+                raise ValueError(f"{key}: the sweep sets it; use {OWN[last]}")
+        algo = free.pop("algo", None)
+        if "algo" in run and algo:
+            raise ValueError("algo: expected it in [run] or in [space], got both; leave one out")
+        methods = algo.ends if algo else (run.get("algo", RunConfig.algo),)
+        for name in methods:
+            if name not in METHODS:
+                RunConfig.make({"algo": name})  # raises, with the list of known ones
+        seeds = _seeds("seeds", own, (0,))
+        plan = Plan(
+            _options(own), seeds, _seeds("test-seeds", own, seeds), run, free, tuple(methods)
+        )
+        plan._check()
+        return plan
+
+    def _check(self) -> None:
+        for key in self.space:
+            first = key.partition(".")[0]
+            if first in METHODS and first not in self.methods:
+                raise ValueError(f"[space] {key}: {first} is not among the methods of the sweep")
+        for method in self.methods:
+            every = []
+            if self.options.search != "grid":
+                every += [self.configuration(method, p) for p in space.corners(self.of(method))]
+            if self.options.search != "optuna":
+                every += self.configurations(method)
+            for configuration in every:
+                strategy = configuration.config.strategy
+                strategy.check_clients(configuration.config.num_clients)
+            if self.options.metric.startswith(PERSONAL) and not self._has_personal(method):
+                raise ValueError(
+                    f"[sweep] metric={self.options.metric}: expected methods whose clients have "
+                    f"models of their own, got {method}; take another metric or leave it out"
+                )
+
+    def of(self, method: str) -> dict[str, Values]:
+        """The space of one method."""
+        return space.of_method(self.space, method)
+
+    def configurations(self, method: str) -> list[Configuration]:
+        """Those of a grid, or drawn."""
+        own = self.of(method)
+        if self.options.search == "grid":
+            points = [*space.grid(own)]
+        else:
+            points = space.draw(own, self.trials(method), self.options.sampler_seed)
+        found = [self.configuration(method, point) for point in points]
+        return list({configuration.name: configuration for configuration in found}.values())
+
+    def configuration(self, method: str, point: Mapping[str, Any]) -> Configuration:
+        settings = space.of_method(self.run, method) | {"algo": method, **point}
+        settings["validation"] = self.options.validation
+        settings = SAME | settings
+        if self.options.fair == "steps" and (share := self.costs[method]) != 1:
+            settings |= _fewer(RunConfig.make(settings), share)
+        return Configuration(method, dict(point), settings)
+
+    def tested(self, configuration: Configuration) -> Configuration:
+        """The same on all training samples, evaluated on the test samples."""
+        settings = configuration.settings | {"validation": 0.0}
+        return Configuration(configuration.algo, configuration.point, settings)
+
+    @property
+    def draws(self) -> bool:
+        """Whether configurations are drawn by `space.draw`."""
+        return self.options.search in ("random", "halving", "asha")
+
+    def trials(self, method: str) -> int:
+        """Configurations of a method, where they are not a grid's."""
+        shares = self.costs[method] if self.options.fair == "trials" else 1
+        return max(1, round(self.options.trials / shares))
+
+    @cached_property
+    def costs(self) -> dict[str, float]:
+        """Gradient evaluations a local step of each method, in those of the cheapest one."""
+        each = {}
+        for method in self.methods:
+            point = next(space.corners(self.of(method)))
+            settings = space.of_method(self.run, method) | {"algo": method, **point}
+            each[method] = RunConfig.make(settings).strategy.cost.gradients
+        return {method: cost / min(each.values()) for method, cost in each.items()}
+
+    def warnings(self) -> list[str]:
+        """A line for each key that some method does not read, though it was set for it."""
+        lines: dict[str, None] = {}
+        for method in self.methods:
+            given = {*space.of_method(self.run, method), *self.of(method)}
+            for point in space.corners(self.of(method)):
+                made = self.configuration(method, point).config
+                lines |= dict.fromkeys(f"{method}: {line}" for line in made.unread(given))
+        lines |= dict.fromkeys(self._ranked_by_a_mean())
+        return [*lines]
+
+    def _ranked_by_a_mean(self) -> Iterator[str]:
+        """Where clients have models of their own and the mean model is what ranks a method."""
+        metric = self.options.metric
+        own = [method for method in self.methods if self._has_personal(method)]
+        if own and metric.startswith("accuracy"):
+            line = (
+                f"ranked by the mean model; the clients' own are told of by {PERSONAL}accuracy-last"
+            )
+            if len(own) == len(self.methods):
+                line += f", and rank with metric={PERSONAL}{metric} in [sweep]"
+            yield f"{', '.join(own)}: {line}"
+
+    def _has_personal(self, method: str) -> bool:
+        config = self.configuration(method, next(space.corners(self.of(method)))).config
+        return has_personal(config.strategy.client_half(), ((1,),))
+
+    @property
+    def tunes(self) -> bool:
+        """Whether some method has more than one configuration to choose from."""
+        return self.options.tune and any(
+            any(not isinstance(v, Choices) or len(v.values) > 1 for v in self.of(m).values())
+            for m in self.methods
+        )
+
+
+def _fewer(made: RunConfig, share: float) -> dict[str, int]:
+    """Local steps, or epochs, that take the gradients of 1/share as many."""
+    key = "local-steps" if made.flat["local-steps"] else "local-epochs"
+    value = made.flat[key] / share
+    if value != int(value):
+        raise ValueError(
+            f"{key}: expected a multiple of {share:g} with fair=steps, since {made.algo} takes "
+            f"{share:g} times the gradients a step, got {made.flat[key]}; choose another number, "
+            "fair=trials or fair=none"
+        )
+    return {key: int(value)}
+
+
+def _options(table: Mapping[str, Any]) -> Options:
+    known = {field.name.replace("_", "-"): field for field in options(Options)}
+    for key in table:
+        if key not in known and key not in LISTS:
+            near = did_you_mean(key, (*known, *LISTS))
+            raise ValueError(f"[sweep]: unknown key {key!r}{near}; known: {', '.join(known)}")
+    values = {
+        field.name: check_option(f"[sweep] {key}", table[key], field)
+        for key, field in known.items()
+        if key in table
+    }
+    checked = Options(**values)
+    if checked.search == "grid" and checked.fair == "trials":
+        raise ValueError("[sweep] fair=trials: expected another search than grid; choose steps")
+    if not checked.tune and checked.search not in ("grid", "random"):
+        raise ValueError(
+            f"[sweep] tune=false: expected search grid or random, got {checked.search}, which "
+            "chooses by validation samples"
+        )
+    if checked.search == "asha" and not checked.ray_address:
+        raise ValueError('[sweep] search=asha: expected a ray-address, as "local", got none')
+    return checked
+
+
+def _seeds(key: str, table: Mapping[str, Any], default: tuple[int, ...]) -> tuple[int, ...]:
+    seeds = table.get(key, [*default])
+    if not isinstance(seeds, list) or not seeds or any(type(seed) is not int for seed in seeds):
+        raise ValueError(f"[sweep] {key}: expected a list of integers, as [0, 1], got {seeds!r}")
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"[sweep] {key}: expected different seeds, got {seeds!r}")
+    for seed in seeds:
+        RunConfig.make({"seed": seed})
+    return tuple(seeds)
+
+
+def keys() -> Iterator[tuple[str, "dataclasses.Field[Any]"]]:
+    """The keys of [sweep] with the option behind each, beside the lists of seeds."""
+    for field in options(Options):
+        yield field.name.replace("_", "-"), field

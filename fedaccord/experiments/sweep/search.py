@@ -1,0 +1,118 @@
+"""The searches: each asks for scores of configurations at budgets of rounds, batch by batch.
+
+A search is a generator that yields a batch and is sent its scores, larger is better and NaN where
+a trial failed. It depends on these alone, so that a sweep which is started again asks for the same
+and goes on where the first score is missing. What it returns are those that may win.
+"""
+
+import math
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+from fedaccord.experiments.sweep import space
+from fedaccord.experiments.sweep.plan import Configuration, Plan
+
+
+class Ask(NamedTuple):
+    configuration: Configuration
+    rounds: int
+
+
+Asks = list[Ask]
+Search = Generator[Asks, list[float], Asks]
+
+
+def search(plan: Plan, method: str) -> Search:
+    """The search of one method, as the plan says."""
+    if plan.options.search == "halving":
+        return halving(plan.configurations(method), plan.options.eta, plan.options.rungs)
+    if plan.options.search == "optuna":
+        return tpe(plan, method)
+    return all_of(plan.configurations(method))
+
+
+def all_of(configurations: Sequence[Configuration]) -> Search:
+    """Every one to its last round: a grid, or drawn at random."""
+    asks = [Ask(c, c.rounds) for c in configurations]
+    yield asks
+    return asks
+
+
+def halving(configurations: Sequence[Configuration], eta: int, rungs: int) -> Search:
+    """Successive halving (arXiv:1502.07943) without a clock: a rung begins when the last one ended.
+
+    One in eta goes on at each rung, the best at its budget; of equals those of the smaller hash.
+    """
+    alive = list(configurations)
+    for rung in range(rungs):
+        asks = [Ask(c, budget(c.rounds, eta, rungs - 1 - rung)) for c in alive]
+        scores = yield asks
+        alive = ranked(asks, scores)[: math.ceil(len(alive) / eta)]
+    return asks
+
+
+def budget(rounds: int, eta: int, below: int) -> int:
+    """Rounds at a rung that is so many ``below`` the last one."""
+    return max(1, round(rounds / float(eta) ** below))
+
+
+def ranked(asks: Sequence[Ask], scores: Sequence[float]) -> list[Configuration]:
+    """From best to worst, the failed ones last, equals by their names."""
+
+    def place(pair: tuple[Ask, float]) -> tuple[bool, float, str]:
+        ask, score = pair
+        failed = math.isnan(score)
+        return failed, 0.0 if failed else -score, ask.configuration.name
+
+    return [ask.configuration for ask, _ in sorted(zip(asks, scores, strict=True), key=place)]
+
+
+def tpe(plan: Plan, method: str) -> Search:
+    """Optuna's tree-structured Parzen estimator, asked for batches: reproducible by its seed.
+
+    Raises ValueError where Optuna is not installed.
+    """
+    optuna = _optuna()
+    sampler = optuna.samplers.TPESampler(seed=plan.options.sampler_seed, constant_liar=True)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    spaces = {key: _distribution(optuna, values) for key, values in plan.of(method).items()}
+    left, every = plan.trials(method), []
+    while left > 0:
+        trials = [study.ask(spaces) for _ in range(min(left, plan.options.batch))]
+        left -= len(trials)
+        asks = []
+        for trial in trials:
+            point = {k: _value(plan.of(method)[k], v) for k, v in trial.params.items()}
+            configuration = plan.configuration(method, point)
+            asks.append(Ask(configuration, configuration.rounds))
+        scores = yield asks
+        every += asks
+        for trial, score in zip(trials, scores, strict=True):
+            if math.isnan(score):
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            else:
+                study.tell(trial, score)
+    return every
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise ValueError(
+            "search=optuna: expected Optuna, found none; in the clone of FedAccord type "
+            "`uv sync --extra sweep --inexact`"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _distribution(optuna: Any, values: space.Values) -> Any:
+    if isinstance(values, space.Choices):
+        return optuna.distributions.CategoricalDistribution(range(len(values.values)))
+    kind = "IntDistribution" if values.is_int else "FloatDistribution"
+    return getattr(optuna.distributions, kind)(values.low, values.high, log=values.log)
+
+
+def _value(values: space.Values, chosen: Any) -> Any:
+    return values.values[chosen] if isinstance(values, space.Choices) else chosen

@@ -1,0 +1,207 @@
+"""A sweep from its beginning or from where it was: tune on validation samples, test the winners."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from fedaccord.experiments.sweep import workers
+from fedaccord.experiments.sweep.plan import Plan
+from fedaccord.experiments.sweep.search import Ask, budget, ranked, search
+from fedaccord.experiments.sweep.table import (
+    TEST,
+    TUNE,
+    Trial,
+    Winner,
+    at_edges,
+    trials_table,
+    winners_table,
+)
+from fedaccord.experiments.sweep.trial import ROWS, Job, Row, forget_checkpoints, mean, row_of
+from fedaccord.experiments.sweep.workers import Workers
+from fedaccord.runs.lock import Lock
+from fedaccord.storage.files import replace, unfinished
+
+DRAWN = "draws.txt"  # in a sweep's folder: how its configurations were drawn
+
+
+class Step(NamedTuple):
+    """A trial that came to a budget, or was found so."""
+
+    job: Job
+    row: Row
+    rounds: int  # that it took: since its last rung
+    found: bool  # of an earlier start
+
+
+OnStep = Callable[[Step], None]
+
+
+class Sweep:
+    """A plan at work in ``folder``; see `run`."""
+
+    def __init__(self, plan: Plan, folder: Path, on_step: OnStep) -> None:
+        self.plan, self.folder, self.on_step = plan, folder, on_step
+        self.trials: dict[tuple[str, int], Trial] = {}  # by configuration and seed
+        self.warnings: list[str] = []  # after `run`: lines on winners at the edge of what was tried
+        self.told: dict[str, int] = {}  # rounds of the jobs that `on_step` knows of, by name
+
+    def run(self) -> pd.DataFrame:
+        """The table of the winners. Raises ValueError where another process is at it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with Lock(self.folder):
+            for folder in (self.folder, self.folder / ROWS):
+                for file in unfinished(folder):
+                    file.unlink()
+            self._check_draws()
+            return self._run()
+
+    def _check_draws(self) -> None:
+        """Raises ValueError, in one line, if the folder's configurations were drawn otherwise."""
+        if (self.folder / DRAWN).exists():
+            return
+        if not any((self.folder / ROWS).glob("*.json")):
+            self._write(DRAWN, "latin-hypercube\n")
+        elif self.plan.draws:
+            raise ValueError(
+                f"{self.folder}: an earlier version drew the configurations of this sweep in "
+                "another way, so that it cannot resume; choose another --out"
+            )
+
+    def _run(self) -> pd.DataFrame:
+        winners = self._asha() if self.plan.options.search == "asha" and self.plan.tunes else None
+        with workers.of(self.plan.options) as work:
+            winners = winners or self._tune(work)
+            tested = [self.plan.tested(winner.configuration) for winner in winners]
+            asks = [Ask(configuration, configuration.rounds) for configuration in tested]
+            self._do(work, asks, self.plan.test_seeds, TEST)
+        tests = [trial for trial in self.trials.values() if trial.stage == TEST]
+        table = winners_table(winners, tests, self.plan.options.metric)
+        self.warnings = self._at_edges(winners)
+        self._write("winners.csv", table.to_csv(index=False))
+        return table
+
+    def _tune(self, work: Workers) -> list[Winner]:
+        """The winner of each method, and every configuration where nothing is to choose."""
+        if not self.plan.tunes:
+            every = [c for m in self.plan.methods for c in self.plan.configurations(m)]
+            return [Winner(self.plan.tested(c), math.nan, 1) for c in every]
+        searches = {method: search(self.plan, method) for method in self.plan.methods}
+        batches = {method: next(asked) for method, asked in searches.items()}
+        winners = {}
+        while batches:
+            self._do(work, [ask for asks in batches.values() for ask in asks], self.plan.seeds)
+            scores = {m: [*map(self._score, asks)] for m, asks in batches.items()}
+            for method, values in scores.items():
+                try:
+                    batches[method] = searches[method].send(values)
+                except StopIteration as end:
+                    del batches[method]
+                    winners[method] = self._best(end.value)
+        return [winners[method] for method in self.plan.methods]
+
+    def _best(self, asks: Sequence[Ask]) -> Winner:
+        tried = {
+            trial.configuration.name
+            for trial in self.trials.values()
+            if trial.configuration.algo == asks[0].configuration.algo
+        }
+        scores = [*map(self._score, asks)]
+        best = ranked(asks, scores)[0]
+        return Winner(best, self._score(Ask(best, best.rounds)), len(tried))
+
+    def _at_edges(self, winners: Sequence[Winner]) -> list[str]:
+        tuned = [trial.configuration for trial in self.trials.values() if trial.stage == TUNE]
+        return [
+            line
+            for winner in winners
+            for line in at_edges(
+                winner.configuration,
+                [c.point for c in tuned if c.algo == winner.configuration.algo],
+            )
+        ]
+
+    def _do(
+        self, work: Workers, asks: Sequence[Ask], seeds: Iterable[int], stage: str = TUNE
+    ) -> None:
+        """Run what is missing; afterwards the trials are there, in the order of the asks."""
+        asked = [(ask, seed, self._job(ask, seed)) for ask in asks for seed in seeds]
+        jobs = {job.name: job for _, _, job in asked}  # each once, if it was proposed twice
+        rows = {name: row for name, job in jobs.items() if (row := row_of(job)) is not None}
+        before = self.trials
+        for name in rows:
+            self._tell(jobs[name], rows[name], found=True)
+
+        def on_row(job: Job, row: Row) -> None:
+            rows[job.name] = row
+            self._tell(job, row)
+            keep()
+
+        def keep() -> None:
+            self.trials = before | {
+                (ask.configuration.name, seed): Trial(
+                    ask.configuration, seed, stage, ask.rounds, rows[job.name]
+                )
+                for ask, seed, job in asked
+                if job.name in rows
+            }
+            self._write("table.csv", trials_table([*self.trials.values()]).to_csv(index=False))
+
+        work([job for name, job in jobs.items() if name not in rows], on_row)
+        keep()
+        if stage == TUNE:
+            for ask, _, job in asked:
+                if ask.rounds >= ask.configuration.rounds:
+                    forget_checkpoints(job)
+
+    def _tell(self, job: Job, row: Row, found: bool = False) -> None:
+        """Each rung of a trial once."""
+        before = self.told.get(job.name, 0)
+        if job.rounds > before:
+            self.told[job.name] = job.rounds
+            self.on_step(Step(job, row, job.rounds - before, found))
+
+    def _job(self, ask: Ask, seed: int) -> Job:
+        configuration, rounds = ask
+        settings = configuration.settings | {"seed": seed, "num-server-rounds": rounds}
+        return Job(str(self.folder), f"{configuration.name}-seed{seed}", settings)
+
+    def _score(self, ask: Ask) -> float:
+        rows = [self.trials[ask.configuration.name, seed].row for seed in self.plan.seeds]
+        return mean(rows, self.plan.options.metric)
+
+    def _asha(self) -> list[Winner]:
+        from fedaccord.experiments.sweep.on_ray import asha
+
+        options = self.plan.options
+        budgets = [*reversed(range(options.rungs))]
+        rungs = {
+            method: [
+                [Ask(c, budget(c.rounds, options.eta, below)) for below in budgets]
+                for c in self.plan.configurations(method)
+            ]
+            for method in self.plan.methods
+        }
+        ladders = [[list(map(self._jobs, asks)) for asks in each] for each in rungs.values()]
+        asha(options, ladders, self._tell)
+        winners = []
+        for each in rungs.values():
+            came = [[ask for ask in asks if all(map(row_of, self._jobs(ask)))] for asks in each]
+            self._do(_nothing, [ask for asks in came for ask in asks], self.plan.seeds)
+            last = [asks[-1] for asks in came if asks]
+            whole = [ask for ask in last if ask.rounds == ask.configuration.rounds]
+            winners.append(self._best(whole or last))
+        return winners
+
+    def _jobs(self, ask: Ask) -> list[Job]:
+        return [self._job(ask, seed) for seed in self.plan.seeds]
+
+    def _write(self, name: str, text: str) -> None:
+        replace(self.folder / name, text.encode())
+
+
+def _nothing(jobs: Sequence[Job], on_row: workers.OnRow) -> None:
+    """All is done."""
+    assert not jobs

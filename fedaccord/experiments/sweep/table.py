@@ -1,0 +1,172 @@
+"""table.csv, a row a trial, and winners.csv, a row a method, or a configuration that was tested."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from fedaccord import config
+from fedaccord.experiments.sweep.plan import Configuration
+from fedaccord.experiments.sweep.trial import COMPLETED, Row, column, number, sign
+from fedaccord.runs.metrics import MEAN, WINDOW, is_share, metric_of
+
+TUNE, TEST = "tune", "test"  # stages: on validation samples, and on the test samples
+STOPPED = "stopped"  # of a trial that did not go on after a rung
+BASELINES = ("fedavg", "dfedavg")  # what methods are compared with: the first that is there
+SEEDS = "completed"  # column: the seeds behind a mean
+LAST = ("seconds", "reason")  # columns; only the seconds differ from one machine to another
+
+
+class Trial(NamedTuple):
+    """A configuration with a seed, as far as it came."""
+
+    configuration: Configuration
+    seed: int
+    stage: str
+    rounds: int
+    row: Row
+
+    @property
+    def status(self) -> str:
+        whole = self.rounds >= self.configuration.rounds
+        done = self.row["status"] == COMPLETED
+        return STOPPED if done and not whole else str(self.row["status"])
+
+
+def trials_table(trials: Sequence[Trial]) -> pd.DataFrame:
+    """A row a trial: its keys of the space, and what it came to."""
+    points = list(dict.fromkeys(key for trial in trials for key in trial.configuration.point))
+    rows = []
+    for trial in trials:
+        configuration = trial.configuration
+        point = {key: configuration.point.get(key) for key in points}
+        known = {
+            "trial": configuration.name,
+            "stage": trial.stage,
+            "algo": configuration.algo,
+            **point,
+            "seed": trial.seed,
+            "rounds": trial.rounds,
+        }
+        rows.append(known | trial.row | {"status": trial.status})
+    columns = list(dict.fromkeys(key for row in rows for key in row if key not in LAST))
+    return pd.DataFrame(rows, columns=[*columns, *LAST], dtype=object)
+
+
+class Winner(NamedTuple):
+    """The best configuration of a method, and how many it was chosen from."""
+
+    configuration: Configuration
+    score: float  # on validation samples, larger is better; NaN: the only configuration
+    configurations: int
+
+
+def winners_table(winners: Sequence[Winner], tests: Sequence[Trial], metric: str) -> pd.DataFrame:
+    """A row a winner, the best first: test metric over the seeds, and the differences to FedAvg's
+    run of the same seed: the winner's, or of several that with the same choices.
+
+    Standard deviations are of the seeds (divided by n - 1). ``better``: seeds in which it is
+    better than FedAvg; ``seeds``: how many completed, ``completed``: which.
+    """
+    place, read = f"test-{metric}", column(metric, "test")
+    methods = {winner.configuration.algo for winner in winners}
+    base = next((name for name in BASELINES if name in methods), None)
+    bases = [winner for winner in winners if winner.configuration.algo == base]
+    rows: list[dict[str, Any]] = []
+    for winner in winners:
+        configuration, values = winner.configuration, _by_seed(winner, tests, read)
+        point = configuration.point
+        row: dict[str, Any] = {
+            "algo": configuration.algo,
+            "trial": configuration.name,
+            "settings": ", ".join(f"{key}={short(value)}" for key, value in point.items()),
+            "configurations": winner.configurations,
+            f"validation-{metric}": sign(metric) * winner.score,
+            "seeds": len(values),
+            SEEDS: ", ".join(map(str, sorted(values))),
+            **_spread(place, [*values.values()]),
+        }
+        alike = [each for each in bases if each.configuration.point.items() <= point.items()]
+        if configuration.algo != base and (fitting := bases if len(bases) == 1 else alike):
+            against = _by_seed(fitting[0], tests, read)
+            gains = [value - against[seed] for seed, value in values.items() if seed in against]
+            row |= _spread(f"over-{base}", gains)
+            row["better"] = f"{sum(sign(metric) * gain > 0 for gain in gains)} of {len(gains)}"
+        rows.append(row)
+    rows.sort(key=lambda row: -sign(metric) * row[place] if row[place] == row[place] else math.inf)
+    return pd.DataFrame(rows)
+
+
+def at_edges(winner: Configuration, tried: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each number of the winner that is the least or the largest of those ``tried``:
+    a better one may lie beyond, unless the key's own range ends there."""
+    known = config.keys()
+    for key, value in winner.point.items():
+        values = sorted({point[key] for point in tried if is_number(point[key])})
+        if len(values) < 2 or value not in (values[0], values[-1]):
+            continue
+        which, bound = ("least", "low") if value == values[0] else ("largest", "high")
+        if known[key].metadata[bound] != value:
+            yield (
+                f"{winner.algo}: the winner's {key}={short(value)} is the {which} of "
+                f"{len(values)} that were tried; widen {key} in [space], a better one may lie "
+                "beyond"
+            )
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _by_seed(winner: Winner, tests: Sequence[Trial], metric: str) -> dict[int, float]:
+    """The metric of the winner's tests, but for failed ones."""
+    chosen = winner.configuration.algo, winner.configuration.point
+    own = [t for t in tests if (t.configuration.algo, t.configuration.point) == chosen]
+    values = {trial.seed: number(trial.row, metric) for trial in own}
+    return {seed: value for seed, value in values.items() if not math.isnan(value)}
+
+
+def as_text(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """The winners' heading and rows for people: 97.00 ± 0.51% for a mean and its standard
+    deviation, the method and its test metric first."""
+    place = next(str(name) for name in table if f"{name}-std" in table)  # that of the tests
+    share, text = is_share(metric_of(place)), pd.DataFrame({"algo": table["algo"]})
+    for name in [place, *table.columns.drop(["algo", "trial", place, SEEDS]), "trial"]:
+        if name.endswith("-std"):
+            continue
+        of_metric = f"{name}-std" in table or name.startswith("validation-")
+        stds = table.get(f"{name}-std", [math.nan] * len(table))
+        text[name] = [
+            _cell(value, std, share and of_metric)
+            for value, std in zip(table[name], stds, strict=True)
+        ]
+    text["seeds"] = [f"{n} ({each})" for n, each in zip(text["seeds"], table[SEEDS], strict=True)]
+    heading = [str(n).replace(MEAN, f", last {WINDOW}").replace("-", " ") for n in text]
+    return heading, text.to_numpy().tolist()
+
+
+def _cell(value: Any, std: float, share: bool) -> str:
+    """Empty for NaN."""
+    if value != value:
+        return ""
+    if not share:
+        return short(value) + ("" if math.isnan(std) else f" ± {short(std)}")
+    return f"{value:.2%}" if math.isnan(std) else f"{100 * value:.2f} ± {std:.2%}"
+
+
+def written(metric: str, value: float) -> str:
+    """A value of a metric such as accuracy-last: an accuracy in percent."""
+    return _cell(value, math.nan, is_share(metric_of(column(metric, TEST))))
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {
+        name: fmean(values) if values else math.nan,
+        f"{name}-std": stdev(values) if len(values) > 1 else math.nan,
+    }
+
+
+def short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

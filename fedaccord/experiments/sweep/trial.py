@@ -1,0 +1,161 @@
+"""A trial: a run in its own directory, made once, gone on with where it was, never fatal.
+
+What a trial came to is a file of the sweep's folder, ``rows/TRIAL-ROUNDS.json``, written last. A
+sweep that is started again finds it there and runs only what is missing.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from fedaccord import engine
+from fedaccord.config import RunConfig
+from fedaccord.experiments.sweep.plan import PERSONAL
+from fedaccord.runs import flatten, lock, logbook, metrics
+from fedaccord.runs.lock import LockedError
+from fedaccord.storage.files import read_json, replace
+
+ROWS = "rows"  # folder of a sweep's folder
+COMPLETED, FAILED = "completed", "failed"
+KEPT = ("rounds-counted", *metrics.of_kind(metrics.SUMMED))  # of a run's summary
+Row = dict[str, Any]
+log = logging.getLogger("flwr")
+
+
+class Job(NamedTuple):
+    """A trial up to a number of rounds, in plain types: it goes to other processes."""
+
+    folder: str  # of the sweep
+    name: str
+    settings: dict[str, Any]  # of the run, its rounds among them
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder) / "runs" / self.name
+
+    @property
+    def rounds(self) -> int:
+        return int(self.settings["num-server-rounds"])
+
+    @property
+    def file(self) -> Path:
+        return Path(self.folder) / ROWS / f"{self.name}-{self.rounds}.json"
+
+
+def row_of(job: Job) -> Row | None:
+    """What the job came to; None: it was not done yet."""
+    try:
+        row: Row = read_json(job.file)
+    except FileNotFoundError:
+        return None
+    return row
+
+
+def execute(job: Job) -> Row:
+    """Do what is missing of a job, and write down what it came to.
+
+    Raises OSError where a file cannot be read or written, LockedError if another process runs the
+    trial, and nothing else: a run that fails is a row with the reason.
+    """
+    if row := row_of(job):
+        return row
+    row = _run(job)
+    job.file.parent.mkdir(parents=True, exist_ok=True)
+    replace(job.file, json.dumps(row).encode())
+    return row
+
+
+def forget_checkpoints(job: Job) -> None:
+    """Of a run that will not go on: they hold every client's state."""
+    shutil.rmtree(job.path / logbook.FOLDER, ignore_errors=True)
+
+
+def _run(job: Job) -> Row:
+    summary = summary_of(job.path)
+    if (summary.get("status"), summary.get("rounds")) != (COMPLETED, job.rounds):
+        begun = any((job.path / logbook.FOLDER).glob("*.json")) and summary.get("status") != FAILED
+        level = log.level
+        log.setLevel(logging.ERROR)  # a reason is in the row
+        try:
+            if not (begun and _go_on(job)):
+                lock.check(job.path)
+                shutil.rmtree(job.path, ignore_errors=True)
+                engine.run(_config(job))
+        except (OSError, LockedError):
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            return _row(job, FAILED, reason)
+        finally:
+            log.setLevel(level)
+    return _row(job, COMPLETED)
+
+
+def _config(job: Job, **more: Any) -> RunConfig:
+    place = {"out-dir": str(job.path.parent), "name": job.name}
+    return RunConfig.make(job.settings | place | more)
+
+
+def _go_on(job: Job) -> bool:
+    """Whether the run went on from its last checkpoint; no: it cannot, and is to begin anew."""
+    try:
+        engine.run(_config(job, resume=True))
+    except LockedError:
+        raise
+    except (ValueError, FileNotFoundError):  # a damaged checkpoint, or more rounds than asked for
+        return False
+    return True
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    try:
+        return flatten(read_json(path / "summary.json"))
+    except (FileNotFoundError, ValueError):
+        return {}
+
+
+def _row(job: Job, status: str, reason: str = "") -> Row:
+    summary = summary_of(job.path)
+    measured = {
+        key: value for key, value in summary.items() if key in KEPT or metrics.metric_of(key)
+    }
+    row = {"status": status, **measured, "gradients": _gradients(job)}
+    return row | {"seconds": summary.get("seconds"), "reason": reason}
+
+
+def _gradients(job: Job) -> int | None:
+    """Gradient evaluations of all accepted clients, each over a batch."""
+    try:
+        steps = pd.read_csv(job.path / "clients.csv")["steps"].sum()
+    except (FileNotFoundError, KeyError):
+        return None
+    return round(float(steps) * _config(job).strategy.cost.gradients)
+
+
+def number(row: Mapping[str, Any], key: str) -> float:
+    """A number of a row; NaN where it has none, and of a failed trial."""
+    value = row.get(key) if row["status"] == COMPLETED else None
+    return float("nan") if value is None else float(value)
+
+
+def column(metric: str, split: str) -> str:
+    """Of a metric as ``accuracy-last`` in a row; the clients' own models have one for each split:
+    what they are evaluated on is held out where the test samples are."""
+    return metric if metric.startswith(PERSONAL) else f"{split}-{metric}"
+
+
+def sign(metric: str) -> int:
+    """1 where larger is better, -1 for a loss."""
+    return 1 if metrics.best(metrics.metric_of(column(metric, "test"))) is max else -1
+
+
+def mean(rows: Sequence[Row], metric: str) -> float:
+    """Of a metric on validation samples, larger is better: a loss is negated. NaN where a trial
+    failed."""
+    return sign(metric) * fmean(number(row, column(metric, "validation")) for row in rows)

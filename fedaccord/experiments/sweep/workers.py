@@ -1,0 +1,131 @@
+"""Who runs the jobs: this process, a few processes of this machine, or Ray.
+
+Each is a block that gives a function of many jobs: it tells of every row as it is there. A trial
+has its seed and its number of threads, so that it is the same wherever it runs.
+"""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing import active_children, connection, get_context, parent_process
+from os import _exit
+from threading import Thread
+
+import torch
+
+from fedaccord.experiments.sweep.plan import Options
+from fedaccord.experiments.sweep.trial import FAILED, Job, Row, execute
+from fedaccord.process import threads
+from fedaccord.process.allocator import keep_freed_memory
+
+OnRow = Callable[[Job, Row], None]
+Workers = Callable[[Sequence[Job], OnRow], None]
+DIED = "its process died, alone too: perhaps it needs more memory than there is"
+
+
+def of(options: Options) -> AbstractContextManager[Workers]:
+    """Those that the file asks for. Raises ValueError where Ray is asked for and not installed."""
+    if options.ray_address:
+        try:
+            from fedaccord.experiments.sweep.on_ray import ray_workers
+        except ImportError as error:
+            raise ValueError(
+                f"ray-address: expected Ray Tune, found none ({error}); in the clone of FedAccord "
+                "type `uv sync --extra sweep --inexact`"
+            ) from None
+        return ray_workers(options)
+    number = count(options.workers)
+    return processes(number) if number > 1 else here()
+
+
+def count(wanted: int) -> int:
+    return wanted or (1 if torch.cuda.is_available() else threads.cores())
+
+
+@contextmanager
+def here() -> Iterator[Workers]:
+    """One job after another in this process."""
+
+    def work(jobs: Sequence[Job], on_row: OnRow) -> None:
+        for job in jobs:
+            on_row(job, execute(job))
+
+    yield work
+
+
+@contextmanager
+def processes(number: int) -> Iterator[Workers]:
+    """So many processes, each of which runs one job after another; they end with this one.
+
+    Where the block is interrupted, their runs write a checkpoint. A job whose process dies is run
+    once more, alone, and failed where it dies again.
+    """
+    pool = _pool(number)
+
+    def work(jobs: Sequence[Job], on_row: OnRow) -> None:
+        nonlocal pool
+        left = dict(enumerate(jobs))
+        while left:
+            try:
+                _each(pool, left, on_row)
+            except BrokenProcessPool:
+                for i in [*left][: number + 1]:  # one of those that were begun
+                    _alone(left.pop(i), on_row)
+                pool = _pool(number)
+
+    try:
+        yield work
+    except BaseException:
+        for child in active_children():
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _each(pool: ProcessPoolExecutor, left: dict[int, Job], on_row: OnRow) -> None:
+    """Jobs that are done leave ``left``."""
+    futures: dict[Future[Row], int] = {pool.submit(_execute, job): i for i, job in left.items()}
+    for future in as_completed(futures):
+        row = future.result()
+        on_row(left.pop(futures[future]), row)
+
+
+def _alone(job: Job, on_row: OnRow) -> None:
+    pool = _pool(1)
+    try:
+        _each(pool, {0: job}, on_row)
+    except BrokenProcessPool:
+        on_row(job, {"status": FAILED, "reason": DIED})
+    finally:
+        pool.shutdown(wait=False)
+
+
+def _pool(number: int) -> ProcessPoolExecutor:
+    context = get_context("spawn")  # PyTorch's threads do not survive a fork
+    return ProcessPoolExecutor(number, mp_context=context, initializer=_begin)
+
+
+def _begin() -> None:
+    """In a worker: Ctrl-C is the sweep's, which then ends its workers; so does its death."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+    keep_freed_memory()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    _exit(1)
+
+
+def _execute(job: Job) -> Row:
+    try:
+        return execute(job)
+    except KeyboardInterrupt:  # SIGTERM, after the run's checkpoint: no other job begins
+        sys.stderr.flush()
+        _exit(1)

@@ -1,0 +1,1 @@
+"""What a process of ours sets for itself: threads, allocator, signals, trackers."""

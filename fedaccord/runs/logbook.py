@@ -1,0 +1,303 @@
+"""What a run writes down: rows and checkpoints; and how it goes on from them."""
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from fedaccord.config import RunConfig, check_resumed, in_use
+from fedaccord.core.plugin import state_like
+from fedaccord.core.rounds import RoundState
+from fedaccord.core.vectors import fill, leaves
+from fedaccord.federation.checkpoint import Pace, pack, unpack
+from fedaccord.federation.fleet import Fleet, MessageFleet
+from fedaccord.federation.partition_ids import PartitionIds
+from fedaccord.federation.round import Round
+from fedaccord.federation.session import Session
+from fedaccord.runs import COMPLETED, RunDirectory, place, status
+from fedaccord.runs.checkpoint import Checkpoint, Checkpoints
+from fedaccord.runs.lock import Lock
+from fedaccord.storage.files import read_json, replace
+from fedaccord.storage.mapped import release
+
+log = logging.getLogger("flwr")
+
+FOLDER = "checkpoint"  # in a run directory
+ATTEMPT = "attempt.json"  # in a run directory
+
+
+class Logbook:
+    """The run directory and the checkpoints of one run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        checkpoints: Checkpoints,
+        data: Mapping[str, int],
+        begun: Checkpoint | None = None,
+    ) -> None:
+        self.config, self._data = config, data
+        self.directory, self.checkpoints = directory, checkpoints
+        self._begun = begun  # what the run goes on from
+        self.after = begun.number if begun else 0  # rounds that were done before
+        self._pace = Pace(config.checkpoint_every)
+        self._recorded: RoundState | None = None  # the state to which the tables go
+        self._session: Session | None = None
+        self._saved = begun.number if begun else None
+        self.federation = begun.facts["federation"] if begun else _fresh(directory.path)
+        self.attempt = _next_attempt(directory.path)
+
+    @classmethod
+    def begin(
+        cls,
+        config: RunConfig,
+        used: dict[str, Any],
+        data: Mapping[str, int],
+        at: int | None = None,
+        in_process: bool = True,
+    ) -> "Logbook":
+        """That of a new run, or of one that goes on; at: after so many rounds, not at its last
+        checkpoint. Raises ValueError, in one line, where it cannot.
+
+        data: checksums of the samples, as `Task.fingerprint`. in_process: the clients are here.
+        """
+        if not config.resume:
+            directory = RunDirectory(config.out_dir, config.name, in_use(config), used)
+            return cls(config, directory, Checkpoints(directory.path / FOLDER), data)
+        path = run_of(config)
+        if not path.is_dir():
+            raise FileNotFoundError(f"{path}: expected the directory of a run, found none")
+        lock = Lock(path)
+        try:
+            return cls._resumed(config, used, data, path, at, in_process, lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _resumed(
+        cls,
+        config: RunConfig,
+        used: dict[str, Any],
+        data: Mapping[str, int],
+        path: Path,
+        at: int | None,
+        in_process: bool,
+        lock: Lock,
+    ) -> "Logbook":
+        checkpoints = Checkpoints(path / FOLDER)
+        begun = checkpoints.load(at)
+        check_resumed(config, begun.facts["settings"])
+        check_data(data, begun.facts)
+        if in_process:
+            _check_states(config, begun)
+        rounds, whole = config.num_server_rounds, path / "model.safetensors"
+        is_complete = status(path) == COMPLETED and whole.exists()
+        if begun.number > rounds or (begun.number == rounds and is_complete):
+            raise ValueError(
+                f"{path}: all {begun.number} rounds are done; for more set num-server-rounds above "
+                f"{begun.number}"
+            )
+        before = begun.facts["settings"]["num-server-rounds"]
+        if config.strategy.anneals and before != rounds:
+            log.warning(
+                "resume: %s anneals over num-server-rounds=%d: with %d it is another run than one "
+                "that began with so many",
+                *(config.algo, before, rounds),
+            )
+        position = begun.facts["position"]
+        directory = RunDirectory.reopen(path, in_use(config), used, begun.number, position, lock)
+        checkpoints.go_on_from(begun.number)
+        return cls(config, directory, checkpoints, data, begun)
+
+    def close(self) -> None:
+        """Let other processes write the run's directory."""
+        self.directory.close()
+
+    def restore(self, session: Session) -> RoundState | None:
+        """The state from which the run of ``session`` resumes, after the clients were given theirs;
+        None: it is a new run."""
+        self._session = session
+        if self._begun is None:
+            return None
+        state, self._begun = restore(session, self._begun), None
+        _set_durable(session, state)
+        return state
+
+    def partition_ids(self) -> PartitionIds:
+        """Those that the server gave to nodes without one: nodes.json keeps them with the run."""
+        file = self.directory.path / "nodes.json"
+
+        def keep(of: Mapping[int, int]) -> None:
+            replace(file, json.dumps(of).encode())
+
+        try:
+            known = read_json(file) if file.exists() else {}
+            of = {int(node): int(client) for node, client in known.items()}
+        except (ValueError, TypeError, AttributeError):
+            raise ValueError(
+                f"{file}: expected client numbers by node id, got a damaged file"
+            ) from None
+        return PartitionIds(self.config.num_clients, of, keep)
+
+    def record(self, round: Round) -> bool:
+        """The rows of a round, and a checkpoint if one is due: whether one was written."""
+        self.directory.record({"round": round.number, **round.metrics}, round.clients)
+        self._recorded = round.state
+        is_due = round.number > 0 and self._pace.is_due(round.number)
+        if is_due:
+            self.checkpoint()
+        return is_due
+
+    def checkpoint(self) -> None:
+        """Write down the last round that the tables have."""
+        s, session = self._recorded, self._session
+        if s is None or session is None or s.t == self._saved:
+            return
+        with self._pace.timed():
+            server, facts = pack(s)
+            facts |= {
+                "federation": self.federation,
+                "settings": in_use(self.config) | self._clients(s.num_clients),
+                "data": self._data,
+                "clients": _whereabouts(session.fleet),
+                "position": self.directory.position,
+                "shapes": session.shapes,
+            }
+            kept = session.fleet.client_states(s.accepted.numpy().data)
+            clients = {i: (round, dict(leaves(state))) for i, (round, state) in kept.items()}
+            clients = {i: (round, state) for i, (round, state) in clients.items() if state}
+            self.checkpoints.save(s.t, facts, server, clients)
+            for vector in server.values():
+                release(vector)
+            self.directory.still_running()
+        self._saved = s.t
+        _set_durable(session, s)
+
+    def _clients(self, number: int) -> dict[str, int]:
+        """The key for the number of clients: under Flower those that came count."""
+        return {} if self.config.strategy.pools else {"num-clients": number}
+
+
+def _set_durable(session: Session, s: RoundState) -> None:
+    """Clients in other processes are told which of their states the last checkpoint needs."""
+    if isinstance(session.fleet, MessageFleet):
+        session.durable = s.accepted.tolist()
+
+
+IN_PROCESS, SIMULATED, DEVICES = "in process", "simulated by Flower", "devices"
+
+
+def _whereabouts(fleet: Fleet) -> str:
+    if not isinstance(fleet, MessageFleet):
+        return IN_PROCESS
+    return SIMULATED if fleet.simulated else DEVICES
+
+
+def check_data(data: Mapping[str, int], facts: Mapping[str, Any]) -> None:
+    """Raise ValueError, in one line, if the data are not those that a run began with.
+
+    data: as `Task.fingerprint`. facts: of the run's checkpoint; earlier versions wrote none.
+    """
+    for what, before in facts.get("data", {}).items():
+        if what in data and data[what] != before:
+            raise ValueError(
+                f"resume: expected the {what} that the run began with, got another one: the files "
+                "of data-dir or partition-file have changed; put them back, or begin another run"
+                if what == "partition"
+                else "resume: expected the samples that the run began with, got other ones: the "
+                "files of data-dir have changed; put them back, or begin another run"
+            )
+
+
+def _check_states(config: RunConfig, begun: Checkpoint) -> None:
+    """Raise ValueError, in one line, if a run cannot be resumed in process, because its clients'
+    data or states are elsewhere."""
+    where = begun.facts.get("clients", IN_PROCESS)
+    half, shapes = config.strategy.client_half(), tuple(map(tuple, begun.facts["shapes"]))
+    stateful = any(True for _ in leaves(state_like(half, shapes)))
+    if where == IN_PROCESS or (where == SIMULATED and not stateful):
+        return
+    folder = begun.facts["settings"]["state-dir"]
+    kept = f"in state-dir={folder}" if folder else "in the memory of Flower's clients"
+    reason = (
+        "its clients are devices with data of their own"
+        if where == DEVICES
+        else f"{config.algo} has clients with states, which are {kept}, not in the checkpoint"
+    )
+    raise ValueError(
+        f"resume: this run began by `flwr run`, and {reason}; resume it by `flwr run` with "
+        f"resume=true name={config.name!r} and the same settings"
+        + ("" if folder or not stateful else "; clients whose memory is gone begin anew")
+    )
+
+
+def _fresh(path: Path) -> str:
+    """A federation's name: another run may be called as this one, and clients remember."""
+    return f"{path.name}-{uuid4().hex[:8]}"
+
+
+def _next_attempt(path: Path) -> int:
+    """The number of this start of a run, stored before the first message is sent.
+
+    Clients refuse messages of a smaller number than the largest they have seen, so each start needs
+    a larger one than every start before it, of this directory and of copies of it. The clock (ns)
+    orders starts of copies and backups, which do not know of each other; the stored number orders
+    those of one directory, also after the clock was set back.
+    Raises ValueError, in one line, if the stored number is damaged.
+    """
+    file = path / ATTEMPT
+    try:
+        last = json.loads(file.read_bytes())["attempt"] if file.is_file() else -1
+        attempt = max(int(last) + 1, time.time_ns())
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ValueError(
+            f"{file}: expected the number of the run's last start, got a damaged file; remove it"
+        ) from None
+    replace(file, json.dumps({"attempt": attempt}).encode())
+    return attempt
+
+
+def run_of(config: RunConfig) -> Path:
+    """The directory of the run to go on with. Raises ValueError where it is not named."""
+    if not config.name:
+        raise ValueError("resume: expected name=..., the run's directory below out-dir, got none")
+    return place(config.out_dir, config.name, config.flat)
+
+
+def with_its_clients(config: RunConfig) -> RunConfig:
+    """The configuration of a resumed run under Flower with the number of the clients that came."""
+    if config.resume and not config.strategy.pools:
+        begun = Checkpoints(run_of(config) / FOLDER).facts().get("settings", {})
+        number = begun.get("num-clients", config.num_clients)
+        return config.having("num-clients", number)
+    return config
+
+
+def as_begun(config: RunConfig, at: int | None = None) -> str:
+    """``vectorize``; where a resumed run leaves it open, what was chosen at its beginning."""
+    if not config.resume or config.vectorize != "auto":
+        return config.vectorize
+    return vectorize_of(Checkpoints(run_of(config) / FOLDER).facts(at))
+
+
+def vectorize_of(facts: Mapping[str, Any]) -> str:
+    """How the run of a checkpoint took its clients: on or off.
+
+    Flower's runtimes take one at a time, and earlier versions left "auto" in their settings.
+    """
+    return "on" if facts["settings"].get("vectorize") == "on" else "off"
+
+
+def restore(session: Session, found: Checkpoint) -> RoundState:
+    """The state of a checkpoint, after the clients were given theirs."""
+    state = unpack(session.method, found.server, found.facts)
+    like = state_like(session.half, tuple(map(tuple, found.facts["shapes"])))
+    session.fleet.restore(
+        (i, (round, fill(like, tensors))) for i, (round, tensors) in found.clients.items()
+    )
+    return state

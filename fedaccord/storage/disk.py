@@ -1,0 +1,150 @@
+"""A client's memory on disk: it outlives the process and the machine's restarts.
+
+``<state-dir>/<federation>/<client>/`` holds a file for each version of its state and
+``memory.json``, written last, which names them with their checksums. Files are written beside
+their place, synced and moved there. Folders are readable by their user alone. When a federation is
+new, those that no client was visited by for some days are removed.
+"""
+
+import json
+import logging
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedaccord.core.request import TrainInstruction
+from fedaccord.core.vectors import fill, leaves
+from fedaccord.storage.files import of_file, replace
+from fedaccord.storage.store import Memory, MissingStateError, Version
+from fedaccord.storage.tensors import read_tensors, write_tensors
+
+log = logging.getLogger("flwr")
+
+INDEX = "memory.json"
+OWNER = "client.json"  # in a device's state-dir: whose states these are
+OURS = re.compile(r"\d+\.safetensors|\.(memory\.json|\d+\.safetensors)\.\d+")
+
+
+def prepare(folder: Path, owner: Mapping[str, Any] | None = None) -> None:
+    """Make a state-dir; owner: the one client that it belongs to, if it is no simulation's.
+
+    Raises ValueError, in one line, if states cannot be stored there or belong to another client.
+    """
+    if not folder.is_absolute():
+        raise ValueError(f"state-dir: expected an absolute path, got {str(folder)!r}")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied", str(folder))
+        if owner is None:
+            return
+        file = folder / OWNER
+        if not file.is_file():
+            replace(file, json.dumps(owner).encode())
+        found = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ValueError(
+            f"state-dir: expected a folder that can be written, got {folder} ({error.strerror})"
+        ) from None
+    except (ValueError, RecursionError):
+        found = "a damaged file"
+    if found != owner:
+        raise ValueError(
+            f"state-dir: expected the folder of {json.dumps(owner)}, found that of {found!r:.200} "
+            f"in {folder}: name a folder of its own, or remove {file} if the states are this "
+            "client's"
+        )
+
+
+class VersionFile(NamedTuple):
+    """A version's file."""
+
+    name: str
+    sum: int  # CRC-32 of its bytes
+
+
+class DiskStore:
+    """The memory of one client of one federation below ``folder``.
+
+    Raises OSError, which names the file, where one cannot be written; the memory stays as it was.
+    """
+
+    def __init__(self, folder: Path, asked: TrainInstruction, days: float = math.inf) -> None:
+        """days: after which other federations' states are removed."""
+        name = re.sub(r"[^\w.-]", "_", asked.federation).strip(".") or "federation"
+        self.folder = folder / name / str(int(asked.client))
+        self._days = days
+
+    def load(self) -> Memory | None:
+        """None before the first visit, and where the index is damaged, with a warning."""
+        path = self.folder / INDEX
+        try:
+            if path.exists() and not path.is_file():  # a pipe would never end
+                raise ValueError("not a file")
+            found = json.loads(path.read_text(encoding="utf-8"))
+            latest, before, durable = (
+                v and Version(v["round"], VersionFile(v["name"], v["sum"]))
+                for v in found["versions"]
+            )
+            return Memory(latest, before, found["attempt"], durable)
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+            log.warning("%s is damaged (%s): the client's state is lost", path, error)
+            return None
+
+    def save(self, memory: Memory) -> None:
+        versions = (memory.latest, memory.before, memory.durable)
+        content = {
+            "versions": [v and {"round": v.round, **v.state._asdict()} for v in versions],
+            "attempt": memory.attempt,
+        }
+        self._make_folder()
+        replace(self.folder / INDEX, json.dumps(content).encode())
+        named = {INDEX, *(v.state.name for v in versions if v is not None)}
+        for path in self.folder.iterdir():
+            if OURS.fullmatch(path.name) and path.name not in named and not path.is_dir():
+                path.unlink(missing_ok=True)
+
+    def pack(self, round: int, state: Any) -> VersionFile:
+        name = f"{round}.safetensors"
+        self._make_folder()
+        return VersionFile(name, write_tensors(self.folder / name, dict(leaves(state))))
+
+    def unpack(self, kept: VersionFile, like: Any) -> Any:
+        path = self.folder / kept.name
+        try:
+            if path.exists() and not path.is_file():
+                raise ValueError("not a file")
+            state = fill(like, read_tensors(path, kept.sum))
+            if dict(leaves(state)).keys() < dict(leaves(like)).keys():
+                raise ValueError("vectors are missing")
+        except (OSError, ValueError) as error:
+            log.warning("%s is damaged (%s): the client's state is lost", path, error)
+            raise MissingStateError from None
+        return state
+
+    def _make_folder(self) -> None:
+        federation = self.folder.parent
+        is_new = not federation.exists()
+        try:
+            for folder in (federation.parent, federation, self.folder):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise of_file(error, self.folder) from None
+        if is_new:
+            _remove_old(federation, self._days)
+
+
+def _remove_old(federation: Path, days: float) -> None:
+    """Remove the folders beside this one, of other federations, that were last written before."""
+    for other in federation.parent.iterdir():
+        files = [*other.glob(f"*/{INDEX}")] if other != federation and other.is_dir() else []
+        if files and time.time() - max(file.stat().st_mtime for file in files) > days * 86400:
+            log.info("%s is removed: its last visit is more than %g days ago", other, days)
+            shutil.rmtree(other, ignore_errors=True)

@@ -1,0 +1,142 @@
+"""What a client remembers between two visits, and where: Flower's Context, or `disk.py`.
+
+At most three versions of its state are kept: the one that the last step made, the one that it was
+made from, in case the server does not accept that step, and the one of the server's last
+checkpoint, in case the server resumes from there. A server whose checkpoints hold the clients'
+states, as in process, does not ask for the third.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+from flwr.app import ArrayRecord, ConfigRecord, Context
+
+from fedaccord.compat.flower_1_41 import KeptArray
+from fedaccord.core.plugin import ClientHalf, state_like
+from fedaccord.core.request import TrainInstruction
+from fedaccord.core.rule import Shapes
+from fedaccord.core.vectors import leaves
+from fedaccord.wire import records
+
+EARLIER_START = "earlier start of the run"  # in what a client replies to a replaced server
+STATE, STATE_INFO = "fedaccord-state", "fedaccord-state-info"
+BEFORE, DURABLE = "fedaccord-state-before", "fedaccord-state-durable"
+
+
+class Version(NamedTuple):
+    """A client's state after the step of a round."""
+
+    round: int
+    state: Any  # as the store keeps it: a NamedTuple of vectors, or a record of them
+
+
+class Memory(NamedTuple):
+    """What a client remembers."""
+
+    latest: Version
+    before: Version | None = None  # what the latest was made from; None: the first visit
+    attempt: int = 0  # the start of the server that asked last
+    durable: Version | None = None  # that of the server's last checkpoint; None: one of the others
+
+
+class MissingStateError(Exception):
+    """The client does not have the state that the server knows of."""
+
+
+def recall(memory: Memory | None, asked: TrainInstruction) -> Any | None:
+    """The state that a visit begins with, as it was kept; None: it is the client's first one.
+
+    Every start of a run has a larger ``attempt`` than the starts before it, so messages are ordered
+    by (attempt, round). A later start is accepted even if its rounds begin lower, and after that no
+    message of an earlier start is, whatever its round.
+
+    Raises MissingStateError if the state is missing, and ValueError for a message that is earlier
+    than the last one.
+    """
+    if memory and asked.attempt < memory.attempt:
+        raise ValueError(
+            f"the message of round {asked.round + 1} is of an {EARLIER_START} than the last "
+            "message: nothing was done"
+        )
+    if memory and asked.attempt == memory.attempt and asked.round < memory.latest.round:
+        raise ValueError(
+            f"the message of round {asked.round + 1} came after that of round "
+            f"{memory.latest.round + 1}: nothing was done"
+        )
+    if asked.accepted < 0:
+        return None
+    found = version(memory, asked.accepted)
+    if found is not None:
+        return found.state
+    if is_stateless(asked.half, asked.shapes):  # nothing to remember, nothing lost
+        return None
+    raise MissingStateError
+
+
+def remember(memory: Memory | None, asked: TrainInstruction, state: Any) -> Memory:
+    """What a client remembers after the visit that ``state`` comes from."""
+    before = version(memory, asked.accepted)
+    durable = None if asked.durable == asked.accepted else version(memory, asked.durable)
+    return Memory(Version(asked.round, state), before, asked.attempt, durable)
+
+
+def version(memory: Memory | None, round: int) -> Version | None:
+    """The one that the step of a round made."""
+    versions = (memory.latest, memory.before, memory.durable) if memory else ()
+    return next((v for v in versions if v and v.round == round), None)
+
+
+@lru_cache(maxsize=8)
+def is_stateless(half: ClientHalf, shapes: Shapes) -> bool:
+    """Whether a client keeps no vector between two rounds."""
+    return next(leaves(state_like(half, shapes)), None) is None
+
+
+class Store(Protocol):
+    """Where a client's memory lies; `pack` makes what a version keeps of a state."""
+
+    def load(self) -> Memory | None: ...
+
+    def save(self, memory: Memory) -> None: ...
+
+    def pack(self, round: int, state: Any) -> Any: ...
+
+    def unpack(self, kept: Any, like: Any) -> Any:
+        """The state, with the structure of ``like``; MissingStateError if it is damaged."""
+
+
+class ContextStore:
+    """Flower's Context: it lasts as long as the run and the SuperNode."""
+
+    def __init__(self, context: Context) -> None:
+        self.records = context.state
+
+    def load(self) -> Memory | None:
+        latest = records.arrays_of(self.records, STATE)
+        if latest is None:
+            return None
+        info = records.config_of(self.records, STATE_INFO)
+        others = (records.arrays_of(self.records, name) for name in (BEFORE, DURABLE))
+        first, *rounds = info["rounds"]
+        before, durable = (
+            None if kept is None else Version(round, kept)
+            for round, kept in zip(rounds, others, strict=True)
+        )
+        return Memory(Version(first, latest), before, info["attempt"], durable)
+
+    def save(self, memory: Memory) -> None:
+        rounds = []
+        versions = (memory.latest, memory.before, memory.durable)
+        for name, version in zip((STATE, BEFORE, DURABLE), versions, strict=True):
+            self.records.pop(name, None)
+            if version is not None:
+                self.records[name] = version.state
+            rounds.append(-1 if version is None else version.round)
+        self.records[STATE_INFO] = ConfigRecord({"rounds": rounds, "attempt": memory.attempt})
+
+    def pack(self, round: int, state: Any) -> ArrayRecord:
+        return records.pack(state, KeptArray)
+
+    def unpack(self, kept: ArrayRecord, like: Any) -> Any:
+        """Raises ValueError where it is a state of another method."""
+        return records.unpack_state(like, kept)

@@ -1,0 +1,42 @@
+"""Files of tensors, with a checksum: what was read is what was written."""
+
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file, save
+from torch import Tensor
+
+from fedaccord.storage.files import read_bytes, replace
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
+    """Write tensors, which may share memory, by name; the CRC-32 of the file. Raises OSError."""
+    content = save({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
+    replace(path, content)
+    return zlib.crc32(content)
+
+
+def map_tensors(path: Path, sum: int) -> dict[str, Tensor]:
+    """As `read_tensors`, but what is not used does not lie in memory; the file may be deleted."""
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            found = zlib.crc32(block, found)
+    return _loaded(path, found == sum, lambda: load_file(path))
+
+
+def read_tensors(path: Path, sum: int) -> dict[str, Tensor]:
+    """What `write_tensors` wrote. Raises OSError, or ValueError where the file has another sum."""
+    content = read_bytes(path)
+    return _loaded(path, zlib.crc32(content) == sum, lambda: load(content))
+
+
+def _loaded(path: Path, same: bool, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    if not same:
+        raise ValueError(f"{path.name} is not what was written")
+    try:
+        return read()
+    except SafetensorError as error:
+        raise ValueError(f"{path.name} holds no tensors: {error}") from None

@@ -1,0 +1,74 @@
+"""The introduction: before a node is asked to train it says which client it is."""
+
+from typing import cast
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from fedaccord.core.options import listed
+from fedaccord.wire.instruction import HANDSHAKE, PROTOCOL, VERSION, check_protocol
+from fedaccord.wire.records import CONFIG, METRICS, config_of, metrics_of
+
+PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
+OWN_DATA = ("data-dir", "data-path")  # keys of a node's config; the second is Flower's own
+UNNUMBERED = "without-number"  # in the answer of a node that the server is to number
+MAX_CLIENTS = 10**6  # no node may make the server keep more
+
+
+def handshake() -> RecordDict:
+    """A question that a ClientApp answers without training: which client are you?"""
+    return RecordDict({CONFIG: ConfigRecord({HANDSHAKE: True, VERSION: PROTOCOL})})
+
+
+def answer_handshake(message: Message, context: Context) -> Message:
+    """The answer to `hello`: the node's number, or that it has data and leaves that to the server.
+
+    Raises ValueError if the node's config has neither, or the server has another protocol.
+    """
+    check_protocol("server", config_of(message.content, CONFIG).get(VERSION))
+    config = context.node_config
+    values: dict[str, int] = {VERSION: PROTOCOL}
+    wanted: tuple[str, ...] = (PARTITION_ID, NUM_PARTITIONS)
+    if PARTITION_ID not in config and any(key in config for key in OWN_DATA):
+        values[UNNUMBERED] = 1
+        wanted = (NUM_PARTITIONS,) if NUM_PARTITIONS in config else ()
+    for key in wanted:
+        value = config.get(key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(
+                f"expected an integer {key!r} in this node's config, got {value!r}: "
+                'start the SuperNode with --node-config "partition-id=0 num-partitions=3", or with '
+                "data of its own, which data-dir names"
+            )
+        values[key] = value
+    metrics = MetricRecord(dict[str, int | float | list[int] | list[float]](values))
+    return Message(RecordDict({METRICS: metrics}), reply_to=message)
+
+
+def read_handshake(reply: Message) -> tuple[int | None, int | None]:
+    """(client, number of clients) of an answer to `hello`; None: the server is to say.
+
+    Raises ValueError, in one line, on an answer that is none.
+    """
+    metrics = metrics_of(reply.content, METRICS)
+    if UNNUMBERED in metrics or PARTITION_ID in metrics:
+        check_protocol("client", metrics.get(VERSION))
+    if UNNUMBERED in metrics:
+        most = metrics.get(NUM_PARTITIONS)
+        if most is not None and not (isinstance(most, int) and 0 < most <= MAX_CLIENTS):
+            raise ValueError(f"expected {NUM_PARTITIONS} from 1 to {MAX_CLIENTS}, got {most!r:.40}")
+        return None, most
+    values = [metrics.get(key) for key in (PARTITION_ID, NUM_PARTITIONS)]
+    if not all(isinstance(value, int) for value in values):
+        raise ValueError(
+            f"expected an answer with {PARTITION_ID!r} and {NUM_PARTITIONS!r}, got "
+            f"{listed(metrics)}: answer the strategy's messages with fedaccord.train_locally"
+        )
+    client, num_clients = (cast(int, value) for value in values)
+    if not 0 <= client < num_clients:
+        raise ValueError(
+            f"expected partition-id below num-partitions, got partition-id={client} "
+            f"num-partitions={num_clients}"
+        )
+    if num_clients > MAX_CLIENTS:
+        raise ValueError(f"expected num-partitions of at most {MAX_CLIENTS}, got {num_clients}")
+    return client, num_clients

@@ -1,0 +1,105 @@
+"""Certificates and keys, checked by OpenSSL as Python has it, and as Flower reads them."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedaccord.cli.deployments import certificates
+from fedaccord.cli.deployments.certificates import as_pem, check_server, make_authority, make_server
+
+HOSTS = ["192.0.2.10", "lab.example.org", "::1"]
+
+
+@pytest.fixture(scope="module")
+def authority() -> tuple[x509.Certificate, certificates.Key]:
+    return make_authority("lab")
+
+
+def test_a_certificate_names_every_host(
+    authority: tuple[x509.Certificate, certificates.Key],
+) -> None:
+    certificate, key = make_server(*authority, HOSTS, days=10)
+    for host in HOSTS:
+        check_server(certificate, key, authority[0], host)
+    with pytest.raises(
+        ValueError, match=r"is for 192\.0\.2\.10, lab\.example\.org, ::1, not for x"
+    ):
+        check_server(certificate, key, authority[0], "x")
+    assert 9.9 < certificates.days_left(certificate) < 10
+    assert 3649 < certificates.days_left(authority[0]) < 3650
+
+
+def test_what_does_not_belong_together_is_told(
+    authority: tuple[x509.Certificate, certificates.Key],
+) -> None:
+    certificate, key = make_server(*authority, HOSTS, days=10)
+    with pytest.raises(ValueError, match=r"not signed by ca\.crt"):
+        check_server(certificate, key, make_authority("lab")[0], HOSTS[0])
+    with pytest.raises(ValueError, match="not that of the certificate"):
+        check_server(certificate, ec.generate_private_key(ec.SECP384R1()), authority[0], HOSTS[0])
+
+
+def handshake(authority: x509.Certificate, server: Path, host: str) -> None:
+    """A TLS handshake in memory, under the strictest rules that Python knows."""
+    one, other = ssl.MemoryBIO(), ssl.MemoryBIO()
+    here = ssl.create_default_context(cadata=as_pem(authority).decode())
+    here.verify_flags |= ssl.VERIFY_X509_STRICT
+    there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    there.load_cert_chain(server)
+    client = here.wrap_bio(one, other, server_hostname=host)
+    accepted = there.wrap_bio(other, one, server_side=True)
+    for _ in range(3):
+        for side in (client, accepted):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    assert client.version() == "TLSv1.3"
+
+
+@pytest.mark.parametrize(
+    ("host", "days", "own", "code"),
+    [
+        ("192.0.2.10", 10, True, None),
+        ("lab.example.org", 10, True, None),
+        ("192.0.2.11", 10, True, 64),
+        ("other.example.org", 10, True, 62),
+        ("192.0.2.10", -1, True, 10),  # expired
+        ("192.0.2.10", 10, False, 20),  # of another authority
+    ],
+)
+def test_a_client_takes_the_right_certificate_alone(
+    authority: tuple[x509.Certificate, certificates.Key],
+    tmp_path: Path,
+    host: str,
+    days: float,
+    own: bool,
+    code: int | None,
+) -> None:
+    certificate, key = make_server(*(authority if own else make_authority("x")), HOSTS, days)
+    (tmp_path / "server").write_bytes(as_pem(certificate) + as_pem(key))
+    if code is None:
+        handshake(authority[0], tmp_path / "server", host)
+        return
+    with pytest.raises(ssl.SSLCertVerificationError) as error:
+        handshake(authority[0], tmp_path / "server", host)
+    assert error.value.verify_code == code
+
+
+def test_a_devices_key_is_one_that_flower_takes(tmp_path: Path) -> None:
+    """Its register command reads the public file, its SuperNode the private one."""
+    private, public = certificates.make_device_key()
+    (tmp_path / "key").write_bytes(private)
+    registered = serialization.load_ssh_public_key(public)
+    assert isinstance(registered, ec.EllipticCurvePublicKey)
+    assert registered.curve.name == "secp384r1"
+    sent = serialization.load_pem_public_key(certificates.public_key(tmp_path / "key"))
+    assert sent == registered
+    signature = certificates.sign(tmp_path / "key", b"2026")
+    registered.verify(signature, b"2026", ec.ECDSA(hashes.SHA256()))
+    other, _ = certificates.make_device_key()
+    assert other != private

@@ -1,0 +1,64 @@
+"""Figures for papers: curves that say what the runs measured."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedaccord.experiments.analysis import figures
+from fedaccord.experiments.analysis.groups import groups_of
+from fedaccord.runs import reader
+from tests.cli.shell import invoke
+from tests.experiments.analysis.made import write
+
+
+def test_a_curve_is_the_mean_over_seeds_with_its_spread(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.5, 0.7], seed=0)
+    write(tmp_path, [0.1, 0.7, 0.9], seed=1)
+    (group,) = groups_of([reader.read(path) for path in reader.find([tmp_path])])
+    line = figures.curve(group, "test-accuracy", "bytes")
+    assert [*line["x"]] == [0, 15, 30]
+    np.testing.assert_allclose(line["raw"], [0.1, 0.6, 0.8])
+    np.testing.assert_allclose(line["smooth"], line["raw"])  # few evaluations
+    np.testing.assert_allclose(line["high"] - line["smooth"], [0, 0.02**0.5, 0.02**0.5], atol=1e-12)
+    (axes,) = figures.draw([group], "test-accuracy").axes
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), line["smooth"])
+
+
+def test_large_costs_have_prefixes(tmp_path: Path) -> None:
+    (group,) = groups_of([reader.read(write(tmp_path, [0.1, 0.5]))])
+    words = [
+        figures.draw([group], "test-accuracy", over).axes[0].xaxis.get_major_formatter()(20e6)
+        for over in ("bytes", "gradients")
+    ]
+    assert words == ["20M", "20M"]
+
+
+def test_no_two_of_28_lines_are_alike() -> None:
+    assert len({*figures.styles(28)}) == 28
+
+
+def test_the_command_prints_the_table_and_writes_figures(tmp_path: Path) -> None:
+    write(tmp_path / "runs", [0.1, 0.5, 0.7])
+    write(tmp_path / "runs", [0.1, 0.5, 0.8], algo="scaffold")
+    result = invoke("compare", tmp_path, "--target", "0.75", "--figures", tmp_path / "f")
+    assert result.exit_code == 0, result.output
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.split()}
+    assert "rounds to 75.00%" in lines["method"]
+    assert "1 of 1" in lines["scaffold"]
+    assert "0 of 1" in lines["fedavg"]
+    names = {path.name for path in (tmp_path / "f").iterdir()}
+    assert names >= {"test-accuracy.pdf", "test-accuracy.png", "test-accuracy-by-bytes.pdf"}
+    assert all(path.stat().st_size > 1000 for path in (tmp_path / "f").iterdir())
+
+
+@pytest.mark.parametrize("words", [(), ("--figures", "{file}/f")])
+def test_what_is_no_run_and_no_folder_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    given = [word.format(file=file) for word in words]
+    if given:
+        write(tmp_path / "runs", [0.1, 0.5])
+    result = invoke("compare", tmp_path, *given)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1

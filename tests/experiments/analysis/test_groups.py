@@ -1,0 +1,206 @@
+"""Groups of runs: who belongs together, what they cost, when they are at the target."""
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedaccord.config import affecting
+from fedaccord.experiments.analysis.groups import (
+    Group,
+    Spread,
+    final,
+    groups_of,
+    headline,
+    ranked,
+    smoothed,
+    to_target,
+    tuned,
+    usual_target,
+)
+from fedaccord.experiments.analysis.table import shown, summary, text
+from fedaccord.runs import reader
+from tests.experiments.analysis.made import write
+
+
+def groups(folder: Path) -> list[Group]:
+    return groups_of([reader.read(path) for path in reader.find([folder])])
+
+
+def test_seeds_are_one_group_and_its_label_has_what_differs(tmp_path: Path) -> None:
+    for seed in (1, 0):
+        how = {"threads": seed + 1, "workers": seed}
+        write(tmp_path, [0.1, 0.5], seed=seed, **how)
+    write(tmp_path, [0.1, 0.6], lr=0.05)
+    write(tmp_path, [0.1, 0.7], algo="scaffold")
+    found = {group.label: group for group in groups(tmp_path)}
+    assert {*found} == {"fedavg lr=0.1", "fedavg lr=0.05", "scaffold lr=0.1"}
+    both = found["fedavg lr=0.1"]
+    assert [run.settings["seed"] for run in both.runs] == [0, 1]
+    assert [*both.tables[1]["test-accuracy"]] == [0.1, 0.5]
+
+
+def test_where_a_run_was_followed_and_what_was_measured_make_no_other_group(tmp_path: Path) -> None:
+    free = sorted(affecting("records", "speed", "place") - {"name", "out-dir"})
+    for seed, key in enumerate(["none", *free]):
+        write(tmp_path, [0.1, 0.5], seed=seed, **({key: "other"} if key != "none" else {}))
+    (group,) = groups(tmp_path)
+    assert len(group.runs) == 1 + len(free)
+    assert any("tracker" in run.settings for run in group.runs)
+    write(tmp_path, [0.1, 0.5], seed=len(free) + 1, **{"max-update-norm": 2.0})
+    assert len(groups(tmp_path)) == 2
+
+
+def test_groups_are_in_the_order_of_their_methods_and_of_the_sizes_of_settings(
+    tmp_path: Path,
+) -> None:
+    for algo, lr, model in (("b", 0.2, "x"), ("a", 0.1, "y"), ("b", 0.1, "y"), ("b", 0.1, "x")):
+        write(tmp_path, [0.1], algo=algo, lr=lr, model=model)
+        (tmp_path / f"{algo}-{lr}-0").rename(tmp_path / f"{algo}{lr == 0.1}{model}")
+    found = groups_of([reader.read(tmp_path / name) for name in ("bFalsex", "bTruey", "aTruey")])
+    labels = ["b lr=0.1 model=y", "b lr=0.2 model=x", "a lr=0.1 model=y"]
+    assert [group.label for group in found] == labels
+    assert groups(tmp_path)[0].label == "a lr=0.1 model=y"
+
+
+def test_a_sweep_is_sensitive_on_what_it_was_tuned_by(tmp_path: Path) -> None:
+    for lr in (0.05, 0.1):
+        tuning = write(tmp_path, [0.1, 0.5], lr=lr, validation=0.1)
+        table = tuning / "metrics.csv"
+        table.write_text(table.read_text().replace("test-", "validation-"))
+    tested = write(tmp_path / "tests", [0.1, 0.6], lr=0.1, validation=0.0)
+    metric, those = tuned(groups(tmp_path))
+    assert metric == "validation-accuracy"
+    assert {group.settings["lr"] for group in those} == {0.05, 0.1}
+    assert all(run.path != tested for group in those for run in group.runs)
+    assert tuned(groups(tested))[0] == headline(groups(tmp_path)) == "test-accuracy"
+
+
+def test_what_only_one_of_two_runs_of_a_method_has_is_in_its_label(tmp_path: Path) -> None:
+    write(tmp_path, [0.1], **{"fedavg.server-lr": 1.0})
+    write(tmp_path, [0.1], seed=1, **{"fedavg.server-lr": 1.0, "relaxed-init.beta": 0.1})
+    write(tmp_path, [0.1], algo="scaffold", **{"scaffold.server-lr": 0.5})
+    labels = {group.label for group in groups(tmp_path)}
+    assert labels == {"fedavg", "fedavg relaxed-init.beta=0.1", "scaffold"}
+
+
+def test_costs_add_up_over_the_rounds(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, None, 0.5, 0.7])
+    (group,) = groups(tmp_path)
+    (table,) = group.tables
+    assert [*table["bytes"]] == [0, 15, 30, 45]
+    assert [*table["gradients"]] == [0, 14, 20, 34]  # 2 (3 + 4), then one client's 2 x 3
+    assert [*table["seconds"]] == [0, 2, 4, 6]
+
+
+def test_the_target_is_counted_at_its_first_evaluation_over_the_runs_that_came(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, [0.9, None, 0.5, 0.7], seed=0)  # the untrained model does not count
+    write(tmp_path, [0.1, 0.6, 0.6, 0.6], seed=1)
+    write(tmp_path, [0.1, 0.2, 0.3, 0.4], seed=2)
+    (group,) = groups(tmp_path)
+    spent = to_target(group, "test-accuracy", 0.5)
+    assert spent["round"] == Spread(1.5, math.sqrt(0.5), 2)
+    assert spent["bytes"].mean == 22.5
+    assert to_target(group, "test-accuracy", 0.99)["round"].number == 0
+    assert to_target(group, "test-loss", 0.4)["round"].mean == 2  # rounds 3 and 1
+    assert final(group, "test-accuracy").mean == pytest.approx((0.6 + 0.6 + 0.3) / 3)
+    assert usual_target([group], "test-accuracy") == pytest.approx(0.45)
+
+
+@pytest.mark.parametrize(("number", "window"), [(10, 1), (60, 3), (500, 10)])
+def test_smoothed_is_the_mean_of_the_last_twentieth_and_at_most_ten(
+    number: int, window: int
+) -> None:
+    values = smoothed(pd.Series(range(number), dtype=float))
+    assert values.iloc[-1] == np.mean(range(number - window, number))
+    assert values.iloc[0] == 0
+
+
+def test_the_table_names_failures_and_targets_that_were_not_reached(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.5], seed=0)
+    failed = write(tmp_path, [0.1, 0.3], seed=1)
+    text_of = (failed / "summary.json").read_text()
+    (failed / "summary.json").write_text(text_of.replace("completed", "failed"))
+    found = summary(groups(tmp_path), target=0.4)
+    assert found.target == 0.4
+    (row,) = found.rows
+    assert row["seeds"] == "2 (0, 1), 1 failed"
+    assert row["reached"] == "1 of 2"
+    assert text(row["test-accuracy-last"]) == "40.00 ± 14.14%"
+    assert text(row["gradients-to-target"]) == "14"
+    assert [*found.texts()][6:8] == ["rounds to 40.00%", "bytes sent to 40.00%"]
+    (row,) = summary(groups(tmp_path), target=0.8).rows
+    assert text(row["round-to-target"]) == "-"
+
+
+def test_a_seed_that_was_run_again_is_marked_and_counts_once(tmp_path: Path) -> None:
+    first = write(tmp_path, [0.1, 0.5, 0.7])
+    for copy in ("b", "c", "d"):
+        shutil.copytree(first, tmp_path / copy)
+    (group,) = groups(tmp_path)
+    assert (len(group.runs), len(group.tables), len(group.repeats)) == (1, 1, 3)
+    found = summary([group])
+    assert found.rows[0]["seeds"] == "1 (0), 3 repeats"
+    assert text(found.rows[0]["test-accuracy-last"]) == "70.00%"
+    assert not any("±" in cell for cell in found.texts().to_numpy().ravel())
+    numbers = found.numbers().to_dict("records")[0]
+    assert (numbers["seeds"], numbers["runs"], numbers["repeats"]) == ([0], 1, 3)
+    assert np.isnan(numbers["test-accuracy-last-std"])
+    write(tmp_path, [0.1, 0.5, 0.9], seed=1)
+    (group,) = groups(tmp_path)
+    assert summary([group]).rows[0]["seeds"] == "2 (0, 1), 3 repeats"
+    assert final(group, "test-accuracy").mean == pytest.approx((0.6 + 0.7) / 2)
+
+
+def test_of_one_seed_the_run_that_got_furthest_counts(tmp_path: Path) -> None:
+    short = write(tmp_path / "a", [0.1, 0.5, 0.7, 0.7])
+    summary_file = short / "summary.json"
+    summary_file.write_text(summary_file.read_text().replace("completed", "interrupted"))
+    whole = write(tmp_path / "b", [0.1, 0.5, 0.6])
+    (group,) = groups(tmp_path)
+    assert [run.path for run in group.runs] == [whole.resolve()]
+    assert [run.path for run in group.repeats] == [short.resolve()]
+
+
+def test_equal_numbers_of_several_seeds_have_no_spread() -> None:
+    for value in (0.1, 0.7, 1 / 3, 0.9621):
+        assert Spread.of([value] * 3, is_share=True).std == 0.0
+    assert text(Spread.of([0.1] * 3, is_share=True)) == "10.00 ± 0.00%"
+    assert Spread.of([0.1, 0.1 + 1e-6]).std > 0
+
+
+def test_the_best_row_is_first_and_what_was_not_evaluated_last(tmp_path: Path) -> None:
+    for algo, values in (("a", [0.1, 0.3]), ("b", [None]), ("c", [0.1, 0.8]), ("d", [0.1, 0.5])):
+        write(tmp_path, values, algo=algo)
+    assert [row["method"] for row in summary(groups(tmp_path)).rows] == ["c", "d", "a", "b"]
+    losses = [group.label for group in ranked(groups(tmp_path), "test-loss")]
+    assert losses == ["c", "d", "a", "b"]
+
+
+def test_many_seeds_are_named_shortly(tmp_path: Path) -> None:
+    for seed in range(7):
+        write(tmp_path, [0.1, 0.5], seed=seed)
+    assert summary(groups(tmp_path)).rows[0]["seeds"] == "7 (0 to 6)"
+    shutil.rmtree(tmp_path / "fedavg-0.1-2")
+    assert summary(groups(tmp_path)).rows[0]["seeds"] == "6 (0, 1, 3, 4, 5, ...)"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.93333, "0.9333"),
+        (3.0, "3"),
+        (4.5, "4.5"),
+        (0.9, "0.9000"),
+        (12345.0, "12.35k"),
+        (2.5e9, "2.5G"),
+        (-31.4159, "-31.42"),
+    ],
+)
+def test_numbers_are_short(value: float, expected: str) -> None:
+    assert shown(value) == expected

@@ -1,0 +1,148 @@
+"""Measures of real run directories."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedaccord.experiments.analysis import measures
+from fedaccord.experiments.analysis.measures import Measure, Options, Saved
+from fedaccord.runs.checkpoint import Checkpoints
+from tests.cli.shell import invoke, run
+
+QUICK = ("--samples", "200", "--probes", "3")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs: pd of A-FedPD, long and whole of FedAvg, the second over its best train loss."""
+    folder = tmp_path_factory.mktemp("measures")
+    double = ("precision=float64", "local-epochs=2")
+    for name, words in {
+        "pd": ("algo=afedpd", "num-server-rounds=4", "weight-decay=0.01", *double),
+        "long": ("algo=fedavg", "num-server-rounds=6", "eval-train=true"),
+        "short": ("algo=fedavg", "num-clients=25"),
+    }.items():
+        result = run(folder, f"name={name}", *words)
+        assert result.exit_code == 0, result.output
+    return folder / "runs"
+
+
+def by_name(found: list[Measure]) -> dict[str, float]:
+    return {measure.name: measure.value for measure in found}
+
+
+def test_excess_risk_is_split_against_the_best_train_loss_or_a_reference(folder: Path) -> None:
+    saved = Saved(folder / "long", {})
+    own = by_name([*measures.risk(saved, None)])
+    assert own["optimisation-error"] >= 0
+    reported = saved.run.summary
+    assert own["generalisation-gap"] == pytest.approx(reported["generalisation-gap-last"])
+    assert own["test-loss"] == pytest.approx(reported["test-loss-last"])
+    short = Saved(folder / "short", {})
+    assert "excess-risk" not in by_name([*measures.risk(short, None)])  # no train loss is known
+    against = by_name([*measures.risk(short, folder / "long")])
+    error = against["train-loss"] - own["train-loss"]
+    assert against["optimisation-error"] == pytest.approx(error)
+    total = against["test-loss"] - own["train-loss"]
+    assert against["excess-risk"] == pytest.approx(total)
+
+
+def test_fairness_is_over_the_clients_shares_of_the_test_samples(folder: Path) -> None:
+    saved = Saved(folder / "short", {})
+    found = by_name([*measures.fairness(saved)])
+    accuracies = []
+    for i in range(25):
+        x, y = saved.task.client_test(i) or pytest.fail("no test samples")
+        inputs = saved.task.prepare(x, torch.float32)
+        saved.model.w.copy_(saved.w)
+        hits = saved.model.module(inputs).argmax(1) == y
+        accuracies.append(float(hits.double().mean()))
+    assert found["client-accuracy"] == pytest.approx(np.mean(accuracies))
+    assert found["client-accuracy-std"] == pytest.approx(np.std(accuracies))
+    worst = np.mean(sorted(accuracies)[:3])  # a tenth of 25, rounded up
+    assert found["client-accuracy-worst-decile"] == pytest.approx(worst)
+
+
+def missed(server: Mapping[str, torch.Tensor], t: int) -> torch.Tensor:
+    """What a client of A-FedPD whose last round was t has missed."""
+    return server["server.lam_bar"] - server[f"server.lam_bar_after.{t}"]
+
+
+def test_dual_drift_is_zero_where_the_duals_are_those_of_a_stationary_point(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not [*measures.duals(Saved(folder / "long", {}))]  # FedAvg has no duals
+    saved = Saved(folder / "pd", {})
+    assert by_name([*measures.duals(saved)])["dual-drift"] > 1e-3
+    found = Checkpoints(saved.path / "checkpoint").load()
+
+    def exact(client: int) -> torch.Tensor:
+        return -(saved.of_client(client).gradient(saved.w) + 0.01 * saved.w)
+
+    states = {  # less what the client has missed, which it is told when it comes back
+        i: (t, {"lam": exact(i) - missed(found.server, t)}) for i, (t, _) in found.clients.items()
+    }
+    monkeypatch.setattr(
+        Checkpoints, "load", lambda self: found._replace(clients=states), raising=True
+    )
+    assert by_name([*measures.duals(saved)])["dual-drift"] < 1e-20
+
+
+def test_mean_of_the_virtual_duals_is_the_servers(folder: Path) -> None:
+    """lam_bar is the mean over all clients of their duals with what they have missed."""
+    found = Checkpoints(folder / "pd" / "checkpoint").load()
+    server = found.server["server.lam_bar"]
+    absent = 4 - len(found.clients)  # their duals are all virtual: lam_bar
+    total = sum(state["lam"] + missed(found.server, t) for t, state in found.clients.values())
+    torch.testing.assert_close((total + absent * server) / 4, server)
+
+
+def test_the_command_prints_and_writes_every_measure(folder: Path, tmp_path: Path) -> None:
+    out, picture = tmp_path / "m.json", tmp_path / "l.png"
+    words = ("--out", out, "--landscape", picture, *QUICK)
+    result = invoke("measure", folder / "pd", *words)
+    assert result.exit_code == 0, result.output
+    written = json.loads(out.read_text())
+    lines = [line.split()[0] for line in result.stdout.splitlines()]
+    assert lines == [*written]
+    assert {"hessian-top-eigenvalue", "hessian-trace", "sharpness", "dual-drift"} <= {*written}
+    assert all(math.isfinite(value) for value in written.values())
+    assert written["hessian-top-eigenvalue"] > 0
+    pixels = np.asarray(Image.open(picture).convert("RGB"))
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+
+
+def test_the_seed_draws_the_samples_so_that_the_same_comes_again(folder: Path) -> None:
+    options = Options(samples=100, probes=2)
+    saved = Saved(folder / "short", {})
+    assert [*measures.shape(saved, options)] == [*measures.shape(saved, options)]
+    assert saved.surface(options).total == 100
+    assert saved.surface(Options(samples=0)).total == sum(
+        saved.task.num_examples(i) for i in range(25)
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("{tmp}",), "expected a run directory"),
+        (("{run}", "lr=3"), "expected only data-dir, device, download, threads"),
+        (("{run}", "--landscape", "x.gif"), "expected a file that ends in .png or .pdf"),
+        (("{run}", "--out", "{tmp}/no/m.json"), "expected a file in a folder that is there"),
+        (("{run}", "--reference", "{tmp}"), "expected a run directory with model.safetensors"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    folder: Path, tmp_path: Path, words: tuple[str, ...], reason: str
+) -> None:
+    given = [word.format(tmp=tmp_path, run=folder / "long") for word in words]
+    result = invoke("measure", *given, *QUICK)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert reason in result.stderr
+    assert result.stderr.count("\n") == 1

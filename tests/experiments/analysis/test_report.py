@@ -1,0 +1,215 @@
+"""The report in a browser: no script errors, plots with something in them, switches that switch."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedaccord.experiments.analysis import plots
+from fedaccord.experiments.analysis.figures import curve
+from fedaccord.experiments.analysis.groups import groups_of, ranked
+from fedaccord.runs import reader
+from tests.cli.shell import invoke, run
+from tests.experiments.analysis.made import write
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+in_browser = pytest.mark.skipif(
+    not (BROWSER and DRIVER),
+    reason="needs chromium and chromedriver (Debian's chromium and chromium-driver)",
+)
+PLOTS = ("curves", "cost", "consensus", "classes", "clients", "sensitivity")
+SECTIONS = ("setup", "summary", "methods", *PLOTS, "settings", "origin")
+MODEL = "const of = (name) => Bokeh.documents[0].get_model_by_name(name);"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of real runs: two methods, two seeds, two rates, and one without a server."""
+    folder = tmp_path_factory.mktemp("report")
+    for words in (
+        *(("algo=fedavg", f"seed={seed}", f"lr={lr}") for seed in (0, 1) for lr in (0.05, 0.1)),
+        ("algo=scaffold", "lr=0.1", "eval-train=true"),
+        ("algo=dfedavg", "lr=0.1", "gossip.topology=ring"),
+    ):
+        result = run(folder, "name=" + "-".join(words[:3]), *words)
+        assert result.exit_code == 0, result.output
+    out = folder / "report.html"
+    result = invoke("report", folder / "runs", "--out", out)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"report: {out}\n"
+    return out
+
+
+def test_a_page_is_whole_and_names_where_its_numbers_come_from(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "<script src=" not in text
+    assert [part for part in SECTIONS if f'<section id="{part}">' not in text] == []
+    assert "fedavg lr=0.05" in text
+    assert "<td>commit</td>" in text
+    assert page.stat().st_size < 3_000_000
+
+
+@pytest.fixture(scope="module")
+def browser(page: Path) -> Iterator[Any]:
+    """Chromium with the page, and without a network."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    support = pytest.importorskip("selenium.webdriver.support.ui")
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1200,1000"):
+        options.add_argument(f"--{flag}")
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        driver.get(page.as_uri())
+        wait = "return window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
+        support.WebDriverWait(driver, 60).until(lambda d: d.execute_script(wait))
+        yield driver
+    finally:
+        driver.quit()
+
+
+@in_browser
+def test_a_browser_shows_it_without_errors_and_every_plot_has_colours(browser: Any) -> None:
+    for name in PLOTS:
+        section = browser.find_element("id", name)
+        browser.execute_script("arguments[0].scrollIntoView()", section)
+        pixels = np.asarray(Image.open(BytesIO(section.screenshot_as_png)).convert("RGB"), int)
+        coloured = (pixels.max(axis=2) - pixels.min(axis=2) > 60).sum()
+        assert coloured > 300, f"{name}: {coloured} coloured pixels"
+    problems = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+    assert problems == []
+
+
+@in_browser
+def test_the_switches_choose_lines_metrics_and_axes(browser: Any, page: Path) -> None:
+    def lines() -> Any:
+        code = "const {xs, ys, color} = of('lines test-accuracy round').data;"
+        plain = "return JSON.stringify([xs, ys].map((v) => v.map((line) => [...line])));"
+        return json.loads(browser.execute_script(MODEL + code + plain))
+
+    def axes() -> Any:
+        code = "const plot = of('plot test-accuracy round'); return ['x', 'y'].map((way) => "
+        code += "[plot[way + '_scale'].type, plot[way + '_range'].start, plot[way + '_range'].end])"
+        return browser.execute_script(MODEL + code)
+
+    opened = lines()
+    groups = groups_of([reader.read(run) for run in reader.find([page.parent / "runs"])])
+    groups = ranked(groups, "test-accuracy")
+    assert len(opened[0]) == 2 * len(groups) == 8  # raw and smoothed
+    for i, group in enumerate(groups):
+        line = curve(group, "test-accuracy")
+        assert opened[1][2 * i + 1] == pytest.approx(line["raw"].tolist(), rel=1e-6)
+        assert opened[1][2 * i] == pytest.approx(line["smooth"].tolist(), rel=1e-6)
+    (x, y), raw = axes(), [value for line in opened[1] for value in line]
+    assert (x[0], y[0]) == ("LinearScale", "LinearScale")
+    assert (x[1] < 0, x[2] > 1, y[1] < min(raw), y[2] > max(raw)) == (True,) * 4
+    browser.execute_script(MODEL + "of('axes test-accuracy round').active = 3")
+    x, y = axes()
+    assert (x[0], y[0], 0 < x[1] < 1, y[1] > 0) == ("LogScale", "LogScale", True, True)
+    browser.execute_script(MODEL + "of('axes test-accuracy round').active = 0")
+    browser.execute_script(MODEL + "of('groups').active = [0]")
+    assert len(lines()[0]) == 2
+    browser.execute_script(MODEL + "of('groups').active = [0, 1, 2, 3]")
+    assert lines() == opened
+    browser.execute_script(MODEL + "of('measure test-accuracy round').value = 'test-loss'")
+    assert lines()[0] == opened[0]
+    assert lines()[1] != opened[1]
+    browser.execute_script(MODEL + "of('measure test-accuracy round').value = 'generalisation-gap'")
+    assert len(lines()[0]) == 2  # of the only run that has it
+
+
+@in_browser
+def test_at_1400_pixels_nothing_is_cut_off_and_every_plot_has_a_legend(browser: Any) -> None:
+    browser.set_window_size(1400, 1000)
+    wide = "return [...document.querySelectorAll('section table')].filter((t) => "
+    wide += "t.getBoundingClientRect().right > window.innerWidth).length"
+    assert browser.execute_script(wide) == 0
+    legends = "return [...Bokeh.documents[0]._all_models.values()].filter((m) => "
+    legends += "m.type == 'Figure').map((f) => [...f.center, ...f.below, ...f.above, ...f.right]"
+    legends += ".filter((part) => ['Legend', 'ColorBar'].includes(part.type)).length)"
+    found = browser.execute_script(legends)
+    assert len(found) >= 7
+    assert {*found} == {1}
+    links = "return [...document.querySelectorAll('nav a')].map((a) => "
+    links += "document.querySelector(a.hash + ' h2').getBoundingClientRect().height)"
+    assert min(browser.execute_script(links)) > 10
+    sort = "document.querySelectorAll('table.sorted th')[arguments[0]].click();"
+    sort += "return [...document.querySelectorAll('table.sorted tr')].slice(1).map((r) => "
+    sort += "r.cells[arguments[0]].textContent)"
+    accuracies = [float(text.split()[0].rstrip("%")) for text in browser.execute_script(sort, 1)]
+    assert accuracies == sorted(accuracies)
+    names = browser.execute_script(sort, 0)
+    assert names == sorted(names)
+
+
+def test_the_best_row_is_first_and_what_was_trained_stands_at_the_top(tmp_path: Path) -> None:
+    for algo, last in (("a", 0.3), ("b", 0.9), ("c", 0.5)):
+        write(tmp_path, [0.1, last], algo=algo, model="cnn")
+    shutil.copytree(tmp_path / "b-0.1-0", tmp_path / "copy")
+    result = invoke("report", tmp_path, "--out", tmp_path / "r.html")
+    assert "1 of 4 runs repeat" in result.stderr
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    table = text[text.index('<table class="sorted">') :]
+    assert table.index("<td>b</td>") < table.index("<td>c</td>") < table.index("<td>a</td>")
+    assert ">90.00%</td>" in table
+    setup, rest = text[: text.index('id="summary"')], text[text.index('id="settings"') :]
+    assert "<td>model</td><td>cnn</td>" in setup
+    assert "<td>data set</td><td>digits</td>" in setup
+    assert "<td>model</td>" not in rest
+    assert rest.count("no, a repeat") == 1
+
+
+def test_bars_count_good_and_dropped_replies(tmp_path: Path) -> None:
+    rows = reader.read(write(tmp_path, [0.1, 0.2, 0.3, 0.4])).clients
+    found, again = plots._per_client([rows, rows[rows["round"] > 2]])
+    assert found.to_dict("list") == {
+        "client": [0, 1],
+        "good": [3, 2],
+        "dropped": [0, 1],
+        "asked": [3, 3],
+        "min": [1.0, 2.0],
+        "median": [2.0, 3.0],
+        "max": [3.0, 4.0],
+    }
+    assert again["good"].tolist() == [1, 1]
+
+
+def test_runs_of_an_earlier_version_have_bars_without_seconds(tmp_path: Path) -> None:
+    path = write(tmp_path, [0.1, 0.2])
+    old = [line.rpartition(",")[0] for line in (path / "clients.csv").read_text().splitlines()]
+    (path / "clients.csv").write_text("\n".join(old) + "\n")
+    result = invoke("report", path, "--out", tmp_path / "r.html")
+    assert result.exit_code == 0, result.output
+    assert "seconds of a local round" not in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_labels_are_not_read_as_html(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.5], model="<b>x</b>")
+    write(tmp_path, [0.1, 0.5], model="y", seed=1)
+    result = invoke("report", tmp_path, "--out", tmp_path / "r.html")
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "<td>&lt;b&gt;x&lt;/b&gt;</td>" in text
+    assert "<td><b>x" not in text
+
+
+def test_a_run_before_its_first_evaluation_has_a_report(tmp_path: Path) -> None:
+    write(tmp_path, [None])
+    result = invoke("report", tmp_path, "--out", tmp_path / "r.html")
+    assert result.exit_code == 0, result.output
+
+
+def test_what_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.5])
+    result = invoke("report", tmp_path, "--out", tmp_path / "no" / "r.html")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--out: cannot write" in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,36 @@
+"""The cost that is told is the cost of the runs."""
+
+from pathlib import Path
+
+import pytest
+
+from fedaccord.config import RunConfig
+from fedaccord.experiments.reproduce import Study
+from fedaccord.experiments.reproduce.estimate import Estimate, gradients
+from fedaccord.experiments.sweep.plan import Options
+from tests.experiments.reproduce.studies import TABLE, cell, finish
+
+
+def test_gradients_are_those_of_the_runs(tmp_path: Path) -> None:
+    cells = [*TABLE.cells, cell("fedprox", local_steps=3), cell("dfedavg")]
+    study = Study(TABLE, cells, (0,))
+    results = finish(study, tmp_path).set_index("cell")
+    for run in study.runs(tmp_path):
+        config = RunConfig.make(run.job.settings)
+        assert 4 * gradients(config) == results.gradients[run.cell.name]
+
+
+def test_a_model_is_timed_once_and_what_is_done_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, options = Study(TABLE, TABLE.cells, (0,)), Options(workers=1)
+    runs = study.runs(tmp_path)
+    estimate = Estimate(study, options)
+    first = estimate.hours(runs)
+    assert 0 < first < 1
+    assert len(estimate.paces) == 1
+    assert estimate.hours(runs) == first
+    assert Estimate(study, Options(workers=2)).processes == 2
+    finish(Study(TABLE, TABLE.cells[:1], (0,)), tmp_path)
+    left = [run for run in runs if run.cell is not TABLE.cells[0]]
+    assert estimate.hours(runs) == estimate.hours(left) < first

@@ -1,0 +1,134 @@
+"""The page: ours beside the paper's, with rounds, gradients and sources, and what was not run."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fedaccord.experiments.reproduce import tables
+from fedaccord.experiments.reproduce.page import as_markdown
+from fedaccord.experiments.reproduce.results import COLUMNS, merged, write
+from tests.experiments.reproduce.studies import TABLE
+
+
+def result(cell: str, seed: int, best: float, **own: Any) -> dict[str, Any]:
+    usual = {"table": "small", "cell": cell, "seed": seed, "changed": "", "rounds": 4}
+    usual |= {"status": "completed", "last": best - 2, "mean-of-last-10": best - 1, "best": best}
+    return usual | {"gradients": 12500, "hours": 0.5, "device": "cpu", "reason": ""} | own
+
+
+def failed(cell: str, seed: int) -> dict[str, Any]:
+    lost = {"status": "failed", "last": None, "mean-of-last-10": None, "best": None}
+    return result(cell, seed, 0.0) | lost | {"reason": "the loss is NaN"}
+
+
+def lines(tmp_path: Path, *results: dict[str, Any]) -> list[str]:
+    frame = merged(tmp_path / "none.csv", results)
+    return as_markdown([TABLE], frame, "results.csv").splitlines()
+
+
+def row(found: list[str], cell: str) -> list[str]:
+    (line,) = [line for line in found if line.startswith(f"| `{cell}`")]
+    return [word.strip() for word in line.strip("|").split("|")]
+
+
+def test_a_cell_with_its_paper_rounds_seeds_and_cost(tmp_path: Path) -> None:
+    found = lines(tmp_path, *(result("fedavg/few", s, 90 + s) for s in range(3)))
+    (heading,) = [line for line in found if line.startswith("| cell")]
+    assert row(found, "fedavg/few") == [
+        *("`fedavg/few`", "90.00", "4 of 4", "3", "89.00 ± 1.00", "90.00 ± 1.00", "91.00 ± 1.00"),
+        *("+1.00", "12,500", "0.50"),
+    ]
+    assert heading.count("|") == len(row(found, "fedavg/few")) + 1
+    text = "\n".join(found)
+    assert TABLE.source in text
+    assert TABLE.setting in text
+    assert "[results.csv](results.csv)" in text
+
+
+def test_a_deviation_of_more_than_two_spreads_is_bold(tmp_path: Path) -> None:
+    far = lines(tmp_path, result("fedsam/few", 0, 53.0), result("fedsam/few", 1, 55.0))
+    assert row(far, "fedsam/few")[7] == "**+4.00**"  # spread 1.41
+    near = lines(tmp_path, result("fedsam/few", 0, 51.0), result("fedsam/few", 1, 53.0))
+    assert row(near, "fedsam/few")[7] == "+2.00"
+    alone = lines(tmp_path, result("fedsam/few", 0, 99.0))
+    assert row(alone, "fedsam/few")[6:8] == ["99.00", "+49.00"]
+
+
+def test_fewer_rounds_than_the_papers_are_not_compared(tmp_path: Path) -> None:
+    found = row(lines(tmp_path, result("fedavg/few", 0, 80.0, rounds=2)), "fedavg/few")
+    assert (found[2], found[7]) == ("2 of 4", "–")
+    unknown = row(lines(tmp_path, result("fedinit/few", 0, 80.0)), "fedinit/few")
+    assert (unknown[1], unknown[7]) == ("–", "–")
+
+
+def test_failed_runs_are_counted_and_not_averaged(tmp_path: Path) -> None:
+    found = lines(tmp_path, result("fedavg/few", 0, 80.0), failed("fedavg/few", 1))
+    assert row(found, "fedavg/few")[3:7] == ["1, 1 failed", "78.00", "79.00", "80.00"]
+    every = lines(tmp_path, failed("fedavg/few", 1))
+    assert row(every, "fedavg/few")[3:8] == ["0, 1 failed", "–", "–", "–", "–"]
+
+
+def test_changed_settings_have_a_line_of_their_own(tmp_path: Path) -> None:
+    found = lines(
+        tmp_path, result("fedavg/few", 0, 80.0), result("fedavg/few", 0, 70.0, changed="lr=0.05")
+    )
+    names = [line.split("|")[1].strip() for line in found if line.startswith("| `")]
+    assert names == ["`fedavg/few`", "`fedavg/few` with `lr=0.05`"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [("", "+1.00"), ("precision=bfloat16", "+1.00"), ("precision=bfloat16 model=lenet", "–")],
+)
+def test_another_setting_is_not_compared(tmp_path: Path, changed: str, difference: str) -> None:
+    found = lines(tmp_path, result("fedavg/few", 0, 91.0, changed=changed))
+    assert row(found, "fedavg/few")[7] == difference
+
+
+def test_what_was_not_run_says_so(tmp_path: Path) -> None:
+    found = lines(tmp_path, result("fedinit/few", 0, 80.0))
+    assert "Not run: 3 of 4 cells; in brackets the paper's number." in found
+    assert "- `few`: fedavg (90.00), fedsam (50.00)" in found
+    assert "- `many`: fedavg (70.00)" in found
+    whole = [result(cell.name, 0, 80.0) for cell in TABLE.cells]
+    assert not [line for line in lines(tmp_path, *whole) if "Not run" in line]
+
+
+def test_a_page_begins_with_what_was_run() -> None:
+    last = tables()[-1]
+    results = pd.DataFrame([result(last.cells[0].name, 0, 80.0)], columns=COLUMNS)
+    results["table"] = last.name
+    first, second = as_markdown(tables(), results, "x.csv").split("\n## ")[1:3]
+    assert first.startswith(last.title)
+    assert second.startswith(tables()[0].title)
+
+
+def test_the_page_has_every_table_and_cell() -> None:
+    text = as_markdown(tables(), pd.DataFrame(columns=COLUMNS), "x.csv")
+    for table in tables():
+        assert f"## {table.title}\n" in text
+        assert f"Not run: {len(table.cells)} of {len(table.cells)} cells" in text
+    assert "fedsmoo (83.30)" in text
+
+
+def test_results_grow_and_longer_runs_replace_shorter_ones(tmp_path: Path) -> None:
+    file = tmp_path / "results.csv"
+    write(file, merged(file, [result("fedavg/few", 0, 70.0), result("fedavg/few", 1, 71.0)]))
+    longer = [result("fedavg/few", 0, 80.0, rounds=9), result("fedavg/few", 1, 60.0, rounds=2)]
+    write(file, merged(file, longer))
+    after = merged(file, [])
+    assert [*after.best] == [80.0, 71.0]
+    assert [*after.rounds] == [9, 4]
+    again = merged(file, [result("fedavg/few", 1, 72.0)])  # as many rounds: the newer one
+    assert [*again.best] == [80.0, 72.0]
+
+
+@pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "\0"])
+def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "results.csv"
+    file.write_text(content)
+    with pytest.raises(ValueError, match="expected results of `fedaccord reproduce`"):
+        merged(file, [])
+    assert file.read_text() == content

@@ -1,0 +1,193 @@
+"""Studies to their end: they go on where they were, also with more rounds, and when killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fedaccord.experiments.reproduce import Cell, Study, find
+from fedaccord.experiments.reproduce.study import Done
+from fedaccord.experiments.sweep.plan import Options
+from fedaccord.experiments.sweep.trial import summary_of
+from tests.experiments.reproduce.studies import TABLE, cell, finish
+from tests.runs.locks import LOCK, wait_for_lock
+
+KILLS = 6
+
+
+def study(
+    cells: Sequence[Cell] = TABLE.cells,
+    seeds: Sequence[int] = (0, 1),
+    rounds: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Study:
+    return Study.make(TABLE, cells, seeds, rounds, changes or {})
+
+
+def test_every_cell_and_seed_is_a_run_with_its_settings(tmp_path: Path) -> None:
+    made = study()
+    runs = made.runs(tmp_path)
+    assert [(run.seed, run.cell.name) for run in runs] == [
+        (seed, cell.name) for seed in (0, 1) for cell in TABLE.cells
+    ]
+    results = finish(made, tmp_path)
+    assert [*results.status] == ["completed"] * 8
+    assert [*results.rounds] == [4] * 8
+    for run in runs:
+        text = (run.job.path / "summary.json").read_text()
+        (row,) = results[(results.cell == run.cell.name) & (results.seed == run.seed)].itertuples()
+        summary = json.loads(text)
+        assert row.best == pytest.approx(100 * summary["test-accuracy-best"], abs=0.005)
+        assert row.last == pytest.approx(100 * summary["test-accuracy-last"], abs=0.005)
+        assert row.device == "cpu"
+        # half of 4 (8) clients take 2 epochs of their share of 1,437 samples in batches of 50
+        clients, steps = (4, 2 * 4) if run.cell.column == "many" else (2, 2 * 8)
+        share = 2 if run.cell.row == "fedsam" else 1
+        assert row.gradients == 4 * clients * steps * share
+        assert not (run.job.path / "checkpoint").exists()
+
+
+def test_the_same_again_runs_nothing_and_more_seeds_what_is_new(tmp_path: Path) -> None:
+    first = finish(study(seeds=(0,)), tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*.csv")}
+    assert finish(study(seeds=(0,)), tmp_path).equals(first)
+    more = finish(study(seeds=(0, 1)), tmp_path)
+    assert more[more.seed == 0].reset_index(drop=True).equals(first)
+    assert len(more) == 8
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+
+
+def test_more_rounds_go_on_where_fewer_ended(tmp_path: Path) -> None:
+    cells = TABLE.cells[:2]
+    short = finish(study(cells=cells, seeds=(0,), rounds=2), tmp_path)
+    assert [*short.rounds] == [2, 2]
+    runs = study(cells=cells, seeds=(0,)).runs(tmp_path)
+    begun = [pd.read_csv(run.job.path / "metrics.csv") for run in runs]
+    whole = finish(study(cells=cells, seeds=(0,)), tmp_path)
+    assert [*whole.rounds] == [4, 4]
+    for run, before in zip(runs, begun, strict=True):
+        after = pd.read_csv(run.job.path / "metrics.csv")
+        assert after["seconds"][1:3].equals(before["seconds"][1:3])  # not run again
+    fresh = finish(study(cells=cells, seeds=(0,)), tmp_path / "fresh")
+    assert whole.equals(fresh)
+    # and fewer are there already
+    assert finish(study(cells=cells, seeds=(0,), rounds=1), tmp_path).equals(whole)
+
+
+def test_fewer_rounds_than_an_unfinished_run_has_are_refused(tmp_path: Path) -> None:
+    made = study(cells=TABLE.cells[:1], seeds=(0,), rounds=3)
+    finish(made, tmp_path)
+    for row in (tmp_path / "rows").iterdir():  # as if it had been stopped on its way to 4
+        row.unlink()
+    fewer = study(cells=TABLE.cells[:1], seeds=(0,), rounds=2)
+    with pytest.raises(ValueError, match=r"--rounds: .* has 3 already; expected .*, got 2"):
+        finish(fewer, tmp_path)
+    assert summary_of(made.runs(tmp_path)[0].job.path)["rounds"] == 3
+
+
+def test_a_method_that_anneals_over_its_rounds_begins_anew() -> None:
+    cells = [cell("dispfl"), cell("fedavg")]
+    names = [[run.job.name for run in study(cells=cells, rounds=n).runs(Path())] for n in (2, 4)]
+    assert [a == b for a, b in zip(*names, strict=True)] == [False, True] * 2
+
+
+def test_cells_with_the_same_settings_share_a_run(tmp_path: Path) -> None:
+    cells = [cell("fedavg"), cell("fedavg", "the same")]
+    results = finish(study(cells=cells, seeds=(0,)), tmp_path)
+    assert len(results) == 2
+    assert len([*(tmp_path / "runs").iterdir()]) == 1
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "feddyn"])
+def test_a_cell_of_several_tables_is_one_run(algo: str) -> None:
+    cells = {
+        "fedinit-table1": f"{algo}/resnet18/cifar10/10%-100/dir-0.1",
+        "fedinit-figure1": f"{algo}/K=5",
+        "afedpd-table2": f"{algo}/resnet18/cifar10/dir-0.1",
+        "afedpd-figure2": f"{algo}/interval=50",
+    }
+    if algo == "fedavg":
+        cells["fedinit-table3"] = "beta=0/*"
+    names = set()
+    for name, pattern in cells.items():
+        table = find(name)
+        (run,) = Study.make(table, table.matching([pattern]), (0,), None, {}).runs(Path())
+        names.add(run.job.name)
+    assert len(names) == 1
+
+
+def test_changes_are_named_but_for_those_of_place_and_speed(tmp_path: Path) -> None:
+    changes = {"lr": 0.05, "device": "cpu", "threads": 1, "data-dir": "/x"}
+    made = study(cells=TABLE.cells[:1], seeds=(0,), rounds=1, changes=changes)
+    (row,) = finish(made, tmp_path).itertuples()
+    assert row.changed == "lr=0.05"
+    assert made.configuration(TABLE.cells[0]).config.flat["lr"] == 0.05
+
+
+def test_a_diverged_run_is_a_result_with_its_reason(tmp_path: Path) -> None:
+    made = study(cells=TABLE.cells[:1], seeds=(0,), changes={"lr": 1e30})
+    (row,) = finish(made, tmp_path).itertuples()
+    assert (row.status, row.rounds) == ("failed", 4)
+    assert "failed" in str(row.reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 3}, "seed: `reproduce` sets it; use --seeds"),
+        ({"num-server-rounds": 3}, "use --rounds"),
+        ({"lrr": 0.1}, "unknown key 'lrr'"),
+        ({"fraction-train": 0.0}, "fraction-train: expected"),
+    ],
+)
+def test_what_no_cell_can_be_run_with_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        study(changes=changes)
+
+
+def test_a_change_that_no_cell_reads_is_told() -> None:
+    assert study(changes={"lr": 0.05}).warnings() == []
+    (line,) = study(changes={"lr": 0.05, "fedprox.mu": 0.3}).warnings()
+    assert line == "fedprox.mu=0.3 has no effect: nothing reads it without algo=fedprox"
+    one_reads = [*TABLE.cells, cell("fedprox")]
+    assert study(cells=one_reads, changes={"fedprox.mu": 0.3}).warnings() == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_kills_change_no_number(tmp_path: Path) -> None:
+    began = time.monotonic()
+    whole = finish(study(), tmp_path / "whole")
+    seconds, rng, killed = time.monotonic() - began, random.Random(0), 0
+    for _ in range(KILLS):
+        if not (pid := os.fork()):
+            try:
+                finish(study(), tmp_path / "killed")
+            finally:
+                os._exit(0)
+        time.sleep(rng.uniform(0, seconds / 4))
+        os.kill(pid, signal.SIGKILL)
+        killed += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    assert killed
+    assert finish(study(), tmp_path / "killed").equals(whole)
+
+
+def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
+    other = subprocess.Popen([sys.executable, "-c", LOCK, str(tmp_path)])
+    try:
+        wait_for_lock(tmp_path)
+        done: list[Done] = []
+        with pytest.raises(ValueError, match=f"process {other.pid} .* writes here"):
+            study().perform(tmp_path, Options(workers=1), done.append)
+        assert done == []
+    finally:
+        other.kill()
+        other.wait()

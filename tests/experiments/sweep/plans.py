@@ -1,0 +1,37 @@
+"""Sweeps that take a second."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedaccord.experiments.sweep import Plan, Step, Sweep
+
+RUN = {"model": "linear", "num-clients": 4, "num-server-rounds": 3, "local-epochs": 2}
+SPACE = {"algo": ["fedavg", "fedprox"], "lr": [0.05, 0.1]}
+
+
+def content(
+    space: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **own: Any
+) -> dict[str, Any]:
+    """A sweep's file: ``own`` are keys of [sweep]."""
+    sweep = {"workers": 1} | {key.replace("_", "-"): value for key, value in own.items()}
+    return {"sweep": sweep, "run": RUN | (run or {}), "space": SPACE if space is None else space}
+
+
+def make(
+    space: dict[str, Any] | None = None, run: dict[str, Any] | None = None, **own: Any
+) -> Plan:
+    return Plan.make(content(space, run, **own))
+
+
+def finish(plan: Plan, folder: Path) -> list[Step]:
+    """What a sweep tells of until its end."""
+    steps: list[Step] = []
+    Sweep(plan, folder, steps.append).run()
+    return steps
+
+
+def table(folder: Path, name: str = "table.csv") -> pd.DataFrame:
+    """Without the seconds, the one column that differs."""
+    return pd.read_csv(folder / name).drop(columns="seconds", errors="ignore")

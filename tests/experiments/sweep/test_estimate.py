@@ -1,0 +1,65 @@
+"""The budget that is told is the budget that is spent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaccord.experiments.sweep.estimate import _words, estimate, parts, timed
+from tests.experiments.sweep.plans import finish, make
+
+LR = {"lr": {"low": 0.05, "high": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("space", "own"),
+    [
+        ({"algo": ["fedavg", "fedprox"], "lr": [0.05, 0.1]}, {"seeds": [0, 1]}),
+        ({"algo": ["fedavg", "fedprox"]}, {"test_seeds": [0, 1]}),
+        (LR, {"search": "random", "trials": 2}),
+        (LR, {"search": "halving", "trials": 5, "eta": 2, "rungs": 2}),
+    ],
+)
+def test_runs_and_rounds(tmp_path: Path, space: dict[str, Any], own: dict[str, Any]) -> None:
+    plan = make(space, **own)
+    steps, told = finish(plan, tmp_path), parts(plan)
+    assert len(steps) == sum(part.runs for part in told)
+    assert sum(step.rounds for step in steps) == sum(part.rounds for part in told)
+
+
+def test_optuna_and_costs() -> None:
+    tune, test = parts(make(LR | {"algo": ["fedsam"]}, search="optuna", trials=6, seeds=[0, 1]))
+    assert (tune.configurations, tune.runs, tune.rounds) == (6, 12, 36)
+    assert (test.configurations, test.runs, test.rounds) == (1, 2, 6)
+    assert (tune.local, tune.gradients_a_step) == ("2 epochs", 2)
+
+
+@pytest.mark.parametrize(("processes", "expected"), [(1, 6 * 2 + 18 * 0.5), (2, 21 / 2 + 3)])
+def test_an_estimate_counts_the_start_of_runs(
+    processes: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedaccord.experiments.sweep.estimate.timed", lambda _: [0.7, 0.5, 2.0])
+    monkeypatch.setattr("fedaccord.experiments.sweep.estimate._start_of_process", lambda: 3.0)
+    plan = make({"algo": ["fedavg", "fedprox"], "lr": [0.05, 0.1]}, workers=processes)
+    assert f"about {_words(expected)} with" in estimate(plan, parts(plan))
+
+
+def test_what_a_run_takes_beside_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 2.0, 4.0, 9.0])  # the start, rounds 0 to 2, the end
+
+    def run(config: Any, on_round: Any) -> None:
+        for number in range(3):
+            on_round(number)
+
+    monkeypatch.setattr("fedaccord.experiments.sweep.estimate.engine.run", run)
+    monkeypatch.setattr("fedaccord.experiments.sweep.estimate.time.perf_counter", now.__next__)
+    assert timed({}) == [1.0, 2.0, 6.0]
+
+
+def test_an_estimate_is_in_fitting_units() -> None:
+    plan = make({"algo": ["fedavg"]})
+    words = estimate(plan, parts(plan)).split()
+    assert words[0] == "about"
+    assert float(words[1]) > 0
+    assert words[2] in ("seconds", "minutes")
+    assert [*map(_words, (90, 2700, 43200))] == ["90 seconds", "45 minutes", "12 hours"]

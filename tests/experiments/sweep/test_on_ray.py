@@ -1,0 +1,94 @@
+"""Ray Tune: the rows of one process; ASHA, whose choices nobody can foresee."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pandas as pd
+import pytest
+
+from tests.experiments.sweep.plans import finish, make, table
+
+pytest.importorskip("ray.tune", reason="needs the extra sweep")
+pytestmark = pytest.mark.flower  # it starts Ray
+SPACE = {"algo": ["fedavg"], "lr": {"low": 0.01, "high": 0.3, "log": True}}
+
+
+@pytest.mark.slow  # a minute
+def test_ray_gives_the_table_of_one_process(tmp_path: Path) -> None:
+    own = {"search": "halving", "trials": 3, "eta": 2, "rungs": 2}
+    finish(make(SPACE, **own), tmp_path / "one")
+    finish(make(SPACE, **own, workers=2, ray_address="local"), tmp_path / "ray")
+    for name in ("table.csv", "winners.csv"):
+        pd.testing.assert_frame_equal(table(tmp_path / "ray", name), table(tmp_path / "one", name))
+    assert not (tmp_path / "ray" / "ray").exists()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a cluster that was started from outside, as one with several machines is.
+
+    Its folder is its own: in the usual one it would leave its address, which every other program
+    that starts Ray then tries for minutes.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("cluster") / "log"
+    words = ("start", "--head", "--block", f"--port={port}", "--num-cpus=2")
+    quiet = ("--include-dashboard=false", "--disable-usage-stats")
+    folder = mkdtemp()  # a short path: names of sockets follow
+    ray = [str(Path(sys.executable).parent / "ray"), *words, *quiet, f"--temp-dir={folder}"]
+    with log.open("w") as file:
+        process = subprocess.Popen(ray, stdout=file, stderr=file, start_new_session=True)
+    try:
+        for _ in range(600):
+            if "Ray runtime started" in log.read_text():
+                break
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.2)
+        yield f"127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)  # Ray's other processes end with it
+        process.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_a_cluster_gives_the_table_of_one_process(cluster: str, tmp_path: Path) -> None:
+    finish(make(SPACE, search="random", trials=2), tmp_path / "one")
+    own = {"search": "random", "trials": 2, "ray_address": cluster}
+    with pytest.raises(ValueError, match=r"cpus: expected at most 2, the CPUs that Ray has"):
+        finish(make(SPACE, **own, cpus=3.0), tmp_path / "ray")
+    finish(make(SPACE, **own), tmp_path / "ray")
+    for name in ("table.csv", "winners.csv"):
+        pd.testing.assert_frame_equal(table(tmp_path / "ray", name), table(tmp_path / "one", name))
+
+
+def test_where_no_cluster_is_the_sweep_says_so_at_once(tmp_path: Path) -> None:
+    """Ray itself tries for minutes."""
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(ValueError, match="ray-address: expected local, auto or HOST:PORT"):
+            finish(make(SPACE, search="random", trials=1, ray_address=address), tmp_path)
+
+
+@pytest.mark.slow
+def test_asha_takes_some_to_the_end_and_wins_with_one_of_them(tmp_path: Path) -> None:
+    own = {"search": "asha", "trials": 4, "eta": 2, "rungs": 2, "ray_address": "local"}
+    finish(make(SPACE, **own), tmp_path)
+    trials = table(tmp_path)
+    tuned = trials[trials.stage == "tune"]
+    assert len(tuned) == 4
+    assert set(tuned.rounds) <= {2, 3}
+    winner = table(tmp_path, "winners.csv").iloc[0]
+    assert winner.trial in set(tuned[tuned.status == "completed"].trial)
+    assert winner.configurations == 4

@@ -1,0 +1,172 @@
+"""A sweep's file: what is refused, configurations and their names, equal gradients."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaccord.config import RunConfig
+from fedaccord.experiments.sweep import Plan
+from fedaccord.experiments.sweep.plan import LISTS, keys
+from tests.experiments.sweep.plans import content, make
+
+PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sweeps": {}}, r"expected the tables sweep, run and space, got 'sweeps' \(did you mean"),
+        ({"run": 3}, r"expected a table \[run\], got 3"),
+        ({"sweep": {"serach": "grid"}}, r"\[sweep\]: unknown key 'serach' \(did you mean 'search'"),
+        ({"sweep": {"search": "bayes"}}, r"\[sweep\] search: expected one of grid, random"),
+        ({"sweep": {"trials": 0}}, r"\[sweep\] trials: expected at least 1, got 0"),
+        ({"sweep": {"validation": 0.0}}, r"\[sweep\] validation: expected above 0"),
+        ({"sweep": {"validation": 1.0}}, r"\[sweep\] validation: expected .* at most 0.9"),
+        ({"sweep": {"metric": "accuracy-best"}}, r"\[sweep\] metric: expected one of accuracy-m"),
+        (
+            {"sweep": {"metric": "personal-accuracy-last"}, "space": {"algo": ["local", "fedavg"]}},
+            r"\[sweep\] metric=personal-accuracy-last: expected methods .* own, got fedavg;",
+        ),
+        ({"sweep": {"seeds": 3}}, r"\[sweep\] seeds: expected a list of integers"),
+        ({"sweep": {"seeds": [0, 0]}}, r"\[sweep\] seeds: expected different seeds"),
+        ({"sweep": {"test-seeds": [-1]}}, r"seed: expected at least 0, got -1"),
+        ({"sweep": {"search": "asha"}}, r"\[sweep\] search=asha: expected a ray-address"),
+        ({"sweep": {"tune": False, "search": "halving"}}, r"\[sweep\] tune=false: expected search"),
+        ({"sweep": {"fair": "trials"}}, r"\[sweep\] fair=trials: expected another search than"),
+        ({"run": {"seed": 1}}, r"seed: the sweep sets it; use seeds of \[sweep\]"),
+        ({"space": {"fedavg": {"seed": [1]}}}, r"fedavg.seed: the sweep sets it"),
+        ({"run": {"validation": 0.2}}, r"validation: the sweep sets it"),
+        ({"run": {"algo": "fedavg"}}, r"algo: expected it in \[run\] or in \[space\], got both"),
+        ({"space": {"algo": ["fedagv"]}}, r"algo: expected one of .*did you mean 'fedavg'"),
+        ({"space": {"lr": [0.1, -1]}}, r"lr: expected above 0, got -1"),
+        ({"space": {"lr": {"low": 0.1, "high": 1}}}, r"\[space\] lr: expected a list with search="),
+        ({"space": {"lrr": [1]}}, r"unknown key 'lrr'"),
+        ({"space": {"scaffold": {"lr": [1]}}}, r"scaffold is not among the methods of the sweep"),
+        ({"run": {"num-clients": 0}}, r"num-clients: expected at least 1"),
+    ],
+)
+def test_what_is_wrong_is_one_line(change: dict[str, Any], message: str) -> None:
+    file = content()
+    with pytest.raises(ValueError, match=message) as caught:
+        Plan.make(file | {k: v if v == 3 else file.get(k, {}) | v for k, v in change.items()})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("search", ["random", "halving", "optuna"])
+def test_both_ends_of_a_range_are_checked_first(search: str) -> None:
+    for low, high in ((-1.0, 0.1), (0.1, 2.0)):
+        with pytest.raises(ValueError, match="lr-decay: expected above 0 and at most 1"):
+            make({"lr-decay": {"low": low, "high": high}}, search=search)
+
+
+def test_a_configuration_is_named_after_what_decides_its_numbers() -> None:
+    def name(**run: Any) -> str:
+        (configuration,) = make(
+            {}, {k.replace("_", "-"): v for k, v in run.items()}
+        ).configurations("fedinit")
+        return configuration.name
+
+    usual = name()
+    assert name(device="cpu") == name(checkpoint_every=3) == name(workers=2) == usual
+    assert name(tracker="tensorboard") == name(state_dir="/a") == name(round_timeout=9.0) == usual
+    assert name(lr=0.1) == usual  # the default
+    others = [name(lr=0.2), name(num_server_rounds=4), name(eval_every=2), name(num_clients=5)]
+    assert len({usual, *others}) == 5
+    tuned = make({}).configurations("fedinit")[0]
+    assert make({}).tested(tuned).name != tuned.name
+    assert make({}).tested(tuned).config.flat["validation"] == 0
+
+
+def test_data_that_moved_changes_no_name_and_other_data_does(tmp_path: Path) -> None:
+    def name(**run: Any) -> str:
+        keys = {k.replace("_", "-"): str(v) for k, v in run.items()}
+        return make({}, keys).configurations("fedinit")[0].name
+
+    public = {"dataset": "cifar10"}
+    assert name(data_dir="/a", **public) == name(data_dir="/b", **public) == name(**public)
+    for folder, text in (("one", b"x"), ("moved", b"x"), ("other", b"y"), ("more", b"x")):
+        file = tmp_path / folder / "train" / "cat" / "1.png"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(text)
+    (tmp_path / "more" / "train" / "cat" / "2.png").write_bytes(b"")
+    own = {name: tmp_path / name / "train/cat/1.png" for name in ("one", "moved", "other")}
+    for dataset, key in (("npz", "data_dir"), ("digits", "partition_file")):
+        more = {"partition": "file"} if key == "partition_file" else {}
+        found = {n: name(dataset=dataset, **{key: file}, **more) for n, file in own.items()}
+        assert found["one"] == found["moved"] != found["other"], key
+    folders = {
+        n: name(dataset="image-folder", data_dir=tmp_path / n) for n in ("one", "moved", "more")
+    }
+    assert folders["one"] == folders["moved"] != folders["more"]
+    assert name(dataset="npz", data_dir="/none.npz") != name(dataset="npz", data_dir="/no.npz")
+
+
+def test_other_configurations_change_no_name() -> None:
+    few = make({"lr": [0.1]}).configurations("fedinit")
+    many = make({"lr": [0.05, 0.1], "clip-norm": [10.0]}).configurations("fedinit")
+    assert {c.name for c in few} < {c.name for c in many}
+
+
+def test_methods_that_take_twice_the_gradients_get_half_the_steps() -> None:
+    space = {"algo": ["fedavg", "fedsam", "fedspeed"]}
+    plan = make(space, {"local-steps": 10})
+    steps = {m: plan.configurations(m)[0].config.flat["local-steps"] for m in plan.methods}
+    assert steps == {"fedavg": 10, "fedsam": 5, "fedspeed": 5}
+    (fedsam,) = make(space).configurations("fedsam")  # 2 epochs
+    assert fedsam.config.flat["local-epochs"] == 1
+    (alone,) = make({"algo": ["fedsam"]}).configurations("fedsam")
+    assert alone.config.flat["local-epochs"] == 2
+    (as_is,) = make(space, fair="none").configurations("fedsam")
+    assert as_is.config.flat["local-epochs"] == 2
+    with pytest.raises(ValueError, match=r"^local-steps: expected a multiple of 2 with fair=steps"):
+        make(space, {"local-steps": 5})
+
+
+def test_or_half_the_configurations() -> None:
+    lr = {"algo": ["fedavg", "fedsam"], "lr": {"low": 0.01, "high": 0.1}}
+    plan = make(lr, search="random", trials=6, fair="trials")
+    found = {m: plan.configurations(m) for m in plan.methods}
+    assert {m: len(each) for m, each in found.items()} == {"fedavg": 6, "fedsam": 3}
+    assert found["fedsam"][0].config.flat["local-epochs"] == 2
+
+
+def test_what_changes_last_bits_is_fixed_unless_told() -> None:
+    (usual,) = make({}).configurations("fedinit")
+    assert (usual.config.threads, usual.config.vectorize) == (1, "off")
+    (told,) = make({}, {"threads": 2, "vectorize": "on"}).configurations("fedinit")
+    assert (told.config.threads, told.config.vectorize) == (2, "on")
+
+
+def test_keys_without_effect_are_told_once_for_each_method() -> None:
+    plan = make({"algo": ["fedavg", "fedprox"]}, {"partition": "iid", "dirichlet-alpha": 0.1})
+    assert len(plan.warnings()) == 2
+    assert plan.warnings()[0].startswith("fedavg: dirichlet-alpha=0.1 has no effect")
+    assert make().warnings() == []
+
+
+def test_where_clients_have_models_of_their_own_the_mean_is_said_to_be_ranked() -> None:
+    (line,) = make({"algo": ["feddeper", "local"]}).warnings()
+    assert "feddeper, local: ranked by the mean model" in line
+    assert line.endswith(" rank with metric=personal-accuracy-mean-of-last-10 in [sweep]")
+    own = {"metric": "personal-accuracy-last"}
+    assert make({"algo": ["local"]}, **own).warnings() == []
+    (line,) = make({"algo": ["local", "fedavg"]}).warnings()  # fedavg's clients have none
+    assert line.startswith("local: ranked by the mean model")
+    assert line.endswith("own are told of by personal-accuracy-last")
+    assert make({"algo": ["fedavg", "dfedavg"]}).warnings() == []
+
+
+def test_one_configuration_a_method_leaves_nothing_to_tune() -> None:
+    assert not make({"algo": ["fedavg", "fedprox"]}).tunes
+    assert make({"algo": ["fedavg", "fedprox"], "fedprox": {"mu": [0.1, 1]}}).tunes
+
+
+def test_the_page_holds_every_key_and_its_example_is_a_sweep() -> None:
+    text = PAGE.read_text()
+    for key in [*LISTS, *(key for key, _ in keys())]:
+        assert f"`{key}" in text, key
+    example = text.partition("```toml\n")[2].partition("```")[0]
+    plan = Plan.make(tomllib.loads(example))
+    assert RunConfig.make({"algo": plan.methods[0]})

@@ -1,0 +1,98 @@
+"""Searches, without a run: which configurations they ask for, at which budgets."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from fedaccord.experiments.sweep.plan import Configuration
+from fedaccord.experiments.sweep.search import Ask, Asks, Search, budget, halving, ranked, search
+from tests.experiments.sweep.plans import make
+
+pytest.importorskip("optuna", reason="needs the extra sweep")
+Objective = Callable[[Ask], float]
+LR = {"lr": {"low": 0.01, "high": 1.0, "log": True}}
+
+
+def carry_out(asked: Search, objective: Objective) -> tuple[list[Asks], Asks]:
+    """Its batches, and those that may win."""
+    batches = [next(asked)]
+    while True:
+        try:
+            batches.append(asked.send([*map(objective, batches[-1])]))
+        except StopIteration as end:
+            return batches, end.value
+
+
+def lr(ask: Ask) -> float:
+    return float(ask.configuration.config.flat["lr"])
+
+
+def configurations(count: int, rounds: int = 27) -> Sequence[Configuration]:
+    run = {"num-server-rounds": rounds}
+    values = {"lr": [0.01 * (i + 1) for i in range(count)]}
+    return make(values, run).configurations("fedinit")
+
+
+def test_a_grid_asks_once_for_all_to_the_end() -> None:
+    plan = make({"lr": [0.1, 0.2, 0.3]})
+    (batch,), last = carry_out(search(plan, "fedinit"), lr)
+    assert [(lr(ask), ask.rounds) for ask in batch] == [(0.1, 3), (0.2, 3), (0.3, 3)]
+    assert last == batch
+
+
+def test_halving_keeps_one_in_eta_at_each_rung() -> None:
+    batches, last = carry_out(halving(configurations(9), eta=3, rungs=3), lr)
+    assert [[ask.rounds for ask in batch] for batch in batches] == [[3] * 9, [9] * 3, [27]]
+    assert [[round(100 * lr(ask)) for ask in batch] for batch in batches[1:]] == [[9, 8, 7], [9]]
+    assert last == batches[-1]
+
+
+def test_halving_goes_by_the_score_at_the_rung() -> None:
+    """The best of the first rung may be the worst of the second."""
+
+    def objective(ask: Ask) -> float:
+        return lr(ask) if ask.rounds == 9 else -lr(ask)
+
+    batches, _ = carry_out(halving(configurations(4), eta=2, rungs=2), objective)
+    assert [ask.rounds for ask in batches[0]] == [14] * 4
+    batches, _ = carry_out(halving(configurations(9), eta=3, rungs=3), objective)
+    assert [round(100 * lr(ask)) for ask in batches[1]] == [1, 2, 3]
+    assert [round(100 * lr(ask)) for ask in batches[2]] == [3]
+
+
+def test_a_budget_is_at_least_one_round() -> None:
+    assert [budget(30, 3, below) for below in (0, 1, 2, 5)] == [30, 10, 3, 1]
+
+
+def test_equals_are_ranked_by_name_and_failures_last() -> None:
+    asks = [Ask(c, 3) for c in configurations(5)]
+    by_name = sorted(asks, key=lambda ask: ask.configuration.name)
+    assert ranked(asks, [1.0] * 5) == [ask.configuration for ask in by_name]
+    scores = [math.nan, 0.5, math.nan, -1e9, 0.7]
+    assert ranked(asks, scores)[:3] == [asks[i].configuration for i in (4, 1, 3)]
+
+
+def test_optuna_asks_for_the_same_again() -> None:
+    """A sweep that is started again gets the proposals that its rows belong to."""
+
+    def points(seed: int, objective: Objective = lr) -> list[float]:
+        plan = make(LR, search="optuna", trials=14, batch=4, sampler_seed=seed)
+        batches, last = carry_out(search(plan, "fedinit"), objective)
+        assert [len(batch) for batch in batches] == [4, 4, 4, 2]
+        assert last == [ask for batch in batches for ask in batch]
+        return [lr(ask) for ask in last]
+
+    first = points(0)
+    assert points(0) == first != points(1)
+    assert points(0, lambda ask: -lr(ask)) != first  # it learns
+    assert points(0, lambda ask: math.nan)[:4] == first[:4]  # failures do not end it
+
+
+def test_optuna_proposes_choices_and_integers() -> None:
+    space = {"local-epochs": {"low": 1, "high": 3}, "model": ["linear", "mlp"], **LR}
+    plan = make(space, search="optuna", trials=6)
+    _, asks = carry_out(search(plan, "fedinit"), lr)
+    points = [ask.configuration.point for ask in asks]
+    assert {point["model"] for point in points} == {"linear", "mlp"}
+    assert {type(point["local-epochs"]) for point in points} == {int}

@@ -1,0 +1,181 @@
+"""Sweeps to their end: tables, winners, one go on where the last one was, also when killed."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedaccord.experiments.sweep import Plan, Sweep
+from fedaccord.experiments.sweep.estimate import parts
+from fedaccord.experiments.sweep.sweep import DRAWN
+from fedaccord.runs.reader import read
+from tests.experiments.sweep.plans import finish, make, table
+from tests.runs.locks import LOCK, wait_for_lock
+
+KILLS = 10
+
+
+def halving() -> Plan:
+    space = {"algo": ["fedavg", "fedprox"], "lr": [1e-5, 0.05, 0.1, 1e30]}
+    return make(space, search="halving", eta=2, rungs=2)
+
+
+def test_a_grid_tunes_on_validation_samples_and_tests_the_winners(tmp_path: Path) -> None:
+    plan = make(
+        {"algo": ["fedprox", "fedavg"], "lr": [1e-6, 0.1]}, seeds=[0, 1], test_seeds=[2, 3, 4]
+    )
+    steps = finish(plan, tmp_path)
+    trials = table(tmp_path)
+    tuned, tested = trials[trials.stage == "tune"], trials[trials.stage == "test"]
+    assert [*zip(tuned.algo, tuned.lr, tuned.seed, strict=True)] == [
+        (algo, lr, seed) for algo in ("fedprox", "fedavg") for lr in (1e-6, 0.1) for seed in (0, 1)
+    ]
+    assert set(trials.status) == {"completed"}
+    assert tuned["test-accuracy-last"].isna().all()
+    assert tested["validation-accuracy-last"].isna().all()
+    assert set(tested.lr) == {0.1}
+    assert [*tested.seed] == [2, 3, 4, 2, 3, 4]
+    assert len(steps) == len(trials) == 14
+    winners = table(tmp_path, "winners.csv").set_index("algo")
+    for algo in ("fedavg", "fedprox"):
+        values = tested[tested.algo == algo]["test-accuracy-mean-of-last-10"]
+        row = winners.loc[algo]
+        assert row["test-accuracy-mean-of-last-10"] == pytest.approx(values.mean())
+        assert row["test-accuracy-mean-of-last-10-std"] == pytest.approx(values.std())
+        assert (row.settings, row.seeds, row.configurations) == ("lr=0.1", 3, 2)
+    for path in (tmp_path / "runs").iterdir():  # only winners may go on: the rest needs no states
+        assert (path / "checkpoint").exists() == (read(path).settings["validation"] == 0)
+
+
+def test_the_same_sweep_again_runs_nothing(tmp_path: Path) -> None:
+    plan = make(seeds=[0])
+    finish(plan, tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")}
+    first = (tmp_path / "table.csv").read_bytes()
+    assert all(step.found for step in finish(plan, tmp_path))
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")} == before
+    assert (tmp_path / "table.csv").read_bytes() == first
+
+
+def test_a_larger_space_runs_what_is_new(tmp_path: Path) -> None:
+    finish(make({"algo": ["fedavg"], "lr": [0.05, 0.1]}), tmp_path)
+    steps = finish(make({"algo": ["fedavg", "fedprox"], "lr": [0.05, 0.1]}), tmp_path)
+    assert {step.job.name.partition("-")[0] for step in steps if step.found} == {"fedavg"}
+    assert {step.job.name.partition("-")[0] for step in steps if not step.found} == {"fedprox"}
+
+
+def test_one_configuration_a_method_goes_to_the_test_samples_at_once(tmp_path: Path) -> None:
+    finish(make({"algo": ["fedavg", "fedprox"]}, seeds=[0, 1]), tmp_path)
+    assert [*table(tmp_path).stage] == ["test"] * 4
+    assert table(tmp_path, "winners.csv")["validation-accuracy-mean-of-last-10"].isna().all()
+
+
+def test_without_tuning_every_configuration_is_tested(tmp_path: Path) -> None:
+    plan = make({"algo": ["fedavg", "fedprox"], "num-clients": [3, 4]}, seeds=[0, 1], tune=False)
+    assert sum(part.runs for part in parts(plan)) == len(finish(plan, tmp_path)) == 8
+    trials, winners = table(tmp_path), table(tmp_path, "winners.csv")
+    assert set(trials.stage) == {"test"}
+    assert trials["test-accuracy-last"].notna().all()
+    assert sorted(winners.settings) == ["num-clients=3", "num-clients=3"] + 2 * ["num-clients=4"]
+    assert {*winners.trial} == {*trials.trial}
+    assert all((tmp_path / "runs" / f"{name}-seed0").is_dir() for name in winners.trial)
+
+
+def test_models_of_the_clients_own_are_ranked_where_that_is_asked(tmp_path: Path) -> None:
+    """By what they reach on held-out samples."""
+    name = "personal-accuracy-last"
+    finish(make({"algo": ["local"], "lr": [1e-9, 0.1]}, metric=name), tmp_path)
+    trials, (winner,) = table(tmp_path), table(tmp_path, "winners.csv").to_dict("records")
+    tuned = trials[trials.stage == "tune"].set_index("lr")[name]
+    assert tuned[0.1] > tuned[1e-9]
+    assert winner["settings"] == "lr=0.1"
+    assert winner[f"validation-{name}"] == tuned[0.1]
+    (tested,) = trials[trials.stage == "test"][name]
+    assert winner[f"test-{name}"] == tested
+
+
+def test_halving_goes_on_from_rungs_and_says_what_stopped(tmp_path: Path) -> None:
+    steps = finish(halving(), tmp_path)
+    trials = table(tmp_path)
+    tuned = trials[(trials.stage == "tune") & (trials.algo == "fedavg")].set_index("lr")
+    assert [*tuned.status] == ["stopped", "completed", "completed", "failed"]
+    assert [*tuned.rounds] == [2, 3, 3, 2]
+    assert tuned.loc[1e30].reason
+    assert sum(step.rounds for step in steps) == 2 * (4 * 2 + 2 * 1) + 2 * 3
+    # what came by a rung is what a grid's trial gives
+    finish(make({"algo": ["fedavg"], "lr": [0.05, 0.1]}), tmp_path / "grid")
+    grid = table(tmp_path / "grid").set_index("lr")
+    key = "validation-loss-last"
+    assert [*grid[grid.stage == "tune"][key]] == [*tuned.loc[[0.05, 0.1]][key]]
+
+
+def test_a_method_whose_every_trial_fails_ends_nothing(tmp_path: Path) -> None:
+    space = {
+        "algo": ["fedavg", "fedprox"],
+        "fedavg": {"lr": [1e30, 1e29]},
+        "fedprox": {"lr": [0.1]},
+    }
+    finish(make(space), tmp_path)
+    winners = table(tmp_path, "winners.csv").set_index("algo")
+    assert winners.loc["fedavg"].seeds == 0
+    assert winners.loc["fedprox"].seeds == 1
+    assert [*winners.index] == ["fedprox", "fedavg"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_ten_kills_change_no_number(tmp_path: Path) -> None:
+    began = time.monotonic()
+    finish(halving(), tmp_path / "whole")
+    whole, rng, killed = time.monotonic() - began, random.Random(0), 0
+    folder = tmp_path / "killed"
+    for _ in range(KILLS):
+        if not (pid := os.fork()):
+            try:
+                finish(halving(), folder)
+            finally:
+                os._exit(0)
+        time.sleep(rng.uniform(0.0, whole / 5))
+        os.kill(pid, signal.SIGKILL)
+        _, how = os.waitpid(pid, 0)
+        killed += os.WIFSIGNALED(how)
+    finish(halving(), folder)
+    assert killed >= KILLS // 2
+    for name in ("table.csv", "winners.csv"):
+        pd.testing.assert_frame_equal(table(folder, name), table(tmp_path / "whole", name))
+
+
+def test_two_processes_do_not_work_on_one_sweep(tmp_path: Path) -> None:
+    other = subprocess.Popen([sys.executable, "-c", LOCK, str(tmp_path)])
+    try:
+        wait_for_lock(tmp_path)
+        with pytest.raises(ValueError, match=f"process {other.pid} on .* writes here; wait"):
+            Sweep(make(), tmp_path, lambda _: None).run()
+    finally:
+        other.kill()
+        other.wait()
+    finish(make({"algo": ["fedavg"]}), tmp_path)  # it died
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_sweep_that_an_earlier_version_drew_is_refused_in_one_line(tmp_path: Path) -> None:
+    """It would try other configurations beside the old ones."""
+    plan = make({"lr": {"low": 0.05, "high": 0.1}}, search="random", trials=2)
+    finish(plan, tmp_path)
+    assert finish(plan, tmp_path)
+    (tmp_path / DRAWN).unlink()
+    with pytest.raises(ValueError, match=r"drew the configurations .* choose another --out$"):
+        finish(plan, tmp_path)
+    assert finish(make({"lr": [0.05]}), tmp_path)  # nothing is drawn
+
+
+def test_a_winner_at_an_edge_is_a_warning(tmp_path: Path) -> None:
+    sweep = Sweep(make({"algo": ["fedavg"], "lr": [0.05, 0.1]}), tmp_path, lambda _: None)
+    sweep.run()
+    [line] = sweep.warnings
+    assert line.startswith("fedavg: the winner's lr=0.")

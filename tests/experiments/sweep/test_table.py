@@ -1,0 +1,137 @@
+"""The tables, computed from rows by hand."""
+
+import math
+from typing import Any
+
+import pytest
+
+from fedaccord.experiments.sweep.plan import Configuration
+from fedaccord.experiments.sweep.table import (
+    TEST,
+    TUNE,
+    Trial,
+    Winner,
+    as_text,
+    at_edges,
+    trials_table,
+    winners_table,
+)
+from tests.experiments.sweep.plans import make
+
+PLAN = make({"algo": ["fedprox", "fedavg"], "lr": [0.1, 0.2], "fedprox": {"mu": [1.0]}})
+BY_METHOD = {method: PLAN.configurations(method)[0] for method in PLAN.methods}
+METRIC = "accuracy-last"
+
+
+def trial(method: str, seed: int, value: float | None, **more: Any) -> Trial:
+    row = {"status": "completed", f"test-{METRIC}": value, "seconds": 1.0} | more
+    return Trial(BY_METHOD[method], seed, TEST, 3, row)
+
+
+def winners(score: float = 0.5) -> list[Winner]:
+    return [Winner(best, score, 2) for best in BY_METHOD.values()]
+
+
+def test_gains_are_of_the_same_seed() -> None:
+    values = {"fedavg": (0.5, 0.7, 0.9), "fedprox": (0.6, 0.9, 0.8)}
+    tests = [trial(m, seed, v) for m, each in values.items() for seed, v in enumerate(each)]
+    table = winners_table(winners(), tests[::-1], METRIC).set_index("algo")
+    assert [*table.index] == ["fedprox", "fedavg"]
+    row = table.loc["fedprox"]
+    assert row[f"test-{METRIC}"] == pytest.approx(2.3 / 3)
+    assert row[f"test-{METRIC}-std"] == pytest.approx(math.sqrt(7 / 300))
+    assert row["over-fedavg"] == pytest.approx(0.2 / 3)
+    assert row["over-fedavg-std"] == pytest.approx(math.sqrt(7 / 300))
+    assert (row.better, row.seeds, row.settings) == ("2 of 3", 3, "lr=0.1, fedprox.mu=1")
+    assert math.isnan(table.loc["fedavg"]["over-fedavg"])
+
+
+def test_a_failed_seed_is_left_out_of_pairs_and_counted() -> None:
+    tests = [trial("fedavg", 0, 0.5), trial("fedavg", 1, 0.6), trial("fedprox", 1, 0.7)]
+    tests.append(trial("fedprox", 0, 0.9, status="failed"))
+    row = winners_table(winners(), tests, METRIC).set_index("algo").loc["fedprox"]
+    assert (row.seeds, row.better) == (1, "1 of 1")
+    assert row["over-fedavg"] == pytest.approx(0.1)
+    assert math.isnan(row[f"test-{METRIC}-std"])
+
+
+def test_a_smaller_loss_is_better() -> None:
+    loss = "loss-last"
+    tests = [trial("fedavg", 0, None, **{"test-loss-last": 2.0})]
+    tests.append(trial("fedprox", 0, None, **{"test-loss-last": 1.0}))
+    table = winners_table(winners(score=-3.0), tests, loss)
+    assert [*table.algo] == ["fedprox", "fedavg"]
+    assert [*table[f"validation-{loss}"]] == [3.0, 3.0]
+    assert table["over-fedavg"][0] == -1.0
+    assert table.better[0] == "1 of 1"
+
+
+def test_where_all_are_tested_gains_are_over_the_same_choices() -> None:
+    every = [c for method in PLAN.methods for c in PLAN.configurations(method)]
+    values = {("fedavg", 0.1): 0.5, ("fedavg", 0.2): 0.8, ("fedprox", 0.1): 0.6}
+    values |= {("fedprox", 0.2): 0.7}
+    rows = {c: {f"test-{METRIC}": values[c.algo, c.point["lr"]]} for c in every}
+    tests = [Trial(c, 0, TEST, 3, {"status": "completed"} | row) for c, row in rows.items()]
+    table = winners_table([Winner(c, math.nan, 1) for c in every], tests, METRIC)
+    assert [*table.algo] == ["fedavg", "fedprox", "fedprox", "fedavg"]
+    assert [*table["over-fedavg"][[1, 2]]] == pytest.approx([-0.1, 0.1])
+    assert table["over-fedavg"][[0, 3]].isna().all()
+    assert [*table.trial] == [every[i].name for i in (3, 1, 0, 2)]
+
+
+def test_the_table_has_every_key_and_what_stopped() -> None:
+    def tuned(configuration: Configuration, rounds: int, status: str) -> Trial:
+        return Trial(configuration, 0, TUNE, rounds, {"status": status, "reason": "why"})
+
+    both = BY_METHOD["fedavg"], BY_METHOD["fedprox"]
+    rows = [tuned(both[0], 3, "completed"), tuned(both[1], 1, "completed")]
+    rows += [tuned(both[1], 3, "failed")]
+    table = trials_table(rows)
+    assert [*table.columns][:6] == ["trial", "stage", "algo", "lr", "fedprox.mu", "seed"]
+    assert [*table.columns][-2:] == ["seconds", "reason"]
+    assert [*table.status] == ["completed", "stopped", "failed"]
+    assert [*table["fedprox.mu"]] == [None, 1.0, 1.0]
+
+
+def test_people_see_no_nan_and_spreads_beside_means() -> None:
+    tests = [trial("fedavg", 0, 0.123456), trial("fedavg", 1, 0.1), trial("fedprox", 0, 0.1)]
+    heading, rows = as_text(winners_table(winners(), tests, METRIC))
+    assert heading[:2] == ["algo", "test accuracy last"]
+    assert [row[:2] for row in rows] == [["fedavg", "11.17 ± 1.66%"], ["fedprox", "10.00%"]]
+    assert [row[heading.index("validation accuracy last")] for row in rows] == ["50.00%"] * 2
+    assert [row[heading.index("seeds")] for row in rows] == ["2 (0, 1)", "1 (0)"]
+    assert [row[heading.index("over fedavg")] for row in rows] == ["", "-2.35%"]
+    assert all(isinstance(cell, str) and cell != "nan" for row in rows for cell in row)
+    assert not any(name.endswith("std") for name in heading)
+
+
+def test_a_loss_is_no_percentage() -> None:
+    loss = "loss-last"
+    tests = [trial("fedavg", s, None, **{"test-loss-last": 2.0 + s}) for s in (0, 1)]
+    heading, rows = as_text(winners_table(winners(score=-3.0)[1:], tests, loss))
+    assert rows[0][: heading.index("seeds")][:2] == ["fedavg", "2.5 ± 0.7071"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "tried", "lines"),
+    [
+        (0.3, (0.1, 0.2, 0.3), 1),
+        (0.1, (0.1, 0.2, 0.3), 1),
+        (0.2, (0.1, 0.2, 0.3), 0),
+        (0.2, (0.2,), 0),
+    ],
+)
+def test_a_winner_at_the_edge_of_what_was_tried(
+    chosen: float, tried: tuple[float, ...], lines: int
+) -> None:
+    [winner] = make({"lr": [chosen], "algo": ["fedavg"]}).configurations("fedavg")
+    found = [*at_edges(winner, [{"lr": value, "algo": "fedavg"} for value in tried])]
+    assert len(found) == lines
+    which = "largest" if chosen == max(tried) else "least"
+    words = f"fedavg: the winner's lr={chosen} is the {which} of {len(tried)} that were tried"
+    assert all(line.startswith(words) for line in found)
+
+
+def test_a_winner_at_the_end_of_what_is_allowed_is_at_no_edge() -> None:
+    [winner] = make({"lr-decay": [1.0], "algo": ["fedavg"]}).configurations("fedavg")
+    assert not [*at_edges(winner, [{"lr-decay": 1.0}, {"lr-decay": 0.9}])]

@@ -1,0 +1,145 @@
+"""A trial: made once, gone on with, a row whatever happens."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaccord import engine
+from fedaccord.config import RunConfig
+from fedaccord.experiments.sweep import trial
+from fedaccord.experiments.sweep.trial import Job, execute, mean, row_of
+from fedaccord.runs.reader import read
+from tests.experiments.sweep.plans import RUN
+
+
+def job(folder: Path, **more: Any) -> Job:
+    settings = RUN | {"algo": "fedsam", "validation": 0.1, "threads": 1, "seed": 1}
+    settings |= {key.replace("_", "-"): value for key, value in more.items()}
+    return Job(str(folder), "fedsam-x-seed1", settings)
+
+
+def without_seconds(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "seconds"}
+
+
+def test_a_trial_is_a_row_and_a_run_directory(tmp_path: Path) -> None:
+    done = job(tmp_path)
+    assert row_of(done) is None
+    row = execute(done)
+    assert row_of(done) == row
+    run = read(done.path)
+    assert run.settings["algo"] == "fedsam"
+    assert row["status"] == "completed"
+    assert row["reason"] == ""
+    assert row["validation-accuracy-last"] == run.summary["validation-accuracy-last"]
+    assert not any(key.startswith("test-") for key in row)
+    assert row["gradients"] == 2 * run.clients["steps"].sum()  # of SAM
+    assert all(isinstance(value, (int, float, str)) for value in row.values())
+
+
+def test_a_trial_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = execute(job(tmp_path))
+    monkeypatch.setattr(engine, "run", None)
+    assert execute(job(tmp_path)) == row
+    job(tmp_path).file.unlink()  # as if it was killed before its row was written
+    assert execute(job(tmp_path)) == row
+
+
+def test_a_trial_goes_on_from_its_rung_with_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = execute(job(tmp_path / "whole", num_server_rounds=5))
+    execute(job(tmp_path / "rungs", num_server_rounds=2))
+    rounds: list[int] = []
+    run = engine.run
+
+    def counted(config: RunConfig) -> object:
+        return run(config, on_round=lambda round: rounds.append(round.number))
+
+    monkeypatch.setattr(engine, "run", counted)
+    later = execute(job(tmp_path / "rungs", num_server_rounds=5))
+    assert without_seconds(later) == without_seconds(whole)
+    assert rounds == [3, 4, 5]
+
+
+def damage_checkpoints(path: Path) -> None:
+    for file in (path / "checkpoint").glob("*.json"):
+        file.write_text("{")
+
+
+def leave_torn(path: Path) -> None:
+    shutil.rmtree(path)
+    path.mkdir()
+    (path / "config.toml").write_text("")
+
+
+def make_longer(path: Path) -> None:
+    file = path / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rounds": 9}))
+
+
+def fail(path: Path) -> None:
+    file = path / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"status": "failed"}))
+
+
+@pytest.mark.parametrize("harm", [damage_checkpoints, leave_torn, make_longer, fail])
+def test_what_cannot_go_on_begins_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+    row = execute(job(tmp_path))
+    job(tmp_path).file.unlink()
+    harm(job(tmp_path).path)
+    if harm is damage_checkpoints:
+        leave_running = job(tmp_path).path / "summary.json"
+        leave_running.write_text('{"status": "running"}')
+    assert without_seconds(execute(job(tmp_path))) == without_seconds(row)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"lr": 1e30, "clip-norm": 0.0}, "rounds in a row failed"),
+        ({"num-clients": 1438}, "validation: expected samples left for every client"),
+    ],
+)
+def test_a_trial_that_fails_is_a_row_with_its_reason(
+    tmp_path: Path, settings: dict[str, Any], reason: str
+) -> None:
+    row = execute(job(tmp_path, **settings))
+    assert row["status"] == "failed"
+    assert reason in row["reason"]
+    assert execute(job(tmp_path, **settings)) == row
+    assert math.isnan(mean([row], "accuracy-last"))
+
+
+def test_any_error_of_a_run_is_a_row_but_not_those_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail_with(error: Exception) -> None:
+        def run(config: RunConfig) -> None:
+            raise error
+
+        monkeypatch.setattr(trial.engine, "run", run)
+
+    fail_with(OSError(28, "No space left on device", "x"))
+    with pytest.raises(OSError, match="No space left"):
+        execute(job(tmp_path))
+    assert row_of(job(tmp_path)) is None
+    fail_with(RuntimeError("CUDA out of memory\nTried to"))
+    assert execute(job(tmp_path))["reason"] == "CUDA out of memory Tried to"
+
+
+def test_a_score_is_larger_where_it_is_better() -> None:
+    rows = [
+        {"status": "completed", "validation-loss-last": loss, "validation-accuracy-last": accuracy}
+        for loss, accuracy in ((1.0, 0.5), (2.0, 0.75))
+    ]
+    assert mean(rows, "loss-last") == -1.5
+    assert mean(rows, "accuracy-last") == 0.625
+    assert math.isnan(mean([*rows, {"status": "failed"}], "loss-last"))
+    diverged = {"status": "completed", "validation-loss-last": None}
+    assert math.isnan(mean([*rows, diverged], "loss-last"))

@@ -1,0 +1,81 @@
+"""Processes give the rows that this process gives, and a sweep survives the death of one."""
+
+import sys
+from multiprocessing import active_children
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedaccord.experiments.sweep import workers
+from fedaccord.experiments.sweep.plan import Options
+from fedaccord.experiments.sweep.trial import Job, Row, execute
+from tests.experiments.sweep.plans import finish, make, table
+from tests.experiments.sweep.test_trial import job, without_seconds
+
+
+def test_two_processes_give_the_table_of_one(tmp_path: Path) -> None:
+    finish(make(workers=1), tmp_path / "one")
+    finish(make(workers=2), tmp_path / "two")
+    for name in ("table.csv", "winners.csv"):
+        pd.testing.assert_frame_equal(table(tmp_path / "two", name), table(tmp_path / "one", name))
+    assert not active_children()
+
+
+def test_jobs_of_a_process_that_died_are_done(tmp_path: Path) -> None:
+    jobs = [job(tmp_path, seed=seed)._replace(name=f"x-seed{seed}") for seed in range(2)]
+    rows: dict[str, Row] = {}
+
+    def on_row(done: Job, row: Row) -> None:
+        if not rows:
+            for child in active_children():
+                child.kill()
+        rows[done.name] = row
+
+    with workers.processes(1) as work:
+        work(jobs, on_row)
+    assert [*rows] == [each.name for each in jobs]
+    for each in jobs:
+        each.file.unlink()
+        assert without_seconds(rows[each.name]) == without_seconds(execute(each))
+
+
+def test_a_job_that_kills_its_process_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(pool: object, left: dict[int, Job], on_row: workers.OnRow) -> None:
+        for i, each in [*left.items()]:
+            if each.name == "bad":
+                raise workers.BrokenProcessPool
+            on_row(left.pop(i), {"status": "completed"})
+
+    monkeypatch.setattr(workers, "_each", die)
+    rows: dict[str, Row] = {}
+    jobs = [job(tmp_path)._replace(name=name) for name in ("good", "bad", "a", "b", "c")]
+    with workers.processes(2) as work:
+        work(jobs, lambda done, row: rows.update({done.name: row}))
+    assert rows.pop("bad") == {"status": "failed", "reason": workers.DIED}
+    assert {name: row["status"] for name, row in rows.items()} == dict.fromkeys(
+        ("good", "a", "b", "c"), "completed"
+    )
+
+
+def test_as_many_workers_as_cores_or_one_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers.threads, "cores", lambda: 5)
+    monkeypatch.setattr(workers.torch.cuda, "is_available", lambda: False)
+    assert (workers.count(0), workers.count(3)) == (5, 3)
+    monkeypatch.setattr(workers.torch.cuda, "is_available", lambda: True)
+    assert (workers.count(0), workers.count(3)) == (1, 3)
+
+
+def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fedaccord.experiments.sweep.on_ray", None)
+    with pytest.raises(ValueError, match="`uv sync --extra sweep --inexact`"):
+        workers.of(Options(ray_address="local"))
+
+
+def test_without_optuna_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    plan = make({"lr": {"low": 0.1, "high": 0.2}}, search="optuna")
+    with pytest.raises(ValueError, match="`uv sync --extra sweep --inexact`"):
+        finish(plan, tmp_path)

@@ -1,0 +1,137 @@
+"""The presets: each runs alone, holds differences only, both readers agree on it."""
+
+import json
+import tomllib
+from inspect import getdoc, getmodule
+from pathlib import Path
+
+import pytest
+from flwr.common.config import get_fused_config_from_dir, parse_config_args
+
+from fedaccord import config
+from fedaccord.cli.settings import read_settings
+from fedaccord.config import RunConfig
+from fedaccord.experiments.presets import presets
+from fedaccord.strategies import METHODS, DFedAvg
+from tests.cli.shell import invoke, refusal, run
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+PRESETS = presets()
+
+each_preset = pytest.mark.parametrize("name", PRESETS)
+
+
+def values(name: str) -> dict[str, object]:
+    return read_settings([], None, name)
+
+
+def test_every_method_of_a_paper_has_one() -> None:
+    published = [n for n, kind in METHODS.items() if "arXiv" in (getdoc(getmodule(kind)) or "")]
+    assert len(published) > 20
+    assert [name for name in published if name not in PRESETS] == []
+
+
+def test_they_ship_with_the_package() -> None:
+    """The wheel holds the files of the folder fedaccord, whatever they are."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel == {"packages": ["fedaccord"]}
+    assert {path.parent for path in PRESETS.values()} == {
+        REPOSITORY / "fedaccord" / "experiments" / "presets"
+    }
+    assert (REPOSITORY / "fedaccord" / "py.typed").is_file()
+
+
+@each_preset
+def test_it_is_named_after_its_method(name: str) -> None:
+    algo = str(values(name)["algo"])
+    assert name == algo or name.startswith(f"{algo}-")
+
+
+@each_preset
+def test_it_is_valid_and_gives_a_strategy(name: str) -> None:
+    settings = RunConfig.make(values(name))
+    assert type(settings.strategy) is METHODS[settings.algo]
+
+
+@each_preset
+def test_it_holds_only_what_differs_from_the_defaults(name: str) -> None:
+    """And algo, so that no file depends on which method is the default."""
+    defaults = config.defaults()
+    assert {k: v for k, v in values(name).items() if k != "algo" and defaults[k] == v} == {}
+
+
+@each_preset
+def test_it_touches_no_other_methods_keys(name: str) -> None:
+    """A key of another method would be read and do nothing."""
+    found = values(name)
+    tables = {key.partition(".")[0] for key in found if "." in key}
+    assert tables & set(METHODS) <= {found["algo"]}
+    assert RunConfig.make(found).unread(given=found) == []
+
+
+@each_preset
+def test_flower_reads_the_same(name: str) -> None:
+    """By the function behind `flwr run --run-config`, and joined with the app's defaults."""
+    read = parse_config_args([str(PRESETS[name])])
+    assert read == values(name)
+    assert {k: type(v) for k, v in read.items()} == {k: type(v) for k, v in values(name).items()}
+    joined = get_fused_config_from_dir(REPOSITORY, read)
+    assert RunConfig.make(joined).flat == RunConfig.make(values(name)).flat
+
+
+@each_preset
+def test_its_comment_tells_setting_sources_and_commands(name: str) -> None:
+    lines = PRESETS[name].read_text().splitlines()
+    head = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]
+    text = "\n".join(head)
+    assert head[0].count(": ") == 1
+    assert "# Setting: " in text
+    assert "# Method: " in text
+    assert f"fedaccord run --preset {name} " in text
+    assert f" --run-config fedaccord/experiments/presets/{name}.toml " in text
+    assert f'"num-supernodes={RunConfig.make(values(name)).num_clients} ' in text
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_presets_named_as_methods_share_a_task() -> None:
+    """One with a server, another without."""
+    keys = ("dataset", "model", "num-clients", "partition", "dirichlet-alpha", "replacement")
+    for with_server in (True, False):
+        names = [
+            name
+            for name, kind in METHODS.items()
+            if name in PRESETS and with_server != issubclass(kind, DFedAvg) and not kind.pools
+        ]
+        found = [RunConfig.make(values(name)).flat for name in names]
+        assert len({tuple(flat[key] for key in keys) for flat in found}) == 1
+
+
+def test_they_are_listed_with_a_line_each_that_fits_80_columns() -> None:
+    result = invoke("presets")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(PRESETS)
+    assert max(map(len, lines)) <= 80
+    line = next(line for line in lines if line.startswith("fedsam-200clients "))
+    assert line.split(maxsplit=1)[1] == "CIFAR-10, ResNet-18-GN, 10 of 200 clients, Dirichlet 0.1"
+
+
+def test_an_unknown_preset_is_one_line_that_names_the_nearest(tmp_path: Path) -> None:
+    line = refusal(tmp_path, run(tmp_path, "--preset", "fedint"))
+    assert "unknown preset 'fedint' (did you mean 'fedinit'?)" in line
+    both = run(tmp_path, "--preset", "fedinit", "--config", PRESETS["fedinit"])
+    assert "expected --config or --preset, got both" in refusal(tmp_path, both)
+
+
+@pytest.mark.parametrize("name", ["fedsam-200clients", "fedpd"])
+def test_it_runs(name: str, tmp_path: Path) -> None:
+    """Shortened, on data that needs no download."""
+    short = ("dataset=digits", "model=linear", "threads=1", "num-server-rounds=1", "local-epochs=1")
+    words = ("--preset", name, *short, f"out-dir={tmp_path}", "name=run")
+    result = invoke("run", *words)
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
+    for key in ("algo", "num-clients", "fraction-train", "replacement"):
+        assert written[key] == values(name)[key]

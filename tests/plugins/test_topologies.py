@@ -1,0 +1,152 @@
+"""Graphs of nodes and their mixing matrices: doubly stochastic, connected, of the known gaps."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedaccord.plugins.gossip import TOPOLOGIES, Gossip, GossipTopology
+from fedaccord.plugins.topologies import check, components, restricted, spectral_gap
+from tests.strategies.federate import close
+
+M = 8
+
+
+def matrix(topology: str, m: int, t: int = 0, **more: Any) -> torch.Tensor:
+    return Gossip(topology=topology, **more).matrix(m, t, seed=0)
+
+
+# --- graphs and matrices --------------------------------------------------------------------------
+
+
+@given(topology=st.sampled_from(TOPOLOGIES), m=st.integers(1, 40))
+@settings(max_examples=200, deadline=None)
+def test_every_matrix_is_doubly_stochastic_and_connected(topology: str, m: int) -> None:
+    prime = m > 3 and all(m % r for r in range(2, m))
+    if topology in ("grid", "torus") and prime:
+        with pytest.raises(ValueError, match=f"got {m}"):
+            matrix(topology, m)
+        return
+    W = matrix(topology, m)
+    close(W.sum(0), torch.ones(m, dtype=torch.float64), 1e-14)
+    close(W.sum(1), torch.ones(m, dtype=torch.float64), 1e-14)
+    assert (W >= 0).all()
+    assert (W.diagonal() > 0).all()
+    if topology != "exponential-directed":
+        assert torch.equal(W, W.T)
+    if topology != "random":
+        check(W)
+        assert m == 1 or 0 < spectral_gap(W) <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("m", [4, 5, 8, 16, 64, 100])
+def test_the_gaps_that_theory_gives(m: int) -> None:
+    ring = 2 / 3 * (1 - math.cos(2 * math.pi / m))
+    assert spectral_gap(matrix("ring", m)) == pytest.approx(ring, abs=1e-12)
+    assert spectral_gap(matrix("full", m)) == pytest.approx(1, abs=1e-12)
+    if m % 2 == 0:
+        directed = 2 / (1 + math.ceil(math.log2(m)))
+        gap = spectral_gap(matrix("exponential-directed", m))
+        assert gap == pytest.approx(directed, abs=1e-12)
+    if m in (16, 64, 100):  # r x r torus
+        r = math.isqrt(m)
+        torus = (2 - 2 * math.cos(2 * math.pi / r)) / 5
+        assert spectral_gap(matrix("torus", m)) == pytest.approx(torus, abs=1e-12)
+
+
+def test_a_grid_is_as_square_as_it_can_be() -> None:
+    W = matrix("grid", 6)  # 0 1 2 / 3 4 5
+    neighbours = [row.nonzero().flatten().tolist() for row in W.fill_diagonal_(0)]
+    assert neighbours == [[1, 3], [0, 2, 4], [1, 5], [0, 4], [1, 3, 5], [2, 4]]
+
+
+def test_random_graphs_come_from_seed_and_round() -> None:
+    assert torch.equal(matrix("random", 12, t=3), matrix("random", 12, t=3))
+    assert not torch.equal(matrix("random", 12, t=3), matrix("random", 12, t=4))
+    other_seed = Gossip(topology="random").matrix(12, 3, seed=1)
+    assert not torch.equal(matrix("random", 12, t=3), other_seed)
+    peers = (matrix("random", 12, peers=3) != 0).sum(1) - 1
+    assert peers.min() >= 3  # its own draws, and those who drew it
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_restricted_matrix_keeps_links_and_is_doubly_stochastic(topology: str) -> None:
+    W, nodes = matrix(topology, 16), [0, 1, 3, 4, 5, 8, 10, 12, 15]
+    rest = restricted(W, nodes)
+    ones = torch.ones(len(nodes), dtype=torch.float64)
+    close(rest.sum(0), ones, 1e-12)
+    close(rest.sum(1), ones, 1e-12)
+    assert not (rest[W[nodes][:, nodes] == 0]).any()
+    if topology != "exponential-directed":
+        off = ~torch.eye(len(nodes), dtype=torch.bool)
+        assert torch.equal(rest[off], W[nodes][:, nodes][off])
+
+
+def test_a_restricted_matrix_with_links_that_lie_on_no_cycle() -> None:
+    """They cannot be part of a doubly stochastic matrix; scaling alone would take forever."""
+    W = (torch.eye(4) + torch.eye(4).roll(1, 1)).double() / 2  # 0 -> 1 -> 2 -> 3 -> 0
+    assert torch.equal(restricted(W, [0, 1, 2]), torch.eye(3, dtype=torch.float64))
+
+
+# --- from a file ----------------------------------------------------------------------------------
+
+
+def uneven(**change: float) -> list[list[float]]:
+    """All 1/M but for row 5, by column."""
+    W: list[list[float]] = torch.full((M, M), 1 / M).tolist()
+    for column, by in change.items():
+        W[5][int(column[1:])] += by
+    return W
+
+
+ONE_WAY = (torch.eye(M) * 0.5 + torch.eye(M)[[1, 2, 3, 0, 5, 6, 7, 4]] * 0.5).tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"edges": [[0, 1], [2, 3]]}, r"expected a connected graph, got 6 parts"),
+        ({"edges": [[0, 1], [1, 8]]}, r"expected pairs of nodes 0..7 .* got \[1, 8\]"),
+        ({"edges": [[0, 1, 1.0]]}, r"expected pairs of nodes"),
+        ({"matrix": uneven(c2=0.01)}, r"got row 5 with sum 1.01"),
+        ({"matrix": uneven(c2=0.01, c3=-0.01)}, r"got column 2 with sum 1.01"),
+        ({"matrix": (2 * torch.eye(M) - 1 / M).tolist()}, r"negative weights, got row 0"),
+        ({"matrix": ONE_WAY}, r"connected graph, got 2 parts, one of them nodes \[4, 5, 6, 7\]"),
+        ({"matrix": [[1.0]]}, r"a row and a column for each of 8 nodes .* 1 x 1"),
+        ({"weights": [[1.0]]}, r"got something else"),
+        ([[0, 1]], r"got something else"),
+    ],
+)
+def test_a_graph_from_a_file(content: Any, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "graph.json"
+    file.write_text(json.dumps(content))
+    gossip = Gossip(topology="file", file=str(file))
+    with pytest.raises(ValueError, match=message):
+        GossipTopology(gossip, seed=0).facts(M)
+
+
+def test_files_that_fit(tmp_path: Path) -> None:
+    file = tmp_path / "graph.json"
+    file.write_text(json.dumps({"edges": [[i, (i + 1) % M] for i in range(M)]}))
+    ring = matrix("ring", M)
+    assert torch.equal(matrix("file", M, file=str(file)), ring)
+    file.write_text(json.dumps({"matrix": ring.tolist()}))
+    assert torch.equal(matrix("file", M, file=str(file)), ring)
+    with pytest.raises(ValueError, match="cannot read"):
+        matrix("file", M, file=str(tmp_path / "nothing.json"))
+
+
+def test_components() -> None:
+    W = torch.eye(5)
+    W[0, 1] = W[1, 2] = W[2, 0] = W[3, 4] = 1
+    assert components(W) == [[0, 1, 2], [3], [4]]
+
+
+def test_a_matrix_beyond_memory_is_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^gossip: expected at most 10000 nodes, .* got 1000000$"):
+        Gossip().matrix(10**6, 0, 0)

@@ -1,0 +1,51 @@
+"""Freed memory stays with the process that asks for it; nothing is searched for while it loads."""
+
+import ctypes
+import gc
+import sys
+
+import pytest
+import torch
+
+from fedaccord.process.allocator import keep_freed_memory, uncollected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
+def test_freed_memory_is_used_again_without_a_page_fault() -> None:
+    import resource
+
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("this C library has no mallopt")
+    keep_freed_memory()
+
+    def faults_of_twenty() -> int:
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        for _ in range(20):
+            torch.zeros(1 << 23)  # 32 MB, 8192 pages
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+    faults_of_twenty()  # the heap may grow a few times before it has room for the same again
+    assert faults_of_twenty() < 8192
+
+
+def test_the_search_for_unreachable_objects_rests_and_leaves_out_what_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch")  # as before its import
+    frozen = gc.get_freeze_count()
+    try:
+        with uncollected():
+            assert not gc.isenabled()
+            came = [object()]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > frozen
+        assert not any(came is kept for kept in gc.get_objects())  # which lists what is searched
+    finally:
+        gc.unfreeze()
+
+
+def test_a_process_with_pytorch_is_searched_as_before() -> None:
+    frozen = gc.get_freeze_count()
+    with uncollected():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen

@@ -1,0 +1,111 @@
+"""Trackers, with the real packages and without a network: what a run writes to them."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from fedaccord import engine
+from fedaccord.config import RunConfig
+from fedaccord.process import trackers
+from fedaccord.process.trackers import Tracker
+
+TINY = {"model": "linear", "num-clients": 4, "local-epochs": 1, "threads": 1, "algo": "fedavg"}
+
+
+def run(folder: Path, rounds: int = 2, **more: Any) -> Path:
+    settings = TINY | {"out-dir": str(folder), "name": "tracked", "num-server-rounds": rounds}
+    with engine.quiet():
+        engine.run(RunConfig.make(settings | more))
+    return folder / "tracked"
+
+
+def written(path: Path, key: str) -> dict[int, float]:
+    column = pd.read_csv(path / "metrics.csv").set_index("round")[key].dropna()
+    return {int(str(number)): float(value) for number, value in column.items()}
+
+
+def test_tensorboard_has_every_metric_also_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(tmp_path, tracker="tensorboard")
+    path = run(tmp_path, rounds=4, tracker="tensorboard", resume=True)
+    events = EventAccumulator(str(path / "tensorboard")).Reload()
+    for key in ("test-accuracy", "train-loss", "drift"):
+        shown = {event.step: event.value for event in events.Scalars(key)}
+        assert shown == pytest.approx(written(path, key), rel=1e-6)
+    assert "settings/text_summary" in events.Tags()["tensors"]
+
+
+def test_mlflow_has_settings_metrics_and_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run(tmp_path, tracker="mlflow")
+    path = run(tmp_path, rounds=3, tracker="mlflow", resume=True)
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name(trackers.PROJECT)
+    (found,) = client.search_runs([experiment.experiment_id])  # one run, gone on with
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "tracked")
+    assert found.data.params["algo"] == "fedavg"
+    history = client.get_metric_history(found.info.run_id, "test-accuracy")
+    assert {point.step: point.value for point in history} == written(path, "test-accuracy")
+
+
+def test_wandb_writes_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="needs the extra wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    path = run(tmp_path, tracker="wandb")
+    (file,) = path.glob("wandb/offline-run-*/run-*.wandb")
+    end = time.monotonic() + 60
+    while b"test-accuracy" not in file.read_bytes():  # its own process writes it
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert b"num-server-rounds" in file.read_bytes()
+
+
+def test_a_package_that_is_missing_is_one_line_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r"^tracker: .* `uv sync --extra mlflow --inexact`"):
+        run(tmp_path, tracker="mlflow")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_tracker_that_fails_is_a_warning_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+
+    def start(*_: Any) -> Tracker:
+        def record(number: int, metrics: Any) -> None:
+            told.append(number)
+            if number == 1:
+                raise ConnectionError("no route\nto host")
+
+        return Tracker(record, lambda good: told.append(-1))
+
+    monkeypatch.setattr(trackers, "_wandb", start)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    run(tmp_path, rounds=3, tracker="wandb")
+    assert told == [0, 1]
+    assert [r.getMessage() for r in caplog.records if "wandb" in r.getMessage()] == [
+        "wandb: no route to host; it is left out"
+    ]
+
+
+def test_what_cannot_begin_is_a_warning_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Tracker:
+        raise RuntimeError("no such experiment")
+
+    monkeypatch.setattr(trackers, "_tensorboard", refuse)
+    assert (run(tmp_path, tracker="tensorboard") / "model.safetensors").exists()
