@@ -291,7 +291,8 @@ def replies() -> Table:
         "## Bad replies, data, settings, kills",
         "",
         f"Kinds of bad reply, each with four methods: in {passed} of {of} the run goes on bit for "
-        "bit as if that client had been absent, with one line a round. Bad answers to the hello: "
+        "bit as if that client had been absent, with one line a round. Bad answers to the "
+        "handshake: "
         f"{greeted} of {asked} concern their node alone.",
     ]
 

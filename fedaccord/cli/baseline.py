@@ -9,9 +9,12 @@ if TYPE_CHECKING:
 
 
 def comparison(settings: "RunConfig") -> str | None:
-    """The command of FedAvg, without a server of DFedAvg, in the same setting; None for its own."""
+    """The command of FedAvg, without a server of DFedAvg, in the same setting; None for its own,
+    and for a resumed run, whose settings nobody typed."""
     from fedaccord.config import RunConfig, defaults
 
+    if settings.resume:
+        return None
     baseline = "dfedavg" if settings.strategy.topology.is_decentralised else "fedavg"
     usual, setting = defaults(), {"algo": baseline}
     for key, value in settings.flat.items():

@@ -30,7 +30,7 @@ def evaluate_at_server(
     output_fn: EvaluateOutputFn | None,
     arrays: Callable[[Vector], ArrayRecord],
     *,
-    headline: Vector,
+    output: Vector,
     broadcast: Vector | None,
     nodes: Iterable[Vector],
 ) -> dict[str, Any]:
@@ -42,9 +42,9 @@ def evaluate_at_server(
     def metrics(w: Vector) -> dict[str, Any]:
         return dict(evaluate_fn(number, arrays(w)) or {}) if evaluate_fn else {}
 
-    row = metrics(headline)
+    row = metrics(output)
     if output_fn:
-        row |= output_fn(arrays(headline), row)
+        row |= output_fn(arrays(output), row)
     each = [metrics(w_i) for w_i in nodes]
     for name in each[0] if each else ():
         values = [node[name] for node in each]

@@ -36,7 +36,7 @@ class Claim(NamedTuple):
 
 
 class Roster:
-    """The nodes that answered a hello, by client; it never waits but in `wait_for_all`.
+    """The nodes that answered the handshake, by client; it never waits but in `wait_for_all`.
 
     A node is asked when it comes, after ``ask_again`` seconds without an answer, and anew when
     it comes back after it was gone, under the same node id (a registered key) or another. A node

@@ -181,14 +181,14 @@ class Run:
 
     def _evaluate(self, s: RoundState) -> dict[str, Any]:
         session, topology = self.session, self.method.topology
-        headline = self.method.output_model(s.w, s.server)
+        output = self.method.output_model(s.w, s.server)
         graph = topology.is_decentralised
         each_node = graph and topology.eval_nodes and s.t  # at first all are the same
         values = evaluate_at_server(
             *(s.t, self._evaluate_fn, self._evaluate_output_fn, session.arrays),
-            headline=topology.average(headline),
-            broadcast=None if graph or headline is s.w else s.w,
-            nodes=headline if each_node else (),
+            output=topology.average(output),
+            broadcast=None if graph or output is s.w else s.w,
+            nodes=output if each_node else (),
         )
         if session.has_personal:
             timeout = self.method.round_timeout

@@ -64,8 +64,10 @@ def check(wanted: int) -> None:
 
 def cores() -> int:
     """The cores that this process may use: by affinity and by its container's quota."""
-    import joblib
-
+    try:
+        import joblib
+    except ImportError:  # on a device; it alone knows of quotas
+        return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return int(joblib.cpu_count())
 
 

@@ -11,8 +11,6 @@ from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
 
-import psutil
-
 PACKAGES = ("fedaccord", "flwr", "torch", "torchvision", "numpy")
 NAME = "fedaccord"
 
@@ -87,6 +85,8 @@ def processor() -> str:
 
 def process() -> dict[str, Any]:
     """This process, so that another one can ask `is_alive` for it."""
+    import psutil
+
     me = psutil.Process()
     where = {"host": socket.gethostname(), "boot": _boot()}
     return where | {"pid": me.pid, "started": me.create_time()}
@@ -116,6 +116,8 @@ def is_alive(of: Mapping[str, Any]) -> bool:
 
     Another process that got the same number began at another time.
     """
+    import psutil
+
     try:
         now = psutil.Process(of["pid"])
         same = abs(now.create_time() - of["started"]) < 2  # seconds: clocks are corrected

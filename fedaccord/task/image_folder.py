@@ -7,13 +7,17 @@ import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
 from fedaccord.task.cache import Decoded, Source, check_fits
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 log = logging.getLogger("flwr")  # what a run prints
 
@@ -21,7 +25,11 @@ IMAGE_SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tif
 
 
 def find(root: Path, image_size: int) -> Source:
-    """Raises FileNotFoundError where one of the two folders is missing."""
+    """Raises FileNotFoundError if one of the two folders is missing, ValueError without Pillow."""
+    if find_spec("PIL") is None:
+        raise ValueError(
+            "image-folder: expected Pillow, which reads images, found none: uv pip install pillow"
+        )
     for folder in (root / "train", root / "test"):
         if not folder.is_dir():
             raise FileNotFoundError(
@@ -115,6 +123,8 @@ def _decode_images(files: list[Path], image_size: int) -> NDArray[np.uint8]:
 
 def _decode_image(file: Path, image_size: int) -> NDArray[np.uint8]:
     """(h, w) of a grey image, (h, w, 3) of any other."""
+    from PIL import Image, ImageOps  # which a device with other data may lack
+
     try:
         with Image.open(file) as opened:
             image: Image.Image = opened
@@ -139,4 +149,6 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
         kind = "floating-point" if image.mode == "F" else "32-bit"
         raise OSError(f"{kind} pixels: convert it to 8 or 16 bits")
+    from PIL import Image
+
     return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))

@@ -20,7 +20,7 @@ def handshake() -> RecordDict:
 
 
 def answer_handshake(message: Message, context: Context) -> Message:
-    """The answer to `hello`: the node's number, or that it has data and leaves that to the server.
+    """The answer to `handshake`: the node's number, or that it has data and the server is to say.
 
     Raises ValueError if the node's config has neither, or the server has another protocol.
     """
@@ -45,7 +45,7 @@ def answer_handshake(message: Message, context: Context) -> Message:
 
 
 def read_handshake(reply: Message) -> tuple[int | None, int | None]:
-    """(client, number of clients) of an answer to `hello`; None: the server is to say.
+    """(client, number of clients) of an answer to `handshake`; None: the server is to say.
 
     Raises ValueError, in one line, on an answer that is none.
     """

@@ -12,7 +12,8 @@ from fedaccord.wire.codec import dumps, loads
 from fedaccord.wire.records import CONFIG, config_of
 
 PROTOCOL = 1  # the version of everything that travels; another one is refused
-INSTRUCTION, CLIENT, ACCEPTED, HANDSHAKE = "instruction", "client", "accepted-round", "hello"
+INSTRUCTION, CLIENT, ACCEPTED = "instruction", "client", "accepted-round"
+HANDSHAKE = "hello"  # the word of earlier versions, which thus learn that the protocols differ
 VERSION = "protocol"
 DURABLE = "durable-round"
 OWN = ("client", "accepted", "durable")  # fields of one client, which are written beside the others

@@ -21,7 +21,7 @@ def of(*pairs: str) -> str | None:
         ("algo=afedpd dirichlet-alpha=0.1", "algo=fedavg dirichlet-alpha=0.1"),
         ("algo=fedprox fedprox.mu=0.5 sam.rho=0.1 seed=3 name=a", "algo=fedavg seed=3"),
         ("algo=fedavg relaxed-init.beta=0.05", "algo=fedavg"),
-        ("algo=feddyn name=a resume=true", "algo=fedavg"),
+        ("algo=feddyn name=a", "algo=fedavg"),
         (
             "algo=fedpd fraction-train=1 eval-train=true",
             "algo=fedavg fraction-train=1.0 eval-train=true",
@@ -56,3 +56,9 @@ def test_a_run_ends_with_it_and_it_runs(tmp_path: Path) -> None:
     again = run(tmp_path, *pairs)
     assert again.exit_code == 0
     assert again.stdout.splitlines()[-1].startswith("run directory: ")
+
+
+def test_a_resumed_run_is_compared_with_nothing() -> None:
+    settings = {"algo": "scaffold", "lr": 0.05}
+    assert comparison(RunConfig.make(settings)) is not None
+    assert comparison(RunConfig.make(settings | {"name": "x", "resume": True})) is None

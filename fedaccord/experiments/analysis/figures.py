@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedaccord.experiments.analysis.groups import COSTS, Group, has, headline, smoothed
+from fedaccord.experiments.analysis.groups import COSTS, Group, has, main_metric, smoothed
 from fedaccord.runs.metrics import EVALUATED, METRIC, METRICS, is_share
 
 if TYPE_CHECKING:
@@ -78,9 +78,9 @@ def curve(group: Group, metric: str, over: str = "round") -> pd.DataFrame:
 
 
 def save(groups: Sequence[Group], folder: Path) -> list[Path]:
-    """A PDF and a PNG of every metric by round and of the headline metric by every cost."""
+    """A PDF and a PNG of every metric by round and of the main metric by every cost."""
     folder.mkdir(parents=True, exist_ok=True)
-    metric, titles = headline(groups), metrics_of(groups)
+    metric, titles = main_metric(groups), metrics_of(groups)
     drawn = [(name, "round") for name in titles] + [(metric, c) for c in COSTS if c != "round"]
     written = []
     for name, over in drawn:

@@ -122,7 +122,7 @@ def with_costs(run: Run) -> pd.DataFrame:
     return table
 
 
-def headline(groups: Sequence[Group]) -> str:
+def main_metric(groups: Sequence[Group]) -> str:
     """What runs are ranked by: the first of these that some run has."""
     return next((name for name in RANKED if any(has(g, name) for g in groups)), RANKED[0])
 

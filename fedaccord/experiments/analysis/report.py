@@ -15,7 +15,14 @@ from bokeh.settings import settings
 
 from fedaccord.experiments.analysis import plots
 from fedaccord.experiments.analysis.figures import metrics_of
-from fedaccord.experiments.analysis.groups import Group, Spread, differing, headline, ranked, tuned
+from fedaccord.experiments.analysis.groups import (
+    Group,
+    Spread,
+    differing,
+    main_metric,
+    ranked,
+    tuned,
+)
 from fedaccord.experiments.analysis.table import Summary, summary, text
 from fedaccord.runs.reader import Run
 
@@ -90,7 +97,7 @@ class Section:
 
 def html(groups: Sequence[Group], target: float | None = None) -> str:
     """The report's page; target: see `table.summary`."""
-    groups = ranked(groups, headline(groups))
+    groups = ranked(groups, main_metric(groups))
     curves = plots.Curves(groups, metrics_of(groups))
     sections = [*_sections(groups, target, curves)]
     drawn = {part.id: part.content for part in sections if not isinstance(part.content, str)}
@@ -138,7 +145,7 @@ def _body(part: Section, content: str) -> str:
 def _sections(
     groups: Sequence[Group], target: float | None, curves: plots.Curves
 ) -> Iterable[Section]:
-    metric, titles = headline(groups), curves.titles
+    metric, titles = main_metric(groups), curves.titles
     found = summary(groups, target)
     yield Section("Setup", "What was trained, on which data, by how many clients.", _facts(groups))
     yield Section(

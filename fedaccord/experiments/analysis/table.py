@@ -14,7 +14,7 @@ from fedaccord.experiments.analysis.groups import (
     evaluated,
     final,
     has,
-    headline,
+    main_metric,
     ranked,
     to_target,
     usual_target,
@@ -75,8 +75,8 @@ class Summary(NamedTuple):
 
 
 def summary(groups: Sequence[Group], target: float | None = None) -> Summary:
-    """``target``: of the headline metric; by default `usual_target`."""
-    metric = headline(groups)
+    """``target``: of the main metric; by default `usual_target`."""
+    metric = main_metric(groups)
     target = usual_target(groups, metric) if target is None else target
     others = [n for n in of_kind(EVALUATED) if is_share(n) and n != metric]
     others = [name for name in others if any(has(group, name) for group in groups)]

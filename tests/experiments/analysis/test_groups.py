@@ -14,7 +14,7 @@ from fedaccord.experiments.analysis.groups import (
     Spread,
     final,
     groups_of,
-    headline,
+    main_metric,
     ranked,
     smoothed,
     to_target,
@@ -76,7 +76,7 @@ def test_a_sweep_is_sensitive_on_what_it_was_tuned_by(tmp_path: Path) -> None:
     assert metric == "validation-accuracy"
     assert {group.settings["lr"] for group in those} == {0.05, 0.1}
     assert all(run.path != tested for group in those for run in group.runs)
-    assert tuned(groups(tested))[0] == headline(groups(tmp_path)) == "test-accuracy"
+    assert tuned(groups(tested))[0] == main_metric(groups(tmp_path)) == "test-accuracy"
 
 
 def test_what_only_one_of_two_runs_of_a_method_has_is_in_its_label(tmp_path: Path) -> None:
