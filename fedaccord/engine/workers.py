@@ -209,7 +209,7 @@ class WorkersFleet:
         deadline = time.monotonic() + timeout
 
         def send(actor: Any, share: Share) -> list[Any]:
-            return [actor.test.remote(share.asked, deadline - _now(), *share.states)]
+            return [actor.evaluate.remote(share.asked, deadline - _now(), *share.states)]
 
         found = {a.client: r for a, r, _ in self._ask(questions, send, deadline)}
         readings = [found[asked.client] for asked in questions]

@@ -24,7 +24,7 @@ def test_the_page_says_what_works(tmp_path: Path) -> None:
     text = text.replace("num-server-rounds=50", "num-server-rounds=2")
     (entry,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    (link,), nodes, (listed, run), (doctor,), (_, _) = (
+    _, (link,), nodes, (listed, run), (doctor,), (_, _) = (
         [shlex.split(line.removeprefix("uv run ")) for line in block.splitlines()]
         for block in blocks
     )

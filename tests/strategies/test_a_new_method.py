@@ -19,7 +19,7 @@ ENUMERATING = [  # tests that go over the methods, and are quick
     f"tests/{name}"
     for name in ("strategies", "reference", "plugins", "wire", "core", "tools", "test_config.py")
 ]
-WITHOUT = (".*", "__pycache__", "dist", "*.egg-info")
+WITHOUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "dist", "*.egg-info")
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,8 @@ def main(grid: Grid, context: Context) -> None:
         save_file(tensors, folder / f"client-{client}.safetensors")
     half = json.dumps({"rule": {"class": "antigravity:Rule"}, "plugins": []})
     text = json.dumps({"half": half, "shapes": []})
-    config = ConfigRecord({"instruction": text, "client": 0, "accepted-round": -1})
+    numbers = {"client": 0, "accepted-round": -1, "durable-round": -1, "protocol": 1}
+    config = ConfigRecord({"instruction": text, **numbers})
     node = min(grid.get_node_ids())
     (reply,) = grid.send_and_receive([Message(RecordDict({"config": config}), node, "train")])
     (folder / "unknown-rule.txt").write_text(reply.error.reason)
