@@ -26,8 +26,8 @@ def main(grid: Grid, context: Context) -> None:
         tensors = {name: torch.from_numpy(array.numpy()) for name, array in vectors.items()}
         save_file(tensors, folder / f"client-{client}.safetensors")
     half = json.dumps({"rule": {"class": "antigravity:Rule"}, "plugins": []})
-    text = json.dumps({"half": half, "shapes": []})
-    numbers = {"client": 0, "accepted-round": -1, "durable-round": -1, "protocol": 1}
+    text = json.dumps({"protocol": 1, "half": half, "shapes": []})
+    numbers = {"client": 0, "accepted-round": -1, "durable-round": -1}
     config = ConfigRecord({"instruction": text, **numbers})
     node = min(grid.get_node_ids())
     (reply,) = grid.send_and_receive([Message(RecordDict({"config": config}), node, "train")])
