@@ -10,6 +10,7 @@ from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -108,7 +109,7 @@ def test_a_process_is_alive_until_it_ends() -> None:
     assert not origin.is_alive(me | {"started": me["started"] - 100})  # who had the number before
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert origin.is_alive(me | {"pid": child.pid, "started": me["started"]}) is False
-    started = origin.psutil.Process(child.pid).create_time()
+    started = psutil.Process(child.pid).create_time()
     there = me | {"pid": child.pid, "started": started}
     assert origin.is_alive(there)
     assert child.stdin is not None
