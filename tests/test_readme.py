@@ -37,7 +37,8 @@ def test_links_lead_somewhere(name: str) -> None:
 
 
 def test_the_readme_is_short_and_leads_with_the_picture() -> None:
-    assert len(README.split()) <= 900
+    words = [word for word in README.split() if "fedtoy" not in word]  # of test_a_new_method.py
+    assert len(words) <= 887
     before, _, _ = README.partition("![")
     assert len(before.splitlines()) < 10
     places = [README.index(x) for x in ("## Quickstart", "<details>", "\n[afedpd](", "</details>")]

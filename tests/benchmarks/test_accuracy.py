@@ -49,7 +49,8 @@ def test_every_method_runs_with_its_defaults(name: str) -> None:
     file = Path(accuracy.__file__).with_name(f"{name}.toml")
     plan = Plan.make(tomllib.loads(file.read_text("utf-8")))
     assert not plan.tunes
-    assert {*plan.methods} <= {method for method in METHODS if accuracy.fits(method)}
+    known = {method for method in METHODS if accuracy.fits(method)}
+    assert {*plan.methods} == known - {"fedtoy"}  # of tests/strategies/test_a_new_method.py
     assert [key for key in plan.run if "." in key] == []
     (line,) = plan.warnings()
     assert line.startswith("feddeper: ranked by the mean model; the clients' own are told of by")
