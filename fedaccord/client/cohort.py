@@ -6,17 +6,18 @@ from typing import Any
 
 import torch
 
-from fedaccord.client.train import CPU, DIVERGED, first_state, to_device
+from fedaccord.client.train import CPU, DIVERGED, first_state
 from fedaccord.core.request import TrainReply, TrainRequest
 from fedaccord.core.rounds import client_round
 from fedaccord.core.vectors import (
     Vector,
+    all_to_device,
     each,
+    fetch,
     is_finite,
     leaves,
     map_vectors,
     norm,
-    read,
     row,
     stack,
 )
@@ -37,7 +38,7 @@ def local_rounds(
     device = model.w.device
     clients = [visit.instruction.client for visit in visits]
     begun = [
-        first_state(visit, device) if state is None else to_device(device, state)
+        first_state(visit, device) if state is None else all_to_device(state, device)
         for visit, state in zip(visits, states, strict=True)
     ]
     batches = task.cohort_batches(
@@ -50,12 +51,12 @@ def local_rounds(
     )
     done = client_round(
         asked.half,
-        to_device(device, stack([visit.down for visit in visits])),
+        all_to_device(stack([visit.down for visit in visits]), device),
         stack(begun),
         asked.config._replace(client=tuple(clients)),
         solve,
     )
-    up = to_device(home, done.up)
+    up = all_to_device(done.up, home)
     # rows of their own, which stay when the others' go; from a GPU as in `to_device`
     states = [map_vectors(_to_host, row(done.state, j)) for j in range(len(clients))]
     steps = [asked.steps(task.num_examples(client)) for client in clients]
@@ -66,7 +67,7 @@ def local_rounds(
     ]
     if home.type == "cuda":  # whoever reads the losses waits for it
         return [*zip(told, states, strict=True)]
-    found = read([*each(norm(w_K).flatten()), *losses])
+    found = fetch([*each(norm(w_K).flatten()), *losses])
     step = (time.perf_counter() - began) / sum(steps)  # a client's share of the call
     answers: list[tuple[TrainReply, Any] | str] = []
     for j, answer in enumerate(told):

@@ -12,7 +12,14 @@ from torch.nn import functional as F
 from fedaccord.core.plugin import state_like
 from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
 from fedaccord.core.rounds import client_round
-from fedaccord.core.vectors import dtype_of, is_finite, length, map_vectors, moved, read
+from fedaccord.core.vectors import (
+    all_to_device,
+    dtype_of,
+    fetch,
+    is_finite,
+    length,
+    to_device,
+)
 from fedaccord.storage import store
 from fedaccord.storage.store import ContextStore, Memory, MissingStateError, Store
 from fedaccord.task.cuda_graphs import Graphs, GraphSolver
@@ -138,8 +145,8 @@ def local_round(visit: TrainRequest, state: Any, data: Data) -> tuple[TrainReply
     began = time.perf_counter()
     asked, model = visit.instruction, data.model
     half, config, device = asked.half, asked.config, model.w.device
-    down = to_device(device, visit.down)
-    state = first_state(visit, device) if state is None else to_device(device, state)
+    down = all_to_device(visit.down, device)
+    state = first_state(visit, device) if state is None else all_to_device(state, device)
     passes = Passes(data.batches, device)
     steps = passes.steps(asked.local_epochs, asked.local_steps)
     if data.graphs is None:
@@ -147,11 +154,11 @@ def local_round(visit: TrainRequest, state: Any, data: Data) -> tuple[TrainReply
     else:
         solve = GraphSolver(data.graphs, steps)
     up, state, result = client_round(half, down, state, config, solve)
-    up, state = to_device(data.home, up), to_device(CPU, state)
+    up, state = all_to_device(up, data.home), all_to_device(state, CPU)
     answer = TrainReply(up, data.examples or passes.examples, result.steps, result.loss)
     if data.home.type == "cuda":
         return answer, state
-    total, loss = read([length(result.w_K), result.loss])  # from here on all copies are there
+    total, loss = fetch([length(result.w_K), result.loss])  # from here on all copies are there
     if not is_finite(result.w_K, total):
         raise ValueError(DIVERGED.format(result.steps, asked.lr))
     return answer._replace(loss=loss, seconds=time.perf_counter() - began), state
@@ -159,8 +166,8 @@ def local_round(visit: TrainRequest, state: Any, data: Data) -> tuple[TrainReply
 
 def first_state(visit: TrainRequest, device: torch.device) -> Any:
     """A client's state before its first visit."""
-    w = to_device(device, visit.down.w)
-    w_init = w if visit.w_init is None else to_device(device, visit.w_init)
+    w = to_device(visit.down.w, device)
+    w_init = w if visit.w_init is None else to_device(visit.w_init, device)
     return visit.instruction.half.init(w, w_init, visit.instruction.config)
 
 
@@ -174,7 +181,7 @@ def local_test(asked: TrainInstruction, state: Any, data: Data) -> dict[str, flo
         raise ValueError("expected a client with a personal model, got one that has none")
     passes = Passes(data.batches, data.model.w.device)
     batches = passes.one_pass(first=True)
-    w = moved(w, data.model.w.device)
+    w = to_device(w, data.model.w.device)
     found = evaluate(data.model, w, batches, data.loss, asked.precision)
     return {"num-examples": passes.examples, **found}
 
@@ -186,8 +193,3 @@ def _check_shapes(model: FlatModel, asked: TrainInstruction) -> None:
             f"{shapes_text(asked.shapes)}, got {shapes_text(model.shapes)}: "
             "build the same model on server and clients"
         )
-
-
-def to_device(device: torch.device, vectors: Any) -> Any:
-    """A NamedTuple of vectors on ``device``, as `moved`."""
-    return map_vectors(lambda v: moved(v, device), vectors)

@@ -14,7 +14,7 @@ from fedaccord.core.cohort import Client, Cohort, Reply
 from fedaccord.core.plugin import ClientHalf, GradientSeat
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalResult
 from fedaccord.core.topology import RoundInfo, ServerHalf
-from fedaccord.core.vectors import Number, Vector, map_vectors, moved
+from fedaccord.core.vectors import Number, Vector, map_vectors, to_device
 
 # --- the client's round ---------------------------------------------------------------------------
 
@@ -221,7 +221,7 @@ class RoundState(NamedTuple):
     def to(self, device: torch.device) -> "RoundState":
         """The same with its vectors on ``device``; ``accepted`` stays on the host."""
         w, w_init, server = (
-            map_vectors(lambda v: moved(v, device), part)
+            map_vectors(lambda v: to_device(v, device), part)
             for part in (self.w, self.w_init, self.server)
         )
         return self._replace(w=w, w_init=w_init, server=server)

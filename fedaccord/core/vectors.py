@@ -64,9 +64,9 @@ def each(x: Tensor) -> list[Number]:
     return x.tolist() if x.is_cpu else [*x.unbind()]
 
 
-def read(numbers: Iterable[Number]) -> list[float]:
+def fetch(numbers: Iterable[Number]) -> list[float]:
     """The numbers as floats. Those on a device are fetched together: it is waited for once, and
-    whatever was copied from it before (see `moved`) is there too."""
+    whatever was copied from it before (see `to_device`) is there too."""
     found = [*numbers]
     there = {i: x for i, x in enumerate(found) if isinstance(x, Tensor) and not x.is_cpu}
     if there:
@@ -77,12 +77,12 @@ def read(numbers: Iterable[Number]) -> list[float]:
     return [float(x) if isinstance(x, Tensor) else x for x in found]
 
 
-def moved(v: Vector, device: torch.device | str) -> Vector:
+def to_device(v: Vector, device: torch.device | str) -> Vector:
     """``v`` on ``device``, or as it is where it lies there; a GPU is not waited for.
 
     To a GPU it goes from pinned memory, behind the work that waits there or `beside` it: from other
     memory the copy would wait for all of it. From a GPU it goes into pinned memory, and has its
-    values once somebody has waited, as `read` does.
+    values once somebody has waited, as `fetch` does.
     """
     device = torch.device(device) if isinstance(device, str) else device
     if v.device == device:
@@ -91,6 +91,11 @@ def moved(v: Vector, device: torch.device | str) -> Vector:
         pinned = v.pin_memory()
         return beside(pinned, device) if v.nbytes > LARGE else pinned.to(device, non_blocking=True)
     return v.to(device, non_blocking=v.is_cuda)
+
+
+def all_to_device(vectors: Any, device: torch.device | str) -> Any:
+    """A NamedTuple of vectors on ``device``, as `to_device`."""
+    return map_vectors(lambda v: to_device(v, device), vectors)
 
 
 def beside(pinned: Vector, device: torch.device) -> Vector:

@@ -11,7 +11,7 @@ from fedaccord.client.cohort import form, local_rounds
 from fedaccord.client.data import test_data, training_data
 from fedaccord.client.train import local_round, local_test
 from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
-from fedaccord.core.vectors import map_vectors, nbytes, read
+from fedaccord.core.vectors import fetch, map_vectors, nbytes
 from fedaccord.federation.fleet import LATE, Reading, TrainReplies
 from fedaccord.storage import store
 from fedaccord.storage.shards import Shards
@@ -114,7 +114,7 @@ class LocalFleet:
         """
         made, self._made = self._made, []
         if made and not self._in_memory:
-            read(answer.loss for _, answer, _ in made)
+            fetch(answer.loss for _, answer, _ in made)
         for asked, _, state in made:
             memory = self.memories.get(asked.client)
             self.memories[asked.client] = store.remember(memory, asked, state)

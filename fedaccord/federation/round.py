@@ -17,11 +17,11 @@ from fedaccord.core.vectors import (
     Vector,
     distances,
     each,
+    fetch,
     is_finite,
     leaves,
     length,
     norm,
-    read,
 )
 from fedaccord.federation import bounds, metrics
 from fedaccord.federation.fleet import TrainReplies
@@ -188,7 +188,7 @@ def _look(method: Method, s: RoundState, done: ServerRound, known: list[float | 
 
 def _read(numbers: Mapping[Any, Sequence[Number]]) -> dict[Any, list[float]]:
     """All numbers, after one wait for the device that they lie on."""
-    found = iter(read(chain.from_iterable(numbers.values())))
+    found = iter(fetch(chain.from_iterable(numbers.values())))
     return {name: [*islice(found, len(some))] for name, some in numbers.items()}
 
 

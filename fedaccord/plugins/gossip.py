@@ -36,7 +36,7 @@ from fedaccord.core.cohort import Cohort, Reply, rows
 from fedaccord.core.options import listed, option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.topology import RoundInfo, ServerHalf, Step
-from fedaccord.core.vectors import Number, Vector, map_vectors, moved, stack
+from fedaccord.core.vectors import Number, Vector, map_vectors, stack, to_device
 from fedaccord.plugins.topologies import check, components, mixing_matrix, restricted, spectral_gap
 
 log = logging.getLogger("flwr")
@@ -166,8 +166,8 @@ class GossipTopology:
             num_clients=1,
             weights=[1.0],
             w=w,
-            steps=[moved(steps.to(w.dtype), w.device)],
-            lengths=[moved((steps * info.lr).to(w.dtype), w.device)],
+            steps=[to_device(steps.to(w.dtype), w.device)],
+            lengths=[to_device((steps * info.lr).to(w.dtype), w.device)],
             starts=[starts],
             anchor=starts if info.anchored_at_starts else w,
             accepted=info.accepted,
@@ -192,7 +192,7 @@ class GossipTopology:
         w_next, next_server = take(cohort.w, ups, present, cohort, network)
 
         def put_back(v: Vector, before: Vector) -> Vector:
-            at = moved(torch.tensor(nodes), v.device)
+            at = to_device(torch.tensor(nodes), v.device)
             return before.clone().index_copy_(0, at, v) if absent else v
 
         w_next = put_back(w_next, w)
@@ -235,7 +235,7 @@ def _mixed(method: ServerHalf) -> Any:
 
 
 def _rows(v: Vector, nodes: Sequence[int]) -> Vector:
-    return v if len(nodes) == len(v) else v[moved(torch.tensor(nodes), v.device)]
+    return v if len(nodes) == len(v) else v[to_device(torch.tensor(nodes), v.device)]
 
 
 class Network:
@@ -254,7 +254,7 @@ class Network:
 
     def send(self, vectors: Tensor) -> None:
         """Count one exchange over every link; vectors (m,): what each node sends, in units of d."""
-        links = moved(self.links.double().sum(0), vectors.device)
+        links = to_device(self.links.double().sum(0), vectors.device)
         sent = links @ vectors.double()
         self.sent = self.sent + (float(sent) if sent.is_cpu else sent)
 
@@ -270,7 +270,7 @@ class Network:
 
 def _product(matrix: Tensor, x: Vector) -> Vector:
     """matrix x, some columns at a time."""
-    matrix, product = moved(matrix.to(x.dtype), x.device), torch.empty_like(x)
+    matrix, product = to_device(matrix.to(x.dtype), x.device), torch.empty_like(x)
     size = max(1, CHUNK // len(x))
     for some, out in zip(
         torch.split(x, size, dim=1), torch.split(product, size, dim=1), strict=True

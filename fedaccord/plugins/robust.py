@@ -33,7 +33,7 @@ from fedaccord.core.cohort import Cohort
 from fedaccord.core.options import option
 from fedaccord.core.plugin import PlugIn, combine
 from fedaccord.core.topology import ServerHalf
-from fedaccord.core.vectors import Vector, read
+from fedaccord.core.vectors import Vector, fetch
 from fedaccord.plugins.relaxed_init import RelaxedInit
 
 CHUNK = 1 << 20  # elements that are sorted at a time
@@ -116,7 +116,7 @@ def krum(xs: Sequence[Vector], f: int) -> int:
     squares = torch.zeros(P, P, dtype=torch.float64)
     pairs = [(i, j) for i in range(P) for j in range(i)]
     far = [torch.linalg.vector_norm(xs[i] - xs[j], dtype=torch.float64) for i, j in pairs]
-    for (i, j), distance in zip(pairs, read(far), strict=True):  # a GPU is waited for: who it is
+    for (i, j), distance in zip(pairs, fetch(far), strict=True):  # a GPU is waited for: who it is
         squares[i, j] = squares[j, i] = distance**2
     scores = squares.sort(1).values[:, 1 : near + 1].sum(1)  # the first is its own, zero
     return int(scores.argmin())

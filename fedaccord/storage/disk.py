@@ -65,7 +65,7 @@ class VersionFile(NamedTuple):
     """A version's file."""
 
     name: str
-    sum: int  # CRC-32 of its bytes
+    crc32: int  # CRC-32 of its bytes
 
 
 class DiskStore:
@@ -101,7 +101,10 @@ class DiskStore:
     def save(self, memory: Memory) -> None:
         versions = (memory.latest, memory.before, memory.durable)
         content = {
-            "versions": [v and {"round": v.round, **v.state._asdict()} for v in versions],
+            "versions": [
+                v and {"round": v.round, "name": v.state.name, "sum": v.state.crc32}
+                for v in versions
+            ],
             "attempt": memory.attempt,
         }
         self._make_folder()
@@ -121,7 +124,7 @@ class DiskStore:
         try:
             if path.exists() and not path.is_file():
                 raise ValueError("not a file")
-            state = fill(like, read_tensors(path, kept.sum))
+            state = fill(like, read_tensors(path, kept.crc32))
             if dict(leaves(state)).keys() < dict(leaves(like)).keys():
                 raise ValueError("vectors are missing")
         except (OSError, ValueError) as error:

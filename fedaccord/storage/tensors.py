@@ -18,19 +18,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
     return zlib.crc32(content)
 
 
-def map_tensors(path: Path, sum: int) -> dict[str, Tensor]:
+def map_tensors(path: Path, crc32: int) -> dict[str, Tensor]:
     """As `read_tensors`, but what is not used does not lie in memory; the file may be deleted."""
     found = 0
     with path.open("rb") as file:
         while block := file.read(2**20):
             found = zlib.crc32(block, found)
-    return _loaded(path, found == sum, lambda: load_file(path))
+    return _loaded(path, found == crc32, lambda: load_file(path))
 
 
-def read_tensors(path: Path, sum: int) -> dict[str, Tensor]:
+def read_tensors(path: Path, crc32: int) -> dict[str, Tensor]:
     """What `write_tensors` wrote. Raises OSError, or ValueError where the file has another sum."""
     content = read_bytes(path)
-    return _loaded(path, zlib.crc32(content) == sum, lambda: load(content))
+    return _loaded(path, zlib.crc32(content) == crc32, lambda: load(content))
 
 
 def _loaded(path: Path, same: bool, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ from fedaccord.core import (
     Vector,
     option,
 )
-from fedaccord.core.vectors import moved
+from fedaccord.core.vectors import to_device
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.gossip import Gossip
 
@@ -107,7 +107,7 @@ class AFedPD(FederatedStrategy):
             return Down(w, None)
         if client.last_round < 0:
             return Down(w, state.lam_bar)
-        after = moved(state.lam_bar_after[client.last_round], state.lam_bar.device)
+        after = to_device(state.lam_bar_after[client.last_round], state.lam_bar.device)
         return Down(w, state.lam_bar - after)
 
     def aggregate(

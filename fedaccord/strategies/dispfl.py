@@ -43,7 +43,7 @@ from fedaccord.core import (
     each_client,
     option,
 )
-from fedaccord.core.vectors import moved
+from fedaccord.core.vectors import to_device
 from fedaccord.plugins.gossip import Gossip, Network
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.sam import SAM
@@ -138,7 +138,9 @@ class DisPFLClient(LocalRule):
         def draw(client: int) -> Vector:
             return first_mask(config.shapes, self.density, config.seed, client)
 
-        return ClientState(w=w, mask=moved(each_client(config.client, draw).to(w.dtype), w.device))
+        return ClientState(
+            w=w, mask=to_device(each_client(config.client, draw).to(w.dtype), w.device)
+        )
 
     def start(self, down: Model, state: ClientState, config: LocalConfig) -> Vector:
         return state.mask * down.w
@@ -168,7 +170,7 @@ class DisPFLClient(LocalRule):
             generator = _generator("regrow", config.seed, config.round, client)
             return torch.rand(w.shape[-1], generator=generator)
 
-        return moved(each_client(config.client, draw).to(w.dtype), w.device)
+        return to_device(each_client(config.client, draw).to(w.dtype), w.device)
 
     def finish(
         self, w_K: Vector, down: Model, state: ClientState, result: LocalResult

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaccord.core.vectors import moved
+from fedaccord.core.vectors import to_device
 from fedaccord.task.parts import Parts
-from fedaccord.task.transfer import take
+from fedaccord.task.transfer import index_rows
 
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
 
@@ -53,8 +53,8 @@ class Clients:
             return self.x[client], self.y[client]
         assert isinstance(self.x, Tensor)
         assert isinstance(self.y, Tensor)
-        rows = moved(torch.from_numpy(self.parts[client]), self.x.device)
-        return take(self.x, rows), take(self.y, rows)
+        rows = to_device(torch.from_numpy(self.parts[client]), self.x.device)
+        return index_rows(self.x, rows), index_rows(self.y, rows)
 
     def together(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Inputs and targets that hold the samples of these clients, and each client's rows."""

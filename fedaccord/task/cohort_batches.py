@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedaccord.task.cohort_solver import Stack
 from fedaccord.task.solver import AHEAD
-from fedaccord.task.transfer import take
+from fedaccord.task.transfer import index_rows
 
 Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # raw inputs (n, ...) and targets
 
@@ -71,6 +71,6 @@ def _each(first: Tensor, sizes: Tensor) -> Tensor:
 def _cut(x: Tensor, y: Tensor, rows: Tensor, prepare: Prepare) -> tuple[Tensor, Tensor]:
     """The prepared samples of these rows, (*rows, ...)."""
     some = rows.flatten()
-    parts = prepare(take(x, some), take(y, some))
+    parts = prepare(index_rows(x, some), index_rows(y, some))
     inputs, targets = (part.view(*rows.shape, *part.shape[1:]) for part in parts)
     return inputs, targets

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedaccord.core.plugin import GradientSeat
 from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
-from fedaccord.core.vectors import Vector, moved
+from fedaccord.core.vectors import Vector, to_device
 from fedaccord.task.cuda_graphs import CohortGraphs
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.layers import IGNORED
@@ -127,7 +127,7 @@ class CohortSolver:
             return self.graphs.gradient(self._gradient, stack.inputs, stack.targets, g, point)
         losses = g.new_empty(len(g))
         for length in sorted(set(stack.sizes.tolist())):
-            rows = moved((stack.sizes == length).nonzero().squeeze(1), g.device)
+            rows = to_device((stack.sizes == length).nonzero().squeeze(1), g.device)
             x, y = (part[rows, :length] for part in (stack.inputs, stack.targets))
             g_rows = g.new_empty(len(rows), g.shape[1])
             losses[rows] = self._gradient(x, y, g_rows, point[rows])
@@ -188,7 +188,7 @@ class CohortSolver:
         short = stack.sizes < length
         if not (short.any() and self._counts(stack.targets) and self._goes_by_sample(stack)):
             return stack
-        filling = moved(torch.arange(length) >= stack.sizes[:, None], stack.targets.device)
+        filling = to_device(torch.arange(length) >= stack.sizes[:, None], stack.targets.device)
         filling = filling.view(*filling.shape, *[1] * (stack.targets.ndim - 2))
         targets = stack.targets.masked_fill(filling, IGNORED)
         return Stack(stack.inputs, targets, torch.full_like(stack.sizes, length))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.rounds import sum_dtype
-from fedaccord.core.vectors import read
+from fedaccord.core.vectors import fetch
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.solver import Batch, Loss, forward, tf32_as
 
@@ -75,7 +75,7 @@ def _evaluate(
         examples += batch.examples
     if not examples:
         return {}
-    loss_sum, right = read([total, hits])
+    loss_sum, right = fetch([total, hits])
     mean_loss = {"loss": loss_sum / examples}
     return mean_loss | {"accuracy": right / examples} if classes else mean_loss
 

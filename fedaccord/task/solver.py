@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fedaccord.core.plugin import GradientSeat
 from fedaccord.core.rounds import Solution, descend
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
-from fedaccord.core.vectors import Vector, moved
+from fedaccord.core.vectors import Vector, to_device
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.layers import Layers, layers_of
 
@@ -147,7 +147,7 @@ class Passes:
             seen = True
             if first:
                 self.examples += targets.shape[0]
-            yield moved(inputs, self.device), moved(targets, self.device)
+            yield to_device(inputs, self.device), to_device(targets, self.device)
         if not seen and self.examples:
             raise ValueError(
                 "expected batches that can be gone through more than once (a list, a DataLoader), "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaccord.core.vectors import dtype_of, moved
+from fedaccord.core.vectors import dtype_of, to_device
 from fedaccord.task import datasets, fingerprint, models
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
@@ -24,7 +24,7 @@ from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.partition import matching_share
 from fedaccord.task.partition import partition as partition_labels
 from fedaccord.task.solver import AHEAD, Batch, Loss, Passes
-from fedaccord.task.transfer import take
+from fedaccord.task.transfer import index_rows
 
 log = logging.getLogger("flwr")
 
@@ -140,7 +140,7 @@ class Task:
             return stacked([Passes(batches, device).steps(epochs, steps) for batches in each])
 
         def prepare(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            x, y = (moved(part, self.device) for part in (x, y))
+            x, y = (to_device(part, self.device) for part in (x, y))
             return self.prepare(x, dtype), to_targets(y, dtype)
 
         x, y, held = self._near[0].together(clients)
@@ -181,7 +181,7 @@ class Task:
         """The samples in order, prepared, on the task's device."""
         size = 100 if torch.device(self.device).type == "cpu" else 1000  # what fits the caches
         for x, y in zip(*(torch.split(part, size) for part in samples), strict=True):
-            x, y = (moved(part, self.device) for part in (x, y))
+            x, y = (to_device(part, self.device) for part in (x, y))
             yield self.prepare(x, dtype), to_targets(y, dtype)
 
     def class_counts(self) -> list[list[int]] | None:
@@ -206,8 +206,8 @@ class Task:
         size = max(1, round(len(y) * len(held) / self.clients.total))
         seed = np.random.SeedSequence([self.seed, client]).generate_state(1)[0]
         share = matching_share(held.numpy(), labels.numpy(), size, int(seed))
-        rows = moved(torch.from_numpy(share), x.device)
-        return take(x, rows), take(y, rows)
+        rows = to_device(torch.from_numpy(share), x.device)
+        return index_rows(x, rows), index_rows(y, rows)
 
 
 @dataclass(eq=False)
@@ -235,7 +235,7 @@ class TrainBatches:
 
     @cached_property
     def _on_device(self) -> Samples:
-        x, y = (moved(part, self.task.device) for part in self.samples)
+        x, y = (to_device(part, self.task.device) for part in self.samples)
         return self.task.prepare(x, self.dtype) if self._few else x, to_targets(y, self.dtype)
 
     @cached_property
@@ -251,13 +251,13 @@ class TrainBatches:
             yield self.task.prepare(x, self.dtype), y
             return
         order = torch.randperm(len(y), generator=self.generator)
-        order = moved(order, self.task.device)
+        order = to_device(order, self.task.device)
         for rows in [order] if self._few else torch.split(order, self._ahead):
-            some = take(x, rows)
+            some = index_rows(x, rows)
             if self.task.augment is not None:
                 some = self.task.augment(some, self.generator)
             prepared = some if self._few else self.task.prepare(some, self.dtype)
-            parts = (torch.split(part, self.batch_size) for part in (prepared, take(y, rows)))
+            parts = (torch.split(part, self.batch_size) for part in (prepared, index_rows(y, rows)))
             yield from zip(*parts, strict=True)
 
 

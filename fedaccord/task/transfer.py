@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from fedaccord.core.vectors import moved
+from fedaccord.core.vectors import to_device
 
 
-def take(samples: Tensor, rows: Tensor) -> Tensor:
+def index_rows(samples: Tensor, rows: Tensor) -> Tensor:
     """samples[rows], (n, ...), by rows (n,) from 0: of images in a twentieth of the time."""
-    return samples.index_select(0, moved(rows, samples.device))
+    return samples.index_select(0, to_device(rows, samples.device))

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from fedaccord.core.vectors import moved
+from fedaccord.core.vectors import to_device
 
 PAD = 4  # pixels on each side, of which a random crop takes some
 
@@ -52,7 +52,7 @@ def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """
     b, c, h, w = x.shape
     shifts = 2 * PAD + 1
-    draw = moved(torch.randint(shifts * shifts * 2, (b, 1), generator=generator), x.device)
+    draw = to_device(torch.randint(shifts * shifts * 2, (b, 1), generator=generator), x.device)
     top, left, flip = draw // (shifts * 2), draw // 2 % shifts, draw % 2 == 1
     column = torch.arange(w, device=x.device)
     rows = top + torch.arange(h, device=x.device)  # (b, h)

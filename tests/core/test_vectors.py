@@ -82,6 +82,6 @@ def test_large_vectors_go_beside_the_work(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(vectors, "LARGE", 400)
     monkeypatch.setattr(vectors, "beside", count)
     with fake_gpu(monkeypatch) as gpu:
-        assert {vectors.moved(torch.zeros(n), GPU).device for n in (100, 101)} == {GPU}
+        assert {vectors.to_device(torch.zeros(n), GPU).device for n in (100, 101)} == {GPU}
         assert not gpu.waits
     assert sizes == [101]
