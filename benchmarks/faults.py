@@ -106,13 +106,13 @@ TIED: dict[str, dict[str, Any]] = {  # without the ascent of SAM, which moves th
 class GoingOn(LocalFleet):
     """Clients without the protocol: each goes on from its last step, whoever heard of it."""
 
-    def train(self, visits: Sequence[TrainRequest], timeout: float) -> TrainReplies:
-        def last(visit: TrainRequest) -> TrainRequest:
-            memory = self.memories.get(visit.instruction.client)
+    def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
+        def last(request: TrainRequest) -> TrainRequest:
+            memory = self.memories.get(request.instruction.client)
             accepted = memory.latest.round if memory else -1
-            return visit._replace(instruction=visit.instruction._replace(accepted=accepted))
+            return request._replace(instruction=request.instruction._replace(accepted=accepted))
 
-        return super().train([*map(last, visits)], timeout)
+        return super().train([*map(last, requests)], timeout)
 
 
 def least_squares(seed: int = 0) -> tuple[Task, Tensor]:

@@ -109,7 +109,7 @@ def main() -> None:
         found = json.loads(options.out.read_text())
     if options.only != "flower":
         with ray_for(3, "local", 1, 0.0):
-            for name, measure in (("steps", steps), ("visits", visits)):
+            for name, measure in (("steps", steps), ("visits", requests)):
                 if options.only in (None, name):
                     found[name] = measure(options.repetitions, clock)
                     print(table(name, found[name]), flush=True)
@@ -152,7 +152,7 @@ def steps(repetitions: int, clock: Callable[[], float]) -> Seconds:
         return by_turns(rounds, one_round, repetitions)
 
 
-def visits(repetitions: int, clock: Callable[[], float]) -> Seconds:
+def requests(repetitions: int, clock: Callable[[], float]) -> Seconds:
     """Seconds of a round of ten clients."""
     task = linear_task(SIZES[45.0])
     make = partial(method, CLIENTS)

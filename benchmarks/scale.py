@@ -112,11 +112,11 @@ def in_a_process(name: str, num_clients: int, options: argparse.Namespace) -> di
 class NoSteps(LocalFleet):
     """Clients whose model after the local steps is the one before them."""
 
-    def _round(self, visit: TrainRequest, state: Any) -> tuple[TrainReply, Any]:
-        asked = visit.instruction
+    def _round(self, request: TrainRequest, state: Any) -> tuple[TrainReply, Any]:
+        asked = request.instruction
         found = training_data(self.task, asked)
-        begun = first_state(visit, CPU) if state is None else state
-        done = client_round(asked.half, visit.down, begun, asked.config, no_steps)
+        begun = first_state(request, CPU) if state is None else state
+        done = client_round(asked.half, request.down, begun, asked.config, no_steps)
         return TrainReply(done.up, found.examples or 0, 1, 0.0), done.state
 
 

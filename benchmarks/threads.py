@@ -104,10 +104,10 @@ def ask(worker: "subprocess.Popen[str]", run: str) -> Seconds:
     assert worker.stdin is not None
     assert worker.stdout is not None
     print(RUNS[run], file=worker.stdin, flush=True)
-    answer = worker.stdout.readline().split()
-    if not answer:
+    reply = worker.stdout.readline().split()
+    if not reply:
         sys.exit(f"{RUNS[run]} failed")
-    return Seconds(*map(float, answer))
+    return Seconds(*map(float, reply))
 
 
 def work() -> None:

@@ -26,7 +26,7 @@ from fedaccord.task.cohort_solver import CohortSolver
 
 
 def local_rounds(
-    visits: Sequence[TrainRequest], states: Sequence[Any], task: Task, home: torch.device = CPU
+    requests: Sequence[TrainRequest], states: Sequence[Any], task: Task, home: torch.device = CPU
 ) -> list[tuple[TrainReply, Any] | str]:
     """What `train.local_round` gives for each visit, or what is wrong, in one line.
 
@@ -34,12 +34,12 @@ def local_rounds(
     fields (see `form`). Raises NotImplementedError where the model takes one client at a time only.
     """
     began = time.perf_counter()
-    asked, model = visits[0].instruction, task.model(visits[0].instruction.precision)
+    asked, model = requests[0].instruction, task.model(requests[0].instruction.precision)
     device = model.w.device
-    clients = [visit.instruction.client for visit in visits]
+    clients = [request.instruction.client for request in requests]
     begun = [
-        first_state(visit, device) if state is None else all_to_device(state, device)
-        for visit, state in zip(visits, states, strict=True)
+        first_state(request, device) if state is None else all_to_device(state, device)
+        for request, state in zip(requests, states, strict=True)
     ]
     batches = task.cohort_batches(
         *(clients, asked.round, asked.batch_size, asked.seed, model.w.dtype),
@@ -51,7 +51,7 @@ def local_rounds(
     )
     done = client_round(
         asked.half,
-        all_to_device(stack([visit.down for visit in visits]), device),
+        all_to_device(stack([request.down for request in requests]), device),
         stack(begun),
         asked.config._replace(client=tuple(clients)),
         solve,
@@ -69,21 +69,21 @@ def local_rounds(
         return [*zip(told, states, strict=True)]
     found = fetch([*each(norm(w_K).flatten()), *losses])
     step = (time.perf_counter() - began) / sum(steps)  # a client's share of the call
-    answers: list[tuple[TrainReply, Any] | str] = []
-    for j, answer in enumerate(told):
+    replies: list[tuple[TrainReply, Any] | str] = []
+    for j, reply in enumerate(told):
         if is_finite(w_K[j], found[j]):
-            answer = answer._replace(loss=found[len(told) + j], seconds=step * steps[j])
-            answers.append((answer, states[j]))
+            reply = reply._replace(loss=found[len(told) + j], seconds=step * steps[j])
+            replies.append((reply, states[j]))
         else:
-            answers.append(DIVERGED.format(steps[j], asked.lr))
-    return answers
+            replies.append(DIVERGED.format(steps[j], asked.lr))
+    return replies
 
 
 def _to_host(v: Vector) -> Vector:
     return v.to("cpu", copy=True, non_blocking=v.is_cuda)
 
 
-def form(visit: TrainRequest, state: Any) -> tuple[Any, ...]:
+def form(request: TrainRequest, state: Any) -> tuple[Any, ...]:
     """Equal for visits that can be stacked: the fields of their messages and states."""
     kept = None if state is None else tuple(name for name, _ in leaves(state))
-    return tuple(name for name, _ in leaves(visit.down)), kept
+    return tuple(name for name, _ in leaves(request.down)), kept

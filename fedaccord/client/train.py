@@ -101,16 +101,15 @@ def flat_model(model: nn.Module, instruction: TrainInstruction) -> FlatModel:
 def answer_message(message: Message, own: Store, data: Data) -> Message:
     """`train_locally` with a model whose parameters are flat already; own: the client's memory."""
     _check_shapes(data.model, read_instruction(message))
-    visit = read_request(message)
-    asked, memory = visit.instruction, own.load()
+    request = read_request(message)
+    asked, memory = request.instruction, own.load()
     try:
         state = _state(own, memory, asked)
     except MissingStateError:
         return Message(write_reply(StateLost(asked.accepted)), reply_to=message)
-    answer, state = local_round(visit, state, data)
-    reply = Message(write_reply(answer), reply_to=message)
+    reply, state = local_round(request, state, data)
     own.save(store.remember(memory, asked, own.pack(asked.round, state)))
-    return reply
+    return Message(write_reply(reply), reply_to=message)
 
 
 def answer_question(message: Message, own: Store, data: Data) -> Message:
@@ -133,8 +132,8 @@ def _state(own: Store, memory: Memory | None, asked: TrainInstruction) -> Any:
 # values
 
 
-def local_round(visit: TrainRequest, state: Any, data: Data) -> tuple[TrainReply, Any]:
-    """The answer to a visit, in `Data.home`, and the client's next state, on the host.
+def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainReply, Any]:
+    """The answer to a request, in `Data.home`, and the client's next state, on the host.
 
     state: the one that the visit begins with; None: it is the client's first one.
     Raises ValueError where the message and the data do not fit together or the model diverged.
@@ -143,10 +142,10 @@ def local_round(visit: TrainRequest, state: Any, data: Data) -> tuple[TrainReply
     whether the model diverged, and from then on the state has its values.
     """
     began = time.perf_counter()
-    asked, model = visit.instruction, data.model
+    asked, model = request.instruction, data.model
     half, config, device = asked.half, asked.config, model.w.device
-    down = all_to_device(visit.down, device)
-    state = first_state(visit, device) if state is None else all_to_device(state, device)
+    down = all_to_device(request.down, device)
+    state = first_state(request, device) if state is None else all_to_device(state, device)
     passes = Passes(data.batches, device)
     steps = passes.steps(asked.local_epochs, asked.local_steps)
     if data.graphs is None:
@@ -155,20 +154,20 @@ def local_round(visit: TrainRequest, state: Any, data: Data) -> tuple[TrainReply
         solve = GraphSolver(data.graphs, steps)
     up, state, result = client_round(half, down, state, config, solve)
     up, state = all_to_device(up, data.home), all_to_device(state, CPU)
-    answer = TrainReply(up, data.examples or passes.examples, result.steps, result.loss)
+    reply = TrainReply(up, data.examples or passes.examples, result.steps, result.loss)
     if data.home.type == "cuda":
-        return answer, state
+        return reply, state
     total, loss = fetch([length(result.w_K), result.loss])  # from here on all copies are there
     if not is_finite(result.w_K, total):
         raise ValueError(DIVERGED.format(result.steps, asked.lr))
-    return answer._replace(loss=loss, seconds=time.perf_counter() - began), state
+    return reply._replace(loss=loss, seconds=time.perf_counter() - began), state
 
 
-def first_state(visit: TrainRequest, device: torch.device) -> Any:
-    """A client's state before its first visit."""
-    w = to_device(visit.down.w, device)
-    w_init = w if visit.w_init is None else to_device(visit.w_init, device)
-    return visit.instruction.half.init(w, w_init, visit.instruction.config)
+def first_state(request: TrainRequest, device: torch.device) -> Any:
+    """A client's state before its first request."""
+    w = to_device(request.down.w, device)
+    w_init = w if request.w_init is None else to_device(request.w_init, device)
+    return request.instruction.half.init(w, w_init, request.instruction.config)
 
 
 def local_test(asked: TrainInstruction, state: Any, data: Data) -> dict[str, float]:

@@ -40,27 +40,29 @@ class FaultyFleet:
     def available(self) -> Sequence[int]:
         return self.fleet.available()
 
-    def train(self, visits: Sequence[TrainRequest], timeout: float) -> TrainReplies:
+    def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         for t, i in self._late:
             log.info("ignored the reply of client %d to round %d: it came late", i, t + 1)
         self._late = []
-        kinds = {visit.instruction.client: self._kind(visit.instruction) for visit in visits}
+        kinds = {
+            request.instruction.client: self._kind(request.instruction) for request in requests
+        }
         for i, kind in kinds.items():
             if kind == "crash":
                 self.fleet.memories.pop(i, None)
-        reached = [v for v in visits if kinds[v.instruction.client] != "lost-message"]
+        reached = [v for v in requests if kinds[v.instruction.client] != "lost-message"]
         found = dict(self.fleet.train(reached, timeout))
-        again = [v for v in visits if kinds[v.instruction.client] == "duplicate"]
+        again = [v for v in requests if kinds[v.instruction.client] == "duplicate"]
         for i, _ in self.fleet.train(again, timeout):
             log.info("ignored a second reply of client %d", i)
-        answers: dict[int, Reading] = {}
-        for visit in visits:
-            t, i = visit.instruction.round, visit.instruction.client
+        replies: dict[int, Reading] = {}
+        for request in requests:
+            t, i = request.instruction.round, request.instruction.client
             if kinds[i] == "late":
                 self._late.append((t, i))
             unheard = kinds[i] in ("lost-message", "lost-reply", "late")
-            answers[i] = LATE if unheard else found[i]
-        return answers.items()
+            replies[i] = LATE if unheard else found[i]
+        return replies.items()
 
     def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         return self.fleet.client_states(accepted)

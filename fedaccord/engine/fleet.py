@@ -60,52 +60,52 @@ class LocalFleet:
     def available(self) -> Sequence[int]:
         return range(self.num_clients)
 
-    def train(self, visits: Sequence[TrainRequest], timeout: float) -> TrainReplies:
+    def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         deadline = time.monotonic() + timeout
-        answers: dict[int, Reading] = {}
-        for some in [visits] if self.vectorize else [[visit] for visit in visits]:
-            for part in _parts(self._reached(some, answers), self.task):
+        replies: dict[int, Reading] = {}
+        for some in [requests] if self.vectorize else [[request] for request in requests]:
+            for part in _parts(self._reached(some, replies), self.task):
                 late = time.monotonic() > deadline
-                clients = [visit.instruction.client for visit, _ in part]
-                answers |= dict.fromkeys(clients, LATE) if late else self._train(part)
+                clients = [request.instruction.client for request, _ in part]
+                replies |= dict.fromkeys(clients, LATE) if late else self._train(part)
                 if self._on_client:
                     for client in clients:
                         self._on_client(client)
         self._remember()
-        return answers.items()
+        return replies.items()
 
     def _reached(
-        self, visits: Sequence[TrainRequest], answers: dict[int, Reading]
+        self, requests: Sequence[TrainRequest], replies: dict[int, Reading]
     ) -> list[Reached]:
         """The visits that can be made, each with its client's state; of the others the answers."""
         reached: list[Reached] = []
-        for visit in visits:
-            asked = visit.instruction
+        for request in requests:
+            asked = request.instruction
             try:
-                reached.append((visit, store.recall(self.memories.get(asked.client), asked)))
+                reached.append((request, store.recall(self.memories.get(asked.client), asked)))
                 continue
             except MissingStateError:
-                answers[asked.client] = StateLost(asked.accepted)
+                replies[asked.client] = StateLost(asked.accepted)
             except ValueError as error:
-                answers[asked.client] = describe(error)
+                replies[asked.client] = describe(error)
             if self._on_client:
                 self._on_client(asked.client)
         return reached
 
     def _train(self, part: Sequence[Reached]) -> dict[int, Reading]:
         """What becomes of visits that go on together."""
-        answers: dict[int, Reading] = {}
+        replies: dict[int, Reading] = {}
         size = nbytes(part[0][0].down)
-        for (visit, _), done in zip(part, self._rounds(part), strict=True):
-            asked = visit.instruction
+        for (request, _), done in zip(part, self._rounds(part), strict=True):
+            asked = request.instruction
             if isinstance(done, str):
-                answers[asked.client] = done
+                replies[asked.client] = done
             else:
-                answers[asked.client] = done[0]
+                replies[asked.client] = done[0]
                 self._made.append((asked, *done))
         if self.home.type == "cpu" or self._in_memory or len(self._made) * size > PENDING:
             self._remember()
-        return answers
+        return replies
 
     def _remember(self) -> None:
         """Keep the states that were made.
@@ -114,7 +114,7 @@ class LocalFleet:
         """
         made, self._made = self._made, []
         if made and not self._in_memory:
-            fetch(answer.loss for _, answer, _ in made)
+            fetch(reply.loss for _, reply, _ in made)
         for asked, _, state in made:
             memory = self.memories.get(asked.client)
             self.memories[asked.client] = store.remember(memory, asked, state)
@@ -122,19 +122,19 @@ class LocalFleet:
     def _rounds(self, part: Sequence[Reached]) -> Sequence[tuple[TrainReply, Any] | str]:
         if self.vectorize and len(part) > 1:
             try:
-                visits, states = zip(*part, strict=True)
-                return local_rounds(visits, states, self.task, self.home)
+                requests, states = zip(*part, strict=True)
+                return local_rounds(requests, states, self.task, self.home)
             except NotImplementedError as error:  # of no cohort, then
                 self.vectorize = False
                 log.warning("one client at a time from now on: %s", error)
             except Exception as error:  # of which client, only one at a time tells
                 log.debug("one client at a time: %s", describe(error))
-        return [self._round(visit, state) for visit, state in part]
+        return [self._round(request, state) for request, state in part]
 
-    def _round(self, visit: TrainRequest, state: Any) -> tuple[TrainReply, Any] | str:
+    def _round(self, request: TrainRequest, state: Any) -> tuple[TrainReply, Any] | str:
         try:
-            data = training_data(self.task, visit.instruction)._replace(home=self.home)
-            return local_round(visit, state, data)
+            data = training_data(self.task, request.instruction)._replace(home=self.home)
+            return local_round(request, state, data)
         except Exception as error:  # whatever a client raises is the server's to judge
             return describe(error)
 
@@ -172,8 +172,8 @@ def _parts(reached: Sequence[Reached], task: Task) -> list[list[Reached]]:
     if len(reached) == 1:
         return [[*reached]]
     groups: dict[Any, list[Reached]] = {}
-    for visit, state in reached:
-        groups.setdefault(form(visit, state), []).append((visit, state))
+    for request, state in reached:
+        groups.setdefault(form(request, state), []).append((request, state))
     parts = []
     for group in groups.values():
         group.sort(key=lambda pair: -task.num_examples(pair[0].instruction.client))

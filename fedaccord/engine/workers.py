@@ -75,10 +75,10 @@ class Worker:
         """
         if self.round[0] != round[0]:
             self.round = round[0], ray.get(round[0])
-        visits = [self.round[1][i] for i in clients]
-        self._restore([visit.instruction for visit in visits], states)
-        readings = dict(self.fleet.train(visits, timeout))
-        t = visits[0].instruction.round
+        requests = [self.round[1][i] for i in clients]
+        self._restore([request.instruction for request in requests], states)
+        readings = dict(self.fleet.train(requests, timeout))
+        t = requests[0].instruction.round
         after = [
             self.fleet.state(i, t) if isinstance(readings[i], TrainReply) else None for i in clients
         ]
@@ -161,9 +161,9 @@ class WorkersFleet:
     def available(self) -> Sequence[int]:
         return range(self.num_clients)
 
-    def train(self, visits: Sequence[TrainRequest], timeout: float) -> TrainReplies:
+    def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         deadline = time.monotonic() + timeout
-        round = ray.put({visit.instruction.client: visit for visit in visits})
+        round = ray.put({request.instruction.client: request for request in requests})
 
         def send(actor: Any, share: Share) -> list[Any]:
             method = actor.train.options(num_returns=1 + len(share.asked))
@@ -171,8 +171,8 @@ class WorkersFleet:
             found: list[Any] = method.remote([round], clients, deadline - _now(), *share.states)
             return found
 
-        questions = [visit.instruction for visit in visits]
-        most = BYTES // max(1, nbytes(visits[0].down)) if visits else 1
+        questions = [request.instruction for request in requests]
+        most = BYTES // max(1, nbytes(requests[0].down)) if requests else 1
         for asked, reading, state in self._ask(questions, send, deadline, max(1, most)):
             if isinstance(reading, TrainReply):
                 memory = self.memories.get(asked.client)

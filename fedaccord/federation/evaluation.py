@@ -60,14 +60,14 @@ def evaluate_at_clients(
     """Mean metrics of the clients' own models, of those that answer."""
     if not questions:
         return {}
-    answers = _of_one_form(map(_in_range, fleet.evaluate(questions, timeout)))
-    wrong = [answer for answer in answers if isinstance(answer, str)]
+    replies = _of_one_form(map(_in_range, fleet.evaluate(questions, timeout)))
+    wrong = [reply for reply in replies if isinstance(reply, str)]
     if wrong:
         log.warning(
             "%d of %d clients did not evaluate their personal model: %s",
             *(len(wrong), len(questions), clean(wrong[0])),
         )
-    rows = [answer for answer in answers if not isinstance(answer, str)]
+    rows = [reply for reply in replies if not isinstance(reply, str)]
     given = [name for name in (rows[0] if rows else {}) if name != "num-examples"]
     names = [name for name in given if OWN_NAME.fullmatch(name)][:OWN_METRICS]
     return {f"personal-{name}": fmean(row[name] for row in rows) for name in names}
@@ -85,17 +85,17 @@ def _in_range(row: Mapping[str, float] | str) -> Mapping[str, float] | str:
 
 
 def _of_one_form(
-    answers: Iterable[Mapping[str, float] | str],
+    replies: Iterable[Mapping[str, float] | str],
 ) -> list[Mapping[str, float] | str]:
     """The answers, those with other names than most replaced by what is wrong with them."""
-    answers = [*answers]
-    forms = Counter(frozenset(row) for row in answers if not isinstance(row, str))
+    replies = [*replies]
+    forms = Counter(frozenset(row) for row in replies if not isinstance(row, str))
     if len(forms) < 2:
-        return answers
+        return replies
     usual = forms.most_common(1)[0][0]
     return [
         row if isinstance(row, str) or row.keys() == usual else _unusual(row, usual)
-        for row in answers
+        for row in replies
     ]
 
 

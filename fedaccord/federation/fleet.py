@@ -46,7 +46,7 @@ class Fleet(Protocol):
     def available(self) -> Sequence[int]:
         """The clients that can be asked now, in order."""
 
-    def train(self, visits: Sequence[TrainRequest], timeout: float) -> TrainReplies:
+    def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         """What becomes of each visit, as answers come; timeout: seconds for all."""
 
     def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
@@ -100,11 +100,11 @@ class MessageFleet:
         self.roster.update(self.grid)
         return sorted(self.roster.nodes)
 
-    def train(self, visits: Sequence[TrainRequest], timeout: float) -> TrainReplies:
+    def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         end = time.monotonic() + timeout
-        clients = [visit.instruction.client for visit in visits]
+        clients = [request.instruction.client for request in requests]
         late = self._still_late(clients, end)
-        messages = self.messages([v for v in visits if v.instruction.client not in late])
+        messages = self.messages([v for v in requests if v.instruction.client not in late])
         left = max(0.0, end - time.monotonic())
         found = self.read(self.grid.send_and_receive(messages, timeout=left))
         return [(i, found.get(i, LATE)) for i in clients]
@@ -125,11 +125,11 @@ class MessageFleet:
             time.sleep(PULL_INTERVAL)
         return set()
 
-    def messages(self, visits: Sequence[TrainRequest]) -> list[Message]:
+    def messages(self, requests: Sequence[TrainRequest]) -> list[Message]:
         """A training message for each visit; they stay open until the next call."""
-        contents = write_requests(visits, self.extra)
-        clients = [visit.instruction.client for visit in visits]
-        self._half = visits[0].instruction.half if visits else None
+        contents = write_requests(requests, self.extra)
+        clients = [request.instruction.client for request in requests]
+        self._half = requests[0].instruction.half if requests else None
         self._sent = {
             i: Message(content, self.roster.nodes[i], MessageType.TRAIN)
             for i, content in zip(clients, contents, strict=True)

@@ -34,10 +34,10 @@ def counts(asked: int, replies: int, *, counted: bool) -> dict[str, float]:
 
 
 def traffic_and_loss(
-    visits: Sequence[TrainRequest], outcome: Mapping[int, Outcome], like: Vector
+    requests: Sequence[TrainRequest], outcome: Mapping[int, Outcome], like: Vector
 ) -> dict[str, float]:
     """Loss and traffic, summed over the cohort; like: (d,), without values."""
-    down = [traffic(visit.down, visit.w_init) for visit in visits]
+    down = [traffic(request.down, request.w_init) for request in requests]
     rows = [read.metrics for read in outcome.values() if isinstance(read, Accepted)]
     weights = [m["num-examples"] for m in rows]
     losses = [m["train-loss"] * n for m, n in zip(rows, weights, strict=True)]

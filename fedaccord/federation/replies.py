@@ -36,69 +36,69 @@ Outcome = Accepted | StateLost | str  # a string: why it was dropped, in one lin
 
 
 def check_all(
-    visits: Sequence[TrainRequest],
-    answers: TrainReplies,
+    requests: Sequence[TrainRequest],
+    replies: TrainReplies,
     half: ClientHalf,
     like: Vector,
     max_examples: int,
     w: Vector | None = None,
 ) -> dict[int, Outcome]:
-    """What becomes of every client's answer, in the order of visits, each looked at as it comes.
+    """What becomes of every client's reply, in the order of the requests, checked as it comes.
 
     like: (d,), without values. w: w^t (d,), for `Accepted.far`.
     """
-    asked = {visit.instruction.client: visit.instruction for visit in visits}
-    found = {i: check(asked[i], answer, half, like, max_examples, w) for i, answer in answers}
+    asked = {request.instruction.client: request.instruction for request in requests}
+    found = {i: check(asked[i], reply, half, like, max_examples, w) for i, reply in replies}
     return _of_one_form({i: found[i] for i in asked})
 
 
 def check(
     asked: TrainInstruction,
-    answer: Reading,
+    reply: Reading,
     half: ClientHalf,
     like: Vector,
     max_examples: int,
     w: Vector | None = None,
 ) -> Outcome:
     """A good reply, else what is wrong with it, in one line."""
-    if isinstance(answer, str):
-        return answer
+    if isinstance(reply, str):
+        return reply
     try:
-        if isinstance(answer, StateLost):
-            return _check_lost(answer, asked)
-        received = half.decode(answer.up, like)
+        if isinstance(reply, StateLost):
+            return _check_lost(reply, asked)
+        received = half.decode(reply.up, like)
         check_like({**received.up._asdict(), "w_i0": received.w_i0}, like)
-        _check_count("num-examples", answer.examples, 1, max_examples)
+        _check_count("num-examples", reply.examples, 1, max_examples)
         if asked.local_steps:
-            _check_count("steps", answer.steps, asked.local_steps, asked.local_steps)
+            _check_count("steps", reply.steps, asked.local_steps, asked.local_steps)
         else:  # a step takes a sample or more
-            _check_count("steps", answer.steps, 1, asked.local_epochs * answer.examples)
-        if not isinstance(answer.loss, Tensor):
-            _check_loss(answer.loss)
-        if answer.seconds is not None and not _is_time(answer.seconds):
+            _check_count("steps", reply.steps, 1, asked.local_epochs * reply.examples)
+        if not isinstance(reply.loss, Tensor):
+            _check_loss(reply.loss)
+        if reply.seconds is not None and not _is_time(reply.seconds):
             raise ValueError(
-                f"expected seconds to be a number from 0 to {LONGEST:g}, got {answer.seconds!r:.40}"
+                f"expected seconds to be a number from 0 to {LONGEST:g}, got {reply.seconds!r:.40}"
             )
         far = None
-        if not isinstance(answer.loss, Tensor):
+        if not isinstance(reply.loss, Tensor):
             for name, vector in _vectors(received):
                 if name == "w" and w is not None:  # from what is finite
                     far = float(distances([vector], w))
                 _check_finite(name, vector, far if name == "w" else None)
     except ValueError as error:
         return str(error)
-    elements, size = traffic(answer.up)
+    elements, size = traffic(reply.up)
     metrics = {
-        "num-examples": answer.examples,
-        "train-loss": answer.loss,
-        "steps": answer.steps,
+        "num-examples": reply.examples,
+        "train-loss": reply.loss,
+        "steps": reply.steps,
         "up-vectors": elements / like.numel(),
         "up-bytes": size,
     }
-    if answer.seconds is not None:
-        metrics["seconds"] = answer.seconds
-    reply = Reply(asked.client, received.up, answer.steps, answer.examples, received.w_i0)
-    return Accepted(reply, _own(answer.more) | metrics, far)
+    if reply.seconds is not None:
+        metrics["seconds"] = reply.seconds
+    whole = Reply(asked.client, received.up, reply.steps, reply.examples, received.w_i0)
+    return Accepted(whole, _own(reply.more) | metrics, far)
 
 
 def unread(read: Accepted) -> list[Number]:

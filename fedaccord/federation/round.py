@@ -55,12 +55,12 @@ class Round(NamedTuple):
 
 
 def finish(
-    session: Session, s: RoundState, visits: Sequence[TrainRequest], answers: TrainReplies
+    session: Session, s: RoundState, requests: Sequence[TrainRequest], replies: TrainReplies
 ) -> Round:
     """Close a round: validate the replies, take the server step, compute the metrics."""
     method = session.method
     w = None if method.topology.is_decentralised else s.w
-    outcome = check_all(visits, answers, session.half, session.like, method.max_examples, w)
+    outcome = check_all(requests, replies, session.half, session.like, method.max_examples, w)
     number, needed = s.t + 1, method.needed_replies(s.num_clients)
     while True:
         good = {i: it for i, it in outcome.items() if isinstance(it, Accepted)}
@@ -85,7 +85,7 @@ def finish(
         values = metrics.counts(len(outcome), len(good), counted=False)
     else:
         after, w_bar = look.done.state, look.w_bar
-        values = metrics.traffic_and_loss(visits, outcome, session.like)
+        values = metrics.traffic_and_loss(requests, outcome, session.like)
         values |= {name: found["own", name][0] for name in look.done.metrics}
         if "far" in found:
             values |= metrics.drift(found["far"])

@@ -132,8 +132,8 @@ class Run:
     def train_round(self) -> Round:
         """One round, from the state to the next one; after `begin`."""
         began = time.perf_counter()
-        visits = self._visits()
-        round = self._take(visits, self.session.fleet.train(visits, self.timeout))
+        requests = self._visits()
+        round = self._take(requests, self.session.fleet.train(requests, self.timeout))
         round.metrics["seconds"] = time.perf_counter() - began
         return round
 
@@ -144,13 +144,13 @@ class Run:
             cohort = self.method.draw(s.t, available, s.num_clients)
         else:
             cohort = sampling.scheduled(self.cohorts[s.t], available, s.num_clients)
-        visits = self.session.visits(s, cohort)
+        requests = self.session.requests(s, cohort)
         self._spill.release(s.server)
-        return visits
+        return requests
 
-    def _take(self, visits: Sequence[TrainRequest], answers: TrainReplies) -> Round:
+    def _take(self, requests: Sequence[TrainRequest], replies: TrainReplies) -> Round:
         """Take the answers in."""
-        round = finish(self.session, self.state, visits, answers)
+        round = finish(self.session, self.state, requests, replies)
         self._state = round.state._replace(server=self._spill(round.state.server))
         return round._replace(state=self._state)
 

@@ -65,18 +65,18 @@ class Session:
         """A client's state with vectors that are empty: its structure."""
         return state_like(self.half, self.shapes)
 
-    def visits(self, s: RoundState, cohort: Iterable[int]) -> list[TrainRequest]:
+    def requests(self, s: RoundState, cohort: Iterable[int]) -> list[TrainRequest]:
         """What each client of round t is asked."""
         common, late = self.instruction(s), self.half.needs_w_init and s.t > 0
-        visits = []
+        requests = []
         for i in cohort:
             accepted = int(s.accepted[i])
             durable = -1 if self.durable is None else self.durable[i]
             told = common._replace(client=i, accepted=accepted, durable=durable)
             first_is_late = late and accepted < 0
             down = broadcast(self.method, s, i)
-            visits.append(TrainRequest(told, down, s.w_init if first_is_late else None))
-        return visits
+            requests.append(TrainRequest(told, down, s.w_init if first_is_late else None))
+        return requests
 
     def questions(self, s: RoundState) -> list[TrainInstruction]:
         """The clients that are here and were accepted once, to be asked for their own models."""

@@ -31,21 +31,21 @@ def like(instruction: TrainInstruction) -> Vector:
     return torch.empty(d, dtype=dtype_of(instruction.precision), device="meta")
 
 
-def write_requests(visits: Iterable[TrainRequest], extra: Mapping[str, Any]) -> list[RecordDict]:
+def write_requests(requests: Iterable[TrainRequest], extra: Mapping[str, Any]) -> list[RecordDict]:
     """A message's content for each visit, with a caller's own config entries.
 
     Vectors that are sent to several clients are packed once.
     """
     packed: tuple[Any, ArrayRecord] | None = None
     contents = []
-    for visit in visits:
-        down = visit.down
+    for request in requests:
+        down = request.down
         if packed is None or any(a is not b for a, b in zip(packed[0], down, strict=True)):
             packed = down, records.pack(down)
-        config = write_instruction(visit.instruction, extra)
+        config = write_instruction(request.instruction, extra)
         content = RecordDict({DOWN: packed[1], CONFIG: config})
-        if visit.w_init is not None:
-            content[INITIAL] = records.pack(Model(visit.w_init))
+        if request.w_init is not None:
+            content[INITIAL] = records.pack(Model(request.w_init))
         contents.append(content)
     return contents
 
@@ -67,14 +67,14 @@ def read_request(message: Message) -> TrainRequest:
     )
 
 
-def write_reply(answer: TrainReply | StateLost) -> RecordDict:
+def write_reply(reply: TrainReply | StateLost) -> RecordDict:
     """The content of a reply."""
-    if isinstance(answer, StateLost):
-        return RecordDict({METRICS: MetricRecord({LOST: answer.accepted})})
-    numbers = {EXAMPLES: answer.examples, LOSS: answer.loss, STEPS: answer.steps, **answer.more}
-    if answer.seconds is not None:
-        numbers[SECONDS] = answer.seconds
-    return RecordDict({UP: records.pack(answer.up), METRICS: MetricRecord(numbers)})
+    if isinstance(reply, StateLost):
+        return RecordDict({METRICS: MetricRecord({LOST: reply.accepted})})
+    numbers = {EXAMPLES: reply.examples, LOSS: reply.loss, STEPS: reply.steps, **reply.more}
+    if reply.seconds is not None:
+        numbers[SECONDS] = reply.seconds
+    return RecordDict({UP: records.pack(reply.up), METRICS: MetricRecord(numbers)})
 
 
 def read_reply(content: RecordDict, half: ClientHalf) -> TrainReply | StateLost:

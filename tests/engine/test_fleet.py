@@ -43,9 +43,9 @@ def test_answers_go_where_the_servers_vectors_lie(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "local_round", lambda *words: homes.append(words[2].home))
     monkeypatch.setattr(module, "training_data", lambda *_: Data(nothing, [], nothing))
     task: Any = SimpleNamespace(clients=range(2))
-    visit: Any = SimpleNamespace(instruction=None)
+    request: Any = SimpleNamespace(instruction=None)
     for own in (LocalFleet(task), LocalFleet(task, home="cuda:1")):
-        own._round(visit, None)
+        own._round(request, None)
         assert server_app.home_of(own) == homes[-1]
     assert [*map(str, homes)] == ["cpu", "cuda:1"]
 

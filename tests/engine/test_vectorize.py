@@ -92,9 +92,9 @@ def test_every_method(name: str, plugins: str) -> None:
 def test_the_clients_do_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def counted(visits: Any, *rest: Any) -> Any:
-        calls.append(len(visits))
-        return together(visits, *rest)
+    def counted(requests: Any, *rest: Any) -> Any:
+        calls.append(len(requests))
+        return together(requests, *rest)
 
     together = engine.fleet.local_rounds
     monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", counted)
@@ -216,9 +216,9 @@ def test_a_module_that_takes_no_stack_is_tried_once(
 ) -> None:
     tries: list[int] = []
 
-    def counted(visits: Any, *rest: Any) -> Any:
-        tries.append(len(visits))
-        return together(visits, *rest)
+    def counted(requests: Any, *rest: Any) -> Any:
+        tries.append(len(requests))
+        return together(requests, *rest)
 
     together = engine.fleet.local_rounds
     monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", counted)
@@ -353,9 +353,9 @@ def test_the_choice_is_written_down_and_kept_by_a_resumed_run(
     keys = {k: v for k, v in settings.items() if k not in ("num-server-rounds", "out-dir")}
     calls: list[int] = []
 
-    def counted(visits: Any, *rest: Any) -> Any:
-        calls.append(len(visits))
-        return together(visits, *rest)
+    def counted(requests: Any, *rest: Any) -> Any:
+        calls.append(len(requests))
+        return together(requests, *rest)
 
     together = engine.fleet.local_rounds
     monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", counted)

@@ -125,22 +125,22 @@ def test_what_is_read_late_is_dropped_as_if_it_had_never_come(
     g = torch.Generator().manual_seed(0)
     data = [(torch.randn(4, 2, generator=g), torch.arange(4) % 2) for _ in range(4)]
 
-    def spoilt(answer: Any, is_late: bool) -> Any:
-        answer = answer._replace(loss=torch.tensor(answer.loss)) if is_late else answer
+    def spoilt(reply: Any, is_late: bool) -> Any:
+        reply = reply._replace(loss=torch.tensor(reply.loss)) if is_late else reply
         if bad == 1e31:
-            return answer._replace(loss=answer.loss * 0 + bad)
-        return answer._replace(up=map_vectors(lambda v: v + bad, answer.up))
+            return reply._replace(loss=reply.loss * 0 + bad)
+        return reply._replace(up=map_vectors(lambda v: v + bad, reply.up))
 
     for is_late in (False, True):
 
-        def train(fleet: Any, visits: Any, timeout: float, is_late: bool = is_late) -> Any:
-            answers = dict(usual(fleet, visits, timeout))
-            for i, answer in answers.items():
-                if visits[0].instruction.round == 1 and i == 2:
-                    answers[i] = spoilt(answer, is_late)
+        def train(fleet: Any, requests: Any, timeout: float, is_late: bool = is_late) -> Any:
+            replies = dict(usual(fleet, requests, timeout))
+            for i, reply in replies.items():
+                if requests[0].instruction.round == 1 and i == 2:
+                    replies[i] = spoilt(reply, is_late)
                 elif is_late:
-                    answers[i] = answer._replace(loss=torch.tensor(answer.loss))
-            return answers.items()
+                    replies[i] = reply._replace(loss=torch.tensor(reply.loss))
+            return replies.items()
 
         monkeypatch.setattr(LocalFleet, "train", train)
         history = simulate(

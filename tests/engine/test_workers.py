@@ -213,10 +213,10 @@ def test_answers_are_looked_at_while_workers_work(fleet: Any) -> None:
     busy: list[int] = []
     usual = fleet.train
 
-    def train(visits: Any, timeout: float) -> Iterator[Any]:
-        for answer in usual(visits, timeout):
+    def train(requests: Any, timeout: float) -> Iterator[Any]:
+        for reply in usual(requests, timeout):
             busy.append(sum(seat.share is not None for seat in fleet._seats))
-            yield answer
+            yield reply
 
     starting = [ref for seat in fleet._seats for ref in seat.waits]  # where another test killed one
     ray.wait(starting or [ray.put(None)], num_returns=len(starting) or 1)
@@ -255,7 +255,7 @@ def test_a_worker_past_the_time_of_a_round_is_ended(
     """The first round has three seconds, in which one client sleeps for ten minutes."""
     trap.write_text("sleeps")
     train, timeouts = fleet.train, iter([3.0])
-    monkeypatch.setattr(fleet, "train", lambda visits, _: train(visits, next(timeouts, 300.0)))
+    monkeypatch.setattr(fleet, "train", lambda requests, _: train(requests, next(timeouts, 300.0)))
     dropped = run(small("scaffold")).metrics["dropped"].tolist()[1:]
     assert dropped[0] >= 1
     assert dropped[1:] == [0, 0, 0]

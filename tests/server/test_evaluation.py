@@ -87,7 +87,7 @@ def test_clients_that_cannot_evaluate_are_one_line(warnings: list[str]) -> None:
     assert not [name for name in last if name.startswith("personal")]
 
 
-def answer(metrics: MetricRecord | None) -> Callable[[Message, Context], Message]:
+def reply(metrics: MetricRecord | None) -> Callable[[Message, Context], Message]:
     def evaluate(message: Message, context: Context) -> Message:
         if context.node_config["partition-id"] != 2:
             return own_loss(message, context)
@@ -97,7 +97,7 @@ def answer(metrics: MetricRecord | None) -> Callable[[Message, Context], Message
 
 
 def test_an_answer_without_metrics_is_one_line_and_the_others_count(warnings: list[str]) -> None:
-    last = rounds(answer(None))[-1].metrics
+    last = rounds(reply(None))[-1].metrics
     assert "personal-loss" in last
     line = "1 of 6 clients did not evaluate their personal model: expected the record 'metrics', go"
     assert [w.startswith(line) for w in warnings] == [True, True]
@@ -117,7 +117,7 @@ def test_an_answer_without_metrics_is_one_line_and_the_others_count(warnings: li
 def test_an_answer_unlike_the_others_is_one_line(
     metrics: MetricRecord, warnings: list[str]
 ) -> None:
-    last = rounds(answer(metrics))[-1].metrics
+    last = rounds(reply(metrics))[-1].metrics
     assert np.isfinite(last["personal-loss"])
     assert "personal-more" not in last
     line = "1 of 6 clients did not evaluate their personal model: expected "

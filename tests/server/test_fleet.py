@@ -94,9 +94,9 @@ def test_a_simulation_names_the_cluster_that_nobody_answers_for(
     assert "nobody answers" not in caplog.text
 
 
-@pytest.mark.parametrize(("simulated", "visits"), [(True, [2, 3, 3]), (False, [4, 4, 4])])
+@pytest.mark.parametrize(("simulated", "requests"), [(True, [2, 3, 3]), (False, [4, 4, 4])])
 def test_a_simulations_client_is_at_one_visit_at_a_time(
-    simulated: bool, visits: list[int], monkeypatch: pytest.MonkeyPatch
+    simulated: bool, requests: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Client 0 is at its first visit until round 3 is over, the others at their second."""
     replies: list[float] = []
@@ -124,7 +124,7 @@ def test_a_simulations_client_is_at_one_visit_at_a_time(
         asked = Counter(net._node_of.values()) - Counter(net.hellos)
     assert replies[1:] == [2, 0, 0, 3]
     assert [s > 0.1 for s in seconds] == [True, True, not simulated, True]  # all were late
-    assert [asked[10 + i] for i in range(3)] == visits
+    assert [asked[10 + i] for i in range(3)] == requests
 
 
 def test_a_late_evaluation_is_over_before_the_next_visit() -> None:

@@ -146,89 +146,89 @@ def asked(
     )
 
 
-def visit(memory: Memory | None, told: TrainInstruction) -> tuple[Any, Memory]:
+def request(memory: Memory | None, told: TrainInstruction) -> tuple[Any, Memory]:
     """The state that a visit begins with, and the memory after it: states are words here."""
     begun = recall(memory, told)
     return begun, remember(memory, told, f"after {told.round}")
 
 
 def test_a_visit_begins_with_the_state_that_was_accepted_last() -> None:
-    begun, memory = visit(None, asked(0, -1))
+    begun, memory = request(None, asked(0, -1))
     assert begun is None
-    begun, memory = visit(memory, asked(2, 0))
+    begun, memory = request(memory, asked(2, 0))
     assert begun == "after 0"
-    begun, memory = visit(memory, asked(3, 0))  # the reply of round 2 was lost
+    begun, memory = request(memory, asked(3, 0))  # the reply of round 2 was lost
     assert begun == "after 0"
-    begun, memory = visit(memory, asked(5, 0))  # and that of round 3
+    begun, memory = request(memory, asked(5, 0))  # and that of round 3
     assert begun == "after 0"
-    begun, memory = visit(memory, asked(6, 5))
+    begun, memory = request(memory, asked(6, 5))
     assert begun == "after 5"
     assert memory == Memory(Version(6, "after 6"), Version(5, "after 5"))
 
 
 def test_a_first_step_that_was_not_accepted_is_a_first_visit_again() -> None:
-    _, memory = visit(None, asked(0, -1))
-    begun, memory = visit(memory, asked(1, -1))
+    _, memory = request(None, asked(0, -1))
+    begun, memory = request(memory, asked(1, -1))
     assert begun is None
     assert memory == Memory(Version(1, "after 1"))
-    begun, _ = visit(memory, asked(2, 1))
+    begun, _ = request(memory, asked(2, 1))
     assert begun == "after 1"
 
 
 def test_a_message_that_comes_twice_begins_where_it_began() -> None:
-    _, memory = visit(None, asked(0, -1))
-    once = visit(memory, asked(4, 0))
-    assert visit(once[1], asked(4, 0)) == once
+    _, memory = request(None, asked(0, -1))
+    once = request(memory, asked(4, 0))
+    assert request(once[1], asked(4, 0)) == once
 
 
 def test_a_message_of_an_earlier_round_changes_nothing() -> None:
-    _, memory = visit(None, asked(0, -1))
-    _, memory = visit(memory, asked(4, 0))
+    _, memory = request(None, asked(0, -1))
+    _, memory = request(memory, asked(4, 0))
     with pytest.raises(ValueError, match=r"the message of round 3 came after that of round 5"):
-        visit(memory, asked(2, 0))
+        request(memory, asked(2, 0))
 
 
 def test_a_server_that_begins_again_goes_back_with_its_clients() -> None:
-    _, memory = visit(None, asked(0, -1))
-    _, memory = visit(memory, asked(4, 0))
-    begun, memory = visit(memory, asked(2, 0, attempt=1))
+    _, memory = request(None, asked(0, -1))
+    _, memory = request(memory, asked(4, 0))
+    begun, memory = request(memory, asked(2, 0, attempt=1))
     assert begun == "after 0"
     assert memory.attempt == 1
 
 
 def test_a_server_that_resumes_from_its_last_checkpoint_finds_the_state_however_far_back() -> None:
-    _, memory = visit(None, asked(0, -1))
-    _, memory = visit(memory, asked(1, 0))
+    _, memory = request(None, asked(0, -1))
+    _, memory = request(memory, asked(1, 0))
     for round in range(2, 9):  # the checkpoint of round 2 holds that 1 was accepted
-        _, memory = visit(memory, asked(round, round - 1, durable=1))
+        _, memory = request(memory, asked(round, round - 1, durable=1))
     kept = Version(8, "after 8"), Version(7, "after 7"), Version(1, "after 1")
     assert (memory.latest, memory.before, memory.durable) == kept
     for attempt in (1, 2):
-        begun, memory = visit(memory, asked(2, 1, attempt=attempt, durable=1))
+        begun, memory = request(memory, asked(2, 1, attempt=attempt, durable=1))
         assert begun == "after 1"
         assert memory.durable is None  # it is the one before
-        _, memory = visit(memory, asked(3, 2, attempt=attempt, durable=1))
-    _, memory = visit(memory, asked(4, 3, attempt=2, durable=3))  # a later checkpoint
+        _, memory = request(memory, asked(3, 2, attempt=attempt, durable=1))
+    _, memory = request(memory, asked(4, 3, attempt=2, durable=3))  # a later checkpoint
     assert memory == Memory(Version(4, "after 4"), Version(3, "after 3"), 2)
 
 
 def test_without_checkpoints_that_need_it_two_versions_are_kept() -> None:
     memory = None
     for round in range(9):
-        _, memory = visit(memory, asked(round, round - 1))
+        _, memory = request(memory, asked(round, round - 1))
         assert memory.durable is None
 
 
 def test_a_message_of_an_earlier_start_changes_nothing_whatever_its_round() -> None:
-    _, memory = visit(None, asked(0, -1, attempt=3))
-    _, memory = visit(memory, asked(4, 0, attempt=3))
-    _, memory = visit(memory, asked(1, 0, attempt=7))  # another start, from an earlier checkpoint
+    _, memory = request(None, asked(0, -1, attempt=3))
+    _, memory = request(memory, asked(4, 0, attempt=3))
+    _, memory = request(memory, asked(1, 0, attempt=7))  # another start, from an earlier checkpoint
     for round in (0, 1, 5, 8):
         with pytest.raises(
             ValueError, match=f"round {round + 1} is of an earlier start of the run"
         ):
-            visit(memory, asked(round, 0, attempt=3))
-    assert visit(memory, asked(2, 1, attempt=7))[0] == "after 1"
+            request(memory, asked(round, 0, attempt=3))
+    assert request(memory, asked(2, 1, attempt=7))[0] == "after 1"
 
 
 @pytest.mark.parametrize("memory", [None, Memory(Version(3, "after 3"), Version(1, "after 1"))])

@@ -164,8 +164,8 @@ def test_every_method_is_compared_with_a_reference(name: str) -> None:
 
 def test_the_schedule_has_first_visits_absences_and_returns() -> None:
     rounds = {i: [t for t in range(T) if i in SOME[t]] for i in range(C)}
-    first = [visits[0] for visits in rounds.values()]
-    gaps = [b - a for visits in rounds.values() for a, b in pairwise(visits)]
+    first = [requests[0] for requests in rounds.values()]
+    gaps = [b - a for requests in rounds.values() for a, b in pairwise(requests)]
     assert len(set(first)) >= 3  # rounds in which somebody comes for the first time
     assert {1, 2} < set(gaps)  # comes at once again, after one round, after more
 
