@@ -9,7 +9,7 @@ losses       the methods whose server sums up what clients keep, on least square
              After: from the last accepted one
 checkpoints  seconds of a checkpoint beside a round, 100 clients with a state each, 10 active
 replies      the kinds of bad reply in tests/server/test_bad_replies.py, four methods each
-data         the nasty data sets of tests/task/nasty
+data         the nasty data sets of tests/data/nasty
 settings     400 runs with random settings, most of them nonsense: each must end by itself, with a
              trained model or with one line
 kills        the kills of tests/engine/test_kills.py
@@ -298,7 +298,7 @@ def replies() -> Table:
 
 
 def nasty_data() -> Table:
-    passed, of = tests("tests/task/test_nasty_data.py", "usable_or_one_line")
+    passed, of = tests("tests/data/test_nasty_data.py", "usable_or_one_line")
     return [
         "Nasty data sets (npz files, image folders, partition files, caches of decoded data, "
         f"torchvision's files): {passed} of {of} are usable, or one clear line before any work is "

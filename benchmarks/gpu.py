@@ -31,11 +31,11 @@ from torch.nn import functional as F
 
 from fedaccord import simulate
 from fedaccord.config import RunConfig
+from fedaccord.data.cache import Dataset
+from fedaccord.data.datasets import CONSTANTS, augment, normalise
 from fedaccord.strategies import METHODS
 from fedaccord.task import Clients, Task, models
-from fedaccord.task.cache import Dataset
 from fedaccord.task.cuda_graphs import Graphs, recorder
-from fedaccord.task.datasets import CONSTANTS, augment, normalise
 from fedaccord.task.flat_model import FlatModel
 
 SHAPE, CLOSE = (3, 32, 32), 1e-8

@@ -40,7 +40,8 @@ from torch.utils.data import Dataset as TorchDataset
 from torchvision import transforms
 
 from fedaccord.config import RunConfig
-from fedaccord.task import Task, datasets, load_task
+from fedaccord.data import datasets
+from fedaccord.task import Task, load_task
 
 ENGINE = ("fedavg", "scaffold", "feddyn")
 CONTESTANTS = ("plain", "bare", *ENGINE)

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from fedaccord.task.transforms import _raw_constants
+from fedaccord.data.transforms import _raw_constants
 
 GPU = torch.device("cuda", 0)
 READS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "unique")

@@ -25,7 +25,8 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
     "wire": Allowed("core compat", "torch flwr numpy"),
     "storage": Allowed("compat core wire", "torch flwr safetensors"),
     "plugins": Allowed("core", "torch"),
-    "task": Allowed("core", "torch torchvision numpy PIL sklearn safetensors"),
+    "data": Allowed("core", "torch torchvision numpy PIL sklearn safetensors"),
+    "task": Allowed("core data", "torch torchvision numpy"),
     "federation": Allowed("core wire storage compat", "torch flwr numpy"),
     "strategies": Allowed("core plugins federation.strategy", "torch"),
     "client": Allowed("core wire storage task", "torch flwr"),
@@ -36,16 +37,17 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
     "server_app": Allowed("core wire federation task config process runs compat", "torch flwr"),
     "apps": Allowed("client_app server_app process", ""),
     "engine": Allowed(
-        "compat core wire storage client task federation strategies config process runs server_app",
+        "compat core wire storage client data task federation strategies config process runs "
+        "server_app",
         "torch flwr pandas ray",
     ),
     "experiments": Allowed(
-        "core storage task federation.checkpoint strategies config process runs engine",
+        "core storage data task federation.checkpoint strategies config process runs engine",
         "torch numpy scipy pandas bokeh matplotlib optuna ray",
     ),
     "cli": Allowed(
-        "__version__ core storage task federation strategies plugins config process runs engine "
-        "experiments client_app server_app compat",
+        "__version__ core storage data task federation strategies plugins config process runs "
+        "engine experiments client_app server_app compat",
         "torch flwr click rich typer psutil cryptography tomli_w",
     ),
     "__init__": Allowed("client engine strategies experiments runs task", ""),

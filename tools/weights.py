@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fedaccord import simulate
+from fedaccord.data import datasets
 from fedaccord.strategies import METHODS
-from fedaccord.task import datasets
 
 ROUNDS = 10
 SIZES = (40, 24, 33, 16, 52, 28)

@@ -21,7 +21,7 @@ from fedaccord.process import threads
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
-    from fedaccord.task.datasets import Facts
+    from fedaccord.data.datasets import Facts
 
 
 def doctor(
@@ -170,7 +170,7 @@ def check_ray() -> Check:
 
 
 def check_disks(out_dir: Path) -> Iterator[Check]:
-    from fedaccord.task.datasets import cache_folder
+    from fedaccord.data.datasets import cache_folder
 
     for what, folder in (("run folder", out_dir), ("cache folder", cache_folder())):
         there = _there(folder)
@@ -211,7 +211,8 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
 
 def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]:
     """What is known of the data without decoding it; None: not enough."""
-    from fedaccord.task import datasets, load_task
+    from fedaccord.data import datasets
+    from fedaccord.task import load_task
 
     task, clients = settings.task, settings.num_clients
     facts = datasets.KNOWN.get(task.dataset)

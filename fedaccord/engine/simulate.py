@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from fedaccord import server_app
 from fedaccord.config import RunConfig, check_resumed, in_use, method_keys, task_keys
 from fedaccord.core.cohort import Cohorts
+from fedaccord.data import partition
 from fedaccord.engine import states
 from fedaccord.engine import vectorize as vectorized
 from fedaccord.engine.faults import Faults, FaultyFleet
@@ -27,7 +28,7 @@ from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.process import threads
 from fedaccord.runs import RunDirectory, logbook
 from fedaccord.runs.checkpoint import Checkpoints
-from fedaccord.task import Clients, Samples, Task, find_device, load_task, models, partition
+from fedaccord.task import Clients, Samples, Task, find_device, load_task, models
 from fedaccord.task.solver import Loss
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.vectors import to_device
-from fedaccord.task.parts import Parts
+from fedaccord.data.parts import Parts
 from fedaccord.task.transfer import index_rows
 
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)

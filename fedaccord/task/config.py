@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from fedaccord.core.options import option
-from fedaccord.task.cache import MAX_IMAGE_SIZE
-from fedaccord.task.datasets import DATASETS
+from fedaccord.data.cache import MAX_IMAGE_SIZE
+from fedaccord.data.datasets import DATASETS
+from fedaccord.data.partition import MAX_ALPHA, REPLACEMENTS, SCHEMES
 from fedaccord.task.models import MODELS
-from fedaccord.task.partition import MAX_ALPHA, REPLACEMENTS, SCHEMES
 
 FETCHED = ("fashion-mnist", "cifar10", "cifar100")
 BROUGHT = ("npz", "image-folder")  # of the user's own: what lies in data-dir is the data set

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaccord.core.vectors import dtype_of, to_device
-from fedaccord.task import datasets, fingerprint, models
+from fedaccord.data import datasets, fingerprint
+from fedaccord.data.partition import matching_share
+from fedaccord.data.partition import partition as partition_labels
+from fedaccord.task import models
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
@@ -21,8 +24,6 @@ from fedaccord.task.config import TaskConfig
 from fedaccord.task.cuda_graphs import Graphs, recorder
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.partition import matching_share
-from fedaccord.task.partition import partition as partition_labels
 from fedaccord.task.solver import AHEAD, Batch, Loss, Passes
 from fedaccord.task.transfer import index_rows
 

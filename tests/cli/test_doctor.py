@@ -15,8 +15,8 @@ import pytest
 
 from fedaccord import config
 from fedaccord.cli import doctor as diagnosis
+from fedaccord.data import datasets
 from fedaccord.strategies import METHODS
-from fedaccord.task import datasets
 from tests.cli.shell import invoke
 
 

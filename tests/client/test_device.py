@@ -68,7 +68,7 @@ def test_a_device_reads_no_file_that_a_run_names(
 def test_a_run_names_no_partition_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the file exists, or what is in it, does not show."""
     run = {"partition": "file", "partition-file": str(tmp_path / "x"), "model": "linear"}
-    monkeypatch.setattr("fedaccord.task.partition_file.read", pytest.fail)
+    monkeypatch.setattr("fedaccord.data.partition_file.read", pytest.fail)
     for node in ({"dataset": "digits"}, {"dataset": "npz"}):
         with pytest.raises(ValueError, match="got partition=file: take another") as refused:
             configured_task(context(run, **node))

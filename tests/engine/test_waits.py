@@ -13,13 +13,13 @@ from torch import nn
 from fedaccord import server_app, simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves, map_vectors
+from fedaccord.data.cache import Dataset
+from fedaccord.data.datasets import augment, normalise
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.run import Run
 from fedaccord.storage.shards import Shards
 from fedaccord.strategies import METHODS
 from fedaccord.task import Clients, Task, models
-from fedaccord.task.cache import Dataset
-from fedaccord.task.datasets import augment, normalise
 from tests.fake_gpu import GPU, FakeGPU, fake_gpu
 
 

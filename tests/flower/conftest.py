@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedaccord.task import datasets
+from fedaccord.data import datasets
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 300.0  # seconds for one Flower command on a busy machine

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedaccord.data.cache import Dataset
+from fedaccord.data.datasets import augment, normalise
 from fedaccord.task import Clients, Task, models
-from fedaccord.task.cache import Dataset
-from fedaccord.task.datasets import augment, normalise
 from tests.fake_gpu import GPU, FakeGPU, fake_gpu
 
 PIXELS, N = 3 * 8 * 8, 20  # bytes of an image; images

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedaccord.data.transforms import augment
 from fedaccord.task import Clients, Task, TaskConfig, find_device, load_task
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.transforms import augment
 
 SIZES = (23, 40, 5)
 FLOAT64 = torch.float64

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedaccord.data.transforms import normalise
 from fedaccord.runs import load_model
 from fedaccord.task import models
-from fedaccord.task.transforms import normalise
 
 
 class SavedModel(nn.Module):

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedaccord.config import RunConfig
+from fedaccord.data import datasets
 from fedaccord.experiments.reproduce.study import Run, Study
 from fedaccord.experiments.sweep import workers
 from fedaccord.experiments.sweep.estimate import timed
 from fedaccord.experiments.sweep.plan import Options
-from fedaccord.task import datasets, load_task
+from fedaccord.task import load_task
 from fedaccord.task.config import TaskConfig
 
 STEPS = 2  # of the one client that is timed

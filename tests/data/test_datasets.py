@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from fedaccord.task import cache, datasets
-from fedaccord.task.datasets import Dataset, cached, load
+from fedaccord.data import cache, datasets
+from fedaccord.data.datasets import Dataset, cached, load
 
 
 def same(a: Dataset, b: Dataset) -> bool:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedaccord.core.options import did_you_mean
-from fedaccord.task import image_folder, npz
-from fedaccord.task.cache import (
+from fedaccord.data import image_folder, npz
+from fedaccord.data.cache import (
     CONSTANTS,
     MAX_IMAGE_SIZE,
     Dataset,
@@ -28,7 +28,7 @@ from fedaccord.task.cache import (
     remove_abandoned,
     write,
 )
-from fedaccord.task.transforms import augment, normalise
+from fedaccord.data.transforms import augment, normalise
 
 __all__ = [
     "CONSTANTS",

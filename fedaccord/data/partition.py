@@ -34,8 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedaccord.core.options import did_you_mean
-from fedaccord.task import partition_file
-from fedaccord.task.parts import Cut, Drawn, Floats, Ints, Parts
+from fedaccord.data import partition_file
+from fedaccord.data.parts import Cut, Drawn, Floats, Ints, Parts
 
 SCHEMES = ("iid", "dirichlet", "pathological", "file")
 REPLACEMENTS = ("none", "cyclic", "iid")

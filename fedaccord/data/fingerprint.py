@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from torch import Tensor
 
-from fedaccord.task.parts import Cut, Drawn
+from fedaccord.data.parts import Cut, Drawn
 
 
 def of_samples(tensors: Iterable[Tensor]) -> int:

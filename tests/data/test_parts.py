@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedaccord.data.partition import partition, report
+from fedaccord.data.parts import Cut, Drawn
 from fedaccord.task import Clients, TaskConfig, load_task
-from fedaccord.task.partition import partition, report
-from fedaccord.task.parts import Cut, Drawn
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), [40, *[100] * 8, 160]))
 MILLION = 1_000_000

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedaccord.task import partition_file
+from fedaccord.data import partition_file
 
 SAMPLES = 1000
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedaccord.task.parts import Ints
+from fedaccord.data.parts import Ints
 
 log = logging.getLogger("flwr")  # what a run prints
 

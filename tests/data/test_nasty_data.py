@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from fedaccord.config import RunConfig
-from fedaccord.task import Task, datasets, load_task
-from tests.task.nasty.files import CACHES, OTHERS, PARTITIONS
-from tests.task.nasty.images import COLOUR, IMAGES, folder_of, of_image, pets
-from tests.task.nasty.npz import NPZ, npz, sound_npz
+from fedaccord.data import datasets
+from fedaccord.task import Task, load_task
+from tests.data.nasty.files import CACHES, OTHERS, PARTITIONS
+from tests.data.nasty.images import COLOUR, IMAGES, folder_of, of_image, pets
+from tests.data.nasty.npz import NPZ, npz, sound_npz
 
 CASES = NPZ | IMAGES | PARTITIONS | CACHES | OTHERS
 SMALL = {"algo": "fedavg", "num-clients": 2, "partition": "iid", "model": "linear"}
@@ -105,7 +106,7 @@ def test_more_than_the_memory_holds_is_refused(
     """The system lets a process reserve it, and ends it when it is filled."""
     np.savez(tmp_path / "data.npz", x_train=np.zeros((9, 10_000)))
     pets(tmp_path)
-    monkeypatch.setattr("fedaccord.task.cache.os.sysconf", lambda name: 500)  # 250 kB
+    monkeypatch.setattr("fedaccord.data.cache.os.sysconf", lambda name: 500)  # 250 kB
     with pytest.raises(ValueError, match=r"fits into the 0 GB of memory .*write it anew"):
         datasets.load("npz", str(tmp_path / "data.npz"))
     with pytest.raises(ValueError, match=r"5 images: expected what fits .*smaller images"):

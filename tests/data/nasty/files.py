@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from fedaccord.task import cache, datasets
-from tests.task.nasty import Case, Maker, Settings, alike
-from tests.task.nasty.images import pets
-from tests.task.nasty.npz import GREY, at, of_arrays
+from fedaccord.data import cache, datasets
+from tests.data.nasty import Case, Maker, Settings, alike
+from tests.data.nasty.images import pets
+from tests.data.nasty.npz import GREY, at, of_arrays
 
 # --- partition-file -------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedaccord.task.cache import ARRAYS, Decoded, Source, check_fits
+from fedaccord.data.cache import ARRAYS, Decoded, Source, check_fits
 
 log = logging.getLogger("flwr")  # what a run prints
 

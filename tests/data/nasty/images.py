@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.task.nasty import Case, Maker, Settings, alike
+from tests.data.nasty import Case, Maker, Settings, alike
 
 
 def folder_of(folder: Path) -> Settings:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedaccord.task.partition import REPLACEMENTS, fill, matching_share, partition, report
+from fedaccord.data.partition import REPLACEMENTS, fill, matching_share, partition, report
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 100))
 SKEWED = ("dirichlet", "pathological")

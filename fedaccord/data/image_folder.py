@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedaccord.task.cache import Decoded, Source, check_fits
+from fedaccord.data.cache import Decoded, Source, check_fits
 
 if TYPE_CHECKING:
     from PIL import Image

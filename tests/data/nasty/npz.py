@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.task.nasty import Case, Maker, Settings, alike
+from tests.data.nasty import Case, Maker, Settings, alike
 
 Y_TRAIN, Y_TEST = np.array([0, 1, 2, 1, 0, 2]), np.array([2, 0])
 GREY = np.arange(6 * 8 * 8).reshape(6, 8, 8).astype(np.uint8)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedaccord.task.datasets import CONSTANTS, Dataset, augment, normalise
+from fedaccord.data.datasets import CONSTANTS, Dataset, augment, normalise
 
 
 def images(b: int, c: int, h: int, w: int) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Data sets by name, decoded once, and which client holds which samples."""
