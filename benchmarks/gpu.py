@@ -1,14 +1,14 @@
-"""The GPU path: its results beside the CPU's, its rounds beside bare recorded steps.
+"""The GPU path: its results beside the CPU's, its rounds beside bare steps.
 
     python benchmarks/gpu.py                                # one command, on a machine with a GPU
     python benchmarks/gpu.py --device cpu --quick           # the same path, tiny: does it work?
     python benchmarks/gpu.py --markdown docs/results/gpu.md
 
 First every method takes three rounds in float64 on the device and on the CPU, its clients one at a
-time and in one call. Then, for each model and precision, seconds of bare steps (gradients recorded
-as CUDA graphs, batches already on the device, w <- w - lr g) and of a round of the in-process
-engine with FedAvg, of small models also with all clients in one call; then a round of every method;
-then the targets. Images are random numbers: no data set is needed.
+time and in one call. Then, for each model and precision, seconds of bare steps (autograd, batches
+already on the device, w <- w - lr g) and of a round of the in-process engine with FedAvg, of small
+models also with all clients in one call; then a round of every method; then the targets. Images are
+random numbers: no data set is needed.
 
     python -m pytest tests -k gpu                           # the tests that need a GPU, and others
 """
@@ -35,8 +35,8 @@ from fedaccord.data.cache import Dataset
 from fedaccord.data.datasets import CONSTANTS, augment, normalise
 from fedaccord.strategies import METHODS
 from fedaccord.task import Clients, Task, models
-from fedaccord.task.cuda_graphs import Graphs, recorder
 from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.solver import by_autograd, tf32_as
 
 SHAPE, CLOSE = (3, 32, 32), 1e-8
 MODELS = ("resnet18", "resnet18-cifar", "lenet", "cnn", "mlp")
@@ -120,7 +120,7 @@ def targets(
     """What, measured, allowed; of the fastest precision."""
     if "resnet18" in best:
         yield "ResNet-18-GN, 10 clients x 50 steps of batch 50, s a round", best["resnet18"][0], 1.0
-        yield "its ratio to bare recorded steps", best["resnet18"][1], 1.05
+        yield "its ratio to bare steps", best["resnet18"][1], 1.05
     fastest = options.precisions[-1]
     pfl, flute = (TINY, TINY) if options.quick else (PFL, FLUTE)
     one = rounds_of("cnn", fastest, pfl, options)
@@ -206,7 +206,7 @@ def rounds_of(
     method: str = "fedavg",
     together: bool = False,
 ) -> float:
-    """The median round after two, in which gradients are recorded and clients begin."""
+    """The median round after two, in which libraries choose and clients begin."""
     config = config_of(size, precision, method, together)
     one = timing.engine_round(task_of(model, size, options), config)
     active = [*range(size.active)]
@@ -231,8 +231,6 @@ def compared(
     """Seconds of the bare steps of a round, and of the round."""
     task = task_of(model, size, options)
     flat = FlatModel(task.module(), device=options.device)
-    record = recorder() if options.device != "cpu" else lambda work: work
-    graphs = Graphs(flat, F.cross_entropy, precision, record)
     batches: list[tuple[Tensor, Tensor]] = []
     passes = task.train_batches(0, 0, size.batch, 0, torch.float32)
     while len(batches) < size.steps:
@@ -240,15 +238,13 @@ def compared(
     del batches[size.steps :]
 
     def bare(clients: list[int]) -> None:
-        for _ in clients:
-            for x, y in batches:
-                graph = graphs.find(x, y, at_w=True)
-                if graph is not None:
-                    graph.gradient_at(x, y, flat.w)
-                    flat.w.add_(flat.g, alpha=-0.01)
+        with tf32_as(precision, flat.w.device):
+            for x, y in batches * len(clients):
+                by_autograd(flat, x, y, F.cross_entropy, precision)
+                flat.w.add_(flat.g, alpha=-0.01)
 
     active = [*range(size.active)]
-    one = timing.engine_round(replace(task, _models={}, _graphs={}), config_of(size, precision))
+    one = timing.engine_round(replace(task, _models={}), config_of(size, precision))
     steps, rounds = [], []
     for _ in range(2 + options.repetitions):
         steps.append(timing.seconds_of(bare, active, options))

@@ -92,7 +92,7 @@ def _by_mask(indices: Any) -> bool:
 
 @contextmanager
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
-    """Within it `GPU` can be computed on; backward passes give zeros, and graphs call through."""
+    """Within it `GPU` can be computed on; backward passes give zeros."""
     mode = FakeGPU()
 
     def grad(_: Tensor, leaves: Any, **more: Any) -> list[Tensor]:
@@ -102,7 +102,6 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (mode.free, mode.free))
     monkeypatch.setattr(Tensor, "pin_memory", lambda x: mode.pin(x))
     monkeypatch.setattr("fedaccord.task.solver.random_numbers", lambda *_: nullcontext())
-    monkeypatch.setattr("fedaccord.task.task.recorder", lambda _: lambda work: work)
     _raw_constants.cache_clear()
     # the first backward pass of a process counts its devices; with one beside the CPU none of its
     # children that it forks may take such a pass

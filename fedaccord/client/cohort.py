@@ -45,10 +45,7 @@ def local_rounds(
         *(clients, asked.round, asked.batch_size, asked.seed, model.w.dtype),
         *(asked.local_epochs, asked.local_steps),
     )
-    graphs = task.graphs(asked.precision)
-    solve = CohortSolver(
-        *(model, batches, task.loss, asked.precision), graphs=graphs.cohort if graphs else None
-    )
+    solve = CohortSolver(model, batches, task.loss, asked.precision)
     done = client_round(
         asked.half,
         all_to_device(stack([request.down for request in requests]), device),

@@ -11,8 +11,7 @@ def training_data(task: Task, asked: TrainInstruction) -> Data:
     batches = task.train_batches(
         asked.client, asked.round, asked.batch_size, asked.seed, model.w.dtype
     )
-    examples, graphs = task.num_examples(asked.client), task.graphs(asked.precision)
-    return Data(model, batches, task.loss, examples, graphs)
+    return Data(model, batches, task.loss, task.num_examples(asked.client))
 
 
 def test_data(task: Task, asked: TrainInstruction) -> Data:

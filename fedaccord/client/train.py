@@ -22,7 +22,6 @@ from fedaccord.core.vectors import (
 )
 from fedaccord.storage import store
 from fedaccord.storage.store import ContextStore, Memory, MissingStateError, Store
-from fedaccord.task.cuda_graphs import Graphs, GraphSolver
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.solver import Batch, Loss, Passes, SequentialSolver
@@ -42,7 +41,6 @@ class Data(NamedTuple):
     batches: Iterable[Batch]
     loss: Loss
     examples: int | None = None  # samples of the client; None: those of the first pass
-    graphs: Graphs | None = None  # of this model and loss; None: nothing is recorded
     home: torch.device = CPU  # where the answer goes
 
 
@@ -148,10 +146,7 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
     state = first_state(request, device) if state is None else all_to_device(state, device)
     passes = Passes(data.batches, device)
     steps = passes.steps(asked.local_epochs, asked.local_steps)
-    if data.graphs is None:
-        solve = SequentialSolver(model, steps, data.loss, asked.precision)
-    else:
-        solve = GraphSolver(data.graphs, steps)
+    solve = SequentialSolver(model, steps, data.loss, asked.precision)
     up, state, result = client_round(half, down, state, config, solve)
     up, state = all_to_device(up, data.home), all_to_device(state, CPU)
     reply = TrainReply(up, data.examples or passes.examples, result.steps, result.loss)

@@ -17,7 +17,6 @@ from fedaccord.core.plugin import GradientSeat
 from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, to_device
-from fedaccord.task.cuda_graphs import CohortGraphs
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.layers import IGNORED
 from fedaccord.task.solver import Batch, Loss, known_layers, tf32_as
@@ -67,7 +66,6 @@ class CohortSolver:
 
     Clients come in the order of falling numbers of steps. ``model`` gives the module and the
     layout of w; its own w and g are not used. ``precision`` as in `SequentialSolver`.
-    ``graphs``: records the gradients, which are then one launch on a GPU.
     ``randomness``: what `torch.vmap` does where the module draws random numbers: "error", or
     "different" for every client. They are not those of one client at a time.
 
@@ -85,13 +83,11 @@ class CohortSolver:
         loss: Loss,
         precision: str = "float32",
         randomness: str = "error",
-        graphs: CohortGraphs | None = None,
     ) -> None:
         self.model = model
         self.stacks = stacks
         self.loss = loss
         self.precision = precision
-        self.graphs = graphs
         self.layers = known_layers(model, loss, precision)
         self._forward = torch.vmap(self._forward_one, randomness=randomness)
 
@@ -100,19 +96,9 @@ class CohortSolver:
     ) -> Solution:
         self.model.module.train()
         with tf32_as(self.precision, w_i0.device):
-            return self._solve(w_i0, direction, seat, config)
-
-    def _solve(
-        self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
-    ) -> Solution:
-        if self.graphs is None:
             w = w_i0.clone(memory_format=torch.contiguous_format)
             g = torch.empty_like(w)
             return descend_cohort(w, g, self.gradients(g), direction, seat, config)
-        w, g = self.graphs.room(len(w_i0))
-        w.copy_(w_i0)
-        done = descend_cohort(w, g, self.gradients(g), direction, seat, config)
-        return done._replace(w_K=w.clone())  # the buffer is the next round's
 
     def gradients(self, g: Vector) -> "Iterator[_StackGradient]":
         """For each stack, what leaves its gradients in the first rows of g (n, d)."""
@@ -122,9 +108,7 @@ class CohortSolver:
     def gradient(self, stack: Stack, g: Vector, point: Vector) -> Tensor:
         """The losses (m,) at ``point`` (m, d); the gradients go to g (m, d)."""
         if (stack.sizes == stack.inputs.shape[1]).all():
-            if self.graphs is None:
-                return self._gradient(stack.inputs, stack.targets, g, point)
-            return self.graphs.gradient(self._gradient, stack.inputs, stack.targets, g, point)
+            return self._gradient(stack.inputs, stack.targets, g, point)
         losses = g.new_empty(len(g))
         for length in sorted(set(stack.sizes.tolist())):
             rows = to_device((stack.sizes == length).nonzero().squeeze(1), g.device)

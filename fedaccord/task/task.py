@@ -21,7 +21,6 @@ from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.config import TaskConfig
-from fedaccord.task.cuda_graphs import Graphs, recorder
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.solver import AHEAD, Batch, Loss, Passes
@@ -53,7 +52,6 @@ class Task:
     split: str = "test"  # what the test samples are: "validation", where they were held out
     card: Mapping[str, Any] = field(default_factory=dict)  # how to build and feed the saved model
     _models: dict[torch.dtype, FlatModel] = field(default_factory=dict)
-    _graphs: dict[str, Graphs] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         tested = 0 if self.test is None else len(self.test[0])
@@ -62,7 +60,7 @@ class Task:
     def __getstate__(self) -> dict[str, Any]:
         """Without what another process makes anew."""
         kept = {name: part for name, part in self.__dict__.items() if name != "_near"}
-        return kept | {"_models": {}, "_graphs": {}}
+        return kept | {"_models": {}}
 
     @cached_property
     def _near(self) -> tuple[Clients, Samples | None]:
@@ -97,16 +95,6 @@ class Task:
         if dtype not in self._models:
             self._models[dtype] = FlatModel(self.module(), dtype=dtype, device=self.device)
         return self._models[dtype]
-
-    def graphs(self, precision: str) -> Graphs | None:
-        """The recorded gradients of `model`; None where there is no GPU to record them."""
-        device = torch.device(self.device)
-        if device.type != "cuda":
-            return None
-        if precision not in self._graphs:
-            model = self.model(precision)
-            self._graphs[precision] = Graphs(model, self.loss, precision, recorder(device))
-        return self._graphs[precision]
 
     def num_examples(self, client: int) -> int:
         return self.clients.size(client)

@@ -198,3 +198,18 @@ def test_a_run_on_a_gpu_is_that_of_the_cpu(vectorize: str, client_state: str) ->
         )  # fmt: skip
         weights.append(history.weights)
     torch.testing.assert_close(*weights, rtol=1e-9, atol=1e-9)
+
+
+@gpu_only
+def test_dropout_on_a_gpu_draws_the_same_in_every_run() -> None:
+    model, weights = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 3)), []
+    data = [(torch.ones(8, 5), torch.arange(8) % 3)] * 2
+    for seed in (0, 0, 1):
+        history = simulate(
+            "fedavg", clients=data, model=model, rounds=2, batch_size=4, record="weights",
+            participation=1.0, device="cuda", seed=seed,
+        )  # fmt: skip
+        weights.append(history.weights)
+    first, second, other = weights
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
