@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
+
+from fedaccord.cli.console import extra_of
 
 OTHERS = [
     "PIL",
@@ -19,7 +22,7 @@ OTHERS = [
     "sklearn",
     "torchvision",
 ]
-CODE = """
+ABSENT = """
 import sys
 
 class Absent:
@@ -27,9 +30,11 @@ class Absent:
         if name.partition(".")[0] in OTHERS:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-OTHERS, folder = sys.argv[1].split(), sys.argv[2]
+OTHERS = sys.argv[1].split()
 sys.meta_path.insert(0, Absent())
-
+"""
+VISIT = """
+folder = sys.argv[2]
 from fedaccord import apps, server_app, train_locally
 from fedaccord.config import RunConfig
 from fedaccord.federation.fleet import MessageFleet
@@ -51,16 +56,63 @@ print("absent:", not {name.partition(".")[0] for name in sys.modules} & {*OTHERS
 """
 
 
-def test_a_visit_without_them(tmp_path: Path) -> None:
+COMMAND = """
+sys.argv[:] = ["fedaccord", *sys.argv[2:]]
+from fedaccord.cli import app
+
+app()
+"""
+
+
+def device(code: str, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", ABSENT + code, " ".join(OTHERS), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The data of two clients."""
     rng = np.random.default_rng(0)
     for i in range(2):
         x, y = rng.normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2
         np.savez(tmp_path / f"{i}.npz", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, " ".join(OTHERS), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[1],
-    )
+    return tmp_path
+
+
+def test_a_visit_without_them(folder: Path) -> None:
+    done = device(VISIT, folder)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == "absent: True"
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        ("run dataset=npz data-dir={folder}/0.npz out-dir={folder} num-clients=2", "psutil"),
+        ("compare {folder}", "pandas"),
+        ("reproduce fedinit-table3 --dry-run", "pandas"),
+    ],
+)
+def test_a_command_that_needs_one_names_its_extra(folder: Path, command: str, module: str) -> None:
+    done = device(COMMAND, *command.format(folder=folder).split())
+    assert done.returncode == 2, done.stderr[-2000:]
+    line = f"fedaccord: expected the package {module}, found none; in the clone of FedAccord type "
+    assert done.stderr == f"{line}`uv sync --extra run --inexact`\n"
+    assert {path.name for path in folder.iterdir()} == {"0.npz", "1.npz"}
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"),
+    [
+        ("ray", "run"),
+        ("sklearn.datasets", "data"),
+        ("torchvision", "data"),
+        ("scipy.stats", "sweep"),
+        ("bokeh", "report"),
+        ("cryptography.x509", "deploy"),
+        ("torch", None),  # no extra: a device has it
+        ("nothing", None),
+    ],
+)
+def test_extras_are_those_of_the_project(module: str, extra: str | None) -> None:
+    assert extra_of(module) == extra

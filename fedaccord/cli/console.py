@@ -5,6 +5,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, NoReturn
 
 import click
@@ -28,7 +29,32 @@ class Commands(TyperGroup):
             # typer and click each add a suggestion to an unknown command: the first is enough
             text = re.sub(r"(Did you mean .*) \(Did you mean.*\)$", r"\1", error.format_message())
             code = _complain(f"{text} See fedaccord --help.", error.exit_code)
+        except ModuleNotFoundError as error:
+            if (extra := extra_of(error.name or "")) is None:
+                raise
+            code = _complain(f"expected the package {error.name}, found none; {install(extra)}", 2)
         sys.exit(code or 0)
+
+
+PACKAGES = {"ray": "flwr", "sklearn": "scikit-learn"}  # of modules with another name
+
+
+def extra_of(module: str) -> str | None:
+    """The smallest extra of FedAccord that installs an imported module; None: no extra does."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    name = module.partition(".")[0]
+    extras: dict[str, list[str]] = {}
+    with suppress(PackageNotFoundError):
+        for line in requires("fedaccord") or []:
+            if found := re.fullmatch(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line):
+                extras.setdefault(found[2], []).append(found[1])
+    having = [extra for extra, names in extras.items() if PACKAGES.get(name, name) in names]
+    return min(having, key=lambda extra: len(extras[extra]), default=None)
+
+
+def install(extra: str) -> str:
+    return f"in the clone of FedAccord type `uv sync --extra {extra} --inexact`"
 
 
 class _Console(Console):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedaccord.cli.check import Check, show, size
-from fedaccord.cli.console import Json
+from fedaccord.cli.console import Json, install
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
 from fedaccord.process import threads
 
@@ -76,11 +76,12 @@ def check_versions() -> Iterator[Check]:
         try:
             have = version(package)
         except PackageNotFoundError:
-            advice = {
-                "ray": "not installed: `flwr run` cannot simulate; pip install 'flwr[simulation]'",
+            without = {
                 "fedaccord": "not installed as a package; in its clone type `uv sync`",
+                "ray": f"not installed: `flwr run` cannot simulate; {install('run')}",
+                "torchvision": f"not installed: no images, no ResNet-18; {install('data')}",
             }
-            yield Check("warn", package, advice.get(package, f"unknown; pip install {package}"))
+            yield Check("warn", package, without.get(package, f"unknown; pip install {package}"))
             continue
         pin = _pinned_flower() if package == "flwr" else ""
         if pin and not f"{have}.".startswith(f"{pin}."):

@@ -77,6 +77,8 @@ def federate(
     """Run, or go on with, what the settings that ``read`` gives describe; ends the process with
     one line where that fails. at: the checkpoint to resume from; None: the last."""
     with uncollected():
+        import psutil  # noqa: F401  of the extra `run`: without it nothing is begun
+
         from fedaccord import engine, runs
         from fedaccord.config import RunConfig
         from fedaccord.engine.simulate import partition_report
