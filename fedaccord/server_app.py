@@ -2,8 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,15 +14,17 @@ from flwr.serverapp.strategy import Result
 
 from fedaccord.config import RunConfig, in_use, resolved
 from fedaccord.core.cohort import Cohorts
-from fedaccord.core.vectors import dtype_of, is_finite
+from fedaccord.core.rounds import RoundState, forget
+from fedaccord.core.vectors import dtype_of, is_finite, leaves
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.replies import MAX_LOSS
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
+from fedaccord.federation.session import Session
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.process import threads, trackers
-from fedaccord.process.interrupts import interruptible
+from fedaccord.process.interrupts import Interrupts, interruptible
 from fedaccord.runs import RunDirectory
 from fedaccord.runs.logbook import Logbook, with_its_clients
 from fedaccord.runs.origin import processor
@@ -88,12 +90,13 @@ def run(
     with (
         interruptible() as interrupts,
         closing(Logbook.begin(config, used, task.fingerprint, at, in_process)) as log_book,
+        summarised(log_book.directory, interrupts, facts),
+        followed(config, log_book) as tracker,
     ):
         directory = log_book.directory
+        log.info("run directory: %s", directory.path)
         if (counts := task.class_counts()) is not None:
             directory.save_classes(task.card["class-names"], counts)
-
-        tracker = trackers.start(config.tracker, directory.path, in_use(config), log_book.after)
 
         def record(round: Round) -> None:
             with interrupts.held():
@@ -103,7 +106,6 @@ def run(
             if on_round:
                 on_round(round)
 
-        log.info("run directory: %s", directory.path)
         current = run_of(
             method,
             fleet_for(log_book),
@@ -116,35 +118,72 @@ def run(
             attempt=log_book.attempt,
             scratch=directory.path,
         )
-        status = "failed"
         try:
-            result = current.play(log_book.restore(current.session))
+            state = log_book.restore(current.session)
+            result = current.play(state and with_lost_states(state, current.session, config))
             check_result(current, result, f"{task.split}-loss")
-            interrupts.ignore()
-            status = "completed"
-        except (KeyboardInterrupt, SystemExit):  # the second is how Flower ends an app
-            status = "interrupted"
-            raise
-        except Exception as error:
-            facts["reason"] = " ".join(str(error).split())
-            raise
         finally:
             interrupts.ignore()
             if current.has_begun:
                 facts["clients"] = current.state.num_clients
                 facts |= method.topology.facts(current.state.num_clients)
-            try:
-                if current.has_begun or not log_book.after:
-                    save(directory, current.output(), task)
-                log_book.checkpoint()
-            except OSError as error:
-                status, facts["reason"] = "failed", str(error)
-                raise
-            finally:
-                directory.summarise(status, **facts)
-                tracker.end(status == "completed")
-                log.info("run %s: %s", status, directory.path)
+            if current.has_begun or not log_book.after:
+                save(directory, current.output(), task)
+            log_book.checkpoint()
     return directory
+
+
+@contextmanager
+def summarised(
+    directory: RunDirectory, interrupts: Interrupts, facts: dict[str, Any]
+) -> Iterator[None]:
+    """A block that ends with the run's summary: completed, interrupted or failed, and why."""
+    status = "failed"
+    try:
+        yield
+        status = "completed"
+    except (KeyboardInterrupt, SystemExit):  # the second is how Flower ends an app
+        status = "interrupted"
+        raise
+    except Exception as error:
+        facts["reason"] = " ".join(str(error).split())
+        raise
+    finally:
+        interrupts.ignore()
+        directory.summarise(status, **facts)
+        log.info("run %s: %s", status, directory.path)
+
+
+@contextmanager
+def followed(config: RunConfig, log_book: Logbook) -> Iterator[trackers.Tracker]:
+    """A block that a tracker follows."""
+    path, is_completed = log_book.directory.path, False
+    tracker = trackers.start(config.tracker, path, in_use(config), log_book.after)
+    try:
+        yield tracker
+        is_completed = True
+    finally:
+        tracker.end(is_completed)
+
+
+def with_lost_states(state: RoundState, session: Session, config: RunConfig) -> RoundState:
+    """The state from which a run resumes, if the states of its clients were in Flower's memory.
+
+    A simulation that Flower starts anew has none of them: without this, each client would report
+    that in its first round, and that round would be lost.
+    """
+    fleet = session.fleet
+    is_simulated = isinstance(fleet, MessageFleet) and fleet.simulated
+    clients = (state.accepted >= 0).nonzero().flatten().tolist()
+    stateless = next(leaves(session.client_state()), None) is None
+    if not is_simulated or config.state_dir or stateless or not clients:
+        return state
+    log.warning(
+        "resume: the clients' states were in the memory of the last simulation: all clients begin "
+        "anew at the model of round %d; with state-dir a simulation stores them in files",
+        state.t,
+    )
+    return forget(session.method, session.half, state, clients)
 
 
 def pooled(method: FederatedStrategy, task: Task, clients: int) -> FederatedStrategy:

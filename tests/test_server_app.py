@@ -18,11 +18,14 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from safetensors.torch import load_file
 
-from fedaccord import config, engine, runs, server_app
+from fedaccord import client_app, config, engine, runs, server_app
 from fedaccord.config import RunConfig
+from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.round import Round
 from fedaccord.runs import RunDirectory
+from fedaccord.runs.logbook import Logbook
+from fedaccord.task import load_task
 from tests.cli.shell import invoke, run
 from tests.grid import InProcessGrid
 
@@ -146,6 +149,32 @@ def test_a_model_that_cannot_be_saved_is_a_failure(
     assert "model.safetensors" in found["reason"]
 
 
+@pytest.mark.parametrize("what", ["clients", "model"])
+def test_what_fails_before_the_first_message_is_a_failed_run(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one that says running and has no process."""
+    settings = RunConfig.make(SMALL | {"out-dir": str(tmp_path)})
+    task = load_task(settings.task, num_clients=4)
+
+    def fleet(book: Logbook) -> LocalFleet:
+        if what == "clients":
+            (book.directory.path / "nodes.json").write_text("[")
+            book.partition_ids()
+        return LocalFleet(task)
+
+    def no_model(*_: Any) -> None:
+        raise ValueError("expected a model, got a damaged file")
+
+    if what == "model":
+        monkeypatch.setattr(server_app, "initial_arrays", no_model)
+    with pytest.raises(ValueError, match="got a damaged file$") as error:
+        server_app.run(fleet, settings, task)
+    found = summary(tmp_path / "x")
+    assert (found["status"], found["reason"]) == ("failed", str(error.value))
+    assert runs.status(tmp_path / "x") == "failed"
+
+
 # --- interrupted ----------------------------------------------------------------------------------
 
 
@@ -263,3 +292,29 @@ def test_what_flower_logs_of_a_wrong_setting_is_one_line(monkeypatch: pytest.Mon
     (line,) = traceback.format_exception(caught.value)
     assert line.startswith("ValueError: algo: expected one of ")
     assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize("algo", ["scaffold", "fedinit", "fedavg"])
+def test_states_that_ended_with_a_simulation_are_one_line(
+    algo: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line a client, each in the first round after it, would cost these rounds too."""
+
+    def simulate(rounds: int, resume: bool, state_dir: str = "") -> list[str]:
+        values = SMALL | {"algo": algo, "num-server-rounds": rounds, "resume": resume}
+        values |= {"out-dir": str(tmp_path / f"runs{len(state_dir)}"), "state-dir": state_dir}
+        values |= {"fraction-train": 1.0, "checkpoint-every": 1}
+        caplog.clear()
+        with InProcessGrid(client_app.app, 2, run_config=values) as grid:
+            vars(grid)["pull_interval"] = 0.1
+            server_app.main(grid, Context(1, 0, {}, RecordDict(), values))
+        return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+
+    line = "resume: the clients' states were in the memory of the last simulation: all clients beg"
+    assert simulate(1, False) == []
+    assert [x[: len(line)] for x in simulate(3, True)] == [line] * (algo != "fedavg")
+    assert [row["replies"] for row in rows(tmp_path / "runs0" / "x")] == ["", "2", "2", "2"]
+    if algo == "scaffold":  # the node config of a simulated client does not name the folder
+        folder = str(tmp_path / "states")
+        simulate(1, False, folder)
+        assert not any(x.startswith(line) for x in simulate(2, True, folder))

@@ -1,4 +1,4 @@
-"""The row of a round: losses, traffic and client drift."""
+"""The rows of a round in metrics.csv and clients.csv; `runs/columns.py` says what each means."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,41 +9,45 @@ from fedaccord.federation.errors import clean
 from fedaccord.federation.replies import Accepted, Outcome, traffic
 
 OK = "ok"  # status of an accepted reply
+SQUARED = ("drift", "consistency", "spread")  # mean squares of distances, one for each reply
 
 
 def client_rows(
-    number: int, outcome: Mapping[int, Outcome], repair: str = ""
+    number: int, outcomes: Mapping[int, Outcome], repair: str = ""
 ) -> list[dict[str, Any]]:
-    """A row per asked client; number: t + 1; repair: what was done for who lost its state."""
+    """A row for each client of the cohort; number: t + 1.
+
+    repair: what the server did about clients that lost their states.
+    """
     rows: list[dict[str, Any]] = []
-    for i, read in outcome.items():
+    for i, outcome in outcomes.items():
         row: dict[str, Any] = {"round": number, "client": i}
-        if isinstance(read, Accepted):
-            row |= {"status": OK} | read.metrics
-        elif isinstance(read, StateLost):
-            row |= {"status": f"lost its state of round {read.accepted + 1}", "repair": repair}
+        if isinstance(outcome, Accepted):
+            row |= {"status": OK} | outcome.metrics
+        elif isinstance(outcome, StateLost):
+            row |= {"status": f"lost its state of round {outcome.accepted + 1}", "repair": repair}
         else:
-            row["status"] = clean(read)
+            row["status"] = clean(outcome)
         rows.append(row)
     return rows
 
 
-def counts(asked: int, replies: int, *, counted: bool) -> dict[str, float]:
-    """How many replies were good, how many not, and whether the round moved the state."""
-    return {"replies": replies, "dropped": asked - replies, "counted": int(counted)}
+def counts(cohort: int, replies: int, *, counted: bool) -> dict[str, float]:
+    """How many replies were good, how many not, and whether the round changed the state."""
+    return {"replies": replies, "dropped": cohort - replies, "counted": int(counted)}
 
 
 def traffic_and_loss(
-    requests: Sequence[TrainRequest], outcome: Mapping[int, Outcome], like: Vector
+    requests: Sequence[TrainRequest], outcomes: Mapping[int, Outcome], like: Vector
 ) -> dict[str, float]:
-    """Loss and traffic, summed over the cohort; like: (d,), without values."""
+    """Loss and traffic of a round that counted; like: (d,), without values."""
     down = [traffic(request.down, request.w_init) for request in requests]
-    rows = [read.metrics for read in outcome.values() if isinstance(read, Accepted)]
+    rows = [it.metrics for it in outcomes.values() if isinstance(it, Accepted)]
     weights = [m["num-examples"] for m in rows]
     losses = [m["train-loss"] * n for m, n in zip(rows, weights, strict=True)]
     return {
         "train-loss": sum(losses) / sum(weights),
-        **counts(len(outcome), len(rows), counted=True),
+        **counts(len(outcomes), len(rows), counted=True),
         "down-vectors": sum(n for n, _ in down) / like.numel(),
         "down-bytes": sum(b for _, b in down),
         "up-vectors": sum(m["up-vectors"] for m in rows),
@@ -51,16 +55,11 @@ def traffic_and_loss(
     }
 
 
-def drift(far: Sequence[float]) -> dict[str, float]:
-    """How far the local steps went; far: the distance of each w_{i,K} from w^t as it was sent."""
-    return {"drift": _mean_square(far)}
-
-
-def consistency(from_w: Sequence[float], from_w_bar: Sequence[float]) -> dict[str, float]:
-    """How far the active clients' w_{i,K} are from w^{t+1}, Delta^t of FedInit, and from their
-    mean w_bar: of their distances."""
-    return {"consistency": _mean_square(from_w), "spread": _mean_square(from_w_bar)}
-
-
-def _mean_square(far: Sequence[float]) -> float:
-    return sum(distance * distance for distance in far) / len(far)
+def mean_squares(distances: Mapping[Any, Sequence[float]]) -> dict[str, float]:
+    """How far the local models w_{i,K} are from w^t as it was sent (drift), from w^{t+1}
+    (consistency, Delta^t of FedInit) and from their mean (spread)."""
+    return {
+        name: sum(x * x for x in distances[name]) / len(distances[name])
+        for name in SQUARED
+        if name in distances
+    }

@@ -1,4 +1,4 @@
-"""The end of a round: the good answers become the next state, and what is told of it."""
+"""Close a round: validate the replies, take the server step, compute the metrics."""
 
 import logging
 from bisect import bisect_left
@@ -25,23 +25,24 @@ from fedaccord.core.vectors import (
 )
 from fedaccord.federation import bounds, metrics
 from fedaccord.federation.fleet import TrainReplies
-from fedaccord.federation.method import Method
-from fedaccord.federation.replies import Accepted, Outcome, check_all, settled, unread
+from fedaccord.federation.replies import Accepted, Outcome, check_all, complete, pending_numbers
 from fedaccord.federation.session import Session
 
 log = logging.getLogger("flwr")
 
 ANEW = "the server's memory sums up the clients', so all begin anew at this model"
+LARGEST = 1e25  # norm of a vector of the server's: beyond it a model has diverged
+OUTLIER = 100  # times the cohort's median distance from the model
 
 
 class Round(NamedTuple):
     """What is known at the end of a round; number 0 is the state before the first."""
 
     state: RoundState  # of round t + 1
-    w_bar: Vector  # mean of the accepted local models; w^{t+1} where they are not sent;
+    w_bar: Vector  # mean of the accepted local models; w^{t+1} if they are not sent;
     # under gossip the mean of the nodes' w^{t+1}
     metrics: dict[str, float]
-    clients: list[dict[str, Any]]  # a row per asked client
+    clients: list[dict[str, Any]]  # a row for each client of the cohort
 
     @property
     def number(self) -> int:
@@ -57,71 +58,93 @@ class Round(NamedTuple):
 def finish(
     session: Session, s: RoundState, requests: Sequence[TrainRequest], replies: TrainReplies
 ) -> Round:
-    """Close a round: validate the replies, take the server step, compute the metrics."""
-    method = session.method
-    w = None if method.topology.is_decentralised else s.w
-    outcome = check_all(requests, replies, session.half, session.like, method.max_examples, w)
-    number, needed = s.t + 1, method.needed_replies(s.num_clients)
-    while True:
-        good = {i: it for i, it in outcome.items() if isinstance(it, Accepted)}
-        failure = f"expected at least {needed} good replies, got {len(good)}"
-        look = _step(session, s, good.values()) if len(good) >= needed else None
-        numbers = look.numbers if look else {}
-        found = _read({i: unread(it) for i, it in good.items()} | numbers)
-        sizes = _sizes(session, s, good) if method.max_client_norm else {}
-        outcome |= {i: settled(it, found[i]) for i, it in good.items()}
-        outcome |= _too_large(sizes, outcome, method.max_client_norm)
-        if look is not None:
-            failure = _wrong(look.fresh, found, method.max_update_norm)
-        if all(isinstance(outcome[i], Accepted) for i in good):
-            spoilers = _spoilers(session, s, good) if look and failure else []
-            outcome |= dict.fromkeys(spoilers, f"{failure}, because of this reply")
-            if not spoilers:
-                break  # else once more without these replies, as if their clients were absent
-    if look is not None and "far" in found:
-        _tell_of_the_far(number, look.done.cohort.clients, found["far"], *found["scale"])
-    if failure or look is None:
+    """Validate the replies to a round's requests, take the server step, compute the metrics."""
+    method, number = session.method, s.t + 1
+    outcomes = check_all(session, s, requests, replies)
+    trial, failure = _settle(session, s, outcomes)
+    if trial is None or failure:
+        good = sum(isinstance(outcome, Accepted) for outcome in outcomes.values())
         after, w_bar = rounds.failed_round(s), method.topology.average(s.w)
-        values = metrics.counts(len(outcome), len(good), counted=False)
+        row = metrics.counts(len(outcomes), good, counted=False)
     else:
-        after, w_bar = look.done.state, look.w_bar
-        values = metrics.traffic_and_loss(requests, outcome, session.like)
-        values |= {name: found["own", name][0] for name in look.done.metrics}
-        if "far" in found:
-            values |= metrics.drift(found["far"])
-        if "from-w" in found:
-            values |= metrics.consistency(found["from-w"], found["from-w-bar"])
-    repair, lost = "", [i for i, it in outcome.items() if isinstance(it, StateLost)]
+        after, w_bar = trial.round.state, trial.w_bar
+        row = metrics.traffic_and_loss(requests, outcomes, session.like) | trial.metrics()
+    repair, lost = "", [i for i, it in outcomes.items() if isinstance(it, StateLost)]
     if lost:
         after = rounds.forget(method, session.half, after, lost)
         anew = rounds.begins_anew(method, session.half)
         repair = ANEW if anew else "its next visit is a first one"
-    rows = metrics.client_rows(number, outcome, repair)
-    for row in rows:
-        if row["status"] != metrics.OK:
-            why = "; ".join(row[key] for key in ("status", "repair") if row.get(key))
-            log.warning("round %d: dropped client %d: %s", number, row["client"], why)
-    if after.failed:
+    rows = metrics.client_rows(number, outcomes, repair)
+    for client in rows:
+        if client["status"] != metrics.OK:
+            why = "; ".join(client[key] for key in ("status", "repair") if client.get(key))
+            log.warning("round %d: dropped client %d: %s", number, client["client"], why)
+    if trial is not None:
+        _warn_of_outliers(number, trial)
+    if failure:
         log.warning("round %d failed: %s; the model stays", number, failure)
-    return Round(after, w_bar, values, rows)
+    return Round(after, w_bar, row, rows)
+
+
+class _Trial(NamedTuple):
+    """A server step from some replies, and the numbers that show whether it counts."""
+
+    round: ServerRound
+    w_bar: Vector
+    fresh: dict[str, Vector]  # vectors that the server did not have before
+    numbers: dict[Any, list[Number]]  # perhaps on a GPU
+    values: Mapping[Any, list[float]] = {}  # the same as floats
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the step: what the topology reports, and the drift of the clients."""
+        own = {name: self.values["own", name][0] for name in self.round.metrics}
+        return own | metrics.mean_squares(self.values)
+
+
+def _settle(
+    session: Session, s: RoundState, outcomes: dict[int, Outcome]
+) -> tuple[_Trial | None, str]:
+    """The server step from the good replies, and why it does not count (empty: it does).
+
+    Replies that turn out to be bad, or to spoil the step, are replaced in ``outcomes`` by the
+    reason, and the step is taken once more, as if their clients were absent. A GPU is synchronised
+    once for each try.
+    """
+    method, needed = session.method, session.method.needed_replies(s.num_clients)
+    while True:
+        good = {i: it for i, it in outcomes.items() if isinstance(it, Accepted)}
+        trial = _try(session, s, good.values()) if len(good) >= needed else None
+        sizes = _sizes(session, s, good) if method.max_client_norm else {}
+        values = _fetch(
+            {i: pending_numbers(it) for i, it in good.items()}
+            | {("sizes", i): [*own.values()] for i, own in sizes.items()}
+            | (trial.numbers if trial else {})
+        )
+        for i, reply in good.items():
+            outcomes[i] = complete(reply, values[i])
+        for i, own in sizes.items():
+            lengths = dict(zip(own, values["sizes", i], strict=True))
+            line = bounds.too_large(lengths, method.max_client_norm)
+            if line and isinstance(outcomes[i], Accepted):
+                outcomes[i] = line
+        if not all(isinstance(outcomes[i], Accepted) for i in good):
+            continue
+        if trial is None:
+            return None, f"expected at least {needed} good replies, got {len(good)}"
+        trial = trial._replace(values=values)
+        failure = _failure(trial, method.max_update_norm)
+        spoilers = _spoilers(session, s, good) if failure else []
+        if not spoilers:
+            return trial, failure
+        outcomes |= dict.fromkeys(spoilers, f"{failure}, because of this reply")
 
 
 def _sizes(
     session: Session, s: RoundState, good: Mapping[int, Accepted]
-) -> dict[int, dict[str, float]]:
-    """How large each client's uploaded vectors are, by name."""
+) -> dict[int, dict[str, Number]]:
+    """The lengths of each client's uploaded vectors, by name."""
     models, one = session.half.rule.models, s.w.dim() == 1
-    unread = {i: bounds.sizes(it.reply, models, s.w if one else s.w[i]) for i, it in good.items()}
-    found = _read({i: [*sizes.values()] for i, sizes in unread.items()})
-    return {i: dict(zip(sizes, found[i], strict=True)) for i, sizes in unread.items()}
-
-
-def _too_large(
-    sizes: Mapping[int, Mapping[str, float]], outcome: Mapping[int, Outcome], most: float
-) -> dict[int, Outcome]:
-    """The good replies that pass max-client-norm, each with its line."""
-    lines = {i: bounds.too_large(own, most) for i, own in sizes.items()}
-    return {i: line for i, line in lines.items() if line and isinstance(outcome[i], Accepted)}
+    return {i: bounds.sizes(it.reply, models, s.w if one else s.w[i]) for i, it in good.items()}
 
 
 def _spoilers(session: Session, s: RoundState, good: Mapping[int, Accepted]) -> list[int]:
@@ -129,12 +152,15 @@ def _spoilers(session: Session, s: RoundState, good: Mapping[int, Accepted]) -> 
 
     At most half of the replies; empty if that does not help: then the others spoil it too.
     """
-    method = session.method
-    order = bounds.largest_first(_sizes(session, s, good))
+    method, sizes = session.method, _sizes(session, s, good)
+    values = _fetch({i: [*own.values()] for i, own in sizes.items()})
+    order = bounds.largest_first(
+        {i: dict(zip(own, values[i], strict=True)) for i, own in sizes.items()}
+    )
 
     def fits(k: int) -> bool:
-        look = _step(session, s, (good[i] for i in sorted(order[k:])))
-        return not _wrong(look.fresh, _read(look.numbers), method.max_update_norm)
+        trial = _try(session, s, (good[i] for i in sorted(order[k:])))
+        return not _failure(trial._replace(values=_fetch(trial.numbers)), method.max_update_norm)
 
     most = min(len(order) // 2, len(order) - method.needed_replies(s.num_clients))
     if most < 1 or not fits(most):
@@ -142,91 +168,67 @@ def _spoilers(session: Session, s: RoundState, good: Mapping[int, Accepted]) -> 
     return order[: 1 + bisect_left(range(1, most), True, key=fits)]
 
 
-def _step(session: Session, s: RoundState, good: Iterable[Accepted]) -> "_Look":
-    """The server's step from these replies, and what has to be known of it."""
-    accepted = [*good]
-    done = rounds.server_round(session.method, session.half, s, [it.reply for it in accepted])
-    return _look(session.method, s, done, [it.far for it in accepted])
-
-
-class _Look(NamedTuple):
-    """A server's step, and what has to be known of it."""
-
-    done: ServerRound
-    w_bar: Vector
-    fresh: dict[str, Vector]  # what the server did not have before
-    numbers: dict[Any, list[Number]]
-
-
-def _look(method: Method, s: RoundState, done: ServerRound, known: list[float | None]) -> _Look:
-    """Whether the result is finite and how far it went; what is told of the round.
-
-    known: how far each local model is from w^t, where that was taken before.
-    """
-    after, ups, cohort = done.state, done.ups, done.cohort
-    before = {id(vector) for _, vector in leaves(s.server)}  # looked at in the round they were made
+def _try(session: Session, s: RoundState, good: Iterable[Accepted]) -> _Trial:
+    """The server step from these replies; nothing is synchronised."""
+    method, accepted = session.method, [*good]
+    round = rounds.server_round(method, session.half, s, [it.reply for it in accepted])
+    after, ups, cohort = round.state, round.ups, round.cohort
+    before = {id(vector) for _, vector in leaves(s.server)}  # were checked in an earlier round
     fresh = {"w": after.w, **dict(leaves(after.server))}
     fresh = {name: v for name, v in fresh.items() if id(v) not in before}
-    numbers: dict[Any, list[Number]] = {("own", n): [x] for n, x in done.metrics.items()}
+    numbers: dict[Any, list[Number]] = {("own", n): [x] for n, x in round.metrics.items()}
     numbers["fresh"] = [length(vector) for vector in fresh.values()]
     if method.max_update_norm:
         numbers["step"] = [norm(after.w - s.w).max()]
     w_bar, nodes = method.topology.average(after.w), method.topology.is_decentralised
-    if "w" in ups._fields:  # how far each local model is from w^t: each node from its own
-        far: list[Number] = [number for number in known if number is not None]
-        if len(far) < len(known):
+    if "w" in ups._fields:  # the distance of each local model from w^t: each node from its own
+        far: list[Number] = [it.distance for it in accepted if it.distance is not None]
+        if len(far) < len(accepted):
             far = each(norm(ups.w[0] - cohort.w).flatten() if nodes else distances(ups.w, s.w))
-        numbers |= {"far": far, "scale": [norm(s.w).max()]}
+        numbers |= {"drift": far, "scale": [norm(s.w).max()]}
         if not nodes:
             w_bar = cohort.mean(ups.w)
             from_w = from_w_bar = distances(ups.w, after.w)
-            if not (w_bar.is_cpu and torch.equal(after.w, w_bar)):  # a GPU would have to wait
+            if not (w_bar.is_cpu and torch.equal(after.w, w_bar)):  # which synchronises a GPU
                 from_w_bar = distances(ups.w, w_bar)
-            numbers |= {"from-w": each(from_w), "from-w-bar": each(from_w_bar)}
-    return _Look(done, w_bar, fresh, numbers)
+            numbers |= {"consistency": each(from_w), "spread": each(from_w_bar)}
+    return _Trial(round, w_bar, fresh, numbers)
 
 
-def _read(numbers: Mapping[Any, Sequence[Number]]) -> dict[Any, list[float]]:
-    """All numbers, after one wait for the device that they lie on."""
-    found = iter(fetch(chain.from_iterable(numbers.values())))
-    return {name: [*islice(found, len(some))] for name, some in numbers.items()}
+def _fetch(numbers: Mapping[Any, Sequence[Number]]) -> dict[Any, list[float]]:
+    """All numbers as floats, after one synchronisation."""
+    values = iter(fetch(chain.from_iterable(numbers.values())))
+    return {name: [*islice(values, len(some))] for name, some in numbers.items()}
 
 
-def _wrong(fresh: Mapping[str, Vector], found: Mapping[Any, list[float]], most: float) -> str:
-    """Why the server's own result cannot be taken; empty: it can.
-
-    most: how far the model may go in a round, 0: as far as it likes.
-    """
-    norms = dict(zip(fresh, found["fresh"], strict=True))
-    for name, vector in fresh.items():
+def _failure(trial: _Trial, max_update_norm: float) -> str:
+    """Why the result of a server step cannot be used, in one line; empty: it can."""
+    norms = dict(zip(trial.fresh, trial.values["fresh"], strict=True))
+    for name, vector in trial.fresh.items():
         if not is_finite(vector, norms[name]):
             return f"the replies are finite, but the server's {name!r} would hold NaN or Inf"
     for name, size in norms.items():
         if size > LARGEST:
             return f"expected the server's {name!r} of norm at most {LARGEST:g}, got {size:.4g}"
-    far = found["step"][0] if most else 0.0
-    if far > most:
-        return f"max-update-norm: expected a step of the model of at most {most:g}, got {far:.4g}"
+    step = trial.values["step"][0] if max_update_norm else 0.0
+    if step > max_update_norm:
+        return (
+            f"max-update-norm: expected a step of the model of at most {max_update_norm:g}, got "
+            f"{step:.4g}"
+        )
     return ""
 
 
-LARGEST = 1e25  # norm of a vector of the server's: beyond it a model has diverged
-FAR = 100  # times the cohort's median distance from the model
+def _warn_of_outliers(number: int, trial: _Trial) -> None:
+    """Name the local models that are far from w^t, compared with the cohort and with ||w^t||.
 
-
-def _tell_of_the_far(
-    number: int, clients: Sequence[int], far: Sequence[float], scale: float
-) -> None:
-    """Warn of a local model that is far from w^t, for its cohort and for scale, the length of w^t.
-
-    The last keeps the warning away from small steps near an optimum, where some are much smaller.
+    The second keeps small steps near an optimum, some of them much smaller, without a warning.
     """
-    usual = median(far)
-    for i, distance in zip(clients, far, strict=True):
-        if distance > FAR * usual and distance > scale:
+    distances = trial.values.get("drift", [])
+    for i, distance in zip(trial.round.cohort.clients, distances, strict=bool(distances)):
+        if distance > OUTLIER * median(distances) and distance > trial.values["scale"][0]:
             log.warning(
-                "round %d: the model of client %d is %.3g from the last one, the median of the "
-                "round is %.3g; max-client-norm bounds what a client may send, max-update-norm "
-                "what a round may do",
-                *(number, i, distance, usual),
+                f"round {number}: the model of client {i} is {distance:.3g} from the last one, the "
+                f"median of the round is {median(distances):.3g}; max-client-norm limits what a "
+                "client may send, max-update-norm the step of a round"
             )

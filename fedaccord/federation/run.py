@@ -1,28 +1,21 @@
-"""A run of a method over a fleet: the state, the loop over rounds, and who is told of them."""
+"""A run of a method over a fleet: the state, the loop over rounds, the callbacks."""
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from fedaccord.core import rounds
 from fedaccord.core.cohort import Cohorts
-from fedaccord.core.request import TrainRequest
 from fedaccord.core.rounds import RoundState
 from fedaccord.federation import sampling
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.eta import Eta
-from fedaccord.federation.evaluation import (
-    EvaluateFn,
-    EvaluateOutputFn,
-    evaluate_at_clients,
-    evaluate_at_server,
-)
-from fedaccord.federation.fleet import Fleet, TrainReplies
+from fedaccord.federation.evaluation import EvaluateFn, EvaluateOutputFn, evaluate
+from fedaccord.federation.fleet import Fleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.round import Round, finish
 from fedaccord.federation.session import Session
@@ -31,6 +24,7 @@ from fedaccord.storage.mapped import Spill
 log = logging.getLogger("flwr")
 
 OnRound = Callable[[Round], None]
+SHOWN = ("train-loss", "replies", "seconds")  # metrics in a round's line of the log
 
 
 class Run:
@@ -40,8 +34,8 @@ class Run:
     round, instead of the method's ``round_timeout``. evaluate_fn: evaluates the output model, the
     broadcast one and those of nodes; evaluate_output_fn: more metrics of the output model alone.
     on_round: called with every round, the first with number 0, before any training. federation,
-    attempt: as clients are told. scratch: folder for what memory does not hold; None: the system's
-    temporary one.
+    attempt: as in `TrainInstruction`. scratch: folder for what memory does not hold; None: the
+    system's temporary one.
     Raises ValueError, before any message is sent, if the arguments do not fit.
     """
 
@@ -131,27 +125,17 @@ class Run:
 
     def train_round(self) -> Round:
         """One round, from the state to the next one; after `begin`."""
-        began = time.perf_counter()
-        requests = self._visits()
-        round = self._take(requests, self.session.fleet.train(requests, self.timeout))
-        round.metrics["seconds"] = time.perf_counter() - began
-        return round
-
-    def _visits(self) -> list[TrainRequest]:
-        """What each client of the round's cohort is asked."""
-        s, available = self.state, self.session.fleet.available()
+        began, s, fleet = time.perf_counter(), self.state, self.session.fleet
+        available = fleet.available()
         if self.cohorts is None:
             cohort = self.method.draw(s.t, available, s.num_clients)
         else:
             cohort = sampling.scheduled(self.cohorts[s.t], available, s.num_clients)
         requests = self.session.requests(s, cohort)
         self._spill.release(s.server)
-        return requests
-
-    def _take(self, requests: Sequence[TrainRequest], replies: TrainReplies) -> Round:
-        """Take the answers in."""
-        round = finish(self.session, self.state, requests, replies)
+        round = finish(self.session, s, requests, fleet.train(requests, self.timeout))
         self._state = round.state._replace(server=self._spill(round.state.server))
+        round.metrics["seconds"] = time.perf_counter() - began
         return round._replace(state=self._state)
 
     def _check_failures(self, last: Round) -> None:
@@ -166,10 +150,11 @@ class Run:
     def _report(
         self, round: Round, result: Result, left: Callable[[int], str] = lambda _: ""
     ) -> None:
-        """Evaluate if it is due, and pass the round on."""
+        """Evaluate if it is due, log the round and call back."""
         number, values = round.number, {}
         if number % self.method.eval_every == 0 or number == self.num_rounds:
-            values = self._evaluate(round.state)
+            functions = self._evaluate_fn, self._evaluate_output_fn
+            values = evaluate(self.session, round.state, *functions)
             if self._evaluate_fn:
                 result.evaluate_metrics_serverapp[number] = MetricRecord(values)
             round.metrics.update(values)
@@ -178,22 +163,6 @@ class Run:
         log.info("[round %d/%d] %s", number, self.num_rounds, ", ".join(filter(None, words)))
         if self._on_round:
             self._on_round(round)
-
-    def _evaluate(self, s: RoundState) -> dict[str, Any]:
-        session, topology = self.session, self.method.topology
-        output = self.method.output_model(s.w, s.server)
-        graph = topology.is_decentralised
-        each_node = graph and topology.eval_nodes and s.t  # at first all are the same
-        values = evaluate_at_server(
-            *(s.t, self._evaluate_fn, self._evaluate_output_fn, session.arrays),
-            output=topology.average(output),
-            broadcast=None if graph or output is s.w else s.w,
-            nodes=output if each_node else (),
-        )
-        if session.has_personal:
-            timeout = self.method.round_timeout
-            values |= evaluate_at_clients(session.fleet, session.questions(s), timeout)
-        return values
 
 
 def _check_alike(state: RoundState, first: RoundState) -> None:
@@ -206,6 +175,3 @@ def _check_alike(state: RoundState, first: RoundState) -> None:
             f"expected a model of {state.w.shape[-1]} parameters in {state.w.dtype}, as the run "
             f"began with, got {first.w.shape[-1]} in {first.w.dtype}"
         )
-
-
-SHOWN = ("train-loss", "replies", "seconds")

@@ -1,4 +1,4 @@
-"""What lasts from the handshake to the last round: the layout of the model and the clients."""
+"""What does not change during a run: the layout of the model, the client half, the clients."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from fedaccord.wire.tensor_array import to_record, to_tensor
 class Session:
     """The model's own names and shapes, the client half as it travels, and the clients.
 
-    federation, attempt: as clients are told, see `TrainInstruction`.
+    federation, attempt: as in `TrainInstruction`.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Session:
         federation: str = "",
         attempt: int = 0,
     ) -> None:
-        """Raises ValueError where ``initial`` is no model's parameters."""
+        """Raises ValueError if ``initial`` does not hold the parameters of a model."""
         tensors = {name: to_tensor(array) for name, array in initial.items()}
         if not tensors or not all(x.is_floating_point() for x in tensors.values()):
             raise ValueError(
@@ -66,30 +66,31 @@ class Session:
         return state_like(self.half, self.shapes)
 
     def requests(self, s: RoundState, cohort: Iterable[int]) -> list[TrainRequest]:
-        """What each client of round t is asked."""
-        common, late = self.instruction(s), self.half.needs_w_init and s.t > 0
+        """The request to each client of round t."""
+        common, late = self._instruction(s), self.half.needs_w_init and s.t > 0
         requests = []
         for i in cohort:
             accepted = int(s.accepted[i])
             durable = -1 if self.durable is None else self.durable[i]
-            told = common._replace(client=i, accepted=accepted, durable=durable)
-            first_is_late = late and accepted < 0
-            down = broadcast(self.method, s, i)
-            requests.append(TrainRequest(told, down, s.w_init if first_is_late else None))
+            instruction = common._replace(client=i, accepted=accepted, durable=durable)
+            w_init = s.w_init if late and accepted < 0 else None
+            requests.append(TrainRequest(instruction, broadcast(self.method, s, i), w_init))
         return requests
 
-    def questions(self, s: RoundState) -> list[TrainInstruction]:
-        """The clients that are here and were accepted once, to be asked for their own models."""
-        common, here = self.instruction(s), self.fleet.available()
-        reached: Sequence[int] | set[int] = here if isinstance(here, range) else {*here}
+    def evaluate_instructions(self, s: RoundState) -> list[TrainInstruction]:
+        """For the connected clients with a personal model: those with an accepted reply."""
+        common, available = self._instruction(s), self.fleet.available()
+        reached: Sequence[int] | set[int] = (
+            available if isinstance(available, range) else {*available}
+        )
         return [
             common._replace(client=i, accepted=int(s.accepted[i]))
             for i in (s.accepted >= 0).nonzero().flatten().tolist()
             if i in reached
         ]
 
-    def instruction(self, s: RoundState) -> TrainInstruction:
-        """What all clients are told in round t."""
+    def _instruction(self, s: RoundState) -> TrainInstruction:
+        """What is the same for all clients of round t."""
         method = self.method
         return TrainInstruction(
             round=s.t,

@@ -89,6 +89,13 @@ def test_a_round_of_every_method_waits_once(gpu: FakeGPU, algo: str) -> None:
     assert len(found) == 1, found
 
 
+@pytest.mark.parametrize("bound", ["max-client-norm", "max-update-norm"])
+@pytest.mark.parametrize("algo", ["fedavg", "scaffold", "dfedavg"])
+def test_a_round_with_bounds_waits_once(gpu: FakeGPU, algo: str, bound: str) -> None:
+    found = waits(gpu, 3, 1, algo, **{bound: 1e9})
+    assert len(found) == 1, found
+
+
 def test_an_evaluation_waits_once(gpu: FakeGPU) -> None:
     own = task(2, augmented=True)
     own.evaluate(own.model().w)  # which sends the samples and makes the model

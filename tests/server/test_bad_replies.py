@@ -194,7 +194,7 @@ def strange_error(message: Message, reply: Message) -> Message:
 
 
 EXAMPLES, STEPS = "expected num-examples to be an integer from 1", "expected steps to be an integer"
-LOSS = "expected train-loss to be a number within 1e+15"
+LOSS = "expected train-loss to be a number from -1e+15 to 1e+15"
 REST: dict[str, tuple[Spoil, str]] = {
     **{f"{x} examples": (number("num-examples", x), EXAMPLES) for x in (0, -3, 0.5, 2**62)},
     "NaN examples": (number("num-examples", math.nan), EXAMPLES),
