@@ -168,7 +168,7 @@ def test_what_fails_before_the_first_message_is_a_failed_run(
 
     if what == "model":
         monkeypatch.setattr(server_app, "initial_arrays", no_model)
-    with pytest.raises(ValueError, match="got a damaged file$") as error:
+    with pytest.raises(ValueError, match=r"got a damaged file$") as error:
         server_app.run(fleet, settings, task)
     found = summary(tmp_path / "x")
     assert (found["status"], found["reason"]) == ("failed", str(error.value))
