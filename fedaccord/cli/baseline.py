@@ -9,18 +9,19 @@ if TYPE_CHECKING:
 
 
 def comparison(settings: "RunConfig") -> str | None:
-    """The command of FedAvg, without a server of DFedAvg, in the same setting; None for its own,
-    and for a resumed run, whose settings nobody typed."""
-    from fedaccord.config import RunConfig, defaults
+    """The command of FedAvg, without a server of DFedAvg, in the same setting; None if the run is
+    that itself, and for a resumed run, whose settings nobody typed."""
+    from fedaccord.config import RunConfig, defaults, in_use
 
     if settings.resume:
         return None
     baseline = "dfedavg" if settings.strategy.topology.is_decentralised else "fedavg"
-    usual, setting = defaults(), {"algo": baseline}
-    for key, value in settings.flat.items():
-        of_all = "." not in key or (key.startswith("gossip.") and baseline == "dfedavg")
-        if of_all and key not in ("algo", "name", "resume") and value != usual[key]:
-            setting[key] = value
+    usual, read = defaults(), in_use(RunConfig.make({"algo": baseline}))
+    setting = {"algo": baseline} | {
+        key: value
+        for key, value in settings.flat.items()
+        if key in read and value != usual[key] and key not in ("algo", "name")
+    }
     plugins = RunConfig.make(setting).strategy.active_plugins
     if settings.algo == baseline and len(plugins) == len(settings.strategy.active_plugins):
         return None

@@ -1,19 +1,20 @@
 """`fedaccord compare`: runs side by side, as a table in several formats, and figures of them."""
 
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedaccord.cli.console import make_console, print_table, printable, stop, warn
+from fedaccord.cli.console import make_console, print_table, printable, refusing, warn
 from fedaccord.process.allocator import uncollected
 
 if TYPE_CHECKING:
     from fedaccord.experiments.analysis.groups import Group
     from fedaccord.experiments.analysis.table import Summary
 
-LINES = 5  # runs that are left out and named
+LINES = 5  # of runs that are left out
 Runs = Annotated[
     list[Path],
     typer.Argument(metavar="RUN_DIR...", help="Run directories, or folders that hold some."),
@@ -21,15 +22,13 @@ Runs = Annotated[
 Target = Annotated[
     float | None,
     typer.Option(
-        help="Test accuracy in [0, 1] (a loss for other targets) that costs are counted to; "
+        help="Count costs up to this test accuracy in [0, 1] (or loss, if runs have no accuracy); "
         "by default nine tenths of the best."
     ),
 ]
 
 
 class Format(StrEnum):
-    """What a comparison is printed as."""
-
     TABLE = "table"
     CSV = "csv"
     MARKDOWN = "markdown"
@@ -45,14 +44,14 @@ def compare(
         Path | None, typer.Option(metavar="DIR", help="Write figures as PDF and PNG.")
     ] = None,
     form: Annotated[
-        Format, typer.Option("--format", help="csv and json have plain numbers, not rounded.")
+        Format, typer.Option("--format", help="The numbers of csv and json are not rounded.")
     ] = Format.TABLE,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Print runs side by side: accuracy, its spread over seeds, and what a target accuracy cost.
+    """Print runs side by side: accuracy, its spread over seeds, and the cost of a target accuracy.
 
     Runs that differ in their seed alone are one row; a seed counts once. The best row comes
-    first. docs/measures.md says what is counted:
+    first. docs/measures.md explains the columns. Examples:
 
     fedaccord compare ~/fedaccord-runs/first ~/fedaccord-runs/second --target 0.9
 
@@ -62,21 +61,21 @@ def compare(
     written = [] if figures is None else _figures(groups, figures.expanduser())
     from fedaccord.experiments.analysis.table import summary
 
-    found = summary(groups, target)
+    rows = summary(groups, target)
     console = make_console()
     form = Format.JSON if as_json else form
     if form is Format.TABLE:
-        texts = found.texts()
+        texts = rows.texts()
         print_table(console, [*texts], texts.to_numpy().tolist())
         if figures is not None:
             line = f"figures: {len(written)} files in {figures.expanduser()}"
             console.print(line, soft_wrap=True)
     else:
-        typer.echo(printable(_formatted(found, form)), nl=False)
+        typer.echo(printable(_formatted(rows, form)), nl=False)
 
 
-def _formatted(found: "Summary", form: Format) -> str:
-    texts, numbers = found.texts(), found.numbers()
+def _formatted(summary: "Summary", form: Format) -> str:
+    texts, numbers = summary.texts(), summary.numbers()
     if form is Format.MARKDOWN:
         rows = [[*texts], ["---"] * len(texts.columns), *texts.to_numpy().tolist()]
         cells = ([cell.replace("|", "\\|") for cell in map(str, row)] for row in rows)
@@ -91,14 +90,12 @@ def _formatted(found: "Summary", form: Format) -> str:
 
 
 def read_groups(runs: list[Path]) -> "list[Group]":
-    """Ends the command, with one line, where that are no runs; warns of those left out."""
+    """The runs in groups, with a warning for each that is left out; none at all end the command."""
     from fedaccord.experiments.analysis.groups import groups_of
     from fedaccord.runs import reader
 
-    try:
+    with refusing(ValueError, OSError):
         found, lines = reader.read_all(run.expanduser() for run in runs)
-    except (ValueError, OSError) as error:
-        stop(error, 2)
     for line in lines[:LINES]:
         warn(f"left out: {line}")
     if len(lines) > LINES:
@@ -113,13 +110,8 @@ def read_groups(runs: list[Path]) -> "list[Group]":
 
 
 def _figures(groups: "list[Group]", folder: Path) -> list[Path]:
-    try:
-        from fedaccord.experiments.analysis import figures
+    from fedaccord.experiments.analysis import figures
 
+    import_module("matplotlib")  # before the folder is made
+    with refusing(OSError):
         return figures.save(groups, folder)
-    except ImportError as error:
-        from fedaccord.experiments.analysis import INSTALL
-
-        stop(f"{error}: figures need Matplotlib: {INSTALL}", 2)
-    except OSError as error:
-        stop(error, 2)

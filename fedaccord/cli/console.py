@@ -5,7 +5,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, NoReturn
 
 import click
@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-WIDE = 1000  # columns where no terminal limits them: a table keeps a line a row
+WIDE = 1000  # columns if there is no terminal: a row of a table stays one line
 
 
 class Commands(TyperGroup):
@@ -67,7 +67,7 @@ class _Console(Console):
 def printable(text: str) -> str:
     r"""Control characters and the like as their escapes, as \x1b; lines stay lines.
 
-    Run directories, sweeps and messages come from other people: what they hold is shown by this.
+    Run directories, sweeps and messages come from other people: their texts are shown by this.
     """
     if text.isprintable():
         return text
@@ -83,15 +83,15 @@ def print_json(value: object) -> None:
 
 
 def make_console() -> Console:
-    """Colours and bars on a terminal; elsewhere plain lines of any length."""
+    """Colours and bars on a terminal, else plain lines of any length."""
     terminal = sys.stdout.isatty()
     width = None if terminal else WIDE
     return _Console(force_terminal=terminal, width=width, highlight=False, markup=False)
 
 
 def print_table(console: Console, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table whose cells are never cut: columns for which the console is too narrow stand in
-    further tables below, each of which begins with the first column again."""
+    """A table whose cells are never cut: columns that do not fit into the console follow in
+    tables below, each of which begins with the first column again."""
     columns = [[name, *cells] for name, *cells in zip(heading, *rows, strict=True)]
     for block in _blocks([*map(_wrapped, columns, _widths(columns, console.width))], console.width):
         table = Table(box=SIMPLE)
@@ -107,8 +107,8 @@ GAP = 3  # columns of a terminal between two of a table, and one more in all
 
 
 def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Whole, where all fit. Else of the first column what the widest other one leaves, of the
-    others that of their cells and of the longest word of their heading."""
+    """The whole columns if all fit. Else the first column has what the widest other one leaves,
+    and the others have the width of their cells and of the longest word of their heading."""
     whole = [max(map(len, cells)) for cells in columns]
     if 1 + sum(GAP + width for width in whole) <= room:
         return whole
@@ -144,6 +144,15 @@ def _blocks(columns: Sequence[list[str]], room: int) -> Iterator[list[list[str]]
 
 def stop(problem: object, code: int) -> NoReturn:
     raise typer.Exit(_complain(problem, code))
+
+
+@contextmanager
+def refusing(*kinds: type[Exception]) -> Iterator[None]:
+    """End the command with one line and exit code 2 if the block raises one of ``kinds``."""
+    try:
+        yield
+    except kinds as error:
+        stop(error, 2)
 
 
 def warn(text: str) -> None:

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from fedaccord.cli.console import stop
+from fedaccord.cli.console import refusing, stop
 
 app = typer.Typer(
     help="Write what a server and its devices need: certificates, keys, start scripts. "
-    "docs/secure-deployment.md of the repository goes from empty machines to a finished run.",
+    "docs/secure-deployment.md of the repository leads from empty machines to a finished run.",
     no_args_is_help=True,
 )
 LABEL, LONGEST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"), 253
@@ -21,7 +21,7 @@ Hosts = Annotated[
     typer.Option(
         "--host",
         metavar="NAME",
-        help="Name or address by which devices reach the server, the first; more for others. "
+        help="Name or address of the server; devices connect to the first. "
         "Default: this machine's name.",
     ),
 ]
@@ -36,8 +36,8 @@ def init(
 ) -> None:
     """Write the folders of a new deployment: `server`, a `device-N` for each device, `operator`.
 
-    Each holds all that its machine needs, but for a device's key, which the device makes itself.
-    The folder `authority` signs servers' certificates and stays where it is. Example:
+    Each contains all that its machine needs, except a device's key, which the device makes itself.
+    The folder `authority` signs the server's certificates and stays on this machine. Example:
 
     fedaccord deploy init federation --supernodes 3 --host 192.0.2.10
     """
@@ -46,10 +46,8 @@ def init(
 
     hosts, here = _hosts(host), versions()
     facts = folders.Facts(hosts[0], port, {package: here[package] for package in folders.COMPARED})
-    try:
+    with refusing(ValueError, OSError):
         folders.make(folder.absolute(), hosts, supernodes, facts)
-    except (ValueError, OSError) as error:
-        stop(error, 2)
     typer.echo(f"{folder}: copy server to {hosts[0]}, and a device-N to each device")
     typer.echo("then, on each device, in its folder: fedaccord deploy key")
     typer.echo(f"to start runs here: export FLWR_HOME={folder.absolute() / 'operator'}")
@@ -59,17 +57,15 @@ def init(
 def key(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The device's folder.")] = Path("."),
 ) -> None:
-    """Make this device's key. The private half stays here; the public one is registered.
+    """Make this device's key: the private half stays here, the public half is to be registered.
 
     fedaccord deploy key
     """
     from fedaccord.cli.deployments import folders
 
-    try:
+    with refusing(ValueError, OSError):
         folders.read_facts(folder)
         public = folders.make_key(folder)
-    except (ValueError, OSError) as error:
-        stop(error, 2)
     typer.echo(public.read_text(), nl=False)
     typer.echo(
         f"register it where runs are started: flwr supernode register {public.name} "
@@ -82,35 +78,30 @@ def renew(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of `deploy init`.")],
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="NAME", help="Names instead of those that it has."),
+        typer.Option("--host", metavar="NAME", help="New names, in place of the present ones."),
     ] = None,
 ) -> None:
-    """Make a new certificate for the server, as before the old one expires, for the same names or
-    for others. Devices need nothing.
+    """Make a new certificate for the server, for the same names or others, before the old one
+    expires. Nothing changes on the devices.
 
     fedaccord deploy renew federation
     """
     from fedaccord.cli.deployments import certificates, folders
 
-    try:
+    with refusing(ValueError, OSError):
         last = certificates.read_certificate(folder / "server" / folders.CERTIFICATE)
         folders.renew(folder, _hosts(host) if host else certificates.hosts_of(last))
-    except (ValueError, OSError) as error:
-        stop(error, 2)
     files = f"{folders.CERTIFICATE} and {folders.SERVER_KEY}"
     typer.echo(f"{folder / 'server'}: copy {files} to the server, and start it again")
 
 
 def _hosts(given: list[str] | None) -> list[str]:
-    """Ends the command with a line where a name is none: start scripts hold it."""
+    """The names, checked: start scripts contain them. A wrong one ends the command."""
     hosts = given or [socket.gethostname()]
     for host in hosts:
         if not (_is_address(host) or _is_name(host)):
-            stop(
-                "--host: expected a host name or an IP address, as fed.example.org or 192.0.2.10, "
-                f"got {host!r:.80}",
-                2,
-            )
+            wanted = "a host name or an IP address, as fed.example.org or 192.0.2.10"
+            stop(f"--host: expected {wanted}, got {host!r:.80}", 2)
     return hosts
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fedaccord.cli.console import make_console, stop
+from fedaccord.cli.console import make_console, refusing
 from fedaccord.cli.settings import Pairs, read_place, read_settings
 
 
@@ -15,23 +15,21 @@ def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
     pairs: Pairs = None,
 ) -> None:
-    """Evaluate the model of a run directory on its test samples, beside what the run reported.
+    """Evaluate the model of a run on its test samples again, beside what the run reported.
 
     KEY=VALUE pairs replace the run's data-dir, device, download or threads:
 
     fedaccord evaluate ~/fedaccord-runs/first data-dir=/data/cifar10 device=cuda
     """
-    console = make_console()
-    try:
-        with console.status("evaluating"):
-            found = _evaluate(run.expanduser(), read_place(pairs or []))
-        reported = json.loads((run.expanduser() / "summary.json").read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        stop(error, 2)
     from fedaccord.runs import metrics
 
+    console, run = make_console(), run.expanduser()
+    with refusing(ValueError, OSError):
+        with console.status("evaluating"):
+            values = _evaluate(run, read_place(pairs or []))
+        reported = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     table = Table.grid(padding=(0, 2))
-    for name, value in found.items():
+    for name, value in values.items():
         before = reported.get(f"{name}{metrics.LAST}")
         form = "{:.2%}" if metrics.is_share(name) else "{:.4f}"
         text = "none" if before is None else form.format(before)
@@ -40,7 +38,7 @@ def evaluate(
 
 
 def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
-    """Raises ValueError, in one line, where that is no run or not with these settings."""
+    """Raises ValueError, in one line, if it is no run or cannot have these settings."""
     from fedaccord.config import RunConfig
     from fedaccord.experiments.analysis.measures import saved_vector
     from fedaccord.process import threads
@@ -54,7 +52,7 @@ def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
     w = saved_vector(run, task)
     with threads.of_task(settings.threads, task, settings.strategy).in_use():
         precision = settings.strategy.precision
-        found = task.evaluate(w, precision)
+        values = task.evaluate(w, precision)
         if settings.eval_train:
-            found |= {"train-accuracy": task.evaluate_train(w, precision)["train-accuracy"]}
-    return found
+            values |= {"train-accuracy": task.evaluate_train(w, precision)["train-accuracy"]}
+    return values

@@ -3,33 +3,33 @@
 import json
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fedaccord.cli.console import stop, warn
-from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, checked
+
+if TYPE_CHECKING:
+    from fedaccord.config import RunConfig
 
 
 def flwr_config(pairs: Pairs = None, config: ConfigFile = None, preset: Preset = None) -> None:
     """Print settings as one line, quoted for the shell, to paste behind `--run-config`.
 
-    Flower takes no file beside KEY=VALUE pairs, and strings in quotes only. The line holds what
-    differs from the app's defaults, with absolute paths. Example:
+    `flwr run` accepts either a file or KEY=VALUE pairs, and strings in quotes only. The line holds
+    what differs from the app's defaults, with absolute paths. Example:
 
     fedaccord flwr-config --preset fedinit lr=0.05 data-dir=cifar10
     """
-    from fedaccord.config import RunConfig, defaults
+    typer.echo(shlex.quote(run_config(differing(checked(pairs or [], config, preset)))))
 
-    try:
-        settings = RunConfig.make(read_settings(pairs or [], config, preset))
-        for line in unread(settings, pairs or [], config, preset):
-            warn(line)
-    except (ValueError, FileNotFoundError) as error:
-        stop(error, 2)
+
+def differing(settings: "RunConfig") -> dict[str, Any]:
+    """The method, and the keys that differ from the app's defaults."""
+    from fedaccord.config import defaults
+
     usual = defaults()
-    differing = {k: v for k, v in settings.flat.items() if k == "algo" or v != usual[k]}
-    typer.echo(shlex.quote(run_config(differing)))
+    return {k: v for k, v in settings.flat.items() if k == "algo" or v != usual[k]}
 
 
 def run_config(values: Mapping[str, Any]) -> str:
@@ -38,9 +38,9 @@ def run_config(values: Mapping[str, Any]) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """A TOML value; in a string no quote but the outer ones, at which Flower cuts."""
+    """A TOML value; a string has no quote but the outer ones, because Flower cuts at others."""
     if not isinstance(value, str):
         return json.dumps(value)
     inside = json.dumps(value, ensure_ascii=False)[1:-1]
-    escaped = inside.replace('\\"', "\\u0022")  # where " stands, a backslash of its own precedes it
+    escaped = inside.replace('\\"', "\\u0022")  # JSON has put a backslash before each "
     return f'"{escaped}"'

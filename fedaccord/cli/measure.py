@@ -2,19 +2,20 @@
 
 import json
 import math
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from fedaccord.cli.console import make_console, stop
+from fedaccord.cli.console import make_console, refusing, stop
 from fedaccord.cli.settings import Pairs, read_place
 
 FORMATS = (".png", ".pdf")
 
 if TYPE_CHECKING:
-    from fedaccord.experiments.analysis.measures import Measure, Options, Saved
+    from fedaccord.experiments.analysis.measures import Options, Saved
 
 
 def measure(
@@ -27,7 +28,9 @@ def measure(
     radius: Annotated[float, typer.Option(min=0, help="L2 radius of sharpness.")] = 0.05,
     reference: Annotated[
         Path | None,
-        typer.Option(metavar="RUN_DIR", help="A run whose train loss stands for the smallest."),
+        typer.Option(
+            metavar="RUN_DIR", help="A longer run: its train loss counts as the smallest."
+        ),
     ] = None,
     landscape: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw the loss landscape, .png or .pdf.")
@@ -51,47 +54,38 @@ def measure(
 
     _check(landscape, out)
     options = Options(samples=samples, probes=probes, radius=radius)
-    console, found = make_console(), []
-    try:
+    console, out = make_console(), out and out.expanduser()
+    with refusing(ValueError, OSError):
         saved = Saved(run.expanduser(), read_place(pairs or []))
         chosen = threads.of_task(saved.config.threads, saved.task, saved.config.strategy)
         with chosen.in_use(), console.status("measuring"):
-            found = [*measures(saved, options, reference and reference.expanduser())]
+            values = [*measures(saved, options, reference and reference.expanduser())]
             if landscape is not None:
                 _draw(saved, options, landscape.expanduser())
         if out is not None:
-            _write(out.expanduser(), found)
-    except (ValueError, OSError) as error:
-        stop(error, 2)
+            numbers = {m.name: m.value if math.isfinite(m.value) else None for m in values}
+            out.write_text(json.dumps(numbers, indent=2), encoding="utf-8")
     table = Table.grid(padding=(0, 2))
-    for each in found:
+    for each in values:
         table.add_row(each.name, f"{each.value:.6g}", each.note)
     console.print(table)
 
 
 def _check(landscape: Path | None, out: Path | None) -> None:
-    """Ends the command where what it would write cannot be written."""
+    """End the command, before it measures, if its files cannot be written."""
+    if landscape is not None:
+        import_module("matplotlib")
     if landscape is not None and landscape.suffix not in FORMATS:
         endings = " or ".join(FORMATS)
         stop(f"--landscape: expected a file that ends in {endings}, got {landscape.name!r}", 2)
     for option, file in (("--landscape", landscape), ("--out", out)):
         if file is not None and not file.expanduser().absolute().parent.is_dir():
-            stop(f"{option}: expected a file in a folder that is there, got {file}", 2)
+            stop(f"{option}: expected a file in an existing folder, got {file}", 2)
 
 
 def _draw(saved: "Saved", options: "Options", file: Path) -> None:
-    try:
-        from fedaccord.experiments.analysis import figures
-    except ImportError as error:
-        from fedaccord.experiments.analysis import INSTALL
-
-        raise ValueError(f"{error}: a landscape needs Matplotlib: {INSTALL}") from None
+    from fedaccord.experiments.analysis import figures
     from fedaccord.experiments.analysis.measures import landscape
 
     at, losses = landscape(saved, options)
     figures.save_landscape(file, at, losses.numpy())
-
-
-def _write(file: Path, found: "list[Measure]") -> None:
-    values = {m.name: m.value if math.isfinite(m.value) else None for m in found}
-    file.write_text(json.dumps(values, indent=2), encoding="utf-8")

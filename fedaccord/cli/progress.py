@@ -17,26 +17,31 @@ if TYPE_CHECKING:
 SHOWN = ("train-loss", "test-accuracy", "validation-accuracy", "personal-accuracy")
 
 
+def make_bar(console: Console) -> Progress:
+    """A bar between a description and the field `text`; nothing if the console is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(),
+        console=console,
+        expand=True,
+        disable=not console.is_terminal,
+    )
+
+
 class Display:
-    """Shows a run as it goes: on a terminal by a bar, elsewhere by a line a round."""
+    """Show a run while it trains: on a terminal by a bar, else by a line a round."""
 
     def __init__(self, console: Console, settings: "RunConfig", heading: list[str]) -> None:
         self.heading = heading  # lines to show once the run has begun
         self.rounds = settings.num_server_rounds
         self.cohort = settings.strategy.cohort_size(settings.num_clients)
         self.number = self.replies = 0
-        self.left: Eta | None = None  # since the first round that was told
+        self.left: Eta | None = None  # from the first round on
         self.shown: dict[str, tuple[int, str]] = {}  # the latest of each metric, and its round
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[metrics]}"),
-            TimeRemainingColumn(),
-            console=console,
-            expand=True,
-            disable=not console.is_terminal,
-        )
-        self.task = self.bar.add_task("", total=self.rounds, metrics="")
+        self.bar = make_bar(console)
+        self.task = self.bar.add_task("", total=self.rounds, text="")
 
     def on_round(self, round: "Round") -> None:
         from fedaccord.runs import metrics
@@ -52,13 +57,13 @@ class Display:
                 self.shown[name] = round.number, text
         self.left = self.left or Eta(round.number, self.rounds)
         number, latest = f"round {round.number}/{self.rounds}", "  ".join(self._latest())
-        self.bar.update(self.task, completed=round.number, description=number, metrics=latest)
+        self.bar.update(self.task, completed=round.number, description=number, text=latest)
         if self.bar.disable:
             words = (number, latest, self.left(round.number))
             print(*filter(None, words), sep="  ", flush=True)
 
     def _latest(self) -> list[str]:
-        """The latest metrics, with their round where it is an earlier one."""
+        """The latest metrics, each with its round if that is an earlier one."""
         return [
             text if number == self.number else f"{text} (round {number})"
             for number, text in self.shown.values()
@@ -71,7 +76,7 @@ class Display:
 
 
 def summary_table(algo: str, run: Path) -> Table:
-    """The end of a run, from the summary in its directory."""
+    """The summary in a run's directory."""
     from fedaccord.runs import metrics
 
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
@@ -84,8 +89,8 @@ def summary_table(algo: str, run: Path) -> Table:
     table.add_row("method", algo)
     rounds, counted = summary["rounds"], summary["rounds-counted"]
     table.add_row("rounds", str(rounds) if counted == rounds else f"{rounds}, {counted} counted")
-    asked = summary["replies"] + summary["dropped"]
-    table.add_row("replies dropped", f"{summary['dropped']} of {asked}")
+    replies = summary["replies"] + summary["dropped"]
+    table.add_row("replies dropped", f"{summary['dropped']} of {replies}")
     split = "validation" if "validation-loss-last" in summary else "test"
     for end in (metrics.LAST, metrics.MEAN, metrics.BEST):
         name = f"{split} accuracy, {end[1:].replace('-', ' ')}"

@@ -18,8 +18,9 @@ def report(
 ) -> None:
     """Write one HTML file of runs side by side, which opens in a browser without a network.
 
-    Curves with their spread over seeds, a table, accuracy against bytes, gradients and seconds,
-    the clients' classes and participation, what settings do, versions and commit:
+    It shows curves with their spread over seeds, the table of `fedaccord compare`, accuracy against
+    bytes, gradients and seconds, the clients' classes and participation, the effect of settings,
+    versions and commit. Examples:
 
     fedaccord report ~/fedaccord-runs/first ~/fedaccord-runs/second
 

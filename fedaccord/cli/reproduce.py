@@ -1,20 +1,19 @@
 """`fedaccord reproduce`: the papers' tables, run again."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from fedaccord.cli.console import make_console, print_table, stop, warn
+from fedaccord.cli.console import make_console, print_table, warn
 from fedaccord.cli.settings import Pairs, read_settings
-from fedaccord.cli.watch import progress, rounds, watched
+from fedaccord.cli.watch import progress, resumable, rounds, watched
 from fedaccord.federation.eta import Eta
-from fedaccord.process.interrupts import exit_code, interruptible
+from fedaccord.process.interrupts import interruptible
 
 if TYPE_CHECKING:
-    from fedaccord.experiments.reproduce import Study, Table
+    from fedaccord.experiments.reproduce import Study
     from fedaccord.experiments.sweep.plan import Options
 
 PAGE = "reproduction.md"
@@ -22,33 +21,29 @@ PAGE = "reproduction.md"
 
 @interruptible()
 def reproduce(
-    table: Annotated[
-        str | None, typer.Argument(metavar="TABLE", help="Which table (--list has them).")
-    ] = None,
+    table: Annotated[str | None, typer.Argument(metavar="TABLE", help="A table of --list.")] = None,
     pairs: Pairs = None,
     cells: Annotated[
         list[str] | None,
         typer.Option("--cells", metavar="PATTERN", help="Only these cells, as 'fedavg/*'."),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="So many seeds, from 0.")] = 3,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, from 0.")] = 3,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, help="Instead of the paper's.")
+        int | None, typer.Option("--rounds", min=1, help="Rounds, in place of the paper's.")
     ] = None,
     workers: Annotated[
         int,
-        typer.Option(
-            "--workers", min=0, help="Processes; 0: one a core, one alone where there is a GPU."
-        ),
+        typer.Option("--workers", min=0, help="Processes; 0: one a core, a single one with a GPU."),
     ] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Where the runs go.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the runs.")
     ] = None,
     page: Annotated[
         Path | None,
         typer.Option(
             "--page",
             metavar="FILE",
-            help=f"The page of results, beside a CSV file of its name; DIR/{PAGE} without it.",
+            help=f"The page of results, with a CSV file beside it; by default DIR/{PAGE}.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -58,23 +53,22 @@ def reproduce(
         bool, typer.Option("--list", help="Print the tables, or the cells of TABLE, and exit.")
     ] = False,
 ) -> None:
-    """Run the cells of a paper's table, and write ours beside the paper's numbers.
+    """Run the cells of a paper's table, and write our numbers beside the paper's.
 
-    Settings are KEY=VALUE pairs for all cells, as data-dir=/my/cifar10 or device=cuda; with one
-    that changes numbers, as model=lenet, the page names it. The same command, started again,
-    resumes, with more rounds or seeds too. Cells that were not run say so.
+    KEY=VALUE pairs set all cells, as data-dir=/my/cifar10 or device=cuda; the page names those that
+    change numbers, as model=lenet. The same command, started again, resumes, also with more rounds
+    or seeds. The page lists the cells that were not run:
 
     fedaccord reproduce fedinit-table3 --cells 'beta=0*' --seeds 2 --out ~/reproduce
     """
     from fedaccord.experiments.reproduce import Study, find, tables
     from fedaccord.experiments.sweep.plan import Options
 
-    console = make_console()
-    folder: Path | None = None
-    try:
+    console, folder = make_console(), out and out.expanduser().absolute()
+    with resumable(None if list_all or dry_run else folder):
         if list_all and table is None:
-            found = tables()
-            print_table(console, ["table", "cells", "what"], [_listed(t) for t in found])
+            rows = [[t.name, str(len(t.cells)), t.title] for t in tables()]
+            print_table(console, ["table", "cells", "what"], rows)
             return
         if table is None:
             raise ValueError("expected a TABLE, got none; `fedaccord reproduce --list` lists them")
@@ -89,7 +83,6 @@ def reproduce(
         for line in study.warnings():
             warn(line)
         options = Options(workers=workers)
-        folder = out.expanduser().absolute() if out else None
         if dry_run:
             _show(console, study, options, folder)
             return
@@ -97,18 +90,11 @@ def reproduce(
             raise ValueError("--out: expected a folder for the runs, got none")
         written = (page or folder / PAGE).expanduser().absolute()
         _run(console, study, options, folder, written)
-    except KeyboardInterrupt as error:
-        rest = f"; {folder} holds what was done: the same command goes on" if folder else ""
-        stop(f"interrupted{rest}", exit_code(error))
-    except (ValueError, FileNotFoundError) as error:
-        stop(error, 2)
-    except OSError as error:
-        stop(f"{error}; the same command goes on", 1)
     console.print(f"page: {written}\nruns: {folder}", soft_wrap=True)
 
 
 def _run(console: Console, study: "Study", options: "Options", folder: Path, page: Path) -> None:
-    """Each run that ends is in the page, and a line; between them the rounds go on."""
+    """Run the study; each finished run is printed and added to the page."""
     from fedaccord.experiments.reproduce import tables
     from fedaccord.experiments.reproduce.page import as_markdown
     from fedaccord.experiments.reproduce.results import merged, write
@@ -117,13 +103,13 @@ def _run(console: Console, study: "Study", options: "Options", folder: Path, pag
 
     csv, every, results = page.with_suffix(".csv"), tables(), []
     runs = study.runs(folder)
-    asked = {run.job.path: run.job.rounds for run in runs}  # two cells may be one run
-    merged(csv, [])  # a wrong file shows before anything is run
+    lengths = {run.job.path: run.job.rounds for run in runs}  # two cells may be one run
+    merged(csv, [])  # raises if the file is something else
 
     def count() -> int:
-        return sum(min(number, rounds(path)) for path, number in asked.items())
+        return sum(min(number, rounds(path)) for path, number in lengths.items())
 
-    left = Eta(count(), sum(asked.values()))
+    left = Eta(count(), sum(lengths.values()))
 
     def on_done(done: Done) -> None:
         results.append(study.result(done))
@@ -174,7 +160,3 @@ def _hours(hours: float | None) -> str:
     if hours is None:
         return "–"
     return f"{hours:,.0f}" if hours > 10 else f"{hours:.2g}"
-
-
-def _listed(table: "Table") -> Sequence[str]:
-    return table.name, str(len(table.cells)), table.title

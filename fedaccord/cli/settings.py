@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedaccord.cli.console import warn
+from fedaccord.cli.console import refusing, warn
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
@@ -63,16 +63,28 @@ def read_settings(
     return values
 
 
+def checked(pairs: Sequence[str], file: Path | None, preset: str | None) -> "RunConfig":
+    """The configuration that a command was given, with a warning for each key without effect; a
+    wrong one ends the command."""
+    from fedaccord.config import RunConfig
+
+    with refusing(ValueError, FileNotFoundError):
+        config = RunConfig.make(read_settings(pairs, file, preset))
+        for line in unread(config, pairs, file, preset):
+            warn(line)
+        return config
+
+
 def read_place(pairs: Sequence[str]) -> dict[str, Any]:
-    """What may replace the settings of a finished run: where its data is and what computes.
+    """What may replace the settings of a finished run: the place of its data, device and threads.
 
     Raises ValueError, in one line, for other keys.
     """
-    from fedaccord.config import affecting, keys_of
-    from fedaccord.task.config import TaskConfig
+    from fedaccord.config import affecting, keys, task_keys
 
     values = read_settings(pairs, None)
-    allowed = sorted({"threads", *affecting("place").intersection(keys_of(TaskConfig))})
+    own = task_keys() | {key for key, field in keys().items() if field.metadata["node"]}
+    allowed = sorted(affecting("place", "speed") & own)
     if unknown := [key for key in values if key not in allowed]:
         raise ValueError(f"expected only {', '.join(allowed)} beside RUN_DIR, got {unknown[0]}")
     return values
@@ -90,10 +102,8 @@ def make_absolute(values: dict[str, Any]) -> None:
 def unread(
     settings: "RunConfig", pairs: Sequence[str], file: Path | None, preset: str | None
 ) -> list[str]:
-    """A line for each key that the other settings leave without effect.
-
-    Also where a pair gives the default, unless it takes the place of a file's value.
-    """
+    """A line for each key that has no effect beside the other settings, also for a pair that gives
+    the default, unless it replaces a value of the file."""
     typed = {pair.partition("=")[0].strip() for pair in pairs}
     return settings.unread(given=typed - {*_of_file(file, preset)})
 

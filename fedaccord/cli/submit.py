@@ -1,4 +1,4 @@
-"""`fedaccord submit`: a run on a SuperLink, waited for; it goes on when the server is back."""
+"""`fedaccord submit`: a run on a SuperLink, from its start to its end."""
 
 import json
 import subprocess
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from fedaccord.cli.console import stop, warn
-from fedaccord.cli.flwr_config import run_config
-from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
+from fedaccord.cli.console import refusing, stop, warn
+from fedaccord.cli.flwr_config import differing, run_config
+from fedaccord.cli.settings import ConfigFile, Pairs, Preset, checked
 from fedaccord.process.interrupts import exit_code, interruptible
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
 
-LOOK = 3.0  # seconds between two looks at a run
-PATIENCE = 600.0  # seconds that a server may be away
+LOOK = 3.0  # seconds between two questions about a run
+PATIENCE = 600.0  # seconds that a server may be unreachable
 NO_CHECKPOINT = "expected a checkpoint, one, found none"  # of a run that stopped before its first
 
 
@@ -42,9 +42,9 @@ def submit(
 ) -> None:
     """Run on a SuperLink by `flwr run`, show the log, and wait for the end.
 
-    Settings are checked here first, and relative paths become absolute. Exit code 0: completed; 1:
-    not. If the SuperLink stops during the run and is started again, the run resumes from its
-    last checkpoint. Two examples, the second in Flower's simulation on this machine:
+    Settings are checked here first, and relative paths become absolute. The exit code is 0 if the
+    run completed, else 1. If the SuperLink stops during the run and is started again, the run
+    resumes from its last checkpoint. Two examples, the second in Flower's simulation here:
 
     fedaccord submit federation algo=scaffold dataset=npz data-dir=/data/test.npz
 
@@ -55,22 +55,17 @@ def submit(
     from fedaccord.config import RunConfig
     from fedaccord.storage.store import EARLIER_START
 
-    try:
-        settings = RunConfig.make(read_settings(pairs or [], config, preset))
-        for line in unread(settings, pairs or [], config, preset):
-            warn(line)
+    settings = checked(pairs or [], config, preset)
+    with refusing(ValueError, FileNotFoundError):
         folder = _app_folder(app)
         name = settings.name or runs.place(settings.out_dir, "", settings.flat).name
-    except (ValueError, FileNotFoundError) as error:
-        stop(error, 2)
     values, run = settings.flat | {"name": name}, None
     try:
         for attempt in range(times + 1):
             run = _start(folder, superlink, RunConfig.make(values), patient=attempt > 0)
             typer.echo(f"run {run} is called {values['name']}")
-            subprocess.run(
-                [FLWR, "log", run, superlink], check=False
-            )  # to its end, or the server's
+            # the log ends with the run, or with its server
+            subprocess.run([FLWR, "log", run, superlink], check=False)
             ending = _wait(run, superlink)
             if ending.status == "completed":
                 return
@@ -81,9 +76,10 @@ def submit(
             else:
                 stop(f"run {run} {ending.status}: {ending.details}", 1)
             warn(f"run {run} stopped: {ending.details}")
-        stop(f"the run stopped {times + 1} times; resume=true name={name} goes on", 1)
+        stop(f"the run stopped {times + 1} times; resume=true name={name} resumes it", 1)
     except KeyboardInterrupt as error:
-        rest = f"run {run} goes on; flwr stop {run} {superlink} ends it" if run else "nothing runs"
+        on = f"run {run} continues; flwr stop {run} {superlink} ends it"
+        rest = on if run else "nothing runs"
         stop(f"interrupted: {rest}", exit_code(error))
     except (FlwrError, OSError) as error:
         stop(error, 1)
@@ -99,7 +95,7 @@ class Ending(NamedTuple):
 
 
 def _app_folder(given: Path | None) -> Path:
-    """The folder that `flwr run` packs. Raises FileNotFoundError where it is none."""
+    """The folder that `flwr run` packs. Raises FileNotFoundError if it is no clone."""
     folder = (given or Path(__file__).parents[2]).absolute()
     if not (folder / "pyproject.toml").exists():
         raise FileNotFoundError(
@@ -109,13 +105,10 @@ def _app_folder(given: Path | None) -> Path:
 
 
 def _start(folder: Path, superlink: str, settings: "RunConfig", *, patient: bool) -> str:
-    """The id of a new run. Raises FlwrError where it cannot be submitted."""
+    """The id of a new run. Raises FlwrError if it cannot be submitted."""
     from fedaccord.compat.flower_1_41 import LOCAL
-    from fedaccord.config import defaults
 
-    usual = defaults()
-    differing = {k: v for k, v in settings.flat.items() if k == "algo" or v != usual[k]}
-    words = ["run", str(folder), superlink, "--run-config", run_config(differing)]
+    words = ["run", str(folder), superlink, "--run-config", run_config(differing(settings))]
     if superlink == LOCAL:
         clients = f"num-supernodes={settings.num_clients} client-resources-num-cpus=1"
         words += ["--federation-config", clients]
@@ -123,7 +116,7 @@ def _start(folder: Path, superlink: str, settings: "RunConfig", *, patient: bool
 
 
 def _wait(run: str, superlink: str) -> Ending:
-    """How a run ends. Raises FlwrError where the server stays away."""
+    """How a run ends. Raises FlwrError if the server stays unreachable."""
     while True:
         listed = _ask(["ls", superlink, "--run-id", run], patient=True).get("runs")
         if not listed:
@@ -136,9 +129,9 @@ def _wait(run: str, superlink: str) -> Ending:
 
 
 def _ask(words: Sequence[str], *, patient: bool) -> dict[str, Any]:
-    """What a `flwr` command answers. patient: wait for a server that is away.
+    """The JSON that a `flwr` command prints. patient: wait for a server that is unreachable.
 
-    Raises FlwrError, in one line, where it fails.
+    Raises FlwrError, in one line, if the command fails.
     """
     from fedaccord.compat.flower_1_41 import is_superlink_away
 

@@ -1,4 +1,4 @@
-"""`fedaccord sweep`: many runs, chosen by a file, that go on where they were."""
+"""`fedaccord sweep`: many runs, chosen by a file."""
 
 import math
 import tomllib
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedaccord.cli.console import make_console, print_table, printable, stop, warn
+from fedaccord.cli.console import make_console, print_table, printable, warn
+from fedaccord.cli.progress import make_bar
 from fedaccord.cli.settings import make_absolute
-from fedaccord.cli.watch import progress, rounds, watched
+from fedaccord.cli.watch import progress, resumable, rounds, watched
 from fedaccord.federation.eta import Eta
-from fedaccord.process.interrupts import exit_code, interruptible
+from fedaccord.process.interrupts import interruptible
 
 if TYPE_CHECKING:
     from fedaccord.experiments.sweep import Plan, Step
@@ -27,7 +27,7 @@ def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.TOML", help="What to run.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Where the tables and the runs go."),
+        typer.Option("--out", metavar="DIR", help="Folder of the tables and the runs."),
     ] = None,
     dry_run: Annotated[
         bool,
@@ -37,12 +37,12 @@ def sweep(
         bool,
         typer.Option(
             "--force",
-            help="Begin although a process of another machine wrote in the last two minutes.",
+            help="Start even if a process on another machine wrote in the last two minutes.",
         ),
     ] = False,
 ) -> None:
     """Run many configurations, choose the best of each method on held-out training samples, and
-    compare these on the test samples. The same command, started again, resumes.
+    compare the best ones on the test samples. The same command, started again, resumes.
 
     A file such as:
 
@@ -58,7 +58,7 @@ def sweep(
         algo = ["fedavg", "fedinit", "scaffold"]
         lr = [0.05, 0.1]
 
-    gives DIR/table.csv with a row a trial, DIR/winners.csv with a row a method and DIR/runs:
+    results in DIR/table.csv with a row a trial, DIR/winners.csv with a row a method and DIR/runs:
 
     fedaccord sweep sweep.toml --out ~/sweeps/first
     """
@@ -66,19 +66,16 @@ def sweep(
     from fedaccord.experiments.sweep.table import as_text
     from fedaccord.runs import lock
 
-    console = make_console()
-    folder: Path | None = None
-    try:
-        content = _content(file)
-        plan = Plan.make(content)
+    console, folder = make_console(), out and out.expanduser().absolute()
+    with resumable(None if dry_run else folder):
+        plan = Plan.make(_content(file))
         for line in plan.warnings():
             warn(line)
         if dry_run:
             _show(console, plan)
             return
-        if out is None:
+        if folder is None:
             raise ValueError("--out: expected a folder for the tables and the runs, got none")
-        folder = out.expanduser().absolute()
         display = Display(console, plan)
         runs = folder / "runs"
         if force:
@@ -87,13 +84,6 @@ def sweep(
         with display.bar, watched(console, lambda: sum(map(rounds, runs.glob("*"))), display.look):
             running = Sweep(plan, folder, display.on_step)
             table = running.run()
-    except KeyboardInterrupt as error:
-        rest = f"; {folder} holds what was done: the same command goes on" if folder else ""
-        stop(f"interrupted{rest}", exit_code(error))
-    except (ValueError, FileNotFoundError) as error:
-        stop(error, 2)
-    except OSError as error:
-        stop(f"{error}; the same command goes on", 1)
     print_table(console, *as_text(table))
     for line in running.warnings:
         warn(line)
@@ -101,7 +91,7 @@ def sweep(
 
 
 def _content(file: Path) -> dict[str, Any]:
-    """The file, with absolute paths. Raises ValueError where it cannot be read."""
+    """The file, with absolute paths. Raises ValueError if it cannot be read."""
     from fedaccord.runs import flatten
 
     try:
@@ -117,31 +107,23 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 class Display:
-    """Shows a sweep as it goes: on a terminal by a bar, elsewhere by a line a trial."""
+    """Show a sweep: on a terminal by a bar, else by a line a trial."""
 
     def __init__(self, console: Console, plan: "Plan") -> None:
         from fedaccord.experiments.sweep.estimate import parts
 
         self.plan, self.done, self.best = plan, 0, ""
-        self.stage, self.score = ("", 0), -math.inf  # what the best was found among
-        self.values: dict[tuple[str, str, int], list[float]] = {}  # of each seed of a trial
-        adaptive = plan.options.search == "asha" and plan.tunes  # how many runs, it finds out
+        self.stage, self.score = ("", 0), -math.inf  # among which the best is the best
+        self.values: dict[tuple[str, str, int], list[float]] = {}  # of a trial, by seed
+        adaptive = plan.options.search == "asha" and plan.tunes  # runs are not known before
         self.of = "" if adaptive else f"/{sum(part.runs for part in parts(plan))}"
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[best]}"),
-            TimeRemainingColumn(),
-            console=console,
-            expand=True,
-            disable=not console.is_terminal,
-        )
+        self.bar = make_bar(console)
         rounds = sum(part.rounds for part in parts(plan))
         self.rounds, self.left = 0, Eta(0, rounds)
-        self.task = self.bar.add_task("", total=rounds, best="")
+        self.task = self.bar.add_task("", total=rounds, text="")
 
     def on_step(self, step: "Step") -> None:
-        """A trial came to a budget."""
+        """A trial has reached a budget."""
         from fedaccord.experiments.sweep.table import written
         from fedaccord.experiments.sweep.trial import column, sign
 
@@ -155,7 +137,7 @@ class Display:
         failed = value is None or step.row["status"] != "completed"
         self._rank(step.job, split, -math.inf if failed else sign(metric) * float(value or 0))
         number = f"run {self.done}{self.of}"
-        self.bar.update(self.task, description=number, best=self.best)
+        self.bar.update(self.task, description=number, text=self.best)
         self._advance(self.rounds)
         if self.bar.disable and not step.found:
             shown = text if value is None else f"{split}-{metric} {text}"
@@ -180,7 +162,7 @@ class Display:
         stage = (split, job.rounds if self.plan.options.search in LADDERS else 0)
         if split == self.stage[0] and stage < self.stage:
             return
-        if stage != self.stage:  # a test is no rival of a tuned trial, nor a rung of a later one
+        if stage != self.stage:  # scores of tests and of tuning, or of two rungs, are not compared
             self.stage, self.score = stage, -math.inf
         mean = fmean(values)
         if mean > self.score:
@@ -190,13 +172,13 @@ class Display:
             self.score, self.best = mean, f"best {text} ({self._trial(job)}{of})"
 
     def look(self, rounds: int) -> None:
-        """The rounds that all trials have, those at work among them."""
+        """Show the rounds of all trials, the running ones included."""
         self._advance(rounds)
         if self.bar.disable:
             print(progress(rounds, self.left), flush=True)
 
     def _advance(self, rounds: int) -> None:
-        """Never back: a trial that failed counts as one with all its rounds."""
+        """The bar never moves back: a failed trial counts with all its rounds."""
         shown = self.bar.tasks[self.task].completed
         self.bar.update(self.task, completed=max(rounds, self.rounds, shown))
 

@@ -1,4 +1,4 @@
-"""Rounds of runs that other processes are at, as their directories tell."""
+"""Long commands: the progress of their runs, and how they end."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,18 +7,36 @@ from threading import Event, Thread
 
 from rich.console import Console
 
+from fedaccord.cli.console import stop
 from fedaccord.federation.eta import Eta
+from fedaccord.process.interrupts import exit_code
 
-ON_TERMINAL, ELSEWHERE = 2.0, 60.0  # seconds between two looks
+ON_TERMINAL, ELSEWHERE = 2.0, 60.0  # seconds between two reports
 LONGEST_ROW = 1 << 13  # bytes
+
+
+@contextmanager
+def resumable(folder: Path | None) -> Iterator[None]:
+    """End the command with one line if the block fails: exit code 2 on bad input, 1 on what the
+    disk refuses. folder: what an interrupted command resumes from, if it writes anything."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        rest = f"; {folder} has the finished part: the same command resumes"
+        rest = rest if folder and folder.exists() else ""
+        stop(f"interrupted{rest}", exit_code(error))
+    except (ValueError, FileNotFoundError) as error:
+        stop(error, 2)
+    except OSError as error:
+        stop(f"{error}; the same command resumes", 1)
 
 
 @contextmanager
 def watched(
     console: Console, count: Callable[[], int], show: Callable[[int], None]
 ) -> Iterator[None]:
-    """A block in which ``show`` is told, in a thread, what ``count`` gives: of a terminal often,
-    elsewhere every minute."""
+    """A block during which a thread calls ``show`` with the result of ``count``, every two seconds
+    on a terminal, else every minute."""
     over, seconds = Event(), ON_TERMINAL if console.is_terminal else ELSEWHERE
 
     def look() -> None:
@@ -40,7 +58,7 @@ def progress(number: int, left: Eta) -> str:
 
 
 def rounds(run: Path) -> int:
-    """Those of which a run directory has the row; 0 before the first, and where there is none."""
+    """The number of the last row in a run directory's metrics; 0 if there is none."""
     try:
         with (run / "metrics.csv").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - LONGEST_ROW))

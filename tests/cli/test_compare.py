@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -116,12 +117,8 @@ def test_programs_read_plain_numbers(tmp_path: Path) -> None:
     found = invoke("compare", tmp_path, "--target", 0.8, "--json")
     assert found.stdout == invoke("compare", tmp_path, "--target", 0.8, "--format", "json").stdout
     best, other = json.loads(found.stdout)
-    assert (best["method"], best["seeds"], best["runs"], best["repeats"]) == (
-        "fedavg",
-        [0, 1],
-        2,
-        0,
-    )
+    counted = [best[key] for key in ("method", "seeds", "runs", "repeats")]
+    assert counted == ["fedavg", [0, 1], 2, 0]
     assert best["test-accuracy-last"] == pytest.approx(0.8)
     assert best["test-accuracy-last-std"] == pytest.approx(0.02**0.5)
     assert (best["metric"], best["target"], best["reached"]) == ("test-accuracy", 0.8, 1)
@@ -143,6 +140,18 @@ def test_papers_and_pages_get_the_table_of_people(tmp_path: Path) -> None:
     assert r"80.00 ± 14.14\%" in text
     assert r"sca\_ffold|x" in text
     assert text.count(r"\\") == 3
+
+
+def test_figures_without_matplotlib_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    runs(tmp_path / "runs")
+    result = invoke("compare", tmp_path / "runs", "--figures", tmp_path / "figures")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "expected the package matplotlib, found none; " in result.stderr
+    assert "`uv sync --extra report --inexact`" in result.stderr
+    assert not (tmp_path / "figures").exists()
 
 
 def test_an_unknown_format_is_one_line(tmp_path: Path) -> None:

@@ -132,7 +132,9 @@ def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
     assert run.stderr is not None
     stderr = run.stderr.read()
     assert run.wait() == 130
-    assert stderr.splitlines()[-1].endswith(f"{out} holds what was done: the same command goes on")
+    assert stderr.splitlines()[-1].endswith(
+        f"{out} has the finished part: the same command resumes"
+    )
     code, _, _ = reproduce(out, *CELLS, "--seeds", 1, "--rounds", 100)
     assert code == 0
     assert [*pd.read_csv(out / "reproduction.csv").rounds] == [100] * 3

@@ -152,7 +152,7 @@ def test_it_goes_on_so_many_times(flwr: Flwr, times: int) -> None:
     result = invoke("submit", "lab", "name=x", "--resubmit", times)
     assert result.exit_code == 1
     assert len(flwr.configs()) == times + 1
-    assert f"the run stopped {times + 1} times; resume=true name=x goes on" in result.stderr
+    assert f"the run stopped {times + 1} times; resume=true name=x resumes it" in result.stderr
 
 
 def test_what_flower_does_not_take_is_one_line(flwr: Flwr, tmp_path: Path) -> None:

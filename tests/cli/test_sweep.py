@@ -140,7 +140,7 @@ def test_ctrl_c_leaves_a_sweep_that_goes_on(
         patch.setattr("fedaccord.experiments.sweep.workers.execute", interrupted)
         result = invoke("sweep", file, "--out", tmp_path / "out")
     assert result.exit_code == 130, result.output
-    rest = f"{tmp_path / 'out'} holds what was done: the same command goes on"
+    rest = f"{tmp_path / 'out'} has the finished part: the same command resumes"
     assert result.stderr == f"fedaccord: interrupted; {rest}\n"
     assert len(table(tmp_path / "out")) == 2
     assert invoke("sweep", file, "--out", tmp_path / "out").exit_code == 0
@@ -169,7 +169,7 @@ def test_a_signal_ends_the_workers_too(tmp_path: Path, number: signal.Signals) -
     until(lambda: not any(child.is_running() for child in children))
     if number == signal.SIGTERM:
         assert err.count("\n") == 1, err
-        assert "the same command goes on" in err
+        assert "the same command resumes" in err
         statuses = [path.read_text() for path in tmp_path.glob("out/runs/*/summary.json")]
         assert all('"interrupted"' in text for text in statuses)
 
