@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # tools/sync.py writes these lines
     from fedaccord.strategies.dfedsam import DFedSAM as DFedSAM
     from fedaccord.strategies.dfedsam_mgs import DFedSAMMGS as DFedSAMMGS
     from fedaccord.strategies.dispfl import DisPFL as DisPFL
+    from fedaccord.strategies.ditto import Ditto as Ditto
     from fedaccord.strategies.dpsgd import DPSGD as DPSGD
     from fedaccord.strategies.fedadagrad import FedAdagrad as FedAdagrad
     from fedaccord.strategies.fedadam import FedAdam as FedAdam
@@ -39,9 +40,13 @@ if TYPE_CHECKING:  # tools/sync.py writes these lines
     from fedaccord.strategies.fedcm import FedCM as FedCM
     from fedaccord.strategies.feddeper import FedDeper as FedDeper
     from fedaccord.strategies.feddyn import FedDyn as FedDyn
+    from fedaccord.strategies.fedexp import FedExP as FedExP
     from fedaccord.strategies.fedgamma import FedGamma as FedGamma
+    from fedaccord.strategies.fedgloss import FedGloSS as FedGloSS
     from fedaccord.strategies.fedinit import FedInit as FedInit
     from fedaccord.strategies.fedlesam import FedLESAM as FedLESAM
+    from fedaccord.strategies.fedlesam_d import FedLESAMD as FedLESAMD
+    from fedaccord.strategies.fedlesam_s import FedLESAMS as FedLESAMS
     from fedaccord.strategies.fednova import FedNova as FedNova
     from fedaccord.strategies.fedpd import FedPD as FedPD
     from fedaccord.strategies.fedprox import FedProx as FedProx

@@ -163,7 +163,7 @@ UPDATES = RelaxedInit(beta=0.1, server="updates")
 def test_a_methods_messages_know_nothing_of_relaxed_initialisation(name: str) -> None:
     """w_{i,0} travels beside the upload, and where the server step asks for it alone."""
     kind = METHODS[name]
-    reads_anchor = {"feddyn", "fedsmoo", "fedspeed"}
+    reads_anchor = {"feddyn", "fedgloss", "fedsmoo", "fedspeed"}
     reads_start = {"fednova", "fedcm", "mofedsam"}
     for plugin, sends in (
         (RelaxedInit(beta=0.1), name in reads_start),
@@ -177,7 +177,7 @@ def test_a_methods_messages_know_nothing_of_relaxed_initialisation(name: str) ->
         assert half.rule == make(kind).client_half().rule
 
 
-@pytest.mark.parametrize("name", ["afedpd", "afedpdsam", "fedlesam"])
+@pytest.mark.parametrize("name", ["afedpd", "afedpdsam", "fedlesam", "fedlesam-d", "fedlesam-s"])
 def test_methods_whose_anchor_cannot_move_say_so(name: str) -> None:
     line = rf"^{METHODS[name].__name__} cannot take RelaxedInit\.center=start: [a-z][^\n]+$"
     with pytest.raises(ValueError, match=line):

@@ -1,0 +1,98 @@
+"""Ditto: Fair and Robust Federated Learning Through Personalization.
+
+Li, Hu, Beirami, Smith. ICML 2021, arXiv:2012.04221, Algorithm 1.
+
+    state   v_i, the client's own model, w^0 at first
+    client  w <- w - lr g_i(w)                                        K steps from w^t
+            v_i <- v_i - lr (g_i(v_i) + lam (v_i - w^t))              K steps, on the same batches
+    server  w^{t+1} = w^t + server_lr (w_bar - w^t)
+
+When to use: where each client wants a model of its own beside FedAvg's, which stays as it is, bit
+for bit. v_i is that model: lam = 0 trains it alone, as `local` does, and a large lam holds it at
+w^t. It stays on the client, which should come back. Traffic is FedAvg's at twice the gradients.
+
+Where we differ: v_i takes as many steps as w, on the same batches; the paper leaves both free. The
+two gradients are clipped apart, and weight decay acts on both. Keep lr lam below 1: the pull is a
+part of the step, which overshoots above that. The paper chooses lam for each client by its own
+held-out samples, among 0.1, 1 and 2, and takes 1 if there are too few; here it is one number.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fedaccord.core import (
+    GradientAt,
+    LocalConfig,
+    LocalResult,
+    LocalRule,
+    Model,
+    Vector,
+    clip_,
+    option,
+)
+from fedaccord.strategies.fedavg import FedAvg
+
+
+class ClientState(NamedTuple):
+    v: Vector  # (..., d), v_i
+
+
+class Buffers(NamedTuple):
+    v: Vector  # (..., d), v_i as it walks
+    pull: Vector  # (..., d), lr lam w^t
+
+
+@dataclass(frozen=True)
+class DittoClient(LocalRule):
+    lam: float
+
+    @property
+    def needs_w_init(self) -> bool:
+        return True
+
+    def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> ClientState:
+        return ClientState(v=w_init)
+
+    def gradient_init(
+        self, w: Vector, down: Model, state: ClientState, config: LocalConfig
+    ) -> Buffers:
+        return Buffers(state.v.clone(), config.lr * self.lam * down.w)
+
+    def gradient(
+        self, w: Vector, g: Vector, buffers: Buffers, at: GradientAt, config: LocalConfig
+    ) -> Tensor:
+        at(buffers.v)
+        clip_(g, config.clip_norm)
+        shrink = 1 - config.lr * (self.lam + config.weight_decay)
+        buffers.v.mul_(shrink).add_(g, alpha=-config.lr).add_(buffers.pull)
+        loss = at(w)
+        clip_(g, config.clip_norm)
+        return loss
+
+    def gradient_result(
+        self, w: Vector, g: Vector, buffers: Buffers, at: GradientAt, config: LocalConfig
+    ) -> Vector:
+        return buffers.v
+
+    def finish(
+        self, w_K: Vector, down: Model, state: ClientState, result: LocalResult
+    ) -> tuple[Model, ClientState]:
+        return Model(w_K), ClientState(v=result.gradient)
+
+    def personal(self, state: ClientState) -> Vector:
+        return state.v
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(FedAvg):
+    tied = False
+    averages_plain_models = False
+
+    lam: float = option(
+        1.0, "strength of the pull of v towards w^t", low=0, tried="0.05, 0.1, 0.2, 1, 2"
+    )
+
+    def rule(self) -> LocalRule:
+        return DittoClient(self.lam)

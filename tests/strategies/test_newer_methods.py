@@ -1,0 +1,170 @@
+"""The limits in which newer methods are older ones, and what they return. float64, 1e-10."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedaccord import strategies as S
+from fedaccord.core.vectors import norm
+from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.strategies import SAM, RelaxedInit
+from tests.reference import ditto, fedexp, fedgloss
+from tests.reference.problem import LeastSquares
+from tests.strategies.federate import History, client_vectors, close, federate
+from tests.strategies.test_identities import (
+    EVERYONE,
+    LEAST_SQUARES,
+    LOCAL,
+    SETTING,
+    SOME,
+    W0,
+    differ,
+    run,
+    schedules,
+)
+
+# --- a method that is another one, bit for bit ----------------------------------------------------
+
+LIMITS: dict[str, tuple[type[FederatedStrategy], dict[str, Any], type[FederatedStrategy]]] = {
+    "FedExP, updates far below epsilon": (S.FedExP, {"epsilon": 1e9}, S.FedAvg),
+    "FedLESAM-S, radius 0": (S.FedLESAMS, {"radius": 0.0}, S.Scaffold),
+    "FedLESAM-D, radius 0": (S.FedLESAMD, {"radius": 0.0}, S.FedDyn),
+    "FedGloSS, radius 0": (S.FedGloSS, {"radius": 0.0}, S.FedDyn),
+    "Ditto's global model": (S.Ditto, {}, S.FedAvg),
+}
+
+
+@schedules
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits(limit: str, schedule: list[list[int]]) -> None:
+    kind, settings, base = LIMITS[limit]
+    expected = run(base, schedule, **SETTING)
+    close(run(kind, schedule, **SETTING, **settings).weights, expected.weights)
+    if settings and schedule is EVERYONE:  # and away from the limit it is not
+        assert differ(run(kind, schedule, **SETTING), expected, 1e-5)
+
+
+# --- FedExP ---------------------------------------------------------------------------------------
+
+
+def rates(schedule: list[list[int]], problem: LeastSquares, **own: Any) -> np.ndarray:
+    """eta_g of every round."""
+    common = {"lr": LOCAL["lr"], "local_steps": LOCAL["local_steps"]}
+    return fedexp.run(problem, W0, schedule, **common, **own).traces["eta_g"][1:, 0]
+
+
+def test_fedexp_returns_the_mean_of_the_last_two_models() -> None:
+    history = run(S.FedExP, SOME, epsilon=1e-3)
+    close(history.headline, (history.weights[-1] + history.weights[-2]) / 2)
+    common = {"lr": LOCAL["lr"], "local_steps": LOCAL["local_steps"]}
+    expected = fedexp.run(LEAST_SQUARES, W0, SOME, epsilon=1e-3, **common)
+    close(history.headline, expected.extra["output"])
+
+
+def test_fedexp_goes_further_where_updates_disagree_and_no_less_far_than_fedavg() -> None:
+    found = rates(EVERYONE, LEAST_SQUARES, epsilon=1e-3)
+    assert found.min() >= 1
+    assert found.max() > 1.5
+    history, fedavg = (run(kind, EVERYONE) for kind in (S.FedExP, S.FedAvg))
+    assert differ(history, fedavg)
+
+
+def test_fedexp_with_equal_updates_is_fedavg() -> None:
+    """One client, or all alike: the mean square is the square of the mean."""
+    close(run(S.FedExP, [[2]] * 5, epsilon=1e-12).weights, run(S.FedAvg, [[2]] * 5).weights)
+    alike = LeastSquares(LEAST_SQUARES.num_clients, seed=11)
+    alike.A[:], alike.b[:] = alike.A[0], alike.b[0]
+    history, fedavg = (
+        federate(kind(**LOCAL), alike, W0, EVERYONE) for kind in (S.FedExP, S.FedAvg)
+    )
+    close(history.weights, fedavg.weights)
+
+
+# --- FedLESAM-S, FedLESAM-D -----------------------------------------------------------------------
+
+
+@schedules
+def test_memories_of_fedlesam_s_and_d_have_the_mean_of_their_clients(
+    schedule: list[list[int]],
+) -> None:
+    scaffold, feddyn = (run(kind, schedule, **SETTING) for kind in (S.FedLESAMS, S.FedLESAMD))
+    close(client_vectors(scaffold.clients, "c_i").mean(0), scaffold.server[-1].c)
+    close(client_vectors(feddyn.clients, "lam").mean(0), feddyn.server[-1].lam_bar)
+    assert min(scaffold.server[-1].c.norm(), feddyn.server[-1].lam_bar.norm()) > 1e-3
+
+
+def test_round_1_of_fedlesam_s_and_d_is_that_of_their_base() -> None:
+    for kind, base in ((S.FedLESAMS, S.Scaffold), (S.FedLESAMD, S.FedDyn)):
+        close(run(kind, SOME[:1]).weights, run(base, SOME[:1]).weights)
+        assert differ(run(kind, EVERYONE[:2]), run(base, EVERYONE[:2]), 1e-4)
+
+
+@pytest.mark.parametrize("kind", [S.FedLESAM, S.FedLESAMS, S.FedLESAMD, S.FedGloSS])
+def test_where_the_gradient_is_zero_the_perturbation_is(kind: type[FederatedStrategy]) -> None:
+    flat = LeastSquares(LEAST_SQUARES.num_clients, seed=11)
+    flat.A[:], flat.b[:] = 0.0, 0.0
+    history = federate(kind(**LOCAL), flat, W0, SOME)
+    close(history.weights, np.tile(W0, (len(SOME) + 1, 1)))
+
+
+# --- FedGloSS -------------------------------------------------------------------------------------
+
+
+@schedules
+def test_fedgloss_broadcasts_a_model_at_its_radius_from_the_one_it_returns(
+    schedule: list[list[int]],
+) -> None:
+    """Uphill: along the last displacement of the mean, backwards. lam_bar is the mean of lam_i."""
+    history = run(S.FedGloSS, schedule, radius=0.2, alpha=0.3, **SETTING)
+    for t, state in enumerate(history.server[1:], start=1):
+        close(norm(state.e), [0.2])
+        D = history.weights[t - 1] - history.averages[t]
+        close(state.e, 0.2 * D / norm(D))
+    close(history.headline, history.weights[-1] - history.server[-1].e)
+    close(history.server[-1].lam_bar, client_vectors(history.clients, "lam").mean(0))
+    common = {"lr": 0.05, "local_steps": LOCAL["local_steps"], **SETTING}
+    expected = fedgloss.run(LEAST_SQUARES, W0, schedule, radius=0.2, alpha=0.3, **common)
+    close(history.headline, expected.extra["output"])
+
+
+@pytest.mark.parametrize("sam", [0.0, 0.3])
+def test_fedgloss_with_local_ascents_equals_the_dense_reference(sam: float) -> None:
+    own, relaxed = {"radius": 0.2, "alpha": 0.3}, {"ri_beta": 0.1, "ri_center": "start"}
+    plugins = (SAM(rho=sam), RelaxedInit(beta=0.1, center="start"))
+    common = {"lr": 0.05, "local_steps": LOCAL["local_steps"], "sam_rho": sam, **SETTING}
+    expected = fedgloss.run(LEAST_SQUARES, W0, SOME, **own, **relaxed, **common)
+    close(run(S.FedGloSS, SOME, plugins=plugins, **own, **SETTING).weights, expected.weights)
+
+
+# --- Ditto ----------------------------------------------------------------------------------------
+
+
+def personal(history: History) -> torch.Tensor:
+    return client_vectors(history.clients, "v")
+
+
+@schedules
+def test_ditto_without_a_pull_is_local_training(schedule: list[list[int]]) -> None:
+    local = run(S.Local, schedule, **SETTING)
+    close(personal(run(S.Ditto, schedule, lam=0.0, **SETTING)), client_vectors(local.clients, "w"))
+
+
+def test_ditto_with_a_large_pull_is_the_model_received() -> None:
+    """lam = 1 / lr, both to their limits: each step lands an lr of the gradient away from w^t."""
+    tiny = {"lr": 1e-12, "lam": 1e12}
+    history = run(S.Ditto, EVERYONE, **tiny)
+    close(personal(history), history.weights[-2].expand(len(EVERYONE[0]), -1))
+    half = run(S.Ditto, EVERYONE, lam=0.5)
+    between = personal(half) - personal(run(S.Ditto, EVERYONE, lam=0.0))
+    assert between.norm() > 1e-2
+
+
+def test_dittos_centre_may_be_the_relaxed_start() -> None:
+    relaxed = {"ri_beta": 0.1, "ri_center": "start"}
+    common = {"lr": 0.05, "local_steps": LOCAL["local_steps"], **SETTING}
+    expected = ditto.run(LEAST_SQUARES, W0, SOME, lam=0.7, **relaxed, **common)
+    start = (RelaxedInit(beta=0.1, center="start"),)
+    history = run(S.Ditto, SOME, lam=0.7, plugins=start, **SETTING)
+    close(personal(history), expected.clients["v_i"])
