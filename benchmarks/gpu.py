@@ -31,8 +31,9 @@ from torch.nn import functional as F
 
 from fedaccord import simulate
 from fedaccord.config import RunConfig
-from fedaccord.data.cache import Dataset
-from fedaccord.data.datasets import CONSTANTS, augment, normalise
+from fedaccord.data.kind import Dataset
+from fedaccord.data.transforms import augment, normalise
+from fedaccord.data.vision import CIFAR10
 from fedaccord.strategies import METHODS
 from fedaccord.task import Clients, Task, models
 from fedaccord.task.flat_model import FlatModel
@@ -174,9 +175,7 @@ def task_of(model: str, size: Size, options: argparse.Namespace) -> Task:
     y = torch.randint(size.classes, (n,), generator=g)
     tested = min(n, 100 if options.quick else 10_000)
     name, _, stem = model.partition("-")
-    data = Dataset(
-        "random", x[:0], y[:0], x[:0], y[:0], size.classes, *CONSTANTS["cifar10"], augment=True
-    )
+    data = Dataset("random", x[:0], y[:0], x[:0], y[:0], size.classes, *(CIFAR10.scale or ()))
     return Task(
         partial(models.build, name, SHAPE, size.classes, stem=stem or "imagenet"),
         Clients([*x.split(size.samples)], [*y.split(size.samples)]),

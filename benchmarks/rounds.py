@@ -111,7 +111,7 @@ class ClientImages(TorchDataset[tuple[Tensor, int]]):
     """A client's images, transformed one by one, as torchvision's CIFAR10 does it."""
 
     def __init__(self, x: np.ndarray, y: list[int]) -> None:
-        mean, std = datasets.CONSTANTS["cifar10"]
+        mean, std = datasets.DATASETS["cifar10"].scale or ((), ())
         self.x, self.y = x, y  # (n, 32, 32, 3) uint8
         self.transform = transforms.Compose(
             [

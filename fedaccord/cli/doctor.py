@@ -21,7 +21,7 @@ from fedaccord.process import threads
 
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
-    from fedaccord.data.datasets import Facts
+    from fedaccord.data.kind import Facts
 
 
 def doctor(
@@ -171,7 +171,7 @@ def check_ray() -> Check:
 
 
 def check_disks(out_dir: Path) -> Iterator[Check]:
-    from fedaccord.data.datasets import cache_folder
+    from fedaccord.data.cache import cache_folder
 
     for what, folder in (("run folder", out_dir), ("cache folder", cache_folder())):
         there = _there(folder)
@@ -213,10 +213,11 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
 def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]:
     """What is known of the data without decoding it; None: not enough."""
     from fedaccord.data import datasets
+    from fedaccord.data.kind import Facts
     from fedaccord.task import load_task
 
     task, clients = settings.task, settings.num_clients
-    facts = datasets.KNOWN.get(task.dataset)
+    facts = datasets.DATASETS[task.dataset].facts
     try:
         data = datasets.cached(task.dataset, task.data_dir, image_size=task.image_size)
     except FileNotFoundError as error:
@@ -231,7 +232,7 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]
     if data:
         arrays = (data.x_train, data.y_train, data.x_test, data.y_test)
         shape, samples = tuple(data.x_train.shape[1:]), len(data.y_train)
-        facts = datasets.Facts(shape, data.classes, samples, sum(x.nbytes for x in arrays))
+        facts = Facts(shape, data.classes, samples, sum(x.nbytes for x in arrays))
     if facts is None:
         advice = "unknown until it is decoded; run once to have it checked"
         yield Check("warn", "data", f"{task.dataset}: {advice}")

@@ -13,10 +13,9 @@ import os
 import time
 import uuid
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,49 +23,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-# Mean and standard deviation per channel; where none are given they are those of the images.
-CONSTANTS = {
-    "cifar10": ((0.491, 0.482, 0.447), (0.247, 0.243, 0.262)),
-    "cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
-}
-AUGMENTED = {"cifar10", "cifar100", "image-folder"}  # natural images: a mirrored one is as good
-MAX_IMAGE_SIZE = 4096  # pixels of a side, of images that are resized
+from fedaccord.data.kind import ARRAYS, Dataset, Decoded, PerChannel
+
 CACHE_FORMAT = 2  # raise it when the decoding changes: older cache files are then left aside
 ABANDONED = 600  # seconds without a write after which a part of a file is nobody's any more
-
-
-class Dataset(NamedTuple):
-    """Training and test data in memory, mapped from the cache file: writes stay in the process."""
-
-    name: str
-    x_train: torch.Tensor  # (n, channels, height, width) uint8, or (n, ...) float32 features
-    y_train: torch.Tensor  # (n,) int64, 0 <= y < classes
-    x_test: torch.Tensor
-    y_test: torch.Tensor
-    classes: int
-    mean: tuple[float, ...]  # per channel, of training pixels in [0, 1]; empty for features
-    std: tuple[float, ...]
-    augment: bool  # whether `augment` suits these images
-    class_names: tuple[str, ...] = ()  # of label 0, 1, ...; empty: unknown
-
-
-class Decoded(NamedTuple):
-    """What a source gives: channel-last uint8 images or float32 features, and their labels."""
-
-    x_train: NDArray[Any]  # (n, height, width[, channels]) uint8, or (n, ...) float32
-    y_train: NDArray[Any]  # (n,) integers
-    x_test: NDArray[Any]
-    y_test: NDArray[Any]
-    classes: int
-    class_names: tuple[str, ...] = ()  # of label 0, 1, ...; empty: unknown
-
-
-class Source(NamedTuple):
-    """Where data was found, and how to decode it."""
-
-    paths: tuple[Path, ...]  # files and folders whose change makes the cache stale
-    decode: Callable[[], Decoded]
 
 
 def cache_folder() -> Path:
@@ -98,17 +58,6 @@ def _size_and_time(entry: str) -> tuple[str, int, int]:
     return entry, stat.st_size, stat.st_mtime_ns
 
 
-def check_fits(what: str, size: int) -> None:
-    """Raises ValueError where so many bytes are more than this machine's memory: the system would
-    not refuse them, and end the process when they are filled."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > memory:
-        raise ValueError(
-            f"{what}: expected what fits into the {memory / 1e9:,.0f} GB of memory here, got "
-            f"{size / 1e9:,.0f} GB: take less of it, or smaller images"
-        )
-
-
 def read(path: Path, name: str) -> Dataset | None:
     """Map a cache file; None where there is none, or none that is as it was written."""
     if not path.is_file():  # a pipe would be waited for
@@ -128,20 +77,22 @@ def read(path: Path, name: str) -> Dataset | None:
         classes=facts["classes"],
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
-        augment=name in AUGMENTED,
         class_names=tuple(facts["class_names"]),
     )
 
 
-def write(path: Path, name: str, data: Decoded) -> None:
-    """Write a cache file under another name, then rename it: readers see all of it or nothing."""
+def write(path: Path, data: Decoded, scale: tuple[PerChannel, PerChannel] | None) -> None:
+    """Write a cache file under another name, then rename it: readers see all of it or nothing.
+
+    scale: mean and std of the channels; None: those of the training images.
+    """
     tensors = {
         "x_train": _channel_first(data.x_train),
         "y_train": torch.from_numpy(data.y_train.astype(np.int64)),
         "x_test": _channel_first(data.x_test),
         "y_test": torch.from_numpy(data.y_test.astype(np.int64)),
     }
-    mean, std = CONSTANTS.get(name) or _channel_stats(tensors["x_train"])
+    mean, std = scale or _channel_stats(tensors["x_train"])
     numbers = {"classes": data.classes, "mean": mean, "std": std}
     facts = json.dumps(numbers | {"class_names": data.class_names})
     metadata = {"facts": facts, "checksum": _checksum(facts, tensors)}
@@ -185,7 +136,7 @@ def _channel_first(x: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
-def _channel_stats(x: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _channel_stats(x: torch.Tensor) -> tuple[PerChannel, PerChannel]:
     """Mean and standard deviation per channel of uint8 images, exactly, from their histograms."""
     if x.dtype != torch.uint8:
         return (), ()

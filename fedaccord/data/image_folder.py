@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedaccord.data.cache import Decoded, Source, check_fits
+from fedaccord.data.kind import Decoded, Kind, Source, check_fits
+from fedaccord.data.transforms import augment
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -24,8 +25,8 @@ log = logging.getLogger("flwr")  # what a run prints
 IMAGE_SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
-def find(root: Path, image_size: int) -> Source:
-    """Raises FileNotFoundError if one of the two folders is missing, ValueError without Pillow."""
+def find(root: Path, download: bool, image_size: int) -> Source:
+    """Raises ValueError without Pillow."""
     if find_spec("PIL") is None:
         raise ValueError(
             "image-folder: expected Pillow, which reads images, found none: uv pip install pillow"
@@ -152,3 +153,6 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     from PIL import Image
 
     return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+
+
+IMAGE_FOLDER = Kind(find=find, origin="user", resizes=True, augment=augment)

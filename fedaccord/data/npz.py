@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedaccord.data.cache import ARRAYS, Decoded, Source, check_fits
+from fedaccord.data.kind import ARRAYS, Decoded, Kind, Source, check_fits
 
 log = logging.getLogger("flwr")  # what a run prints
 
@@ -21,8 +21,7 @@ CHANNELS = 4  # at most, of an image
 Array = NDArray[Any]
 
 
-def find(path: Path) -> Source:
-    """Raises FileNotFoundError where there is no such file."""
+def find(path: Path, download: bool, image_size: int) -> Source:
     if not path.is_file():
         raise FileNotFoundError(
             f"npz: expected a .npz file, found no file {path}: point data-dir to one with the "
@@ -195,3 +194,6 @@ def _num_classes(path: Path, arrays: dict[str, Array]) -> int:
             f"{MAX_CLASSES:,} or as names, got {got}: write the number of classes"
         )
     return int(value)
+
+
+NPZ = Kind(find=find, origin="user")

@@ -3,13 +3,9 @@
 from dataclasses import dataclass
 
 from fedaccord.core.options import option
-from fedaccord.data.cache import MAX_IMAGE_SIZE
-from fedaccord.data.datasets import DATASETS
+from fedaccord.data.datasets import DATASETS, MAX_IMAGE_SIZE
 from fedaccord.data.partition import MAX_ALPHA, REPLACEMENTS, SCHEMES
 from fedaccord.task.models import MODELS
-
-FETCHED = ("fashion-mnist", "cifar10", "cifar100")
-BROUGHT = ("npz", "image-folder")  # of the user's own: what lies in data-dir is the data set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +17,7 @@ class TaskConfig:
         "",
         "absolute folder (npz: file) with the data; cifar10: torchvision's files, or images in "
         "train/<class>/* and test/<class>/*",
-        only={"dataset": [name for name in DATASETS if name != "digits"]},
+        only={"dataset": [name for name, kind in DATASETS.items() if kind.origin != "package"]},
         affects="place",
         path=True,
         node=True,
@@ -29,7 +25,7 @@ class TaskConfig:
     download: bool = option(
         False,
         "let torchvision fetch a missing data set",
-        only={"dataset": FETCHED},
+        only={"dataset": [name for name, kind in DATASETS.items() if kind.origin == "download"]},
         affects="place",
     )
     image_size: int = option(

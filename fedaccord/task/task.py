@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fedaccord.core.vectors import dtype_of, to_device
 from fedaccord.data import datasets, fingerprint
+from fedaccord.data.kind import Dataset
 from fedaccord.data.partition import matching_share
 from fedaccord.data.partition import partition as partition_labels
 from fedaccord.task import models
@@ -294,6 +295,8 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
     if held is not None and not drawn:
         clients, test = _without(clients, held, config.validation)
 
+    kind = datasets.DATASETS[config.dataset]
+
     def module() -> nn.Module:
         return models.build(config.model, shape, data.classes, stem=config.stem, seed=config.seed)
 
@@ -303,8 +306,8 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
         test=test,
         split="validation" if config.validation else "test",
         device=find_device(config.device),
-        prepare=lambda x, dtype: datasets.normalise(x, data, dtype),
-        augment=datasets.augment if data.augment else None,
+        prepare=lambda x, dtype: kind.prepare(x, data, dtype),
+        augment=kind.augment,
         seed=config.seed,
         own_test=whole,
         card=_card(config, data),
@@ -339,7 +342,7 @@ def _without(clients: Clients, held: Tensor, share: float) -> tuple[Clients, Sam
     return left, (clients.x[held], clients.y[held])
 
 
-def _card(config: TaskConfig, data: datasets.Dataset) -> dict[str, Any]:
+def _card(config: TaskConfig, data: Dataset) -> dict[str, Any]:
     """What somebody who has the parameters needs to know, in JSON's types.
 
     architecture and arguments: of `models.build`. mean, std: per channel, of pixels in [0, 1];

@@ -52,7 +52,8 @@ def test_doctor_finds_the_default_settings_sound(tmp_path: Path) -> None:
 
 def test_doctor_knows_digits_as_they_come() -> None:
     data = datasets.load("digits")
-    facts = datasets.KNOWN["digits"]
+    facts = datasets.DATASETS["digits"].facts
+    assert facts is not None
     assert facts.shape == tuple(data.x_train.shape[1:])
     assert facts.samples == len(data.y_train)
     assert facts.size == sum(x.nbytes for x in data[1:5])

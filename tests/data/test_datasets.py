@@ -14,8 +14,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from fedaccord.data import cache, datasets
-from fedaccord.data.datasets import Dataset, cached, load
+from fedaccord.data import cache, datasets, digits
+from fedaccord.data.datasets import DATASETS, cached, load
+from fedaccord.data.kind import Dataset, Decoded
 
 
 def same(a: Dataset, b: Dataset) -> bool:
@@ -23,7 +24,7 @@ def same(a: Dataset, b: Dataset) -> bool:
     return all(torch.equal(s, t) for s, t in tensors) and (a.name, *a[5:]) == (b.name, *b[5:])
 
 
-def cannot_decode() -> cache.Decoded:
+def cannot_decode() -> Decoded:
     raise AssertionError("decoded although cached")
 
 
@@ -37,7 +38,7 @@ def test_digits_are_all_of_scikit_learns_images_rescaled(tmp_path: Path) -> None
     assert (data.x_train.shape, data.x_test.shape) == ((1438, 1, 8, 8), (359, 1, 8, 8))
     assert data.x_train.dtype == data.x_test.dtype == torch.uint8
     assert data.y_train.dtype == data.y_test.dtype == torch.int64
-    assert (data.name, data.classes, data.augment) == ("digits", 10, False)
+    assert (data.name, data.classes) == ("digits", 10)
 
     def rows(x: Any, y: Any) -> list[tuple[int, ...]]:
         pixels = np.asarray(x).reshape(len(x), -1).astype(int)
@@ -67,7 +68,7 @@ def test_computed_constants_are_those_of_the_training_pixels(tmp_path: Path) -> 
 
 def test_second_load_does_not_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load("digits", cache_dir=tmp_path)
-    monkeypatch.setattr(datasets, "_decode_digits", cannot_decode)
+    monkeypatch.setattr(digits, "decode", cannot_decode)
     assert same(first, load("digits", cache_dir=tmp_path))
     with pytest.raises(AssertionError, match="although cached"):
         load("digits", cache_dir=tmp_path / "other")
@@ -92,7 +93,7 @@ def test_cached_neither_decodes_nor_fetches(
     assert cached("digits", cache_dir=tmp_path) is None
     assert list(tmp_path.iterdir()) == []
     first = load("digits", cache_dir=tmp_path)
-    monkeypatch.setattr(datasets, "_decode_digits", cannot_decode)
+    monkeypatch.setattr(digits, "decode", cannot_decode)
     found = cached("digits", cache_dir=tmp_path)
     assert found is not None
     assert same(first, found)
@@ -213,9 +214,9 @@ def test_cache_folder_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     load("digits")
     assert (tmp_path / "own").is_dir()
     monkeypatch.delenv("FEDACCORD_CACHE")
-    assert datasets.cache_folder() == tmp_path / "xdg" / "fedaccord"
+    assert cache.cache_folder() == tmp_path / "xdg" / "fedaccord"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert datasets.cache_folder() == tmp_path / "home" / ".cache" / "fedaccord"
+    assert cache.cache_folder() == tmp_path / "home" / ".cache" / "fedaccord"
 
 
 # Real data
@@ -229,7 +230,6 @@ def test_fashion_mnist(real_data: Path) -> None:
     assert data.y_test.bincount().tolist() == [1000] * 10
     assert data.mean == pytest.approx([0.2860], abs=5e-5)  # as published by others
     assert data.std == pytest.approx([0.3530], abs=5e-5)
-    assert not data.augment
 
 
 @pytest.mark.data
@@ -238,10 +238,9 @@ def test_cifar10_from_image_files(real_data: Path) -> None:
     assert (data.x_train.shape, data.x_test.shape) == ((50_000, 3, 32, 32), (10_000, 3, 32, 32))
     assert data.y_train.bincount().tolist() == [5000] * 10
     assert data.y_test.bincount().tolist() == [1000] * 10
-    assert (data.mean, data.std) == datasets.CONSTANTS["cifar10"]
+    assert (data.mean, data.std) == DATASETS["cifar10"].scale
     measured = (data.x_train.float().mean((0, 2, 3)) / 255).tolist()
     assert measured == pytest.approx(data.mean, abs=2e-3)  # the channels are in this order
-    assert data.augment
     last = sorted((real_data / "cifar10" / "test" / "truck").iterdir())[-1]
     assert np.array_equal(data.x_test[-1].permute(1, 2, 0), np.asarray(Image.open(last)))
 
@@ -251,7 +250,7 @@ def test_cifar10_in_the_folder_itself_is_found_too(some_of_cifar10: Path) -> Non
     data = load("cifar10", str(some_of_cifar10))
     assert data.y_train.tolist() == [label for label in range(10) for _ in range(200)]
     assert data.y_test.tolist() == [label for label in range(10) for _ in range(20)]
-    assert (data.mean, data.std) == datasets.CONSTANTS["cifar10"]
+    assert (data.mean, data.std) == DATASETS["cifar10"].scale
 
 
 # torchvision's own formats
@@ -283,8 +282,8 @@ def test_cifar100_from_torchvisions_files(tmp_path: Path, cifar: Callable[..., n
     assert np.array_equal(data.x_train, train)
     assert np.array_equal(data.x_test, test)
     assert (data.y_train.tolist(), data.y_test.tolist()) == ([5, 99, 0, 42], [7, 7])
-    assert (data.classes, data.augment) == (100, True)
-    assert (data.mean, data.std) == datasets.CONSTANTS["cifar100"]
+    assert data.classes == 100
+    assert (data.mean, data.std) == DATASETS["cifar100"].scale
 
 
 def test_cifar10_prefers_torchvisions_files(
@@ -381,7 +380,7 @@ def test_image_folder(pets: Path) -> None:
     assert data.x_train[0, :, 3, 5].tolist() == [10, 1, 2]
     assert data.x_test[:, 0, 0, 0].tolist() == [50, 40]
     assert (data.y_train.tolist(), data.y_test.tolist()) == ([0, 0, 1], [0, 1])
-    assert (data.classes, data.augment) == (2, True)
+    assert data.classes == 2
     assert data.mean == pytest.approx([20 / 255, 1 / 3 / 255, 2 / 3 / 255])
     assert data.std[0] == pytest.approx((200 / 3) ** 0.5 / 255)
 
@@ -518,7 +517,7 @@ def test_npz_colour_images_are_stored_channel_first(tmp_path: Path) -> None:
     assert np.array_equal(data.x_train, images[:5].transpose(0, 3, 1, 2))
     assert np.array_equal(data.x_test, images[5:].transpose(0, 3, 1, 2))
     assert (data.y_train.tolist(), data.y_test.tolist()) == ([0, 1, 1, 0, 2], [0, 1])
-    assert (data.y_train.dtype, data.classes, data.augment) == (torch.int64, 3, False)
+    assert (data.y_train.dtype, data.classes) == (torch.int64, 3)
     assert data.mean == pytest.approx(images[:5].mean((0, 1, 2)) / 255)
     assert data.std == pytest.approx(images[:5].std((0, 1, 2)) / 255)
 
@@ -656,6 +655,12 @@ def test_npz_refuses_other_files(tmp_path: Path) -> None:
 
 
 # Names and options
+
+
+def test_natural_images_alone_are_augmented() -> None:
+    """A mirrored digit or shirt is another one, and nothing is known of arrays."""
+    augmented = {name for name, kind in DATASETS.items() if kind.augment}
+    assert augmented == {"cifar10", "cifar100", "image-folder"}
 
 
 def test_unknown_name_lists_the_known_and_the_nearest() -> None:

@@ -106,7 +106,7 @@ def test_more_than_the_memory_holds_is_refused(
     """The system lets a process reserve it, and ends it when it is filled."""
     np.savez(tmp_path / "data.npz", x_train=np.zeros((9, 10_000)))
     pets(tmp_path)
-    monkeypatch.setattr("fedaccord.data.cache.os.sysconf", lambda name: 500)  # 250 kB
+    monkeypatch.setattr("fedaccord.data.kind.os.sysconf", lambda name: 500)  # 250 kB
     with pytest.raises(ValueError, match=r"fits into the 0 GB of memory .*write it anew"):
         datasets.load("npz", str(tmp_path / "data.npz"))
     with pytest.raises(ValueError, match=r"5 images: expected what fits .*smaller images"):

@@ -3,7 +3,10 @@
 import pytest
 import torch
 
-from fedaccord.data.datasets import CONSTANTS, Dataset, augment, normalise
+from fedaccord.data.kind import Dataset, Kind
+from fedaccord.data.npz import NPZ
+from fedaccord.data.transforms import augment, normalise
+from fedaccord.data.vision import CIFAR10, CIFAR100
 
 
 def images(b: int, c: int, h: int, w: int) -> torch.Tensor:
@@ -11,16 +14,15 @@ def images(b: int, c: int, h: int, w: int) -> torch.Tensor:
     return x.to(torch.uint8)  # never 0, so that the pad can be told from the image
 
 
-def dataset(mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
-    nothing = torch.empty(0)
-    return Dataset("test", nothing, nothing, nothing, nothing, 2, mean, std, False)
+def dataset(kind: Kind) -> Dataset:
+    return Dataset("test", *[torch.empty(0)] * 4, 2, *(kind.scale or ((), ())))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_normalise_is_the_formula(dtype: torch.dtype) -> None:
     x = images(4, 3, 5, 6)
     before = x.clone()
-    data = dataset(*CONSTANTS["cifar10"])
+    data = dataset(CIFAR10)
     got = normalise(x, data, dtype)
     expected = torch.empty(x.shape, dtype=torch.float64)
     for channel in range(3):
@@ -34,14 +36,14 @@ def test_normalise_is_the_formula(dtype: torch.dtype) -> None:
 
 
 def test_normalise_takes_further_leading_dimensions() -> None:
-    x, data = images(6, 3, 5, 6), dataset(*CONSTANTS["cifar100"])
+    x, data = images(6, 3, 5, 6), dataset(CIFAR100)
     stacked = normalise(x.view(2, 3, 3, 5, 6), data, torch.float32)
     assert torch.equal(stacked.flatten(0, 1), normalise(x, data, torch.float32))
 
 
 def test_normalise_only_casts_features() -> None:
     x = torch.tensor([[0.1, -300.0]])
-    assert torch.equal(normalise(x, dataset((), ()), torch.float64), x.double())
+    assert torch.equal(normalise(x, dataset(NPZ), torch.float64), x.double())
 
 
 def test_augment_is_a_shifted_possibly_mirrored_window_of_the_padded_image() -> None:
@@ -85,7 +87,7 @@ def test_augment_mirrors_half_and_shifts_evenly() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_transforms_are_the_same_on_a_gpu() -> None:
-    x, data = images(50, 3, 32, 32), dataset(*CONSTANTS["cifar10"])
+    x, data = images(50, 3, 32, 32), dataset(CIFAR10)
     cpu = augment(x, torch.Generator().manual_seed(6))
     gpu = augment(x.cuda(), torch.Generator().manual_seed(6))
     assert torch.equal(gpu.cpu(), cpu)

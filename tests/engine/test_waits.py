@@ -13,8 +13,8 @@ from torch import nn
 from fedaccord import server_app, simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves, map_vectors
-from fedaccord.data.cache import Dataset
-from fedaccord.data.datasets import augment, normalise
+from fedaccord.data.kind import Dataset
+from fedaccord.data.transforms import augment, normalise
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.run import Run
 from fedaccord.storage.shards import Shards
@@ -34,7 +34,7 @@ def task(clients: int, augmented: bool) -> Task:
     sizes = [12 - i % 3 for i in range(clients)]
     x = torch.randint(256, (sum(sizes), 3, 8, 8), generator=g, dtype=torch.uint8)
     y = torch.randint(3, (len(x),), generator=g)
-    data = Dataset("random", x[:0], y[:0], x[:0], y[:0], 3, (0.5,) * 3, (0.2,) * 3, augment=True)
+    data = Dataset("random", x[:0], y[:0], x[:0], y[:0], 3, (0.5,) * 3, (0.2,) * 3)
     return Task(
         lambda: models.build("mlp", (3, 8, 8), 3),
         Clients([*x.split(sizes)], [*y.split(sizes)]),

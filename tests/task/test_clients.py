@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedaccord.data.cache import Dataset
-from fedaccord.data.datasets import augment, normalise
+from fedaccord.data.kind import Dataset
+from fedaccord.data.transforms import augment, normalise
 from fedaccord.task import Clients, Task, models
 from tests.fake_gpu import GPU, FakeGPU, fake_gpu
 
@@ -26,7 +26,7 @@ def task(device: Any, parts: bool = True, augmented: bool = True) -> Task:
     g = torch.Generator().manual_seed(0)
     x = torch.randint(256, (N, 3, 8, 8), generator=g, dtype=torch.uint8)
     y = torch.randint(3, (N,), generator=g)
-    data = Dataset("random", x[:0], y[:0], x[:0], y[:0], 3, (0.5,) * 3, (0.2,) * 3, augment=True)
+    data = Dataset("random", x[:0], y[:0], x[:0], y[:0], 3, (0.5,) * 3, (0.2,) * 3)
     own = Clients(x, y, PARTS) if parts else Clients([x[:12], x[12:]], [y[:12], y[12:]])
     return Task(
         lambda: models.build("mlp", (3, 8, 8), 3),

@@ -70,7 +70,7 @@ def has_data(task: TaskConfig) -> bool:
     try:
         datasets.cached(task.dataset, task.data_dir, image_size=task.image_size)
     except FileNotFoundError:
-        if task.dataset not in datasets.KNOWN:
+        if datasets.DATASETS[task.dataset].facts is None:
             raise
         return False
     return True
@@ -79,8 +79,9 @@ def has_data(task: TaskConfig) -> bool:
 def _samples_of_client(config: RunConfig) -> int:
     if has_data(config.task):
         return load_task(config.task, num_clients=config.num_clients).clients.size(0)
-    samples = datasets.KNOWN[config.task.dataset].samples
-    return config.task.samples_per_client or max(1, samples // config.num_clients)
+    facts = datasets.DATASETS[config.task.dataset].facts
+    assert facts is not None  # else `has_data` raised
+    return config.task.samples_per_client or max(1, facts.samples // config.num_clients)
 
 
 def _time(config: RunConfig) -> Pace:

@@ -13,12 +13,12 @@ from fedaccord import config
 from fedaccord.config import RunConfig
 from fedaccord.core.options import check_option, did_you_mean, option, options
 from fedaccord.core.plugin import has_personal
+from fedaccord.data.datasets import DATASETS
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.space import Choices, Space, Values
 from fedaccord.runs import flatten
 from fedaccord.storage.files import contents
 from fedaccord.strategies import METHODS
-from fedaccord.task.config import BROUGHT
 
 SEARCHES = ("grid", "random", "optuna", "halving", "asha")
 PERSONAL = "personal-"  # begins the metrics of the clients' own models
@@ -100,7 +100,7 @@ class Configuration:
         """
         used, free = config.in_use(self.config), config.affecting("speed", "place")
         deciding = {key: value for key, value in used.items() if key not in {*free, "seed"}}
-        if used["dataset"] in BROUGHT:
+        if DATASETS[used["dataset"]].origin == "user":
             deciding["data-dir"] = used["data-dir"]
         for key in config.paths():
             if deciding.get(key):

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedaccord.data import cache, datasets
+from fedaccord.data.kind import ARRAYS
 from tests.data.nasty import Case, Maker, Settings, alike
 from tests.data.nasty.images import pets
 from tests.data.nasty.npz import GREY, at, of_arrays
@@ -119,7 +120,7 @@ def foreign(tensors: dict[str, torch.Tensor], facts: str | None = None) -> Calla
 
 
 def ours(dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    return {key: torch.zeros(2, dtype=dtype) for key in cache.ARRAYS}
+    return {key: torch.zeros(2, dtype=dtype) for key in ARRAYS}
 
 
 def replaced_by(make: Callable[[Path], Any]) -> Callable[[Path], Any]:
