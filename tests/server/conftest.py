@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -22,13 +23,24 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.fixture
-def warnings() -> Iterator[list[str]]:
-    """What Flower's logger was given at the level of a warning or above."""
+@contextmanager
+def logged(level: int) -> Iterator[list[str]]:
+    """What Flower's logger is given at a level or above."""
     lines: list[str] = []
-    handler = logging.Handler(logging.WARNING)
+    handler, log = logging.Handler(level), logging.getLogger("flwr")
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    log = logging.getLogger("flwr")
     log.addHandler(handler)
     yield lines
     log.removeHandler(handler)
+
+
+@pytest.fixture
+def lines() -> Iterator[list[str]]:
+    with logged(logging.INFO) as lines:
+        yield lines
+
+
+@pytest.fixture
+def warnings() -> Iterator[list[str]]:
+    with logged(logging.WARNING) as lines:
+        yield lines

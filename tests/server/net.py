@@ -85,3 +85,18 @@ class Net(InProcessGrid):
         messages = list(messages)
         assert not any(map(is_handshake, messages)), "a run waits for the answer to a hello"
         return super().send_and_receive(messages, timeout=timeout)
+
+
+def through(
+    change: Callable[[list[Message], list[Message]], Iterable[Message]],
+) -> type[InProcessGrid]:
+    """A grid that makes other replies of (messages, their replies)."""
+
+    class Changed(InProcessGrid):
+        def send_and_receive(
+            self, messages: Iterable[Message], *, timeout: float | None = None
+        ) -> Iterable[Message]:
+            messages = [*messages]
+            return change(messages, [*super().send_and_receive(messages, timeout=timeout)])
+
+    return Changed

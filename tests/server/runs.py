@@ -32,8 +32,9 @@ def strategy(kind: type[FederatedStrategy] = FedAvg, **more: Any) -> Any:
     return kind(**{**settings, "fraction_train": 1.0, **more})
 
 
-def client_app(spoil: Spoil | None = None, client: int = 2) -> ClientApp:
-    """A step of gradient descent per local epoch; ``client``'s training replies are spoilt."""
+def client_app(spoil: Spoil | None = None, client: int | None = 2) -> ClientApp:
+    """A step of gradient descent per local epoch; the training replies of ``client`` (None: of
+    all) are spoilt."""
     app = ClientApp()
 
     @app.train()
@@ -41,9 +42,8 @@ def client_app(spoil: Spoil | None = None, client: int = 2) -> ClientApp:
         i = int(str(context.node_config["partition-id"]))
         data: Any = [LEAST_SQUARES.clients()[i]]
         reply = train_locally(message, context, model=linear(W0), batches=data, loss=half_square)
-        return (
-            spoil(message, reply) if spoil and i == client and not is_handshake(message) else reply
-        )
+        spoilt = spoil and client in (i, None) and not is_handshake(message)
+        return spoil(message, reply) if spoil and spoilt else reply
 
     return app
 

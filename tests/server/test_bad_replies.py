@@ -33,10 +33,10 @@ from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import AFedPD, FedAvg, FedInit, Scaffold
 from fedaccord.wire.handshake import answer_handshake
-from fedaccord.wire.instruction import is_handshake, read_instruction
+from fedaccord.wire.instruction import PROTOCOL, is_handshake, read_instruction
 from fedaccord.wire.tensor_array import to_tensor
-from tests.grid import InProcessGrid
-from tests.server.net import Clock, Net
+from tests.grid import FIRST_NODE, InProcessGrid
+from tests.server.net import Clock, Net, through
 from tests.server.runs import C, Spoil, client_app, run_over, strategy
 from tests.server.test_replies import (
     boasting,
@@ -283,22 +283,14 @@ def test_a_bad_reply_is_the_absence_of_its_client(bad: str, warnings: list[str])
             assert reason in row["status"]
 
 
-def test_the_kinds_are_many() -> None:
-    assert len(BAD) >= 69
-
-
 # --- what does no harm ----------------------------------------------------------------------------
 
 
-def metrics(values: dict[str, Any]) -> Spoil:
-    return with_metrics(**values)
-
-
 HARMLESS: dict[str, Spoil] = {
-    "1,000 metrics": metrics({f"m{k}": 1.0 for k in range(1000)}),
-    "metrics of our names": metrics({"round": 7, "client": 0, "status": 1, "up-bytes": -1}),
-    "metrics of lists": metrics({"many": [1.0] * 10**5}),
-    "metrics of strange names": metrics({"=1+1": 1, "\x1b[31m": 2, "": 3, "x" * 10**6: 4}),
+    "1,000 metrics": with_metrics(**{f"m{k}": 1.0 for k in range(1000)}),
+    "metrics of our names": with_metrics(**{"round": 7, "client": 0, "status": 1, "up-bytes": -1}),
+    "metrics of lists": with_metrics(**{"many": [1.0] * 10**5}),
+    "metrics of strange names": with_metrics(**{"=1+1": 1, "\x1b[31m": 2, "": 3, "x" * 10**6: 4}),
     "records of its own": with_records(more=MetricRecord({"a": 1}), config=ConfigRecord({"b": 2})),
     "a loss of its own kind": number("train-loss", -5),
 }
@@ -321,26 +313,6 @@ def test_what_is_not_asked_for_changes_nothing(kind: str, warnings: list[str]) -
 # --- what a network makes of good replies ---------------------------------------------------------
 
 
-class Repeating(InProcessGrid):
-    """Every reply comes twice."""
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        replies = [*super().send_and_receive(messages, timeout=timeout)]
-        return [*reversed(replies), *replies]
-
-
-class Forging(InProcessGrid):
-    """Before client 2's own reply comes one that another node made up for it."""
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        replies = [*super().send_and_receive(messages, timeout=timeout)]
-        return [forged(replies[CLIENT], sender=replies[0].metadata.src_node_id), *replies]
-
-
 def forged(reply: Message, sender: int) -> Message:
     up = {
         name: Array(-to_tensor(a).numpy()) for name, a in reply.content.array_records["up"].items()
@@ -352,14 +324,19 @@ def forged(reply: Message, sender: int) -> Message:
     return copy
 
 
-class Contradicting(InProcessGrid):
-    """Every node answers twice, the second time otherwise."""
+def sender(reply: Message) -> int:
+    return reply.metadata.src_node_id
 
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        replies = [*super().send_and_receive(messages, timeout=timeout)]
-        return [*replies, *(forged(reply, reply.metadata.src_node_id) for reply in replies)]
+
+REPEATED: dict[str, type[InProcessGrid]] = {
+    "every reply comes twice": through(lambda _, replies: [*reversed(replies), *replies]),
+    "another node makes up a reply for client 2": through(
+        lambda _, replies: [forged(replies[CLIENT], sender(replies[0])), *replies]
+    ),
+    "every node replies twice, the second time otherwise": through(
+        lambda _, replies: [*replies, *(forged(reply, sender(reply)) for reply in replies)]
+    ),
+}
 
 
 class Delaying(InProcessGrid):
@@ -375,19 +352,16 @@ class Delaying(InProcessGrid):
         self.rounds += 1
         if self.rounds > BAD_ROUNDS:
             return replies
-        *others, reply = sorted(replies, key=lambda r: r.metadata.src_node_id == FIRST + CLIENT)
+        *others, reply = sorted(replies, key=lambda r: sender(r) == FIRST_NODE + CLIENT)
         self.late = (reply,)
         return others
 
 
-FIRST = 1000  # the grid's first node
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_second_and_forged_replies_are_ignored(method: str) -> None:
-    for grid in (Repeating, Forging, Contradicting):
+    for kind, grid in REPEATED.items():
         rounds = federation(method, client_app(), grid)
-        assert same(rounds, expected(method, absent=False)), grid
+        assert same(rounds, expected(method, absent=False)), kind
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -413,28 +387,42 @@ def answering(answer: Callable[[Message], Any]) -> ClientApp:
     return app
 
 
-def claiming(client: Any, num_clients: Any) -> Callable[[Message], Message]:
-    numbers = {"partition-id": client, "num-partitions": num_clients}
-    return lambda message: replied(message, metrics=MetricRecord(numbers))
+def claiming(client: Any, num_clients: Any, protocol: int = PROTOCOL) -> Callable[..., Message]:
+    claims = {"partition-id": client, "num-partitions": num_clients, "protocol": protocol}
+    return lambda message: replied(message, metrics=MetricRecord(claims))
 
 
 def exits(message: Message) -> Message:
     raise SystemExit
 
 
-ANSWERS: dict[str, Callable[[Message], Any]] = {
-    "no record": lambda message: replied(message),
-    "vectors": lambda message: replied(message, metrics=ArrayRecord()),
-    "no numbers": lambda message: replied(message, metrics=MetricRecord()),
-    "lists": claiming([3], [4]),
-    "floats": claiming(3.0, 4.0),
-    "NaN": claiming(math.nan, 4),
-    "a negative number": claiming(-1, 4),
-    "too high a number": claiming(4, 4),
-    "2^62 clients": claiming(3, 2**62),
-    "None": lambda message: None,
-    "the end of its process": exits,
-    "an error of a megabyte": lambda message: boasting(message, message),
+def raises(message: Message) -> Message:
+    raise FileNotFoundError("no folder /data\nbeside the camera")
+
+
+NUMBERS = "expected an answer with 'partition-id' and 'num-partitions', got "
+ANSWERS: dict[str, tuple[Callable[[Message], Any], str]] = {
+    "no record": (lambda message: replied(message), NUMBERS),
+    "vectors": (lambda message: replied(message, metrics=ArrayRecord()), NUMBERS),
+    "no numbers": (lambda message: replied(message, metrics=MetricRecord()), NUMBERS),
+    "the question": (
+        lambda message: replied(message, **message.content),
+        "[]: answer the strategy's messages with fedaccord.train_locally",
+    ),
+    "lists": (claiming([3], [4]), NUMBERS),
+    "floats": (claiming(3.0, 4.0), NUMBERS),
+    "NaN": (claiming(math.nan, 4), NUMBERS),
+    "a negative number": (claiming(-1, 4), "expected partition-id below num-partitions, got "),
+    "too high a number": (claiming(4, 4), "expected partition-id below num-partitions, got "),
+    "2^62 clients": (claiming(3, 2**62), "expected num-partitions of at most 1000000, got"),
+    "another protocol": (
+        claiming(0, 3, 7),
+        "expected a client with protocol 1, as here, got protocol 7: install the same version",
+    ),
+    "None": (lambda message: None, "expected a Message from the ClientApp, got None"),
+    "the end of its process": (exits, "SystemExit"),
+    "an error": (raises, ": beside the camera"),
+    "an error of a megabyte": (lambda message: boasting(message, message), "=HYPERLINK(1) red xx"),
 }
 
 
@@ -442,7 +430,8 @@ ANSWERS: dict[str, Callable[[Message], Any]] = {
 def test_a_bad_answer_to_the_hello_concerns_its_node_alone(
     kind: str, clock: Clock, warnings: list[str]
 ) -> None:
-    with Net(answering(ANSWERS[kind])) as net:
+    answer, reason = ANSWERS[kind]
+    with Net(answering(answer)) as net:
         for i in range(3):
             net.join(100 + i, i, 3)
         net.join(99)
@@ -451,10 +440,11 @@ def test_a_bad_answer_to_the_hello_concerns_its_node_alone(
         roster.update(net)
     assert roster.nodes == {0: 100, 1: 101, 2: 102}
     assert list(roster.refused) == [99]
-    assert len(warnings) == 1
-    assert warnings[0].startswith("node 99 is left out: ")
-    assert warnings[0].isprintable()
-    assert len(warnings[0]) < 500
+    (line,) = warnings
+    assert line.startswith("node 99 is left out: ")
+    assert reason in line
+    assert line.isprintable()
+    assert len(line) < 500
 
 
 # --- a worker of Flower's simulation that died ----------------------------------------------------
@@ -465,17 +455,14 @@ def test_a_dead_worker_ends_the_run_and_one_clients_word_for_it_does_not(dead: i
     """Flower gives the dead worker client after client: what one client says may be made up."""
     reason = "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly'>"
 
-    class Dying(InProcessGrid):
-        def send_and_receive(
-            self, messages: Iterable[Message], *, timeout: float | None = None
-        ) -> Iterable[Message]:
-            messages = [*messages]
-            replies = [*super().send_and_receive(messages, timeout=timeout)]
-            errors = [Message(Error(0, reason), reply_to=m) for m in messages[:dead]]
-            return [*errors, *replies[dead:]]
-
+    dying = through(
+        lambda messages, replies: [
+            *(Message(Error(0, reason), reply_to=m) for m in messages[:dead]),
+            *replies[dead:],
+        ]
+    )
     if dead == 1:
-        assert federation("fedavg", client_app(), Dying)[-1].metrics["replies"] == C - 1
+        assert federation("fedavg", client_app(), dying)[-1].metrics["replies"] == C - 1
     else:
         with pytest.raises(FederationError, match=r"^a worker process of Flower's simulation died"):
-            federation("fedavg", client_app(), Dying)
+            federation("fedavg", client_app(), dying)

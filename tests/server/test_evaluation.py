@@ -1,6 +1,6 @@
 """Personal models are evaluated at their clients, whatever these answer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedaccord.task import load_task
 from fedaccord.wire.tensor_array import to_tensor
 from tests.federation import half_square, linear
 from tests.grid import InProcessGrid
+from tests.server.net import through
 from tests.server.runs import LEAST_SQUARES, W0, C, client_app, run_over, strategy
 
 
@@ -168,20 +169,14 @@ def test_what_a_client_says_of_its_evaluation_is_cleaned(warnings: list[str]) ->
 
 
 def test_second_answers_count_once_and_missing_ones_are_told(warnings: list[str]) -> None:
-    class Unreliable(InProcessGrid):
-        """Of the evaluation's answers the first comes twice, and the last does not come."""
-
-        def send_and_receive(
-            self, messages: Iterable[Message], *, timeout: float | None = None
-        ) -> Iterable[Message]:
-            messages = [*messages]
-            replies = [*super().send_and_receive(messages, timeout=timeout)]
-            asked = messages[0].metadata.message_type == MessageType.EVALUATE
-            return [replies[0], *replies[:-1]] if asked else replies
+    def change(messages: list[Message], replies: list[Message]) -> list[Message]:
+        """Of the evaluation's replies the first comes twice, and the last does not come."""
+        evaluated = messages[0].metadata.message_type == MessageType.EVALUATE
+        return [replies[0], *replies[:-1]] if evaluated else replies
 
     app, seen = client_app(), []
     app.evaluate()(lambda message, context: replied(message, loss=context.node_id))
-    with Unreliable(app, C) as grid, quiet():
+    with through(change)(app, C) as grid, quiet():
         run_over(grid, strategy(FedDeper), 1, on_round=seen.append).play()
     nodes = sorted(grid.contexts)[:-1]
     assert seen[-1].metrics["personal-loss"] == pytest.approx(np.mean(nodes))

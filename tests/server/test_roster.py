@@ -4,12 +4,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message
-from flwr.clientapp import ClientApp
+from flwr.app import Error, Message
 
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.roster import ASK_AGAIN, GRACE, Roster
-from fedaccord.wire.handshake import answer_handshake
 from tests.server.net import Clock, Net
 
 
@@ -179,75 +177,6 @@ def test_a_node_with_a_wrong_config_concerns_itself_alone(
     net.join(1, 0, 3)  # it comes back with a good one, as a restarted device
     roster.update(net)
     assert roster.nodes == {0: 1, 1: 11, 2: 12}
-
-
-def test_an_error_in_the_answer_is_the_nodes_own(clock: Clock, warnings: list[str]) -> None:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        if context.node_id == 1:
-            raise FileNotFoundError("no folder /data\nbeside the camera")
-        return answer_handshake(message, context)
-
-    with Net(app) as net:
-        net.join(1, 0, 3)
-        roster = ready(Roster(clock), net)
-    assert roster.refused == {1: "beside the camera"}
-    assert warnings == ["node 1 is left out: beside the camera"]
-
-
-def test_a_long_answer_is_told_in_short(clock: Clock, warnings: list[str]) -> None:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        if context.node_id == 1:
-            raise ValueError("\x1b[31m" + "x" * 1_000_000)
-        return answer_handshake(message, context)
-
-    with Net(app) as net:
-        net.join(1, 0, 3)
-        ready(Roster(clock), net)
-    (line,) = warnings
-    assert line.startswith("node 1 is left out: ")
-    assert line.isprintable()
-    assert len(line) < 500
-
-
-def test_a_node_with_another_protocol_is_left_out_and_the_others_train(
-    clock: Clock, warnings: list[str]
-) -> None:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        reply = answer_handshake(message, context)
-        if context.node_id == 1:
-            reply.content.metric_records["metrics"]["protocol"] = 7
-        return reply
-
-    with Net(app) as net:
-        net.join(1, 0, 3)
-        ready(Roster(clock), net)
-    (line,) = warnings
-    assert line.startswith("node 1 is left out: expected a client with protocol 1, as here, got ")
-    assert "protocol 7: install the same version" in line
-
-
-def test_an_answer_that_is_none_is_the_nodes_own(clock: Clock) -> None:
-    app = ClientApp()
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        if context.node_id == 1:
-            return Message(message.content, reply_to=message)
-        return answer_handshake(message, context)
-
-    with Net(app) as net:
-        net.join(1, 0, 3)
-        roster = ready(Roster(clock), net)
-    assert "answer the strategy's messages with fedaccord.train_locally" in roster.refused[1]
 
 
 def test_a_node_that_the_superlink_reports_lost_is_asked_again(

@@ -1,16 +1,14 @@
 """The round loop: failing rounds, nodes that come and go, settings, metrics, evaluation."""
 
-import logging
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
-from flwr.clientapp import ClientApp
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from torch import nn
 
-from fedaccord import simulate, train_locally
+from fedaccord import simulate
 from fedaccord.compat.flower_1_41 import TensorArray
 from fedaccord.core.rounds import RoundState
 from fedaccord.engine import History, quiet
@@ -20,9 +18,9 @@ from fedaccord.federation.round import Round
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.strategies import AFedPD, FedAvg, FedDyn, FedInit, FedPD, Scaffold
-from fedaccord.wire.instruction import is_handshake, read_instruction
+from fedaccord.wire.instruction import read_instruction
 from fedaccord.wire.tensor_array import to_tensor
-from tests.federation import half_square, linear, run
+from tests.federation import run
 from tests.grid import InProcessGrid
 from tests.reference import fedinit
 from tests.server.net import Clock, Net
@@ -212,20 +210,16 @@ def test_clients_that_do_not_come_are_named(clock: Clock, monkeypatch: pytest.Mo
 
 def test_a_callers_own_keys_reach_the_client_beside_ours() -> None:
     seen: list[tuple[Any, float]] = []
-    app = ClientApp()
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        if not is_handshake(message):
-            config = message.content.config_records["config"]
-            seen.append((config["temperature"], read_instruction(message).lr))
-        data: Any = [LEAST_SQUARES.clients()[0]]
-        return train_locally(message, context, model=linear(W0), batches=data, loss=half_square)
+    def note(message: Message, reply: Message) -> Message:
+        config = message.content.config_records["config"]
+        seen.append((config["temperature"], read_instruction(message).lr))
+        return reply
 
-    with InProcessGrid(app, 2) as grid, quiet():
+    with InProcessGrid(client_app(note), C) as grid, quiet():
         config = ConfigRecord({"temperature": 0.5})
         strategy(lr=0.25, lr_decay=0.5).start(grid, INITIAL, 2, train_config=config)
-    assert seen == [(0.5, 0.25)] * 2 + [(0.5, 0.125)] * 2
+    assert seen == [(0.5, 0.25), (0.5, 0.125)]
 
 
 @pytest.mark.parametrize("key", ["instruction", "client", "accepted-round", "hello"])
@@ -248,11 +242,6 @@ def test_a_key_of_ours_is_refused_in_one_line(key: str) -> None:
     ("settings", "line"),
     [
         ({"fraction_train": 0.0}, "fraction_train: expected at least 1e-06 and at most 1, got 0"),
-        ({"fraction_train": 1.5}, "fraction_train: expected at least 1e-06 and at most 1, got 1.5"),
-        ({"lr": -1}, "lr: expected above 0, got -1"),
-        ({"lr": float("nan")}, "lr: expected a finite number, got nan"),
-        ({"local_steps": 2.5}, "local_steps: expected an integer, got 2.5"),
-        ({"weighting": "size"}, "weighting: expected one of uniform, examples, got 'size'"),
         ({"plugins": (RelaxedInit(beta=-3.0),)}, "beta: expected at least -1, got -3.0"),
     ],
 )
@@ -450,36 +439,22 @@ def test_evaluation_every_n_rounds_and_after_the_last() -> None:
     assert last["norm"] != last["norm-broadcast"]
 
 
-def test_the_log_has_a_line_a_round() -> None:
-    log = logging.getLogger("flwr")
-    lines: list[str] = []
-    handler = logging.Handler(logging.INFO)
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    log.addHandler(handler)
-    try:
-        with InProcessGrid(client_app(), C) as grid:
-            strategy().start(grid, INITIAL, 2)
-    finally:
-        log.removeHandler(handler)
+def test_the_log_has_a_line_a_round(lines: list[str]) -> None:
+    with InProcessGrid(client_app(), C) as grid:
+        strategy().start(grid, INITIAL, 2)
     rounds = [line for line in lines if line.startswith("[round")]
     assert [line.partition("]")[0] for line in rounds] == ["[round 0/2", "[round 1/2", "[round 2/2"]
     assert [line.endswith("0:00:00 left") for line in rounds] == [False, True, False]
     assert "6 clients connected, 6 a round" in lines
 
 
-def test_a_message_holds_the_vectors_and_the_config_and_w_0_only_where_it_is_another_model() -> (
-    None
-):
+def test_w_0_is_sent_only_if_it_is_not_the_broadcast_model() -> None:
     contents: list[list[str]] = []
-    app = ClientApp()
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        if not is_handshake(message):
-            contents.append(sorted(message.content))
-        data: Any = [LEAST_SQUARES.clients()[0]]
-        return train_locally(message, context, model=linear(W0), batches=data, loss=half_square)
+    def note(message: Message, reply: Message) -> Message:
+        contents.append(sorted(message.content))
+        return reply
 
-    with InProcessGrid(app, 3) as grid, quiet():
+    with InProcessGrid(client_app(note, client=None), 3) as grid, quiet():
         run_over(grid, strategy(FedInit), 2, cohorts=[[0], [0, 1]]).play()
     assert contents == [["config", "down"], ["config", "down"], ["config", "down", "initial"]]
