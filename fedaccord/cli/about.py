@@ -1,4 +1,4 @@
-"""What the file of a method or plug-in says of itself."""
+"""The docstring of a method's or plug-in's file in its parts."""
 
 import inspect
 import re
@@ -23,7 +23,7 @@ class About(NamedTuple):
 def about(kind: type) -> About:
     """The paragraphs of the docstring of ``kind``'s module: title, source, then in any order.
 
-    Where there are none, as in another package, the title is the name of ``kind``.
+    If it has no docstring, as it may be in another package, the title is the name of ``kind``.
     """
     text = inspect.getdoc(sys.modules[kind.__module__]) or kind.__name__
     title, source, *rest = [

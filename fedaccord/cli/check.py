@@ -1,4 +1,4 @@
-"""What a check has to say, and how it is shown."""
+"""The result of a check, and how it is shown."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

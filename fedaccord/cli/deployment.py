@@ -1,4 +1,4 @@
-"""What `fedaccord doctor --deployment` finds on a server or a device."""
+"""`fedaccord doctor --deployment`: the checks of a server and of a device."""
 
 import errno
 import http.client
@@ -33,7 +33,7 @@ ANOTHER_CA = "its certificate is not signed by this folder's ca.crt: take the on
 
 
 def check_deployment(folder: Path) -> Iterator[Check]:
-    """What is sound and what is not in a machine's folder; the server is asked, nothing changes."""
+    """The checks of a machine's folder and of its server; nothing is changed."""
     try:
         facts = read_facts(folder)
     except ValueError as error:
@@ -131,8 +131,8 @@ def _check_node_config(folder: Path) -> Iterator[Check]:
 
 
 def _check_connection(folder: Path, facts: Facts) -> list[Check]:
-    """Port, certificate and clock, as far as they go; the last of them is the clock where all is
-    well with the connection."""
+    """Port, certificate and clock, up to the first that fails; the last is the clock if the
+    connection is sound."""
     address = f"{facts.host}:{facts.port}"
     try:
         with socket.create_connection((facts.host, facts.port), SECONDS):
@@ -158,9 +158,9 @@ def _check_connection(folder: Path, facts: Facts) -> list[Check]:
 
 
 def _check_clock(date: str | None) -> Check:
-    """date: of the server's answer, in whole seconds."""
+    """date: that of the server's response, in whole seconds."""
     if date is None:
-        return Check("warn", "clock", "the server does not tell its time")
+        return Check("warn", "clock", "the server's response has no date")
     ahead = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds() - 0.5
     if -2 < ahead < 2:
         return Check("ok", "clock", "as the server's")

@@ -33,15 +33,15 @@ def doctor(
         typer.Option(
             "--deployment",
             metavar="DIR",
-            help="Check this machine's folder of `fedaccord deploy init`, and nothing else.",
+            help="Check only this machine's folder of `fedaccord deploy init`.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Check versions, devices, Flower's daemon, Ray, space, and whether the settings fit here.
 
-    Takes settings as `fedaccord run` does. Fetches and decodes no data. Exit code 1: something
-    fails. On a server or a device of a deployment, where it checks ports, certificates, keys,
+    Settings are written as for `fedaccord run`. No data are fetched or decoded. The exit code is 1
+    if a check fails. On a server or a device of a deployment it checks ports, certificates, keys,
     clocks, versions and space:
 
     fedaccord doctor --deployment ~/device-0
@@ -92,7 +92,7 @@ def check_versions() -> Iterator[Check]:
 
 
 def _pinned_flower() -> str:
-    """The minor release of Flower that FedAccord's metadata asks for; empty where there is none."""
+    """The minor release of Flower that FedAccord's metadata requires; empty if it is unknown."""
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
@@ -117,7 +117,7 @@ def check_devices() -> Iterator[Check]:
 def check_daemon() -> Check:
     """Whether Flower's local daemon runs, since when, where, and how to end it.
 
-    It keeps the folder and the environment that it was started in, and never ends by itself.
+    It keeps the folder and the environment in which it was started, and never ends by itself.
     """
     from fedaccord.compat.flower_1_41 import LOCAL_PORT, LOCAL_PORT_VARIABLE
 
@@ -144,7 +144,7 @@ def check_daemon() -> Check:
 
 
 def _find_daemon(port: str) -> dict[str, Any] | None:
-    """What is known of the process that serves Flower's local runs on ``port``."""
+    """Facts of the process that serves Flower's local runs on ``port``; None: not found."""
     import psutil
 
     from fedaccord.compat.flower_1_41 import LOCAL_PORT_OPTION, LOCAL_PROGRAM
@@ -174,17 +174,17 @@ def check_disks(out_dir: Path) -> Iterator[Check]:
     from fedaccord.data.cache import cache_folder
 
     for what, folder in (("run folder", out_dir), ("cache folder", cache_folder())):
-        there = _there(folder)
-        if not there.is_dir() or not os.access(there, os.W_OK):
+        existing = _existing(folder)
+        if not existing.is_dir() or not os.access(existing, os.W_OK):
             yield Check("fail", what, f"{folder} cannot be written; choose another")
             continue
-        free = shutil.disk_usage(there).free
+        free = shutil.disk_usage(existing).free
         text = f"{size(free)} free in {folder}"
         yield Check("ok", what, text) if free > 1e9 else Check("warn", what, f"only {text}")
 
 
-def _there(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest existing one above it."""
     return next(parent for parent in (folder, *folder.parents) if parent.exists())
 
 
@@ -211,7 +211,7 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
 
 
 def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]:
-    """What is known of the data without decoding it; None: not enough."""
+    """Facts of the data without decoding it; None: not known."""
     from fedaccord.data import datasets
     from fedaccord.data.kind import Facts
     from fedaccord.task import load_task
@@ -254,7 +254,7 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]
 
 
 def _check_model(settings: "RunConfig", facts: "Facts") -> Generator[Check, None, int | None]:
-    """Bytes of a vector of d; None where the model does not fit the data."""
+    """Bytes of a vector of d; None if the model does not fit the data."""
     import torch
 
     from fedaccord.task import models
@@ -287,16 +287,15 @@ def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Che
         *(settings.client_state, strategy, clients, settings.num_server_rounds, vector)
     )
     state = clients * cost.client * vector
-    vectors = cost.server * (
-        clients if strategy.topology.is_decentralised else 1
-    )  # a relay: every node's
+    # without a server the relay keeps the vectors of every node
+    vectors = cost.server * (clients if strategy.topology.is_decentralised else 1)
     server = vectors * vector
     messages = active * (cost.down + cost.up) * vector
     work = 4 * vector  # model, gradient, buffers
     need, free = server + messages + work + data, free_memory()
     words = f"{clients:,} x {cost.client:g} vectors, {size(state)}"
     if stored.on_disk:
-        room = shutil.disk_usage(_there(Path(settings.out_dir or Path.home()))).free
+        room = shutil.disk_usage(_existing(Path(settings.out_dir or Path.home()))).free
         words += f"; on disk: {size(stored.size)}, two for each that is visited, {size(room)} free"
         yield Check("fail" if stored.size > room else "ok", "client state", words)
     else:
@@ -307,10 +306,8 @@ def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Che
     yield Check("ok", "messages", words)
     words = f"{size(need)} needed in process, without activations, {size(free)} free"
     if need > free:
-        advice = (
-            "too big: take fewer clients, a smaller model or a method with less client state, or "
-            "spread the clients over machines by Flower's simulation or deployment"
-        )
+        advice = "too big: take fewer clients, a smaller model or a method with less client state, "
+        advice += "or spread the clients over machines by Flower's simulation or deployment"
         yield Check("fail", "memory", f"{words}; {advice}")
     else:
         tight = need > 0.7 * free

@@ -76,7 +76,7 @@ def methods_markdown() -> str:
 
 
 def cost_note(strategy: "FederatedStrategy") -> str:
-    """On what a method's cost depends; empty: on nothing."""
+    """The conditions on which a method's cost depends; empty: none."""
     first = "w^0 once, with a client's first training message"
     notes = [first] if strategy.client_half().needs_w_init else []
     return "; ".join([*notes, *([strategy.cost_note] if strategy.cost_note else [])])

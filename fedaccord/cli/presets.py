@@ -6,9 +6,9 @@ from fedaccord.cli.console import Json, print_json
 
 
 def list_presets(as_json: Json = False) -> None:
-    """List the presets: the papers' settings, each with its sources in its comments.
+    """List the presets: settings of the papers' experiments; each file names its sources.
 
-    `fedaccord run --preset NAME` runs one; KEY=VALUE pairs change it.
+    `fedaccord run --preset NAME` runs one; KEY=VALUE pairs replace settings of it.
     """
     from fedaccord.experiments.presets import presets, setting
 

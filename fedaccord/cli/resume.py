@@ -1,4 +1,4 @@
-"""`fedaccord resume`: go on with a run where it was."""
+"""`fedaccord resume`: continue a run from a checkpoint."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,15 +23,14 @@ def resume(
         bool,
         typer.Option(
             "--force",
-            help="Resume although a process of another machine wrote in the last two minutes.",
+            help="Resume even if a process on another machine wrote in the last two minutes.",
         ),
     ] = False,
 ) -> None:
-    """Resume an interrupted run from its last checkpoint, or a finished one for more rounds, with
-    the weights and metrics of a run without a break.
+    """Resume an interrupted run from its last checkpoint, or a finished one for more rounds.
 
-    KEY=VALUE pairs may replace what does not change the mathematics, as device, threads,
-    eval-every or num-server-rounds:
+    Weights and metrics are those of a run without a break. KEY=VALUE pairs may replace settings
+    that do not change the mathematics, as device, threads, eval-every or num-server-rounds:
 
     fedaccord resume ~/fedaccord-runs/first num-server-rounds=200
     """
@@ -52,7 +51,7 @@ def resume(
         lock.check(path)
     except lock.LockedError as error:  # before the data is loaded
         stop(error, 2)
-    fixed = affecting("numbers")  # as the run came to them: config.toml is older
+    fixed = affecting("numbers")  # the checkpoint's are the run's own: config.toml is older
     begun = Checkpoints(path / FOLDER).facts(after).get("settings", {})
     begun = {key: value for key, value in begun.items() if key in fixed}
     own = {"out-dir": str(path.parent), "name": path.name, "resume": True}

@@ -35,7 +35,7 @@ def run(
     list_columns: Annotated[
         bool,
         typer.Option(
-            "--list-columns", help="Print what every number of a run directory means, and exit."
+            "--list-columns", help="Print the meaning of every number of a run directory, and exit."
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --list-keys: print JSON.")] = False,
@@ -49,7 +49,7 @@ def run(
 
     fedaccord run algo=fedavg relaxed-init.beta=0.1 dataset=cifar10 model=lenet download=true
 
-    Or those of a paper's experiment: fedaccord run --preset scaffold num-server-rounds=50
+    With the settings of a paper's experiment: fedaccord run --preset scaffold num-server-rounds=50
     """
     console = make_console()
     if as_json and not list_keys:
@@ -74,8 +74,8 @@ def federate(
     warnings: Callable[["RunConfig"], list[str]] = lambda _: [],
     at: int | None = None,
 ) -> None:
-    """Run, or go on with, what the settings that ``read`` gives describe; ends the process with
-    one line where that fails. at: the checkpoint to resume from; None: the last."""
+    """Start or resume the run with the settings that ``read`` returns; a failure ends the process
+    with one line. at: the checkpoint to resume from; None: the last."""
     with uncollected():
         import psutil  # noqa: F401  of the extra `run`: without it nothing is begun
 
@@ -96,7 +96,7 @@ def federate(
         threads.check(settings.threads)
         with engine.quiet(), _warnings_on_stderr():
             with console.status("loading data"):
-                # kept by load_task: the engine asks for the same task
+                # load_task caches it: the engine loads the same task
                 task = load_task(settings.task, num_clients=settings.num_clients)
             clients = str(partition_report(task)).splitlines()[0]
             chosen = threads.of_task(settings.threads, task, settings.strategy, settings.workers)
@@ -113,12 +113,9 @@ def federate(
                 with suppress(OSError):
                     path.rmdir()  # if nothing was written
     except KeyboardInterrupt as error:
-        begun = path is not None and path.exists()
-        rest = (
-            f"{path} holds what was done so far; fedaccord resume {path} goes on"
-            if begun
-            else "nothing was written"
-        )
+        rest = "nothing was written"
+        if path is not None and path.exists():
+            rest = f"{path} holds what was done so far; fedaccord resume {path} goes on"
         stop(f"interrupted: {rest}", exit_code(error))
     except (ValueError, FileNotFoundError) as error:
         stop(error, 2)
@@ -137,7 +134,7 @@ def federate(
 
 @contextmanager
 def _warnings_on_stderr() -> Iterator[None]:
-    """Flower's log as plain lines through sys.stderr, which a progress bar moves out of its way."""
+    """Flower's log as plain lines on sys.stderr, which a progress bar prints above itself."""
     log = logging.getLogger("flwr")
     handlers = log.handlers
     log.handlers = [_Lines()]

@@ -23,8 +23,7 @@ def resumable(folder: Path | None) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         rest = f"; {folder} has the finished part: the same command resumes"
-        rest = rest if folder and folder.exists() else ""
-        stop(f"interrupted{rest}", exit_code(error))
+        stop(f"interrupted{rest if folder and folder.exists() else ''}", exit_code(error))
     except (ValueError, FileNotFoundError) as error:
         stop(error, 2)
     except OSError as error:
