@@ -108,7 +108,7 @@ class GoingOn(LocalFleet):
 
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         def last(request: TrainRequest) -> TrainRequest:
-            memory = self.memories.get(request.instruction.client)
+            memory = self.memories.load(request.instruction.client)
             accepted = memory.latest.round if memory else -1
             return request._replace(instruction=request.instruction._replace(accepted=accepted))
 
@@ -168,9 +168,11 @@ def gap(name: str, s: Any, fleet: LocalFleet) -> float:
     pairs = {"scaffold": c, "fedgamma": c, "fedadmm": ("w", "w_hat"), "fedpd": ("w", "anchor")}
     server, kept = pairs.get(name, lam)
     total = torch.zeros_like(s.w)
-    for i, memory in fleet.memories.items():
+    memories = fleet.memories
+    for i in memories.clients():
         accepted = int(s.accepted[i])
-        own = memory.latest.state if isinstance(fleet, GoingOn) else fleet.state(i, accepted)
+        last = memories.load(i).latest.round
+        own = memories.state(i, last if isinstance(fleet, GoingOn) else accepted)
         if own is None:
             continue
         total += getattr(own, kept)
@@ -243,7 +245,7 @@ def checkpoint(model: str, steps: int, repetitions: int) -> list[str]:
         settings |= {"num-server-rounds": repetitions + 1, "fraction-train": 0.1}
         config = RunConfig.make(settings)
         task = load_task(config.task, num_clients=config.num_clients)
-        fleet, log_book = LocalFleet(task), Logbook.begin(config, {}, task.fingerprint)
+        fleet, log_book = LocalFleet(task), Logbook(config, {}, task.fingerprint)
         run = server_app.run_of(config.strategy, fleet, task, repetitions + 1)
         log_book.restore(run.session)
         run.begin()
@@ -270,10 +272,11 @@ def checkpoint(model: str, steps: int, repetitions: int) -> list[str]:
 
 def everyone(run: Run, fleet: LocalFleet) -> None:
     """Give every client a state, as after many rounds."""
-    state = next(iter(fleet.memories.values())).latest.state
+    memories = fleet.memories
+    state = memories.load(memories.clients()[0]).latest.state
     for i in range(fleet.num_clients):
         own = map_vectors(lambda v: v.clone(), state)
-        fleet.memories.setdefault(i, Memory(Version(0, own)))
+        memories.save(i, memories.load(i) or Memory(Version(0, own)))
     run.state.accepted.fill_(0)
 
 

@@ -18,7 +18,6 @@ from fedaccord.client.train import (
     train_locally,
 )
 from fedaccord.config import RunConfig, keys_of
-from fedaccord.core.request import TrainInstruction
 from fedaccord.process import threads
 from fedaccord.process.allocator import keep_freed_memory
 from fedaccord.storage.disk import DiskStore, prepare
@@ -55,16 +54,16 @@ def _train(task_of: Callable[[Context], Task], message: Message, context: Contex
         return reply
     task, asked = task_of(context), read_instruction(message)
     device.check_steps(asked, task.num_examples(asked.client), context.node_config)
-    return answer_message(message, memory_of(context, asked), training_data(task, asked))
+    return answer_message(message, memory_of(context, asked.federation), training_data(task, asked))
 
 
 def _test(task_of: Callable[[Context], Task], message: Message, context: Context) -> Message:
     asked = read_instruction(message)
     data = test_data(task_of(context), asked)
-    return answer_question(message, memory_of(context, asked), data)
+    return answer_question(message, memory_of(context, asked.federation), data)
 
 
-def memory_of(context: Context, asked: TrainInstruction) -> Store:
+def memory_of(context: Context, federation: str) -> Store:
     """Where the client's memory lies: below ``state-dir``, else in the Context.
 
     A device names its own in its node config; the run configuration that of simulated clients.
@@ -74,7 +73,7 @@ def memory_of(context: Context, asked: TrainInstruction) -> Store:
         return ContextStore(context)
     if not Path(folder).is_absolute():
         raise ValueError(f"{STATE_DIR}: expected an absolute path, got {folder!r}")
-    return DiskStore(Path(folder), asked, device.state_days(context.node_config))
+    return DiskStore(Path(folder), federation, device.state_days(context.node_config))
 
 
 def _state_dir(context: Context) -> str:

@@ -17,7 +17,6 @@ from fedaccord.process import threads
 from fedaccord.storage.store import ContextStore
 from fedaccord.wire import handshake as module
 from tests.grid import InProcessGrid
-from tests.storage.test_disk import asked
 
 
 @pytest.fixture(autouse=True)
@@ -144,14 +143,14 @@ def test_where_a_clients_memory_lies(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def of(node: dict[str, Any], run: dict[str, Any]) -> Any:
         own = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=run)
-        return memory_of(own, asked())
+        return memory_of(own, "first")
 
     own, servers = {"state-dir": str(tmp_path / "own")}, {"state-dir": str(tmp_path / "servers")}
     assert isinstance(of({}, {}), ContextStore)
     assert isinstance(of({}, servers), ContextStore)
-    assert of(own, servers).folder == tmp_path / "own" / "first" / "2"
+    assert of(own, servers).folder == tmp_path / "own" / "first"
     with pytest.raises(ValueError, match=r"^state-dir: expected an absolute path, got 'states'"):
         of({"state-dir": "states"}, {})
     monkeypatch.setattr("fedaccord.client.device.is_simulated", lambda: True)
-    assert of({}, servers).folder == tmp_path / "servers" / "first" / "2"
+    assert of({}, servers).folder == tmp_path / "servers" / "first"
     assert isinstance(of({}, {"state-dir": ""}), ContextStore)

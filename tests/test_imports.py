@@ -23,7 +23,7 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
     "core": Allowed("", "torch"),
     "compat": Allowed("", "torch flwr numpy"),
     "wire": Allowed("core compat", "torch flwr numpy"),
-    "storage": Allowed("compat core wire", "torch flwr safetensors"),
+    "storage": Allowed("compat core wire", "torch flwr safetensors ray"),
     "plugins": Allowed("core", "torch"),
     "data": Allowed("core", "torch torchvision numpy PIL sklearn safetensors"),
     "task": Allowed("core data", "torch torchvision numpy"),

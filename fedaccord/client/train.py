@@ -97,16 +97,18 @@ def flat_model(model: nn.Module, instruction: TrainInstruction) -> FlatModel:
 
 
 def answer_message(message: Message, own: Store, data: Data) -> Message:
-    """`train_locally` with a model whose parameters are flat already; own: the client's memory."""
+    """`train_locally` with a model whose parameters are flat already; own: of the memory."""
     _check_shapes(data.model, read_instruction(message))
     request = read_request(message)
-    asked, memory = request.instruction, own.load()
+    asked = request.instruction
+    memory = own.load(asked.client)
     try:
         state = _state(own, memory, asked)
     except MissingStateError:
         return Message(write_reply(StateLost(asked.accepted)), reply_to=message)
     reply, state = local_round(request, state, data)
-    own.save(store.remember(memory, asked, own.pack(asked.round, state)))
+    kept = own.pack(asked.client, asked.round, state)
+    own.save(asked.client, store.remember(memory, asked, kept))
     return Message(write_reply(reply), reply_to=message)
 
 
@@ -114,7 +116,7 @@ def answer_question(message: Message, own: Store, data: Data) -> Message:
     """`evaluate_locally` with a model whose parameters are flat already."""
     asked = read_instruction(message)
     try:
-        state = _state(own, own.load(), asked)
+        state = _state(own, own.load(asked.client), asked)
     except MissingStateError:
         state = None
     content = RecordDict({records.METRICS: MetricRecord(dict(local_test(asked, state, data)))})

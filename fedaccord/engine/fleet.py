@@ -1,8 +1,9 @@
-"""The clients in this process: visits and answers pass by reference, one or many in a call."""
+"""The clients in this process, where there is no ClientApp and no message: local rounds are called
+directly, one or many clients in a call, and vectors pass by reference."""
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +12,12 @@ from fedaccord.client.cohort import form, local_rounds
 from fedaccord.client.data import test_data, training_data
 from fedaccord.client.train import local_round, local_test
 from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
-from fedaccord.core.vectors import fetch, map_vectors, nbytes
+from fedaccord.core.vectors import fetch, nbytes
 from fedaccord.federation.fleet import LATE, Reading, TrainReplies
 from fedaccord.storage import store
+from fedaccord.storage.memories import Memories
 from fedaccord.storage.shards import Shards
-from fedaccord.storage.store import Memory, MissingStateError, Version
+from fedaccord.storage.store import MissingStateError
 from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
@@ -27,10 +29,47 @@ BYTES = 2**25  # of their models: from there on a larger call is hardly faster
 Reached = tuple[TrainRequest, Any]  # a visit, and the state that its client begins with
 
 
-class LocalFleet:
+class MemoriesFleet:
+    """C clients whose memories are stored by this process."""
+
+    def __init__(
+        self,
+        task: Task,
+        memories: Memories,
+        vectorize: bool = False,
+        on_client: Callable[[int], None] | None = None,
+    ) -> None:
+        self.task = task
+        self.num_clients = len(task.clients)
+        self.memories = memories
+        self.vectorize = vectorize  # many clients in one call; the last bits may differ
+        self._on_client = on_client  # called after each visit with the client's number
+
+    def connect(self, seconds: float) -> None:
+        pass
+
+    def available(self) -> Sequence[int]:
+        return range(self.num_clients)
+
+    def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
+        return self.memories.states(accepted)
+
+    def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
+        self.memories.restore(states)
+
+    def _recall(self, asked: TrainInstruction) -> Any:
+        """The state that a visit begins with, as the store holds it; see `store.recall`."""
+        return store.recall(self.memories.load(asked.client), asked)
+
+    def _remember(self, asked: TrainInstruction, kept: Any) -> None:
+        memory = store.remember(self.memories.load(asked.client), asked, kept)
+        self.memories.save(asked.client, memory)
+
+
+class LocalFleet(MemoriesFleet):
     """C clients that share this process and its task; vectors pass by reference.
 
-    A client that raises is dropped with what it raised, and keeps the state it had.
+    A client that raises is dropped with its error, and keeps the state it had.
     """
 
     def __init__(
@@ -38,27 +77,16 @@ class LocalFleet:
         task: Task,
         on_client: Callable[[int], None] | None = None,
         vectorize: bool = False,
-        memories: MutableMapping[int, Memory] | None = None,
+        memories: Memories | None = None,
         home: torch.device | str = "cpu",
     ) -> None:
-        self.task = task
-        self.home = torch.device(home)  # where the server's vectors lie, and answers go
-        self.num_clients = len(task.clients)
-        # of the clients that were visited
-        self.memories: MutableMapping[int, Memory] = {} if memories is None else memories
-        self.vectorize = vectorize  # many clients in one call; the last bits may differ
-        self._on_client = on_client  # called after each visit with the client's number
-        self._made: list[tuple[TrainInstruction, TrainReply, Any]] = []  # states not yet remembered
+        super().__init__(task, Memories() if memories is None else memories, vectorize, on_client)
+        self.home = torch.device(home)  # of the server's vectors and of replies
+        self._made: list[tuple[TrainInstruction, TrainReply, Any]] = []  # states not yet stored
 
     @property
     def _in_memory(self) -> bool:
         return not isinstance(self.memories, Shards)
-
-    def connect(self, seconds: float) -> None:
-        pass
-
-    def available(self) -> Sequence[int]:
-        return range(self.num_clients)
 
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         deadline = time.monotonic() + timeout
@@ -71,7 +99,7 @@ class LocalFleet:
                 if self._on_client:
                     for client in clients:
                         self._on_client(client)
-        self._remember()
+        self._store_made()
         return replies.items()
 
     def _reached(
@@ -82,7 +110,7 @@ class LocalFleet:
         for request in requests:
             asked = request.instruction
             try:
-                reached.append((request, store.recall(self.memories.get(asked.client), asked)))
+                reached.append((request, self._state(asked)))
                 continue
             except MissingStateError:
                 replies[asked.client] = StateLost(asked.accepted)
@@ -104,20 +132,16 @@ class LocalFleet:
                 replies[asked.client] = done[0]
                 self._made.append((asked, *done))
         if self.home.type == "cpu" or self._in_memory or len(self._made) * size > PENDING:
-            self._remember()
+            self._store_made()
         return replies
 
-    def _remember(self) -> None:
-        """Keep the states that were made.
-
-        To write one, a GPU must have been waited for: then many are written together.
-        """
+    def _store_made(self) -> None:
+        """Store the new states; to write them to disk, a GPU is synchronised once for many."""
         made, self._made = self._made, []
         if made and not self._in_memory:
             fetch(reply.loss for _, reply, _ in made)
         for asked, _, state in made:
-            memory = self.memories.get(asked.client)
-            self.memories[asked.client] = store.remember(memory, asked, state)
+            self._remember(asked, self.memories.pack(asked.client, asked.round, state))
 
     def _rounds(self, part: Sequence[Reached]) -> Sequence[tuple[TrainReply, Any] | str]:
         if self.vectorize and len(part) > 1:
@@ -138,21 +162,10 @@ class LocalFleet:
         except Exception as error:  # whatever a client raises is the server's to judge
             return describe(error)
 
-    def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
-        found = {i: store.version(memory, accepted[i]) for i, memory in self.memories.items()}
-        return {i: tuple(version) for i, version in sorted(found.items()) if version is not None}
-
-    def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
-        self.memories.clear()
-        for i, state in states:
-            self.memories[i] = Memory(Version(*state))
-
-    def state(self, client: int, round: int) -> Any:
-        """The client's state after the step of a round; None: it has none."""
-        version = store.version(self.memories.get(client), round)
-        if version is None or self._in_memory:
-            return version and version.state
-        return map_vectors(torch.clone, version.state)  # of a view of what will be another state
+    def _state(self, asked: TrainInstruction) -> Any:
+        """The state that a visit begins with; None: it is the client's first one."""
+        kept = self._recall(asked)
+        return None if kept is None else self.memories.unpack(kept)
 
     def evaluate(
         self, questions: Sequence[TrainInstruction], timeout: float
@@ -161,8 +174,7 @@ class LocalFleet:
 
     def _test(self, asked: TrainInstruction) -> Mapping[str, float] | str:
         try:
-            state = store.recall(self.memories.get(asked.client), asked)
-            return local_test(asked, state, test_data(self.task, asked))
+            return local_test(asked, self._state(asked), test_data(self.task, asked))
         except Exception as error:
             return describe(error)
 

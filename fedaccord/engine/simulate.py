@@ -232,7 +232,7 @@ def simulate(
     clients_of = _clients(config, task, None, choice.vectorize, drawn=cohorts is None)
     with chosen.in_use(), quiet(), clients_of as make:
         own = make(None)
-        recorder = Recorder(own.state, weights=record == "weights", on_round=on_round)
+        recorder = Recorder(own.memories.state, weights=record == "weights", on_round=on_round)
         run = server_app.run_of(
             method,
             own if faults is None else FaultyFleet(own, faults),

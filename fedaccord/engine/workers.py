@@ -20,22 +20,21 @@ import torch
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
-from fedaccord.core.vectors import map_vectors, nbytes
+from fedaccord.core.vectors import nbytes
 from fedaccord.engine.cluster import ray_for, share_tensors
-from fedaccord.engine.fleet import BYTES, LocalFleet, describe
+from fedaccord.engine.fleet import BYTES, LocalFleet, MemoriesFleet, describe
 from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.fleet import LATE, TrainReplies
 from fedaccord.process.allocator import keep_freed_memory
 from fedaccord.process.threads import cores
-from fedaccord.storage import store
-from fedaccord.storage.store import Memory, MissingStateError, Version
+from fedaccord.storage.on_ray import GONE, RayMemories, is_lost
+from fedaccord.storage.store import MissingStateError
 from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
 
 SHARES = 4  # of a cohort for each worker: the later ones even out how long the first took
 DIED = "its worker process died, alone with it too: perhaps it needs more memory than there is"
-GONE = "its state was lost with the machine that held it"
 
 
 class Share(NamedTuple):
@@ -80,7 +79,8 @@ class Worker:
         readings = dict(self.fleet.train(requests, timeout))
         t = requests[0].instruction.round
         after = [
-            self.fleet.state(i, t) if isinstance(readings[i], TrainReply) else None for i in clients
+            self.fleet.memories.state(i, t) if isinstance(readings[i], TrainReply) else None
+            for i in clients
         ]
         return [[readings[i] for i in clients], *after]
 
@@ -120,7 +120,7 @@ class Seat:
         return done
 
 
-class WorkersFleet:
+class WorkersFleet(MemoriesFleet):
     """C clients whose visits are dealt to workers, the largest clients first.
 
     A worker that dies is replaced, and its clients are asked again; one that is past the time of a
@@ -136,11 +136,7 @@ class WorkersFleet:
         on_client: Callable[[int], None] | None = None,
     ) -> None:
         """start: begins an actor of `Worker`. Raises ValueError where one does not come up."""
-        self.task = task
-        self.num_clients = len(task.clients)
-        self.memories: dict[int, Memory] = {}  # of the clients that were visited: Ray objects
-        self.vectorize = vectorize
-        self._on_client = on_client  # called after each visit with the client's number
+        super().__init__(task, RayMemories(), vectorize, on_client)
         self._seats = [Seat(start) for _ in range(workers)]
         try:
             devices = ray.get([seat.free()[1][0] for seat in self._seats])
@@ -154,12 +150,6 @@ class WorkersFleet:
             raise ValueError(
                 f"gpus-per-worker: expected a share for workers on {here}, got 0; or device=cpu"
             )
-
-    def connect(self, seconds: float) -> None:
-        pass
-
-    def available(self) -> Sequence[int]:
-        return range(self.num_clients)
 
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         deadline = time.monotonic() + timeout
@@ -175,33 +165,10 @@ class WorkersFleet:
         most = BYTES // max(1, nbytes(requests[0].down)) if requests else 1
         for asked, reading, state in self._ask(questions, send, deadline, max(1, most)):
             if isinstance(reading, TrainReply):
-                memory = self.memories.get(asked.client)
-                self.memories[asked.client] = store.remember(memory, asked, state)
+                self._remember(asked, state)
             if self._on_client:
                 self._on_client(asked.client)
             yield asked.client, reading
-
-    def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
-        kept = {}
-        for i, memory in sorted(self.memories.items()):
-            version = store.version(memory, accepted[i])
-            if version is None:
-                continue
-            if _is_lost(version.state):
-                log.warning("no state of client %d in the checkpoint: %s", i, GONE)
-            else:
-                kept[i] = version.round, ray.get(version.state)
-        return kept
-
-    def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
-        self.memories = {i: Memory(Version(t, ray.put(state))) for i, (t, state) in states}
-
-    def state(self, client: int, round: int) -> Any:
-        """A copy of the client's state after the step of a round; None: it has none."""
-        version = store.version(self.memories.get(client), round)
-        if version is None or _is_lost(version.state):
-            return None
-        return map_vectors(torch.clone, ray.get(version.state))
 
     def evaluate(
         self, questions: Sequence[TrainInstruction], timeout: float
@@ -231,7 +198,7 @@ class WorkersFleet:
         pairs = []
         for asked in questions:
             try:
-                pairs.append((asked, store.recall(self.memories.get(asked.client), asked)))
+                pairs.append((asked, self._recall(asked)))
             except MissingStateError:
                 yield asked, StateLost(asked.accepted), None
             except ValueError as error:
@@ -255,7 +222,7 @@ class WorkersFleet:
                 readings = ray.get(first)
             except ObjectLostError:
                 assert share is not None
-                lost = [s is not None and _is_lost(s) for s in share.states]
+                lost = [s is not None and is_lost(s) for s in share.states]
                 for part, is_lost in zip(share.apart(), lost, strict=True):
                     if is_lost:
                         yield part.asked[0], StateLost(part.asked[0].accepted), None
@@ -330,14 +297,6 @@ def workers_fleet(
             yield fleet
         finally:
             fleet.close()
-
-
-def _is_lost(ref: Any) -> bool:
-    try:
-        ray.get(ref)
-    except ObjectLostError:
-        return True
-    return False
 
 
 _now = time.monotonic

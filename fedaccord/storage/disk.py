@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedaccord.core.request import TrainInstruction
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.storage.files import of_file, replace
 from fedaccord.storage.store import Memory, MissingStateError, Version
@@ -64,31 +63,31 @@ def prepare(folder: Path, owner: Mapping[str, Any] | None = None) -> None:
 class VersionFile(NamedTuple):
     """A version's file."""
 
-    name: str
+    path: Path
     crc32: int  # CRC-32 of its bytes
 
 
 class DiskStore:
-    """The memory of one client of one federation below ``folder``.
+    """The memories of clients of one federation below ``folder``.
 
-    Raises OSError, which names the file, where one cannot be written; the memory stays as it was.
+    Raises OSError, which names the file, if one cannot be written; the memory stays as it was.
     """
 
-    def __init__(self, folder: Path, asked: TrainInstruction, days: float = math.inf) -> None:
+    def __init__(self, folder: Path, federation: str, days: float = math.inf) -> None:
         """days: after which other federations' states are removed."""
-        name = re.sub(r"[^\w.-]", "_", asked.federation).strip(".") or "federation"
-        self.folder = folder / name / str(int(asked.client))
+        self.folder = folder / (re.sub(r"[^\w.-]", "_", federation).strip(".") or "federation")
         self._days = days
 
-    def load(self) -> Memory | None:
-        """None before the first visit, and where the index is damaged, with a warning."""
-        path = self.folder / INDEX
+    def load(self, client: int) -> Memory | None:
+        """None before the first visit, and if the index is damaged, with a warning."""
+        folder = self.folder / str(client)
+        path = folder / INDEX
         try:
             if path.exists() and not path.is_file():  # a pipe would never end
                 raise ValueError("not a file")
             found = json.loads(path.read_text(encoding="utf-8"))
             latest, before, durable = (
-                v and Version(v["round"], VersionFile(v["name"], v["sum"]))
+                v and Version(v["round"], VersionFile(folder / v["name"], v["sum"]))
                 for v in found["versions"]
             )
             return Memory(latest, before, found["attempt"], durable)
@@ -98,50 +97,48 @@ class DiskStore:
             log.warning("%s is damaged (%s): the client's state is lost", path, error)
             return None
 
-    def save(self, memory: Memory) -> None:
-        versions = (memory.latest, memory.before, memory.durable)
+    def save(self, client: int, memory: Memory) -> None:
         content = {
             "versions": [
-                v and {"round": v.round, "name": v.state.name, "sum": v.state.crc32}
-                for v in versions
+                v and {"round": v.round, "name": v.state.path.name, "sum": v.state.crc32}
+                for v in (memory.latest, memory.before, memory.durable)
             ],
             "attempt": memory.attempt,
         }
-        self._make_folder()
-        replace(self.folder / INDEX, json.dumps(content).encode())
-        named = {INDEX, *(v.state.name for v in versions if v is not None)}
-        for path in self.folder.iterdir():
+        folder = self._make_folder(client)
+        replace(folder / INDEX, json.dumps(content).encode())
+        named = {INDEX, *(v.state.path.name for v in memory.versions)}
+        for path in folder.iterdir():
             if OURS.fullmatch(path.name) and path.name not in named and not path.is_dir():
                 path.unlink(missing_ok=True)
 
-    def pack(self, round: int, state: Any) -> VersionFile:
-        name = f"{round}.safetensors"
-        self._make_folder()
-        return VersionFile(name, write_tensors(self.folder / name, dict(leaves(state))))
+    def pack(self, client: int, round: int, state: Any) -> VersionFile:
+        path = self._make_folder(client) / f"{round}.safetensors"
+        return VersionFile(path, write_tensors(path, dict(leaves(state))))
 
     def unpack(self, kept: VersionFile, like: Any) -> Any:
-        path = self.folder / kept.name
         try:
-            if path.exists() and not path.is_file():
+            if kept.path.exists() and not kept.path.is_file():
                 raise ValueError("not a file")
-            state = fill(like, read_tensors(path, kept.crc32))
+            state = fill(like, read_tensors(*kept))
             if dict(leaves(state)).keys() < dict(leaves(like)).keys():
                 raise ValueError("vectors are missing")
         except (OSError, ValueError) as error:
-            log.warning("%s is damaged (%s): the client's state is lost", path, error)
+            log.warning("%s is damaged (%s): the client's state is lost", kept.path, error)
             raise MissingStateError from None
         return state
 
-    def _make_folder(self) -> None:
-        federation = self.folder.parent
-        is_new = not federation.exists()
+    def _make_folder(self, client: int) -> Path:
+        is_new = not self.folder.exists()
+        own = self.folder / str(client)
         try:
-            for folder in (federation.parent, federation, self.folder):
+            for folder in (self.folder.parent, self.folder, own):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise of_file(error, self.folder) from None
+            raise of_file(error, own) from None
         if is_new:
-            _remove_old(federation, self._days)
+            _remove_old(self.folder, self._days)
+        return own
 
 
 def _remove_old(federation: Path, days: float) -> None:

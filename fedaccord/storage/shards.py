@@ -1,11 +1,10 @@
-"""The memories of many clients in mapped files, where they do not fit into memory.
+"""The memories of many clients in mapped files, if they do not fit into memory.
 
-A shard is a file of equal places, each for one version of one client's state; a client has as many
-as it has versions. What a version is, and where, stays in memory.
+A shard is a file of equal places, each for one version of one client's state. Which version has
+which place stays in memory.
 """
 
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,67 +13,11 @@ from torch import Tensor
 
 from fedaccord.core.vectors import leaves, map_vectors
 from fedaccord.storage.mapped import mapped, release, write
-from fedaccord.storage.store import Memory, Version
+from fedaccord.storage.memories import Memories
+from fedaccord.storage.store import Memory
 
-SHARD = 2**26  # bytes of a file, where a place is not larger
-ALIGNED = 64  # bytes: where a vector begins
-
-
-class Memories(MutableMapping[int, Memory]):
-    """client -> memory, whose versions are kept in a form of their own."""
-
-    def __init__(self) -> None:
-        self._memories: dict[int, Memory] = {}  # their versions as `_keep` made them
-        self._forms: dict[Any, Any] = {}
-
-    @abstractmethod
-    def _keep(self, version: Version) -> Version:
-        """A version as it is kept."""
-
-    @abstractmethod
-    def _view(self, kept: Version) -> Version:
-        """The version that was kept."""
-
-    def _let_go(self, kept: Iterable[Version]) -> None:
-        """Of versions that nobody will ask for again."""
-
-    def __getitem__(self, client: int) -> Memory:
-        latest, before, attempt, durable = self._memories[client]
-        others = (kept and self._view(kept) for kept in (before, durable))
-        return Memory(self._view(latest), next(others), attempt, next(others))
-
-    def __setitem__(self, client: int, memory: Memory) -> None:
-        there = self._versions(client)
-        latest = self._keep(memory.latest)
-        before, durable = (
-            version and (there.pop(version.round, None) or self._keep(version))
-            for version in (memory.before, memory.durable)
-        )
-        self._memories[client] = Memory(latest, before, memory.attempt, durable)
-        self._let_go(there.values())
-
-    def __delitem__(self, client: int) -> None:
-        there = self._versions(client)
-        del self._memories[client]
-        self._let_go(there.values())
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._memories)
-
-    def __len__(self) -> int:
-        return len(self._memories)
-
-    def _versions(self, client: int) -> dict[int, Version]:
-        if client not in self._memories:
-            return {}
-        latest, before, _, durable = self._memories[client]
-        return {v.round: v for v in (durable, before, latest) if v is not None}
-
-    def _form(self, state: Any) -> Any:
-        """The state, its vectors without values; of states that are alike it is one object."""
-        form = map_vectors(lambda v: v.new_empty(()).expand(v.shape), state)
-        key = type(form), tuple((name, v.shape, v.dtype) for name, v in leaves(form))
-        return self._forms.setdefault(key, form)
+SHARD = 2**26  # bytes of a file, unless a place is larger
+ALIGNED = 64  # bytes: a vector begins at a multiple
 
 
 class Place(NamedTuple):
@@ -85,10 +28,10 @@ class Place(NamedTuple):
 
 
 class Shards(Memories):
-    """client -> memory; the vectors of its versions are views of the files.
+    """Client -> memory; the vectors of a state that `unpack` gives are views of the files.
 
-    A view shows what the place holds: it is another state's after the client was remembered twice.
-    folder: where the files are; None: the system's temporary one.
+    A view shows the content of its place: that is another state's after two more visits.
+    folder: of the files; None: the system's temporary one.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -96,27 +39,49 @@ class Shards(Memories):
         self._folder = folder
         self._free: dict[int, list[Tensor]] = {}  # places by their size
         self._shards: list[Tensor] = []
+        self._forms: dict[Any, Any] = {}
 
-    def __setitem__(self, client: int, memory: Memory) -> None:
-        """Raises OSError where the disk is full; the memory stays as it was."""
-        super().__setitem__(client, memory)
-        for version in self._versions(client).values():
+    def save(self, client: int, memory: Memory) -> None:
+        before = self.load(client)
+        super().save(client, memory)
+        self._free_places(before, memory)
+        for version in memory.versions:
             release(version.state.place)
 
-    def __iter__(self) -> Iterator[int]:
-        for shard in self._shards:  # what the last listing read
-            release(shard)
-        return super().__iter__()
+    def remove(self, client: int) -> None:
+        before = self.load(client)
+        super().remove(client)
+        self._free_places(before)
 
-    def _keep(self, version: Version) -> Version:
-        vectors = [v for _, v in leaves(version.state)]
-        free = self._free.setdefault(sum(map(_room, vectors)), [])
+    def pack(self, client: int, round: int, state: Any) -> Place:
+        """Raises OSError if the disk is full."""
+        vectors = [v for _, v in leaves(state)]
+        size = sum(map(_room, vectors))
+        free = self._free.setdefault(size, [])
         if vectors and not free:
-            free += self._new_places(sum(map(_room, vectors)))
+            free += self._new_places(size)
         place = free.pop() if vectors else torch.empty(0, dtype=torch.uint8)
         for part, v in zip(_parts(place, vectors), vectors, strict=True):
             write(part, v)
-        return Version(version.round, Place(place, self._form(version.state)))
+        return Place(place, self._form(state))
+
+    def unpack(self, kept: Place, like: Any = None) -> Any:
+        parts = _parts(kept.place, [v for _, v in leaves(kept.form)])
+        return map_vectors(lambda _: next(parts), kept.form)
+
+    def state(self, client: int, round: int) -> Any:
+        return map_vectors(torch.clone, super().state(client, round))
+
+    def states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
+        for shard in self._shards:  # the pages that the last call's states have read
+            release(shard)
+        return super().states(accepted)
+
+    def _free_places(self, before: Memory | None, now: Memory | None = None) -> None:
+        used = [version.state for version in now.versions] if now else []
+        for version in before.versions if before else ():
+            if len(version.state.place) and not any(version.state is kept for kept in used):
+                self._free[len(version.state.place)].append(version.state.place)
 
     def _new_places(self, size: int) -> list[Tensor]:
         number = max(1, SHARD // size)
@@ -124,16 +89,11 @@ class Shards(Memories):
         self._shards.append(shard)
         return list(shard.view(number, size))
 
-    def _view(self, kept: Version) -> Version:
-        place, form = kept.state
-        parts = _parts(place, [v for _, v in leaves(form)])
-        return Version(kept.round, map_vectors(lambda _: next(parts), form))
-
-    def _let_go(self, kept: Iterable[Version]) -> None:
-        for version in kept:
-            place = version.state.place
-            if len(place):
-                self._free[len(place)].append(place)
+    def _form(self, state: Any) -> Any:
+        """The state, its vectors without values; of states that are alike it is one object."""
+        form = map_vectors(lambda v: v.new_empty(()).expand(v.shape), state)
+        key = type(form), tuple((name, v.shape, v.dtype) for name, v in leaves(form))
+        return self._forms.setdefault(key, form)
 
 
 def _room(v: Tensor) -> int:
@@ -141,7 +101,7 @@ def _room(v: Tensor) -> int:
 
 
 def _parts(place: Tensor, like: list[Tensor]) -> Iterator[Tensor]:
-    """The vectors that lie in a place."""
+    """The vectors in a place."""
     first = 0
     for v in like:
         yield place[first : first + v.nbytes].view(v.dtype).view(v.shape)

@@ -1,4 +1,7 @@
-"""What a client remembers between two visits, and where: Flower's Context, or `disk.py`.
+"""What a client remembers between two visits, and the protocol of all places that store it.
+
+`ContextStore` is Flower's Context; files of one client are in `disk.py`, the memories of clients in
+this process in `memories.py`, `shards.py` and `on_ray.py`.
 
 At most three versions of its state are kept: the one that the last step made, the one that it was
 made from, in case the server does not accept that step, and the one of the server's last
@@ -27,7 +30,7 @@ class Version(NamedTuple):
     """A client's state after the step of a round."""
 
     round: int
-    state: Any  # as the store keeps it: a NamedTuple of vectors, or a record of them
+    state: Any  # in the store's own form: `Store.pack` makes it, `Store.unpack` reads it
 
 
 class Memory(NamedTuple):
@@ -38,9 +41,13 @@ class Memory(NamedTuple):
     attempt: int = 0  # the start of the server that asked last
     durable: Version | None = None  # that of the server's last checkpoint; None: one of the others
 
+    @property
+    def versions(self) -> list[Version]:
+        return [v for v in (self.latest, self.before, self.durable) if v is not None]
+
 
 class MissingStateError(Exception):
-    """The client does not have the state that the server knows of."""
+    """The client does not have the state that the server expects."""
 
 
 def recall(memory: Memory | None, asked: TrainInstruction) -> Any | None:
@@ -82,8 +89,7 @@ def remember(memory: Memory | None, asked: TrainInstruction, state: Any) -> Memo
 
 def version(memory: Memory | None, round: int) -> Version | None:
     """The one that the step of a round made."""
-    versions = (memory.latest, memory.before, memory.durable) if memory else ()
-    return next((v for v in versions if v and v.round == round), None)
+    return next((v for v in memory.versions if v.round == round), None) if memory else None
 
 
 @lru_cache(maxsize=8)
@@ -93,25 +99,28 @@ def is_stateless(half: ClientHalf, shapes: Shapes) -> bool:
 
 
 class Store(Protocol):
-    """Where a client's memory lies; `pack` makes what a version keeps of a state."""
+    """Where memories of clients are stored; the states of their versions have a form of its own."""
 
-    def load(self) -> Memory | None: ...
+    def load(self, client: int) -> Memory | None:
+        """None before the client's first visit."""
 
-    def save(self, memory: Memory) -> None: ...
+    def save(self, client: int, memory: Memory) -> None:
+        """Versions that are in the client's memory and not in the new one are dropped."""
 
-    def pack(self, round: int, state: Any) -> Any: ...
+    def pack(self, client: int, round: int, state: Any) -> Any:
+        """The form in which the state after a round is stored; `save` makes it the client's."""
 
     def unpack(self, kept: Any, like: Any) -> Any:
-        """The state, with the structure of ``like``; MissingStateError if it is damaged."""
+        """The state, with the structure of ``like``. Raises MissingStateError if it is damaged."""
 
 
 class ContextStore:
-    """Flower's Context: it lasts as long as the run and the SuperNode."""
+    """Flower's Context, of one client: it lasts as long as the run and the SuperNode."""
 
     def __init__(self, context: Context) -> None:
         self.records = context.state
 
-    def load(self) -> Memory | None:
+    def load(self, client: int) -> Memory | None:
         latest = records.arrays_of(self.records, STATE)
         if latest is None:
             return None
@@ -124,7 +133,7 @@ class ContextStore:
         )
         return Memory(Version(first, latest), before, info["attempt"], durable)
 
-    def save(self, memory: Memory) -> None:
+    def save(self, client: int, memory: Memory) -> None:
         rounds = []
         versions = (memory.latest, memory.before, memory.durable)
         for name, version in zip((STATE, BEFORE, DURABLE), versions, strict=True):
@@ -134,7 +143,7 @@ class ContextStore:
             rounds.append(-1 if version is None else version.round)
         self.records[STATE_INFO] = ConfigRecord({"rounds": rounds, "attempt": memory.attempt})
 
-    def pack(self, round: int, state: Any) -> ArrayRecord:
+    def pack(self, client: int, round: int, state: Any) -> ArrayRecord:
         return records.pack(state, KeptArray)
 
     def unpack(self, kept: ArrayRecord, like: Any) -> Any:

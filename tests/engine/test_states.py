@@ -1,23 +1,19 @@
 """Where client states lie: as asked, or where they fit; the run is the same."""
 
-import gc
 import logging
-import mmap
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fedaccord import simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import states
-from fedaccord.engine.states import InMemory, choose, memories
+from fedaccord.engine.states import choose, memories
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.storage.memories import Memories
 from fedaccord.storage.shards import Shards
-from fedaccord.storage.store import Memory, Version
 from fedaccord.task import load_task
 
 GB = 10**9
@@ -76,7 +72,7 @@ def test_only_a_choice_of_files_that_nobody_asked_for_is_a_warning(
 ) -> None:
     task = load_task(RunConfig.make({}).task, num_clients=20)
     assert isinstance(memories("disk", strategy(), task, 30, None), Shards)
-    assert isinstance(memories("auto", strategy(), task, 30, None), InMemory)
+    assert type(memories("auto", strategy(), task, 30, None)) is Memories
     monkeypatch.setattr(states, "free_memory", lambda: 1.0)
     assert isinstance(memories("auto", strategy(), task, 30, None), Shards)
     levels = [record.levelno for record in caplog.records]
@@ -113,66 +109,3 @@ def test_what_simulate_returns_lies_in_memory_and_is_the_same(algo: str) -> None
             found, expected = dict(leaves(a)), dict(leaves(b))
             assert found.keys() == expected.keys()
             assert all(torch.equal(v, expected[name]) for name, v in found.items())
-
-
-def test_large_vectors_in_memory_have_pages_of_their_own() -> None:
-    class State(NamedTuple):
-        large: Tensor
-        small: Tensor
-
-    given = State(torch.randn(2**18 + 1), torch.randn(3, dtype=torch.float64))
-    kept = InMemory()
-    kept[7] = Memory(Version(0, given), None, 5)
-    first = kept[7].latest.state
-    assert torch.equal(first.large, given.large)
-    assert first.large.data_ptr() % mmap.PAGESIZE == 0
-    assert first.large.data_ptr() != given.large.data_ptr()
-    assert first.small is given.small
-    kept[7] = Memory(Version(1, State(given.large + 1, given.small)), kept[7].latest)
-    assert kept[7].before is not None
-    before = kept[7].before.state
-    assert before.large.data_ptr() == first.large.data_ptr()  # not copied again
-    assert before.small is given.small
-    assert torch.equal(kept[7].latest.state.large, given.large + 1)
-    assert torch.equal(first.large, given.large)  # what was shown stays
-    assert (len(kept), [*kept], kept[7].attempt) == (1, [7], 0)
-    del kept[7]
-    assert not kept
-    assert torch.equal(first.large, given.large)
-
-
-def test_no_tensor_of_a_large_vector_is_kept() -> None:
-    """What a tensor itself takes in the heap would lie in the place of a freed vector."""
-
-    class State(NamedTuple):
-        large: Tensor
-
-    kept, before = InMemory(), tensors_alive()
-    for i in range(20):
-        kept[i] = Memory(Version(0, State(torch.zeros(2**18))))
-    assert tensors_alive() <= before + 2  # the form that all share, a view, and what it shows
-    assert kept[3].latest.state.large.shape == (2**18,)
-
-
-def tensors_alive() -> int:
-    gc.collect()
-    return sum(type(found) is Tensor for found in gc.get_objects())
-
-
-def test_small_states_are_kept_as_they_are() -> None:
-    class State(NamedTuple):
-        small: Tensor
-
-    kept, memory = InMemory(), Memory(Version(3, State(torch.zeros(5))))
-    kept[0] = memory
-    assert kept[0].latest is memory.latest
-
-
-def test_states_that_come_from_a_gpu_are_not_copied() -> None:
-    """They have no values yet when they are kept."""
-    for device, kind in (("cpu", InMemory), ("cuda", dict)):
-        config = RunConfig.make({"algo": "scaffold", "num-clients": 4})
-        task: Any = SimpleNamespace(
-            clients=range(4), device=device, model=lambda _: SimpleNamespace(w=torch.zeros(3))
-        )
-        assert type(memories("memory", config.strategy, task, 1, None)) is kind

@@ -68,8 +68,9 @@ def waits(
         metrics = run.train_round().metrics
         assert metrics["dropped"] == 0
     found = [*gpu.waits]
-    for memory in fleet.memories.values():  # what came without being waited for has come
-        assert all(v.is_cpu and v.isfinite().all() for _, v in leaves(memory.latest.state))
+    for i in fleet.memories.clients():  # copies that were not waited for have arrived
+        state = fleet.memories.unpack(fleet.memories.load(i).latest.state)
+        assert all(v.is_cpu and v.isfinite().all() for _, v in leaves(state))
     return found
 
 

@@ -163,7 +163,7 @@ def test_every_method(name: str, plugins: str, fleet: Any) -> None:
     cohorts = EVERYONE if everyone else COHORTS
     here = run_here(small(name, plugins), cohorts=cohorts)
     assert_same(run(small(name, plugins), cohorts), here)
-    assert len(fleet.memories) == len(SIZES)
+    assert fleet.memories.clients() == [*range(len(SIZES))]
 
 
 @pytest.fixture(scope="module")
@@ -273,13 +273,13 @@ def test_a_state_that_is_lost_makes_a_first_visit(
     def on_client(client: int) -> None:
         seen.append(client)
         if len(seen) == len(COHORTS[0]):
-            fleet.memories[1] = Memory(Version(0, large))
+            fleet.memories.save(1, Memory(Version(0, large)))
 
     monkeypatch.setattr(fleet, "_on_client", on_client)
     history = run(small("scaffold"))
     assert history.metrics["dropped"].tolist()[1:] == [0, 1, 0, 0]
     assert "dropped client 1: lost its state of round 1" in caplog.text
-    fleet.memories[2] = Memory(Version(3, large))
+    fleet.memories.save(2, Memory(Version(3, large)))
     assert 2 not in fleet.client_states([3] * 5)  # a checkpoint goes without it
     assert "no state of client 2" in caplog.text
 

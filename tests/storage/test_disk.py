@@ -9,11 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaccord.core.plugin import ClientHalf
-from fedaccord.core.request import TrainInstruction
 from fedaccord.storage.disk import DiskStore, prepare
 from fedaccord.storage.store import Memory, MissingStateError, Version
-from fedaccord.strategies.feddyn import FedDynClient
 
 
 class Inner(NamedTuple):
@@ -32,30 +29,34 @@ def state(start: float) -> State:
     return State(torch.arange(4.0) + start, Inner(torch.arange(3, dtype=torch.float64) - start))
 
 
-def asked(federation: str = "first", client: int = 2) -> TrainInstruction:
-    half = ClientHalf(FedDynClient(0.5))
-    plain = TrainInstruction(0, 9, half, ((2, 3),), 0.1, 0.0, 0.0, 1, 0, 0, 0, "float64")
-    return plain._replace(federation=federation, client=client)
-
-
 def memory(store: DiskStore, *rounds: int, attempt: int = 0) -> Memory:
     """Of the latest version, the one before and that of a checkpoint."""
-    versions = [Version(t, store.pack(t, state(t))) for t in rounds]
+    versions = [Version(t, store.pack(2, t, state(t))) for t in rounds]
     latest, before, durable = [*versions, None, None][:3]
     assert latest is not None
     return Memory(latest, before, attempt, durable)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DiskStore:
+    return DiskStore(tmp_path, "first")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of client 2 in `store`."""
+    return tmp_path / "first" / "2"
 
 
 def same(a: State, b: State) -> bool:
     return torch.equal(a.last, b.last) and torch.equal(a.base.c_i, b.base.c_i)
 
 
-def test_it_is_there_in_another_process(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path, asked())
-    assert store.load() is None
-    store.save(memory(store, 7, 3, 1, attempt=2))
-    again = DiskStore(tmp_path, asked())
-    found = again.load()
+def test_it_is_there_in_another_process(store: DiskStore, tmp_path: Path) -> None:
+    assert store.load(2) is None
+    store.save(2, memory(store, 7, 3, 1, attempt=2))
+    again = DiskStore(tmp_path, "first")
+    found = again.load(2)
     assert found is not None
     assert found.before is not None
     assert found.durable is not None
@@ -67,35 +68,36 @@ def test_it_is_there_in_another_process(tmp_path: Path) -> None:
 
 
 def test_clients_and_federations_are_kept_apart(tmp_path: Path) -> None:
-    mine = DiskStore(tmp_path, asked())
-    mine.save(memory(mine, 1))
-    for other in (asked(client=3), asked(federation="second"), asked(federation="../first/2")):
-        assert DiskStore(tmp_path, other).load() is None
+    mine = DiskStore(tmp_path, "first")
+    mine.save(2, memory(mine, 1))
+    assert mine.load(3) is None
+    for other in ("second", "../first/2"):
+        assert DiskStore(tmp_path, other).load(2) is None
         assert DiskStore(tmp_path, other).folder.is_relative_to(tmp_path)
-    assert DiskStore(tmp_path, asked(federation="..")).folder.parent.parent == tmp_path
+    assert DiskStore(tmp_path, "..").folder.parent == tmp_path
 
 
-def test_the_versions_of_the_memory_are_kept_and_no_more(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path, asked())
-    store.save(memory(store, 4, 3, 2))
-    assert len(list(store.folder.iterdir())) == 4
+def test_the_versions_of_the_memory_are_kept_and_no_more(store: DiskStore, folder: Path) -> None:
+    store.save(2, memory(store, 4, 3, 2))
+    assert len(list(folder.iterdir())) == 4
     for latest, before in ((1, 0), (4, 1), (9, 4)):
-        store.save(memory(store, latest, before))
-    names = sorted(path.name for path in store.folder.iterdir())
+        store.save(2, memory(store, latest, before))
+    names = sorted(path.name for path in folder.iterdir())
     assert names == ["4.safetensors", "9.safetensors", "memory.json"]
 
 
-def test_a_step_that_was_not_remembered_leaves_the_memory_as_it_was(tmp_path: Path) -> None:
+def test_a_step_that_was_not_remembered_leaves_the_memory_as_it_was(
+    store: DiskStore, folder: Path, tmp_path: Path
+) -> None:
     """The process died after it had written the state and before it wrote the index."""
-    store = DiskStore(tmp_path, asked())
-    store.save(memory(store, 1))
-    store.pack(5, state(5))
-    (store.folder / ".memory.json.77").write_text("{")
-    found = DiskStore(tmp_path, asked()).load()
+    store.save(2, memory(store, 1))
+    store.pack(2, 5, state(5))
+    (folder / ".memory.json.77").write_text("{")
+    found = DiskStore(tmp_path, "first").load(2)
     assert found is not None
     assert found.latest.round == 1
-    store.save(memory(store, 6, 1))
-    assert len(list(store.folder.iterdir())) == 3
+    store.save(2, memory(store, 6, 1))
+    assert len(list(folder.iterdir())) == 3
 
 
 def flip(path: Path) -> None:
@@ -110,23 +112,23 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
 def test_a_damaged_state_is_lost_with_one_line(
-    damage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    damage: Any, store: DiskStore, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = DiskStore(tmp_path, asked())
-    store.save(memory(store, 1))
-    damage(store.folder / "1.safetensors")
-    found = store.load()
+    store.save(2, memory(store, 1))
+    damage(folder / "1.safetensors")
+    found = store.load(2)
     assert found is not None
     with pytest.raises(MissingStateError):
         store.unpack(found.latest.state, LIKE)
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"{store.folder / '1.safetensors'} is damaged (")
+    assert record.getMessage().startswith(f"{folder / '1.safetensors'} is damaged (")
     assert "\n" not in record.getMessage()
 
 
-def test_a_damaged_index_is_a_lost_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = DiskStore(tmp_path, asked())
-    store.save(memory(store, 1))
+def test_a_damaged_index_is_a_lost_memory(
+    store: DiskStore, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.save(2, memory(store, 1))
     for text in (
         "",
         "{",
@@ -135,47 +137,44 @@ def test_a_damaged_index_is_a_lost_memory(tmp_path: Path, caplog: pytest.LogCapt
         '{"versions": [{"round": 1}], "attempt": 0}',
         "[" * 10**5,
     ):
-        (store.folder / "memory.json").write_text(text)
-        assert store.load() is None
+        (folder / "memory.json").write_text(text)
+        assert store.load(2) is None
         assert "memory.json is damaged" in caplog.records[-1].getMessage()
 
 
-def test_the_state_of_another_method_is_lost(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path, asked())
-    kept = store.pack(1, Inner(torch.zeros(3)))
+def test_the_state_of_another_method_is_lost(store: DiskStore) -> None:
+    kept = store.pack(2, 1, Inner(torch.zeros(3)))
     with pytest.raises(MissingStateError):
         store.unpack(kept, LIKE)
 
 
-def test_only_its_own_files_are_removed(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path, asked())
-    store.save(memory(store, 1))
-    (store.folder / ".ipynb_checkpoints").mkdir()
-    (store.folder / "9.safetensors").mkdir()
-    (store.folder / "notes.txt").write_text("mine")
-    store.save(memory(store, 5))
-    names = {path.name for path in store.folder.iterdir()}
+def test_only_its_own_files_are_removed(store: DiskStore, folder: Path) -> None:
+    store.save(2, memory(store, 1))
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / "9.safetensors").mkdir()
+    (folder / "notes.txt").write_text("mine")
+    store.save(2, memory(store, 5))
+    names = {path.name for path in folder.iterdir()}
     own = {"5.safetensors", "memory.json"}
     assert names == {".ipynb_checkpoints", "9.safetensors", "notes.txt", *own}
 
 
 @pytest.mark.parametrize("name", ["memory.json", "1.safetensors"])
 def test_a_pipe_is_a_lost_state(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+    store: DiskStore, folder: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    store = DiskStore(tmp_path, asked())
-    store.save(memory(store, 1))
-    (store.folder / name).unlink()
-    os.mkfifo(store.folder / name)
-    if (found := store.load()) is not None:
+    store.save(2, memory(store, 1))
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    if (found := store.load(2)) is not None:
         with pytest.raises(MissingStateError):
             store.unpack(found.latest.state, LIKE)
     assert f"{name} is damaged (not a file)" in caplog.text
 
 
 def test_folders_are_private(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path / "states", asked())
-    store.save(memory(store, 1))
+    store = DiskStore(tmp_path / "states", "first")
+    store.save(2, memory(store, 1))
     for folder in (store.folder, *store.folder.parents[:2]):
         assert folder.stat().st_mode & 0o777 == 0o700
     prepare(tmp_path / "others")
@@ -184,21 +183,21 @@ def test_folders_are_private(tmp_path: Path) -> None:
 
 def test_old_federations_are_removed_when_a_new_one_begins(tmp_path: Path) -> None:
     for name, days in (("old", 91), ("recent", 89), ("mine", 200)):
-        store = DiskStore(tmp_path, asked(name))
-        store.save(memory(store, 1))
+        store = DiskStore(tmp_path, name)
+        store.save(2, memory(store, 1))
         then = time.time() - 86400 * days
-        os.utime(store.folder / "memory.json", (then, then))
+        os.utime(store.folder / "2" / "memory.json", (then, then))
     (tmp_path / "foreign").mkdir()
     os.utime(tmp_path / "foreign", (0, 0))
     (tmp_path / "client.json").write_text("{}")
-    mine = DiskStore(tmp_path, asked("mine"), 90)  # known: nothing is removed
-    mine.save(memory(mine, 2))
+    mine = DiskStore(tmp_path, "mine", 90)  # known: nothing is removed
+    mine.save(2, memory(mine, 2))
     assert len(list(tmp_path.iterdir())) == 5
-    new = DiskStore(tmp_path, asked("new"), 90)
-    new.save(memory(new, 0))
+    new = DiskStore(tmp_path, "new", 90)
+    new.save(2, memory(new, 0))
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"recent", "mine", "new", "foreign", "client.json"}
-    assert mine.load() is not None
+    assert mine.load(2) is not None
 
 
 # --- a device's own folder ------------------------------------------------------------------------
@@ -231,33 +230,31 @@ def test_a_folder_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(store: DiskStore, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    store = DiskStore(tmp_path, asked())
     with pytest.raises(OSError, match=str(tmp_path)):
-        store.pack(1, state(1))
+        store.pack(2, 1, state(1))
 
 
 def test_a_full_disk_is_named_and_the_memory_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: DiskStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = DiskStore(tmp_path, asked())
-    store.save(memory(store, 1))
+    store.save(2, memory(store, 1))
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: .*5\.safetensors"):
-        store.pack(5, state(5))
+        store.pack(2, 5, state(5))
     monkeypatch.undo()
     later = memory(store, 6, 5)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: .*memory\.json"):
-        store.save(later)
+        store.save(2, later)
     monkeypatch.undo()
-    found = store.load()
+    found = store.load(2)
     assert found is not None
     assert same(store.unpack(found.latest.state, LIKE), state(1))
-    store.save(found)
-    assert sorted(p.name for p in store.folder.iterdir()) == ["1.safetensors", "memory.json"]
+    store.save(2, found)
+    assert sorted(p.name for p in folder.iterdir()) == ["1.safetensors", "memory.json"]

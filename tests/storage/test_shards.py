@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from fedaccord.core.vectors import leaves, map_vectors
-from fedaccord.storage import shards, store
+from fedaccord.core.vectors import leaves
+from fedaccord.storage import shards
+from fedaccord.storage.memories import Memories
 from fedaccord.storage.shards import Shards
-from fedaccord.storage.store import Memory, Version
+from fedaccord.storage.store import Memory, Version, version
 
 
 class State(NamedTuple):
@@ -24,13 +25,23 @@ def state(number: float) -> State:
     return State(torch.full((33,), number), (more, torch.tensor([True, False])) and more)
 
 
-def values(memory: Memory | None) -> Any:
-    """A memory with lists in the place of tensors."""
+def put(memories: Memories, client: int, t: int, new: Any, **others: Any) -> None:
+    """A new latest version; others: fields of `Memory`."""
+    kept = memories.pack(client, t, new)
+    memories.save(client, Memory(Version(t, kept), **others))
+
+
+def values(memories: Memories, client: int) -> Any:
+    """A memory with lists instead of tensors."""
+
+    def lists(kept: Any) -> Any:
+        return [(name, x.tolist()) for name, x in leaves(memories.unpack(kept))]
+
+    memory = memories.load(client)
     if memory is None:
         return None
     kept = (memory.latest, memory.before, memory.durable)
-    versions = [v and (v.round, [(n, x.tolist()) for n, x in leaves(v.state)]) for v in kept]
-    return [*versions, memory.attempt]
+    return [*(v and (v.round, lists(v.state)) for v in kept), memory.attempt]
 
 
 @pytest.fixture
@@ -39,60 +50,70 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_they_remember_what_a_dictionary_does(tmp_path: Path) -> None:
-    """Visits in any order, some of whose replies were lost, some asked twice, some forgotten."""
-    generator, plain, filed = random.Random(0), dict[int, Memory](), Shards(tmp_path)
+def test_they_store_what_memory_does(tmp_path: Path) -> None:
+    """Visits in any order: some replies are lost, some clients are asked twice, some forget."""
+    generator, plain, filed = random.Random(0), Memories(), Shards(tmp_path)
     accepted: dict[int, int] = {}
     durable: dict[int, int] = {}  # as of a checkpoint every 15 rounds
     for t in range(60):
         for i in generator.sample(range(12), 4):
             last, new = accepted.get(i, -1), state(100.0 * t + i)
             for memories in (plain, filed):
-                memory = memories.get(i)
-                before = store.version(memory, last)
-                latest = Version(t, new)
+                memory = memories.load(i)
                 held = durable.get(i, -1)
-                third = None if held == last else store.version(memory, held)
-                memories[i] = Memory(latest, before, t // 20, third)
+                third = None if held == last else version(memory, held)
+                before = version(memory, last)
+                put(memories, i, t, new, before=before, attempt=t // 20, durable=third)
             if generator.random() < 0.7:
                 accepted[i] = t
         if t % 15 == 14:
             durable = dict(accepted)
         if t % 10 == 9:
-            gone = generator.choice(sorted(plain))
-            assert values(plain.pop(gone)) == values(filed.pop(gone))
+            gone = generator.choice(plain.clients())
+            plain.remove(gone)
+            filed.remove(gone)
             accepted.pop(gone, None)
-        assert {i: values(m) for i, m in filed.items()} == {i: values(m) for i, m in plain.items()}
-        assert len(filed) == len(plain)
-    assert filed.get(99) is None
-    with pytest.raises(KeyError):
-        filed[99]
+        assert filed.clients() == plain.clients()
+        assert all(values(filed, i) == values(plain, i) for i in plain.clients())
+    assert filed.load(99) is None
 
 
 @pytest.mark.usefixtures("small")
 def test_places_are_used_again() -> None:
-    """Two versions of each client are kept, so that five places serve two of them for ever."""
+    """Two versions of each client are stored, so five places serve two clients for ever."""
     filed = Shards()
     for t in range(50):
         for i in (0, 1):
             new = State(torch.full((64,), float(t)))
-            filed[i] = store.Memory(Version(t, new), store.version(filed.get(i), t - 1))
+            put(filed, i, t, new, before=version(filed.load(i), t - 1))
     assert len(filed._shards) == 2  # 3 places of 256 bytes each
-    assert values(filed[1])[0][0] == 49
-    assert values(filed[1])[1][0] == 48
+    assert values(filed, 1)[0][0] == 49
+    assert values(filed, 1)[1][0] == 48
+
+
+@pytest.mark.usefixtures("small")
+def test_the_places_of_clients_that_are_removed_or_restored_are_used_again() -> None:
+    filed, own = Shards(), State(torch.ones(64))
+    for _ in range(20):
+        filed.restore((i, (0, own)) for i in range(3))  # 3 places of 256 bytes, a file
+        filed.remove(1)
+        put(filed, 1, 5, own)
+    assert len(filed._shards) == 1
+    assert filed.clients() == [0, 1, 2]
 
 
 def test_a_client_without_vectors_takes_no_file(tmp_path: Path) -> None:
     filed = Shards(tmp_path / "not there")
     for t in range(3):
-        filed[0] = Memory(Version(t, State(None)), store.version(filed.get(0), t - 1))
-    assert filed[0].latest == (2, State(None))
+        put(filed, 0, t, State(None), before=version(filed.load(0), t - 1))
+    assert filed.states([2]) == {0: (2, State(None))}
     assert filed._shards == []
 
 
-def test_where_the_disk_is_full_the_memory_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    filed = Shards()
-    filed[0] = Memory(Version(0, state(2.0)))
+def test_the_memory_stays_if_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    filed, plain = Shards(), Memories()
+    put(filed, 0, 0, state(2.0))
+    put(plain, 0, 0, state(2.0))
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device", "/x")
@@ -100,8 +121,8 @@ def test_where_the_disk_is_full_the_memory_stays(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(shards, "mapped", full)
     filed._free.clear()
     with pytest.raises(OSError, match="/x"):
-        filed[0] = Memory(Version(1, state(4.0)), filed[0].latest)
-    assert values(filed[0]) == values(Memory(Version(0, state(2.0))))
+        put(filed, 0, 1, state(4.0))
+    assert values(filed, 0) == values(plain, 0)
 
 
 def test_states_do_not_stay_in_memory() -> None:
@@ -115,14 +136,24 @@ def test_states_do_not_stay_in_memory() -> None:
 
     filed, n = Shards(), 2**20
     v = torch.ones(n)
-    filed[0] = Memory(Version(0, State(v)))
+    put(filed, 0, 0, State(v))
     before = resident()
     for t in range(1, 4):
         for i in range(30):
-            used = filed.get(i)
-            total = 0.0 if used is None else float(used.latest.state.lam.sum())
+            used = filed.load(i)
+            total = float(filed.unpack(used.latest.state).lam.sum()) if used else 0.0
             assert total in (0.0, n)
-            filed[i] = Memory(Version(t, State(v)), used and used.latest)
-    assert len(filed) == 30
+            put(filed, i, t, State(v), before=used and used.latest)
+    assert len(filed.clients()) == 30
     assert resident() - before < 0.1 * 2 * 30 * v.nbytes
-    assert map_vectors(torch.clone, filed[7].latest.state).lam.sum() == n
+    assert filed.state(7, 3).lam.sum() == n
+
+
+def test_a_state_that_was_asked_for_stays_as_it_is() -> None:
+    filed = Shards()
+    put(filed, 0, 0, State(torch.zeros(3)))
+    first = filed.state(0, 0).lam
+    for t in range(1, 4):
+        put(filed, 0, t, State(torch.ones(3)))
+    assert not first.any()
+    assert filed.state(0, 0) is None

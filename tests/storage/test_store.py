@@ -61,10 +61,10 @@ def packed(round: int, state: Any) -> Version:
 def test_a_nested_state_survives(dtype: torch.dtype, later: bool) -> None:
     own, x = context(), vector(dtype)
     state = State(x, Inner(vector(dtype, start=2)), Stateless(), x if later else None)
-    assert store.ContextStore(own).load() is None
-    store.ContextStore(own).save(Memory(packed(7, state), attempt=3))
+    assert store.ContextStore(own).load(2) is None
+    store.ContextStore(own).save(2, Memory(packed(7, state), attempt=3))
     for kept in (own, through_protobuf(own), pickle.loads(pickle.dumps(own))):
-        saved = store.ContextStore(kept).load()
+        saved = store.ContextStore(kept).load(2)
         assert saved is not None
         assert (saved.latest.round, saved.before, saved.attempt) == (7, None, 3)
         found = unpack_state(LIKE, saved.latest.state)
@@ -78,9 +78,9 @@ def test_a_nested_state_survives(dtype: torch.dtype, later: bool) -> None:
 
 def test_a_state_without_vectors_is_a_state() -> None:
     own = context()
-    store.ContextStore(own).save(Memory(packed(0, Stateless())))
+    store.ContextStore(own).save(2, Memory(packed(0, Stateless())))
     for kept in (own, through_protobuf(own)):
-        saved = store.ContextStore(kept).load()
+        saved = store.ContextStore(kept).load(2)
         assert saved is not None
         assert unpack_state(Stateless(), saved.latest.state) == Stateless()
 
@@ -88,16 +88,16 @@ def test_a_state_without_vectors_is_a_state() -> None:
 def test_two_versions_are_kept_and_one_where_there_is_one() -> None:
     own, like = context(), Inner(NOTHING)
     first, second = (packed(t, Inner(vector(start=t))) for t in (0, 4))
-    store.ContextStore(own).save(Memory(second, first, attempt=1))
+    store.ContextStore(own).save(2, Memory(second, first, attempt=1))
     for kept in (own, through_protobuf(own)):
-        saved = store.ContextStore(kept).load()
+        saved = store.ContextStore(kept).load(2)
         assert saved is not None
         assert saved.before is not None
         for found, round in ((saved.latest, 4), (saved.before, 0)):
             assert found.round == round
             assert torch.equal(unpack_state(like, found.state).c_i, vector(start=round))
-    store.ContextStore(own).save(Memory(first))
-    saved = store.ContextStore(own).load()
+    store.ContextStore(own).save(2, Memory(first))
+    saved = store.ContextStore(own).load(2)
     assert saved is not None
     assert saved.before is None
     assert saved.latest.round == 0
@@ -107,21 +107,21 @@ def test_the_version_of_the_last_checkpoint_is_kept_too() -> None:
     own, like = context(), Inner(NOTHING)
     first, second, third = (packed(t, Inner(vector(start=t))) for t in (0, 4, 9))
     for memory in (Memory(third, second, 1, first), Memory(third, None, 1, first)):
-        store.ContextStore(own).save(memory)
+        store.ContextStore(own).save(2, memory)
         for kept in (own, through_protobuf(own)):
-            saved = store.ContextStore(kept).load()
+            saved = store.ContextStore(kept).load(2)
             assert saved is not None
             assert (saved.before is None) == (memory.before is None)
             assert saved.durable is not None
             assert saved.durable.round == 0
             assert torch.equal(unpack_state(like, saved.durable.state).c_i, vector(start=0))
-    store.ContextStore(own).save(Memory(second, first))
-    assert store.ContextStore(own).load() == Memory(second, first)
+    store.ContextStore(own).save(2, Memory(second, first))
+    assert store.ContextStore(own).load(2) == Memory(second, first)
 
 
 def test_other_records_of_the_context_are_left_alone() -> None:
     own = context(state=RecordDict({"mine": ConfigRecord({"n": 1})}))
-    store.ContextStore(own).save(Memory(packed(0, Inner(vector()))))
+    store.ContextStore(own).save(2, Memory(packed(0, Inner(vector()))))
     assert own.state.config_records["mine"]["n"] == 1
 
 

@@ -50,7 +50,7 @@ def test_its_memory_is_the_tensors_until_it_is_carried() -> None:
 def test_what_a_client_remembers_is_taken_out_of_it() -> None:
     context = Context(run_id=1, node_id=2, node_config={}, run_config={}, state=RecordDict())
     own = ContextStore(context)
-    own.save(Memory(Version(0, own.pack(0, Model(W)))))
+    own.save(0, Memory(Version(0, own.pack(0, 0, Model(W)))))
     record = context.state.array_records["fedaccord-state"]
     for _ in range(2):  # to the client's process and back
         record, words, memory = travelled(record)

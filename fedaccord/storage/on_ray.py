@@ -1,0 +1,40 @@
+"""The memories of clients whose states are Ray objects, in the memory of the cluster."""
+
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import ObjectLostError
+
+from fedaccord.core.vectors import map_vectors
+from fedaccord.storage.memories import Memories
+from fedaccord.storage.store import MissingStateError
+
+GONE = "its state was lost with the machine that held it"
+
+
+class RayMemories(Memories):
+    """Client -> memory; Ray moves states to the worker that needs them, and to disk if memory is
+    short."""
+
+    def pack(self, client: int, round: int, state: Any) -> Any:
+        return ray.put(state)
+
+    def unpack(self, kept: Any, like: Any = None) -> Any:
+        """The state, over memory of Ray's that is not to be changed."""
+        try:
+            return ray.get(kept)
+        except ObjectLostError:
+            raise MissingStateError(GONE) from None
+
+    def state(self, client: int, round: int) -> Any:
+        return map_vectors(torch.clone, super().state(client, round))
+
+
+def is_lost(kept: Any) -> bool:
+    """Whether the machine that held a Ray object is gone."""
+    try:
+        ray.get(kept)
+    except ObjectLostError:
+        return True
+    return False
