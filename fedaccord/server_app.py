@@ -89,7 +89,7 @@ def run(
     used = machine(task) | {"gradients-per-step": method.cost.gradients} | resolved(config)
     with (
         interruptible() as interrupts,
-        closing(Logbook.begin(config, used, task.fingerprint, at, in_process)) as log_book,
+        closing(Logbook(config, used, task.fingerprint, at, in_process)) as log_book,
         summarised(log_book.directory, interrupts, facts),
         followed(config, log_book) as tracker,
     ):

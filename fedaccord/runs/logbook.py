@@ -1,9 +1,10 @@
-"""What a run writes down: rows and checkpoints; and how it goes on from them."""
+"""What a run writes: rows and checkpoints; and how it resumes from them."""
 
 import json
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -35,84 +36,52 @@ class Logbook:
     def __init__(
         self,
         config: RunConfig,
-        directory: RunDirectory,
-        checkpoints: Checkpoints,
-        data: Mapping[str, int],
-        begun: Checkpoint | None = None,
-    ) -> None:
-        self.config, self._data = config, data
-        self.directory, self.checkpoints = directory, checkpoints
-        self._begun = begun  # what the run goes on from
-        self.after = begun.number if begun else 0  # rounds that were done before
-        self._pace = Pace(config.checkpoint_every)
-        self._recorded: RoundState | None = None  # the state to which the tables go
-        self._session: Session | None = None
-        self._saved = begun.number if begun else None
-        self.federation = begun.facts["federation"] if begun else _fresh(directory.path)
-        self.attempt = _next_attempt(directory.path)
-
-    @classmethod
-    def begin(
-        cls,
-        config: RunConfig,
-        used: dict[str, Any],
+        used: Mapping[str, Any],
         data: Mapping[str, int],
         at: int | None = None,
         in_process: bool = True,
-    ) -> "Logbook":
-        """That of a new run, or of one that goes on; at: after so many rounds, not at its last
-        checkpoint. Raises ValueError, in one line, where it cannot.
+    ) -> None:
+        """That of a new run, or of one that resumes; at: after so many rounds, not at its last
+        checkpoint. Raises ValueError, in one line, if it cannot.
 
-        data: checksums of the samples, as `Task.fingerprint`. in_process: the clients are here.
+        used: see `RunDirectory`. data: checksums of the samples, as `Task.fingerprint`. in_process:
+        the clients are in this process or its workers.
         """
-        if not config.resume:
-            directory = RunDirectory(config.out_dir, config.name, in_use(config), used)
-            return cls(config, directory, Checkpoints(directory.path / FOLDER), data)
-        path = run_of(config)
+        self.config, self._data = config, data
+        self._begun: Checkpoint | None = None  # what the run resumes from
+        if config.resume:
+            self._resume(used, at, in_process)
+        else:
+            self.directory = RunDirectory(config.out_dir, config.name, in_use(config), used)
+            self.checkpoints = Checkpoints(self.directory.path / FOLDER)
+        begun, path = self._begun, self.directory.path
+        self.after = begun.number if begun else 0  # rounds that were done before
+        self._saved = begun.number if begun else None
+        self._pace = Pace(config.checkpoint_every)
+        self._recorded: RoundState | None = None  # of the last row of the tables
+        self._session: Session | None = None
+        self.federation = begun.facts["federation"] if begun else _fresh(path)
+        self.attempt = _next_attempt(path)
+
+    def _resume(self, used: Mapping[str, Any], at: int | None, in_process: bool) -> None:
+        config, path = self.config, run_of(self.config)
         if not path.is_dir():
             raise FileNotFoundError(f"{path}: expected the directory of a run, found none")
-        lock = Lock(path)
-        try:
-            return cls._resumed(config, used, data, path, at, in_process, lock)
-        except BaseException:
-            lock.release()
-            raise
-
-    @classmethod
-    def _resumed(
-        cls,
-        config: RunConfig,
-        used: dict[str, Any],
-        data: Mapping[str, int],
-        path: Path,
-        at: int | None,
-        in_process: bool,
-        lock: Lock,
-    ) -> "Logbook":
-        checkpoints = Checkpoints(path / FOLDER)
-        begun = checkpoints.load(at)
-        check_resumed(config, begun.facts["settings"])
-        check_data(data, begun.facts)
-        if in_process:
-            _check_states(config, begun)
-        rounds, whole = config.num_server_rounds, path / "model.safetensors"
-        is_complete = status(path) == COMPLETED and whole.exists()
-        if begun.number > rounds or (begun.number == rounds and is_complete):
-            raise ValueError(
-                f"{path}: all {begun.number} rounds are done; for more set num-server-rounds above "
-                f"{begun.number}"
+        self.checkpoints = Checkpoints(path / FOLDER)
+        with ExitStack() as stack:
+            lock = Lock(path)
+            stack.callback(lock.release)
+            begun = self._begun = self.checkpoints.load(at)
+            check_resumed(config, begun.facts["settings"])
+            check_data(self._data, begun.facts)
+            if in_process:
+                _check_states(config, begun)
+            _check_rounds(config, begun, path)
+            self.directory = RunDirectory.reopen(
+                *(path, in_use(config), used, begun.number, begun.facts["position"], lock)
             )
-        before = begun.facts["settings"]["num-server-rounds"]
-        if config.strategy.anneals and before != rounds:
-            log.warning(
-                "resume: %s anneals over num-server-rounds=%d: with %d it is another run than one "
-                "that began with so many",
-                *(config.algo, before, rounds),
-            )
-        position = begun.facts["position"]
-        directory = RunDirectory.reopen(path, in_use(config), used, begun.number, position, lock)
-        checkpoints.go_on_from(begun.number)
-        return cls(config, directory, checkpoints, data, begun)
+            self.checkpoints.go_on_from(begun.number)
+            stack.pop_all()
 
     def close(self) -> None:
         """Let other processes write the run's directory."""
@@ -212,6 +181,23 @@ def check_data(data: Mapping[str, int], facts: Mapping[str, Any]) -> None:
                 else "resume: expected the samples that the run began with, got other ones: the "
                 "files of data-dir have changed; put them back, or begin another run"
             )
+
+
+def _check_rounds(config: RunConfig, begun: Checkpoint, path: Path) -> None:
+    """Raise ValueError, in one line, if no round is left."""
+    rounds, before = config.num_server_rounds, begun.facts["settings"]["num-server-rounds"]
+    is_complete = status(path) == COMPLETED and (path / "model.safetensors").exists()
+    if begun.number > rounds or (begun.number == rounds and is_complete):
+        raise ValueError(
+            f"{path}: all {begun.number} rounds are done; for more set num-server-rounds above "
+            f"{begun.number}"
+        )
+    if config.strategy.anneals and before != rounds:
+        log.warning(
+            "resume: %s anneals over num-server-rounds=%d: with %d it is another run than one "
+            "that began with so many",
+            *(config.algo, before, rounds),
+        )
 
 
 def _check_states(config: RunConfig, begun: Checkpoint) -> None:
