@@ -15,15 +15,14 @@ ACCEPTED = "accepted replies"
 ALWAYS = "always"
 
 CLIENTS = (
-    Column("round", "r, from 1 on", "", "all", "server"),
-    Column("client", "number of the client, its partition-id, from 0", "", "all", "server"),
-    Column("status", "ok, or why its reply was dropped", "", "all", "server"),
+    Column("round", "r, from 1 on", "", "all"),
+    Column("client", "number of the client, its partition-id, from 0", "", "all"),
+    Column("status", "ok, or why its reply was dropped", "", "all"),
     Column(
         "repair",
         "what the server did about a client that lost its state",
         "",
         "clients that lost it",
-        "server",
     ),
     Column("num-examples", "training samples of the client", "samples", ACCEPTED, "client"),
     Column(
@@ -35,8 +34,8 @@ CLIENTS = (
         "client",
     ),
     Column("steps", "local steps K_i", "steps", ACCEPTED, "client"),
-    Column("up-vectors", "vectors of d numbers in its reply", "d", ACCEPTED, "server"),
-    Column("up-bytes", "their bytes as numbers, without headers", "bytes", ACCEPTED, "server"),
+    Column("up-vectors", "vectors of d numbers in its reply", "d", ACCEPTED),
+    Column("up-bytes", "their bytes as numbers, without headers", "bytes", ACCEPTED),
     Column(
         "seconds",
         "wall clock of its local round at the client, from the message to the reply, without their "
@@ -65,12 +64,11 @@ SUMMARY = (
         "if it says running and no process writes the folder",
         "",
         ALWAYS,
-        "server",
     ),
-    Column("reason", "what ended the run", "", "failed runs", "server"),
+    Column("reason", "what ended the run", "", "failed runs"),
     Column("rounds", "rounds that were run", "rounds", ALWAYS, "metrics.csv"),
     Column("rounds-counted", "sum of counted", "rounds", ALWAYS, "metrics.csv"),
-    Column("seconds", "wall clock of the run so far, with evaluation", "s", ALWAYS, "server"),
+    Column("seconds", "wall clock of the run so far, with evaluation", "s", ALWAYS),
     Column(
         f"<metric>{LAST}",
         f"{', '.join(of_kind(EVALUATED))}: when it was last evaluated; round 0 does not count",
@@ -98,7 +96,7 @@ SUMMARY = (
     Column("down-bytes", "sum over the rounds", "bytes", ALWAYS, "metrics.csv"),
     Column("up-bytes", "sum over the rounds", "bytes", ALWAYS, "metrics.csv"),
     Column("peer-bytes", "sum over the rounds", "bytes", "without a server", "metrics.csv"),
-    Column("clients", "clients C that were there before round 1", "clients", ALWAYS, "server"),
+    Column("clients", "clients C that were there before round 1", "clients", ALWAYS),
     Column(
         "partition.duplicated",
         "distinct training samples held more than once, by several clients or twice by one",
@@ -116,13 +114,7 @@ SUMMARY = (
     Column("gossip.topology", "name of the graph", "", "without a server", "settings"),
     Column("gossip.nodes", "nodes m", "nodes", "without a server", "settings"),
     Column("gossip.steps", "gossip steps Q a round", "steps", "without a server", "settings"),
-    Column(
-        "gossip.spectral-gap",
-        "spectral-gap of round 1",
-        "1",
-        "without a server",
-        "settings",
-    ),
+    Column("gossip.spectral-gap", "spectral-gap of round 1", "1", "without a server", "settings"),
 )
 
 TABLES = {

@@ -13,7 +13,7 @@ class Column(NamedTuple):
     meaning: str  # the formula, of which model, on which data
     unit: str
     rows: str  # which rows have it
-    source: str  # who measures it
+    source: str = "server"  # who measures it
     title: str = ""  # in words, of its curve; empty: it is not drawn
     kind: str = ""  # EVALUATED: the summary repeats it; SUMMED: the summary has its sum
     better: str = ""  # MAX or MIN; empty: neither, and the summary has no mean and no best of it
@@ -34,7 +34,7 @@ TRAIN = "as test-loss, with `eval-train=true`"
 PERSONAL = "as test-loss, once a client has one, with methods that have personal models"
 
 METRICS = (
-    Column("round", "r; 0 is the untrained model", "", "all", "server"),
+    Column("round", "r; 0 is the untrained model", "", "all"),
     Column(
         "train-loss",
         "mean over the accepted clients, weighted by num-examples, of their train-loss in "
@@ -45,13 +45,12 @@ METRICS = (
         title="train loss of the local models",
         better=MIN,
     ),
-    Column("replies", "replies that were good", "clients", ASKED, "server", kind=SUMMED),
+    Column("replies", "replies that were good", "clients", ASKED, kind=SUMMED),
     Column(
         "dropped",
         "clients that were asked and gave no good reply; clients.csv has the reasons",
         "clients",
         ASKED,
-        "server",
         title="dropped replies",
         kind=SUMMED,
     ),
@@ -61,34 +60,16 @@ METRICS = (
         "0: the model stayed",
         "0 or 1",
         ASKED,
-        "server",
     ),
     Column(
         "down-vectors",
         "vectors of d numbers that the server sent with training messages, summed over the cohort",
         "d",
         COUNTED,
-        "server",
     ),
-    Column(
-        "down-bytes",
-        "their bytes as numbers, without headers",
-        "bytes",
-        COUNTED,
-        "server",
-        kind=SUMMED,
-    ),
-    Column(
-        "up-vectors", "vectors in the accepted replies, summed over them", "d", COUNTED, "server"
-    ),
-    Column(
-        "up-bytes",
-        "their bytes as numbers, without headers",
-        "bytes",
-        COUNTED,
-        "server",
-        kind=SUMMED,
-    ),
+    Column("down-bytes", "their bytes as numbers, without headers", "bytes", COUNTED, kind=SUMMED),
+    Column("up-vectors", "vectors in the accepted replies, summed over them", "d", COUNTED),
+    Column("up-bytes", "their bytes as numbers, without headers", "bytes", COUNTED, kind=SUMMED),
     Column(
         "drift",
         "client drift: mean over the accepted clients of ||w_{i,K} - w^{r-1}||^2, how far their "
@@ -96,7 +77,6 @@ METRICS = (
         "server from each node's own model",
         "squared L2",
         LOCAL,
-        "server",
         title="client drift",
     ),
     Column(
@@ -105,7 +85,6 @@ METRICS = (
         "(arXiv:2306.05706), there over all clients, here over the active ones",
         "squared L2",
         f"{LOCAL}, with a server",
-        "server",
         title="consistency",
     ),
     Column(
@@ -114,7 +93,6 @@ METRICS = (
         "is spread + ||w_bar - w^r||^2 with uniform weights, so both are equal for FedAvg",
         "squared L2",
         f"{LOCAL}, with a server",
-        "server",
         title="spread of the local models",
     ),
     Column(
@@ -122,7 +100,6 @@ METRICS = (
         "(1/m) sum over the nodes of ||w_i - mean||^2 before they mix, after their local steps",
         "squared L2",
         GRAPH,
-        "server",
         title="consensus distance before mixing",
     ),
     Column(
@@ -130,7 +107,6 @@ METRICS = (
         "the same of w^r, after the nodes mixed",
         "squared L2",
         GRAPH,
-        "server",
         title="consensus distance after mixing",
     ),
     Column(
@@ -139,22 +115,19 @@ METRICS = (
         "consensus that a gossip step takes away",
         "1",
         GRAPH,
-        "server",
     ),
     Column(
         "peer-vectors",
         "vectors that nodes would send each other: a message a link, direction and gossip step",
         "d",
         GRAPH,
-        "server",
     ),
-    Column("peer-bytes", "their bytes as numbers", "bytes", GRAPH, "server", kind=SUMMED),
+    Column("peer-bytes", "their bytes as numbers", "bytes", GRAPH, kind=SUMMED),
     Column(
         "seconds",
         "wall clock from the draw of the cohort to the server's step, without evaluation",
         "s",
         ASKED,
-        "server",
     ),
     Column(
         "test-loss",
@@ -162,7 +135,6 @@ METRICS = (
         "the mean of the local models, without a server the mean of the nodes",
         "of the loss (nats)",
         AT_EVALUATION,
-        "server",
         title="test loss",
         kind=EVALUATED,
         better=MIN,
@@ -172,7 +144,6 @@ METRICS = (
         "share of the test samples whose largest output is their class, same model",
         SHARE,
         "as test-loss, for classes",
-        "server",
         title="test accuracy",
         kind=EVALUATED,
         better=MAX,
@@ -183,7 +154,6 @@ METRICS = (
         "out; so are validation-accuracy and what ends in -broadcast, -nodes and -nodes-std",
         "of the loss (nats)",
         HELD_OUT,
-        "server",
         title="validation loss",
         kind=EVALUATED,
         better=MIN,
@@ -193,28 +163,17 @@ METRICS = (
         "the same of the accuracy",
         SHARE,
         HELD_OUT,
-        "server",
         title="validation accuracy",
         kind=EVALUATED,
         better=MAX,
     ),
-    Column(
-        "test-loss-broadcast",
-        "test-loss of w^r",
-        "of the loss (nats)",
-        BROADCAST,
-        "server",
-        better=MIN,
-    ),
-    Column(
-        "test-accuracy-broadcast", "test-accuracy of w^r", SHARE, BROADCAST, "server", better=MAX
-    ),
+    Column("test-loss-broadcast", "test-loss of w^r", "of the loss (nats)", BROADCAST, better=MIN),
+    Column("test-accuracy-broadcast", "test-accuracy of w^r", SHARE, BROADCAST, better=MAX),
     Column(
         "test-loss-nodes",
         "mean over the nodes of the test-loss of their own w_i^r",
         "of the loss (nats)",
         NODES,
-        "server",
         better=MIN,
     ),
     Column(
@@ -222,14 +181,12 @@ METRICS = (
         "its standard deviation over the nodes (divided by m)",
         "of the loss (nats)",
         NODES,
-        "server",
     ),
     Column(
         "test-accuracy-nodes",
         "mean over the nodes of the test-accuracy of their own w_i^r",
         SHARE,
         NODES,
-        "server",
         title="test accuracy of the nodes",
         kind=EVALUATED,
         better=MAX,
@@ -239,14 +196,12 @@ METRICS = (
         "its standard deviation over the nodes (divided by m)",
         SHARE,
         NODES,
-        "server",
     ),
     Column(
         "train-accuracy",
         "test-accuracy's model on all training samples, not augmented",
         SHARE,
         TRAIN,
-        "server",
         title="train accuracy",
         kind=EVALUATED,
         better=MAX,
@@ -256,7 +211,6 @@ METRICS = (
         "test-loss's model on all training samples, not augmented",
         "of the loss (nats)",
         TRAIN,
-        "server",
         title="train loss of the model",
         better=MIN,
     ),
@@ -265,7 +219,6 @@ METRICS = (
         "train-accuracy less test-accuracy",
         DIFFERENCE,
         TRAIN,
-        "server",
         title="generalisation gap",
         kind=EVALUATED,
     ),
