@@ -223,8 +223,8 @@ class WorkersFleet(MemoriesFleet):
             except ObjectLostError:
                 assert share is not None
                 lost = [s is not None and is_lost(s) for s in share.states]
-                for part, is_lost in zip(share.apart(), lost, strict=True):
-                    if is_lost:
+                for part, without in zip(share.apart(), lost, strict=True):
+                    if without:
                         yield part.asked[0], StateLost(part.asked[0].accepted), None
                     else:
                         left.append(part)

@@ -56,7 +56,7 @@ class Logbook:
             self.checkpoints = Checkpoints(self.directory.path / FOLDER)
         begun, path = self._begun, self.directory.path
         self.after = begun.number if begun else 0  # rounds that were done before
-        self._saved = begun.number if begun else None
+        self._saved: int | None = begun.number if begun else None
         self._pace = Pace(config.checkpoint_every)
         self._recorded: RoundState | None = None  # of the last row of the tables
         self._session: Session | None = None

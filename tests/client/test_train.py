@@ -331,7 +331,7 @@ def test_a_client_whose_step_was_not_accepted_goes_back() -> None:
     found = [train(again, data, own)[0] for own in (one, other, one)]
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
-    kept = [store.ContextStore(own).load() for own in (one, other)]
+    kept = [store.ContextStore(own).load(0) for own in (one, other)]
     for memory in kept:
         assert memory is not None
         assert memory.before is not None
