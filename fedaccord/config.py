@@ -10,6 +10,7 @@ from dataclasses import Field, dataclass, replace
 from typing import Any
 
 from fedaccord.core import hints
+from fedaccord.core.optimizer import OPTIMIZERS, SGD, Optimizer
 from fedaccord.core.options import (
     check_option,
     did_you_mean,
@@ -140,7 +141,8 @@ class RunConfig:
         known = keys()
         for key in values:
             if key not in known:
-                raise hints.unknown(key, values.get("algo", RunConfig.algo), METHODS, known)
+                chosen = values.get("algo", RunConfig.algo), values.get("optimizer")
+                raise hints.unknown(key, chosen, (*METHODS, *OPTIMIZERS), known)
         if method is not None:
             values = {**values, **_settings_of(method)}
         flat = {key: _check(key, values.get(key, default(f)), f) for key, f in known.items()}
@@ -184,6 +186,13 @@ class RunConfig:
             else:
                 other = (key for key in self.flat if key.startswith(f"{name}."))
                 needs |= dict.fromkeys(other, f"algo={name}")
+        steps = self.strategy.own_optimizer()
+        if isinstance(steps, SGD):
+            reasons["optimizer-state"] = "plain SGD keeps no vectors"
+        for name, optimizer in OPTIMIZERS.items():
+            if name != self.strategy.optimizer:
+                own = (f"{name}.{_key(field.name)}" for field in options(optimizer))
+                needs |= dict.fromkeys(own, f"optimizer={name}")
         plugins = {type(plugin): plugin for plugin in self.strategy.active_plugins}
         for name, kind in PLUGINS.items():
             if kind in plugins:
@@ -214,7 +223,16 @@ def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:
         if fields[0].name in values or plugin_kind in own:  # the first is its strength
             plugins.append(replace(own.get(plugin_kind, plugin_kind()), **values))
     method = {f.name: flat[f"{name}.{_key(f.name)}"] for f in own_options(kind)}
-    return kind(**_values(flat, Settings), **method, plugins=tuple(plugins))
+    method |= {"plugins": tuple(plugins), "local_optimizer": _optimizer(flat)}
+    return kind(**_values(flat, Settings), **method)
+
+
+def _optimizer(flat: Mapping[str, Any]) -> Optimizer | None:
+    """The optimiser where it has options; None: its name says all."""
+    name = flat["optimizer"]
+    kind = OPTIMIZERS[name]
+    values = {f.name: flat[f"{name}.{_key(f.name)}"] for f in options(kind)}
+    return kind(**values) if values else None
 
 
 def _settings_of(method: FederatedStrategy) -> dict[str, Any]:
@@ -224,6 +242,10 @@ def _settings_of(method: FederatedStrategy) -> dict[str, Any]:
     if name := names.get(type(method)):
         own = own_options(type(method))
         found |= {"algo": name, **{f"{name}.{_key(f.name)}": getattr(method, f.name) for f in own}}
+    steps = method.own_optimizer()
+    if steps.registered_name() == method.optimizer:
+        table, fields = method.optimizer, options(type(steps))
+        found |= {f"{table}.{_key(f.name)}": getattr(steps, f.name) for f in fields}
     for name, kind in PLUGINS.items():
         for plugin in method.active_plugins:
             if type(plugin) is kind:
@@ -247,11 +269,12 @@ def in_use(config: RunConfig) -> dict[str, Any]:
     `RunConfig.make` of them gives the same configuration.
     """
     usual, plugins = defaults(), [type(plugin) for plugin in config.strategy.active_plugins]
-    tables = {config.algo, *(name for name, kind in PLUGINS.items() if kind in plugins)}
+    tables = {config.algo, config.flat["optimizer"]}
+    tables |= {name for name, kind in PLUGINS.items() if kind in plugins}
     tables |= {
         key.partition(".")[0]
         for key, value in config.flat.items()
-        if key.partition(".")[0] in PLUGINS and value != usual[key]
+        if key.partition(".")[0] in (*PLUGINS, *OPTIMIZERS) and value != usual[key]
     }
     return {
         key: value
@@ -306,8 +329,8 @@ def keys() -> dict[str, "Field[Any]"]:
     known = keys_of(RunConfig) | keys_of(TaskConfig) | keys_of(Settings)
     for name, kind in METHODS.items():
         known |= {f"{name}.{_key(f.name)}": f for f in own_options(kind)}
-    for name, plugin in PLUGINS.items():
-        known |= {f"{name}.{_key(f.name)}": f for f in options(plugin)}
+    for name, part in (*OPTIMIZERS.items(), *PLUGINS.items()):
+        known |= {f"{name}.{_key(f.name)}": f for f in options(part)}
     return known
 
 

@@ -138,7 +138,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
     ({"rounds": 1}, "unknown key 'rounds' (did you mean 'num-server-rounds'?)"),
     (
         {"momentum": 0.9},
-        "unknown key 'momentum' (did you mean 'fedavgm.beta' or 'dfedavgm.momentum'?)",
+        "unknown key 'momentum' (did you mean 'momentum.mu', 'fedavgm.beta' or "
+        "'dfedavgm.momentum'?)",
     ),
     (
         {"algo": "fedavgm", "momentum": 0.9},
@@ -146,9 +147,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
     ),
     (
         {"optimizer": "adam"},
-        "unknown key 'optimizer': clients take SGD steps with lr and weight-decay; momentum and "
-        "Adam at the server are methods, as algo=fedavgm or algo=fedadam",
+        "optimizer: expected one of sgd, momentum, adamw, muon, got 'adam' (did you mean 'adamw'?)",
     ),
+    ({"optimiser": "adamw"}, "unknown key 'optimiser' (did you mean 'optimizer'?)"),
+    ({"optimizer": "adamw", "beta1": 0.8}, "unknown key 'beta1' (did you mean 'adamw.beta1'?)"),
     ({"lr": "fast"}, "lr: expected a number, got 'fast'"),
     ({"lr": True}, "lr: expected a number, got True"),
     ({"lr": None}, "lr: expected a number, got None"),

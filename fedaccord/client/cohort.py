@@ -45,18 +45,20 @@ def local_rounds(
         *(clients, asked.round, asked.batch_size, asked.seed, model.w.dtype),
         *(asked.local_epochs, asked.local_steps),
     )
+    steps = [asked.steps(task.num_examples(client)) for client in clients]
     solve = CohortSolver(model, batches, task.loss, asked.precision)
     done = client_round(
         asked.half,
         all_to_device(stack([request.down for request in requests]), device),
         stack(begun),
-        asked.config._replace(client=tuple(clients)),
+        asked.config._replace(
+            client=tuple(clients), steps=_together(steps), embeddings=model.embeddings
+        ),
         solve,
     )
     up = all_to_device(done.up, home)
     # rows of their own, which stay when the others' go; from a GPU as in `to_device`
     states = [map_vectors(_to_host, row(done.state, j)) for j in range(len(clients))]
-    steps = [asked.steps(task.num_examples(client)) for client in clients]
     losses, w_K = each(done.result.loss), done.result.w_K
     told = [
         TrainReply(row(up, j), task.num_examples(client), steps[j], losses[j])
@@ -74,6 +76,11 @@ def local_rounds(
         else:
             replies.append(DIVERGED.format(steps[j], asked.lr))
     return replies
+
+
+def _together(steps: Sequence[int]) -> int | torch.Tensor:
+    """K of all clients, or (n, 1) where they differ."""
+    return steps[0] if len({*steps}) == 1 else torch.tensor(steps, dtype=torch.float64)[:, None]
 
 
 def _to_host(v: Vector) -> Vector:

@@ -1,7 +1,7 @@
 """A client's local round and the test of its own model: as values, and for any ClientApp."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Any, NamedTuple
 
 import torch
@@ -146,6 +146,7 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
     half, config, device = asked.half, asked.config, model.w.device
     down = all_to_device(request.down, device)
     state = first_state(request, device) if state is None else all_to_device(state, device)
+    config = config._replace(steps=_steps(asked, data.batches), embeddings=model.embeddings)
     passes = Passes(data.batches, device)
     steps = passes.steps(asked.local_epochs, asked.local_steps)
     solve = SequentialSolver(model, steps, data.loss, asked.precision)
@@ -158,6 +159,21 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
     if not is_finite(result.w_K, total):
         raise ValueError(DIVERGED.format(result.steps, asked.lr))
     return reply._replace(loss=loss, seconds=time.perf_counter() - began), state
+
+
+def _steps(asked: TrainInstruction, batches: Iterable[Batch]) -> int:
+    """K_i, where rates that fall within the round depend on it; else 0.
+
+    Raises ValueError where the batches do not say how many they are.
+    """
+    if asked.half.lr_schedule == "constant" or asked.local_steps:
+        return asked.local_steps
+    if not isinstance(batches, Sized):
+        raise ValueError(
+            f"lr-schedule={asked.half.lr_schedule}: expected batches with a length (a list, a "
+            f"DataLoader), or local-steps, got a {type(batches).__name__}"
+        )
+    return asked.local_epochs * len(batches)
 
 
 def first_state(request: TrainRequest, device: torch.device) -> Any:

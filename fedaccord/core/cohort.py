@@ -62,7 +62,7 @@ class Cohort:
         self.weights = weights  # of the mean, one for each client; all 1 for uniform
         self.w = w  # w^t, (d,); without a server (m, d)
         self.steps = steps  # K_i of each client; without a server one tensor (m, 1)
-        self.lengths = lengths  # K_i eta_t of each client, likewise
+        self.lengths = lengths  # sum of the rates of each client, K_i eta_t, likewise
         self.starts = starts  # w_{i,0} of each client, (..., d); w^t where no plug-in moved it
         self.anchor = anchor  # (..., d), mean of the anchors of prox and dual terms; mostly w^t
         self.accepted = accepted  # (C,) int64, last accepted round of every client, this one's too

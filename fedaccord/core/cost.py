@@ -49,17 +49,17 @@ def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
             if i not in states:
                 states[i] = half.init(w, w, config)
             solve = _Solver(1)
-            done = client_round(half, down, states[i], config, solve)
+            done = client_round(half, down, states[i], config._replace(steps=1), solve)
             if (t, i) == (ROUNDS - 1, 0):
                 twice = _Solver(2)
-                client_round(half, down, states[i], config, twice)
+                client_round(half, down, states[i], config._replace(steps=2), twice)
                 server = [part for part in s.server if not isinstance(part, dict)]
                 return Cost(
                     down=_size(down) / d,
                     up=_size(done.up) / d,
                     gradients=twice.gradients - solve.gradients,
                     client=_size(done.state) / d,
-                    server=(s.w.numel() + sum(map(_size, server))) / s.w.numel(),
+                    server=(s.w.numel() + sum(map(_size, (*server, s.moments)))) / s.w.numel(),
                 )
             states[i] = done.state
             received = half.decode(done.up, w)
@@ -88,4 +88,5 @@ class _Solver:
 
 
 def _size(value: Any) -> int:
-    return sum(vector.numel() for _, vector in leaves(value))
+    """Of the vectors; a single number beside them is not counted."""
+    return sum(vector.numel() for _, vector in leaves(value) if vector.numel() > 1)

@@ -12,15 +12,14 @@ SYNONYMS = {  # other names of these settings -> our keys
     **dict.fromkeys(("participation", "fraction", "fraction-fit"), ("fraction-train",)),
     **dict.fromkeys(("method", "algorithm", "strategy"), ("algo",)),
     **dict.fromkeys(("max-grad-norm", "grad-clip"), ("clip-norm",)),
-    **dict.fromkeys(("momentum", "server-momentum"), ("fedavgm.beta", "dfedavgm.momentum")),
+    **dict.fromkeys(
+        ("momentum", "server-momentum"), ("momentum.mu", "fedavgm.beta", "dfedavgm.momentum")
+    ),
     "l2": ("weight-decay",),
+    **dict.fromkeys(("optimiser", "local-optimizer"), ("optimizer",)),
     "gpu": ("device",),
     "output-dir": ("out-dir",),
 }
-OPTIMIZER = (
-    "clients take SGD steps with lr and weight-decay; momentum and Adam at the server are methods, "
-    "as algo=fedavgm or algo=fedadam"
-)
 RENAMED = {"alpha": "dirichlet-alpha"}  # keys of earlier versions
 
 
@@ -32,27 +31,27 @@ class UnknownKey(ValueError):
         self.near = near
 
 
-def unknown(key: str, algo: object, methods: Iterable[str], known: Collection[str]) -> ValueError:
+def unknown(
+    key: str, chosen: Collection[object], parts: Iterable[str], known: Collection[str]
+) -> ValueError:
     """The error for an unknown key: the key of that meaning, else the nearest three.
 
-    algo: the chosen method; a key of another method is suggested last. methods: their names.
+    chosen: the method and the optimiser; a key of another of the ``parts`` is suggested last.
     """
 
     def last(key: str) -> str:
         return _kebab(key.rpartition(".")[2]).lower()
 
-    others = {f"{name}." for name in methods if name != algo}
+    others = {f"{name}." for name in parts if name not in chosen}
     read = [k for k in known if not k.startswith(tuple(others))]  # by this method
     as_ours = [k for k in known if k == _kebab(key).lower()]
     for among in (as_ours, read, [*known]):  # a key of a table, typed without it
         if same := [k for k in among if last(k) == last(key)]:
             break
     if key in RENAMED:
-        if not any(k.startswith(f"{algo}.") for k in same):
+        if not any(k.partition(".")[0] in chosen for k in same):
             return ValueError(f"{key}: this key is now called {RENAMED[key]!r}")
         same.append(RENAMED[key])
-    if last(key) in ("optimizer", "optimiser"):
-        return ValueError(f"unknown key {key!r}: {OPTIMIZER}")
     if not {*same} & {*read}:
         meant = SYNONYMS.get(last(key), ())
         same = [k for k in meant if k in read] or [*meant] or same

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any, ClassVar, NamedTuple
+from functools import cache, lru_cache, partial
+from typing import Any, ClassVar, NamedTuple, cast, get_type_hints
 
 import torch
 from torch import Tensor
 
 from fedaccord.core.cohort import Cohort, Received
+from fedaccord.core.optimizer import SGD, Optimizer
 from fedaccord.core.rule import (
     Direction,
     GradientAt,
@@ -113,6 +114,31 @@ class PlugIn(Registered):
         return None
 
 
+PLAIN = SGD()
+
+
+class Kept(NamedTuple):
+    """A client's state with optimizer-state=keep."""
+
+    moments: Any  # the optimiser's vectors
+    base: Any  # the method's state in its plug-ins'
+
+
+@cache
+def joined_type(kind: Any, more: Any) -> Any:
+    """A message's type with the fields of another one after its own."""
+    hints = [*get_type_hints(kind).items(), *get_type_hints(more).items()]
+    return NamedTuple(f"{kind.__name__}And{more.__name__}", hints) if more._fields else kind
+
+
+def joined(message: Any, more: Any) -> Any:
+    """A message with the vectors of another one."""
+    if not more:
+        return message
+    kind, other = cast(Any, type(message)), cast(Any, type(more))
+    return joined_type(kind, other)(*message, *more)
+
+
 class Layer(NamedTuple):
     """A plug-in's gradient buffers around those of what lies inside it."""
 
@@ -126,10 +152,32 @@ class ClientHalf:
 
     rule: LocalRule
     plugins: tuple[PlugIn, ...] = ()
+    optimizer: Optimizer = PLAIN
+    lr_schedule: str = "constant"
+    optimizer_state: str = "reset"
+
+    @property
+    def _shared(self) -> Any:
+        """The type of the optimiser's vectors that travel beside the method's own."""
+        return self.optimizer.sends if self.optimizer_state == "average" else Stateless
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether the optimiser's vectors belong to the client's state."""
+        return self.optimizer_state == "keep" and self.optimizer.sends is not Stateless
+
+    def moments(self, w: Vector, down: Any, state: Any) -> Any:
+        """The optimiser's vectors before the first step, to be changed in place; w: w_{i,0}."""
+        if self._keeps:
+            return map_vectors(torch.clone, state.moments)
+        names = self._shared._fields
+        if names and getattr(down, names[0]) is not None:  # None: no round was averaged yet
+            return self.optimizer.resume(self._shared(*(getattr(down, name) for name in names)))
+        return self.optimizer.init(w)
 
     @property
     def receives(self) -> Any:
-        return self.rule.receives
+        return joined_type(self.rule.receives, self._shared)
 
     @property
     def sends(self) -> Any:
@@ -138,7 +186,7 @@ class ClientHalf:
 
     def _sends(self) -> list[Any]:
         """The type of the method's own upload, then after each plug-in's `encode`."""
-        kinds = [self.rule.sends]
+        kinds = [joined_type(self.rule.sends, self._shared)]
         for plugin in self.plugins:
             kinds.append(plugin.sends(kinds[-1]))
         return kinds
@@ -151,11 +199,11 @@ class ClientHalf:
         state = self.rule.init(w, w_init, config)
         for plugin in self.plugins:
             state = plugin.init(w, w_init, state)
-        return state
+        return Kept(self.optimizer.init(w), state) if self._keeps else state
 
     def states(self, state: Any) -> list[Any]:
         """The rule's own state, then each plug-in's with all that it is around."""
-        states = [state]
+        states = [state.base if self._keeps else state]
         for plugin in reversed(self.plugins):
             states.append(plugin.base(states[-1]))
         return states[::-1]
@@ -199,9 +247,11 @@ class ClientHalf:
     def finish(self, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
         base, *around = self.states(state)
         up, base = self.rule.finish(result.w_K, down, base, result)
+        if self._shared is not Stateless:
+            up = joined(up, self.optimizer.upload(result.moments, result.config))
         for plugin, own in zip(self.plugins, around, strict=True):
             up, base = plugin.encode(up, base, own, result)
-        return up, base
+        return up, Kept(result.moments, base) if self._keeps else base
 
     def dual(self, down: Any, state: Any) -> Vector | None:
         return self.rule.dual(down, self.states(state)[0])

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.cohort import Client, Cohort, Reply
-from fedaccord.core.plugin import ClientHalf, GradientSeat
-from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalResult
+from fedaccord.core.optimizer import SGD, add_, rate, shrink_, total_rate
+from fedaccord.core.plugin import ClientHalf, GradientSeat, joined
+from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalResult, Stateless
 from fedaccord.core.topology import RoundInfo, ServerHalf
 from fedaccord.core.vectors import Number, Vector, map_vectors, to_device
 
@@ -26,6 +27,8 @@ class Solution(NamedTuple):
     steps: Any  # K_i: an int, or (n, 1) for a cohort
     loss: Tensor  # (...), mean over the steps of the loss before the step
     gradient: Any  # what the gradient seat left behind
+    moments: Any = Stateless()  # the optimiser's vectors
+    mean: Vector | None = None  # (..., d), as `LocalResult.mean`
 
 
 class Solver(Protocol):
@@ -52,10 +55,10 @@ def client_round(
     w_i0 = half.start(down, state, config)
     down = half.received(down, w_i0)
     direction = half.direction(down, state, config)
-    w_K, steps, loss, gradient = solve(
-        w_i0, direction, GradientSeat(half, down, state, config), config
-    )
-    result = LocalResult(w_i0, w_K, steps, loss, gradient, config)
+    seat = GradientSeat(half, down, state, config)
+    w_K, steps, loss, gradient, moments, mean = solve(w_i0, direction, seat, config)
+    length = total_rate(half.lr_schedule, steps, config.lr)
+    result = LocalResult(w_i0, w_K, steps, loss, gradient, config, length, moments, mean)
     up, state = half.finish(down, state, result)
     return ClientRound(up, state, result)
 
@@ -77,19 +80,28 @@ def descend(
 
         w <- (1 - lr (rho + decay wd)) w - lr scale clip(g) - lr (shift - rho anchor)
 
+    An optimiser other than SGD takes its step along the direction, which is formed in g.
+
     g (..., d) is the buffer in which each of ``gradients`` leaves the gradient at a point. Raises
-    ValueError without a step.
+    ValueError without a step, and where rates fall in a round of another number of steps than
+    ``config`` says.
     """
-    constant = _constant(direction)
-    buffers, at = seat.init(w), None
-    losses: list[Tensor] = []
-    for at in gradients:
-        losses.append(seat.gradient(w, g, buffers, at))
-        _step(w, g, constant, direction, config)
+    walk = _Walk.begin(w, g, direction, seat)
+    at, losses = None, list[Tensor]()
+    for k, at in enumerate(gradients):
+        losses.append(seat.gradient(w, g, walk.buffers, at))
+        _step(walk, k, direction, seat)
     if at is None:
         raise ValueError("expected at least one batch of training data, got none")
+    K, schedule = len(losses), seat.half.lr_schedule
+    if schedule != "constant" and config.steps != K:
+        raise ValueError(
+            f"lr-schedule={schedule}: expected {config.steps} batches, as the data said, got {K}; "
+            "give a list or a DataLoader of fixed length, or set local-steps"
+        )
     loss = torch.stack(losses).mean(0, dtype=sum_dtype(w.device))
-    return Solution(w.clone(), len(losses), loss, seat.result(w, g, buffers, at))
+    gradient = seat.result(w, g, walk.buffers, at)
+    return Solution(w.clone(), K, loss, gradient, walk.moments, _mean(walk.total, K))
 
 
 class CohortGradient(Protocol):
@@ -103,13 +115,23 @@ class CohortGradient(Protocol):
 
 
 class _Walk(NamedTuple):
-    """What the steps of a cohort work with, a row for each client."""
+    """What steps work with; of a cohort a row for each client."""
 
     w: Vector
     g: Vector
     constant: Vector | None
-    total: Tensor  # (n, 1), the sum of the losses
     buffers: Any  # of the gradient seat; a tensor of one dimension belongs to all rows
+    moments: Any  # of the optimiser
+    total: Vector | None  # (..., d), the sum of the directions; None: nobody reads it
+    losses: Tensor | None = None  # (n, 1), the sum of a cohort's losses
+
+    @staticmethod
+    def begin(w: Vector, g: Vector, direction: Direction, seat: GradientSeat) -> "_Walk":
+        half = seat.half
+        sums = half.rule.reads_mean_direction and not isinstance(half.optimizer, SGD)
+        total = torch.zeros_like(w) if sums else None
+        moments = half.moments(w, seat.down, seat.state)
+        return _Walk(w, g, _constant(direction), seat.init(w), moments, total)
 
     def of(self, rows: slice) -> "_Walk":
         """Some of the clients, as views."""
@@ -129,12 +151,12 @@ def descend_cohort(
 
     Clients come in the order of falling numbers of steps: of each of ``gradients`` the first rows
     take part, as many as in the one before or fewer. The others stay as they are.
-    Raises ValueError where one has more rows than the one before, or a client takes no step.
+    Raises ValueError as `descend`, and where one has more rows than the one before.
     """
     active = len(w)
-    total = torch.zeros(active, 1, dtype=sum_dtype(w.device), device=w.device)
-    everyone = walk = _Walk(w, g, _constant(direction), total, seat.init(w))
-    steps, own = torch.zeros_like(total), seat
+    losses = torch.zeros(active, 1, dtype=sum_dtype(w.device), device=w.device)
+    everyone = walk = _Walk.begin(w, g, direction, seat)._replace(losses=losses)
+    steps, own = torch.zeros_like(losses), seat
     last: CohortGradient | None = None
     results: list[Any] = []
 
@@ -144,7 +166,7 @@ def descend_cohort(
         done, at = everyone.of(rows), last.at(rows)
         results.append(_seat_of(rows, seat).result(done.w, done.g, done.buffers, at))
 
-    for gradient in gradients:
+    for k, gradient in enumerate(gradients):
         if gradient.clients > active:
             raise ValueError("expected clients in the order of falling numbers of steps")
         if gradient.clients < active:
@@ -152,35 +174,52 @@ def descend_cohort(
             active = gradient.clients
             walk, own = everyone.of(slice(active)), _seat_of(slice(active), seat)
         at = gradient.at(slice(active))
-        walk.total.add_(own.gradient(walk.w, walk.g, walk.buffers, at)[:, None])
-        _step(walk.w, walk.g, walk.constant, direction, config)
+        losses[:active] += own.gradient(walk.w, walk.g, walk.buffers, at)[:, None]
+        _step(walk, k, direction, own)
         steps[:active] += 1
         last = gradient
     leave(slice(active))
     result, *others = reversed(results)
     if others:
         result = map_vectors(lambda *v: torch.cat(v), result, *others)
-    return Solution(w, steps.to(w.dtype), (total / steps).squeeze(1), result)
+    K, loss = steps.to(w.dtype), (losses / steps).squeeze(1)
+    return Solution(w, K, loss, result, everyone.moments, _mean(everyone.total, K))
 
 
 def _seat_of(rows: slice, seat: GradientSeat) -> GradientSeat:
     """The seat of some clients of a cohort, once it has made its buffers."""
     clients = seat.config.client
     assert not isinstance(clients, int)
-    config = seat.config._replace(client=clients[rows])
+    K = seat.config.steps
+    config = seat.config._replace(
+        client=clients[rows], steps=K[rows] if isinstance(K, Tensor) else K
+    )
     return GradientSeat(seat.half, seat.down, seat.state, config)
 
 
-def _step(
-    w: Vector, g: Vector, constant: Vector | None, direction: Direction, config: LocalConfig
-) -> None:
-    lr = config.lr
-    shrink = 1.0 - lr * (direction.rho + direction.decay * config.weight_decay)
-    if shrink != 1.0:
-        w.mul_(shrink)
-    w.add_(g, alpha=-lr * direction.scale)
+def _step(walk: _Walk, k: int, direction: Direction, seat: GradientSeat) -> None:
+    """Step k, from 0, along the direction with the gradient in ``walk.g``."""
+    w, g, constant, config = walk.w, walk.g, walk.constant, seat.config
+    lr, decay = rate(seat.half.lr_schedule, k, config), direction.decay * config.weight_decay
+    if isinstance(seat.half.optimizer, SGD):
+        shrink_(w, lr, direction.rho + decay)
+        add_(w, g, -lr * direction.scale)
+        if constant is not None:
+            add_(w, constant, -lr)
+        return
+    if direction.scale != 1.0:
+        g.mul_(direction.scale)
+    if direction.rho:
+        g.add_(w, alpha=direction.rho)
     if constant is not None:
-        w.add_(constant, alpha=-lr)
+        g.add_(constant)
+    if walk.total is not None:
+        walk.total.add_(g)
+    seat.half.optimizer.step(w, g, walk.moments, lr, decay, config)
+
+
+def _mean(total: Vector | None, steps: Any) -> Vector | None:
+    return None if total is None else total.div_(steps)
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
@@ -209,6 +248,7 @@ class RoundState(NamedTuple):
     server: Any  # the method's server state, a NamedTuple of vectors
     accepted: Tensor  # (C,) int64: the round whose reply was last accepted; -1: none yet
     failed: int = 0  # failed rounds in a row
+    moments: Any = Stateless()  # the mean of the optimisers' vectors, of optimizer-state=average
 
     @property
     def num_clients(self) -> int:
@@ -220,24 +260,30 @@ class RoundState(NamedTuple):
 
     def to(self, device: torch.device) -> "RoundState":
         """The same with its vectors on ``device``; ``accepted`` stays on the host."""
-        w, w_init, server = (
+        w, w_init, server, moments = (
             map_vectors(lambda v: to_device(v, device), part)
-            for part in (self.w, self.w_init, self.server)
+            for part in (self.w, self.w_init, self.server, self.moments)
         )
-        return self._replace(w=w, w_init=w_init, server=server)
+        return self._replace(w=w, w_init=w_init, server=server, moments=moments)
 
 
 def first_state(method: ServerHalf, w: Vector, num_clients: int) -> RoundState:
     """The state before round 0; w: (d,)."""
     accepted = torch.full((num_clients,), -1, dtype=torch.int64)
     nodes, server = method.topology.begin(w, method.init(w), num_clients)
-    return RoundState(0, nodes, w, server, accepted)
+    return RoundState(0, nodes, w, server, accepted, moments=first_moments(method))
+
+
+def first_moments(method: ServerHalf) -> Any:
+    """`RoundState.moments` before round 0."""
+    averages = method.optimizer_state == "average"
+    return method.own_optimizer().sends() if averages else Stateless()
 
 
 def broadcast(method: ServerHalf, s: RoundState, client: int) -> Any:
     """What one client receives in round t, a NamedTuple of vectors (d,)."""
     w, server = method.topology.view(s.w, s.server, client)
-    return method.broadcast(w, server, s.client(client))
+    return joined(method.broadcast(w, server, s.client(client)), s.moments)
 
 
 class ServerRound(NamedTuple):
@@ -263,11 +309,13 @@ def server_round(
         accepted=accepted,
         weighted=method.weighting == "examples",
         anchored_at_starts=half.moves_anchor,
+        lr_schedule=half.lr_schedule,
     )
     ups, cohort = method.topology.gather(s.w, replies, info)
     step = method.topology.step(method, s.w, half.mean(ups, cohort), s.server, cohort)
     w_init = s.w_init if half.needs_w_init else None
-    state = RoundState(s.t + 1, step.w, w_init, step.server, accepted)
+    moments = type(s.moments)(*(cohort.mean(getattr(ups, name)) for name in s.moments._fields))
+    state = RoundState(s.t + 1, step.w, w_init, step.server, accepted, moments=moments)
     return ServerRound(state, ups, cohort, step.metrics)
 
 

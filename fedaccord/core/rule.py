@@ -43,6 +43,8 @@ class LocalConfig(NamedTuple):
     client: int | Sequence[int]  # i; one for each row of a cohort
     seed: int
     shapes: Shapes
+    steps: Any = 0  # K_i, where rates fall within the round: an int, or (n, 1) for a cohort
+    embeddings: Sequence[int] = ()  # which parameters are tables of vectors and no matrices
 
 
 class LocalResult(NamedTuple):
@@ -54,6 +56,20 @@ class LocalResult(NamedTuple):
     loss: Tensor  # (...), mean over the steps of the loss before the step
     gradient: Any  # what the gradient seat left behind
     config: LocalConfig
+    length: Any  # sum of the steps' rates, K_i lr if they are constant: a float, or (n, 1)
+    moments: Any = Stateless()  # the optimiser's vectors after the last step
+    mean: Vector | None = None  # (..., d), see `mean_direction`; None: the steps were SGD's
+
+    def mean_direction(self) -> Vector:
+        """The mean over the steps of their directions d_k, a fresh vector.
+
+        Under SGD it is the displacement over the sum of rates, which holds weight decay too.
+        Another optimiser's displacement says nothing of it: there the directions are summed up, if
+        the rule says `reads_mean_direction`.
+        """
+        if self.mean is None:
+            return (self.w_i0 - self.w_K).div_(self.length)
+        return self.mean.clone()
 
 
 class Registered:
@@ -96,6 +112,7 @@ class LocalRule(Registered):
 
     receives: ClassVar[Any] = Model  # NamedTuple type of the broadcast; its field w is the model
     sends: ClassVar[Any] = Model  # NamedTuple type of the reply; a field w is w_{i,K}
+    reads_mean_direction: ClassVar[bool] = False  # `finish` calls LocalResult.mean_direction
 
     @property
     def models(self) -> tuple[str, ...]:

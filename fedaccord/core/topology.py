@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from torch import Tensor
 
 from fedaccord.core.cohort import Client, Cohort, Reply, rows
+from fedaccord.core.optimizer import Optimizer, total_rate
 from fedaccord.core.vectors import Number, Vector
 
 
@@ -35,6 +36,11 @@ class ServerHalf(Protocol):
     def own_plugins(self) -> tuple[Any, ...]: ...
 
     @property
+    def optimizer_state(self) -> str: ...
+
+    def own_optimizer(self) -> Optimizer: ...
+
+    @property
     def topology(self) -> "Topology": ...
 
     def rate(self, t: int) -> float: ...
@@ -57,6 +63,11 @@ class RoundInfo(NamedTuple):
     accepted: Tensor  # (C,) as in `Cohort`
     weighted: bool  # clients count by their examples
     anchored_at_starts: bool  # clients took their own start for the anchor
+    lr_schedule: str = "constant"
+
+    def length(self, steps: Any) -> Any:
+        """The sum of the rates of so many steps."""
+        return total_rate(self.lr_schedule, steps, self.lr)
 
 
 class Step(NamedTuple):
@@ -125,7 +136,7 @@ class Star:
             weights=[float(reply.examples) if info.weighted else 1.0 for reply in replies],
             w=w,
             steps=[reply.steps for reply in replies],
-            lengths=[reply.steps * info.lr for reply in replies],
+            lengths=[info.length(reply.steps) for reply in replies],
             starts=starts,
             anchor=w,
             accepted=info.accepted,

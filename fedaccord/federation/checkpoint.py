@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedaccord.core.rounds import RoundState
+from fedaccord.core.rounds import RoundState, first_moments
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.federation.method import Method
 
@@ -18,16 +18,17 @@ def pack(s: RoundState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if s.w_init is not None:
         tensors["w_init"] = s.w_init
     tensors |= {f"server.{name}": vector for name, vector in leaves(s.server)}
+    tensors |= {f"moments.{name}": vector for name, vector in leaves(s.moments)}
     return tensors, {"t": s.t, "failed": s.failed}
 
 
 def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> RoundState:
     """What `pack` made of a state of ``method``."""
-    w, server = tensors["w"], {}
-    for name, vector in tensors.items():
-        group, _, field = name.partition(".")
-        if group == "server":
-            server[field] = vector
+    w = tensors["w"]
+    server, moments = (
+        {name.removeprefix(group): v for name, v in tensors.items() if name.startswith(group)}
+        for group in ("server.", "moments.")
+    )
     return RoundState(
         t=facts["t"],
         w=w,
@@ -35,6 +36,7 @@ def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, An
         server=fill(method.init(w), server),
         accepted=tensors["accepted"],
         failed=facts["failed"],
+        moments=fill(first_moments(method), moments),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.cost import Cost, cost_of
+from fedaccord.core.optimizer import OPTIMIZERS, SGD, Optimizer
 from fedaccord.core.options import argument, check_option, options
 from fedaccord.core.plugin import ClientHalf, PlugIn, combine
 from fedaccord.core.rule import LocalRule, Model, Stateless
@@ -43,6 +44,7 @@ class Method(Settings, ABC):
     anneals: ClassVar[bool] = False  # what clients do depends on the number of rounds T
     averages: ClassVar[bool] = False  # `aggregate` reads the uploads by cohort.mean(ups.w) alone
     pools: ClassVar[bool] = False  # one client, which holds all training data
+    assumes_sgd: ClassVar[bool] = True  # its formulas hold for plain SGD at a constant rate alone
     refuses: ClassVar[dict[type[PlugIn], str]] = {}  # a plug-in -> why it does not fit
     cost_note: ClassVar[str] = ""  # on what the cost depends
 
@@ -52,7 +54,18 @@ class Method(Settings, ABC):
         "(SAM(rho=0.1), Gossip(topology='ring')); the outermost last",
     )
 
+    local_optimizer: Optimizer | None = argument(
+        None, "the optimiser with options of its own, as AdamW(beta1=0.8); sets optimizer too"
+    )
+
     def __post_init__(self) -> None:
+        if self.local_optimizer is not None:
+            name = self.local_optimizer.registered_name()
+            if self.optimizer not in (name, type(self).optimizer):
+                raise ValueError(
+                    f"local_optimizer: expected that of optimizer={self.optimizer!r}, got {name!r}"
+                )
+            object.__setattr__(self, "optimizer", name)
         super().__post_init__()
         if self.weighting != "uniform" and not self.takes_weights:
             raise ValueError(
@@ -64,11 +77,37 @@ class Method(Settings, ABC):
             for field in options(type(plugin)):
                 check_option(field.name, getattr(plugin, field.name), field)
         _ = self.active_plugins  # raises where one does not fit
+        self._check_optimizer()
+
+    def _check_optimizer(self) -> None:
+        """Raise ValueError, in one line, where the method cannot take the optimiser."""
+        name, own = type(self).__name__, self.own_optimizer()
+        for field in options(type(own)):
+            check_option(field.name, getattr(own, field.name), field)
+        if self.assumes_sgd and not isinstance(own, SGD):
+            raise ValueError(
+                f"optimizer: expected sgd with {name}, whose formulas assume its steps, got "
+                f"{self.optimizer!r}"
+            )
+        if self.assumes_sgd and self.lr_schedule != "constant":
+            raise ValueError(
+                f"lr-schedule: expected constant with {name}, whose formulas assume one rate a "
+                f"round, got {self.lr_schedule!r}"
+            )
+        if self.optimizer_state == "average" and self.topology.is_decentralised:
+            raise ValueError(
+                f"optimizer-state: expected reset or keep with {name}, got 'average': under gossip "
+                "no server averages"
+            )
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         if "headline" in vars(cls):
             raise TypeError(f"{cls.__name__}.headline is now called output_model: rename it")
+
+    def own_optimizer(self) -> Optimizer:
+        """What takes the local steps."""
+        return self.local_optimizer or OPTIMIZERS[self.optimizer]()
 
     # the method: what a subclass writes
 
@@ -147,7 +186,8 @@ class Method(Settings, ABC):
     def client_half(self) -> ClientHalf:
         """What clients run: the method's rule in the plug-ins that have a client half."""
         inside = (p for p in self.active_plugins if p.graph(self.seed) is None)
-        return ClientHalf(self.rule(), tuple(inside))
+        own = self.own_optimizer(), self.lr_schedule, self.optimizer_state
+        return ClientHalf(self.rule(), tuple(inside), *own)
 
     def averaged_output(self, w: Vector, state: Any) -> Vector:
         """The one model (d,) of a state: the method's, of the topology's average."""

@@ -174,7 +174,7 @@ def _try(session: Session, s: RoundState, good: Iterable[Accepted]) -> _Trial:
     round = rounds.server_round(method, session.half, s, [it.reply for it in accepted])
     after, ups, cohort = round.state, round.ups, round.cohort
     before = {id(vector) for _, vector in leaves(s.server)}  # were checked in an earlier round
-    fresh = {"w": after.w, **dict(leaves(after.server))}
+    fresh = {"w": after.w, **dict(leaves(after.server)), **dict(leaves(after.moments))}
     fresh = {name: v for name, v in fresh.items() if id(v) not in before}
     numbers: dict[Any, list[Number]] = {("own", n): [x] for n, x in round.metrics.items()}
     numbers["fresh"] = [length(vector) for vector in fresh.values()]

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from fedaccord.core.optimizer import OPTIMIZERS, SCHEDULES, STATES
 from fedaccord.core.options import check_option, option, options
 
 
@@ -62,6 +63,20 @@ class Settings:
     lr_decay: float = option(0.998, "factor on the local rate per round", above=0, high=1)
     weight_decay: float = option(0.001, "local weight decay, outside clip and corrections", low=0)
     clip_norm: float = option(10.0, "bound on the norm of the data gradient; 0: off", low=0)
+    optimizer: str = option(
+        "sgd", "what takes the local steps; its own options are in its table", choices=[*OPTIMIZERS]
+    )
+    optimizer_state: str = option(
+        "reset",
+        "the optimiser's vectors between rounds: reset, kept by each client, or averaged over a "
+        "round's clients, whose next start is the mean",
+        choices=STATES,
+    )
+    lr_schedule: str = option(
+        "constant",
+        "the local rate within a round, from lr towards 0 over its K steps",
+        choices=SCHEDULES,
+    )
     local_epochs: int = option(
         5, "passes over the client's data a round", low=1, only={"local_steps": [0]}
     )

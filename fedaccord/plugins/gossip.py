@@ -167,7 +167,7 @@ class GossipTopology:
             weights=[1.0],
             w=w,
             steps=[to_device(steps.to(w.dtype), w.device)],
-            lengths=[to_device((steps * info.lr).to(w.dtype), w.device)],
+            lengths=[to_device(info.length(steps).to(w.dtype), w.device)],
             starts=[starts],
             anchor=starts if info.anchored_at_starts else w,
             accepted=info.accepted,

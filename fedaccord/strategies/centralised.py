@@ -31,6 +31,7 @@ class CentralisedClient(LocalRule):
 
 @dataclass(frozen=True, kw_only=True)
 class Centralised(FederatedStrategy):
+    assumes_sgd = False
     takes_weights = True
     pools = True
     refuses: ClassVar = {

@@ -26,6 +26,7 @@ from fedaccord.strategies.fedavg import FedAvgClient
 
 @dataclass(frozen=True, kw_only=True)
 class DFedAvg(FederatedStrategy):
+    assumes_sgd = False
     linear = True
     cost_note = "the relay's; between peers 1 each way per link and gossip step"
 

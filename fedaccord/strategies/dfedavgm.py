@@ -1,4 +1,4 @@
-"""DFedAvgM: DFedAvg with momentum (see dfedavg.py).
+"""DFedAvgM: DFedAvg with momentum (see dfedavg.py and core/optimizer.py).
 
 Sun, Li, Wang: Decentralized Federated Averaging. IEEE TPAMI 2023, arXiv:2104.11375, Algorithm 1.
 
@@ -7,7 +7,7 @@ Sun, Li, Wang: Decentralized Federated Averaging. IEEE TPAMI 2023, arXiv:2104.11
     gossip  x_i^{t+1} = sum over j of W_ij z_j        see gossip.py
 
 The paper writes the step as y - lr g + momentum (y - y_{k-1}), which is the same. The buffer u
-begins anew every round and is never sent.
+begins anew every round (optimizer-state=keep leaves it at the node) and is never sent.
 
 When to use: for faster local progress at DFedAvg's traffic. The rate is in effect
 lr / (1 - momentum), so lower lr where dfedavg is near its limit.
@@ -17,44 +17,17 @@ gradient before it does.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from fedaccord.core import (
-    Direction,
-    GradientAt,
-    LocalConfig,
-    LocalRule,
-    Vector,
-    clip_,
-    option,
-)
+from fedaccord.core import Direction, LocalConfig, LocalRule, option
+from fedaccord.core.optimizer import Momentum
 from fedaccord.strategies.dfedavg import DFedAvg
-
-
-class Buffers(NamedTuple):
-    u: Vector  # (..., d)
 
 
 @dataclass(frozen=True)
 class DFedAvgMClient(LocalRule):
-    momentum: float
-
     def direction(self, down: Any, state: Any, config: LocalConfig) -> Direction:
-        return Direction(decay=0.0)  # weight decay is in the momentum
-
-    def gradient_init(self, w: Vector, down: Any, state: Any, config: LocalConfig) -> Buffers:
-        return Buffers(torch.zeros_like(w))
-
-    def gradient(
-        self, w: Vector, g: Vector, buffers: Buffers, at: GradientAt, config: LocalConfig
-    ) -> Tensor:
-        loss = at(w)
-        clip_(g, config.clip_norm)
-        g.copy_(buffers.u.mul_(self.momentum).add_(g).add_(w, alpha=config.weight_decay))
-        return loss
+        return Direction(rho=config.weight_decay, decay=0.0)  # weight decay is in the momentum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,5 +36,16 @@ class DFedAvgM(DFedAvg):
         0.9, "momentum of the local steps", low=0, high=1, tried="0.9 (DFedAvg)"
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer != "sgd":
+            raise ValueError(
+                "optimizer: dfedavgm has its own, momentum by dfedavgm.momentum, got "
+                f"{self.optimizer!r}; take dfedavg for another one"
+            )
+
+    def own_optimizer(self) -> Momentum:
+        return Momentum(mu=self.momentum)
+
     def rule(self) -> LocalRule:
-        return DFedAvgMClient(self.momentum)
+        return DFedAvgMClient()

@@ -189,6 +189,7 @@ class DisPFLClient(LocalRule):
 
 @dataclass(frozen=True, kw_only=True)
 class DisPFL(DFedAvg):
+    assumes_sgd = True  # an optimiser's memory would leave the mask
     tied = False
     anneals = True  # the pruning rate falls to 0 over the rounds
     cost_note = (

@@ -87,6 +87,7 @@ class DittoClient(LocalRule):
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(FedAvg):
+    assumes_sgd = True  # v takes steps of its own
     tied = False
     averages_plain_models = False
 

@@ -44,6 +44,7 @@ class ServerState(NamedTuple):
 class Adaptive(FederatedStrategy):
     """The server step that FedAdam, FedYogi and FedAdagrad share."""
 
+    assumes_sgd = False
     takes_weights = True
     averages = True
     refuses: ClassVar = {

@@ -29,6 +29,7 @@ class FedAvgClient(LocalRule):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(FederatedStrategy):
+    assumes_sgd = False
     linear = True
     takes_weights = True
     averages_plain_models = True

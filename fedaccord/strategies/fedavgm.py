@@ -30,6 +30,7 @@ class ServerState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgM(FederatedStrategy):
+    assumes_sgd = False
     linear = True
     takes_weights = True
     averages = True

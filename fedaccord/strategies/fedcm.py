@@ -18,7 +18,9 @@ clients' mean steps, and one that takes more steps does not count for more. With
 node keeps its own delta, mixed like the models, and a node that is absent keeps it. decay = outside
 adds weight decay wd after the mixture, as the simulator of FedInit's authors does: delta contains
 it, so it is amplified to wd / alpha. decay = inside is alpha (g + wd w). Under relaxed
-initialisation delta takes the true displacement, and the plug-in also sends w_{i,0}.
+initialisation delta takes the true displacement, and the plug-in also sends w_{i,0}. With another
+optimiser than SGD a displacement is no mean of directions: clients send d_bar, the mean of
+alpha g_i(w) + (1 - alpha) delta over their steps, and delta is its mean.
 """
 
 from dataclasses import dataclass
@@ -26,7 +28,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedaccord.core import Cohort, Direction, LocalConfig, LocalRule, Model, Vector, option
+from fedaccord.core import (
+    Cohort,
+    Direction,
+    LocalConfig,
+    LocalResult,
+    LocalRule,
+    Vector,
+    option,
+)
+from fedaccord.core.optimizer import SGD
 from fedaccord.federation.strategy import FederatedStrategy
 
 
@@ -54,8 +65,25 @@ class FedCMClient(LocalRule):
         )
 
 
+class Up(NamedTuple):
+    w: Vector
+    d_bar: Vector  # mean of the directions of the steps
+
+
+@dataclass(frozen=True)
+class FedCMMeanClient(FedCMClient):
+    """With another optimiser than SGD, whose displacement is no mean of directions."""
+
+    sends = Up
+    reads_mean_direction = True
+
+    def finish(self, w_K: Vector, down: Down, state: Any, result: LocalResult) -> tuple[Up, Any]:
+        return Up(w_K, result.mean_direction()), state
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedCM(FederatedStrategy):
+    assumes_sgd = False
     linear = True
     takes_weights = True
     reads_starts = True
@@ -74,7 +102,8 @@ class FedCM(FederatedStrategy):
     )
 
     def rule(self) -> LocalRule:
-        return FedCMClient(self.alpha, self.decay)
+        is_sgd = isinstance(self.own_optimizer(), SGD)
+        return (FedCMClient if is_sgd else FedCMMeanClient)(self.alpha, self.decay)
 
     def init(self, w: Vector) -> ServerState:
         return ServerState(delta=torch.zeros_like(w))
@@ -83,8 +112,11 @@ class FedCM(FederatedStrategy):
         return Down(w, state.delta)
 
     def aggregate(
-        self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
+        self, w: Vector, ups: Any, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
-        clients = zip(cohort.starts, ups.w, cohort.lengths, strict=True)  # lengths: K_i lr
-        delta = cohort.mean((w_i0 - w_K) / K_lr for w_i0, w_K, K_lr in clients)
+        if "d_bar" in ups._fields:
+            delta = cohort.mean(ups.d_bar)
+        else:
+            clients = zip(cohort.starts, ups.w, cohort.lengths, strict=True)  # lengths: K_i lr
+            delta = cohort.mean((w_i0 - w_K) / K_lr for w_i0, w_K, K_lr in clients)
         return torch.lerp(w, cohort.mean(ups.w), self.server_lr), ServerState(delta)

@@ -107,6 +107,7 @@ class FedDeperClient(LocalRule):
 
 @dataclass(frozen=True, kw_only=True)
 class FedDeper(FedAvg):
+    assumes_sgd = True  # y and v take steps of their own
     tied = False
     averages_plain_models = False
 

@@ -32,6 +32,7 @@ class ServerState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class FedExP(FederatedStrategy):
+    assumes_sgd = False
     takes_weights = True
     refuses: ClassVar = {Gossip: "its server rate is one number of all clients; take dfedavg"}
 

@@ -99,6 +99,7 @@ class FedPDClient(LocalRule):
 
 @dataclass(frozen=True, kw_only=True)
 class FedPD(FederatedStrategy):
+    assumes_sgd = False
     takes_weights = True
     refuses: ClassVar = {Gossip: "all clients share one anchor; take fedadmm"}
     cost_note = "down and up times 1 - p"

@@ -58,6 +58,7 @@ class LocalClient(LocalRule):
 
 @dataclass(frozen=True, kw_only=True)
 class Local(FederatedStrategy):
+    assumes_sgd = False
     tied = False
     averages = True
     refuses: ClassVar = {

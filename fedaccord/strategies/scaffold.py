@@ -3,7 +3,7 @@
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020, arXiv:1910.06378, Algorithm 1, option II.
 
     client  w <- w - lr (g_i(w) - c_i + c)                            K steps from w^t
-            c_i+ = c_i - c + (w_{i,0} - w_{i,K}) / (K lr)
+            c_i+ = c_i - c + d_bar,   d_bar = (w_{i,0} - w_{i,K}) / (K lr)
     server  w^{t+1} = w^t + server_lr (w_bar - w^t)
             c <- c + (1/C) sum over the active clients of (c_i+ - c_i)       C, not P
 
@@ -12,9 +12,11 @@ is exact at any participation, but c_i ages while its client is away, and traffi
 both ways. On networks with noisy gradients it does not always beat FedAvg.
 
 Where we differ: not from the paper. c and c_i start at zero, so mean over all clients of c_i = c
-always; some released code starts them from the parameter values, which breaks that. c_i is formed
-from the true displacement, so that it stays an average of gradients when relaxed initialisation
-moves the start. Clients count equally (no weighting=examples): mean(c_i) = c is a plain mean.
+always; some released code starts them from the parameter values, which breaks that. d_bar is the
+true displacement, so that c_i stays an average of gradients when relaxed initialisation moves the
+start. With another optimiser than SGD a displacement is no such average: d_bar is the mean of the
+steps' directions g_i(w) - c_i + c, and c_i+ the mean of their gradients. Clients count equally (no
+weighting=examples): mean(c_i) = c is a plain mean.
 """
 
 from dataclasses import dataclass
@@ -56,6 +58,7 @@ class ServerState(NamedTuple):
 class ScaffoldClient(LocalRule):
     receives = Down
     sends = Up
+    reads_mean_direction = True
 
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> ClientState:
         return ClientState(c_i=torch.zeros_like(w))
@@ -66,12 +69,13 @@ class ScaffoldClient(LocalRule):
     def finish(
         self, w_K: Vector, down: Down, state: ClientState, result: LocalResult
     ) -> tuple[Up, ClientState]:
-        dc_i = (result.w_i0 - w_K).div_(result.steps * result.config.lr).sub_(down.c)
+        dc_i = result.mean_direction().sub_(down.c)
         return Up(w_K, dc_i), ClientState(c_i=state.c_i + dc_i)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(FederatedStrategy):
+    assumes_sgd = False
     linear = True
 
     server_lr: float = option(1.0, "server rate: how far to go towards the average", low=0)

@@ -33,12 +33,21 @@ class FlatModel:
         self.parameters = list(self.module.parameters())
         self.names = [name for name, _ in self.module.named_parameters()]
         self.shapes = [p.shape for p in self.parameters]
+        self.embeddings = [
+            i
+            for i, name in enumerate(self.names)
+            if "embed" in name.lower() or self._is_table(name)
+        ]
         self.w = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         self.g = torch.zeros_like(self.w)
         self._point(self.w)
         self.gradients = self.views(self.g)
         for p, g_p in zip(self.parameters, self.gradients, strict=True):
             p.grad = g_p
+
+    def _is_table(self, name: str) -> bool:
+        owner = self.module.get_submodule(name.rpartition(".")[0])
+        return isinstance(owner, nn.Embedding | nn.EmbeddingBag)
 
     @contextmanager
     def at(self, point: Tensor) -> Iterator[None]:

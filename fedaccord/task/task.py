@@ -235,6 +235,9 @@ class TrainBatches:
         batch = self.samples[0][0].numel() * self.batch_size
         return self.batch_size * max(1, most // max(1, batch))
 
+    def __len__(self) -> int:
+        return -(-len(self.samples[1]) // self.batch_size) if self.batch_size else 1
+
     def __iter__(self) -> Iterator[Batch]:
         x, y = self._on_device
         if self.batch_size == 0:

@@ -9,13 +9,18 @@ import json
 from functools import lru_cache
 from typing import Any
 
+from fedaccord.core.optimizer import Optimizer
 from fedaccord.core.plugin import ClientHalf, PlugIn
 from fedaccord.core.rule import LocalRule, Registered
+
+STEPS = "optimizer", "lr-schedule", "optimizer-state"  # keys of what takes the local steps
 
 
 def dumps(half: ClientHalf) -> str:
     """Raises ValueError, in one line, where a field is not a number, string, boolean or None."""
-    return json.dumps({"rule": encode(half.rule), "plugins": [*map(encode, half.plugins)]})
+    parts = {"rule": encode(half.rule), "plugins": [*map(encode, half.plugins)]}
+    steps = encode(half.optimizer), half.lr_schedule, half.optimizer_state
+    return json.dumps(parts | dict(zip(STEPS, steps, strict=True)))
 
 
 @lru_cache(maxsize=8)
@@ -24,12 +29,14 @@ def loads(text: str) -> ClientHalf:
     try:
         content = json.loads(text)
         rule, plugins = content["rule"], [*content["plugins"]]
+        optimizer, schedule, state = (content[name] for name in STEPS)
     except (ValueError, TypeError, KeyError):
         raise ValueError(
             f"expected a message with the rule that FedAccord's server wrote, got {text[:80]!r}: "
             "install the same version on server and clients"
         ) from None
-    return ClientHalf(decode(rule, LocalRule), tuple(decode(p, PlugIn) for p in plugins))
+    own = tuple(decode(plugin, PlugIn) for plugin in plugins)
+    return ClientHalf(decode(rule, LocalRule), own, decode(optimizer, Optimizer), schedule, state)
 
 
 def encode(part: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fedaccord.core.request import TrainInstruction
 from fedaccord.wire.codec import dumps, loads
 from fedaccord.wire.records import CONFIG, config_of
 
-PROTOCOL = 1  # the version of everything that travels; another one is refused
+PROTOCOL = 2  # the version of everything that travels; another one is refused
 INSTRUCTION, CLIENT, ACCEPTED = "instruction", "client", "accepted-round"
 HANDSHAKE = "hello"  # the word of earlier versions, which thus learn that the protocols differ
 VERSION = "protocol"

@@ -252,7 +252,8 @@ def test_a_rule_that_this_client_does_not_know_is_refused() -> None:
     sent = message()
     config = sent.content.config_records["config"]
     fields = json.loads(str(config["instruction"]))
-    fields["half"] = json.dumps({"rule": {"class": "antigravity:Rule"}, "plugins": []})
+    half = json.loads(fields["half"]) | {"rule": {"class": "antigravity:Rule"}}
+    fields["half"] = json.dumps(half)
     config["instruction"] = json.dumps(fields)
     refused("expected a message with a LocalRule that this client knows", sent, batches(4))
 

@@ -138,7 +138,8 @@ class Federation:
         return self.states[i]
 
     def config(self, client: Any) -> LocalConfig:
-        return config_of(self.method, self.s.t, self.T, client, self.shapes)
+        config = config_of(self.method, self.s.t, self.T, client, self.shapes)
+        return config._replace(steps=len(self.steps(client))) if isinstance(client, int) else config
 
     def steps(self, i: int) -> Sequence[Any]:
         if self.batches is not None:

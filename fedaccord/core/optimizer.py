@@ -1,0 +1,298 @@
+"""Local optimisers: what turns a direction into a step, and how the rate falls within a round.
+
+A method declares d_k = scale g(w_k) + shift + rho (w_k - anchor). Weight decay acts beside the
+step, w <- w - lr wd w, whatever the optimiser is.
+
+    sgd       w <- w - lr d
+    momentum  b <- mu b + d;   w <- w - lr b,   nesterov: w <- w - lr (d + mu b)
+    adamw     m <- beta1 m + (1 - beta1) d;   v <- beta2 v + (1 - beta2) d^2
+              w <- w - lr m_hat / (sqrt(v_hat) + eps),   m_hat = m / (1 - beta1^n), v_hat likewise
+    muon      M <- mu M + (1 - mu) d;   w <- w - lr s O(M),   nesterov: O((1 - mu) d + mu M)
+
+Muon: Jordan and others, https://kellerjordan.github.io/posts/muon/. O is the orthogonal factor of a
+matrix by five Newton-Schulz iterations in bfloat16, as torch.optim.Muon has it. Parameters of more
+than two dimensions are flattened to matrices. Embeddings, the output layer (the last matrix of the
+model) and whatever has fewer than two dimensions are left to AdamW.
+
+Everything holds for one client, vectors (d,), and for a cohort, vectors (n, d).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from fedaccord.core.options import option
+from fedaccord.core.rule import LocalConfig, Registered, Stateless
+from fedaccord.core.vectors import Vector, to_device
+
+Rate = float | Tensor  # eta_k, or (n, 1) on the host for clients with rates of their own
+
+SCHEDULES = ("constant", "linear", "cosine")
+STATES = ("reset", "keep", "average")
+
+
+def rate(schedule: str, k: int, config: LocalConfig) -> Rate:
+    """eta_k = eta s(k / K) of step k, from 0: s(x) = 1, 1 - x, or (1 + cos(pi x)) / 2."""
+    if schedule == "constant":
+        return config.lr
+    x: Rate = k / config.steps
+    if schedule == "linear":
+        return config.lr * (1 - x)
+    cosine = torch.cos(math.pi * x) if isinstance(x, Tensor) else math.cos(math.pi * x)
+    return config.lr * (1 + cosine) / 2
+
+
+def total_rate(schedule: str, steps: Any, lr: float) -> Any:
+    """The sum of a round's rates, over ``steps`` K; both schedules that fall sum to (K + 1) / 2."""
+    return (steps if schedule == "constant" else (steps + 1) / 2) * lr
+
+
+@dataclass(frozen=True)
+class Optimizer(Registered):
+    """Takes local steps; it travels with the client half, by its short name and its options."""
+
+    sends: ClassVar[Any] = Stateless  # NamedTuple type of what `average` sends: vectors or None
+
+    def init(self, w: Vector) -> Any:
+        """The vectors before the first step, as a NamedTuple; `step` changes them in place."""
+        return Stateless()
+
+    def step(
+        self, w: Vector, d: Vector, own: Any, lr: Rate, decay: float, config: LocalConfig
+    ) -> None:
+        """Walk w, in place, along d, which may be overwritten; own: the vectors of `init`."""
+        raise NotImplementedError
+
+    def upload(self, own: Any, config: LocalConfig) -> Any:
+        """What the server averages, after the last step; a `sends`."""
+        return Stateless()
+
+    def resume(self, mean: Any) -> Any:
+        """The vectors that a round starts with from the server's mean, a `sends`."""
+        return Stateless()
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """w <- w - lr d. `rounds.descend` folds it with the direction's constants."""
+
+    def step(
+        self, w: Vector, d: Vector, own: Any, lr: Rate, decay: float, config: LocalConfig
+    ) -> None:
+        shrink_(w, lr, decay)
+        add_(w, d, -lr)
+
+
+class Buffer(NamedTuple):
+    b: Vector  # (..., d)
+
+
+class SentBuffer(NamedTuple):
+    optimizer_b: Vector | None = None
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer):
+    sends = SentBuffer
+
+    mu: float = option(0.9, "share of the last step's buffer in the next one", low=0, high=1)
+    nesterov: bool = option(False, "Nesterov's form: a step looks ahead along the buffer")
+
+    def init(self, w: Vector) -> Buffer:
+        return Buffer(torch.zeros_like(w))
+
+    def step(
+        self, w: Vector, d: Vector, own: Buffer, lr: Rate, decay: float, config: LocalConfig
+    ) -> None:
+        shrink_(w, lr, decay)
+        own.b.mul_(self.mu).add_(d)
+        add_(w, d.add_(own.b, alpha=self.mu) if self.nesterov else own.b, -lr)
+
+    def upload(self, own: Buffer, config: LocalConfig) -> SentBuffer:
+        return SentBuffer(own.b)
+
+    def resume(self, mean: SentBuffer) -> Buffer:
+        assert mean.optimizer_b is not None
+        return Buffer(mean.optimizer_b.clone())
+
+
+class Moments(NamedTuple):
+    m: Vector  # (..., d)
+    v: Vector  # (..., d)
+    n: Tensor  # (..., 1) float32, the steps that they hold
+
+
+class SentMoments(NamedTuple):
+    """The bias-corrected moments: means of them count clients equally, whatever their steps."""
+
+    optimizer_m: Vector | None = None
+    optimizer_v: Vector | None = None
+
+
+@dataclass(frozen=True)
+class AdamW(Optimizer):
+    sends = SentMoments
+
+    beta1: float = option(0.9, "decay of the first moment", low=0, high=0.999999)
+    beta2: float = option(0.999, "decay of the second moment", low=0, high=0.999999)
+    eps: float = option(1e-8, "added to the root of the second moment", above=0)
+
+    def init(self, w: Vector) -> Moments:
+        count = torch.zeros(*w.shape[:-1], 1, dtype=torch.float32, device=w.device)
+        return Moments(torch.zeros_like(w), torch.zeros_like(w), count)
+
+    def step(
+        self, w: Vector, d: Vector, own: Moments, lr: Rate, decay: float, config: LocalConfig
+    ) -> None:
+        self._step([w], [d], own, [own.m], [own.v], lr, decay)
+
+    def _step(
+        self,
+        w: list[Vector],
+        d: list[Vector],
+        own: Moments,
+        m: list[Vector],
+        v: list[Vector],
+        lr: Rate,
+        decay: float,
+    ) -> None:
+        """Of some parameters (..., p): PyTorch's step in one pass, of each client by its count."""
+        counts = [own.n, *(own.n.clone() for _ in w[1:])]  # PyTorch raises each by one
+        w, d, m, v, steps = ([row for x in xs for row in _rows(x)] for xs in (w, d, m, v, counts))
+        lrs = [lr] if isinstance(lr, float) else lr.flatten().tolist()
+        for i, own_lr in enumerate(lrs):
+            some = slice(i, None, len(lrs))
+            adamw(
+                w[some],
+                d[some],
+                m[some],
+                v[some],
+                [],
+                steps[some],
+                fused=True,
+                amsgrad=False,
+                beta1=self.beta1,
+                beta2=self.beta2,
+                lr=own_lr,
+                weight_decay=decay,
+                eps=self.eps,
+                maximize=False,
+            )
+
+    def upload(self, own: Moments, config: LocalConfig) -> SentMoments:
+        return SentMoments(*self._corrected(own.m, own.v, own.n.double()))
+
+    def _corrected(self, m: Vector, v: Vector, n: Tensor) -> tuple[Vector, Vector]:
+        corrections = ((1 - beta**n).to(m.dtype) for beta in (self.beta1, self.beta2))
+        return m / next(corrections), v / next(corrections)
+
+    def resume(self, mean: SentMoments) -> Moments:
+        m, v = mean.optimizer_m, mean.optimizer_v
+        assert m is not None
+        assert v is not None
+        count = torch.full_like(m[..., :1], math.inf, dtype=torch.float32)  # nothing to correct
+        return Moments(m.clone(), v.clamp(min=0), count)
+
+
+@dataclass(frozen=True)
+class Muon(AdamW):
+    """m holds M at matrices and AdamW's m elsewhere; v is AdamW's, and zero at matrices."""
+
+    mu: float = option(0.95, "momentum of matrices", low=0, high=0.999999)
+    nesterov: bool = option(True, "Nesterov's form of that momentum")
+    rate: str = option(
+        "match-rms-adamw",
+        "s of a matrix (a, b): 0.2 sqrt(max(a, b)), which moves it as far as AdamW would at that "
+        "rate, or sqrt(max(1, a / b))",
+        choices=("match-rms-adamw", "original"),
+    )
+
+    def step(
+        self, w: Vector, d: Vector, own: Moments, lr: Rate, decay: float, config: LocalConfig
+    ) -> None:
+        pieces = [pieces_of(x, config) for x in (w, d, own.m, own.v)]
+        matrices = hidden_matrices(config)
+        for i in matrices:
+            w_i, d_i, m_i, _ = (_as_matrix(piece[i], config.shapes[i]) for piece in pieces)
+            m_i.lerp_(d_i, 1 - self.mu)
+            update = orthogonal(d_i.lerp_(m_i, self.mu) if self.nesterov else m_i)
+            a, b = w_i.shape[-2:]
+            original = self.rate == "original"
+            scale = math.sqrt(max(1, a / b)) if original else 0.2 * math.sqrt(max(a, b))
+            own_lr = lr if isinstance(lr, float) else lr[..., None]
+            shrink_(w_i, own_lr, decay)
+            add_(w_i, update, -(own_lr * scale))
+        rest = [i for i in range(len(config.shapes)) if i not in matrices]
+        if rest:
+            w_s, d_s, m_s, v_s = ([piece[i] for i in rest] for piece in pieces)
+            self._step(w_s, d_s, own, m_s, v_s, lr, decay)
+
+    def upload(self, own: Moments, config: LocalConfig) -> SentMoments:
+        sent = SentMoments(*self._corrected(own.m, own.v, own.n.double()))
+        assert sent.optimizer_m is not None
+        theirs, ours = (pieces_of(x, config) for x in (sent.optimizer_m, own.m))
+        for i in hidden_matrices(config):  # O does not depend on the scale of M
+            theirs[i].copy_(ours[i])
+        return sent
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    kind.registered_name(): kind for kind in (SGD, Momentum, AdamW, Muon)
+}
+
+
+def hidden_matrices(config: LocalConfig) -> list[int]:
+    """The parameters of two and more dimensions, without embeddings and the last one."""
+    shapes = enumerate(config.shapes)
+    return [i for i, shape in shapes if len(shape) > 1 and i not in config.embeddings][:-1]
+
+
+def pieces_of(v: Vector, config: LocalConfig) -> tuple[Vector, ...]:
+    """A view (..., p) of each parameter."""
+    return torch.split(v, [math.prod(shape) for shape in config.shapes], dim=-1)
+
+
+def _as_matrix(piece: Vector, shape: Any) -> Tensor:
+    return piece.view(*piece.shape[:-1], shape[0], -1)
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """About U V^T of each matrix x = U S V^T (..., a, b): bfloat16, singular values 0.5 to 1.5."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    product = torch.addmm if x.ndim == 2 else torch.baddbmm
+    tall = x.shape[-2] > x.shape[-1]
+    y = x.to(torch.bfloat16, copy=True)
+    y = y.mT if tall else y
+    size = y.norm() if x.ndim == 2 else torch.linalg.vector_norm(y, dim=(-2, -1), keepdim=True)
+    y.div_(size.clamp(min=1e-7))
+    for _ in range(5):
+        gram = y @ y.mT
+        y = product(y, product(gram, gram, gram, beta=b, alpha=c), y, beta=a)
+    return y.mT if tall else y
+
+
+def shrink_(w: Vector, lr: Rate, decay: float) -> None:
+    """w <- (1 - lr decay) w, in place."""
+    if decay:
+        w.mul_(1 - _like(lr, w) * decay)
+
+
+def add_(w: Vector, v: Vector, factor: Rate) -> None:
+    """w <- w + factor v, in place."""
+    if isinstance(factor, float):
+        w.add_(v, alpha=factor)
+    else:
+        w.addcmul_(v.to(w.dtype), _like(factor, w))
+
+
+def _like(factor: Rate, w: Vector) -> Any:
+    return factor if isinstance(factor, float) else to_device(factor.to(w.dtype), w.device)
+
+
+def _rows(v: Vector) -> tuple[Vector, ...]:
+    """The vectors of v (..., p), a view for each client."""
+    return v.unbind(0) if v.ndim > 1 else (v,)

@@ -1,0 +1,307 @@
+"""Local optimisers: PyTorch's on one client, dense references in a federation."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedaccord import strategies as S
+from fedaccord.core.optimizer import (
+    OPTIMIZERS,
+    SCHEDULES,
+    STATES,
+    AdamW,
+    Momentum,
+    Muon,
+    Optimizer,
+    hidden_matrices,
+    orthogonal,
+    rate,
+    total_rate,
+)
+from fedaccord.core.rule import LocalConfig
+from tests.reference import optimizers as dense
+from tests.reference import problem
+from tests.reference.problem import LeastSquares
+from tests.strategies.federate import History, client_vectors, close, federate
+
+K, T, LR, WD = 4, 3, 0.05, 0.02
+ALONE = LeastSquares(1, seed=2)
+W0 = np.random.default_rng(1).normal(size=ALONE.dim)
+
+MADE: dict[str, tuple[Optimizer, Callable[[Any], torch.optim.Optimizer]]] = {
+    "momentum": (Momentum(mu=0.8), partial(torch.optim.SGD, momentum=0.8)),
+    "nesterov": (
+        Momentum(mu=0.8, nesterov=True),
+        partial(torch.optim.SGD, momentum=0.8, nesterov=True),
+    ),
+    "adamw": (
+        AdamW(beta1=0.8, beta2=0.95, eps=1e-3),
+        partial(torch.optim.AdamW, betas=(0.8, 0.95), eps=1e-3, foreach=False, weight_decay=WD),
+    ),
+    "sgd": (OPTIMIZERS["sgd"](), torch.optim.SGD),
+}
+FALLING: dict[str, Any] = {
+    "constant": lambda steps: torch.optim.lr_scheduler.LambdaLR(steps, lambda k: 1.0),
+    "linear": lambda steps: torch.optim.lr_scheduler.LinearLR(steps, 1.0, 0.0, total_iters=K),
+    "cosine": lambda steps: torch.optim.lr_scheduler.CosineAnnealingLR(steps, T_max=K),
+}
+
+
+def by_torch(name: str, schedule: str, state: str) -> Tensor:
+    """w after T rounds of K steps of one client, as PyTorch's own classes take them."""
+    A, b = (torch.from_numpy(x[0]) for x in (ALONE.A, ALONE.b))
+    w = torch.nn.Parameter(torch.from_numpy(W0.copy()))
+    make = MADE[name][1]
+    steps = make([w], lr=LR)  # type: ignore[call-arg]
+    for _ in range(T):
+        old = steps.state[w]
+        steps = make([w], lr=LR)  # type: ignore[call-arg]
+        if state == "keep":
+            steps.state[w] = old
+        elif state == "average" and old:
+            steps.state[w] = corrected(old)
+        falling = FALLING[schedule](steps)
+        for _ in range(K):
+            w.grad = A.T @ (A @ w.detach() - b)
+            if name != "adamw":  # PyTorch's SGD has weight decay in the momentum
+                w.data.mul_(1 - steps.param_groups[0]["lr"] * WD)
+            steps.step()
+            falling.step()
+    return w.detach()
+
+
+def corrected(state: dict[str, Any]) -> dict[str, Any]:
+    """AdamW's moments without their bias, and nothing left to correct."""
+    if "step" not in state:
+        return state
+    n = float(state["step"])
+    return {
+        "step": torch.tensor(torch.inf),
+        "exp_avg": state["exp_avg"] / (1 - 0.8**n),
+        "exp_avg_sq": state["exp_avg_sq"] / (1 - 0.95**n),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")  # schedulers of a round before its steps
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", MADE)
+def test_one_client_takes_pytorchs_steps(name: str, schedule: str, state: str) -> None:
+    method = S.FedAvg(
+        local_optimizer=MADE[name][0],
+        **settings(schedule=schedule, state=state, lr=LR, weight_decay=WD, local_steps=K),
+    )
+    found = federate(method, ALONE, W0, [[0]] * T).weights[-1]
+    torch.testing.assert_close(found, by_torch(name, schedule, state), rtol=1e-12, atol=1e-12)
+
+
+def settings(schedule: str = "constant", state: str = "reset", **more: Any) -> dict[str, Any]:
+    same = {"precision": "float64", "clip_norm": 0.0, "lr_decay": 1.0}
+    return same | {"lr_schedule": schedule, "optimizer_state": state} | more
+
+
+@pytest.mark.parametrize("name", ["momentum", "nesterov", "adamw"])
+def test_kept_vectors_make_of_T_rounds_one_run(name: str) -> None:
+    kept = S.FedAvg(local_optimizer=MADE[name][0], **settings(state="keep", local_steps=K, lr=LR))
+    once = S.FedAvg(local_optimizer=MADE[name][0], **settings(local_steps=T * K, lr=LR))
+    reset = S.FedAvg(local_optimizer=MADE[name][0], **settings(local_steps=K, lr=LR))
+    whole = federate(once, ALONE, W0, [[0]]).weights[-1]
+    assert torch.equal(federate(kept, ALONE, W0, [[0]] * T).weights[-1], whole)
+    assert not torch.allclose(federate(reset, ALONE, W0, [[0]] * T).weights[-1], whole)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_momentum_is_sgd(schedule: str) -> None:
+    plain, none = (
+        federate(method, ALONE, W0, [[0]] * T).weights[-1]
+        for method in (
+            S.FedAvg(**settings(schedule, local_steps=K, lr=LR, weight_decay=WD)),
+            S.FedAvg(
+                local_optimizer=Momentum(mu=0.0),
+                **settings(schedule, local_steps=K, lr=LR, weight_decay=WD),
+            ),
+        )
+    )
+    torch.testing.assert_close(plain, none, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 8])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_sum_of_the_rates_is_known_beforehand(schedule: str, steps: int) -> None:
+    config = LocalConfig(0, 1, LR, 0.0, 0.0, 0, 0, (), steps)
+    rates = [rate(schedule, k, config) for k in range(steps)]
+    assert sum(rates) == pytest.approx(total_rate(schedule, steps, LR), rel=1e-12)
+    assert rates[0] == LR
+
+
+# --- a method with an optimiser -------------------------------------------------------------------
+
+C = 6
+SHARED = LeastSquares(C, seed=3)
+SOME = problem.cohorts(C, 3, 6, seed=1)
+COMMON = {"lr": 0.03, "lr_decay": 0.98, "weight_decay": 0.05, "local_steps": [3, 2, 4, 3, 1, 5]}
+OPTIONS = {"momentum": {"mu": 0.7, "nesterov": True}, "adamw": {"beta1": 0.8, "eps": 1e-2}}
+REFERENCES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = {
+    "scaffold": (S.Scaffold, dense.scaffold, {}, {}, "c_i"),
+    "feddyn": (S.FedDyn, dense.feddyn, {"alpha": 0.3}, {"alpha": 0.3}, "lam"),
+    "fedinit": (S.FedInit, dense.fedinit, {"beta": 0.07}, {"ri_beta": 0.07}, "last"),
+}
+
+
+def run_both(
+    name: str, optimizer: str, state: str, schedule: str, **more: Any
+) -> tuple[History, problem.History]:
+    kind, reference, own, theirs, _ = REFERENCES[name]
+    made = {"momentum": Momentum, "adamw": AdamW}[optimizer](**OPTIONS[optimizer])
+    cls = {"momentum": dense.Momentum, "adamw": dense.AdamW}[optimizer]
+    steps = {k: v for k, v in COMMON.items() if k != "local_steps"}
+    method = kind(
+        local_optimizer=made,
+        **settings(schedule, state, **steps, **own, **more),
+    )
+    found = federate(method, SHARED, W0, SOME, local_steps=COMMON["local_steps"])
+    expected = reference(
+        SHARED,
+        W0,
+        SOME,
+        partial(cls, SHARED.dim, **OPTIONS[optimizer]),
+        state,
+        schedule,
+        **theirs,
+        **COMMON,
+    )
+    return found, expected
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("optimizer", OPTIONS)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_method_with_an_optimizer_is_its_dense_reference(
+    name: str, optimizer: str, state: str
+) -> None:
+    schedule = "cosine" if state == "keep" else "constant"
+    found, expected = run_both(name, optimizer, state, schedule)
+    close(found.weights, expected.weights)
+    seen = sorted({i for cohort in SOME for i in cohort})
+    field = REFERENCES[name][4]
+    close(client_vectors([found.clients[i] for i in seen], field), expected.clients[field][seen])
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedgamma", "fedcm", "mofedsam"])
+def test_the_mean_direction_is_the_displacement_under_sgd(name: str) -> None:
+    """Momentum without momentum goes the way of the summed directions, with SGD's numbers."""
+    common = settings(lr=0.03, weight_decay=0.0, local_steps=3)
+    kind = S.METHODS[name]
+    plain = federate(kind(**common), SHARED, W0, SOME)
+    summed = federate(kind(local_optimizer=Momentum(mu=0.0), **common), SHARED, W0, SOME)
+    close(plain.weights, summed.weights)
+    assert not torch.equal(plain.weights, summed.weights)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("name", ["scaffold", "fedcm"])
+def test_falling_rates_add_up_to_another_divisor(name: str, schedule: str) -> None:
+    """c_i and delta are means of directions, weighted by the rates: of their order, not half."""
+    common = settings(schedule, lr=1e-5, weight_decay=0.0, local_steps=4)
+    own = {"alpha": 1.0} if name == "fedcm" else {}
+    found = federate(S.METHODS[name](**common, **own), SHARED, W0, [[*range(C)]])
+    field = found.server[-1][0]
+    close(field, SHARED.full_grad(W0), 1e-3)
+
+
+# --- Muon -----------------------------------------------------------------------------------------
+
+SHAPES = ((7, 4), (7,), (3, 2, 2, 2), (5, 9), (5,), (2, 5))
+MUON = Muon(mu=0.9, beta1=0.8, rate="original")
+
+
+def muon_config(embeddings: tuple[int, ...] = ()) -> LocalConfig:
+    return LocalConfig(0, 1, LR, WD, 0.0, 0, 0, SHAPES, embeddings=embeddings)
+
+
+def test_what_muon_takes_for_a_matrix() -> None:
+    assert hidden_matrices(muon_config()) == [0, 2, 3]  # the last one is the output layer
+    assert hidden_matrices(muon_config((0,))) == [2, 3]
+    assert hidden_matrices(muon_config()._replace(shapes=((6, 8), (8,)))) == []
+
+
+def directions(n: int, rows: tuple[int, ...] = ()) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    d = sum(torch.Size(shape).numel() for shape in SHAPES)
+    return [torch.randn(*rows, d, generator=generator) for _ in range(n)]
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this PyTorch has no Muon")
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("ours", ["original", "match-rms-adamw"])
+def test_muon_is_pytorchs_bit_for_bit(ours: str, nesterov: bool) -> None:
+    config, optimizer = muon_config(), Muon(mu=0.9, nesterov=nesterov, rate=ours)
+    w, *ds = directions(6)
+    sizes = [torch.Size(shape).numel() for shape in SHAPES]
+
+    def parts(v: Tensor) -> list[Tensor]:
+        pieces = zip(v.split(sizes), SHAPES, strict=True)
+        return [p.reshape(s[0], -1) if len(s) > 1 else p for p, s in pieces]
+
+    matrices, rest = [0, 2, 3], [1, 4, 5]
+    parameters = [torch.nn.Parameter(part.clone()) for part in parts(w)]
+    theirs = [
+        torch.optim.Muon(
+            [parameters[i] for i in matrices],
+            lr=LR,
+            weight_decay=WD,
+            momentum=0.9,
+            nesterov=nesterov,
+            adjust_lr_fn={"original": None}.get(ours, "match_rms_adamw"),
+        ),
+        torch.optim.AdamW([parameters[i] for i in rest], lr=LR, weight_decay=WD, fused=True),
+    ]
+    own = optimizer.init(w)
+    for d in ds:
+        for parameter, gradient in zip(parameters, parts(d), strict=True):
+            parameter.grad = gradient.clone()
+        for one in theirs:
+            one.step()
+        optimizer.step(w, d.clone(), own, LR, WD, config)
+    for i, (a, b) in enumerate(zip(parts(w), parameters, strict=True)):
+        assert torch.equal(a, b) if i in matrices else torch.allclose(a, b, rtol=1e-6), i
+
+
+def test_orthogonal_factors_have_singular_values_near_one() -> None:
+    for shape in ((7, 4), (4, 7), (5, 5), (3, 6, 4)):
+        x = torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+        values = torch.linalg.svdvals(orthogonal(x).float())
+        assert values.min() > 0.5
+        assert values.max() < 1.5
+
+
+@pytest.mark.parametrize("optimizer", [Momentum(), AdamW(), MUON], ids=lambda o: type(o).__name__)
+def test_a_cohort_takes_the_steps_of_its_clients(optimizer: Optimizer) -> None:
+    """Each with its own count, and a rate of its own where they take unequal numbers of steps."""
+    config, (w, *ds) = muon_config(), directions(5, rows=(3,))
+    together, own = w.clone(), optimizer.init(w)
+    rates = torch.tensor([[0.1], [0.05], [0.02]], dtype=torch.float64)
+    alone = [(w[i].clone(), optimizer.init(w[i])) for i in range(3)]
+    for k, d in enumerate(ds):
+        lr: Any = rates if k % 2 else LR
+        rows = 3 if k < 2 else 2  # the last client has taken its steps
+        some = lr[:rows] if k % 2 else lr
+        optimizer.step(
+            together[:rows], d[:rows].clone(), type(own)(*(v[:rows] for v in own)), some, WD, config
+        )
+        for i in range(rows):
+            w_i, own_i = alone[i]
+            lr_i = float(rates[i]) if k % 2 else LR
+            optimizer.step(w_i, d[i].clone(), own_i, lr_i, WD, config)
+    tolerance = 2e-2 if isinstance(optimizer, Muon) else 1e-6  # bfloat16
+    for i in range(3):
+        torch.testing.assert_close(together[i], alone[i][0], rtol=tolerance, atol=tolerance)
+    sent = optimizer.upload(own, config)
+    for i, (_, own_i) in enumerate(alone):
+        for a, b in zip(sent, optimizer.upload(own_i, config), strict=True):
+            torch.testing.assert_close(a[i], b, rtol=1e-5, atol=1e-6)
