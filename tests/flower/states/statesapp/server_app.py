@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from fedaccord import server_app
 from fedaccord.core.plugin import ClientHalf
-from fedaccord.core.rule import LocalRule
+from fedaccord.strategies.fedavg import FedAvgClient
 from fedaccord.wire.codec import dumps
 
 app = ServerApp()
@@ -28,7 +28,7 @@ def main(grid: Grid, context: Context) -> None:
         client = reply.content.metric_records["who"]["client"]
         tensors = {name: torch.from_numpy(array.numpy()) for name, array in vectors.items()}
         save_file(tensors, folder / f"client-{client}.safetensors")
-    half = json.loads(dumps(ClientHalf(LocalRule()))) | {"rule": {"class": "antigravity:Rule"}}
+    half = json.loads(dumps(ClientHalf(FedAvgClient()))) | {"rule": {"class": "antigravity:Rule"}}
     text = json.dumps({"protocol": 2, "half": json.dumps(half), "shapes": []})
     numbers = {"client": 0, "accepted-round": -1, "durable-round": -1}
     config = ConfigRecord({"instruction": text, **numbers})
