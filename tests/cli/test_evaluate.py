@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from fedaccord import task
 from fedaccord.config import RunConfig
-from tests.cli.shell import REPOSITORY, invoke, run
+from tests.cli.shell import REPOSITORY, invoke, refusal, run
 
 NAMES = ("bird", "cat", "dog")
 
@@ -112,18 +112,16 @@ def test_the_pages_lines_of_plain_pytorch_use_the_model(lenet: Path, images: Pat
 # What is refused
 
 
-def refused(*words: object) -> str:
-    result = invoke("evaluate", *words)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
-
-
 def test_what_is_no_run_is_one_line(tmp_path: Path, lenet: Path) -> None:
-    assert "expected a run directory with model.safetensors, found none" in refused(tmp_path)
-    line = refused(lenet, "lr=3")
-    assert "expected only data-dir, device, download, threads beside RUN_DIR, got lr" in line
-    assert "threads: expected at most" in refused(lenet, "threads=100000")
+    for words, message in (
+        ((tmp_path,), "expected a run directory with model.safetensors, found none"),
+        (
+            (lenet, "lr=3"),
+            "expected only data-dir, device, download, threads beside RUN_DIR, got lr",
+        ),
+        ((lenet, "threads=100000"), "threads: expected at most"),
+    ):
+        assert message in refusal(tmp_path, invoke("evaluate", *words))
 
 
 def test_a_damaged_model_and_another_models_data_are_one_line(
@@ -135,11 +133,11 @@ def test_a_damaged_model_and_another_models_data_are_one_line(
         (copy / file.name).write_bytes(file.read_bytes())
     whole = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    assert "expected a model, got a damaged file" in refused(copy)
+    assert "expected a model, got a damaged file" in refusal(tmp_path, invoke("evaluate", copy))
     data = dict(np.load(images))
     small = {key: value[..., :1] if key[0] == "x" else value for key, value in data.items()}
     np.savez(tmp_path / "grey.npz", **small)
-    line = refused(lenet, f"data-dir={tmp_path / 'grey.npz'}")
+    line = refusal(tmp_path, invoke("evaluate", lenet, f"data-dir={tmp_path / 'grey.npz'}"))
     assert "on this data, got others: point data-dir to the data of the run" in line
 
 
