@@ -31,7 +31,7 @@ __all__ = ["app", "configured_task", "evaluate_locally", "make_app", "train_loca
 
 
 def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
-    """The ClientApp that trains on the task which ``task_of`` finds for a client.
+    """The ClientApp that trains on the task which ``task_of`` returns for a client.
 
     Flower's simulation sends the app with every message: of functions of a module only the names.
     """
@@ -52,19 +52,20 @@ def _train(task_of: Callable[[Context], Task], message: Message, context: Contex
             key = next(key for key in (PARTITION_ID, *OWN_DATA) if key in node)
             raise ValueError(f"{key}={node[key]}: {error}") from None
         return reply
-    task, asked = task_of(context), read_instruction(message)
-    device.check_steps(asked, task.num_examples(asked.client), context.node_config)
-    return answer_message(message, memory_of(context, asked.federation), training_data(task, asked))
+    task, instruction = task_of(context), read_instruction(message)
+    device.check_steps(instruction, task.num_examples(instruction.client), context.node_config)
+    store, data = memory_of(context, instruction.federation), training_data(task, instruction)
+    return answer_message(message, store, data)
 
 
 def _test(task_of: Callable[[Context], Task], message: Message, context: Context) -> Message:
-    asked = read_instruction(message)
-    data = test_data(task_of(context), asked)
-    return answer_question(message, memory_of(context, asked.federation), data)
+    instruction = read_instruction(message)
+    data = test_data(task_of(context), instruction)
+    return answer_question(message, memory_of(context, instruction.federation), data)
 
 
 def memory_of(context: Context, federation: str) -> Store:
-    """Where the client's memory lies: below ``state-dir``, else in the Context.
+    """The store of the client's memory: below ``state-dir``, else in the Context.
 
     A device names its own in its node config; the run configuration that of simulated clients.
     """

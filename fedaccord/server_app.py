@@ -229,10 +229,10 @@ def run_of(
     def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
         return MetricRecord(dict(task.evaluate(vector(arrays), method.precision, at_once)))
 
-    def evaluate_train(arrays: ArrayRecord, found: Mapping[str, float]) -> Mapping[str, float]:
+    def evaluate_train(arrays: ArrayRecord, metrics: Mapping[str, float]) -> Mapping[str, float]:
         train = task.evaluate_train(vector(arrays), method.precision, at_once)
-        if "train-accuracy" in train and (accuracy := f"{task.split}-accuracy") in found:
-            train["generalisation-gap"] = train["train-accuracy"] - found[accuracy]
+        if "train-accuracy" in train and (accuracy := f"{task.split}-accuracy") in metrics:
+            train["generalisation-gap"] = train["train-accuracy"] - metrics[accuracy]
         return train
 
     initial = initial_arrays(task, method.precision, home_of(fleet))
@@ -260,18 +260,18 @@ def check_result(run: Run, result: Result, name: str = "test-loss") -> None:
 
 
 def home_of(fleet: Fleet) -> torch.device | str:
-    """Where the server's vectors lie: on the host, or where clients in this process compute."""
+    """The device of the server's vectors: the host, or that of clients in this process."""
     home: torch.device | str = getattr(fleet, "home", "cpu")
     return home
 
 
 def evaluators(fleet: Fleet) -> int:
-    """Threads that evaluate, where the clients' cores wait for the server meanwhile."""
+    """Threads that evaluate: the cores of clients that are idle meanwhile."""
     number: int = getattr(fleet, "evaluators", 1)
     return number
 
 
 def initial_arrays(task: Task, precision: str, home: torch.device | str = "cpu") -> ArrayRecord:
-    """The parameters of a fresh model under their names; home: where the server's vectors lie."""
+    """The parameters of a fresh model under their names; home: the server's device."""
     dtype = dtype_of(precision)
     return to_record(FlatModel(task.module(), dtype=dtype, device=home).state_dict())

@@ -1,4 +1,4 @@
-"""How much one client may change: the sizes of its upload, and which ones spoil a server step."""
+"""How much one client may change: the lengths of its uploaded vectors, and their limits."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ def sizes(reply: Reply, models: Iterable[str], w: Vector) -> dict[str, Number]:
 
 
 def too_large(sizes: Mapping[str, float], most: float) -> str:
-    """Which vector is longer than ``most``, in one line; empty: none is."""
+    """In one line which vector is longer than ``most``; empty: none is."""
     for name, size in sizes.items():
         if size > most:
             what = "an update" if name == "w" else repr(name)

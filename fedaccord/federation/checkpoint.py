@@ -1,4 +1,4 @@
-"""The state between two rounds as tensors and plain values, and back; when to write it down."""
+"""The state between two rounds as tensors and plain values, and back; when a checkpoint is due."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ def pack(s: RoundState) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> RoundState:
-    """What `pack` made of a state of ``method``."""
+    """The state of ``method`` that `pack` was given."""
     w = tensors["w"]
     server, moments = (
         {name.removeprefix(group): v for name, v in tensors.items() if name.startswith(group)}
@@ -40,23 +40,23 @@ def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, An
     )
 
 
-SHARE = 1 / 20  # of the time that checkpoints may take
-FIRST = 0.05  # seconds that the first one is taken to cost
+TIME_SHARE = 1 / 20  # of the time that checkpoints may take
+FIRST_SECONDS = 0.05  # assumed cost of the first one
 
 
 class Pace:
-    """When a checkpoint is due: every so many rounds, or such that they take at most `SHARE` of the
-    time."""
+    """When a checkpoint is due: every so many rounds, or such that they take at most
+    `TIME_SHARE` of the time."""
 
     def __init__(self, every: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._every = every  # rounds; 0: by the clock
         self._clock = clock
-        self._last, self._cost = clock(), FIRST
+        self._last, self._cost = clock(), FIRST_SECONDS
 
     def is_due(self, number: int) -> bool:
         if self._every:
             return number % self._every == 0
-        return self._clock() - self._last >= self._cost / SHARE
+        return self._clock() - self._last >= self._cost / TIME_SHARE
 
     @contextmanager
     def timed(self) -> Iterator[None]:

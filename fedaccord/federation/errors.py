@@ -1,4 +1,4 @@
-"""What ends a federation, and what others say of theirs."""
+"""The error that ends a federation, and the texts of errors that clients report."""
 
 import re
 
@@ -8,7 +8,7 @@ LONGEST = 300  # characters of a text that a client sent
 
 
 class FederationError(RuntimeError):
-    """The federation cannot go on; the message says why and what to do."""
+    """The federation cannot continue; the message says why and what to do."""
 
 
 def last_line(reason: str | None) -> str:
@@ -22,7 +22,7 @@ def last_line(reason: str | None) -> str:
 def clean(text: str) -> str:
     """A text that a client sent, fit for a log and a table: short, in one line, no control codes.
 
-    ``=`` at its beginning, which a spreadsheet would compute, is left to who writes a table.
+    ``=`` at its beginning, which a spreadsheet would compute, stays: tables escape it.
     """
     line = " ".join("".join(c if c.isprintable() else " " for c in ESCAPES.sub("", text)).split())
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."

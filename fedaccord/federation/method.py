@@ -33,7 +33,7 @@ class Method(Settings, ABC):
     `output_model`. State goes in and comes out.
     """
 
-    # What a method says of its server step. The defaults are the safe ones.
+    # Properties of the server step. The defaults are the safe ones.
     linear: ClassVar[bool] = False  # mixed steps are a step of mixed nodes: gossip may mix them
     takes_weights: ClassVar[bool] = False  # with weighting=examples its fixed point is weighted too
     reads_starts: ClassVar[bool] = False  # `aggregate` reads cohort.starts

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 class Cluster(NamedTuple):
     address: str  # empty: none, a simulation starts Ray for itself
-    remedy: str  # what to type if nobody answers there
+    remedy: str  # what to type if it does not answer
 
 
 def named() -> Cluster:
@@ -21,7 +21,7 @@ def named() -> Cluster:
 
 
 def unreachable() -> str:
-    """In one line that nobody answers at the named cluster, and what to do; empty: all is well.
+    """In one line that the named cluster does not answer, and what to do; empty: it does.
 
     Ray itself would try for minutes, without a word.
     """

@@ -1,4 +1,4 @@
-"""Who is here: which node is which client. What is wrong with a node concerns that node alone."""
+"""The connected nodes: which node is which client. A wrong node is left out of the run."""
 
 import logging
 import time
@@ -16,33 +16,35 @@ from fedaccord.wire.handshake import handshake, read_handshake
 
 log = logging.getLogger("flwr")
 
-ASK_AGAIN = 30.0  # seconds after which a question without an answer is asked again
-GRACE = 5.0  # seconds to wait for others where all nodes that came first are refused
+ASK_AGAIN = 30.0  # seconds after which a handshake without a reply is repeated
+GRACE = 5.0  # seconds to wait for more nodes if all that connected are refused
 MOST_LINES = 10  # refused nodes that an error names
-PAUSE = 0.1  # seconds between two looks while the clients come
+PAUSE = 0.1  # seconds between two updates before round 1
 
 
-class Asked(NamedTuple):
-    message_ids: tuple[str, ...]  # of every question: an answer may take longer than ASK_AGAIN
+class Question(NamedTuple):
+    """The handshake with a node that has not replied."""
+
+    message_ids: tuple[str, ...]  # of every repetition: a reply may take longer than ASK_AGAIN
     when: float  # of the last
-    newcomer: bool  # a node that came after round 1 had begun
+    newcomer: bool  # a node that connected after round 1 had begun
 
 
 class Claim(NamedTuple):
-    """What a node says of itself."""
+    """What a node reports about itself."""
 
-    client: int | None  # None: the server is to number it
+    client: int | None  # None: the server assigns it
     num_clients: int
 
 
 class Roster:
-    """The nodes that answered the handshake, by client; it never waits but in `wait_for_all`.
+    """The nodes that answered the handshake, by client; only `wait_for_all` waits.
 
-    A node is asked when it comes, after ``ask_again`` seconds without an answer, and anew when
-    it comes back after it was gone, under the same node id (a registered key) or another. A node
-    whose answer does not fit is refused with one line; it may come back with a better one. The
-    number of clients is what most nodes say before round 1, and stays. Nodes with data and no
-    number get theirs by `PartitionIds`.
+    A node gets a handshake when it connects, after ``ask_again`` seconds without a reply, and when
+    it reconnects, under the same node id (a registered key) or another. A node whose reply does not
+    fit is refused with one line; it may reconnect with a better one. The number of clients is what
+    most nodes report before round 1, and stays. Nodes with data and no partition-id get one by
+    `PartitionIds`.
     """
 
     def __init__(
@@ -55,25 +57,25 @@ class Roster:
         self.num_clients = 0  # C; 0 until a node has answered
         self.refused: dict[int, str] = {}  # node id -> why, of the nodes that are online
         self._claims: dict[int, Claim] = {}  # by node id, of the nodes that are online
-        self._asked: dict[int, Asked] = {}  # by node id, while there is no answer
+        self._questions: dict[int, Question] = {}  # by node id
         self._partition_ids = partition_ids or PartitionIds()
-        self._settled = False  # round 1 has begun: C stays
+        self._has_begun = False  # round 1: C stays
         self._tie = ""  # which numbers of clients as many nodes report; empty: no tie
         self._clock = clock
         self._ask_again = ask_again
 
     def update(self, grid: Grid) -> None:
-        """Forget who left, hear who answered, ask who is new. Never waits for an answer."""
+        """Forget nodes that left, read replies, ask new nodes; does not wait for replies."""
         online = set(grid.get_node_ids())
         self._forget(online)
         self._ask(grid, online)
-        self._seat_all(newcomers=self._hear(grid))
+        self._seat_all(newcomers=self._read_replies(grid))
 
     def wait_for_all(self, grid: Grid, seconds: float) -> None:
-        """Wait until every client has said who it is.
+        """Wait until every client has answered the handshake.
 
         Raises FederationError, which names the missing clients and the refused nodes, after
-        ``seconds``, and soon where all nodes that are here have been refused.
+        ``seconds``, and soon if all connected nodes have been refused.
         """
         began = self._clock()
         while True:
@@ -81,53 +83,52 @@ class Roster:
             if self.num_clients and len(self.nodes) == self.num_clients and not self._tie:
                 break
             waited = self._clock() - began
-            hopeless = self._claims.keys() <= self.refused.keys() and not self._asked
+            hopeless = self._claims.keys() <= self.refused.keys() and not self._questions
             if waited > GRACE and self.refused and not self.nodes and hopeless:
                 raise FederationError(f"no client could start: {next(iter(self.refused.values()))}")
             if waited > seconds:
                 raise FederationError(self._tie or self._missing(seconds))
             time.sleep(PAUSE)
-        self._settled = True
+        self._has_begun = True
 
     def _forget(self, online: set[int]) -> None:
         for i, node in list(self.nodes.items()):
             if node not in online:
                 log.warning("client %d is offline", i)
                 del self.nodes[i]
-        for known in (self._claims, self._asked, self.refused):
-            for node in [node for node in known if node not in online]:
-                del known[node]
+        for table in (self._claims, self._questions, self.refused):
+            for node in table.keys() - online:
+                del table[node]
 
     def _ask(self, grid: Grid, online: set[int]) -> None:
         now = self._clock()
-        again = {n for n, asked in self._asked.items() if now - asked.when >= self._ask_again}
-        answered = self._claims.keys() | self.refused.keys()
-        wanted = sorted((online - answered - self._asked.keys()) | again)
-        if not wanted:
+        again = {n for n, it in self._questions.items() if now - it.when >= self._ask_again}
+        new = online - self._claims.keys() - self.refused.keys() - self._questions.keys()
+        nodes = sorted(new | again)
+        if not nodes:
             return
-        messages = [Message(handshake(), node, MessageType.TRAIN) for node in wanted]
-        for node, message_id in zip(wanted, grid.push_messages(messages), strict=True):
-            before = self._asked.get(node)
-            newcomer = before.newcomer if before else self._settled
-            message_ids = (*(before.message_ids if before else ()), message_id)
-            self._asked[node] = Asked(message_ids, now, newcomer)
+        messages = [Message(handshake(), node, MessageType.TRAIN) for node in nodes]
+        for node, message_id in zip(nodes, grid.push_messages(messages), strict=True):
+            last = self._questions.get(node, Question((), now, self._has_begun))
+            message_ids = (*last.message_ids, message_id)
+            self._questions[node] = Question(message_ids, now, last.newcomer)
 
-    def _hear(self, grid: Grid) -> set[int]:
-        """Take the answers in; returns the newcomers among the nodes that answered."""
-        if not self._asked:
+    def _read_replies(self, grid: Grid) -> set[int]:
+        """The newcomers among the nodes that replied."""
+        if not self._questions:
             return set()
-        asked = {i: node for node, asked in self._asked.items() for i in asked.message_ids}
+        node_of = {i: node for node, it in self._questions.items() for i in it.message_ids}
         replies = {
-            asked[reply.metadata.reply_to_message_id]: reply
-            for reply in grid.pull_messages(list(asked))
-            if reply.metadata.reply_to_message_id in asked
+            node_of[reply.metadata.reply_to_message_id]: reply
+            for reply in grid.pull_messages(list(node_of))
+            if reply.metadata.reply_to_message_id in node_of
         }
-        newcomers = {node for node in replies if self._asked.pop(node).newcomer}
+        newcomers = {node for node in replies if self._questions.pop(node).newcomer}
         for node, reply in replies.items():
-            self._meet(node, reply)
+            self._read(node, reply)
         return newcomers
 
-    def _meet(self, node: int, reply: Message) -> None:
+    def _read(self, node: int, reply: Message) -> None:
         if reply.has_error():
             if reply.metadata.src_node_id == node:  # the SuperLink reports a node that died
                 self._refuse(node, last_line(reply.error.reason))
@@ -146,8 +147,8 @@ class Roster:
             self._refuse(node, f"expected an answer that can be read, got {type(error).__name__}")
 
     def _seat_all(self, newcomers: set[int]) -> None:
-        """Give every claim its place: C by the majority until round 1, one node a client."""
-        if not self._settled and self._claims:
+        """Make the nodes clients: C by the majority until round 1, one node for each client."""
+        if not self._has_begun and self._claims:
             self._count_votes()
             if self._tie:
                 return
@@ -161,7 +162,7 @@ class Roster:
                     f"expected num-partitions={self.num_clients}, as most nodes say, got "
                     f"partition-id={client} num-partitions={num_clients}",
                 )
-        # by node id: of two that answer at once, the first must not depend on chance
+        # by node id: which of two that reply at once is first must not depend on chance
         for node, (client, num_clients) in numbered:
             if num_clients != self.num_clients:
                 continue
@@ -181,7 +182,7 @@ class Roster:
                 )
 
     def _count_votes(self) -> None:
-        """C is what most nodes report; of a tie it stays what it was, and nobody is seated."""
+        """C is what most nodes report; in a tie it stays what it was, and no node is seated."""
         votes = Counter(claim.num_clients for claim in self._claims.values())
         (first, most), *others = votes.most_common()
         tied = [first, *(c for c, number in others if number == most)]
@@ -202,25 +203,25 @@ class Roster:
         self._tie = tie
 
     def _numbered(self) -> list[tuple[int, tuple[int, int]]]:
-        """(client, number of clients) of the nodes that have a number, by node id."""
-        claims, given = sorted(self._claims.items()), self._partition_ids.of
-        if not self._settled:  # later every number belongs to somebody, who may come back
-            waiting = (n for n, claim in claims if claim.client is None and n not in given)
+        """(client, number of clients) of the nodes that have a partition-id, by node id."""
+        claims, assigned = sorted(self._claims.items()), self._partition_ids.client_of
+        if not self._has_begun:  # later each belongs to a node, which may reconnect
+            waiting = (n for n, claim in claims if claim.client is None and n not in assigned)
             taken = (claim.client for _, claim in claims if claim.client is not None)
-            self._partition_ids.give(waiting, taken, self.num_clients)
-        found = []
-        full = len({*given.values(), *self.nodes}) >= self.num_clients
+            self._partition_ids.assign(waiting, taken, self.num_clients)
+        numbered = []
+        full = len({*assigned.values(), *self.nodes}) >= self.num_clients
         for node, (client, num_clients) in claims:
-            number = given.get(node) if client is None else client
+            number = assigned.get(node) if client is None else client
             if number is not None:
-                found.append((node, (number, num_clients)))
+                numbered.append((node, (number, num_clients)))
             elif full:
                 self._refuse(
                     node,
                     f"expected {self.num_clients} clients, and every number is taken; a node is "
                     "known by its registered key: start it with the key that it had",
                 )
-        return found
+        return numbered
 
     def _refuse(self, node: int, why: str) -> None:
         why = clean(why)
@@ -233,9 +234,9 @@ class Roster:
         lines = [f"node {node}: {why}" for node, why in sorted(self.refused.items())]
         more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
         refused = "; ".join([*lines[:MOST_LINES], *more])
-        given = self._partition_ids.of
-        nameless = [n for n, c in self._claims.items() if c.client is None and n not in given]
-        waiting = len([n for n in nameless if n not in self.refused])
+        served = self._partition_ids.client_of.keys() | self.refused.keys()
+        claims = self._claims.items()
+        waiting = sum(claim.client is None and node not in served for node, claim in claims)
         return (
             f"expected {self.num_clients or 'some'} clients within {seconds:g} s, got "
             f"{len(self.nodes)}; missing partition-ids: {listed(missing) if missing else 'all'}"

@@ -1,4 +1,4 @@
-"""Which clients take part in a round: a function of (seed, t) and of who is here."""
+"""Which clients take part in a round: a function of (seed, t) and of the connected clients."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -18,29 +18,30 @@ def draw(
 ) -> list[int]:
     """The active clients of round t, sorted, by a generator of (seed, t) over the sorted clients.
 
-    clients: those who are here; of a range no list is made. sampling: ``fixed``, a fixed share of
+    clients: the connected ones; of a range no list is made. sampling: ``fixed``, a fixed share of
     all ``num_clients`` without replacement, or ``bernoulli``, each with probability ``fraction``,
-    drawn again where empty.
+    drawn again if empty.
     """
-    here = clients if isinstance(clients, range) else sorted(clients)
+    available = clients if isinstance(clients, range) else sorted(clients)
     generator = random.Random(f"cohort {seed} {t}")
     if sampling == "bernoulli":
         uniforms, drawn = _numpys(generator), list[int]()
-        while here and not drawn:
-            for first in range(0, len(here), BLOCK):
-                block = here[first : first + BLOCK]
+        while available and not drawn:
+            for first in range(0, len(available), BLOCK):
+                block = available[first : first + BLOCK]
                 drawn += [block[k] for k in np.flatnonzero(uniforms.random(len(block)) < fraction)]
         return drawn
-    return sorted(generator.sample(here, min(cohort_size(fraction, num_clients), len(here))))
+    size = cohort_size(fraction, num_clients)
+    return sorted(generator.sample(available, min(size, len(available))))
 
 
 def scheduled(wanted: Sequence[int], clients: Iterable[int], num_clients: int) -> list[int]:
-    """An explicit cohort, less those who are not here. Raises ValueError for unknown clients."""
+    """The connected clients of an explicit cohort. Raises ValueError for unknown clients."""
     cohort = sorted(set(wanted))
     if cohort and not 0 <= cohort[0] <= cohort[-1] < num_clients:
         raise ValueError(f"participation: expected clients 0..{num_clients - 1}, got {cohort}")
-    here = clients if isinstance(clients, range) else set(clients)
-    return [i for i in cohort if i in here]
+    available = clients if isinstance(clients, range) else set(clients)
+    return [i for i in cohort if i in available]
 
 
 def _numpys(generator: random.Random) -> np.random.RandomState:

@@ -11,7 +11,10 @@ from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from fedaccord import evaluate_locally, simulate
 from fedaccord.config import RunConfig
 from fedaccord.engine import quiet
+from fedaccord.federation import evaluation, metrics, replies
 from fedaccord.federation.round import Round
+from fedaccord.runs.columns import CLIENTS
+from fedaccord.runs.metrics import METRIC, METRICS, SHARE
 from fedaccord.storage import store
 from fedaccord.strategies import FedDeper
 from fedaccord.task import load_task
@@ -77,6 +80,17 @@ def test_a_foreign_client_app_evaluates_its_personal_model() -> None:
 
 def enumerate_clients() -> Any:
     return enumerate(LEAST_SQUARES.clients())
+
+
+def test_names_are_those_of_the_columns() -> None:
+    """What the server writes itself, what it squares, and the range of a share."""
+    of_the_server = {column.name for column in CLIENTS if column.source == "server"}
+    assert of_the_server == replies.TAKEN
+    squared = {column.name for column in METRICS if column.unit == "squared L2"}
+    assert set(metrics.SQUARED) == {name for name in squared if not name.startswith("consensus")}
+    for name, (low, high) in evaluation.RANGES.items():
+        unit = METRIC[f"personal-{name}"].unit
+        assert (unit == SHARE) == ((low, high) == (0, 1))
 
 
 def test_clients_that_cannot_evaluate_are_one_line(warnings: list[str]) -> None:
