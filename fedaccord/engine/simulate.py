@@ -45,7 +45,7 @@ def run(
     on_client: Callable[[int], None] | None = None,
     at: int | None = None,
 ) -> RunDirectory:
-    """Run a configuration in this process; see `server_app.run`.
+    """Run a configuration in this process, without a ClientApp; see `server_app.run`.
 
     cohorts: the clients of each round, instead of drawn ones; on_client: called after each visit
     with the client's number.
