@@ -17,6 +17,7 @@ from typing import Any
 from fedaccord import config
 from fedaccord.cli.about import ARXIV, About, about, file
 from fedaccord.cli.methods import cost_note, methods_markdown
+from fedaccord.core.optimizer import OPTIMIZERS
 from fedaccord.core.options import options, range_text
 from fedaccord.experiments.presets import presets, setting
 from fedaccord.federation.method import own_options
@@ -64,12 +65,34 @@ def _index() -> list[str]:
         "## Plug-ins",
         "Each fits one seat of a method, and they compose.",
         _table(columns, rows(PLUGINS)),
+        "## What fits what",
+        "An optimiser, a rate that falls within the round, the mean of the optimisers' vectors "
+        "([optimisers](../optimizers.md)) and the plug-ins, each with its method alone; what does "
+        "not fit is refused in one line before any work. Gossip and robust means take no mean of "
+        "the optimisers' vectors.",
+        _table(["method", *FITS], _fits()),
         "## Letters",
         LETTERS,
         "A method is called exact if, on heterogeneous data and with several local steps, it "
         "reaches the optimum of the mean of the clients' losses, as on least squares with "
         "full-batch gradients.",
     ]
+
+
+FITS: dict[str, dict[str, Any]] = {
+    **{name: {"optimizer": name} for name in OPTIMIZERS if name != "sgd"},
+    "schedule": {"lr-schedule": "linear"},
+    "average": {"optimizer": "momentum", "optimizer-state": "average"},
+    **{
+        name: {f"{name}.{options(k)[0].name}": options(k)[0].default} for name, k in PLUGINS.items()
+    },
+}
+
+
+def _fits() -> Iterator[list[str]]:
+    for name in BUILT_IN:
+        fits = (_builds(name, {"fraction-train": 1.0, **more}) for more in FITS.values())
+        yield [f"[{name}]({name}.md)", *("yes" if one else "no" for one in fits)]
 
 
 LIST_BEGINS = """\

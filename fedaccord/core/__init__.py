@@ -1,6 +1,7 @@
 """The vocabulary: what a method is written in. PyTorch alone; no Flower, no modules, no files."""
 
 from fedaccord.core.cohort import Client, Cohort, Cohorts
+from fedaccord.core.optimizer import SGD, AdamW, Momentum, Muon, Optimizer
 from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rule import (
@@ -16,6 +17,8 @@ from fedaccord.core.rule import (
 from fedaccord.core.vectors import Vector, clip_, each_client, norm
 
 __all__ = [
+    "SGD",
+    "AdamW",
     "Client",
     "Cohort",
     "Cohorts",
@@ -25,6 +28,9 @@ __all__ = [
     "LocalResult",
     "LocalRule",
     "Model",
+    "Momentum",
+    "Muon",
+    "Optimizer",
     "PlugIn",
     "Shapes",
     "Stateless",

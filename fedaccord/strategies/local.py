@@ -67,6 +67,14 @@ class Local(FederatedStrategy):
     }
     cost_note = "down 1 with a first visit; up for the report alone"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer_state == "average":
+            raise ValueError(
+                "optimizer-state: expected reset or keep with local, got 'average': its clients "
+                "hear nothing of each other"
+            )
+
     def rule(self) -> LocalClient:
         return LocalClient()
 

@@ -102,6 +102,25 @@ def test_every_method_goes_on_as_if_it_had_not_stopped(name: str, settings: dict
     assert written(again.path) == written(whole.path)
 
 
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw", "muon"])
+@pytest.mark.parametrize("state", ["keep", "average"])
+@pytest.mark.parametrize("client_state", ["memory", "disk"])
+def test_optimisers_go_on_as_if_the_run_had_not_stopped(
+    optimizer: str, state: str, client_state: str, settings: dict[str, Any]
+) -> None:
+    steps = {"algo": "scaffold", "model": "mlp", "optimizer": optimizer, "optimizer_state": state}
+    more = {**steps, "lr": 0.01, "client_state": client_state, "lr_schedule": "cosine"}
+    name = f"{optimizer}-{state}-{client_state}"
+    whole = run(make(settings, name=f"{name}-whole", **more))
+    config = make(settings, name=f"{name}-parts", **more)
+    interrupted(config)
+    again = run(make(settings, name=f"{name}-parts", resume=True, **more))
+    found = written(again.path)
+    assert found == written(whole.path)
+    vectors = [*found["state"], *(v for _, state in found["clients"].values() for v in state)]
+    assert any(v.startswith("moments.") for v in vectors)
+
+
 @pytest.mark.parametrize("name", ["scaffold", "afedpd", "fedpd", "dispfl"])
 @pytest.mark.parametrize("vectorize", ["on", "off"])
 def test_states_on_disk_are_those_in_memory(

@@ -29,7 +29,7 @@ from fedaccord.runs.logbook import vectorize_of
 from fedaccord.strategies import FedAvg, Scaffold
 from fedaccord.task import Clients, Task, load_task
 from tests.engine.test_resume import settings as settings  # a fixture
-from tests.wire.methods import COMBINATIONS, make
+from tests.wire.methods import COMBINATIONS, STEPS, make
 
 SIZES = (7, 3, 5, 9, 2)  # samples of each client: other numbers of steps, and short last batches
 COHORTS = [[0, 1, 3], [1, 2, 3, 4], [0, 2], [0, 1, 2, 3, 4]]
@@ -71,7 +71,7 @@ def small(name: str, plugins: str = "bare", **more: Any) -> FederatedStrategy:
     return replace(make(name, plugins), **of | more)
 
 
-SOME = [(name, plugins) for name, plugins in COMBINATIONS if plugins in ("bare", "sam+ri")]
+SOME = [(name, parts) for name, parts in COMBINATIONS if parts in ("bare", "sam+ri", *STEPS)]
 
 
 @pytest.mark.parametrize(("name", "plugins"), SOME)
@@ -87,6 +87,21 @@ def test_every_method(name: str, plugins: str) -> None:
         together.metrics["train-loss"][1:], alone.metrics["train-loss"][1:], rtol=1e-10
     )
     assert (together.metrics["dropped"][1:] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "muon"])
+def test_rates_that_fall_within_the_round_of_each_client(name: str, optimizer: str) -> None:
+    """Clients of unequal numbers of steps have rates of their own."""
+    method = small(name, optimizer=optimizer, lr_schedule="linear", optimizer_state="keep")
+    alone, together = (run(method, how) for how in ("off", "on"))
+    assert alone.weights is not None
+    assert together.weights is not None
+    tolerance = 1e-3 if optimizer == "muon" else 1e-10  # bfloat16
+    torch.testing.assert_close(together.weights, alone.weights, rtol=tolerance, atol=tolerance)
+    constant = run(small(name, optimizer=optimizer, optimizer_state="keep"), "on")
+    assert constant.weights is not None
+    assert not torch.allclose(constant.weights, together.weights, rtol=1e-3, atol=1e-3)
 
 
 def test_the_clients_do_go_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from fedaccord import strategies as S
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.strategies import METHODS, SAM, DFedAvg, Gossip, RelaxedInit
+from fedaccord.strategies import METHODS, SAM, DFedAvg, Gossip, RelaxedInit, Robust
 from tests.reference import problem
 from tests.reference.problem import LeastSquares
 from tests.strategies.federate import History, client_vectors, federate
@@ -47,7 +47,8 @@ def make(kind: type[FederatedStrategy], *plugins: Any, **more: Any) -> Federated
 
 def run(method: FederatedStrategy) -> History:
     everyone = method.topology.is_decentralised or isinstance(method, S.FedPD)
-    return federate(method, LEAST_SQUARES, W0, EVERYONE if everyone else SOME)
+    shapes = ((2, 2), (1, 1))  # so that Muon has a matrix
+    return federate(method, LEAST_SQUARES, W0, EVERYONE if everyone else SOME, shapes=shapes)
 
 
 def is_same(a: FederatedStrategy, b: FederatedStrategy) -> bool:
@@ -70,6 +71,48 @@ def test_every_method_with_every_plugin(name: str, plugins: str) -> None:
     assert first.weights.shape != (plain := run(make(kind))).weights.shape or not torch.equal(
         first.weights, plain.weights
     )
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    "sgd-linear": {"lr_schedule": "linear"},
+    "momentum-keep": {"optimizer": "momentum", "optimizer_state": "keep"},
+    "adamw-cosine": {"optimizer": "adamw", "lr_schedule": "cosine"},
+    "muon-average": {"optimizer": "muon", "optimizer_state": "average"},
+}
+BARE: dict[str, tuple[Any, ...]] = {"bare": (), "robust": (Robust(rule="median"),)}
+OWN_STEPS = {"fednova", "feddeper", "dispfl", "ditto"}  # their formulas assume SGD
+ALONE = {"local"} | {name for name, kind in METHODS.items() if issubclass(kind, DFedAvg)}
+
+
+def test_who_refuses_other_optimizers() -> None:
+    assert {name for name, kind in METHODS.items() if kind.assumes_sgd} == OWN_STEPS
+
+
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_with_every_optimizer_and_every_plugin(name: str, steps: str) -> None:
+    """Finite weights and another path than with plain SGD; or one line of refusal."""
+    kind, more = METHODS[name], STEPS[steps]
+    for plugins, chosen in (BARE | PLUGINS).items():
+        try:
+            plain = make(kind, *chosen)
+        except ValueError:
+            continue  # with any optimiser
+        apart = "gossip" in plugins or plugins == "robust" or name in ALONE
+        if (
+            name in OWN_STEPS
+            or (name == "dfedavgm" and "optimizer" in more)
+            or ("average" in steps and apart)
+        ):
+            with pytest.raises(
+                ValueError, match=r"^(optimizer|optimizer-state|lr-schedule): [^\n]+$"
+            ):
+                make(kind, *chosen, **more)
+            continue
+        found = run(make(kind, *chosen, **more))
+        assert torch.isfinite(found.weights).all()
+        if name != "dpsgd" or steps != "sgd-linear":  # one step is at the whole rate
+            assert not torch.equal(found.weights, run(plain).weights)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,4 +1,6 @@
-"""Every method with the plug-ins that it takes."""
+"""Every method with the plug-ins that it takes, and some with other optimisers."""
+
+from typing import Any
 
 from fedaccord.core.plugin import PlugIn
 from fedaccord.federation.strategy import FederatedStrategy
@@ -16,10 +18,21 @@ PLUGINS: dict[str, tuple[PlugIn, ...]] = {
     "sam+ri": (SAM(rho=0.05), RelaxedInit(beta=0.1)),
     "sam+ri+gossip": (SAM(rho=0.05), RelaxedInit(beta=0.1), Gossip(topology="full")),
 }
+STEPS: dict[str, dict[str, Any]] = {
+    "momentum-average": {"optimizer": "momentum", "optimizer_state": "average"},
+    "adamw-keep": {"optimizer": "adamw", "optimizer_state": "keep"},
+    "ri+muon-average": {
+        "optimizer": "muon",
+        "optimizer_state": "average",
+        "plugins": PLUGINS["ri"],
+    },
+}
 
 
-def make(name: str, plugins: str) -> FederatedStrategy:
-    return METHODS[name](fraction_train=1.0, precision="float64", plugins=PLUGINS[plugins])
+def make(name: str, parts: str) -> FederatedStrategy:
+    """parts: a key of `PLUGINS` or of `STEPS`."""
+    more = STEPS.get(parts) or {"plugins": PLUGINS[parts]}
+    return METHODS[name](fraction_train=1.0, precision="float64", **more)
 
 
 def taken(name: str, plugins: str) -> bool:
@@ -31,3 +44,9 @@ def taken(name: str, plugins: str) -> bool:
 
 
 COMBINATIONS = [(name, plugins) for name in METHODS for plugins in PLUGINS if taken(name, plugins)]
+COMBINATIONS += [
+    (name, steps)
+    for name in ("scaffold", "fedcm", "feddyn", "fedinit", "dfedavg")
+    for steps in STEPS
+    if taken(name, steps)
+]
