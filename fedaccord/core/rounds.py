@@ -57,7 +57,8 @@ def client_round(
     direction = half.direction(down, state, config)
     seat = GradientSeat(half, down, state, config)
     w_K, steps, loss, gradient, moments, mean = solve(w_i0, direction, seat, config)
-    length = total_rate(half.lr_schedule, steps, config.lr)
+    is_sgd = isinstance(half.optimizer, SGD)
+    length = total_rate(half.lr_schedule, steps, config.lr) if is_sgd else None
     result = LocalResult(w_i0, w_K, steps, loss, gradient, config, length, moments, mean)
     up, state = half.finish(down, state, result)
     return ClientRound(up, state, result)

@@ -56,7 +56,7 @@ class LocalResult(NamedTuple):
     loss: Tensor  # (...), mean over the steps of the loss before the step
     gradient: Any  # what the gradient seat left behind
     config: LocalConfig
-    length: Any  # sum of the steps' rates, K_i lr if they are constant: a float, or (n, 1)
+    length: Any  # SGD: sum of the steps' rates, K_i lr if they are constant: a float, or (n, 1)
     moments: Any = Stateless()  # the optimiser's vectors after the last step
     mean: Vector | None = None  # (..., d), see `mean_direction`; None: the steps were SGD's
 
@@ -65,11 +65,13 @@ class LocalResult(NamedTuple):
 
         Under SGD it is the displacement over the sum of rates, which holds weight decay too.
         Another optimiser's displacement says nothing of it: there the directions are summed up, if
-        the rule says `reads_mean_direction`.
+        the rule says `reads_mean_direction`; else this raises TypeError.
         """
-        if self.mean is None:
-            return (self.w_i0 - self.w_K).div_(self.length)
-        return self.mean.clone()
+        if self.mean is not None:
+            return self.mean.clone()
+        if self.length is None:
+            raise TypeError("mean_direction: expected a rule with reads_mean_direction = True")
+        return (self.w_i0 - self.w_K).div_(self.length)
 
 
 class Registered:

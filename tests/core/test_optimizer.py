@@ -24,6 +24,7 @@ from fedaccord.core.optimizer import (
     total_rate,
 )
 from fedaccord.core.rule import LocalConfig
+from fedaccord.strategies.scaffold import ScaffoldClient
 from tests.reference import optimizers as dense
 from tests.reference import problem
 from tests.reference.problem import LeastSquares
@@ -201,6 +202,16 @@ def test_the_mean_direction_is_the_displacement_under_sgd(name: str) -> None:
     summed = federate(kind(local_optimizer=Momentum(mu=0.0), **common), SHARED, W0, SOME)
     close(plain.weights, summed.weights)
     assert not torch.equal(plain.weights, summed.weights)
+
+
+def test_a_rule_that_does_not_ask_for_the_mean_direction_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another optimiser's displacement is not taken for it."""
+    monkeypatch.setattr(ScaffoldClient, "reads_mean_direction", False)
+    method = S.Scaffold(optimizer="adamw", **settings(local_steps=2))
+    with pytest.raises(TypeError, match="a rule with reads_mean_direction = True"):
+        federate(method, SHARED, W0, SOME)
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
