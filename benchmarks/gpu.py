@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from fedaccord import simulate
 from fedaccord.config import RunConfig
+from fedaccord.core.request import ModelSettings
 from fedaccord.data.kind import Dataset
 from fedaccord.data.transforms import augment, normalise
 from fedaccord.data.vision import CIFAR10
@@ -215,11 +216,11 @@ def rounds_of(
 
 def evaluation(model: str, precision: str, size: Size, options: argparse.Namespace) -> float:
     task = task_of(model, size, options)
-    w = task.model(precision).w.clone()
+    w = task.model(ModelSettings(precision)).w.clone()
     seconds = []
     for _ in range(1 + options.repetitions):
         began = time.perf_counter()
-        task.evaluate(w, precision)  # which waits for its numbers
+        task.evaluate(w, ModelSettings(precision))  # which waits for its numbers
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:])
 

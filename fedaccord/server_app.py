@@ -14,8 +14,9 @@ from flwr.serverapp.strategy import Result
 
 from fedaccord.config import RunConfig, in_use, resolved
 from fedaccord.core.cohort import Cohorts
+from fedaccord.core.request import ModelSettings
 from fedaccord.core.rounds import RoundState, forget
-from fedaccord.core.vectors import dtype_of, is_finite, leaves
+from fedaccord.core.vectors import is_finite, leaves
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.replies import MAX_LOSS
@@ -29,7 +30,6 @@ from fedaccord.runs import RunDirectory
 from fedaccord.runs.logbook import Logbook, with_its_clients
 from fedaccord.runs.origin import processor
 from fedaccord.task import Task, load_task
-from fedaccord.task.flat_model import FlatModel
 from fedaccord.wire.tensor_array import to_record, to_tensor
 
 log = logging.getLogger("flwr")
@@ -221,22 +221,28 @@ def run_of(
     ``eval_train``: evaluate the output model on the training samples too; generalisation-gap is
     its train accuracy less its test accuracy, both in [0, 1].
     """
-    layout, at_once = task.model(method.precision), evaluators(fleet)
+    settings, at_once = method.model_settings, evaluators(fleet)
+    layout = task.model(settings)
 
-    def vector(arrays: ArrayRecord) -> torch.Tensor:
-        return torch.cat([to_tensor(arrays[name]).reshape(-1) for name in layout.names])
+    def evaluation(arrays: ArrayRecord, of: Callable[..., dict[str, float]]) -> dict[str, float]:
+        w, buffers = (
+            torch.cat([to_tensor(arrays[name]).reshape(-1) for name in names]) if names else None
+            for names in (layout.names, layout.buffer_names)
+        )
+        return of(w, settings, at_once, buffers)
 
     def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
-        return MetricRecord(dict(task.evaluate(vector(arrays), method.precision, at_once)))
+        return MetricRecord(dict(evaluation(arrays, task.evaluate)))
 
     def evaluate_train(arrays: ArrayRecord, metrics: Mapping[str, float]) -> Mapping[str, float]:
-        train = task.evaluate_train(vector(arrays), method.precision, at_once)
+        train = evaluation(arrays, task.evaluate_train)
         if "train-accuracy" in train and (accuracy := f"{task.split}-accuracy") in metrics:
             train["generalisation-gap"] = train["train-accuracy"] - metrics[accuracy]
         return train
 
-    initial = initial_arrays(task, method.precision, home_of(fleet))
+    initial = initial_arrays(task, settings, home_of(fleet))
     more |= {"evaluate_output_fn": evaluate_train if eval_train else None}
+    more |= {"buffer_names": layout.buffer_names}
     return Run(method, fleet, initial, num_rounds, evaluate_fn=evaluate, **more)
 
 
@@ -271,7 +277,10 @@ def evaluators(fleet: Fleet) -> int:
     return number
 
 
-def initial_arrays(task: Task, precision: str, home: torch.device | str = "cpu") -> ArrayRecord:
-    """The parameters of a fresh model under their names; home: the server's device."""
-    dtype = dtype_of(precision)
-    return to_record(FlatModel(task.module(), dtype=dtype, device=home).state_dict())
+def initial_arrays(
+    task: Task, settings: ModelSettings, home: torch.device | str = "cpu"
+) -> ArrayRecord:
+    """The parameters of a fresh model under their names, and the buffers that are averaged; home:
+    where the server's vectors are stored."""
+    model = task.fresh_model(settings, home)
+    return to_record(model.state_dict() | model.named_buffers())

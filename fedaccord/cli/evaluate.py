@@ -40,7 +40,7 @@ def evaluate(
 def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
     """Raises ValueError, in one line, if it is no run or cannot have these settings."""
     from fedaccord.config import RunConfig
-    from fedaccord.experiments.analysis.measures import saved_vector
+    from fedaccord.experiments.analysis.measures import saved_vectors
     from fedaccord.process import threads
     from fedaccord.task import load_task
 
@@ -49,10 +49,11 @@ def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
     settings = RunConfig.make(read_settings([], run / "config.toml") | more)
     threads.check(settings.threads)
     task = load_task(settings.task, num_clients=1, whole=True)
-    w = saved_vector(run, task)
+    model = settings.strategy.model_settings
+    w, buffers = saved_vectors(run, task, model)
     with threads.of_task(settings.threads, task, settings.strategy).in_use():
-        precision = settings.strategy.precision
-        values = task.evaluate(w, precision)
+        values = task.evaluate(w, model, buffers=buffers)
         if settings.eval_train:
-            values |= {"train-accuracy": task.evaluate_train(w, precision)["train-accuracy"]}
+            train = task.evaluate_train(w, model, buffers=buffers)
+            values |= {"train-accuracy": train["train-accuracy"]}
     return values

@@ -34,11 +34,11 @@ def local_rounds(
     fields (see `form`). Raises NotImplementedError where the model takes one client at a time only.
     """
     began = time.perf_counter()
-    asked, model = requests[0].instruction, task.model(requests[0].instruction.precision)
+    asked, model = requests[0].instruction, task.model(requests[0].instruction.model_settings)
     device = model.w.device
     clients = [request.instruction.client for request in requests]
     begun = [
-        first_state(request, device) if state is None else all_to_device(state, device)
+        first_state(request, model) if state is None else all_to_device(state, device)
         for request, state in zip(requests, states, strict=True)
     ]
     batches = task.cohort_batches(

@@ -9,12 +9,11 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from torch import nn
 from torch.nn import functional as F
 
-from fedaccord.core.plugin import state_like
+from fedaccord.core.plugin import WithLocal, state_like
 from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
 from fedaccord.core.rounds import client_round
 from fedaccord.core.vectors import (
     all_to_device,
-    dtype_of,
     fetch,
     is_finite,
     length,
@@ -23,7 +22,7 @@ from fedaccord.core.vectors import (
 from fedaccord.storage import store
 from fedaccord.storage.store import ContextStore, Memory, MissingStateError, Store
 from fedaccord.task.evaluation import evaluate
-from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.flat_model import FlatModel, flat_model
 from fedaccord.task.solver import Batch, Loss, Passes, SequentialSolver
 from fedaccord.wire import records
 from fedaccord.wire.handshake import answer_handshake
@@ -66,7 +65,7 @@ def train_locally(
     """
     if is_handshake(message):
         return answer_handshake(message, context)
-    flat = flat_model(model, read_instruction(message))
+    flat = flat_model(model, read_instruction(message).model_settings)
     return answer_message(message, ContextStore(context), Data(flat, batches, loss, examples))
 
 
@@ -84,13 +83,8 @@ def evaluate_locally(
     its batch; ``batches`` are the client's own test samples.
     Raises ValueError where the message is of another kind or the client has no such model.
     """
-    flat = flat_model(model, read_instruction(message))
+    flat = flat_model(model, read_instruction(message).model_settings)
     return answer_question(message, ContextStore(context), Data(flat, batches, loss))
-
-
-def flat_model(model: nn.Module, instruction: TrainInstruction) -> FlatModel:
-    """The model in the precision of the run."""
-    return FlatModel(model, dtype=dtype_of(instruction.precision))
 
 
 # messages
@@ -145,14 +139,23 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
     asked, model = request.instruction, data.model
     half, config, device = asked.half, asked.config, model.w.device
     down = all_to_device(request.down, device)
-    state = first_state(request, device) if state is None else all_to_device(state, device)
+    state = first_state(request, model) if state is None else all_to_device(state, device)
     config = config._replace(steps=_steps(asked, data.batches), embeddings=model.embeddings)
+    if half.keeps_local:
+        model.write_local(state.local)
+        state = state.base
+    if request.buffers is not None:
+        model.write_buffers(to_device(request.buffers, device))
     passes = Passes(data.batches, device)
     steps = passes.steps(asked.local_epochs, asked.local_steps)
     solve = SequentialSolver(model, steps, data.loss, asked.precision)
     up, state, result = client_round(half, down, state, config, solve)
+    if half.keeps_local:
+        state = WithLocal(state, model.read_local())
     up, state = all_to_device(up, data.home), all_to_device(state, CPU)
     reply = TrainReply(up, data.examples or passes.examples, result.steps, result.loss)
+    if request.buffers is not None:
+        reply = reply._replace(buffers=to_device(model.read_buffers(), data.home))
     if data.home.type == "cuda":
         return reply, state
     total, loss = fetch([length(result.w_K), result.loss])  # from here on all copies are there
@@ -176,11 +179,13 @@ def _steps(asked: TrainInstruction, batches: Iterable[Batch]) -> int:
     return asked.local_epochs * len(batches)
 
 
-def first_state(request: TrainRequest, device: torch.device) -> Any:
+def first_state(request: TrainRequest, model: FlatModel) -> Any:
     """A client's state before its first request."""
+    half, device = request.instruction.half, model.w.device
     w = to_device(request.down.w, device)
     w_init = w if request.w_init is None else to_device(request.w_init, device)
-    return request.instruction.half.init(w, w_init, request.instruction.config)
+    state = half.init(w, w_init, request.instruction.config)
+    return WithLocal(state, model.initial_local) if half.keeps_local else state
 
 
 def local_test(asked: TrainInstruction, state: Any, data: Data) -> dict[str, float]:

@@ -33,6 +33,7 @@ class Reply(NamedTuple):
     steps: int  # K_i
     examples: int  # samples of the client
     w_i0: Vector | None = None  # as in `Received`
+    buffers: Vector | None = None  # (d_b,), as in `RoundState`
 
 
 class Cohort:

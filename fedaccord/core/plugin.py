@@ -146,6 +146,13 @@ class Layer(NamedTuple):
     inner: Any
 
 
+class WithLocal(NamedTuple):
+    """The state of a client whose model has tensors of its own."""
+
+    base: Any  # the method's and the plug-ins' state
+    local: Vector  # (d_l,), the client's own parameters and buffers
+
+
 @dataclass(frozen=True)
 class ClientHalf:
     """What a client runs: a method's rule in its plug-ins, the outermost last."""
@@ -155,6 +162,7 @@ class ClientHalf:
     optimizer: Optimizer = PLAIN
     lr_schedule: str = "constant"
     optimizer_state: str = "reset"
+    keeps_local: bool = False  # the model has parameters or buffers that stay at the client
 
     @property
     def _shared(self) -> Any:
@@ -254,10 +262,10 @@ class ClientHalf:
         return up, Kept(result.moments, base) if self._keeps else base
 
     def dual(self, down: Any, state: Any) -> Vector | None:
-        return self.rule.dual(down, self.states(state)[0])
+        return self.rule.dual(down, self.states(_base(state))[0])
 
     def personal(self, state: Any) -> Vector | None:
-        return self.rule.personal(self.states(state)[0])
+        return self.rule.personal(self.states(_base(state))[0])
 
     def decode(self, up: Any, like: Vector) -> Received:
         """The method's own upload; raises ValueError as the plug-ins' `decode`."""
@@ -276,6 +284,10 @@ class ClientHalf:
         return any(plugin.moves_anchor for plugin in self.plugins)
 
 
+def _base(state: Any) -> Any:
+    return state.base if isinstance(state, WithLocal) else state
+
+
 @lru_cache(maxsize=8)
 def state_like(half: ClientHalf, shapes: Shapes) -> Any:
     """A client's state with vectors that are empty: its structure, to fill with saved vectors.
@@ -284,11 +296,15 @@ def state_like(half: ClientHalf, shapes: Shapes) -> Any:
     """
     w = torch.zeros(sum(map(math.prod, shapes)))
     state = half.init(w, w, LocalConfig(0, 1, 0.1, 0.0, 0.0, 0, 0, shapes))
+    if half.keeps_local:
+        state = WithLocal(state, w)
     return map_vectors(lambda v: v.new_empty(0), state)
 
 
 def has_personal(half: ClientHalf, shapes: Shapes) -> bool:
     """Whether clients have models of their own to evaluate."""
+    if half.keeps_local:
+        return True
     return half.personal(state_like(half, shapes)) is not None
 
 

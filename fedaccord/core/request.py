@@ -11,6 +11,17 @@ from fedaccord.core.rule import LocalConfig, Shapes
 from fedaccord.core.vectors import Number, Vector
 
 
+class ModelSettings(NamedTuple):
+    """How a module becomes the model of a run; see `task/flat_model.py`."""
+
+    precision: str = "float32"
+    buffers: str = "refuse"  # what happens to persistent buffers
+    local_parameters: str = ""  # patterns of the names of parameters that stay at the client
+
+
+DEFAULT = ModelSettings()
+
+
 class TrainInstruction(NamedTuple):
     """What a client is to do in a round. All but three fields are the same for all clients."""
 
@@ -31,6 +42,12 @@ class TrainInstruction(NamedTuple):
     client: int = -1
     accepted: int = -1  # the last round the server accepted from this client; -1: none
     durable: int = -1  # `accepted` in the server's last checkpoint, which does not hold the state
+    buffers: str = "refuse"
+    local_parameters: str = ""
+
+    @property
+    def model_settings(self) -> ModelSettings:
+        return ModelSettings(self.precision, self.buffers, self.local_parameters)
 
     @property
     def config(self) -> LocalConfig:
@@ -52,6 +69,7 @@ class TrainRequest(NamedTuple):
     instruction: TrainInstruction
     down: Any  # NamedTuple of vectors (d,): the broadcast
     w_init: Vector | None = None  # (d,), w^0 with a first visit, where a client reads it
+    buffers: Vector | None = None  # (d_b,), the mean of the clients' buffers; None: not averaged
 
 
 class TrainReply(NamedTuple):
@@ -64,6 +82,7 @@ class TrainReply(NamedTuple):
     more: Mapping[str, Any] = {}  # a foreign ClientApp's own metrics
     # wall clock of its local round; None: not told, as where nobody waits for a GPU
     seconds: float | None = None
+    buffers: Vector | None = None  # (d_b,), the buffers after the last step
 
 
 class StateLost(NamedTuple):

@@ -250,6 +250,7 @@ class RoundState(NamedTuple):
     accepted: Tensor  # (C,) int64: the round whose reply was last accepted; -1: none yet
     failed: int = 0  # failed rounds in a row
     moments: Any = Stateless()  # the mean of the optimisers' vectors, of optimizer-state=average
+    buffers: Vector | None = None  # (d_b,), the clients' mean, which no method reads; None: none
 
     @property
     def num_clients(self) -> int:
@@ -261,18 +262,20 @@ class RoundState(NamedTuple):
 
     def to(self, device: torch.device) -> "RoundState":
         """The same with its vectors on ``device``; ``accepted`` stays on the host."""
-        w, w_init, server, moments = (
+        w, w_init, server, moments, buffers = (
             map_vectors(lambda v: to_device(v, device), part)
-            for part in (self.w, self.w_init, self.server, self.moments)
+            for part in (self.w, self.w_init, self.server, self.moments, self.buffers)
         )
-        return self._replace(w=w, w_init=w_init, server=server, moments=moments)
+        return self._replace(w=w, w_init=w_init, server=server, moments=moments, buffers=buffers)
 
 
-def first_state(method: ServerHalf, w: Vector, num_clients: int) -> RoundState:
-    """The state before round 0; w: (d,)."""
+def first_state(
+    method: ServerHalf, w: Vector, num_clients: int, buffers: Vector | None = None
+) -> RoundState:
+    """The state before round 0; w: (d,), buffers: as in `RoundState`."""
     accepted = torch.full((num_clients,), -1, dtype=torch.int64)
     nodes, server = method.topology.begin(w, method.init(w), num_clients)
-    return RoundState(0, nodes, w, server, accepted, moments=first_moments(method))
+    return RoundState(0, nodes, w, server, accepted, moments=first_moments(method), buffers=buffers)
 
 
 def first_moments(method: ServerHalf) -> Any:
@@ -316,7 +319,10 @@ def server_round(
     step = method.topology.step(method, s.w, half.mean(ups, cohort), s.server, cohort)
     w_init = s.w_init if half.needs_w_init else None
     moments = type(s.moments)(*(cohort.mean(getattr(ups, name)) for name in s.moments._fields))
-    state = RoundState(s.t + 1, step.w, w_init, step.server, accepted, moments=moments)
+    sent = [reply.buffers for reply in replies if reply.buffers is not None]
+    buffers = None if s.buffers is None else cohort.mean(sent)
+    more = {"moments": moments, "buffers": buffers}
+    state = RoundState(s.t + 1, step.w, w_init, step.server, accepted, **more)
     return ServerRound(state, ups, cohort, step.metrics)
 
 

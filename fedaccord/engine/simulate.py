@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from fedaccord import server_app
 from fedaccord.config import RunConfig, check_resumed, in_use, method_keys, task_keys
 from fedaccord.core.cohort import Cohorts
+from fedaccord.core.request import ModelSettings
 from fedaccord.data import partition
 from fedaccord.engine import states
 from fedaccord.engine import vectorize as vectorized
@@ -314,7 +315,7 @@ def _task(
             return copy.deepcopy(template)
 
     task = Task(module, Clients(xs, ys), test, loss, find_device(config.task.device))
-    _check_fit(task, config.strategy.precision)
+    _check_fit(task, config.strategy.model_settings)
     return task
 
 
@@ -337,9 +338,9 @@ def _check_samples(clients: Sequence[Samples], test: Samples | None) -> None:
             )
 
 
-def _check_fit(task: Task, precision: str) -> None:
+def _check_fit(task: Task, settings: ModelSettings) -> None:
     """Raise ValueError, in one line, where the model does not take the samples."""
-    model = task.model(precision)
+    model = task.model(settings)
     x, y = (part[:2] for part in task.clients.samples(0))
     try:
         with torch.no_grad():

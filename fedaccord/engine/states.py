@@ -51,7 +51,7 @@ def memories(
 ) -> Memories:
     """The store of the clients' memories; folder: of files, which are made when the first state is
     stored; None: the system's temporary one."""
-    vector = task.model(method.precision).w.nbytes
+    vector = task.model(method.model_settings).w.nbytes
     choice = choose(asked, method, len(task.clients), rounds, vector, drawn)
     log.log(logging.WARNING if choice.on_disk and asked == "auto" else logging.INFO, "%s", choice)
     return Shards(folder) if choice.on_disk else Memories()

@@ -6,6 +6,7 @@ last bits of a run, and the same settings are to give the same weights everywher
 
 from typing import NamedTuple
 
+from fedaccord.core.request import ModelSettings
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.process import threads
 from fedaccord.task import Task
@@ -47,28 +48,28 @@ def _against(task: Task, strategy: FederatedStrategy, clients: int) -> str:
     """Why clients go one at a time; empty: they do not."""
     if clients < MIN_CLIENTS:
         return f"a round has {clients}, and a call pays from {MIN_CLIENTS} on"
-    size = task.model(strategy.precision).w.nbytes
+    size = task.model(strategy.model_settings).w.nbytes
     if size > MAX_MODEL_BYTES:
         return f"the model has {size:,} bytes, and a call pays up to {MAX_MODEL_BYTES:,}"
     work = threads.batch_multiplications(task, strategy)
     if work > MAX_MULTIPLICATIONS:
         return f"a batch has {work:,} multiplications, a call pays up to {MAX_MULTIPLICATIONS:,}"
-    if not accepts_stack(task, strategy.precision):
+    if not accepts_stack(task, strategy.model_settings):
         return "the model does not accept a stack of clients"
     return ""
 
 
-def accepts_stack(task: Task, precision: str) -> bool:
+def accepts_stack(task: Task, settings: ModelSettings) -> bool:
     """Whether clients can share a call of the model and the loss: tried on a sample of the first
     client, taken for two clients."""
-    model = task.model(precision)
+    model = task.model(settings)
     x, y = (part[:1] for part in task.clients.samples(0))
     [(inputs, targets)] = task.batches((x, y), model.w.dtype)
     both = [part.expand(2, *part.shape).contiguous() for part in (inputs, targets)]
-    solver = CohortSolver(model, (), task.loss, precision)
     points = model.w.expand(2, -1).clone()
-    model.module.train()  # with dropout, which no stack accepts
+    model.train()  # with dropout, which no stack accepts
     try:
+        solver = CohortSolver(model, (), task.loss, settings.precision)
         solver.gradient(Stack(both[0], both[1], targets.new_ones(2)), points.clone(), points)
     except NotImplementedError:
         return False

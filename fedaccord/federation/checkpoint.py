@@ -17,6 +17,8 @@ def pack(s: RoundState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = {"w": s.w, "accepted": s.accepted}
     if s.w_init is not None:
         tensors["w_init"] = s.w_init
+    if s.buffers is not None:
+        tensors["buffers"] = s.buffers
     tensors |= {f"server.{name}": vector for name, vector in leaves(s.server)}
     tensors |= {f"moments.{name}": vector for name, vector in leaves(s.moments)}
     return tensors, {"t": s.t, "failed": s.failed}
@@ -37,6 +39,7 @@ def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, An
         accepted=tensors["accepted"],
         failed=facts["failed"],
         moments=fill(first_moments(method), moments),
+        buffers=tensors.get("buffers"),
     )
 
 

@@ -33,13 +33,13 @@ def evaluate(
     method, topology = session.method, session.method.topology
 
     def metrics(w: Vector) -> dict[str, Any]:
-        return dict(evaluate_fn(s.t, session.arrays(w)) or {}) if evaluate_fn else {}
+        return dict(evaluate_fn(s.t, session.arrays(w, s.buffers)) or {}) if evaluate_fn else {}
 
     output = method.output_model(s.w, s.server)
     average = topology.average(output)
     row = metrics(average)
     if output_fn:
-        row |= output_fn(session.arrays(average), row)
+        row |= output_fn(session.arrays(average, s.buffers), row)
     if topology.is_decentralised and topology.eval_nodes and s.t:  # at first all are equal
         nodes = [metrics(w_i) for w_i in output]
         for name in nodes[0]:

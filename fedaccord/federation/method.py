@@ -187,7 +187,8 @@ class Method(Settings, ABC):
         """What clients run: the method's rule in the plug-ins that have a client half."""
         inside = (p for p in self.active_plugins if p.graph(self.seed) is None)
         own = self.own_optimizer(), self.lr_schedule, self.optimizer_state
-        return ClientHalf(self.rule(), tuple(inside), *own)
+        keeps_local = bool(self.local_parameters) or self.buffers == "local"
+        return ClientHalf(self.rule(), tuple(inside), *own, keeps_local)
 
     def averaged_output(self, w: Vector, state: Any) -> Vector:
         """The one model (d,) of a state: the method's, of the topology's average."""

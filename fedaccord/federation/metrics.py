@@ -41,7 +41,7 @@ def traffic_and_loss(
     requests: Sequence[TrainRequest], outcomes: Mapping[int, Outcome], like: Vector
 ) -> dict[str, float]:
     """Loss and traffic of a round that counted; like: (d,), without values."""
-    down = [traffic(request.down, request.w_init) for request in requests]
+    down = [traffic(request.down, request.w_init, request.buffers) for request in requests]
     rows = [it.metrics for it in outcomes.values() if isinstance(it, Accepted)]
     weights = [m["num-examples"] for m in rows]
     losses = [m["train-loss"] * n for m, n in zip(rows, weights, strict=True)]

@@ -62,7 +62,7 @@ def unusual(what: str, forms: Mapping[int, tuple[str, ...]]) -> dict[int, str]:
 def _check(
     session: Session, s: RoundState, instruction: TrainInstruction, reply: Reading
 ) -> Outcome:
-    """A good reply, else what is wrong with it, in one line."""
+    """A good reply, else what is wrong with it, in one line; buffers: those that were sent."""
     if isinstance(reply, str):
         return reply
     distance, like = None, session.like
@@ -71,6 +71,7 @@ def _check(
             return _check_lost(reply, instruction)
         received = session.half.decode(reply.up, like)
         check_like({**received.up._asdict(), "w_i0": received.w_i0}, like)
+        _check_buffers(reply.buffers, s.buffers)
         _check_count("num-examples", reply.examples, 1, session.method.max_examples)
         if instruction.local_steps:
             _check_count("steps", reply.steps, instruction.local_steps, instruction.local_steps)
@@ -86,7 +87,7 @@ def _check(
                 _check_finite(name, vector, distance if name == "w" else None)
     except ValueError as error:
         return str(error)
-    elements, size = traffic(reply.up)
+    elements, size = traffic(reply.up, reply.buffers)
     metrics = {
         "num-examples": reply.examples,
         "train-loss": reply.loss,
@@ -96,7 +97,10 @@ def _check(
     }
     if reply.seconds is not None:
         metrics["seconds"] = reply.seconds
-    decoded = Reply(instruction.client, received.up, reply.steps, reply.examples, received.w_i0)
+    decoded = Reply(
+        *(instruction.client, received.up, reply.steps, reply.examples, received.w_i0),
+        buffers=reply.buffers,
+    )
     return Accepted(decoded, _own(reply.more) | metrics, distance)
 
 
@@ -126,6 +130,17 @@ def _vectors(decoded: Received | Reply) -> list[tuple[str, Vector]]:
     """All that a client sent, by name."""
     vectors = {**decoded.up._asdict(), "w_i0": decoded.w_i0}
     return [(name, vector) for name, vector in vectors.items() if vector is not None]
+
+
+def _check_buffers(found: Vector | None, sent: Vector | None) -> None:
+    if (found is None) != (sent is None):
+        raise ValueError(
+            f"expected {'no ' if sent is None else ''}buffers beside the model, got "
+            f"{'none' if found is None else 'some'}: set the same buffers on server and clients"
+        )
+    if found is not None and sent is not None:
+        check_like({"buffers": found}, sent)
+        _check_finite("buffers", found)
 
 
 def _check_finite(name: str, vector: Vector, total: float | None = None) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -35,7 +35,7 @@ class Run:
     broadcast one and those of nodes; evaluate_output_fn: more metrics of the output model alone.
     on_round: called with every round, the first with number 0, before any training. federation,
     attempt: as in `TrainInstruction`. scratch: folder for what memory does not hold; None: the
-    system's temporary one.
+    system's temporary one. buffer_names: those of ``initial`` that are averaged beside the model.
     Raises ValueError, before any message is sent, if the arguments do not fit.
     """
 
@@ -54,6 +54,7 @@ class Run:
         federation: str = "",
         attempt: int = 0,
         scratch: Path | None = None,
+        buffer_names: Sequence[str] = (),
     ) -> None:
         if cohorts is not None and len(cohorts) < num_rounds:
             raise ValueError(
@@ -62,7 +63,9 @@ class Run:
             )
         self.method, self.num_rounds, self.cohorts = method, num_rounds, cohorts
         self.timeout = method.round_timeout if timeout is None else timeout
-        self.session = Session(method, initial, fleet, num_rounds, federation, attempt)
+        self.session = Session(
+            method, initial, fleet, num_rounds, federation, attempt, buffer_names
+        )
         self._initial = initial
         self._evaluate_fn, self._evaluate_output_fn = evaluate_fn, evaluate_output_fn
         self._on_round = on_round
@@ -84,7 +87,8 @@ class Run:
         """The output model as it is now, under the names of the initial parameters."""
         if not self.has_begun:
             return self._initial
-        return self.session.arrays(self.method.averaged_output(self.state.w, self.state.server))
+        s = self.state
+        return self.session.arrays(self.method.averaged_output(s.w, s.server), s.buffers)
 
     def play(self, state: RoundState | None = None) -> Result:
         """All rounds, from ``state`` if there is one. Raises as `begin`, and FederationError after
@@ -116,7 +120,10 @@ class Run:
         method.check_clients(num_clients, self.cohorts)
         if graph := method.topology.describe(num_clients):
             log.info("gossip: %s", graph)
-        first = rounds.first_state(method, session.vector(self._initial), num_clients)
+        first = rounds.first_state(
+            *(method, session.vector(self._initial), num_clients),
+            session.buffers(self._initial),
+        )
         if state is not None:
             _check_alike(state, first)
             state = state.to(first.w.device)

@@ -1,6 +1,6 @@
 """What does not change during a run: the layout of the model, the client half, the clients."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class Session:
         num_rounds: int,
         federation: str = "",
         attempt: int = 0,
+        buffer_names: Sequence[str] = (),
     ) -> None:
         """Raises ValueError if ``initial`` does not hold the parameters of a model."""
         tensors = {name: to_tensor(array) for name, array in initial.items()}
@@ -43,6 +44,7 @@ class Session:
         self.federation, self.attempt = federation, attempt
         self.durable: Sequence[int] | None = None  # as `TrainInstruction.durable`, of every client
         self.half = method.client_half()
+        self.buffer_layout = {name: tensors.pop(name).shape for name in buffer_names}
         self.layout = {name: x.shape for name, x in tensors.items()}
         self.shapes = tuple(self.layout.values())
         self.dtype = dtype_of(method.precision)
@@ -52,14 +54,19 @@ class Session:
 
     def vector(self, arrays: ArrayRecord) -> Vector:
         """(d,) of the parameters under the names of the initial arrays."""
-        parts = (to_tensor(arrays[name]).reshape(-1).to(self.dtype) for name in self.layout)
-        return torch.cat([*parts])
+        return self._vector(arrays, self.layout)
 
-    def arrays(self, vector: Vector) -> ArrayRecord:
-        """A vector (d,) under the names and shapes of the initial arrays."""
-        pieces = torch.split(vector, [shape.numel() for shape in self.shapes])
-        views = [p.view(s) for p, s in zip(pieces, self.shapes, strict=True)]
-        return to_record(dict(zip(self.layout, views, strict=True)))
+    def buffers(self, arrays: ArrayRecord) -> Vector | None:
+        """(d_b,) of the buffers that are averaged; None: none are."""
+        return self._vector(arrays, self.buffer_layout) if self.buffer_layout else None
+
+    def _vector(self, arrays: ArrayRecord, names: Iterable[str]) -> Vector:
+        return torch.cat([to_tensor(arrays[name]).reshape(-1).to(self.dtype) for name in names])
+
+    def arrays(self, vector: Vector, buffers: Vector | None = None) -> ArrayRecord:
+        """Vectors (d,) and (d_b,) under the names and shapes of the initial arrays."""
+        named = views(vector, self.layout)
+        return to_record(named if buffers is None else named | views(buffers, self.buffer_layout))
 
     def client_state(self) -> Any:
         """A client's state with vectors that are empty: its structure."""
@@ -74,7 +81,8 @@ class Session:
             durable = -1 if self.durable is None else self.durable[i]
             instruction = common._replace(client=i, accepted=accepted, durable=durable)
             w_init = s.w_init if late and accepted < 0 else None
-            requests.append(TrainRequest(instruction, broadcast(self.method, s, i), w_init))
+            down = broadcast(self.method, s, i)
+            requests.append(TrainRequest(instruction, down, w_init, s.buffers))
         return requests
 
     def evaluate_instructions(self, s: RoundState) -> list[TrainInstruction]:
@@ -105,6 +113,15 @@ class Session:
             batch_size=method.batch_size,
             seed=method.seed,
             precision=method.precision,
+            buffers=method.buffers,
+            local_parameters=method.local_parameters,
             federation=self.federation,
             attempt=self.attempt,
         )
+
+
+def views(vector: Vector, layout: Mapping[str, torch.Size]) -> dict[str, Vector]:
+    """A vector as tensors of these names and shapes, without copying."""
+    pieces = torch.split(vector, [shape.numel() for shape in layout.values()])
+    named = zip(layout.items(), pieces, strict=True)
+    return {name: piece.view(shape) for (name, shape), piece in named}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fedaccord.core.optimizer import OPTIMIZERS, SCHEDULES, STATES
 from fedaccord.core.options import check_option, option, options
+from fedaccord.core.request import ModelSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +89,26 @@ class Settings:
         "bfloat16; tf32: as a GPU multiplies",
         choices=("float32", "float64", "bfloat16", "tf32"),
     )
+    buffers: str = option(
+        "refuse",
+        "running statistics and other buffers of the model: refuse it, freeze them, average them "
+        "over the clients, or keep each client's own",
+        choices=("refuse", "freeze", "mean", "local"),
+    )
+    local_parameters: str = option(
+        "",
+        "patterns of names, separated by commas, of parameters that each client keeps for itself, "
+        "as head.* or *norm*",
+    )
 
     def __post_init__(self) -> None:
         for field in options(type(self)):
             value = check_option(field.name, getattr(self, field.name), field)
             object.__setattr__(self, field.name, value)  # 1 becomes 1.0
+
+    @property
+    def model_settings(self) -> ModelSettings:
+        return ModelSettings(self.precision, self.buffers, self.local_parameters)
 
     def rate(self, t: int) -> float:
         """eta_t, the local rate of round t (from 0)."""

@@ -112,7 +112,7 @@ def _batch(task: "Task", strategy: "FederatedStrategy") -> "tuple[nn.Module, Ten
     clients, x = task.clients, task.clients.x
     whole = clients.total // len(clients)
     one = (x if isinstance(x, torch.Tensor) else x[0])[:1].to(task.device)
-    model = task.model(strategy.precision)
+    model = task.model(strategy.model_settings)
     return model.module, task.prepare(one, model.w.dtype), strategy.batch_size or whole
 
 

@@ -84,6 +84,11 @@ class CohortSolver:
         precision: str = "float32",
         randomness: str = "error",
     ) -> None:
+        if not model.is_plain:
+            raise NotImplementedError(
+                "expected a model without local parameters and without buffers that change in "
+                "training; train its clients one at a time"
+            )
         self.model = model
         self.stacks = stacks
         self.loss = loss
@@ -94,7 +99,7 @@ class CohortSolver:
     def __call__(
         self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
     ) -> Solution:
-        self.model.module.train()
+        self.model.train()
         with tf32_as(self.precision, w_i0.device):
             w = w_i0.clone(memory_format=torch.contiguous_format)
             g = torch.empty_like(w)
@@ -146,9 +151,9 @@ class CohortSolver:
     def _forward_one(self, inputs: Tensor, *parameters: Tensor) -> Tensor:
         """The predictions of one client, which vmap makes those of all."""
         named = dict(zip(self.model.names, parameters, strict=True))
-        # a `FlatModel` has no tied weights: looking for them takes longer than a small layer
+        # looking for tied weights takes longer than a small layer
         predictions: Tensor = functional_call(
-            self.model.module, named, (inputs,), tie_weights=False
+            self.model.module, named, (inputs,), tie_weights=self.model.is_tied
         )
         return predictions
 
@@ -191,7 +196,7 @@ class CohortSolver:
             named = model.state_dict(w / 10)
             model.module.eval()  # without dropout
             filled, short = (functional_call(model.module, named, (p,)) for p in (x, x[:size]))
-            model.module.train()
+            model.train()
             error = (filled[:size] - short).abs().max()
             model.by_sample = bool(error <= 1e-4 * short.abs().max())
         return model.by_sample

@@ -1,23 +1,41 @@
-"""A module whose parameters live in one flat vector."""
+"""A module whose trained parameters are stored in one flat vector, and the roles of its tensors."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
+from fedaccord.core.options import did_you_mean
+from fedaccord.core.request import ModelSettings
+from fedaccord.core.vectors import dtype_of
+
+BUFFERS = ("refuse", "freeze", "mean", "local")
+
 
 class FlatModel:
-    """A module together with its flat parameter vector w and flat gradient g.
+    """A module with its flat parameter vector w and flat gradient g.
 
-    The module's parameters are views into ``w`` and their ``.grad`` are views into ``g``, in the
-    order of ``module.parameters()``: a step on ``w`` is a step of the model, and a backward pass
-    adds into ``g``. Nothing is copied between the two.
+    Each tensor of the module's state has one role:
 
-    w, g: (d,) of one dtype on one device.
+    * *shared* parameters are trained and exchanged: w (d,), in the order of
+      ``module.parameters()``, a tied one once;
+    * *local* parameters are trained and stay at the client: `local`, beside w;
+    * *frozen* ones (``requires_grad=False``) keep their values and are never sent;
+    * persistent *buffers*, such as running statistics, follow ``buffers``: ``refuse``, ``freeze``
+      (as frozen parameters; their modules are in evaluation mode in training too), ``mean``
+      (averaged over the clients: `read_buffers`), ``local`` (each client's own, in `local`).
 
-    Raises ValueError for a model that cannot be exchanged as its parameters alone: one with
-    running statistics or other persistent buffers, or without trainable parameters.
+    The shared parameters are views into ``w`` and their gradients views into ``g``: a step on w is
+    a step of the model, and a backward pass writes into g. Nothing is copied between the two.
+
+    w, g: (d,) of one dtype on one device. local_parameters: patterns of names as in a shell,
+    separated by commas, as ``"head.*"``.
+
+    Raises ValueError for a model without shared parameters, with buffers that are refused, or
+    without a parameter that a pattern matches.
     """
 
     def __init__(
@@ -26,24 +44,70 @@ class FlatModel:
         *,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        buffers: str = "refuse",
+        local_parameters: str = "",
     ) -> None:
-        check_exchangeable(module)
-        self.by_sample: bool | None = None  # whether predictions go by sample, once that was tried
+        self.by_sample: bool | None = None  # whether predictions depend on their own sample alone
+        self.policy = buffers
+        state = _buffers(module, buffers)
+        is_local = _matches(module, local_parameters)
         self.module = module.to(device=device, dtype=dtype)
-        self.parameters = list(self.module.parameters())
-        self.names = [name for name, _ in self.module.named_parameters()]
-        self.shapes = [p.shape for p in self.parameters]
+        trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        shared = {n: p for n, p in trained.items() if n not in is_local}
+        own = {n: p for n, p in trained.items() if n in is_local}
+        if not shared:
+            raise ValueError(
+                f"model: expected parameters to train and exchange, {type(module).__name__} has "
+                "none" + (f" beside local-parameters={local_parameters!r}" if own else "")
+            )
+        self.names = [*shared]
+        self.shapes = [p.shape for p in shared.values()]
         self.embeddings = [
             i
             for i, name in enumerate(self.names)
             if "embed" in name.lower() or self._is_table(name)
         ]
-        self.w = torch.cat([p.detach().reshape(-1) for p in self.parameters])
-        self.g = torch.zeros_like(self.w)
+        self.parameters = [*shared.values(), *own.values()]  # all that gets a gradient
+        self.local_names = [*own]
+        every = self.module.named_parameters(remove_duplicate=False)
+        self.is_tied = len([*every]) > len([*self.module.parameters()])
+        theta = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        gradient = torch.zeros_like(theta)
+        d = sum(shape.numel() for shape in self.shapes)
+        self.w, self.g = theta[:d], gradient[:d]
+        self.w_local, self.g_local = theta[d:], gradient[d:]
         self._point(self.w)
-        self.gradients = self.views(self.g)
+        for p, view in zip(own.values(), _views(self.w_local, own.values()), strict=True):
+            p.data = view
+        self.gradients = self.views(self.g) + _views(self.g_local, own.values())
         for p, g_p in zip(self.parameters, self.gradients, strict=True):
             p.grad = g_p
+        named = {n: b for n, b in self.module.named_buffers() if n in state}
+        self.frozen: dict[str, Tensor] = {
+            n: p for n, p in self.module.named_parameters() if not p.requires_grad
+        } | (named if buffers == "freeze" else {})
+        self._mean = named if buffers == "mean" else {}
+        self._local = named if buffers == "local" else {}
+        self._still = [
+            m
+            for m in self.module.modules()
+            if buffers == "freeze"
+            and any(any(b is own for own in named.values()) for b in m.buffers(recurse=False))
+        ]
+
+        self.initial_local = self.read_local()
+        self.initial_buffers = self.read_buffers()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the shared parameters are all that training changes."""
+        return not (len(self.w_local) or self._mean or self._local)
+
+    def train(self) -> None:
+        """Training mode, except for modules with frozen statistics."""
+        self.module.train()
+        for module in self._still:
+            module.eval()
 
     def _is_table(self, name: str) -> bool:
         owner = self.module.get_submodule(name.rpartition(".")[0])
@@ -62,36 +126,121 @@ class FlatModel:
             self._point(self.w)
 
     def _point(self, vector: Tensor) -> None:
-        for p, view in zip(self.parameters, self.views(vector), strict=True):
+        for p, view in zip(self.parameters, self.views(vector), strict=False):
             p.data = view
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """A vector (..., d) as one tensor per parameter, without copying."""
+        """A vector (..., d) as one tensor per shared parameter, without copying."""
         pieces = torch.split(vector, [shape.numel() for shape in self.shapes], dim=-1)
         stack = vector.shape[:-1]
         return [p.view(*stack, *shape) for p, shape in zip(pieces, self.shapes, strict=True)]
 
     def state_dict(self, vector: Tensor | None = None) -> dict[str, Tensor]:
-        """``vector`` (default: the current w) under the names of the module's parameters."""
+        """``vector`` (default: the current w) under the names of the shared parameters."""
         views = self.views(self.w if vector is None else vector)
         return dict(zip(self.names, views, strict=True))
 
+    # what is beside w
 
-def check_exchangeable(module: nn.Module) -> None:
-    """Refuse a module that is more than its trainable parameters."""
-    persistent = sorted(module.state_dict().keys() - dict(module.named_parameters()).keys())
-    if persistent:
+    @property
+    def buffer_names(self) -> list[str]:
+        """The buffers that the server averages."""
+        return [*self._mean]
+
+    def named_buffers(self) -> dict[str, Tensor]:
+        """The buffers that the server averages, by name, in w's dtype."""
+        return {name: b.detach().to(self.w.dtype) for name, b in self._mean.items()}
+
+    def read_buffers(self) -> Tensor:
+        """The buffers that the server averages, (d_b,) in w's dtype."""
+        return _flatten(self._mean.values(), self.w)
+
+    def write_buffers(self, vector: Tensor) -> None:
+        """The reverse of `read_buffers`; integer buffers are rounded."""
+        _unflatten(vector, self._mean.values())
+
+    def read_local(self) -> Tensor:
+        """The client's own parameters, then its own buffers, (d_l,) in w's dtype."""
+        return _flatten([self.w_local, *self._local.values()], self.w)
+
+    def write_local(self, vector: Tensor) -> None:
+        """The reverse of `read_local`; integer buffers are rounded."""
+        _unflatten(vector, [self.w_local, *self._local.values()])
+
+    def frozen_hashes(self) -> dict[str, str]:
+        """A digest of each frozen tensor's dtype, shape and values, by name."""
+        return {name: digest(tensor) for name, tensor in self.frozen.items()}
+
+
+def flat_model(
+    module: nn.Module, settings: ModelSettings, device: torch.device | str | None = None
+) -> FlatModel:
+    """``module`` as a run with these settings trains it."""
+    return FlatModel(
+        module,
+        dtype=dtype_of(settings.precision),
+        device=device,
+        buffers=settings.buffers,
+        local_parameters=settings.local_parameters,
+    )
+
+
+def digest(tensor: Tensor) -> str:
+    """16 hexadecimal digits of dtype, shape and values."""
+    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    head = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
+    return hashlib.blake2b(head + values.tobytes(), digest_size=8).hexdigest()
+
+
+def _buffers(module: nn.Module, policy: str) -> list[str]:
+    """The names of persistent buffers. Raises ValueError if there are some and they are refused."""
+    if policy not in BUFFERS:
+        raise ValueError(f"buffers: expected one of {', '.join(BUFFERS)}, got {policy!r}")
+    persistent = module.state_dict().keys()
+    names = [name for name, _ in module.named_buffers() if name in persistent]
+    if names and policy == "refuse":
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         raise ValueError(
-            f"Expected a model whose state is its parameters alone; {type(module).__name__} also "
-            f"has {persistent[0]!r}. Replace BatchNorm by GroupNorm (running statistics differ on "
-            "every client and cannot be averaged), untie shared weights, and register constants "
-            "with persistent=False."
+            f"model: expected one without buffers, {type(module).__name__} has {names[0]!r}{more}: "
+            "choose buffers=freeze (keep their values), mean (average them over the clients) or "
+            "local (each client its own), or replace BatchNorm by GroupNorm"
         )
-    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-    if frozen:
+    return names
+
+
+def _matches(module: nn.Module, patterns: str) -> set[str]:
+    """The names of parameters that ``patterns`` match. Raises ValueError if one matches none."""
+    names = [name for name, p in module.named_parameters() if p.requires_grad]
+    matched: set[str] = set()
+    for pattern in filter(None, (part.strip() for part in patterns.split(","))):
+        found = {name for name in names if fnmatchcase(name, pattern)}
+        if not found:
+            raise ValueError(
+                f"local-parameters: expected patterns of the names of trained parameters, "
+                f"{pattern!r} matches none{did_you_mean(pattern, names)}; the model has "
+                f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+            )
+        matched |= found
+    return matched
+
+
+def _views(vector: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
+    like = [*like]
+    pieces = torch.split(vector, [p.numel() for p in like])
+    return [piece.view(p.shape) for piece, p in zip(pieces, like, strict=True)]
+
+
+def _flatten(tensors: Iterable[Tensor], like: Tensor) -> Tensor:
+    return torch.cat([like[:0], *(t.detach().reshape(-1).to(like.dtype) for t in tensors)])
+
+
+@torch.no_grad()
+def _unflatten(vector: Tensor, tensors: Iterable[Tensor]) -> None:
+    tensors = [*tensors]
+    if len(vector) != sum(t.numel() for t in tensors):
         raise ValueError(
-            f"Expected every parameter to be trainable; {frozen[0]!r} has requires_grad=False. "
-            "Keep frozen parts outside the exchanged model."
+            f"expected {sum(t.numel() for t in tensors)} values of tensors beside the model, got "
+            f"{len(vector)}: build the same model as before, and on server and clients"
         )
-    if not any(True for _ in module.parameters()):
-        raise ValueError(f"Expected a model with parameters; {type(module).__name__} has none.")
+    for tensor, piece in zip(tensors, _views(vector, tensors), strict=True):
+        tensor.copy_(piece if tensor.is_floating_point() else piece.round())

@@ -45,7 +45,7 @@ class SequentialSolver:
         model = self.model
         model.w.copy_(w_i0)
         if not model.module.training:  # `evaluate` left it so; the call goes through all layers
-            model.module.train()
+            model.train()
         device = model.w.device
         with tf32_as(self.precision, device), random_numbers(config, device):
             return descend(model.w, model.g, self.gradients(), direction, seat, config)
@@ -89,6 +89,7 @@ def by_autograd(
 def known_layers(model: FlatModel, loss: Loss, precision: str) -> Layers | None:
     """The model's layers, where they give its gradients faster than autograd does."""
     usual = model.w.is_cpu and loss is F.cross_entropy and precision != "bfloat16"
+    usual = usual and model.is_plain and not model.frozen and not model.is_tied
     return layers_of(model.module) if usual else None
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedaccord.core.request import DEFAULT, ModelSettings
 from fedaccord.core.vectors import dtype_of, to_device
 from fedaccord.data import datasets, fingerprint
 from fedaccord.data.kind import Dataset
@@ -23,7 +24,7 @@ from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.config import TaskConfig
 from fedaccord.task.evaluation import evaluate
-from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.flat_model import FlatModel, flat_model
 from fedaccord.task.solver import AHEAD, Batch, Loss, Passes
 from fedaccord.task.transfer import index_rows
 
@@ -52,7 +53,7 @@ class Task:
     own_test: bool = False  # the test samples are one client's own
     split: str = "test"  # what the test samples are: "validation", where they were held out
     card: Mapping[str, Any] = field(default_factory=dict)  # how to build and feed the saved model
-    _models: dict[torch.dtype, FlatModel] = field(default_factory=dict)
+    _models: dict[ModelSettings, FlatModel] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         tested = 0 if self.test is None else len(self.test[0])
@@ -90,12 +91,17 @@ class Task:
             found["partition"] = fingerprint.of_parts(self.clients.parts)
         return found
 
-    def model(self, precision: str = "float32") -> FlatModel:
-        """The model to compute with, made once and used again: set its w before you use it."""
-        dtype = dtype_of(precision)
-        if dtype not in self._models:
-            self._models[dtype] = FlatModel(self.module(), dtype=dtype, device=self.device)
-        return self._models[dtype]
+    def model(self, settings: ModelSettings = DEFAULT) -> FlatModel:
+        """The model to compute with, made once and used again: set its w before you use it, and
+        what the settings put beside w."""
+        key = settings._replace(precision=str(dtype_of(settings.precision)))
+        if key not in self._models:
+            self._models[key] = self.fresh_model(settings, self.device)
+        return self._models[key]
+
+    def fresh_model(self, settings: ModelSettings, device: torch.device | str) -> FlatModel:
+        """A model with the initial values, the caller's own."""
+        return flat_model(self.module(), settings, device)
 
     def num_examples(self, client: int) -> int:
         return self.clients.size(client)
@@ -137,28 +143,47 @@ class Task:
         generators = [_generator(seed, round, i) for i in clients]
         return cut(x, y, held, generators, batch_size, epochs, steps, prepare)
 
-    def evaluate(self, w: Tensor, precision: str = "float32", threads: int = 1) -> dict[str, float]:
-        """test-loss and test-accuracy of the model at w (d,), or validation-loss and so on where
-        the samples were held out; empty without any. ``precision``: of a run, as in `model`.
-        ``threads``: as in `evaluation.evaluate`."""
+    def evaluate(
+        self,
+        w: Tensor,
+        settings: ModelSettings = DEFAULT,
+        threads: int = 1,
+        buffers: Tensor | None = None,
+    ) -> dict[str, float]:
+        """test-loss and test-accuracy of the model at w (d,), or validation-loss and so on if the
+        samples were held out; empty without any. ``settings``: as in `model`. ``threads``: as in
+        `evaluation.evaluate`. ``buffers``: those that are averaged; None: the initial ones."""
         test = self._near[1]
         if test is None:
             return {}
-        found = self._evaluate(w, self.batches(test, w.dtype), precision, threads)
+        found = self._evaluate(w, self.batches(test, w.dtype), settings, threads, buffers)
         return {f"{self.split}-{name}": value for name, value in found.items()}
 
     def evaluate_train(
-        self, w: Tensor, precision: str = "float32", threads: int = 1
+        self,
+        w: Tensor,
+        settings: ModelSettings = DEFAULT,
+        threads: int = 1,
+        buffers: Tensor | None = None,
     ) -> dict[str, float]:
         """Accuracy and mean loss of the model at w (d,) on all training samples, as they are."""
-        found = self._evaluate(w, self._train_batches(w.dtype), precision, threads)
+        found = self._evaluate(w, self._train_batches(w.dtype), settings, threads, buffers)
         return {TRAIN_NAMES.get(name, name): value for name, value in found.items()}
 
     def _evaluate(
-        self, w: Tensor, batches: Iterator[Batch], precision: str, threads: int
+        self,
+        w: Tensor,
+        batches: Iterator[Batch],
+        settings: ModelSettings,
+        threads: int,
+        buffers: Tensor | None,
     ) -> dict[str, float]:
-        model = self.model("float64" if w.dtype == torch.float64 else "float32")
-        return evaluate(model, w, batches, self.loss, precision, threads)
+        if w.dtype == torch.float64:
+            settings = settings._replace(precision="float64")
+        model = self.model(settings)
+        model.write_buffers(model.initial_buffers if buffers is None else buffers)
+        model.write_local(model.initial_local)
+        return evaluate(model, w, batches, self.loss, settings.precision, threads)
 
     def _train_batches(self, dtype: torch.dtype) -> Iterator[Batch]:
         x, y = self._near[0].x, self._near[0].y

@@ -13,13 +13,13 @@ from fedaccord.core.optimizer import Optimizer
 from fedaccord.core.plugin import ClientHalf, PlugIn
 from fedaccord.core.rule import LocalRule, Registered
 
-STEPS = "optimizer", "lr-schedule", "optimizer-state"  # keys of what takes the local steps
+STEPS = "optimizer", "lr-schedule", "optimizer-state", "keeps-local"  # keys of the local steps
 
 
 def dumps(half: ClientHalf) -> str:
     """Raises ValueError, in one line, where a field is not a number, string, boolean or None."""
     parts = {"rule": encode(half.rule), "plugins": [*map(encode, half.plugins)]}
-    steps = encode(half.optimizer), half.lr_schedule, half.optimizer_state
+    steps = encode(half.optimizer), half.lr_schedule, half.optimizer_state, half.keeps_local
     return json.dumps(parts | dict(zip(STEPS, steps, strict=True)))
 
 
@@ -29,14 +29,15 @@ def loads(text: str) -> ClientHalf:
     try:
         content = json.loads(text)
         rule, plugins = content["rule"], [*content["plugins"]]
-        optimizer, schedule, state = (content[name] for name in STEPS)
+        optimizer, schedule, state, local = (content[name] for name in STEPS)
     except (ValueError, TypeError, KeyError):
         raise ValueError(
             f"expected a message with the rule that FedAccord's server wrote, got {text[:80]!r}: "
             "install the same version on server and clients"
         ) from None
     own = tuple(decode(plugin, PlugIn) for plugin in plugins)
-    return ClientHalf(decode(rule, LocalRule), own, decode(optimizer, Optimizer), schedule, state)
+    steps = decode(optimizer, Optimizer), schedule, state, bool(local)
+    return ClientHalf(decode(rule, LocalRule), own, *steps)
 
 
 def encode(part: Any) -> dict[str, Any]:

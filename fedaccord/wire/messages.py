@@ -6,7 +6,7 @@ and, with a client's first one, perhaps ``INITIAL`` (w^0); its reply carries ``U
 
 from collections.abc import Iterable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -22,7 +22,14 @@ from fedaccord.wire.records import CONFIG, DOWN, INITIAL, METRICS, UP
 
 EXAMPLES, STEPS, LOSS, LOST = "num-examples", "steps", "train-loss", "lost-round"
 SECONDS = "seconds"
+BUFFERS = "buffers"  # record
 NEEDED = (EXAMPLES, STEPS, LOSS)
+
+
+class Buffers(NamedTuple):
+    """The record of the buffers that are averaged, in both directions."""
+
+    buffers: Vector  # (d_b,)
 
 
 def like(instruction: TrainInstruction) -> Vector:
@@ -46,6 +53,8 @@ def write_requests(requests: Iterable[TrainRequest], extra: Mapping[str, Any]) -
         content = RecordDict({DOWN: packed[1], CONFIG: config})
         if request.w_init is not None:
             content[INITIAL] = records.pack(Model(request.w_init))
+        if request.buffers is not None:
+            content[BUFFERS] = records.pack(Buffers(request.buffers))
         contents.append(content)
     return contents
 
@@ -60,10 +69,12 @@ def read_request(message: Message) -> TrainRequest:
             f"expected a training message with {DOWN!r}, got {listed(sorted(message.content))}"
         )
     initial = records.arrays_of(message.content, INITIAL)
+    buffers = records.arrays_of(message.content, BUFFERS)
     return TrainRequest(
         instruction,
         records.unpack(instruction.half.receives, down, like=expected),
         None if initial is None else records.unpack(Model, initial, like=expected).w,
+        None if buffers is None else records.unpack(Buffers, buffers).buffers,
     )
 
 
@@ -74,7 +85,10 @@ def write_reply(reply: TrainReply | StateLost) -> RecordDict:
     numbers = {EXAMPLES: reply.examples, LOSS: reply.loss, STEPS: reply.steps, **reply.more}
     if reply.seconds is not None:
         numbers[SECONDS] = reply.seconds
-    return RecordDict({UP: records.pack(reply.up), METRICS: MetricRecord(numbers)})
+    content = RecordDict({UP: records.pack(reply.up), METRICS: MetricRecord(numbers)})
+    if reply.buffers is not None:
+        content[BUFFERS] = records.pack(Buffers(reply.buffers))
+    return content
 
 
 def read_reply(content: RecordDict, half: ClientHalf) -> TrainReply | StateLost:
@@ -82,12 +96,16 @@ def read_reply(content: RecordDict, half: ClientHalf) -> TrainReply | StateLost:
     up, numbers = records.arrays_of(content, UP), dict(records.metrics_of(content, METRICS))
     if up is None and LOST in numbers:
         return StateLost(numbers[LOST])
-    arrays = sum(isinstance(record, ArrayRecord) for record in content.values())
-    if up is None or not all(name in numbers for name in NEEDED) or arrays > 1:
+    buffers = records.arrays_of(content, BUFFERS)
+    arrays = {name for name, record in content.items() if isinstance(record, ArrayRecord)}
+    if up is None or not all(name in numbers for name in NEEDED) or arrays - {UP, BUFFERS}:
         raise ValueError(
             f"expected the records {UP!r} and {METRICS!r} with {', '.join(sorted(NEEDED))}, "
             f"got {listed(sorted(content))}"
         )
     examples, steps, loss = (numbers.pop(name) for name in NEEDED)
     seconds = numbers.pop(SECONDS, None)
-    return TrainReply(records.unpack(half.sends, up), examples, steps, loss, numbers, seconds)
+    return TrainReply(
+        *(records.unpack(half.sends, up), examples, steps, loss, numbers, seconds),
+        None if buffers is None else records.unpack(Buffers, buffers).buffers,
+    )

@@ -11,13 +11,13 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedaccord.client import device
-from fedaccord.client.train import flat_model
 from fedaccord.client_app import app, configured_task
 from fedaccord.config import RunConfig
 from fedaccord.core.options import options
-from fedaccord.core.request import TrainInstruction
+from fedaccord.core.request import ModelSettings, TrainInstruction
 from fedaccord.core.vectors import DTYPES
 from fedaccord.strategies import FedAvg
+from fedaccord.task.flat_model import flat_model
 from fedaccord.wire.handshake import handshake
 from tests.grid import InProcessGrid
 from tests.test_client_app import own_data
@@ -113,7 +113,7 @@ def test_another_clients_states_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["float16", "", "float32 "])
 def test_a_precision_that_the_device_does_not_know_is_refused(precision: str) -> None:
     with pytest.raises(ValueError, match=r"^precision: expected one of .*, got '"):
-        flat_model(torch.nn.Linear(2, 1), ASKED._replace(precision=precision))
+        flat_model(torch.nn.Linear(2, 1), ModelSettings(precision))
     (field,) = (f for f in options(FedAvg) if f.name == "precision")
     assert {*field.metadata["choices"]} <= {*DTYPES}
 

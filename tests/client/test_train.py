@@ -226,7 +226,7 @@ def test_another_model_is_refused() -> None:
 
 def test_a_model_with_running_statistics_is_refused() -> None:
     model = nn.Sequential(linear(), nn.BatchNorm1d(1))
-    refused("Expected a model whose state is its parameters alone", message(), [], model=model)
+    refused("model: expected one without buffers", message(), [], model=model)
 
 
 def test_a_client_without_data_is_refused() -> None:

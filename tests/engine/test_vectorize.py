@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
+from fedaccord.core.request import ModelSettings
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import History
 from fedaccord.engine.fleet import LocalFleet
@@ -300,7 +301,7 @@ def test_the_rule_counts_bytes_and_not_numbers() -> None:
 def test_the_rule_does_not_know_where_the_parameters_are() -> None:
     """The task's model still holds what was computed with it last, which may have diverged."""
     task, method = task_of(module()), FedAvg(precision="float64", batch_size=2)
-    task.model("float64").w.fill_(float("nan"))
+    task.model(ModelSettings("float64")).w.fill_(float("nan"))
     assert choose("auto", task, method, 5).vectorize
 
 

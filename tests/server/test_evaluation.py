@@ -10,6 +10,7 @@ from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 
 from fedaccord import evaluate_locally, simulate
 from fedaccord.config import RunConfig
+from fedaccord.core.request import ModelSettings
 from fedaccord.engine import quiet
 from fedaccord.federation import evaluation, metrics, replies
 from fedaccord.federation.round import Round
@@ -36,7 +37,7 @@ def test_personal_models_are_evaluated_at_their_clients() -> None:
     for i in (0, 1, 2):
         samples = task.client_test(i)
         assert samples is not None
-        model = task.model("float32")
+        model = task.model(ModelSettings("float32"))
         model.w.copy_(found.clients[i].v)
         right = total = 0
         with torch.no_grad():

@@ -1,4 +1,6 @@
-"""A module and its flat vector are one memory; what is more than parameters is refused."""
+"""A module and its flat vector share memory; every tensor of a module has one role."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -121,8 +123,9 @@ def test_buffers_that_are_not_saved_are_accepted() -> None:
     assert FlatModel(nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4))).w.numel() == 48
 
 
-def batch_norm() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+def batch_norm() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
 
 
 def counter() -> nn.Module:
@@ -131,32 +134,116 @@ def counter() -> nn.Module:
     return module
 
 
-def tied() -> nn.Module:
-    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    module[1].weight = module[0].weight
-    return module
-
-
-def frozen() -> nn.Module:
+def frozen() -> nn.Sequential:
     module = net()
-    module[0].bias.requires_grad_(False)
+    module[0].requires_grad_(False)
     return module
 
 
 @pytest.mark.parametrize(
-    ("make", "parts"),
+    ("make", "more", "parts"),
     [
-        (batch_norm, ["'1.num_batches_tracked'", "Replace BatchNorm by GroupNorm"]),
-        (counter, ["'steps'", "persistent=False"]),
-        (tied, ["'1.weight'", "untie shared weights"]),
-        (frozen, ["'0.bias'", "requires_grad=False"]),
-        (nn.ReLU, ["with parameters", "ReLU has none"]),
+        (batch_norm, {}, ["'1.running_mean' and 2 more", "buffers=freeze", "mean", "local"]),
+        (counter, {}, ["'steps': "]),
+        (batch_norm, {"buffers": "sum"}, ["refuse, freeze, mean, local", "'sum'"]),
+        (nn.ReLU, {}, ["parameters to train", "ReLU has none"]),
+        (lambda: net().requires_grad_(False), {}, ["Sequential has none"]),
+        (net, {"local_parameters": "*"}, ["has none beside local-parameters='*'"]),
+        (net, {"local_parameters": "head.*"}, ["'head.*' matches none", "0.weight, 0.bias"]),
+        (frozen, {"local_parameters": "0.*"}, ["'0.*' matches none", "2.weight"]),
     ],
 )
-def test_what_is_more_or_less_than_trainable_parameters_is_refused(
-    make: type[nn.Module], parts: list[str]
+def test_what_does_not_fit_is_refused_in_one_line(
+    make: Callable[[], nn.Module], more: dict[str, str], parts: list[str]
 ) -> None:
-    with pytest.raises(ValueError, match=r"^Expected") as refused:
-        FlatModel(make())
+    with pytest.raises(ValueError, match=r": expected") as refused:
+        FlatModel(make(), **more)
     assert all(part in str(refused.value) for part in parts)
     assert "\n" not in str(refused.value)
+
+
+def test_tied_weights_are_one_part_of_w() -> None:
+    module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    module[1].weight = module[0].weight
+    model = FlatModel(module)
+    assert model.is_tied
+    assert model.w.numel() == 16
+    model.w.fill_(1.0)
+    assert module(torch.ones(1, 4)).tolist() == [[16.0] * 4]
+
+
+def test_frozen_tensors_are_not_in_w_and_known_by_hash() -> None:
+    model = FlatModel(frozen())
+    assert model.names == ["2.weight"]
+    assert model.w.numel() == 8
+    before = model.frozen_hashes()
+    assert [*before] == ["0.weight", "0.bias"]
+    model.module(torch.ones(1, 3)).sum().backward()
+    model.w.sub_(model.g)
+    assert model.frozen_hashes() == before
+    with torch.no_grad():
+        model.module[0].bias[1] += 1e-7
+    after = model.frozen_hashes()
+    assert [name for name in before if before[name] != after[name]] == ["0.bias"]
+
+
+def test_local_parameters_are_trained_beside_w() -> None:
+    model = FlatModel(net(), local_parameters="2.*, 0.bias")
+    whole = {name: p.detach().clone() for name, p in net().named_parameters()}
+    assert model.names == ["0.weight"]
+    assert model.local_names == ["0.bias", "2.weight"]
+    assert torch.equal(model.w_local, torch.cat([whole[n].view(-1) for n in model.local_names]))
+    x, y = torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1])
+    F.cross_entropy(model.module(x), y).backward()
+    expected = FlatModel(net())
+    F.cross_entropy(expected.module(x), y).backward()
+    assert torch.equal(model.g, expected.g[:12])
+    assert torch.equal(model.g_local, expected.g[12:])
+    mine = model.read_local()
+    model.write_local(torch.zeros(12))
+    assert not model.module[2].weight.any()
+    model.write_local(mine)
+    with model.at(torch.zeros(12)):  # another w, the same local part
+        assert torch.equal(model.module[2].weight, whole["2.weight"])
+        assert not model.module[0].weight.any()
+
+
+def statistics(model: FlatModel) -> tuple[list[float], list[float], int]:
+    norm = model.module[1]
+    return norm.running_mean.tolist(), norm.running_var.tolist(), int(norm.num_batches_tracked)
+
+
+@pytest.mark.parametrize("policy", ["mean", "local"])
+def test_buffers_are_read_and_written(policy: str) -> None:
+    model = FlatModel(batch_norm(), buffers=policy, dtype=torch.float64)
+    assert len(model.read_buffers()) == (9 if policy == "mean" else 0)
+    assert len(model.read_local()) == (9 if policy == "local" else 0)
+    read, write = {
+        "mean": (model.read_buffers, model.write_buffers),
+        "local": (model.read_local, model.write_local),
+    }[policy]
+    before, first = read(), statistics(model)
+    assert before.shape == (9,)
+    model.train()
+    model.module(torch.randn(8, 3, dtype=torch.float64))
+    assert statistics(model)[2] == 1
+    after = read()
+    write(before)
+    assert statistics(model) == first
+    write((before + 3 * after) / 4)
+    assert statistics(model)[2] == 1  # 0.75 rounded
+    with pytest.raises(ValueError, match="expected 9 values of tensors beside the model, got 8"):
+        write(before[1:])
+
+
+def test_frozen_statistics_never_change() -> None:
+    model = FlatModel(batch_norm(), buffers="freeze")
+    before, hashes = statistics(model), model.frozen_hashes()
+    model.train()
+    assert model.module.training
+    assert not model.module[1].training
+    model.module(torch.randn(8, 3))
+    assert statistics(model) == before
+    assert len(hashes) == 3
+    assert model.frozen_hashes() == hashes
+    assert model.is_plain

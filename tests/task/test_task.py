@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedaccord.core.request import ModelSettings
 from fedaccord.data.transforms import augment
 from fedaccord.task import Clients, Task, TaskConfig, find_device, load_task
 from fedaccord.task.flat_model import FlatModel
@@ -187,10 +188,10 @@ def test_evaluation_covers_test_samples_beyond_one_batch() -> None:
 
 def test_the_model_is_made_once_for_each_dtype() -> None:
     one = task()
-    assert one.model("float32") is one.model("bfloat16")
-    assert one.model("float64").w.dtype == FLOAT64
-    assert one.model("float32").w.dtype == torch.float32
-    assert one.model("float64") is one.model("float64")
+    assert one.model(ModelSettings("float32")) is one.model(ModelSettings("bfloat16"))
+    assert one.model(ModelSettings("float64")).w.dtype == FLOAT64
+    assert one.model(ModelSettings("float32")).w.dtype == torch.float32
+    assert one.model(ModelSettings("float64")) is one.model(ModelSettings("float64"))
 
 
 # --- the task of a configuration ------------------------------------------------------------------

@@ -4,7 +4,7 @@ docs/measures.md has their formulas: which model, which data, which round.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from fedaccord.config import RunConfig
 from fedaccord.core.plugin import state_like
+from fedaccord.core.request import ModelSettings
 from fedaccord.core.rounds import broadcast
-from fedaccord.core.vectors import fill
+from fedaccord.core.vectors import dtype_of, fill
 from fedaccord.experiments.analysis import curvature
 from fedaccord.experiments.analysis.curvature import Surface
 from fedaccord.federation.checkpoint import unpack
@@ -59,8 +60,12 @@ class Saved:
         self.num_clients = int(self.run.summary["clients"])
         threads.check(self.config.threads)
         self.task = load_task(self.config.task, num_clients=self.num_clients)
-        self.w = saved_vector(path, self.task)
-        self.model = self.task.model(str(self.w.dtype).removeprefix("torch."))
+        settings = self.config.strategy.model_settings
+        exact = str(dtype_of(settings.precision)).removeprefix("torch.")
+        self.settings = settings._replace(precision=exact)
+        self.w, self.buffers = saved_vectors(path, self.task, self.settings)
+        self.model = self.task.model(self.settings)
+        self.model.write_buffers(self.buffers)
 
     def surface(self, options: Options) -> Surface:
         """The loss over training samples: of all clients, or some that the seed draws."""
@@ -84,18 +89,23 @@ class Saved:
         return torch.Generator().manual_seed(self.config.task.seed)
 
 
-def saved_vector(path: Path, task: Task) -> Tensor:
-    """The saved parameters (d,) in the order of the task's model."""
+def saved_vectors(path: Path, task: Task, settings: ModelSettings) -> tuple[Tensor, Tensor]:
+    """The saved parameters (d,) and averaged buffers (d_b,) in the order of the task's model."""
     if not (path / "model.safetensors").is_file():
         raise ValueError(f"{path}: expected a run directory with model.safetensors, found none")
-    saved, layout = load_model(path), task.model()
+    saved, layout = load_model(path), task.model(settings)
     shapes = {name: saved[name].shape if name in saved else None for name in layout.names}
     if shapes != dict(zip(layout.names, layout.shapes, strict=True)):
         raise ValueError(
             f"{path}: expected the parameters of the model in config.toml on this data, got "
             "others: point data-dir to the data of the run"
         )
-    return torch.cat([saved[name].reshape(-1) for name in layout.names]).to(task.device)
+    like = layout.w
+
+    def vector(names: Sequence[str]) -> Tensor:
+        return torch.cat([like[:0], *(saved[name].reshape(-1).to(like) for name in names)])
+
+    return vector(layout.names), vector(layout.buffer_names)
 
 
 def measure(saved: Saved, options: Options, reference: Path | None = None) -> Iterator[Measure]:
@@ -109,7 +119,8 @@ def measure(saved: Saved, options: Options, reference: Path | None = None) -> It
 
 def risk(saved: Saved, reference: Path | None) -> Iterator[Measure]:
     """Excess risk test(w) - train(w_ref) = [train(w) - train(w_ref)] + [test(w) - train(w)]."""
-    test, train = saved.task.evaluate(saved.w), saved.task.evaluate_train(saved.w)
+    task, at = saved.task, (saved.w, saved.settings, 1, saved.buffers)
+    test, train = task.evaluate(*at), task.evaluate_train(*at)
     split = saved.task.split
     yield Measure("train-loss", train["train-loss-of-model"], "of the model, on all training data")
     yield Measure(f"{split}-loss", test[f"{split}-loss"], f"of the model, on the {split} data")
@@ -120,7 +131,8 @@ def risk(saved: Saved, reference: Path | None) -> Iterator[Measure]:
         yield Measure("generalisation-gap", accuracy, f"train accuracy less {split} accuracy")
     column = saved.run.metrics.get("train-loss-of-model")
     if reference is not None:
-        best = saved.task.evaluate_train(saved_vector(reference, saved.task))["train-loss-of-model"]
+        w, buffers = saved_vectors(reference, task, saved.settings)
+        best = task.evaluate_train(w, saved.settings, 1, buffers)["train-loss-of-model"]
         of = f"that of {reference.name}"
     elif column is not None and column.notna().any():
         best, of = float(column.min()), "the smallest of this run"
