@@ -54,6 +54,6 @@ def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
     with threads.of_task(settings.threads, task, settings.strategy).in_use():
         values = task.evaluate(w, model, buffers=buffers)
         if settings.eval_train:
-            train = task.evaluate_train(w, model, buffers=buffers)
+            train = task.evaluate_train(w, model, 1, buffers)
             values |= {"train-accuracy": train["train-accuracy"]}
     return values

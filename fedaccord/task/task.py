@@ -159,24 +159,19 @@ class Task:
         found = self._evaluate(w, self.batches(test, w.dtype), settings, threads, buffers)
         return {f"{self.split}-{name}": value for name, value in found.items()}
 
-    def evaluate_train(
-        self,
-        w: Tensor,
-        settings: ModelSettings = DEFAULT,
-        threads: int = 1,
-        buffers: Tensor | None = None,
-    ) -> dict[str, float]:
-        """Accuracy and mean loss of the model at w (d,) on all training samples, as they are."""
-        found = self._evaluate(w, self._train_batches(w.dtype), settings, threads, buffers)
+    def evaluate_train(self, w: Tensor, *model: Any) -> dict[str, float]:
+        """Accuracy and mean loss of the model at w (d,) on all training samples, as they are;
+        model: as in `evaluate`."""
+        found = self._evaluate(w, self._train_batches(w.dtype), *model)
         return {TRAIN_NAMES.get(name, name): value for name, value in found.items()}
 
     def _evaluate(
         self,
         w: Tensor,
         batches: Iterator[Batch],
-        settings: ModelSettings,
-        threads: int,
-        buffers: Tensor | None,
+        settings: ModelSettings = DEFAULT,
+        threads: int = 1,
+        buffers: Tensor | None = None,
     ) -> dict[str, float]:
         if w.dtype == torch.float64:
             settings = settings._replace(precision="float64")
