@@ -5,9 +5,11 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from fedaccord.federation.method import Method
 from fedaccord.process.allocator import free_memory
-from fedaccord.storage.memories import Memories
+from fedaccord.storage.memories import Memories, PagedMemories
 from fedaccord.storage.shards import Shards
 from fedaccord.task import Task
 
@@ -54,4 +56,7 @@ def memories(
     vector = task.model(method.model_settings).w.nbytes
     choice = choose(asked, method, len(task.clients), rounds, vector, drawn)
     log.log(logging.WARNING if choice.on_disk and asked == "auto" else logging.INFO, "%s", choice)
-    return Shards(folder) if choice.on_disk else Memories()
+    if choice.on_disk:
+        return Shards(folder)
+    # vectors that come from a GPU are in pinned memory, and have no values yet to be copied
+    return Memories() if torch.device(task.device).type == "cuda" else PagedMemories()

@@ -1,12 +1,19 @@
 """The memories of clients in this process."""
 
 import logging
+import mmap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from fedaccord.core.vectors import leaves, map_vectors
 from fedaccord.storage.store import Memory, MissingStateError, Version, version
 
 log = logging.getLogger("flwr")
+
+LARGE = 2**20  # bytes of a vector from which on it has pages of its own
 
 
 class Memories:
@@ -14,6 +21,7 @@ class Memories:
 
     def __init__(self) -> None:
         self._memories: dict[int, Memory] = {}
+        self._forms: dict[Any, Any] = {}
 
     def clients(self) -> list[int]:
         """Those that have a memory, in order."""
@@ -60,3 +68,52 @@ class Memories:
             self.remove(client)
         for client, (round, state) in states:
             self.save(client, Memory(Version(round, self.pack(client, round, state))))
+
+    def _form(self, state: Any) -> Any:
+        """The state, its vectors without values; of states that are alike it is one object."""
+        form = map_vectors(lambda v: v.new_empty(()).expand(v.shape), state)
+        key = type(form), tuple((name, v.shape, v.dtype) for name, v in leaves(form))
+        return self._forms.setdefault(key, form)
+
+
+class Pages(NamedTuple):
+    """A state with large vectors."""
+
+    form: Any  # the state, its vectors without values
+    vectors: list[Tensor | mmap.mmap]  # pages: of a large one
+
+
+class PagedMemories(Memories):
+    """A `Store` in memory, with the large vectors of states in pages of their own.
+
+    A state lives for many rounds. In the heap it would leave holes between vectors that live for a
+    step, and so would a tensor itself, small as it is: tensors are made by `unpack`.
+    """
+
+    def pack(self, client: int, round: int, state: Any) -> Any:
+        vectors = [v for _, v in leaves(state)]
+        if all(v.nbytes < LARGE for v in vectors):
+            return state
+        return Pages(self._form(state), [*map(_apart, vectors)])
+
+    def unpack(self, kept: Any, like: Any = None) -> Any:
+        if not isinstance(kept, Pages):
+            return kept
+        left = iter(kept.vectors)
+
+        def vector(form: Tensor) -> Tensor:
+            found = next(left)
+            if isinstance(found, Tensor):
+                return found
+            return torch.frombuffer(found, dtype=form.dtype).view(form.shape)
+
+        return map_vectors(vector, kept.form)
+
+
+def _apart(v: Tensor) -> Tensor | mmap.mmap:
+    """The values in pages that return to the system with them; a small vector as it is."""
+    if v.nbytes < LARGE:
+        return v
+    pages = mmap.mmap(-1, v.nbytes)
+    torch.frombuffer(pages, dtype=v.dtype).view(v.shape).copy_(v)
+    return pages

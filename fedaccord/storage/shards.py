@@ -39,7 +39,6 @@ class Shards(Memories):
         self._folder = folder
         self._free: dict[int, list[Tensor]] = {}  # places by their size
         self._shards: list[Tensor] = []
-        self._forms: dict[Any, Any] = {}
 
     def save(self, client: int, memory: Memory) -> None:
         before = self.load(client)
@@ -88,12 +87,6 @@ class Shards(Memories):
         shard = mapped(number * size, torch.uint8, self._folder)
         self._shards.append(shard)
         return list(shard.view(number, size))
-
-    def _form(self, state: Any) -> Any:
-        """The state, its vectors without values; of states that are alike it is one object."""
-        form = map_vectors(lambda v: v.new_empty(()).expand(v.shape), state)
-        key = type(form), tuple((name, v.shape, v.dtype) for name, v in leaves(form))
-        return self._forms.setdefault(key, form)
 
 
 def _room(v: Tensor) -> int:

@@ -1,6 +1,7 @@
 """Where client states lie: as asked, or where they fit; the run is the same."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from fedaccord.core.vectors import leaves
 from fedaccord.engine import states
 from fedaccord.engine.states import choose, memories
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.storage.memories import Memories
+from fedaccord.storage.memories import Memories, PagedMemories
 from fedaccord.storage.shards import Shards
 from fedaccord.task import load_task
 
@@ -72,7 +73,7 @@ def test_only_a_choice_of_files_that_nobody_asked_for_is_a_warning(
 ) -> None:
     task = load_task(RunConfig.make({}).task, num_clients=20)
     assert isinstance(memories("disk", strategy(), task, 30, None), Shards)
-    assert type(memories("auto", strategy(), task, 30, None)) is Memories
+    assert type(memories("auto", strategy(), task, 30, None)) is PagedMemories
     monkeypatch.setattr(states, "free_memory", lambda: 1.0)
     assert isinstance(memories("auto", strategy(), task, 30, None), Shards)
     levels = [record.levelno for record in caplog.records]
@@ -109,3 +110,13 @@ def test_what_simulate_returns_lies_in_memory_and_is_the_same(algo: str) -> None
             found, expected = dict(leaves(a)), dict(leaves(b))
             assert found.keys() == expected.keys()
             assert all(torch.equal(v, expected[name]) for name, v in found.items())
+
+
+def test_states_that_come_from_a_gpu_are_not_copied() -> None:
+    """They have no values yet when they are stored."""
+    for device, kind in (("cpu", PagedMemories), ("cuda", Memories)):
+        config = RunConfig.make({"algo": "scaffold", "num-clients": 4})
+        task: Any = SimpleNamespace(
+            clients=range(4), device=device, model=lambda _: SimpleNamespace(w=torch.zeros(3))
+        )
+        assert type(memories("memory", config.strategy, task, 1, None)) is kind
