@@ -174,7 +174,7 @@ class RunConfig:
     def unread_keys(self) -> dict[str, str]:
         """The keys that nothing reads in this configuration, and why."""
         needs: dict[str, str] = {}  # a key -> the setting without which nothing reads it
-        reasons: dict[str, str] = {}
+        reasons = {_key(name): why for name, why in self.strategy.replaces.items()}
         if not self.workers:
             needs |= dict.fromkeys(("ray-address", "gpus-per-worker"), "workers")
         else:

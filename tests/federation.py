@@ -59,7 +59,7 @@ def run(
 
 def state_in(session: Session, grid: InProcessGrid, client: int, round: int) -> Any:
     """A client's state after a round, from its Context."""
-    memory = store.ContextStore(list(grid.contexts.values())[client]).load()
+    memory = store.ContextStore(list(grid.contexts.values())[client]).load(client)
     found = store.version(memory, round)
     return found and records.unpack_state(session.client_state(), found.state)
 

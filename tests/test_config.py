@@ -301,8 +301,8 @@ def test_without_a_server_nobody_is_drawn(algo: str) -> None:
 def test_a_methods_own_settings_are_read(algo: str) -> None:
     """Of each method all keys are given, with their defaults."""
     own = {key: value for key, value in config.defaults().items() if key.startswith(f"{algo}.")}
-    everyone = {"fraction-train": 1.0} if algo == "fedpd" else {}  # which refuses less
-    settings = RunConfig.make({"algo": algo, **everyone, **own})
+    full = {"fraction-train": 1.0} if METHODS[algo].all_clients else {}
+    settings = RunConfig.make({"algo": algo, **full, **own})
     assert settings.unread(given=own) == []
 
 

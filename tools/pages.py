@@ -129,7 +129,7 @@ LETTERS = """
 
 
 def _method(name: str, kind: type[FederatedStrategy]) -> list[str]:
-    method = kind(fraction_train=1.0)  # FedPD wants every client
+    method = kind(fraction_train=1.0)  # some take no fewer
     own = {type(plugin): plugin for plugin in config.default_plugins(kind)}
     rows = [_row(f"{name}.{_key(f)}", f, f.default) for f in own_options(kind)]
     for plugin, plugin_kind in PLUGINS.items():

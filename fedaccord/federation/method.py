@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.cost import Cost, cost_of
 from fedaccord.core.optimizer import OPTIMIZERS, SGD, Optimizer
-from fedaccord.core.options import argument, check_option, options
+from fedaccord.core.options import argument, check_option, listed, options
 from fedaccord.core.plugin import ClientHalf, PlugIn, combine
 from fedaccord.core.rule import LocalRule, Model, Stateless
 from fedaccord.core.topology import Star, Topology
@@ -45,6 +45,8 @@ class Method(Settings, ABC):
     averages: ClassVar[bool] = False  # `aggregate` reads the uploads by cohort.mean(ups.w) alone
     pools: ClassVar[bool] = False  # one client, which holds all training data
     assumes_sgd: ClassVar[bool] = True  # its formulas hold for plain SGD at a constant rate alone
+    all_clients: ClassVar[bool] = False  # a round has all clients, or does not count
+    replaces: ClassVar[dict[str, str]] = {}  # settings that it leaves unread: why
     refuses: ClassVar[dict[type[PlugIn], str]] = {}  # a plug-in -> why it does not fit
     cost_note: ClassVar[str] = ""  # on what the cost depends
 
@@ -71,6 +73,12 @@ class Method(Settings, ABC):
             raise ValueError(
                 f"weighting: expected uniform with {type(self).__name__}, got {self.weighting!r}: "
                 "its server step counts clients equally"
+            )
+        if self.all_clients and (self.fraction_train < 1 or self.sampling != "fixed"):
+            raise ValueError(
+                f"{type(self).__name__}: expected all clients in every round, got fraction-train="
+                f"{self.fraction_train:g} with sampling={self.sampling}; set fraction-train=1, or "
+                "take a method that allows partial participation, as scaffold and feddyn do"
             )
         object.__setattr__(self, "plugins", tuple(self.plugins))
         for plugin in combine(self.own_plugins(), self.plugins):
@@ -143,11 +151,21 @@ class Method(Settings, ABC):
         """The model (..., d) that is evaluated, saved and returned."""
         return w
 
+    def steps_of_round(self, t: int) -> int:
+        """K_t, local steps of round t of each client; 0: they count epochs."""
+        return self.local_steps
+
     def check_clients(self, num_clients: int, cohorts: Cohorts | None = None) -> None:
         """Raise ValueError, in one line, if the settings do not fit this many clients.
 
         cohorts: explicit ones, a cohort for each round; None: they are drawn.
         """
+        for t, cohort in enumerate(cohorts or ()):
+            if self.all_clients and (missing := sorted({*range(num_clients)} - {*cohort})):
+                raise ValueError(
+                    f"participation: {type(self).__name__} expects all {num_clients} clients in "
+                    f"every round, got round {t + 1} without {listed(missing)}"
+                )
         size = self.cohort_size(num_clients)
         if cohorts is None and self.min_replies > size:
             average = " on average" if self.sampling == "bernoulli" else ""
@@ -159,7 +177,7 @@ class Method(Settings, ABC):
 
     def needed_replies(self, num_clients: int) -> int:
         """Good replies that a round needs to count."""
-        return self.min_replies
+        return num_clients if self.all_clients else self.min_replies
 
     # what follows from it
 

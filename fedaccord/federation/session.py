@@ -109,7 +109,7 @@ class Session:
             weight_decay=method.weight_decay,
             clip_norm=method.clip_norm,
             local_epochs=method.local_epochs,
-            local_steps=method.local_steps,
+            local_steps=method.steps_of_round(s.t),
             batch_size=method.batch_size,
             seed=method.seed,
             precision=method.precision,

@@ -56,6 +56,7 @@ if TYPE_CHECKING:  # tools/sync.py writes these lines
     from fedaccord.strategies.fedyogi import FedYogi as FedYogi
     from fedaccord.strategies.local import Local as Local
     from fedaccord.strategies.mofedsam import MoFedSAM as MoFedSAM
+    from fedaccord.strategies.scaffnew import Scaffnew as Scaffnew
     from fedaccord.strategies.scaffold import Scaffold as Scaffold
 
 

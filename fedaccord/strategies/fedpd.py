@@ -9,8 +9,9 @@ Zhang, Hong, Dhople, Yin, Liu. IEEE TSP 2021, arXiv:2005.11418, Algorithm 1.
             else nothing is sent, and clients go on from their own anchors
 
 When to use: where every client takes part in every round, as in small cross-silo federations. It is
-exact, and p above 0 saves communication. It refuses partial participation (set fraction-train=1),
-and a round that lost a reply does not count. A client keeps three vectors.
+exact, and p above 0 saves communication. It refuses partial participation (set fraction-train=1; or
+take fedadmm, feddyn or afedpd), and a round that lost a reply does not count. A client keeps three
+vectors.
 
 Where we differ: the oracle is K steps of SGD, rho = 1/eta of the paper. local-init = own starts the
 steps from the client's own w_i, as the paper does; server, the default, starts from the anchor, as
@@ -26,7 +27,6 @@ import torch
 from fedaccord.core import (
     Client,
     Cohort,
-    Cohorts,
     Direction,
     LocalConfig,
     LocalResult,
@@ -34,7 +34,6 @@ from fedaccord.core import (
     Vector,
     option,
 )
-from fedaccord.core.options import listed
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
@@ -101,6 +100,7 @@ class FedPDClient(LocalRule):
 class FedPD(FederatedStrategy):
     assumes_sgd = False
     takes_weights = True
+    all_clients = True
     refuses: ClassVar = {Gossip: "all clients share one anchor; take fedadmm"}
     cost_note = "down and up times 1 - p"
 
@@ -114,12 +114,6 @@ class FedPD(FederatedStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fraction_train < 1 or self.sampling != "fixed":
-            raise ValueError(
-                f"fedpd: expected all clients in every round, got fraction-train="
-                f"{self.fraction_train:g} with sampling={self.sampling}; set fraction-train=1, or "
-                "take fedadmm, feddyn or afedpd, which allow partial participation"
-            )
         if self.local_init == "own" and any(
             isinstance(p, RelaxedInit) for p in self.active_plugins
         ):
@@ -130,18 +124,6 @@ class FedPD(FederatedStrategy):
 
     def rule(self) -> LocalRule:
         return FedPDClient(self.rho, self.p, self.local_init, self.seed)
-
-    def check_clients(self, num_clients: int, cohorts: Cohorts | None = None) -> None:
-        super().check_clients(num_clients, cohorts)
-        for t, cohort in enumerate(cohorts or ()):
-            if missing := sorted(set(range(num_clients)) - set(cohort)):
-                raise ValueError(
-                    f"participation: fedpd expects all {num_clients} clients in every round, "
-                    f"got round {t + 1} without {listed(missing)}; take fedadmm, feddyn or afedpd"
-                )
-
-    def needed_replies(self, num_clients: int) -> int:
-        return num_clients  # a round that lost a reply does not count
 
     def broadcast(self, w: Vector, state: Any, client: Client) -> Down:
         last = client.last_round  # all clients', as a round counts with all of them or not at all

@@ -53,7 +53,7 @@ def rounds(method: FederatedStrategy) -> Iterator[tuple[Any, Any]]:
     """(what went in, a copy from before) of every call of a small federation."""
     half, states = method.client_half(), {}
     s = first_state(method, torch.zeros(D, dtype=torch.float64), CLIENTS)
-    everyone = method.topology.is_decentralised or type(method).__name__ == "FedPD"
+    everyone = method.topology.is_decentralised or method.all_clients
     for t in range(ROUNDS):
         replies = []
         for i in range(CLIENTS) if everyone or t != 1 else range(1, CLIENTS):

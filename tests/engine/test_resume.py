@@ -51,7 +51,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def make(settings: dict[str, Any], **changes: Any) -> RunConfig:
     values = settings | {key.replace("_", "-"): value for key, value in changes.items()}
-    if values.get("algo") == "fedpd":
+    if METHODS[values.get("algo", "fedavg")].all_clients:
         values["fraction-train"] = 1.0
     return RunConfig.make(values)
 

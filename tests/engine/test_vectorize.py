@@ -50,7 +50,7 @@ def module() -> nn.Module:
 
 
 def run(method: FederatedStrategy, vectorize: str, **more: Any) -> History:
-    everyone = method.topology.is_decentralised or type(method).__name__ == "FedPD"
+    everyone = method.topology.is_decentralised or method.all_clients
     cohorts = EVERYONE if everyone else COHORTS
     if method.pools:
         cohorts = [[0]] * 3

@@ -159,7 +159,8 @@ FEDERATED = {name: plugins for name, plugins in SOME if name != "centralised"}  
 
 @pytest.mark.parametrize(("name", "plugins"), FEDERATED.items())  # once, with those it takes
 def test_every_method(name: str, plugins: str, fleet: Any) -> None:
-    everyone = small(name, plugins).topology.is_decentralised or name == "fedpd"
+    method = small(name, plugins)
+    everyone = method.topology.is_decentralised or method.all_clients
     cohorts = EVERYONE if everyone else COHORTS
     here = run_here(small(name, plugins), cohorts=cohorts)
     assert_same(run(small(name, plugins), cohorts), here)

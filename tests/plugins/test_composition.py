@@ -40,13 +40,12 @@ def test_who_refuses_what() -> None:
 
 
 def make(kind: type[FederatedStrategy], *plugins: Any, **more: Any) -> FederatedStrategy:
-    full = {"fraction_train": 1.0} if kind is S.FedPD else {}
     steps = {"local_steps": 1} if kind is S.DPSGD else {}
-    return kind(plugins=plugins, **(SETTINGS | full | steps | more))
+    return kind(plugins=plugins, **(SETTINGS | {"fraction_train": 1.0} | steps | more))
 
 
 def run(method: FederatedStrategy) -> History:
-    everyone = method.topology.is_decentralised or isinstance(method, S.FedPD)
+    everyone = method.topology.is_decentralised or method.all_clients
     shapes = ((2, 2), (1, 1))  # so that Muon has a matrix
     return federate(method, LEAST_SQUARES, W0, EVERYONE if everyone else SOME, shapes=shapes)
 
@@ -80,7 +79,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "muon-average": {"optimizer": "muon", "optimizer_state": "average"},
 }
 BARE: dict[str, tuple[Any, ...]] = {"bare": (), "robust": (Robust(rule="median"),)}
-OWN_STEPS = {"fednova", "feddeper", "dispfl", "ditto"}  # their formulas assume SGD
+OWN_STEPS = {"fednova", "feddeper", "dispfl", "ditto", "scaffnew"}  # their formulas assume SGD
 ALONE = {"local"} | {name for name, kind in METHODS.items() if issubclass(kind, DFedAvg)}
 
 

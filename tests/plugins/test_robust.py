@@ -118,7 +118,7 @@ def test_who_averages() -> None:
 @pytest.mark.parametrize("name", AVERAGING)
 def test_they_read_the_mean_alone(name: str) -> None:
     """So a step on copies of the mean is the step on the models."""
-    method: Any = METHODS[name](precision="float64")
+    method: Any = METHODS[name](precision="float64", fraction_train=1.0)
     s = first_state(method, torch.ones(7, dtype=torch.float64), 4)
     models = [*torch.from_numpy(points(4))]
     mean = torch.stack(models).mean(0)

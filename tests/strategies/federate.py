@@ -120,7 +120,7 @@ class Federation:
         self.method, self.half = method, method.client_half()
         self.A, self.b = torch.from_numpy(problem.A), torch.from_numpy(problem.b)
         self.w0, self.T = torch.from_numpy(np.array(w0)), rounds
-        self.local_steps = local_steps or method.local_steps
+        self.local_steps = local_steps
         self.batches, self.examples = batches, examples
         self.shapes = shapes or [[1, problem.dim]]
         self.s = first_state(method, self.w0, problem.num_clients)
@@ -144,7 +144,7 @@ class Federation:
     def steps(self, i: int) -> Sequence[Any]:
         if self.batches is not None:
             return self.batches[self.s.t][i]
-        return [None] * steps_of(self.local_steps, i)
+        return [None] * steps_of(self.local_steps or self.method.steps_of_round(self.s.t), i)
 
     def train(self, i: int, down: Any) -> ClientRound:
         solver = Dense(self.A[i], self.b[i], self.steps(i))

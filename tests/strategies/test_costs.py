@@ -75,9 +75,8 @@ class Linear(nn.Linear):
 
 
 def make(name: str, **own: Any) -> FederatedStrategy:
-    full = {"fraction_train": 1.0} if name == "fedpd" else {}
     steps = 1 if name == "dpsgd" else K
-    return METHODS[name](local_steps=steps, batch_size=4, lr=0.05, **full, **own)
+    return METHODS[name](local_steps=steps, batch_size=4, lr=0.05, fraction_train=1.0, **own)
 
 
 def clients() -> list[tuple[Tensor, Tensor]]:
@@ -100,7 +99,7 @@ def test_a_run_costs_what_the_method_says(label: str) -> None:
     """Vectors, passes and memory of clients that come back after they missed a round."""
     name, own = VARIANTS[label]
     method = make(name, **own)
-    cost, everyone = method.cost, name == "fedpd" or method.topology.is_decentralised
+    cost, everyone = method.cost, method.all_clients or method.topology.is_decentralised
     cohorts = None if everyone or method.pools else [[0, 1, 2], [2, 3, 4], [0, 1]]
     Linear.passes, rows = 0, list[dict[str, Any]]()
     history = simulate(

@@ -159,9 +159,8 @@ def test_where_the_gradient_is_zero_the_perturbation_is() -> None:
 def test_the_training_loss_is_that_before_a_step(name: str) -> None:
     """At w, not beside it, whatever gradients a step takes; at w + e where it takes that one."""
     kind = S.METHODS[name]
-    full = {"fraction_train": 1.0} if kind is S.FedPD else {}
-    method = kind(**{**LOCAL, **SETTING, **full, "local_steps": 1})
-    f = Federation(method, LEAST_SQUARES, W0, 2)
+    method = kind(**{**LOCAL, **SETTING, "fraction_train": 1.0, "local_steps": 1})
+    f = Federation(method, LEAST_SQUARES, W0, 2, local_steps=1)
     f.take(range(C))
     for i in range(C):
         done = f.train(i, broadcast(method, f.s, i))

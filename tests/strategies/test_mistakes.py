@@ -39,9 +39,8 @@ def test_where_a_model_is_cut_into_layers_is_nothing_to_a_method(name: str) -> N
     Only DisPFL, whose masks have a density for each layer, looks at the shapes.
     """
     kind = METHODS[name]
-    full: dict[str, Any] = {"fraction_train": 1.0} if kind is S.FedPD else {}
-    method = kind(local_steps=1 if kind is S.DPSGD else K, **SETTINGS, **full)
-    everyone = kind is S.FedPD or method.topology.is_decentralised
+    method = kind(local_steps=1 if kind is S.DPSGD else K, **SETTINGS, fraction_train=1.0)
+    everyone = kind.all_clients or method.topology.is_decentralised
     schedule = problem.everyone(C, T) if everyone else problem.cohorts(C, 4, T, seed=1)
     one, several = (
         federate(method, LEAST_SQUARES, W0, schedule, shapes=shapes).weights
@@ -55,8 +54,7 @@ def test_where_a_model_is_cut_into_layers_is_nothing_to_a_method(name: str) -> N
 def test_a_run_with_fewer_rounds_is_the_beginning_of_one_with_more(name: str) -> None:
     """Unless a method says that it anneals."""
     kind = METHODS[name]
-    full: dict[str, Any] = {"fraction_train": 1.0} if kind is S.FedPD else {}
-    method = kind(local_steps=1 if kind is S.DPSGD else K, **SETTINGS, **full)
+    method = kind(local_steps=1 if kind is S.DPSGD else K, **SETTINGS, fraction_train=1.0)
     short, long = (
         federate(method, LEAST_SQUARES, W0, problem.everyone(C, rounds)).weights
         for rounds in (2 * T, 3 * T)

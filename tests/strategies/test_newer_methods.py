@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from fedaccord import strategies as S
+from fedaccord.config import RunConfig
 from fedaccord.core.vectors import norm
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import SAM, RelaxedInit
-from tests.reference import ditto, fedexp, fedgloss
+from tests import federation
+from tests.reference import ditto, fedexp, fedgloss, problem
 from tests.reference.problem import LeastSquares
 from tests.strategies.federate import History, client_vectors, close, federate
 from tests.strategies.test_identities import (
@@ -136,6 +138,73 @@ def test_fedgloss_with_local_ascents_equals_the_dense_reference(sam: float) -> N
     common = {"lr": 0.05, "local_steps": LOCAL["local_steps"], "sam_rho": sam, **SETTING}
     expected = fedgloss.run(LEAST_SQUARES, W0, SOME, **own, **relaxed, **common)
     close(run(S.FedGloSS, SOME, plugins=plugins, **own, **SETTING).weights, expected.weights)
+
+
+# --- Scaffnew -------------------------------------------------------------------------------------
+
+
+def scaffnew(T: int, **more: Any) -> History:
+    settings = {**LOCAL, "local_steps": 0, "fraction_train": 1.0, **more}
+    schedule = problem.everyone(LEAST_SQUARES.num_clients, T)
+    return federate(S.Scaffnew(**settings), LEAST_SQUARES, W0, schedule)
+
+
+def h_of(history: History, t: int, p: float) -> torch.Tensor:
+    """(C, d), h_i as round t begins: what clients keep, and the model that they receive."""
+    return client_vectors(history.states[t], "h") + p / LOCAL["lr"] * history.weights[t]
+
+
+@pytest.mark.parametrize("p", [0.2, 1.0])
+def test_scaffnews_h_sums_to_zero_and_ends_at_the_clients_gradients(p: float) -> None:
+    """Exact on least squares: h_i = grad f_i(w*) is where it stays."""
+    T = 250
+    history = scaffnew(T, p=p)
+    for t in range(1, T + 1):
+        close(h_of(history, t, p).sum(0), np.zeros(LEAST_SQUARES.dim))
+    optimum = LEAST_SQUARES.optimum()
+    close(history.headline, optimum, 1e-8)
+    gradients = [LEAST_SQUARES.grad(i, optimum) for i in range(LEAST_SQUARES.num_clients)]
+    close(h_of(history, T, p), gradients, 1e-6)
+    fedavg = federate(S.FedAvg(**LOCAL), LEAST_SQUARES, optimum, EVERYONE)
+    assert np.linalg.norm(fedavg.headline.numpy() - optimum) > 1e-2  # which drifts away
+
+
+def test_scaffnew_with_a_round_a_step_is_gradient_descent() -> None:
+    history, w = scaffnew(8, p=1.0), W0
+    for t in range(8):
+        close(history.weights[t], w)
+        w = w - LOCAL["lr"] * LEAST_SQUARES.full_grad(w)
+
+
+def test_scaffnews_steps_are_geometric_and_one_draw_for_all_clients() -> None:
+    """Mean 1 / p, share p of single steps; the seed and the round decide, and the server tells."""
+    method = S.Scaffnew(p=0.25, seed=3, fraction_train=1.0)
+    draws = np.array([method.steps_of_round(t) for t in range(4000)])
+    assert draws.min() == 1
+    assert abs(draws.mean() - 4) < 0.25
+    assert abs((draws == 1).mean() - 0.25) < 0.03
+    assert [method.steps_of_round(t) for t in range(9)] == draws[:9].tolist()
+    assert [S.Scaffnew(p=0.25, fraction_train=1.0).steps_of_round(t) for t in range(9)] != draws[
+        :9
+    ].tolist()
+    rows: list[dict[str, Any]] = []
+    federation.run(
+        *(S.Scaffnew(p=0.25, seed=3, fraction_train=1.0, batch_size=0), LEAST_SQUARES, W0),
+        *(EVERYONE[:3],),
+        on_round=lambda round: rows.extend(round.clients),
+    )
+    C = LEAST_SQUARES.num_clients
+    assert [row["steps"] for row in rows] == [int(k) for k in draws[:3] for _ in range(C)]
+
+
+def test_scaffnew_needs_all_clients_and_a_constant_rate() -> None:
+    with pytest.raises(ValueError, match=r"^Scaffnew: expected all clients in every round, got"):
+        S.Scaffnew(fraction_train=0.5)
+    keys = {"algo": "scaffnew", "fraction-train": 1.0, "lr-decay": 0.9, "local-steps": 3}
+    lines = RunConfig.make(keys).unread()
+    assert "lr-decay=0.9 has no effect: the rate of scaffnew is constant" in lines
+    assert any(line.startswith("local-steps=3 has no effect: scaffnew draws") for line in lines)
+    assert {S.Scaffnew(fraction_train=1.0).rate(t) for t in range(5)} == {0.1}
 
 
 # --- Ditto ----------------------------------------------------------------------------------------

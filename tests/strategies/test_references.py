@@ -76,12 +76,11 @@ class Case(NamedTuple):
 
     @property
     def schedule(self) -> Cohorts:
-        return EVERYONE if self.kind is S.FedPD else SOME
+        return EVERYONE if self.kind.all_clients else SOME
 
     def method(self, *plugins: Any, **more: Any) -> FederatedStrategy:
-        full = {"fraction_train": 1.0} if self.kind is S.FedPD else {}
-        common = {"precision": "float64", "local_steps": K, "batch_size": 0}
-        return self.kind(plugins=plugins, **(common | SETTINGS | full | self.own | more))
+        common = {"precision": "float64", "local_steps": K, "batch_size": 0, "fraction_train": 1.0}
+        return self.kind(plugins=plugins, **(common | SETTINGS | self.own | more))
 
     def expected(self, schedule: Cohorts, **more: Any) -> problem.History:
         takes = inspect.signature(self.reference.run).parameters
@@ -185,7 +184,7 @@ def test_the_clip_is_active_in_some_steps_only() -> None:
 def test_equals_the_dense_reference(
     case: Case, beta: float, schedule: Cohorts, batched: bool
 ) -> None:
-    if case.kind is S.FedPD and schedule is SOME:
+    if case.kind.all_clients and schedule is SOME:
         return
     batches = BATCHES if batched else None
     expected = case.expected(schedule, batches=batches, ri_beta=beta)
@@ -198,7 +197,7 @@ def test_equals_the_dense_reference(
 @betas
 @sam_cases
 def test_with_sam_equals_the_dense_reference(case: Case, beta: float, schedule: Cohorts) -> None:
-    if case.kind is S.FedPD and schedule is SOME:
+    if case.kind.all_clients and schedule is SOME:
         return
     batches = BATCHES if schedule is SOME else None
     expected = case.expected(schedule, batches=batches, ri_beta=beta, sam_rho=RADIUS)

@@ -77,8 +77,7 @@ def methods() -> list[Any]:
 
 
 def make(kind: type[FederatedStrategy], own: dict[str, Any]) -> FederatedStrategy:
-    full = {"fraction_train": 1.0} if kind is S.FedPD else {}
-    return kind(**(SETTINGS | full | own))
+    return kind(**(SETTINGS | {"fraction_train": 1.0} | own))
 
 
 def close_values(values: Any, expected: Any) -> None:
@@ -101,7 +100,7 @@ def test_a_round_of_a_stack_is_a_round_of_each(
     f = Federation(method, LEAST_SQUARES, W0, 5, batches=BATCHES, shapes=SHAPES)
     everyone = list(range(C))
     clients = list(range(N))
-    partial = kind is not S.FedPD and not method.topology.is_decentralised
+    partial = not kind.all_clients and not method.topology.is_decentralised
     f.take(everyone)
     f.take(everyone[N:] if partial else everyone)
     downs = [broadcast(method, f.s, i) for i in clients]

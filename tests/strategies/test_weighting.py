@@ -75,8 +75,7 @@ def test_afedpdsam_takes_weights_as_afedpd_does() -> None:
 
 
 def make(kind: type[FederatedStrategy], **more: Any) -> FederatedStrategy:
-    full = {"fraction_train": 1.0} if kind is S.FedPD else {}
-    return kind(precision="float64", **full, **more)
+    return kind(precision="float64", fraction_train=1.0, **more)
 
 
 @pytest.mark.parametrize("name", [n for n, kind in METHODS.items() if kind.takes_weights])
