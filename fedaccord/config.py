@@ -51,13 +51,17 @@ class RunConfig:
         20, "clients C in process; under Flower the connected SuperNodes count", low=1
     )
     name: str = option(
-        "", "name of the run directory; empty: method, data set, seed and time", affects="place"
+        "",
+        "name of the run directory; empty: method, data set, seed and time",
+        affects="place",
+        managed=True,
     )
     out_dir: str = option(
         "",
         "absolute folder of run directories; empty: ~/fedaccord-runs",
         affects="place",
         path=True,
+        managed=True,
     )
     eval_train: bool = option(
         False,
@@ -123,7 +127,10 @@ class RunConfig:
         path=True,
     )
     resume: bool = option(
-        False, "go on from the last checkpoint of the run called name", affects="place"
+        False,
+        "go on from the last checkpoint of the run called name",
+        affects="place",
+        managed=True,
     )
 
     task: TaskConfig

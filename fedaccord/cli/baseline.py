@@ -8,10 +8,12 @@ if TYPE_CHECKING:
     from fedaccord.config import RunConfig
 
 
-def comparison(settings: "RunConfig") -> str | None:
+def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
     """The command of FedAvg, without a server of DFedAvg, in the same setting; None if the run is
-    that itself, and for a resumed run, whose settings nobody typed."""
+    that itself, and for a resumed run, whose settings nobody typed. preset: the name of its own."""
+    from fedaccord.cli.settings import read_settings
     from fedaccord.config import RunConfig, defaults, in_use
+    from fedaccord.strategies import METHODS
 
     if settings.resume:
         return None
@@ -25,5 +27,16 @@ def comparison(settings: "RunConfig") -> str | None:
     plugins = RunConfig.make(setting).strategy.active_plugins
     if settings.algo == baseline and len(plugins) == len(settings.strategy.active_plugins):
         return None
+    words = ["fedaccord", "run"]
+    if preset:  # then only what differs from it
+        words += ["--preset", preset]
+        begun = {"algo": None, **read_settings([], None, preset)}
+        others = {key for key in begun if key.partition(".")[0] in METHODS}
+        wanted = {key: setting.get(key, usual[key]) for key in {**begun, **setting}}
+        setting = {
+            key: value
+            for key, value in wanted.items()
+            if key not in others and value != begun.get(key, usual[key])
+        }
     values = ((k, v if isinstance(v, str) else json.dumps(v)) for k, v in setting.items())
-    return "fedaccord run " + " ".join(shlex.quote(f"{key}={value}") for key, value in values)
+    return shlex.join([*words, *(f"{key}={value}" for key, value in values)])

@@ -65,6 +65,7 @@ def run(
         console,
         lambda: read_settings(given, config, preset),
         lambda settings: unread(settings, given, config, preset),
+        preset=preset,
     )
 
 
@@ -73,9 +74,11 @@ def federate(
     read: Callable[[], dict[str, Any]],
     warnings: Callable[["RunConfig"], list[str]] = lambda _: [],
     at: int | None = None,
+    preset: str | None = None,
 ) -> None:
     """Start or resume the run with the settings that ``read`` returns; a failure ends the process
-    with one line. at: the checkpoint to resume from; None: the last."""
+    with one line. at: the checkpoint to resume from; None: the last. preset: its name, if the
+    settings begin with one."""
     with uncollected():
         import psutil  # noqa: F401  of the extra `run`: without it nothing is begun
 
@@ -128,7 +131,7 @@ def federate(
     assert path is not None
     console.print(summary_table(settings.algo, path))
     console.print(f"run directory: {path}", soft_wrap=True)
-    if other := comparison(settings):
+    if other := comparison(settings, preset):
         console.print(f"compare: {other}", soft_wrap=True)
 
 

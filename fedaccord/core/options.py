@@ -19,6 +19,7 @@ def option(
     affects: str = "numbers",
     path: bool = False,
     node: bool = False,
+    managed: bool = False,
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
@@ -34,7 +35,8 @@ def option(
     replies count; "records", what is measured of the run; "speed"; "place", where the processes
     and files are. A run may resume with other values of all but "numbers", and runs that differ
     in "records", "speed" and "place" alone are repetitions of each other.
-    path: the value is a path; node: a device's node config may have its own value.
+    path: the value is a path; node: a device's node config may have its own value; managed: a
+    sweep or a study sets it for each of its runs.
     low, high: inclusive bounds; above: an exclusive lower bound; besides: one more value, outside
     the bounds; tried: values of the papers' experiments, empty where we know of none; auto: a
     plug-in's option whose run-config default is "auto", what the method itself asks for; only:
@@ -43,7 +45,8 @@ def option(
     bounds = {"low": low, "high": high, "above": above, "besides": besides}
     rule = {**bounds, "choices": tuple(choices), "only": dict(only or {})}
     assert affects in AFFECTS, affects
-    facts = {"affects": affects, "path": path, "node": node, "tried": tried, "auto": auto}
+    facts = {"affects": affects, "path": path, "node": node, "managed": managed}
+    facts |= {"tried": tried, "auto": auto}
     return dataclasses.field(default=default, metadata={"doc": doc, **facts, **rule})
 
 

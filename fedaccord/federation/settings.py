@@ -18,7 +18,7 @@ class Settings:
         "cohorts of fixed size without replacement, or each client with probability fraction-train",
         choices=("fixed", "bernoulli"),
     )
-    seed: int = option(0, "seed of initial model, partition, cohorts, batches", low=0)
+    seed: int = option(0, "seed of initial model, partition, cohorts, batches", low=0, managed=True)
     eval_every: int = option(
         1, "rounds between evaluations; the last is always evaluated", low=1, affects="records"
     )

@@ -75,6 +75,7 @@ class TaskConfig:
         "them, not on the test samples",
         low=0,
         high=0.9,
+        managed=True,
     )
     model: str = option("mlp", "the model", choices=[*MODELS])
     stem: str = option(

@@ -7,7 +7,7 @@ import pytest
 
 from fedaccord.cli.baseline import comparison
 from fedaccord.cli.settings import read_settings
-from fedaccord.config import RunConfig
+from fedaccord.config import RunConfig, in_use
 from tests.cli.shell import run
 
 
@@ -62,3 +62,28 @@ def test_a_resumed_run_is_compared_with_nothing() -> None:
     settings = {"algo": "scaffold", "lr": 0.05}
     assert comparison(RunConfig.make(settings)) is not None
     assert comparison(RunConfig.make(settings | {"name": "x", "resume": True})) is None
+
+
+@pytest.mark.parametrize(
+    ("preset", "pairs", "expected"),
+    [
+        ("fedsam", "lr=0.05", "algo=fedavg lr=0.05"),
+        ("fedsam", "seed=3 sam.rho=0.2", "algo=fedavg seed=3"),
+        ("feddyn", "dataset=digits", "algo=fedavg dataset=digits"),
+        ("dfedsam", "gossip.topology=full", "algo=dfedavg gossip.topology=full"),
+    ],
+)
+def test_after_a_preset_it_names_what_differs_from_it(
+    preset: str, pairs: str, expected: str
+) -> None:
+    settings = RunConfig.make(read_settings(pairs.split(), None, preset))
+    line = comparison(settings, preset)
+    assert line is not None
+    words = shlex.split(line)
+    assert words[:4] == ["fedaccord", "run", "--preset", preset]
+    assert words[4:] == expected.split()
+    whole = comparison(settings)
+    assert whole is not None
+    same = RunConfig.make(read_settings(shlex.split(whole)[2:], None))
+    assert in_use(RunConfig.make(read_settings(words[4:], None, preset))) == in_use(same)
+    assert len(words) < len(shlex.split(whole))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedaccord.config import affecting
+from fedaccord.config import affecting, defaults
 from fedaccord.runs.metrics import RANKED, WINDOW, best, is_share
 from fedaccord.runs.reader import Run
 
@@ -36,9 +36,9 @@ class Group(NamedTuple):
 def groups_of(runs: Sequence[Run]) -> list[Group]:
     """The groups: methods in the order of their first runs, each by the settings that differ."""
     together: dict[tuple[Any, ...], list[Run]] = {}
-    free = {"seed", *affecting("records", "speed", "place")}
+    free, usual = {"seed", *affecting("records", "speed", "place")}, defaults()
     for run in runs:
-        settings = {k: v for k, v in run.settings.items() if k not in free}
+        settings = {k: v for k, v in _complete(run.settings, usual).items() if k not in free}
         together.setdefault(tuple(sorted(settings.items())), []).append(run)
     each = [dict(key) for key in together]
     keys = differing(each)
@@ -54,6 +54,14 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
         return methods.index(group.settings.get("algo")), *map(_orderly, values)
 
     return sorted(found, key=place)
+
+
+def _complete(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run with the ``usual`` values of the keys that its version did not have yet."""
+    tables = {settings.get("algo"), *(key.partition(".")[0] for key in settings if "." in key)}
+    plain = {k: v for k, v in usual.items() if "." not in k and k != "algo"}
+    own = {k: v for k, v in usual.items() if "." in k and k.partition(".")[0] in tables}
+    return {**plain, **own, **settings}
 
 
 def _once_a_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
@@ -86,12 +94,13 @@ def _orderly(value: Any) -> tuple[bool, bool, Any]:
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys, but for algo, in which settings differ. What only one method has does not count
-    as a difference to other methods."""
-    found = []
+    as a difference to other methods; without a plug-in's table its keys have their defaults."""
+    found, usual = [], defaults()
     for key in dict.fromkeys(key for each in settings for key in each if key != "algo"):
         of_method: dict[str, set[Any]] = {}
         for each in settings:
-            of_method.setdefault(str(each.get("algo")), set()).add(each.get(key))
+            value = each.get(key, usual.get(key))
+            of_method.setdefault(str(each.get("algo")), set()).add(value)
         present = {each[key] for each in settings if key in each}
         if len(present) > 1 or any(len(values) > 1 for values in of_method.values()):
             found.append(key)

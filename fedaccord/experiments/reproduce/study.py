@@ -11,20 +11,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedaccord.config import affecting
+from fedaccord import config
 from fedaccord.experiments.reproduce.results import result
 from fedaccord.experiments.reproduce.table import Cell, Table
 from fedaccord.experiments.sweep import workers
-from fedaccord.experiments.sweep.plan import SAME, Configuration, Options
-from fedaccord.experiments.sweep.trial import COMPLETED, Job, Row, forget_checkpoints, summary_of
+from fedaccord.experiments.sweep.plan import SAME, Configuration, Options, managed_keys
+from fedaccord.experiments.sweep.trial import (
+    COMPLETED,
+    Job,
+    Row,
+    check_names,
+    forget_checkpoints,
+    summary_of,
+)
 from fedaccord.runs.lock import Lock
 from fedaccord.strategies import METHODS
 
-INSTEAD = {  # run-config keys that a study sets, and what to set instead
-    **{"algo": "--cells", "seed": "--seeds", "num-server-rounds": "--rounds"},
-    **{"name": "--out", "out-dir": "--out"},
-    **{"resume": "nothing: it resumes by itself", "validation": "nothing: it does not tune"},
-}
+BY_CELL = {"algo", "num-server-rounds"}  # keys that a cell decides
 
 
 class Run(NamedTuple):
@@ -63,9 +66,13 @@ class Study:
         changes: Mapping[str, Any],
     ) -> "Study":
         """Raises ValueError, in one line, for what no cell can be run with."""
+        managed = managed_keys() | BY_CELL
         for key in changes:
-            if key in INSTEAD:
-                raise ValueError(f"{key}: `reproduce` sets it; use {INSTEAD[key]}")
+            if key in managed:
+                raise ValueError(
+                    f"{key}: `reproduce` sets it for each run; leave it out, and choose by "
+                    "--cells, --seeds, --rounds and --out"
+                )
         study = Study(table, cells, seeds, rounds, changes)
         for cell in cells:
             made = study.configuration(cell).config
@@ -85,13 +92,13 @@ class Study:
     @cached_property
     def shown_changes(self) -> dict[str, Any]:
         """Those that change numbers."""
-        numbers = affecting("numbers")
+        numbers = config.affecting("numbers")
         return {key: value for key, value in self.changes.items() if key in numbers}
 
     def warnings(self) -> list[str]:
         """A line for each change that no cell reads."""
         made = [self.configuration(cell).config for cell in self.cells]
-        found = [{x.partition("=")[0]: x for x in config.unread(self.changes)} for config in made]
+        found = [{x.partition("=")[0]: x for x in each.unread(self.changes)} for each in made]
         return [found[0][key] for key in self.changes if all(key in lines for lines in found)]
 
     def runs(self, folder: Path) -> list[Run]:
@@ -112,6 +119,7 @@ class Study:
         is longer already than what is asked for."""
         folder.mkdir(parents=True, exist_ok=True)
         with Lock(folder):
+            check_names(folder)
             self._perform(folder, options, on_done)
 
     def _perform(self, folder: Path, options: Options, on_done: OnDone) -> None:

@@ -23,13 +23,6 @@ from fedaccord.strategies import METHODS
 SEARCHES = ("grid", "random", "optuna", "halving", "asha")
 PERSONAL = "personal-"  # begins the metrics of the clients' own models
 LISTS = ("seeds", "test-seeds")  # keys of [sweep] beside the options
-OWN = {  # run-config keys that the sweep sets, and what to set instead
-    "seed": "seeds of [sweep]",
-    "validation": "validation of [sweep]",
-    "name": "--out",
-    "out-dir": "--out",
-    "resume": "nothing: a sweep resumes by itself",
-}
 SAME = {"threads": 1}  # of a trial's last bits, wherever it runs
 
 
@@ -94,12 +87,11 @@ class Configuration:
 
     @cached_property
     def name(self) -> str:
-        """Method and hash of what decides its numbers, whatever other configurations there are.
-
-        A path counts by what lies there, which may have been moved.
+        """Method and hash of what decides its numbers and is not a default, which a later version
+        may have more of; see `trial.check_names`. A file counts by its content: it may be moved.
         """
-        used, free = config.in_use(self.config), config.affecting("speed", "place")
-        deciding = {key: value for key, value in used.items() if key not in {*free, "seed"}}
+        used, usual = config.in_use(self.config), deciding_defaults()
+        deciding = {k: v for k, v in used.items() if k in usual and v != usual[k] and k != "seed"}
         if DATASETS[used["dataset"]].origin == "user":
             deciding["data-dir"] = used["data-dir"]
         for key in config.paths():
@@ -143,9 +135,13 @@ class Plan:
             if not isinstance(table, Mapping):
                 raise ValueError(f"expected a table [{name}], got {table!r}")
         own, run, free = tables[0], flatten(tables[1]), space.read(tables[2])
+        managed = managed_keys()
         for key in (*run, *free):
-            if (last := key.rpartition(".")[2]) in OWN:
-                raise ValueError(f"{key}: the sweep sets it; use {OWN[last]}")
+            if key.rpartition(".")[2] in managed:
+                raise ValueError(
+                    f"{key}: a sweep sets it for each of its runs; leave it out, and choose by "
+                    "seeds and validation of [sweep], and --out"
+                )
         algo = free.pop("algo", None)
         if "algo" in run and algo:
             raise ValueError("algo: expected it in [run] or in [space], got both; leave one out")
@@ -207,11 +203,6 @@ class Plan:
         settings = configuration.settings | {"validation": 0.0}
         return Configuration(configuration.algo, configuration.point, settings)
 
-    @property
-    def draws(self) -> bool:
-        """Whether configurations are drawn by `space.draw`."""
-        return self.options.search in ("random", "halving", "asha")
-
     def trials(self, method: str) -> int:
         """Configurations of a method, where they are not a grid's."""
         shares = self.costs[method] if self.options.fair == "trials" else 1
@@ -261,6 +252,17 @@ class Plan:
             any(not isinstance(v, Choices) or len(v.values) > 1 for v in self.of(m).values())
             for m in self.methods
         )
+
+
+def managed_keys() -> set[str]:
+    """The keys that a sweep or a study sets for each of its runs."""
+    return {key for key, field in config.keys().items() if field.metadata["managed"]}
+
+
+def deciding_defaults() -> dict[str, Any]:
+    """The defaults of the keys that decide the numbers of a run and its records."""
+    free = config.affecting("speed", "place")
+    return {key: value for key, value in config.defaults().items() if key not in free}
 
 
 def _fewer(made: RunConfig, share: float) -> dict[str, int]:

@@ -19,12 +19,18 @@ from fedaccord.experiments.sweep.table import (
     trials_table,
     winners_table,
 )
-from fedaccord.experiments.sweep.trial import ROWS, Job, Row, forget_checkpoints, mean, row_of
+from fedaccord.experiments.sweep.trial import (
+    ROWS,
+    Job,
+    Row,
+    check_names,
+    forget_checkpoints,
+    mean,
+    row_of,
+)
 from fedaccord.experiments.sweep.workers import Workers
 from fedaccord.runs.lock import Lock
 from fedaccord.storage.files import replace, unfinished
-
-DRAWN = "draws.txt"  # in a sweep's folder: how its configurations were drawn
 
 
 class Step(NamedTuple):
@@ -55,20 +61,8 @@ class Sweep:
             for folder in (self.folder, self.folder / ROWS):
                 for file in unfinished(folder):
                     file.unlink()
-            self._check_draws()
+            check_names(self.folder)
             return self._run()
-
-    def _check_draws(self) -> None:
-        """Raises ValueError, in one line, if the folder's configurations were drawn otherwise."""
-        if (self.folder / DRAWN).exists():
-            return
-        if not any((self.folder / ROWS).glob("*.json")):
-            self._write(DRAWN, "latin-hypercube\n")
-        elif self.plan.draws:
-            raise ValueError(
-                f"{self.folder}: an earlier version drew the configurations of this sweep in "
-                "another way, so that it cannot resume; choose another --out"
-            )
 
     def _run(self) -> pd.DataFrame:
         winners = self._asha() if self.plan.options.search == "asha" and self.plan.tunes else None

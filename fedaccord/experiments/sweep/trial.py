@@ -16,12 +16,13 @@ import pandas as pd
 
 from fedaccord import engine
 from fedaccord.config import RunConfig
-from fedaccord.experiments.sweep.plan import PERSONAL
+from fedaccord.experiments.sweep.plan import PERSONAL, deciding_defaults
 from fedaccord.runs import flatten, lock, logbook, metrics
 from fedaccord.runs.lock import LockedError
 from fedaccord.storage.files import read_json, replace
 
 ROWS = "rows"  # folder of a sweep's folder
+DEFAULTS = "defaults.json"  # in a sweep's folder: those that the names of its trials leave out
 COMPLETED, FAILED = "completed", "failed"
 KEPT = ("rounds-counted", *metrics.of_kind(metrics.SUMMED))  # of a run's summary
 Row = dict[str, Any]
@@ -46,6 +47,24 @@ class Job(NamedTuple):
     @property
     def file(self) -> Path:
         return Path(self.folder) / ROWS / f"{self.name}-{self.rounds}.json"
+
+
+def check_names(folder: Path) -> None:
+    """Raises ValueError, in one line, if the trials in a folder have other names than today."""
+    file, usual = folder / DEFAULTS, deciding_defaults()
+    if any((folder / ROWS).glob("*.json")):
+        if not file.exists():
+            raise ValueError(
+                f"{folder}: expected a sweep of this version, got one of an earlier version, whose "
+                "trials have other names and would be run again; choose another --out"
+            )
+        for key, before in read_json(file).items():
+            if usual.get(key, before) != before:
+                raise ValueError(
+                    f"{folder}: its trials were begun with the default {key}={before}, which is "
+                    f"{usual[key]} today; choose another --out"
+                )
+    replace(file, json.dumps(usual).encode())
 
 
 def row_of(job: Job) -> Row | None:

@@ -45,13 +45,31 @@ def test_seeds_are_one_group_and_its_label_has_what_differs(tmp_path: Path) -> N
 
 def test_where_a_run_was_followed_and_what_was_measured_make_no_other_group(tmp_path: Path) -> None:
     free = sorted(affecting("records", "speed", "place") - {"name", "out-dir"})
+    ring = {"gossip.topology": "ring"}  # its table is in use
     for seed, key in enumerate(["none", *free]):
-        write(tmp_path, [0.1, 0.5], seed=seed, **({key: "other"} if key != "none" else {}))
+        write(tmp_path, [0.1, 0.5], seed=seed, **ring, **({key: "other"} if key != "none" else {}))
     (group,) = groups(tmp_path)
     assert len(group.runs) == 1 + len(free)
     assert any("tracker" in run.settings for run in group.runs)
-    write(tmp_path, [0.1, 0.5], seed=len(free) + 1, **{"max-update-norm": 2.0})
+    write(tmp_path, [0.1, 0.5], seed=len(free) + 1, **ring, **{"max-update-norm": 2.0})
     assert len(groups(tmp_path)) == 2
+
+
+def test_a_key_that_an_older_version_did_not_have_counts_as_its_default(tmp_path: Path) -> None:
+    new = {"max-client-norm": 0.0, "gossip.topology": "ring"}
+    for table in ({}, {"gossip.eval-nodes": True}):
+        write(tmp_path, [0.1, 0.5], seed=len(table), **new, **table)
+    write(tmp_path, [0.1, 0.5], seed=2, **{"gossip.topology": "ring"})
+    (group,) = groups(tmp_path)
+    assert (group.label, len(group.runs)) == ("fedavg", 3)
+    write(tmp_path, [0.1, 0.5], lr=0.2, **{"max-client-norm": 3.0})
+    write(tmp_path, [0.1, 0.5], algo="scaffold", **{"scaffold.server-lr": 1.0})
+    write(tmp_path, [0.1, 0.5], algo="scaffold", seed=1)
+    assert sorted(group.label for group in groups(tmp_path)) == [
+        "fedavg gossip.topology=ring lr=0.1 max-client-norm=0.0",
+        "fedavg lr=0.2 max-client-norm=3.0",
+        "scaffold lr=0.1 max-client-norm=0.0",
+    ]
 
 
 def test_groups_are_in_the_order_of_their_methods_and_of_the_sizes_of_settings(

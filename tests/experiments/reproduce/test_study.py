@@ -17,7 +17,7 @@ import pytest
 from fedaccord.experiments.reproduce import Cell, Study, find
 from fedaccord.experiments.reproduce.study import Done
 from fedaccord.experiments.sweep.plan import Options
-from fedaccord.experiments.sweep.trial import summary_of
+from fedaccord.experiments.sweep.trial import DEFAULTS, summary_of
 from tests.experiments.reproduce.studies import TABLE, cell, finish
 from tests.runs.locks import LOCK, wait_for_lock
 
@@ -60,6 +60,10 @@ def test_the_same_again_runs_nothing_and_more_seeds_what_is_new(tmp_path: Path) 
     first = finish(study(seeds=(0,)), tmp_path)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*.csv")}
     assert finish(study(seeds=(0,)), tmp_path).equals(first)
+    defaults = (tmp_path / DEFAULTS).rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"of an earlier version, .* choose another --out"):
+        finish(study(seeds=(0,)), tmp_path)
+    defaults.rename(tmp_path / DEFAULTS)
     more = finish(study(seeds=(0, 1)), tmp_path)
     assert more[more.seed == 0].reset_index(drop=True).equals(first)
     assert len(more) == 8
@@ -143,8 +147,10 @@ def test_a_diverged_run_is_a_result_with_its_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": 3}, "seed: `reproduce` sets it; use --seeds"),
-        ({"num-server-rounds": 3}, "use --rounds"),
+        ({"seed": 3}, "seed: `reproduce` sets it .* choose by --cells, --seeds, --rounds and --o"),
+        ({"num-server-rounds": 3}, "num-server-rounds: `reproduce` sets it"),
+        ({"algo": "fedavg"}, "algo: `reproduce` sets it"),
+        ({"name": "x"}, "name: `reproduce` sets it"),
         ({"lrr": 0.1}, "unknown key 'lrr'"),
         ({"fraction-train": 0.0}, "fraction-train: expected"),
     ],

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedaccord.config import RunConfig
+from fedaccord import config
+from fedaccord.config import RunConfig, in_use
 from fedaccord.experiments.sweep import Plan
-from fedaccord.experiments.sweep.plan import LISTS, keys
+from fedaccord.experiments.sweep.plan import LISTS, keys, managed_keys
 from tests.experiments.sweep.plans import content, make
 
 PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
@@ -35,9 +36,10 @@ PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
         ({"sweep": {"search": "asha"}}, r"\[sweep\] search=asha: expected a ray-address"),
         ({"sweep": {"tune": False, "search": "halving"}}, r"\[sweep\] tune=false: expected search"),
         ({"sweep": {"fair": "trials"}}, r"\[sweep\] fair=trials: expected another search than"),
-        ({"run": {"seed": 1}}, r"seed: the sweep sets it; use seeds of \[sweep\]"),
-        ({"space": {"fedavg": {"seed": [1]}}}, r"fedavg.seed: the sweep sets it"),
-        ({"run": {"validation": 0.2}}, r"validation: the sweep sets it"),
+        ({"run": {"seed": 1}}, r"^seed: a sweep sets it .* choose by seeds and validation of \[sw"),
+        ({"space": {"fedavg": {"seed": [1]}}}, r"fedavg.seed: a sweep sets it"),
+        ({"run": {"validation": 0.2}}, r"validation: a sweep sets it"),
+        ({"run": {"resume": True}}, r"resume: a sweep sets it"),
         ({"run": {"algo": "fedavg"}}, r"algo: expected it in \[run\] or in \[space\], got both"),
         ({"space": {"algo": ["fedagv"]}}, r"algo: expected one of .*did you mean 'fedavg'"),
         ({"space": {"lr": [0.1, -1]}}, r"lr: expected above 0, got -1"),
@@ -54,6 +56,10 @@ def test_what_is_wrong_is_one_line(change: dict[str, Any], message: str) -> None
     assert "\n" not in str(caught.value)
 
 
+def test_keys_that_a_sweep_sets_for_its_runs() -> None:
+    assert managed_keys() == {"seed", "validation", "name", "out-dir", "resume"}
+
+
 @pytest.mark.parametrize("search", ["random", "halving", "optuna"])
 def test_both_ends_of_a_range_are_checked_first(search: str) -> None:
     for low, high in ((-1.0, 0.1), (0.1, 2.0)):
@@ -61,7 +67,9 @@ def test_both_ends_of_a_range_are_checked_first(search: str) -> None:
             make({"lr-decay": {"low": low, "high": high}}, search=search)
 
 
-def test_a_configuration_is_named_after_what_decides_its_numbers() -> None:
+def test_a_configuration_is_named_after_what_decides_its_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def name(**run: Any) -> str:
         (configuration,) = make(
             {}, {k.replace("_", "-"): v for k, v in run.items()}
@@ -72,6 +80,11 @@ def test_a_configuration_is_named_after_what_decides_its_numbers() -> None:
     assert name(device="cpu") == name(checkpoint_every=3) == name(workers=2) == usual
     assert name(tracker="tensorboard") == name(state_dir="/a") == name(round_timeout=9.0) == usual
     assert name(lr=0.1) == usual  # the default
+    known = config.defaults()
+    later = {"fedinit.later": 1.0, "later": True}  # keys of a later version
+    monkeypatch.setattr(config, "defaults", lambda: known | later)
+    monkeypatch.setattr(config, "in_use", lambda made: in_use(made) | later)
+    assert name() == usual
     others = [name(lr=0.2), name(num_server_rounds=4), name(eval_every=2), name(num_clients=5)]
     assert len({usual, *others}) == 5
     tuned = make({}).configurations("fedinit")[0]

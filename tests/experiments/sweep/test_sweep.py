@@ -1,5 +1,6 @@
 """Sweeps to their end: tables, winners, one go on where the last one was, also when killed."""
 
+import json
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from fedaccord.experiments.sweep import Plan, Sweep
 from fedaccord.experiments.sweep.estimate import parts
-from fedaccord.experiments.sweep.sweep import DRAWN
+from fedaccord.experiments.sweep.trial import DEFAULTS
 from fedaccord.runs.reader import read
 from tests.experiments.sweep.plans import finish, make, table
 from tests.runs.locks import LOCK, wait_for_lock
@@ -163,15 +164,22 @@ def test_two_processes_do_not_work_on_one_sweep(tmp_path: Path) -> None:
     assert not (tmp_path / ".lock").exists()
 
 
-def test_a_sweep_that_an_earlier_version_drew_is_refused_in_one_line(tmp_path: Path) -> None:
-    """It would try other configurations beside the old ones."""
-    plan = make({"lr": {"low": 0.05, "high": 0.1}}, search="random", trials=2)
+def test_a_sweep_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Its trials have other names: they would be run again beside the old ones."""
+    plan, defaults = make({"algo": ["fedavg"]}), tmp_path / DEFAULTS
     finish(plan, tmp_path)
-    assert finish(plan, tmp_path)
-    (tmp_path / DRAWN).unlink()
-    with pytest.raises(ValueError, match=r"drew the configurations .* choose another --out$"):
+    before = json.loads(defaults.read_text())
+    assert before["lr"] == 0.1
+    for later in ({k: v for k, v in before.items() if k != "lr"}, before | {"gone": 1}):
+        defaults.write_text(json.dumps(later))  # a key that came, one that went
+        assert all(step.found for step in finish(plan, tmp_path))
+        assert json.loads(defaults.read_text()) == before
+    defaults.write_text(json.dumps(before | {"lr": 0.2}))
+    with pytest.raises(ValueError, match=r"begun with the default lr=0.2, which is 0.1 today; ch"):
         finish(plan, tmp_path)
-    assert finish(make({"lr": [0.05]}), tmp_path)  # nothing is drawn
+    defaults.unlink()
+    with pytest.raises(ValueError, match=r"of an earlier version, .*; choose another --out$"):
+        finish(plan, tmp_path)
 
 
 def test_a_winner_at_an_edge_is_a_warning(tmp_path: Path) -> None:
