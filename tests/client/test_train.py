@@ -243,6 +243,24 @@ def test_batches_that_are_used_up_after_a_pass_are_refused(counts: dict[str, int
     assert metrics["steps"] == 2
 
 
+def test_rates_that_fall_within_the_round_need_the_number_of_steps() -> None:
+    half = ClientHalf(FedAvgClient(), lr_schedule="linear")
+    line = "lr-schedule=linear: expected batches with a length (a list, a DataLoader), or local-"
+    refused(line, message(half=half), iter(batches(4, 4)))
+    (up, _), (same, _) = (
+        train(message(half=half), batches(4, 4)),
+        train(message(half=half, local_steps=2), iter(batches(4, 4))),
+    )
+    assert torch.equal(up, same)
+    line = "lr-schedule=linear: expected 3 batches, as the data said, got 2"
+
+    class Longer(list[Any]):
+        def __len__(self) -> int:
+            return 3
+
+    refused(line, message(half=half), Longer(batches(4, 4)))
+
+
 def test_a_message_of_another_strategy_is_refused() -> None:
     line = "expected a training message from a FedAccord strategy, got one without 'instruction'"
     refused(line, Message(RecordDict(), 1, MessageType.TRAIN), batches(4))
