@@ -113,6 +113,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
     ({"qqq": 3}, "unknown key 'qqq'; `fedaccord run --list-keys` lists the known ones"),
     ({"lrr": 0.1}, "unknown key 'lrr' (did you mean 'lr'?)"),
     ({"alpha": 0.5}, "alpha: this key is now called 'dirichlet-alpha'"),
+    *(
+        (
+            {"algo": algo, "relaxed-init.server": "updates"},
+            "relaxed-init.server: this key is now called 'fedinit.server'",
+        )
+        for algo in ("fedinit", "fedavg", "fedsam")
+    ),
     # the nearest three, a key of the chosen method or of a plug-in first, by the name that is typed
     ({"num_clients": 3}, "unknown key 'num_clients' (did you mean 'num-clients'?)"),
     (
@@ -321,10 +328,6 @@ def test_integers_are_numbers() -> None:
 
 REFUSED_TOGETHER: list[tuple[str, dict[str, Any], str]] = [
     *(
-        (algo, {"relaxed-init.beta": 0.1, "relaxed-init.server": "updates"}, "relaxed-init.server")
-        for algo in ("fedavgm", "fedadam", "fednova", "dfedavg", "fedprox")
-    ),
-    *(
         (algo, {"relaxed-init.beta": 0.1, "relaxed-init.center": "start"}, "center=start")
         for algo in ("afedpd", "fedlesam")
     ),
@@ -348,8 +351,7 @@ def test_what_a_method_cannot_take_is_refused_before_a_run(
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedinit"])
 def test_what_fits_a_method_is_taken(algo: str) -> None:
-    values = {"relaxed-init.beta": 0.1, "relaxed-init.server": "updates", "weighting": "examples"}
-    values["relaxed-init.center"] = "start"
+    values = {"relaxed-init.beta": 0.1, "relaxed-init.center": "start", "weighting": "examples"}
     assert RunConfig.make({"algo": algo} | values).strategy.weighting == "examples"
 
 

@@ -39,7 +39,7 @@ PLUGINS: dict[str, dict[str, Any]] = {
 }
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{"weighting": "examples"}, {"fedavg.server-lr": 0.7}],
-    "fedinit": [{"relaxed-init.server": "updates"}],
+    "fedinit": [{"fedinit.server": "updates"}],
     "fedadam": [{"fedadam.beta1": 0.0}, {"fedadam.v0": 0.0}],
     "fedadagrad": [{"fedadagrad.beta1": 0.3}],
     "fednova": [{"weighting": "examples"}],

@@ -20,7 +20,8 @@ SYNONYMS = {  # other names of these settings -> our keys
     "gpu": ("device",),
     "output-dir": ("out-dir",),
 }
-RENAMED = {"alpha": "dirichlet-alpha"}  # keys of earlier versions
+# keys of earlier versions
+RENAMED = {"alpha": "dirichlet-alpha", "relaxed-init.server": "fedinit.server"}
 
 
 class UnknownKey(ValueError):
@@ -49,7 +50,7 @@ def unknown(
         if same := [k for k in among if last(k) == last(key)]:
             break
     if key in RENAMED:
-        if not any(k.partition(".")[0] in chosen for k in same):
+        if not any(k.partition(".")[0] in chosen and k != RENAMED[key] for k in same):
             return ValueError(f"{key}: this key is now called {RENAMED[key]!r}")
         same.append(RENAMED[key])
     if not {*same} & {*read}:

@@ -16,13 +16,14 @@ class ServerHalf(Protocol):
     # what a method says of its server step
     linear: ClassVar[bool]  # mixed steps are a step of mixed nodes
     takes_weights: ClassVar[bool]  # with weights by examples its fixed point is weighted too
-    reads_starts: ClassVar[bool]  # `aggregate` reads cohort.starts
     reads_anchors: ClassVar[bool]  # `aggregate` reads cohort.anchor
     fixed_anchor: ClassVar[str]  # why relaxed initialisation cannot move w^t as the anchor
     tied: ClassVar[bool]  # the server's memory sums up the clients'
-    averages_plain_models: ClassVar[bool]  # FedAvg's step after plain SGD, nothing else
     averages: ClassVar[bool]  # `aggregate` reads the uploads by cohort.mean(ups.w) alone
     refuses: ClassVar[dict[Any, str]]  # a plug-in's type -> why it does not fit
+
+    @property
+    def reads_starts(self) -> bool: ...  # `aggregate` reads cohort.starts
 
     @property
     def weighting(self) -> str: ...

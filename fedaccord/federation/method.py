@@ -36,11 +36,9 @@ class Method(Settings, ABC):
     # Properties of the server step. The defaults are the safe ones.
     linear: ClassVar[bool] = False  # mixed steps are a step of mixed nodes: gossip may mix them
     takes_weights: ClassVar[bool] = False  # with weighting=examples its fixed point is weighted too
-    reads_starts: ClassVar[bool] = False  # `aggregate` reads cohort.starts
     reads_anchors: ClassVar[bool] = False  # `aggregate` reads cohort.anchor
     fixed_anchor: ClassVar[str] = ""  # why relaxed initialisation cannot move w^t as the anchor
     tied: ClassVar[bool] = True  # the server's memory sums up the clients': see `rounds.forget`
-    averages_plain_models: ClassVar[bool] = False  # FedAvg's step after plain SGD, nothing else
     anneals: ClassVar[bool] = False  # what clients do depends on the number of rounds T
     averages: ClassVar[bool] = False  # `aggregate` reads the uploads by cohort.mean(ups.w) alone
     pools: ClassVar[bool] = False  # one client, which holds all training data
@@ -118,6 +116,11 @@ class Method(Settings, ABC):
         return self.local_optimizer or OPTIMIZERS[self.optimizer]()
 
     # the method: what a subclass writes
+
+    @property
+    def reads_starts(self) -> bool:
+        """Whether `aggregate` reads cohort.starts; a class attribute will do."""
+        return False
 
     @abstractmethod
     def rule(self) -> LocalRule:

@@ -10,18 +10,17 @@ Initialization. NeurIPS 2023, arXiv:2306.05706, Algorithm 1.
 Only the start moves. Anchors of prox and dual terms stay at w^t, and the server averages as the
 method says.
 
-Where the server needs w_{i,0}, the client sends it beside the method's own upload: with center =
-start for methods whose dual step has its anchor there, with server = updates, and for methods
-whose server step divides the true displacement w_{i,0} - w_{i,K} by the number of steps.
+If the server needs w_{i,0}, the client sends it beside the method's own upload: with center =
+start for methods whose dual step has its anchor there, and for methods whose server step reads the
+true displacement w_{i,0} - w_{i,K}.
 
 When to use: to improve a method on skewed data without further gradients. A client keeps one more
 vector and is sent w^0 once, with its first training message. Clients should come back: the older
 l_i, the longer the jump. beta above 0.102 leaves the theory, and in the paper 0.15 ends in
 divergence. It makes no biased method exact.
 
-Where we differ: not from the paper. The authors' simulator moves the anchor too (center = start),
-and adds the mean displacement instead of averaging models (server = updates), which differs under
-partial participation.
+Where we differ: not from the paper. The authors' simulator moves the anchor too (center = start).
+Its server step is fedinit.server = updates.
 """
 
 import math
@@ -29,7 +28,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
-from fedaccord.core.cohort import Cohort, Received
+from fedaccord.core.cohort import Received
 from fedaccord.core.options import option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rule import LocalResult
@@ -72,12 +71,6 @@ class RelaxedInit(PlugIn):
         "anchor of prox and dual terms: w^t, or the relaxed start as in the authors' simulator",
         choices=("server", "start"),
     )
-    server: str = option(
-        "models",
-        "fedavg, fedinit and fedsam average local models (the paper), or add mean displacements "
-        "(the authors' simulator)",
-        choices=("models", "updates"),
-    )
     sends_start: bool = False  # whether w_{i,0} travels to the server; `fit` sets it
 
     @property
@@ -86,17 +79,11 @@ class RelaxedInit(PlugIn):
 
     def fit(self, method: ServerHalf) -> "RelaxedInit":
         super().fit(method)
-        name = type(method).__name__
         if self.moves_anchor and method.fixed_anchor:
+            name = type(method).__name__
             raise ValueError(f"{name} cannot take RelaxedInit.center=start: {method.fixed_anchor}")
-        if self.server == "updates" and not method.averages_plain_models:
-            raise ValueError(
-                f"relaxed-init.server: expected 'models' with {name}, got 'updates': only a "
-                "plain mean of local models (fedavg, fedinit, fedsam) can add displacements instead"
-            )
         reads_anchor = self.moves_anchor and method.reads_anchors
-        sends = method.reads_starts or reads_anchor or self.server == "updates"
-        return replace(self, sends_start=sends)
+        return replace(self, sends_start=method.reads_starts or reads_anchor)
 
     def advice(self) -> str:
         if self.beta <= BOUND:
@@ -145,10 +132,3 @@ class RelaxedInit(PlugIn):
             return received
         *up, w_i0 = received.up
         return Received(kind(*up), w_i0)
-
-    def mean(self, ups: Any, cohort: Cohort) -> Any:
-        """With server = updates every local model goes back by its jump, w_{i,0} - w^t."""
-        if self.server == "models":
-            return ups
-        pairs = zip(ups.w, cohort.starts, strict=True)
-        return ups._replace(w=tuple(w_K - (w_i0 - cohort.w) for w_K, w_i0 in pairs))

@@ -34,7 +34,6 @@ from fedaccord.core.options import option
 from fedaccord.core.plugin import PlugIn, combine
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector, fetch
-from fedaccord.plugins.relaxed_init import RelaxedInit
 
 CHUNK = 1 << 20  # elements that are sorted at a time
 
@@ -69,7 +68,7 @@ class Robust(PlugIn):
                 f"robust.rule: expected none with gossip, got {self.rule!r}: nodes mix with their "
                 "neighbours, and no server takes a mean"
             )
-        if not method.averages:
+        if not method.averages or method.reads_starts:
             raise ValueError(
                 f"robust.rule: expected none with {name}, got {self.rule!r}: its server step reads "
                 "more than the mean of local models; take fedavg or one of its family, or bound "
@@ -84,10 +83,6 @@ class Robust(PlugIn):
             raise ValueError(
                 f"weighting: expected uniform with robust.rule={self.rule}, got "
                 f"{method.weighting!r}: it counts clients equally"
-            )
-        if any(isinstance(p, RelaxedInit) and p.server == "updates" for p in others):
-            raise ValueError(
-                f"relaxed-init.server: expected models with robust.rule={self.rule}, got updates"
             )
         return self
 

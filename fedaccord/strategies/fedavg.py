@@ -32,7 +32,6 @@ class FedAvg(FederatedStrategy):
     assumes_sgd = False
     linear = True
     takes_weights = True
-    averages_plain_models = True
     averages = True
 
     server_lr: float = option(1.0, "server rate: how far to go towards the average", low=0)

@@ -109,7 +109,6 @@ class FedDeperClient(LocalRule):
 class FedDeper(FedAvg):
     assumes_sgd = True  # y and v take steps of their own
     tied = False
-    averages_plain_models = False
 
     rho: float = option(0.002, "strength of the pull away from v, a factor of the step", low=0)
     lam: float = option(0.5, "mixing rate of y into v", low=0.5, high=1)

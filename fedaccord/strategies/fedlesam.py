@@ -76,7 +76,6 @@ class FedLESAMClient(LocalRule):
 @dataclass(frozen=True, kw_only=True)
 class FedLESAM(FedAvg):
     tied = False
-    averages_plain_models = False
     fixed_anchor = "it keeps the model received, and has no anchor to move"
     refuses: ClassVar[dict[type[Any], str]] = {
         SAM: "it perturbs the model already, with its own radius"

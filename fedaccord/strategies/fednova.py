@@ -11,7 +11,7 @@ p_i = 1/P, or the share of examples with weighting=examples. With equal K_i this
 d_i / lr is the mean of the gradients of i's steps, whatever K_i is. Under relaxed initialisation
 only the true displacement w_{i,0} - w_{i,K_i} is that; w^t - w_{i,K_i} would also hold the jump,
 which is no step, divided by K_i. So the client sends w_{i,0} too, and with equal K_i FedNova is
-FedAvg with relaxed-init.server=updates.
+FedInit with server=updates.
 
 When to use: where clients take unequal numbers of local steps, as with local-epochs on data of
 unequal sizes. It takes away the bias of unequal work, not that of heterogeneous data. It costs what

@@ -32,8 +32,6 @@ class FedProxClient(LocalRule):
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
-    averages_plain_models = False
-
     mu: float = option(0.1, "strength of the proximal term", low=0, tried="0.001, 0.01, 0.1, 1")
 
     def rule(self) -> LocalRule:

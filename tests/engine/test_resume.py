@@ -145,7 +145,7 @@ def test_states_on_disk_are_those_in_memory(
     [
         {"sam.rho": 0.05, "relaxed-init.beta": 0.1, "algo": "feddyn", "precision": "float64"},
         {"gossip.topology": "ring", "algo": "scaffold"},
-        {"relaxed-init.beta": 0.1, "relaxed-init.server": "updates", "algo": "fedavg"},
+        {"relaxed-init.beta": 0.1, "fedinit.server": "updates", "algo": "fedinit"},
     ],
     ids=["sam+ri", "gossip", "updates"],
 )

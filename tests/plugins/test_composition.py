@@ -198,7 +198,6 @@ def test_plugin_order_does_not_matter(kind: type[FederatedStrategy]) -> None:
 # --- relaxed initialisation at the server ---------------------------------------------------------
 
 MOVED = RelaxedInit(beta=0.1, center="start")
-UPDATES = RelaxedInit(beta=0.1, server="updates")
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - REFUSED["ri"]))
@@ -224,16 +223,6 @@ def test_methods_whose_anchor_cannot_move_say_so(name: str) -> None:
     line = rf"^{METHODS[name].__name__} cannot take RelaxedInit\.center=start: [a-z][^\n]+$"
     with pytest.raises(ValueError, match=line):
         make(METHODS[name], MOVED)
-
-
-@pytest.mark.parametrize("name", sorted(set(METHODS) - REFUSED["ri"]))
-def test_mean_displacements_are_for_the_server_step_of_fedavg(name: str) -> None:
-    if name in ("fedavg", "fedinit", "fedsam"):
-        assert "w_i0" in make(METHODS[name], UPDATES).client_half().sends._fields
-        return
-    line = rf"^relaxed-init\.server: expected 'models' with {METHODS[name].__name__}, [^\n]+$"
-    with pytest.raises(ValueError, match=line):
-        make(METHODS[name], UPDATES)
 
 
 @pytest.mark.parametrize(("beta", "warns"), [(0.1, False), (0.102, False), (0.103, True)])

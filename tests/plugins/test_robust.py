@@ -144,7 +144,10 @@ def test_they_read_the_mean_alone(name: str) -> None:
         ({"algo": "dfedavg"}, "robust.rule: expected none with gossip"),
         ({"gossip.topology": "ring"}, "robust.rule: expected none with gossip"),
         ({"weighting": "examples"}, "weighting: expected uniform with robust.rule=median, got"),
-        ({"relaxed-init.server": "updates"}, "relaxed-init.server: expected models with robust"),
+        (
+            {"fedinit.server": "updates"},
+            "robust.rule: expected none with FedInit, got 'median': its",
+        ),
         ({"robust.trim": 0.6}, "robust.trim: expected at least 0 and at most 0.5, got 0.6"),
         ({"robust.rule": "mean"}, "robust.rule: expected one of none, median, trimmed-mean, krum"),
     ],

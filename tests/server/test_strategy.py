@@ -376,9 +376,9 @@ def test_metrics_are_what_they_are_called() -> None:
 
 
 def test_with_added_displacements_the_averages_are_those_of_the_true_local_models() -> None:
-    """relaxed-init.server=updates: w^{t+1} = w^t + mean(w_{i,K} - w_{i,0}), by hand."""
+    """server=updates: w^{t+1} = w^t + mean(w_{i,K} - w_{i,0}), by hand."""
     beta, lr, K, schedule = 0.1, 0.05, 3, [[0, 1, 2], [2, 3], [0, 3, 5]]
-    settings: dict[str, Any] = {"local_steps": K, "lr": lr, "relaxed-init.server": "updates"}
+    settings: dict[str, Any] = {"local_steps": K, "lr": lr, "fedinit.server": "updates"}
     found = run("fedinit", LEAST_SQUARES, W0, schedule, **settings, **{"relaxed-init.beta": beta})
     last, w = np.tile(W0, (C, 1)), W0
     for t, cohort in enumerate(schedule):
@@ -405,7 +405,7 @@ def test_added_displacements_equal_the_dense_reference() -> None:
     )
     added = FedInit(
         beta=0.1,
-        plugins=(RelaxedInit(beta=0.1, server="updates"),),
+        server="updates",
         **{"precision": "float64", "lr": 0.05, "lr_decay": 1.0, "weight_decay": 0.0},
         **{"clip_norm": 0.0, "local_steps": 3, "batch_size": 0},
     )

@@ -112,8 +112,7 @@ def test_relaxed_starts_average_to_the_model_at_full_participation() -> None:
 def test_both_server_rules_of_relaxed_initialisation_are_one_at_full_participation() -> None:
     for schedule in (EVERYONE, SOME):
         models, updates = (
-            run(S.FedInit, schedule, plugins=(RelaxedInit(beta=0.1, server=server),))
-            for server in ("models", "updates")
+            run(S.FedInit, schedule, server=server) for server in ("models", "updates")
         )
         assert differ(models, updates, 1e-10) == (schedule is SOME)
 

@@ -309,8 +309,8 @@ def test_without_an_anchor_the_centre_changes_nothing(case: Case) -> None:
 @pytest.mark.parametrize("server", ["models", "updates"])
 def test_fedinit_equals_the_posters_algorithm(server: str, first_visit: str) -> None:
     more = {"ri_first_visit": first_visit, "ri_server": server}
-    case = Case(S.FedInit, fedinit, {}, {"ri_beta": 0.1, **more}, ("last",))
-    ri = RelaxedInit(beta=0.1, server=server, first_visit=first_visit)
+    case = Case(S.FedInit, fedinit, {"server": server}, {"ri_beta": 0.1, **more}, ("last",))
+    ri = RelaxedInit(beta=0.1, first_visit=first_visit)
     case.compare(federate(case.method(ri), LEAST_SQUARES, W0, SOME), case.expected(SOME))
     if (server, first_visit) == ("models", "initial"):  # what it is without a word
         case.compare(federate(case.method(), LEAST_SQUARES, W0, SOME), case.expected(SOME))
@@ -352,11 +352,11 @@ def test_unequal_steps_through_messages() -> None:
 
 def test_fednova_with_equal_steps_adds_up_displacements() -> None:
     """So it is FedInit with the server rule of the authors' simulator."""
-    ri = RelaxedInit(beta=BETA, server="updates")
     nova = federate(
         Case(S.FedNova, fednova).method(RelaxedInit(beta=BETA)), LEAST_SQUARES, W0, SOME
     )
-    init = federate(Case(S.FedInit, fedinit).method(ri), LEAST_SQUARES, W0, SOME)
+    updates = Case(S.FedInit, fedinit, {"beta": BETA, "server": "updates"})
+    init = federate(updates.method(), LEAST_SQUARES, W0, SOME)
     close(nova.weights, init.weights)
     models = federate(Case(S.FedInit, fedinit).method(), LEAST_SQUARES, W0, SOME)
     assert not torch.allclose(nova.weights, models.weights, atol=1e-4)

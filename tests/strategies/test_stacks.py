@@ -57,7 +57,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "dispfl": [{"regrow": "random"}],
     "fedadagrad": [{"beta1": 0.3}],
     "dpsgd": [{"variant": "atc"}],
-    "fedinit": [{"plugins": (RelaxedInit(beta=0.1, server="updates"),)}],
+    "fedinit": [{"server": "updates"}],
 }
 
 

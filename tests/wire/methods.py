@@ -13,7 +13,6 @@ PLUGINS: dict[str, tuple[PlugIn, ...]] = {
     "bare": (),
     "ri": (RelaxedInit(beta=0.1),),
     "ri-start": (RelaxedInit(beta=0.1, center="start", first_visit="current"),),
-    "ri-updates": (RelaxedInit(beta=0.1, server="updates"),),
     "sam": (SAM(rho=0.05),),
     "sam+ri": (SAM(rho=0.05), RelaxedInit(beta=0.1)),
     "sam+ri+gossip": (SAM(rho=0.05), RelaxedInit(beta=0.1), Gossip(topology="full")),
