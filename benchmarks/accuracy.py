@@ -69,12 +69,12 @@ def common(dataset: str) -> dict[str, Any]:
 
 def fits(method: str) -> bool:
     """Whether a method belongs here: not without a server, nor with all clients only, and no
-    baseline of a single client."""
+    baseline of clients alone."""
     try:
         strategy = RunConfig.make({"algo": method, "fraction-train": 0.1}).strategy
     except ValueError:
         return False
-    return not (strategy.topology.is_decentralised or strategy.pools or method == "local")
+    return not (strategy.topology.is_decentralised or method == "local")
 
 
 # --- the report -----------------------------------------------------------------------------------

@@ -51,8 +51,8 @@ MODELS = {
 # Gradients per local step of a method -> its round in rounds of FedAvg.
 ALLOWED = {1: 1.15, 2: 2.1}
 OWN_ALLOWED = {"feddeper": 2.2}  # steps two models
-COMPARED = [  # with a server, and more clients than the one of `centralised`
-    name for name, kind in METHODS.items() if not issubclass(kind, DFedAvg) and not kind.pools
+COMPARED = [  # with a server
+    name for name, kind in METHODS.items() if not issubclass(kind, DFedAvg)
 ]
 
 Pair = tuple[float, float]  # seconds of the method, mean seconds of FedAvg before and after it

@@ -30,14 +30,11 @@ from fedaccord.strategies import METHODS
 from fedaccord.task.config import TaskConfig
 
 AUTO = "auto"  # of a plug-in: what the method itself asks for, which is off for most
-POOLED = {"num-clients": 1, "partition": "iid"}  # of a method whose one client holds all data
-UNPOOLED = (  # what nothing reads then
-    *("partition", "dirichlet-alpha", "replacement", "classes-per-client", "partition-file"),
-    *("fraction-train", "sampling"),
-)
 RETIRED = {  # values of earlier versions, and what to set instead
-    ("precision", "auto"): "set float32, or bfloat16 where the processor gains by it: "
-    "docs/results/precision.md"
+    ("precision", "auto"): "no longer chosen by a trial; set float32, or bfloat16 where the "
+    "processor gains by it: docs/results/precision.md",
+    ("algo", "centralised"): "now fedavg with one client; set algo=fedavg num-clients=1 and the "
+    "local-steps of a client, as `fedaccord run --preset centralised` does",
 }
 
 
@@ -153,10 +150,9 @@ class RunConfig:
         if method is not None:
             values = {**values, **_settings_of(method)}
         flat = {key: _check(key, values.get(key, default(f)), f) for key, f in known.items()}
-        used = flat | (POOLED if METHODS[flat["algo"]].pools else {})
         return RunConfig(
-            **_values(used, RunConfig),
-            task=TaskConfig(**_values(used, TaskConfig), seed=flat["seed"]),
+            **_values(flat, RunConfig),
+            task=TaskConfig(**_values(flat, TaskConfig), seed=flat["seed"]),
             strategy=method or _strategy(flat),
             flat=flat,
         )
@@ -208,10 +204,6 @@ class RunConfig:
             else:
                 strength, *others = (f"{name}.{_key(field.name)}" for field in options(kind))
                 needs |= dict.fromkeys(others, strength)
-        if self.strategy.pools:
-            why = f"{self.algo} has one client with all training data"
-            among = ["num-clients"] if self.strategy.local_steps else []  # else of an epoch
-            reasons |= dict.fromkeys([*UNPOOLED, *among], why)
         for prefix, settings in parts:
             needs |= {prefix + _key(f): prefix + other for f, other in unread(settings).items()}
         return {key: f"nothing reads it without {other}" for key, other in needs.items()} | reasons
@@ -369,7 +361,7 @@ def _check(key: str, value: Any, field: "Field[Any]") -> Any:
     if field.metadata["auto"] and value == AUTO:
         return value
     if isinstance(value, str) and (instead := RETIRED.get((key, value))):
-        raise ValueError(f"{key}={value}: no longer chosen by a trial; {instead}")
+        raise ValueError(f"{key}={value}: {instead}")
     choices = METHODS if key == "algo" else field.metadata["choices"]
     if choices and isinstance(value, str) and value not in choices:
         near = did_you_mean(value, choices)

@@ -4,7 +4,6 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -84,7 +83,7 @@ def run(
     that is interrupted, also by SIGTERM or SIGHUP, or that fails leaves a directory that can be
     read, with the model as it was then. in_process: what the clients keep is in the checkpoints.
     """
-    method = pooled(config.strategy, task, config.flat["num-clients"])
+    method = config.strategy
     trackers.check(config.tracker)
     used = machine(task) | {"gradients-per-step": method.cost.gradients} | resolved(config)
     with (
@@ -184,14 +183,6 @@ def with_lost_states(state: RoundState, session: Session, config: RunConfig) -> 
         state.t,
     )
     return forget(session.method, session.half, state, clients)
-
-
-def pooled(method: FederatedStrategy, task: Task, clients: int) -> FederatedStrategy:
-    """A method whose one client has all data takes the steps of one of so many clients."""
-    if not method.pools:
-        return method
-    # under Flower of as many samples as the server's own training set has
-    return replace(method, local_steps=method.mean_steps(task.num_examples(0), clients))
 
 
 def save(directory: RunDirectory, arrays: ArrayRecord, task: Task) -> None:

@@ -182,6 +182,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
     ({"download": 1}, "download: expected true or false, got 1"),
     ({"name": 3}, "name: expected a string, got 3"),
     ({"model": 3}, "model: expected a string, got 3"),
+    (
+        {"algo": "centralised"},
+        "algo=centralised: now fedavg with one client; set algo=fedavg num-c...",
+    ),
     ({"precision": ["auto"]}, "precision: expected a string, got ['auto']"),
     (
         {"precision": "auto"},

@@ -50,7 +50,7 @@ def stale(root: Path) -> dict[Path, str | None]:
     wanted[pyproject] = replaced(pyproject, config_toml(), "[tool.flwr.app.config]", "[tool.hatch")
     wanted[readme] = replaced(readme, pages.readme_list(), "<summary>The", "</details>")
     package = root / "fedaccord" / "strategies" / "__init__.py"
-    wanted[package] = replaced(package, pages.imports(), "if TYPE_CHECKING:", "def method_of")
+    wanted[package] = replaced(package, pages.imports(), "if TYPE_CHECKING:", "BUILT_IN:")
     metrics = root / "docs" / "metrics.md"
     wanted[metrics] = replaced(metrics, columns_markdown(), "## metrics.csv", "## Using")
     results = root / "docs" / "results" / "reproduction.csv"

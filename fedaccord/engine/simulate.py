@@ -222,7 +222,7 @@ def simulate(
 
     threads.check(config.threads)
     task = _task(config, clients, test, model, loss)
-    method = server_app.pooled(config.strategy, task, config.flat["num-clients"])
+    method = config.strategy
     chosen = threads.of_task(config.threads, task, method, config.workers)
     found = None if resume is None else Checkpoints(Path(resume) / logbook.FOLDER).load()
     if found is not None and vectorize == "auto":
@@ -299,8 +299,6 @@ def _task(
         return load_task(config.task, num_clients=config.num_clients)
     _check_samples(clients, test)
     xs, ys = zip(*clients, strict=True)
-    if config.strategy.pools:
-        xs, ys = (torch.cat(xs),), (torch.cat(ys),)
     if isinstance(model, str):
         shape = tuple(xs[0].shape[1:])
         classes = int(max(int(y.max()) for y in ys)) + 1

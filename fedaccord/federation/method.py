@@ -41,7 +41,6 @@ class Method(Settings, ABC):
     tied: ClassVar[bool] = True  # the server's memory sums up the clients': see `rounds.forget`
     anneals: ClassVar[bool] = False  # what clients do depends on the number of rounds T
     averages: ClassVar[bool] = False  # `aggregate` reads the uploads by cohort.mean(ups.w) alone
-    pools: ClassVar[bool] = False  # one client, which holds all training data
     assumes_sgd: ClassVar[bool] = True  # its formulas hold for plain SGD at a constant rate alone
     all_clients: ClassVar[bool] = False  # a round has all clients, or does not count
     replaces: ClassVar[dict[str, str]] = {}  # settings that it leaves unread: why

@@ -114,7 +114,7 @@ class Settings:
         """eta_t, the local rate of round t (from 0)."""
         return self.lr * self.lr_decay**t
 
-    def mean_steps(self, examples: int, clients: int) -> int:
-        """K of a client that holds an equal share of ``examples``, among so many clients."""
+    def steps_of(self, examples: int) -> int:
+        """K of a client with so many examples."""
         batch_size = self.batch_size or examples  # 0: a step an epoch
-        return self.local_steps or self.local_epochs * math.ceil(examples / (clients * batch_size))
+        return self.local_steps or self.local_epochs * math.ceil(examples / batch_size)

@@ -1,18 +1,11 @@
-"""The plug-ins: what fits into the seats of any method."""
+"""The plug-ins: what fits into the seats of any method. A file of this folder is one, by its name
+with - for _, unless that begins with an underscore."""
 
+from fedaccord.core import folder
 from fedaccord.core.options import describe
 from fedaccord.core.plugin import PlugIn
-from fedaccord.plugins.gossip import Gossip
-from fedaccord.plugins.relaxed_init import RelaxedInit
-from fedaccord.plugins.robust import Robust
-from fedaccord.plugins.sam import SAM
 
-PLUGINS: dict[str, type[PlugIn]] = {
-    "relaxed-init": RelaxedInit,
-    "sam": SAM,
-    "gossip": Gossip,
-    "robust": Robust,
-}
+PLUGINS: dict[str, type[PlugIn]] = folder.classes(__name__, __path__, PlugIn)
 
 for _kind in PLUGINS.values():
     describe(_kind)

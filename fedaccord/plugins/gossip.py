@@ -37,7 +37,7 @@ from fedaccord.core.options import listed, option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.topology import RoundInfo, ServerHalf, Step
 from fedaccord.core.vectors import Number, Vector, map_vectors, stack, to_device
-from fedaccord.plugins.topologies import check, components, mixing_matrix, restricted, spectral_gap
+from fedaccord.plugins._topologies import check, components, mixing_matrix, restricted, spectral_gap
 
 log = logging.getLogger("flwr")
 

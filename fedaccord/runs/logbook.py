@@ -131,7 +131,7 @@ class Logbook:
             server, facts = pack(s)
             facts |= {
                 "federation": self.federation,
-                "settings": in_use(self.config) | self._clients(s.num_clients),
+                "settings": in_use(self.config) | {"num-clients": s.num_clients},
                 "data": self._data,
                 "clients": _whereabouts(session.fleet),
                 "position": self.directory.position,
@@ -146,10 +146,6 @@ class Logbook:
             self.directory.still_running()
         self._saved = s.t
         _set_durable(session, s)
-
-    def _clients(self, number: int) -> dict[str, int]:
-        """The key for the number of clients: under Flower those that came count."""
-        return {} if self.config.strategy.pools else {"num-clients": number}
 
 
 def _set_durable(session: Session, s: RoundState) -> None:
@@ -257,7 +253,7 @@ def run_of(config: RunConfig) -> Path:
 
 def with_its_clients(config: RunConfig) -> RunConfig:
     """The configuration of a resumed run under Flower with the number of the clients that came."""
-    if config.resume and not config.strategy.pools:
+    if config.resume:
         begun = Checkpoints(run_of(config) / FOLDER).facts().get("settings", {})
         number = begun.get("num-clients", config.num_clients)
         return config.having("num-clients", number)

@@ -4,15 +4,12 @@ A file of this folder is a method, unless its name begins with an underscore. Th
 the file's, with - for _.
 """
 
-import inspect
-import pkgutil
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from importlib import import_module
 from importlib.metadata import entry_points
-from types import ModuleType
 from typing import TYPE_CHECKING
 
+from fedaccord.core import folder
 from fedaccord.core.options import describe
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
@@ -24,7 +21,6 @@ from fedaccord.plugins.sam import SAM
 if TYPE_CHECKING:  # tools/sync.py writes these lines
     from fedaccord.strategies.afedpd import AFedPD as AFedPD
     from fedaccord.strategies.afedpdsam import AFedPDSAM as AFedPDSAM
-    from fedaccord.strategies.centralised import Centralised as Centralised
     from fedaccord.strategies.dfedavg import DFedAvg as DFedAvg
     from fedaccord.strategies.dfedavgm import DFedAvgM as DFedAvgM
     from fedaccord.strategies.dfedsam import DFedSAM as DFedSAM
@@ -60,30 +56,7 @@ if TYPE_CHECKING:  # tools/sync.py writes these lines
     from fedaccord.strategies.scaffold import Scaffold as Scaffold
 
 
-def method_of(module: ModuleType) -> type[FederatedStrategy]:
-    """The one method that a file defines. Raises TypeError where there is none, or several."""
-    found = [
-        kind
-        for kind in vars(module).values()
-        if isinstance(kind, type)
-        and issubclass(kind, FederatedStrategy)
-        and kind.__module__ == module.__name__
-        and not inspect.isabstract(kind)
-    ]
-    if len(found) != 1:
-        names = ", ".join(kind.__name__ for kind in found) or "none"
-        raise TypeError(
-            f"{module.__name__}: expected one subclass of FederatedStrategy, with all of its "
-            f"verbs, got {names}; begin the name of a file without a method with an underscore"
-        )
-    return found[0]
-
-
-BUILT_IN: dict[str, type[FederatedStrategy]] = {
-    name.replace("_", "-"): method_of(import_module(f"{__name__}.{name}"))
-    for name in sorted(module.name for module in pkgutil.iter_modules(__path__))
-    if not name.startswith("_")
-}
+BUILT_IN: dict[str, type[FederatedStrategy]] = folder.classes(__name__, __path__, FederatedStrategy)
 globals().update({kind.__name__: kind for kind in BUILT_IN.values()})
 
 describe(FederatedStrategy)

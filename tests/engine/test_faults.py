@@ -41,7 +41,7 @@ def run(method: FederatedStrategy, table: Table, **more: Any) -> History:
         model=linear(W0),
         loss=half_square,
         rounds=len(table),
-        participation=[range(1 if method.pools else C)] * len(table),
+        participation=[range(C)] * len(table),
         record="weights",
         faults=lambda t, i: table[t][i],
         **more,

@@ -52,8 +52,6 @@ def module() -> nn.Module:
 def run(method: FederatedStrategy, vectorize: str, **more: Any) -> History:
     everyone = method.topology.is_decentralised or method.all_clients
     cohorts = EVERYONE if everyone else COHORTS
-    if method.pools:
-        cohorts = [[0]] * 3
     return simulate(
         method,
         clients=clients(),

@@ -84,7 +84,7 @@ def test_a_round_waits_once(gpu: FakeGPU, vectorize: str, augmented: bool) -> No
         assert len(found) == 1, found
 
 
-@pytest.mark.parametrize("algo", [name for name in METHODS if name != "centralised"])
+@pytest.mark.parametrize("algo", METHODS)
 def test_a_round_of_every_method_waits_once(gpu: FakeGPU, algo: str) -> None:
     found = waits(gpu, 3, 1, algo)
     assert len(found) == 1, found

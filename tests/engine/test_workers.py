@@ -154,7 +154,7 @@ def run_here(method: FederatedStrategy, **more: Any) -> History:
         return run(method, **more)
 
 
-FEDERATED = {name: plugins for name, plugins in SOME if name != "centralised"}  # of one client
+FEDERATED = dict(SOME)
 
 
 @pytest.mark.parametrize(("name", "plugins"), FEDERATED.items())  # once, with those it takes

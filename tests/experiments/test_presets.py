@@ -101,7 +101,7 @@ def test_the_presets_named_as_methods_share_a_task() -> None:
         names = [
             name
             for name, kind in METHODS.items()
-            if name in PRESETS and with_server != issubclass(kind, DFedAvg) and not kind.pools
+            if name in PRESETS and with_server != issubclass(kind, DFedAvg)
         ]
         found = [RunConfig.make(values(name)).flat for name in names]
         assert len({tuple(flat[key] for key in keys) for flat in found}) == 1

@@ -33,10 +33,10 @@ REFUSED = {  # by what methods say of themselves
 
 
 def test_who_refuses_what() -> None:
-    assert {"dispfl", "local", "centralised"} <= REFUSED["ri"]
+    assert {"dispfl", "local"} <= REFUSED["ri"]
     assert {"fedlesam", "fedsmoo", "dispfl"} <= REFUSED["sam"]
     adaptive = {"fedadam", "fedyogi", "fedadagrad", "fednova", "fedsmoo"}
-    assert adaptive | {"fedpd", "afedpd", "afedpdsam", "local", "centralised"} <= REFUSED["gossip"]
+    assert adaptive | {"fedpd", "afedpd", "afedpdsam", "local"} <= REFUSED["gossip"]
 
 
 def make(kind: type[FederatedStrategy], *plugins: Any, **more: Any) -> FederatedStrategy:

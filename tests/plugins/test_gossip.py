@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 from fedaccord import simulate
 from fedaccord.engine import History
+from fedaccord.plugins._topologies import spectral_gap
 from fedaccord.plugins.gossip import CHUNK, TOPOLOGIES, Gossip, Network, consensus_distance
-from fedaccord.plugins.topologies import spectral_gap
 from tests import federation
 from tests.reference import problem
 from tests.reference.problem import LeastSquares

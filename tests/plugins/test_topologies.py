@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedaccord.plugins._topologies import check, components, restricted, spectral_gap
 from fedaccord.plugins.gossip import TOPOLOGIES, Gossip, GossipTopology
-from fedaccord.plugins.topologies import check, components, restricted, spectral_gap
 from tests.strategies.federate import close
 
 M = 8

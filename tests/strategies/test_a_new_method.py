@@ -10,7 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from fedaccord.strategies import FedAdam, FedAvg, method_of
+from fedaccord.core.folder import class_of
+from fedaccord.strategies import FedAdam, FedAvg, FederatedStrategy
 from fedaccord.strategies.fedadam import Adaptive
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -90,10 +91,10 @@ def test_a_file_with_no_method_or_with_two_is_one_line() -> None:
             kind.__module__, before = module.__name__, kind.__module__
             setattr(module, kind.__name__, kind)
         with pytest.raises(TypeError, match=rf"expected one subclass .*, got {found}; begin the"):
-            method_of(module)
+            class_of(module, FederatedStrategy)
         for kind in kinds:
             kind.__module__ = before
-    assert method_of(import_module("fedaccord.strategies.fedadam")) is FedAdam
+    assert class_of(import_module("fedaccord.strategies.fedadam"), FederatedStrategy) is FedAdam
 
 
 @pytest.mark.slow

@@ -39,7 +39,6 @@ TABLE = {
     "afedpd": (2, 1, 1, 1, 2),
     "afedpdsam": (2, 1, 2, 1, 2),
     "local": (0, 1, 1, 1, 2),
-    "centralised": (1, 1, 1, 0, 1),
     # without a server: what the relay sees
     "dpsgd": (1, 1, 1, 0, 1),
     "dfedavg": (1, 1, 1, 0, 1),
@@ -100,7 +99,7 @@ def test_a_run_costs_what_the_method_says(label: str) -> None:
     name, own = VARIANTS[label]
     method = make(name, **own)
     cost, everyone = method.cost, method.all_clients or method.topology.is_decentralised
-    cohorts = None if everyone or method.pools else [[0, 1, 2], [2, 3, 4], [0, 1]]
+    cohorts = None if everyone else [[0, 1, 2], [2, 3, 4], [0, 1]]
     Linear.passes, rows = 0, list[dict[str, Any]]()
     history = simulate(
         method,
@@ -113,7 +112,7 @@ def test_a_run_costs_what_the_method_says(label: str) -> None:
     )
     assert history.weights is not None
     d, last = history.weights.shape[-1], history.metrics.iloc[-1]
-    assert last["replies"] == (C if everyone else 1 if method.pools else 2)
+    assert last["replies"] == (C if everyone else 2)
     assert (history.metrics["dropped"][1:] == 0).all()
 
     state = history.state

@@ -149,7 +149,7 @@ sam_cases = pytest.mark.parametrize("case", WITH_SAM, ids=repr)
 betas = pytest.mark.parametrize("beta", [0.0, BETA], ids=["plain", "relaxed"])
 
 
-ELSEWHERE = {S.FedInit, S.Local, S.Centralised}  # below, test_local.py, test_centralised.py
+ELSEWHERE = {S.FedInit, S.Local}  # below, test_local.py
 
 
 @pytest.mark.parametrize("name", S.METHODS)

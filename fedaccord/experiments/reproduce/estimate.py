@@ -58,8 +58,7 @@ def gradients(config: RunConfig) -> float:
     """Gradient evaluations of a round, each of a batch; of equal clients."""
     strategy, steps = config.strategy, config.strategy.local_steps
     if not steps:
-        size = _samples_of_client(config)
-        steps = strategy.mean_steps(size, clients=1)
+        steps = strategy.steps_of(_samples_of_client(config))
     cohort = strategy.cohort_size(config.num_clients)
     return float(cohort * steps * strategy.cost.gradients)
 

@@ -1,0 +1,40 @@
+"""Tables that are derived from a folder: a file, a class."""
+
+import inspect
+import pkgutil
+from collections.abc import Iterable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+
+def classes(package: str, path: Iterable[str], base: Any) -> dict[str, Any]:
+    """The one subclass of ``base`` in each file of a package, by the file's name with - for _.
+
+    A file whose name begins with an underscore has none. Raises TypeError as `class_of`.
+    """
+    names = sorted(module.name for module in pkgutil.iter_modules(path))
+    return {
+        name.replace("_", "-"): class_of(import_module(f"{package}.{name}"), base)
+        for name in names
+        if not name.startswith("_")
+    }
+
+
+def class_of(module: ModuleType, base: Any) -> Any:
+    """The one subclass of ``base`` that a file defines. Raises TypeError for none or several."""
+    kinds = [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and issubclass(kind, base)
+        and kind.__module__ == module.__name__
+        and not inspect.isabstract(kind)
+    ]
+    if len(kinds) != 1:
+        names = ", ".join(kind.__name__ for kind in kinds) or "none"
+        raise TypeError(
+            f"{module.__name__}: expected one subclass of {base.__name__}, with all of its "
+            f"verbs, got {names}; begin the name of a file without one with an underscore"
+        )
+    return kinds[0]
