@@ -62,13 +62,10 @@ class FlatModel:
             )
         self.names = [*shared]
         self.shapes = [p.shape for p in shared.values()]
-        self.embeddings = [
-            i
-            for i, name in enumerate(self.names)
-            if "embed" in name.lower() or self._is_table(name)
-        ]
         self.parameters = [*shared.values(), *own.values()]  # all that gets a gradient
         self.local_names = [*own]
+        self.local_shapes = [p.shape for p in own.values()]
+        self.embeddings, self.local_embeddings = map(self._tables, (self.names, self.local_names))
         every = self.module.named_parameters(remove_duplicate=False)
         self.is_tied = len([*every]) > len([*self.module.parameters()])
         theta = torch.cat([p.detach().reshape(-1) for p in self.parameters])
@@ -109,9 +106,14 @@ class FlatModel:
         for module in self._still:
             module.eval()
 
-    def _is_table(self, name: str) -> bool:
-        owner = self.module.get_submodule(name.rpartition(".")[0])
-        return isinstance(owner, nn.Embedding | nn.EmbeddingBag)
+    def _tables(self, names: list[str]) -> list[int]:
+        """Which of these parameters are tables of vectors and no matrices."""
+        owners = [self.module.get_submodule(name.rpartition(".")[0]) for name in names]
+        return [
+            i
+            for i, (name, owner) in enumerate(zip(names, owners, strict=True))
+            if "embed" in name.lower() or isinstance(owner, nn.Embedding | nn.EmbeddingBag)
+        ]
 
     @contextmanager
     def at(self, point: Tensor) -> Iterator[None]:

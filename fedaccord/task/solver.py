@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedaccord.core.optimizer import Optimizer, rate
 from fedaccord.core.plugin import GradientSeat
 from fedaccord.core.rounds import Solution, descend
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
-from fedaccord.core.vectors import Vector, to_device
+from fedaccord.core.vectors import Vector, clip_, to_device
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.layers import Layers, layers_of
 
@@ -48,12 +49,15 @@ class SequentialSolver:
             model.train()
         device = model.w.device
         with tf32_as(self.precision, device), random_numbers(config, device):
-            return descend(model.w, model.g, self.gradients(), direction, seat, config)
+            after = local_steps(model, seat.half.optimizer, seat.half.lr_schedule, config)
+            return descend(model.w, model.g, self.gradients(after), direction, seat, config)
 
-    def gradients(self) -> Iterator[GradientAt]:
-        """For each batch, what leaves its gradient at a point in ``model.g``."""
-        for inputs, targets in self.batches:
+    def gradients(self, after: Callable[[int], None] = lambda k: None) -> Iterator[GradientAt]:
+        """For each batch, what leaves its gradient at a point in ``model.g``; ``after``: called
+        with k once step k, from 0, is taken."""
+        for k, (inputs, targets) in enumerate(self.batches):
             yield self._gradient_of(inputs, targets)
+            after(k)
 
     def _gradient_of(self, inputs: Tensor, targets: Tensor) -> GradientAt:
         model = self.model
@@ -71,6 +75,28 @@ class SequentialSolver:
         if self.layers is not None and self.layers.takes(inputs, targets, many=False):
             return self.layers.gradient(inputs, targets, model.parameters, model.gradients)
         return by_autograd(model, inputs, targets, self.loss, self.precision)
+
+
+def local_steps(
+    model: FlatModel, optimizer: Optimizer, schedule: str, config: LocalConfig
+) -> Callable[[int], None]:
+    """The steps of the parameters that stay at the client, beside those of w.
+
+    They follow their own clipped gradient, the one of the step's last backward pass, with the
+    run's optimiser, rates and weight decay; corrections and duals act on w alone. The optimiser's
+    vectors for them begin anew in every round.
+    """
+    if not len(model.w_local):
+        return lambda k: None
+    moments = optimizer.init(model.w_local)
+    own = config._replace(shapes=model.local_shapes, embeddings=model.local_embeddings)
+
+    def step(k: int) -> None:
+        clip_(model.g_local, config.clip_norm)
+        lr = rate(schedule, k, config)
+        optimizer.step(model.w_local, model.g_local, moments, lr, config.weight_decay, own)
+
+    return step
 
 
 def by_autograd(
