@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # tools/sync.py writes these lines
     from fedaccord.strategies.dfedavgm import DFedAvgM as DFedAvgM
     from fedaccord.strategies.dfedsam import DFedSAM as DFedSAM
     from fedaccord.strategies.dfedsam_mgs import DFedSAMMGS as DFedSAMMGS
+    from fedaccord.strategies.diloco import DiLoCo as DiLoCo
     from fedaccord.strategies.dispfl import DisPFL as DisPFL
     from fedaccord.strategies.ditto import Ditto as Ditto
     from fedaccord.strategies.dpsgd import DPSGD as DPSGD
@@ -43,6 +44,7 @@ if TYPE_CHECKING:  # tools/sync.py writes these lines
     from fedaccord.strategies.fedlesam import FedLESAM as FedLESAM
     from fedaccord.strategies.fedlesam_d import FedLESAMD as FedLESAMD
     from fedaccord.strategies.fedlesam_s import FedLESAMS as FedLESAMS
+    from fedaccord.strategies.fedmoswa import FedMoSWA as FedMoSWA
     from fedaccord.strategies.fednova import FedNova as FedNova
     from fedaccord.strategies.fedpd import FedPD as FedPD
     from fedaccord.strategies.fedprox import FedProx as FedProx

@@ -110,7 +110,7 @@ def test_every_method_with_every_optimizer_and_every_plugin(name: str, steps: st
             continue
         found = run(make(kind, *chosen, **more))
         assert torch.isfinite(found.weights).all()
-        if name != "dpsgd" or steps != "sgd-linear":  # one step is at the whole rate
+        if steps != "sgd-linear" or name not in ("dpsgd", "fedmoswa"):  # theirs are linear, or one
             assert not torch.equal(found.weights, run(plain).weights)
 
 

@@ -139,7 +139,8 @@ class Federation:
 
     def config(self, client: Any) -> LocalConfig:
         config = config_of(self.method, self.s.t, self.T, client, self.shapes)
-        return config._replace(steps=len(self.steps(client))) if isinstance(client, int) else config
+        first = client if isinstance(client, int) else client[0]  # a stack takes equal steps
+        return config._replace(steps=len(self.steps(first)))
 
     def steps(self, i: int) -> Sequence[Any]:
         if self.batches is not None:

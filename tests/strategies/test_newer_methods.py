@@ -11,8 +11,9 @@ from fedaccord.config import RunConfig
 from fedaccord.core.vectors import norm
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import SAM, RelaxedInit
+from fedaccord.strategies import scaffold as scaffold_file
 from tests import federation
-from tests.reference import ditto, fedexp, fedgloss, problem
+from tests.reference import diloco, ditto, fedexp, fedgloss, problem
 from tests.reference.problem import LeastSquares
 from tests.strategies.federate import History, client_vectors, close, federate
 from tests.strategies.test_identities import (
@@ -205,6 +206,58 @@ def test_scaffnew_needs_all_clients_and_a_constant_rate() -> None:
     assert "lr-decay=0.9 has no effect: the rate of scaffnew is constant" in lines
     assert any(line.startswith("local-steps=3 has no effect: scaffnew draws") for line in lines)
     assert {S.Scaffnew(fraction_train=1.0).rate(t) for t in range(5)} == {0.1}
+
+
+# --- FedMoSWA -------------------------------------------------------------------------------------
+
+
+def test_fedmoswa_at_full_participation_is_scaffold_with_falling_rates() -> None:
+    """gamma = 1: c is the mean of the clients' c_i, as SCAFFOLD's; with fewer clients it is not."""
+    own = {"gamma": 1.0, "server_lr": 0.8}
+    scaffold = {"lr_schedule": "linear", "server_lr": 0.8}
+    everyone = run(S.FedMoSWA, EVERYONE, **own, **SETTING)
+    close(everyone.weights, run(S.Scaffold, EVERYONE, **scaffold, **SETTING).weights)
+    close(everyone.server[-1].c, client_vectors(everyone.clients, "c_i").mean(0))
+    assert differ(run(S.FedMoSWA, SOME, **own), run(S.Scaffold, SOME, **scaffold))
+
+
+def test_fedmoswa_is_exact_at_full_participation_alone() -> None:
+    optimum = LEAST_SQUARES.optimum()
+    gradients = [LEAST_SQUARES.grad(i, optimum) for i in range(LEAST_SQUARES.num_clients)]
+    states = {i: scaffold_file.ClientState(torch.from_numpy(g)) for i, g in enumerate(gradients)}
+    method = S.FedMoSWA(**LOCAL)
+    for schedule, exact in ((EVERYONE, True), (SOME, False)):
+        history = federate(method, LEAST_SQUARES, optimum, schedule, states=states)
+        assert (float((history.headline - torch.from_numpy(optimum)).norm()) < 1e-10) == exact
+
+
+def test_the_rates_of_fedmoswa_fall_whatever_is_set() -> None:
+    keys = {"algo": "fedmoswa", "lr-schedule": "cosine"}
+    assert RunConfig.make(keys).strategy.lr_schedule == "linear"
+    (line,) = RunConfig.make(keys).unread()
+    assert line.startswith('lr-schedule="cosine" has no effect: the rates of fedmoswa fall')
+
+
+# --- DiLoCo ---------------------------------------------------------------------------------------
+
+
+@schedules
+def test_diloco_with_sgd_and_without_momentum_is_fedavg(schedule: list[list[int]]) -> None:
+    sgd = run(S.DiLoCo, schedule, inner="sgd", mu=0.0, server_lr=1.0, **SETTING)
+    close(sgd.weights, run(S.FedAvg, schedule, **SETTING).weights)
+    adamw = {"mu": 0.0, "server_lr": 1.0, "optimizer_state": "keep"}
+    fedavg = run(S.FedAvg, schedule, optimizer="adamw", optimizer_state="keep", **SETTING)
+    close(run(S.DiLoCo, schedule, **adamw, **SETTING).weights, fedavg.weights)
+    assert differ(fedavg, sgd)
+
+
+@pytest.mark.parametrize(("inner", "state"), [("sgd", "reset"), ("adamw", "keep")])
+def test_diloco_equals_the_dense_reference(inner: str, state: str) -> None:
+    own: dict[str, Any] = {"mu": 0.6, "server_lr": 0.5, "inner": inner}
+    common = {"lr": 0.05, "local_steps": LOCAL["local_steps"], **SETTING}
+    expected = diloco.run(LEAST_SQUARES, W0, SOME, state=state, **own, **common)
+    found = run(S.DiLoCo, SOME, optimizer_state=state, **own, **SETTING)
+    close(found.weights, expected.weights)
 
 
 # --- Ditto ----------------------------------------------------------------------------------------
