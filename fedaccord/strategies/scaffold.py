@@ -20,7 +20,7 @@ weighting=examples): mean(c_i) = c is a plain mean.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -57,7 +57,7 @@ class ServerState(NamedTuple):
 @dataclass(frozen=True)
 class ScaffoldClient(LocalRule):
     receives = Down
-    sends = Up
+    sends: ClassVar[Any] = Up
     reads_mean_direction = True
 
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> ClientState:

@@ -13,10 +13,13 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim.sgd import sgd
 
+from fedaccord import simulate
 from fedaccord.core.plugin import ClientHalf, GradientSeat
 from fedaccord.core.rounds import Solution, sum_dtype
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalRule, Model, Stateless
+from fedaccord.core.vectors import Vector
 from fedaccord.plugins.sam import SAM
+from fedaccord.strategies import FedAvg
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.solver import AHEAD, Batch, Loss, Passes, SequentialSolver, ahead, tf32_as
 
@@ -427,3 +430,36 @@ def test_losses_are_summed_in_float64_where_there_is_float64() -> None:
 
     solution = solve(flat_model(torch.float32), some_batches(torch.float32), loss)
     assert float(solution.loss) == pytest.approx((1e8 + 4) / 5, rel=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
+def test_local_parameters_are_trained_beside_the_shared_ones(optimizer: str) -> None:
+    """One client that keeps its last layer takes the steps of one that shares it."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(20, 6, generator=generator)
+    settings: dict[str, Any] = {
+        "optimizer": optimizer,
+        "lr_schedule": "linear",
+        "precision": "float64",
+        "lr": 0.05,
+        "clip_norm": 0.0,
+        "weight_decay": 0.01,
+        "fraction_train": 1.0,
+        "local_epochs": 2,
+        "batch_size": 5,
+    }
+
+    def run(local_parameters: str) -> tuple[Vector, Vector]:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        method = FedAvg(**settings, local_parameters=local_parameters)
+        found = simulate(
+            method, clients=[(x, torch.arange(20) % 3)], model=module, rounds=3, record="weights"
+        )
+        assert found.weights is not None
+        state = found.clients[0]
+        return found.weights[-1], state.local if local_parameters else found.weights[-1][:0]
+
+    (shared, local), (whole, _) = run("2.*"), run("")
+    torch.testing.assert_close(torch.cat([shared, local]), whole, rtol=1e-12, atol=1e-12)
+    assert len(local) == 18
