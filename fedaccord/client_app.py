@@ -18,6 +18,7 @@ from fedaccord.client.train import (
     train_locally,
 )
 from fedaccord.config import RunConfig, keys_of
+from fedaccord.core.request import ModelLayout, ModelSettings
 from fedaccord.process import threads
 from fedaccord.process.allocator import keep_freed_memory
 from fedaccord.storage.disk import DiskStore, prepare
@@ -43,19 +44,24 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
 
 def _train(task_of: Callable[[Context], Task], message: Message, context: Context) -> Message:
     if is_handshake(message):
-        reply = answer_handshake(message, context)
-        try:
-            _check_node(context)
-            task_of(context)  # what is wrong with this node's data shows before round 1
-        except (ValueError, FileNotFoundError) as error:
-            node = context.node_config
-            key = next(key for key in (PARTITION_ID, *OWN_DATA) if key in node)
-            raise ValueError(f"{key}={node[key]}: {error}") from None
-        return reply
+        return answer_handshake(message, context, partial(_layout, task_of, context))
     task, instruction = task_of(context), read_instruction(message)
     device.check_steps(instruction, task.num_examples(instruction.client), context.node_config)
     store, data = memory_of(context, instruction.federation), training_data(task, instruction)
     return answer_message(message, store, data)
+
+
+def _layout(
+    task_of: Callable[[Context], Task], context: Context, settings: ModelSettings
+) -> ModelLayout:
+    """The tensors of the node's model; what is wrong with its data shows before round 1."""
+    try:
+        _check_node(context)
+        return task_of(context).model(settings).layout
+    except (ValueError, FileNotFoundError) as error:
+        node = context.node_config
+        key = next(key for key in (PARTITION_ID, *OWN_DATA) if key in node)
+        raise ValueError(f"{key}={node[key]}: {error}") from None
 
 
 def _test(task_of: Callable[[Context], Task], message: Message, context: Context) -> Message:

@@ -233,7 +233,7 @@ def run_of(
 
     initial = initial_arrays(task, settings, home_of(fleet))
     more |= {"evaluate_output_fn": evaluate_train if eval_train else None}
-    more |= {"buffer_names": layout.buffer_names}
+    more |= {"model": layout.layout}
     return Run(method, fleet, initial, num_rounds, evaluate_fn=evaluate, **more)
 
 

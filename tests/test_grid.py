@@ -195,7 +195,7 @@ def test_a_reply_is_handed_out_once() -> None:
         ids = list(grid.push_messages(messages))
     assert len(set(ids)) == 3
     first = list(grid.pull_messages(ids[:2]))
-    assert [read_handshake(r) for r in first] == [(0, 3), (1, 3)]
+    assert [read_handshake(r)[:2] for r in first] == [(0, 3), (1, 3)]
     assert len(list(grid.pull_messages([*ids, "unknown"]))) == 1
     assert list(grid.pull_messages(ids)) == []
 

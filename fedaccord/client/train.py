@@ -64,7 +64,7 @@ def train_locally(
     to the server as an error reply, and the client's state stays as it was.
     """
     if is_handshake(message):
-        return answer_handshake(message, context)
+        return answer_handshake(message, context, lambda it: flat_model(model, it).layout)
     flat = flat_model(model, read_instruction(message).model_settings)
     return answer_message(message, ContextStore(context), Data(flat, batches, loss, examples))
 

@@ -6,6 +6,7 @@ In process they pass as they are; `wire/messages.py` turns them into Flower mess
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fedaccord.core.options import listed
 from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.rule import LocalConfig, Shapes
 from fedaccord.core.vectors import Number, Vector
@@ -20,6 +21,38 @@ class ModelSettings(NamedTuple):
 
 
 DEFAULT = ModelSettings()
+
+
+class ModelLayout(NamedTuple):
+    """The tensors of a model by role, on which server and clients must agree."""
+
+    shared: Mapping[str, tuple[int, ...]]  # shapes by name, in vector order
+    buffers: Mapping[str, tuple[int, ...]] = {}  # those that are averaged
+    local: Mapping[str, tuple[int, ...]] | None = None  # parameters that stay at the client
+    frozen: Mapping[str, str] | None = None  # digests by name; None, as for local: unknown
+
+    def difference(self, other: "ModelLayout") -> str | None:
+        """The first tensor in which ``other`` differs, in one line; None: they agree."""
+        for role in ("shared", "buffers", "local", "frozen"):
+            here, there = getattr(self, role), getattr(other, role)
+            if here is None or there is None:
+                continue
+            for name in {**here, **there}:
+                if here.get(name) != there.get(name):
+                    return _difference(role, name, here.get(name), there.get(name))
+            if [*here] != [*there]:
+                return f"expected the {role} tensors in the order {listed(here)}, got another"
+        return None
+
+
+def _difference(role: str, name: str, here: Any, there: Any) -> str:
+    if here is None or there is None:
+        return f"expected {'no' if here is None else 'a'} {role} tensor {name!r}, got " + (
+            "one" if here is None else "none"
+        )
+    if role == "frozen":
+        return f"expected frozen tensor {name!r} of the same type, shape and values, got another"
+    return f"expected {role} tensor {name!r} of shape {tuple(here)}, got {tuple(there)}"
 
 
 class TrainInstruction(NamedTuple):

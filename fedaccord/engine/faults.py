@@ -34,8 +34,8 @@ class FaultyFleet:
     def num_clients(self) -> int:
         return self.fleet.num_clients
 
-    def connect(self, seconds: float) -> None:
-        self.fleet.connect(seconds)
+    def connect(self, seconds: float, *model: Any) -> None:
+        self.fleet.connect(seconds, *model)
 
     def available(self) -> Sequence[int]:
         return self.fleet.available()

@@ -45,7 +45,7 @@ class MemoriesFleet:
         self.vectorize = vectorize  # many clients in one call; the last bits may differ
         self._on_client = on_client  # called after each visit with the client's number
 
-    def connect(self, seconds: float) -> None:
+    def connect(self, seconds: float, *model: Any) -> None:
         pass
 
     def available(self) -> Sequence[int]:

@@ -14,7 +14,15 @@ from flwr.serverapp import Grid
 
 from fedaccord.compat import flower_1_41 as flower
 from fedaccord.core.options import listed
-from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
+from fedaccord.core.request import (
+    DEFAULT,
+    ModelLayout,
+    ModelSettings,
+    StateLost,
+    TrainInstruction,
+    TrainReply,
+    TrainRequest,
+)
 from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.partition_ids import PartitionIds
@@ -40,8 +48,11 @@ class Fleet(Protocol):
     def num_clients(self) -> int:
         """C."""
 
-    def connect(self, seconds: float) -> None:
-        """Wait until every client is connected. Raises FederationError if one does not connect."""
+    def connect(self, seconds: float, settings: ModelSettings, model: ModelLayout) -> None:
+        """Wait until every client is connected, with a model that these settings make this one.
+
+        Raises FederationError if one does not connect.
+        """
 
     def available(self) -> Sequence[int]:
         """The clients that are connected now, in order."""
@@ -87,7 +98,10 @@ class MessageFleet:
     def num_clients(self) -> int:
         return self.roster.num_clients
 
-    def connect(self, seconds: float) -> None:
+    def connect(
+        self, seconds: float, settings: ModelSettings = DEFAULT, model: ModelLayout | None = None
+    ) -> None:
+        self.roster.settings, self.roster.layout = settings, model
         if self.simulated and (problem := ray_cluster.unreachable()):  # Ray itself says nothing
             log.warning("Ray: %s, and start the run again", problem)
         self.roster.wait_for_all(self.grid, seconds)

@@ -82,10 +82,10 @@ class Method(Settings, ABC):
             for field in options(type(plugin)):
                 check_option(field.name, getattr(plugin, field.name), field)
         _ = self.active_plugins  # raises where one does not fit
-        self._check_optimizer()
+        self._check_parts()
 
-    def _check_optimizer(self) -> None:
-        """Raise ValueError, in one line, where the method cannot take the optimiser."""
+    def _check_parts(self) -> None:
+        """Raise ValueError, in one line, if the method cannot take the optimiser or buffers."""
         name, own = type(self).__name__, self.own_optimizer()
         for field in options(type(own)):
             check_option(field.name, getattr(own, field.name), field)
@@ -102,6 +102,11 @@ class Method(Settings, ABC):
         if self.optimizer_state == "average" and self.topology.is_decentralised:
             raise ValueError(
                 f"optimizer-state: expected reset or keep with {name}, got 'average': under gossip "
+                "no server averages"
+            )
+        if self.buffers == "mean" and self.topology.is_decentralised:
+            raise ValueError(
+                f"buffers: expected refuse, freeze or local with {name}, got 'mean': under gossip "
                 "no server averages"
             )
 

@@ -10,6 +10,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedaccord.core.options import listed
+from fedaccord.core.request import DEFAULT, ModelLayout
 from fedaccord.federation.errors import FederationError, clean, last_line
 from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.wire.handshake import handshake, read_handshake
@@ -31,7 +32,7 @@ class Question(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What a node reports about itself."""
+    """Which client a node reports to be."""
 
     client: int | None  # None: the server assigns it
     num_clients: int
@@ -53,6 +54,8 @@ class Roster:
         partition_ids: PartitionIds | None = None,
         ask_again: float = ASK_AGAIN,
     ) -> None:
+        self.settings = DEFAULT  # how nodes make their model
+        self.layout: ModelLayout | None = None  # of every node's model; None: the first node's
         self.nodes: dict[int, int] = {}  # client -> node id, of the connected clients
         self.num_clients = 0  # C; 0 until a node has answered
         self.refused: dict[int, str] = {}  # node id -> why, of the nodes that are online
@@ -107,7 +110,7 @@ class Roster:
         nodes = sorted(new | again)
         if not nodes:
             return
-        messages = [Message(handshake(), node, MessageType.TRAIN) for node in nodes]
+        messages = [Message(handshake(self.settings), node, MessageType.TRAIN) for node in nodes]
         for node, message_id in zip(nodes, grid.push_messages(messages), strict=True):
             last = self._questions.get(node, Question((), now, self._has_begun))
             message_ids = (*last.message_ids, message_id)
@@ -134,17 +137,29 @@ class Roster:
                 self._refuse(node, last_line(reply.error.reason))
             return
         try:
-            client, num_clients = read_handshake(reply)
+            client, num_clients, layout = read_handshake(reply)
             if num_clients is None and not self._partition_ids.num_clients:
                 raise ValueError(
                     "expected partition-id and num-partitions in its --node-config, got neither, "
                     "and this server numbers no clients"
                 )
+            self._check_model(layout)
             self._claims[node] = Claim(client, num_clients or self._partition_ids.num_clients)
         except ValueError as error:
             self._refuse(node, str(error))
         except Exception as error:  # Flower's own complaints about what a message claims to be
             self._refuse(node, f"expected an answer that can be read, got {type(error).__name__}")
+
+    def _check_model(self, layout: ModelLayout | None) -> None:
+        """Raise ValueError, which names the first tensor, if a node's model is not the run's."""
+        if layout is None:
+            return
+        if self.layout and (difference := self.layout.difference(layout)):
+            raise ValueError(
+                f"{difference}: build the same model on server and clients, with frozen tensors "
+                "from the same file or seed"
+            )
+        self.layout = layout  # with the digests, which the server may not know
 
     def _seat_all(self, newcomers: set[int]) -> None:
         """Make the nodes clients: C by the majority until round 1, one node for each client."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -10,6 +10,7 @@ from flwr.serverapp.strategy import Result
 
 from fedaccord.core import rounds
 from fedaccord.core.cohort import Cohorts
+from fedaccord.core.request import ModelLayout
 from fedaccord.core.rounds import RoundState
 from fedaccord.federation import sampling
 from fedaccord.federation.errors import FederationError
@@ -35,7 +36,8 @@ class Run:
     broadcast one and those of nodes; evaluate_output_fn: more metrics of the output model alone.
     on_round: called with every round, the first with number 0, before any training. federation,
     attempt: as in `TrainInstruction`. scratch: folder for what memory does not hold; None: the
-    system's temporary one. buffer_names: those of ``initial`` that are averaged beside the model.
+    system's temporary one. model: the roles of the model's tensors; None: ``initial`` has the
+    shared ones alone.
     Raises ValueError, before any message is sent, if the arguments do not fit.
     """
 
@@ -54,7 +56,7 @@ class Run:
         federation: str = "",
         attempt: int = 0,
         scratch: Path | None = None,
-        buffer_names: Sequence[str] = (),
+        model: ModelLayout | None = None,
     ) -> None:
         if cohorts is not None and len(cohorts) < num_rounds:
             raise ValueError(
@@ -63,9 +65,7 @@ class Run:
             )
         self.method, self.num_rounds, self.cohorts = method, num_rounds, cohorts
         self.timeout = method.round_timeout if timeout is None else timeout
-        self.session = Session(
-            method, initial, fleet, num_rounds, federation, attempt, buffer_names
-        )
+        self.session = Session(method, initial, fleet, num_rounds, federation, attempt, model)
         self._initial = initial
         self._evaluate_fn, self._evaluate_output_fn = evaluate_fn, evaluate_output_fn
         self._on_round = on_round
@@ -114,7 +114,7 @@ class Run:
         the settings, or ``state`` is of another number of clients or of another model.
         """
         session, method = self.session, self.method
-        session.fleet.connect(method.wait_timeout)
+        session.fleet.connect(method.wait_timeout, method.model_settings, session.model)
         num_clients = session.fleet.num_clients
         log.info("%d clients connected, %d a round", num_clients, method.cohort_size(num_clients))
         method.check_clients(num_clients, self.cohorts)

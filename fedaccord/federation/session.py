@@ -7,7 +7,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from fedaccord.core.plugin import has_personal, state_like
-from fedaccord.core.request import TrainInstruction, TrainRequest
+from fedaccord.core.request import ModelLayout, TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import Vector, dtype_of
 from fedaccord.federation.fleet import Fleet
@@ -29,7 +29,7 @@ class Session:
         num_rounds: int,
         federation: str = "",
         attempt: int = 0,
-        buffer_names: Sequence[str] = (),
+        model: ModelLayout | None = None,
     ) -> None:
         """Raises ValueError if ``initial`` does not hold the parameters of a model."""
         tensors = {name: to_tensor(array) for name, array in initial.items()}
@@ -44,8 +44,10 @@ class Session:
         self.federation, self.attempt = federation, attempt
         self.durable: Sequence[int] | None = None  # as `TrainInstruction.durable`, of every client
         self.half = method.client_half()
-        self.buffer_layout = {name: tensors.pop(name).shape for name in buffer_names}
+        averaged = model.buffers if model else ()
+        self.buffer_layout = {name: tensors.pop(name).shape for name in averaged}
         self.layout = {name: x.shape for name, x in tensors.items()}
+        self.model = model or ModelLayout({n: tuple(x.shape) for n, x in tensors.items()})
         self.shapes = tuple(self.layout.values())
         self.dtype = dtype_of(method.precision)
         d = sum(shape.numel() for shape in self.shapes)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaccord.core.options import did_you_mean
-from fedaccord.core.request import ModelSettings
+from fedaccord.core.request import ModelLayout, ModelSettings
 from fedaccord.core.vectors import dtype_of
 
 BUFFERS = ("refuse", "freeze", "mean", "local")
@@ -141,6 +141,16 @@ class FlatModel:
         """``vector`` (default: the current w) under the names of the shared parameters."""
         views = self.views(self.w if vector is None else vector)
         return dict(zip(self.names, views, strict=True))
+
+    @property
+    def layout(self) -> ModelLayout:
+        """Names and shapes, and digests of what is frozen."""
+        return ModelLayout(
+            shared=dict(zip(self.names, map(tuple, self.shapes), strict=True)),
+            buffers={name: tuple(b.shape) for name, b in self._mean.items()},
+            local=dict(zip(self.local_names, map(tuple, self.local_shapes), strict=True)),
+            frozen=self.frozen_hashes(),
+        )
 
     # what is beside w
 

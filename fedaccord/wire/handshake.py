@@ -1,10 +1,13 @@
-"""The introduction: before a node is asked to train it says which client it is."""
+"""The handshake: before a node trains it reports which client it is, and its model's tensors."""
 
-from typing import cast
+import json
+from collections.abc import Callable
+from typing import NamedTuple, cast
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fedaccord.core.options import listed
+from fedaccord.core.request import DEFAULT, ModelLayout, ModelSettings
 from fedaccord.wire.instruction import HANDSHAKE, PROTOCOL, VERSION, check_protocol
 from fedaccord.wire.records import CONFIG, METRICS, config_of, metrics_of
 
@@ -12,19 +15,36 @@ PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
 OWN_DATA = ("data-dir", "data-path")  # keys of a node's config; the second is Flower's own
 UNNUMBERED = "without-number"  # in the answer of a node that the server is to number
 MAX_CLIENTS = 10**6  # no node may make the server keep more
+SETTINGS, LAYOUT = "model-settings", "model-layout"
 
 
-def handshake() -> RecordDict:
-    """A question that a ClientApp answers without training: which client are you?"""
-    return RecordDict({CONFIG: ConfigRecord({HANDSHAKE: True, VERSION: PROTOCOL})})
+class Introduction(NamedTuple):
+    """What a node reports about itself."""
+
+    client: int | None  # None: the server assigns it
+    num_clients: int | None  # None: the server's
+    layout: ModelLayout | None = None  # None: not reported
 
 
-def answer_handshake(message: Message, context: Context) -> Message:
-    """The answer to `handshake`: the node's number, or that it has data and the server is to say.
+def handshake(settings: ModelSettings = DEFAULT) -> RecordDict:
+    """A question that a ClientApp answers without training: which client, and which model?"""
+    asked = ConfigRecord({HANDSHAKE: True, VERSION: PROTOCOL})
+    asked[SETTINGS] = json.dumps(settings._asdict())
+    return RecordDict({CONFIG: asked})
+
+
+def answer_handshake(
+    message: Message,
+    context: Context,
+    layout_of: Callable[[ModelSettings], ModelLayout] | None = None,
+) -> Message:
+    """The answer to `handshake`: the node's number, or that it has data and the server is to say;
+    and the tensors of its model, which ``layout_of`` returns.
 
     Raises ValueError if the node's config has neither, or the server has another protocol.
     """
-    check_protocol("server", config_of(message.content, CONFIG).get(VERSION))
+    asked = config_of(message.content, CONFIG)
+    check_protocol("server", asked.get(VERSION))
     config = context.node_config
     values: dict[str, int] = {VERSION: PROTOCOL}
     wanted: tuple[str, ...] = (PARTITION_ID, NUM_PARTITIONS)
@@ -41,22 +61,26 @@ def answer_handshake(message: Message, context: Context) -> Message:
             )
         values[key] = value
     metrics = MetricRecord(dict[str, int | float | list[int] | list[float]](values))
-    return Message(RecordDict({METRICS: metrics}), reply_to=message)
+    content = RecordDict({METRICS: metrics})
+    if layout_of:
+        layout = layout_of(ModelSettings(**json.loads(str(asked[SETTINGS]))))
+        content[CONFIG] = ConfigRecord({LAYOUT: json.dumps(layout._asdict())})
+    return Message(content, reply_to=message)
 
 
-def read_handshake(reply: Message) -> tuple[int | None, int | None]:
-    """(client, number of clients) of an answer to `handshake`; None: the server is to say.
+def read_handshake(reply: Message) -> Introduction:
+    """What an answer to `handshake` says.
 
     Raises ValueError, in one line, on an answer that is none.
     """
-    metrics = metrics_of(reply.content, METRICS)
+    metrics, layout = metrics_of(reply.content, METRICS), _layout(reply.content)
     if UNNUMBERED in metrics or PARTITION_ID in metrics:
         check_protocol("client", metrics.get(VERSION))
     if UNNUMBERED in metrics:
         most = metrics.get(NUM_PARTITIONS)
         if most is not None and not (isinstance(most, int) and 0 < most <= MAX_CLIENTS):
             raise ValueError(f"expected {NUM_PARTITIONS} from 1 to {MAX_CLIENTS}, got {most!r:.40}")
-        return None, most
+        return Introduction(None, most, layout)
     values = [metrics.get(key) for key in (PARTITION_ID, NUM_PARTITIONS)]
     if not all(isinstance(value, int) for value in values):
         raise ValueError(
@@ -71,4 +95,19 @@ def read_handshake(reply: Message) -> tuple[int | None, int | None]:
         )
     if num_clients > MAX_CLIENTS:
         raise ValueError(f"expected num-partitions of at most {MAX_CLIENTS}, got {num_clients}")
-    return client, num_clients
+    return Introduction(client, num_clients, layout)
+
+
+def _layout(content: RecordDict) -> ModelLayout | None:
+    text = config_of(content, CONFIG).get(LAYOUT)
+    if text is None:
+        return None
+    try:
+        roles = json.loads(str(text))
+        shapes = {
+            role: {str(name): tuple(map(int, shape)) for name, shape in roles[role].items()}
+            for role in ("shared", "buffers", "local")
+        }
+        return ModelLayout(**shapes, frozen={str(k): str(v) for k, v in roles["frozen"].items()})
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise ValueError(f"expected the tensors of a model by role, got {text!r:.80}") from None

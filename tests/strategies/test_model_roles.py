@@ -1,0 +1,236 @@
+"""What is beside w (frozen, local and buffer tensors) does not change what a method does to w."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+from torch import Tensor, nn
+
+from fedaccord import simulate, train_locally
+from fedaccord.core.plugin import WithLocal
+from fedaccord.core.vectors import leaves
+from fedaccord.engine import History, quiet
+from fedaccord.federation.errors import FederationError
+from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.run import Run
+from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.strategies import METHODS
+from fedaccord.task.flat_model import FlatModel
+from tests.federation import half_square, linear
+from tests.grid import FIRST_NODE, InProcessGrid
+from tests.plugins.test_composition import make
+from tests.reference import problem
+from tests.reference.problem import LeastSquares
+
+C, T, K = 6, 6, 3
+PROBLEM = LeastSquares(C, seed=3)
+D = PROBLEM.dim
+W0, HEAD = np.random.default_rng(1).normal(size=(2, D))
+SOME, EVERYONE = problem.cohorts(C, 3, T, seed=5), problem.everyone(C, T)
+ONE = [0]
+STEPS = {"lr": 0.02, "lr_decay": 0.95, "weight_decay": 0.05, "clip_norm": 5.0, "batch_size": 0}
+FLOAT64 = {"precision": "float64"}
+POLICIES = ("freeze", "mean", "local")
+
+
+class Roles(nn.Module):
+    """Two least squares side by side, of w and of a head; statistics of the inputs."""
+
+    def __init__(self, scale: float = 1.0, statistics: bool = True) -> None:
+        super().__init__()
+        self.body, self.head = linear(W0), linear(HEAD)
+        frozen = torch.full((D,), scale, dtype=torch.float64)
+        self.scale = nn.Parameter(frozen, requires_grad=False)
+        self.statistics = statistics
+        if statistics:
+            self.register_buffer("seen", torch.zeros(D, dtype=torch.float64))
+            self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.statistics:
+            self.seen += 0.1 * (x.mean(0) - self.seen)
+            self.batches += 1
+        return torch.cat([self.body(x * self.scale), self.head(x)], 1)
+
+
+def both(predictions: Tensor, y: Tensor) -> Tensor:
+    return half_square(predictions[:, :1], y) + half_square(predictions[:, 1:], y)
+
+
+def small(name: str, **more: Any) -> FederatedStrategy:
+    steps = {"local_steps": 1 if name == "dpsgd" else K} | STEPS | FLOAT64
+    return make(METHODS[name], **steps | more)
+
+
+def cohorts_of(method: FederatedStrategy) -> Any:
+    return EVERYONE if method.topology.is_decentralised or method.all_clients else SOME
+
+
+def run(name: str, model: nn.Module, loss: Any = both, **more: Any) -> History:
+    outside = {key: more.pop(key) for key in ("faults", "workers") if key in more}
+    method = small(name, **more)
+    return simulate(
+        method,
+        clients=PROBLEM.clients(),
+        model=model,
+        loss=loss,
+        rounds=T,
+        participation=cohorts_of(method),
+        record="weights",
+        **outside,
+    )
+
+
+@cache
+def alone(name: str) -> History:
+    """The method on a model of w alone."""
+    return run(name, linear(W0), half_square)
+
+
+@pytest.mark.parametrize("buffers", POLICIES)
+@pytest.mark.parametrize("name", METHODS)
+def test_the_method_on_w_is_the_method_alone(name: str, buffers: str) -> None:
+    if buffers == "mean" and small(name).topology.is_decentralised:
+        pytest.skip("no server averages buffers")
+    bare, model = alone(name), Roles()
+    frozen = model.scale.clone()
+    found = run(name, model, buffers=buffers, local_parameters="head.*")
+    assert found.weights is not None
+    np.testing.assert_allclose(found.weights, bare.weights, rtol=0, atol=1e-12)
+    assert torch.equal(model.scale, frozen)
+    # what is sent and stored: w's share as before, D + 1 numbers of buffers where they are averaged
+    size = np.array([len(cohort) for cohort in cohorts_of(small(name))]) * 8
+    extra = size * (D + 1) * (buffers == "mean")
+    for key in ("up-bytes", "down-bytes"):
+        difference = (found.metrics[key] - bare.metrics[key]).dropna()
+        assert difference.tolist() == extra.tolist()
+    for state, own in zip(bare.clients, found.clients, strict=True):
+        if own is None:
+            continue
+        assert isinstance(own, WithLocal)
+        assert len(own.local) == D + (D + 1) * (buffers == "local")
+        kept = {name: v.shape for name, v in leaves(own.base)}
+        assert kept == {name: v.shape for name, v in leaves(state)}
+
+
+def test_a_head_that_stays_descends_at_its_client_alone() -> None:
+    found = run("fedavg", Roles(), buffers="freeze", local_parameters="head.*")
+    for i in range(C):
+        h = HEAD.copy()
+        for t, cohort in enumerate(SOME):
+            for _ in range(K if i in cohort else 0):
+                g = PROBLEM.grad(i, h)
+                g *= min(1.0, STEPS["clip_norm"] / np.linalg.norm(g))
+                h -= STEPS["lr"] * STEPS["lr_decay"] ** t * (g + STEPS["weight_decay"] * h)
+        np.testing.assert_allclose(found.clients[i].local, h, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "afedpd"])
+def test_buffers_are_averaged_over_the_cohort(name: str) -> None:
+    found = run(name, Roles(), buffers="mean")
+    means, keep, seen = [A.mean(0) for A in PROBLEM.A], 0.9**K, np.zeros(D)
+    for cohort in SOME:
+        seen = np.mean([keep * seen + (1 - keep) * means[i] for i in cohort], axis=0)
+    assert found.state.buffers is not None
+    np.testing.assert_allclose(found.state.buffers, [*seen, T * K], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "afedpd", "fedinit"])
+@pytest.mark.parametrize("buffers", POLICIES)
+def test_a_lost_reply_takes_back_what_stayed_at_the_client(name: str, buffers: str) -> None:
+    def lose(kind: str) -> History:
+        def faults(t: int, i: int) -> str | None:
+            return kind if (t + i) % 4 == 0 else None
+
+        more: dict[str, Any] = {"buffers": buffers, "local_parameters": "head.*"}
+        return run(name, Roles(), faults=faults, **more)
+
+    found, absent = lose("lost-reply"), lose("lost-message")
+    assert torch.equal(found.weights, absent.weights)
+    for one, other in zip(found.clients, absent.clients, strict=True):
+        assert (one is None) == (other is None)
+        pairs = zip(leaves(one), leaves(other), strict=True)
+        assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
+    if buffers == "mean":
+        assert torch.equal(found.state.buffers, absent.state.buffers)
+
+
+def app_of(models: Any) -> ClientApp:
+    """A foreign ClientApp whose clients have these models."""
+    app, data = ClientApp(), PROBLEM.clients()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        i = context.node_id - FIRST_NODE
+        return train_locally(message, context, model=models(i), batches=[data[i]], loss=both)
+
+    return app
+
+
+def over_messages(method: FederatedStrategy, models: Any, model: nn.Module) -> Run:
+    roles = FlatModel(model, buffers=method.buffers, local_parameters=method.local_parameters)
+    initial = ArrayRecord(roles.state_dict() | roles.named_buffers())
+    with InProcessGrid(app_of(models), C) as grid, quiet():
+        fleet = MessageFleet(grid)
+        run = Run(method, fleet, initial, T, cohorts=SOME, model=roles.layout)
+        run.play()
+    return run
+
+
+@pytest.mark.parametrize("name", ["scaffold", "afedpd"])
+@pytest.mark.parametrize("buffers", POLICIES)
+def test_over_messages_it_is_the_same_to_the_bit(name: str, buffers: str) -> None:
+    more = {"buffers": buffers, "local_parameters": "head.*"}
+    found = over_messages(small(name, **more), lambda i: Roles(), Roles())
+    here = run(name, Roles(), **more)
+    assert torch.equal(found.state.w, here.state.w)
+    if buffers == "mean":
+        assert torch.equal(found.state.buffers, here.state.buffers)
+
+
+class Wider(Roles):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(D, 2, bias=False, dtype=torch.float64)
+
+
+class Other(Roles):
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = linear(W0)
+
+
+class Thawed(Roles):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale.requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        (lambda: Roles(scale=2.0), "expected frozen tensor 'scale' of the same type, shape and"),
+        (Wider, "expected shared tensor 'body.weight' of shape (1, 5), got (2, 5)"),
+        (Other, "expected no shared tensor 'more.weight', got one"),
+        (Thawed, "expected no shared tensor 'scale', got one"),
+        (lambda: Roles(statistics=False), "expected a buffers tensor 'seen', got none"),
+    ],
+)
+def test_another_model_is_refused_before_round_1(
+    kind: Any, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line names the first tensor."""
+    monkeypatch.setattr("fedaccord.federation.roster.GRACE", -1)
+    with pytest.raises(FederationError) as refusal:
+        over_messages(small("fedavg", buffers="mean"), lambda i: kind(), Roles())
+    assert line in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_graph_has_nobody_who_averages_buffers() -> None:
+    with pytest.raises(ValueError, match="buffers: expected refuse, freeze or local"):
+        small("dfedavg", buffers="mean").client_half()
