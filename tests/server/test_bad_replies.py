@@ -392,6 +392,12 @@ def claiming(client: Any, num_clients: Any, protocol: int = PROTOCOL) -> Callabl
     return lambda message: replied(message, metrics=MetricRecord(claims))
 
 
+def with_model(text: str) -> Callable[..., Message]:
+    numbers = MetricRecord({"partition-id": 2, "num-partitions": 3, "protocol": PROTOCOL})
+    model = ConfigRecord({"model-layout": text})
+    return lambda message: replied(message, metrics=numbers, config=model)
+
+
 def exits(message: Message) -> Message:
     raise SystemExit
 
@@ -417,8 +423,17 @@ ANSWERS: dict[str, tuple[Callable[[Message], Any], str]] = {
     "2^62 clients": (claiming(3, 2**62), "expected num-partitions of at most 1000000, got"),
     "another protocol": (
         claiming(0, 3, 7),
-        "expected a client with protocol 1, as here, got protocol 7: install the same version",
+        f"expected a client with protocol {PROTOCOL}, as here, got protocol 7: install the same",
     ),
+    "a model that is no JSON": (
+        with_model("{"),
+        "expected the tensors of a model by role, got '{'",
+    ),
+    "a model without roles": (
+        with_model("[]"),
+        "expected the tensors of a model by role, got '[]'",
+    ),
+    "a model of 100,000 lists": (with_model("[" * 10**5), "expected an answer that can be read"),
     "None": (lambda message: None, "expected a Message from the ClientApp, got None"),
     "the end of its process": (exits, "SystemExit"),
     "an error": (raises, ": beside the camera"),

@@ -45,7 +45,7 @@ def run(method: FederatedStrategy) -> Run:
         everyone = t != 1 or method.topology.is_decentralised or method.needed_replies(C) == C
         replies = []
         for i in range(0 if everyone else 1, C):
-            config = LocalConfig(t, T, 0.1, 0.01, 1.0, i, 0, SHAPES)
+            config = LocalConfig(t, T, 0.1, 0.01, 1.0, i, 0, SHAPES, steps=2)
             downs.append(broadcast(method, s, i))
             state = states[i] if i in states else half.init(downs[-1].w, w, config)
             done = client_round(half, downs[-1], state, config, Solver(float(i)))
