@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedaccord.config import RunConfig
     from fedaccord.federation.round import Round
 
-SHOWN = ("train-loss", "test-accuracy", "validation-accuracy", "personal-accuracy")
+SHOWN = ("train-loss", "test-<metric>", "validation-<metric>", "personal-<metric>")
 
 
 def make_bar(console: Console) -> Progress:
@@ -50,7 +50,7 @@ class Display:
             self.bar.console.print(line, soft_wrap=True)
         self.heading = []
         self.number, self.replies = round.number, 0
-        for name in SHOWN:
+        for name in metrics.named(SHOWN):
             if name in round.metrics:
                 form = ".2%" if metrics.is_share(name) else ".5g"
                 text = f"{name.replace('-', ' ')} {round.metrics[name]:{form}}"
@@ -92,9 +92,13 @@ def summary_table(algo: str, run: Path) -> Table:
     replies = summary["replies"] + summary["dropped"]
     table.add_row("replies dropped", f"{summary['dropped']} of {replies}")
     split = "validation" if "validation-loss-last" in summary else "test"
-    for end in (metrics.LAST, metrics.MEAN, metrics.BEST):
-        name = f"{split} accuracy, {end[1:].replace('-', ' ')}"
-        table.add_row(name, value(f"{split}-accuracy{end}", "{:.2%}"))
+    measured = metrics.named([f"{split}-<metric>"])
+    measured = [n for n in measured if f"{n}{metrics.LAST}" in summary] or measured[:1]
+    for name in measured:
+        form = "{:.2%}" if metrics.is_share(name) else "{:.4f}"
+        for end in (metrics.LAST, metrics.MEAN, metrics.BEST):
+            title = f"{metrics.METRIC[name].title}, {end[1:].replace('-', ' ')}"
+            table.add_row(title, value(f"{name}{end}", form))
     table.add_row(f"{split} loss, last", value(f"{split}-loss{metrics.LAST}", "{:.4f}"))
     for name in filter(metrics.is_share, metrics.of_kind(metrics.EVALUATED)):
         if f"{name}{metrics.LAST}" in summary and name not in metrics.RANKED:

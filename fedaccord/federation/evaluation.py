@@ -7,6 +7,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
 
+from fedaccord.core.metrics import METRICS, SHARE
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import Vector
 from fedaccord.federation.errors import clean
@@ -15,7 +16,10 @@ from fedaccord.federation.session import Session
 
 log = logging.getLogger("flwr")
 
-RANGES = {"accuracy": (0.0, 1.0), "loss": (-MAX_LOSS, MAX_LOSS)}  # of what clients report
+RANGES = {  # of what clients report
+    "loss": (-MAX_LOSS, MAX_LOSS),
+    **{name: (0.0, 1.0) for name, metric in METRICS.items() if metric.unit == SHARE},
+}
 LARGEST_METRIC = 1e30  # of another name, either way
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 EvaluateOutputFn = Callable[[ArrayRecord, Mapping[str, float]], Mapping[str, float]]

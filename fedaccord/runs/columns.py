@@ -1,5 +1,6 @@
 """What every number of a run directory means: the source of docs/metrics.md, `--list-columns`."""
 
+from fedaccord.core.metrics import METRICS as NAMED
 from fedaccord.runs.metrics import (
     BEST,
     EVALUATED,
@@ -8,7 +9,6 @@ from fedaccord.runs.metrics import (
     METRICS,
     WINDOW,
     Column,
-    of_kind,
 )
 
 ACCEPTED = "accepted replies"
@@ -71,7 +71,8 @@ SUMMARY = (
     Column("seconds", "wall clock of the run so far, with evaluation", "s", ALWAYS),
     Column(
         f"<metric>{LAST}",
-        f"{', '.join(of_kind(EVALUATED))}: when it was last evaluated; round 0 does not count",
+        f"{', '.join(c.name for c in METRICS if c.kind == EVALUATED)}: when it was last evaluated; "
+        "round 0 does not count",
         "of the metric",
         "evaluated metrics",
         "metrics.csv",
@@ -85,8 +86,8 @@ SUMMARY = (
     ),
     Column(
         f"<metric>{BEST}",
-        "largest accuracy or smallest loss of any evaluation; without round 0. It is chosen on the "
-        "test samples: compare runs by the mean of the last 10",
+        "largest or smallest value, whichever is better, of any evaluation; without round 0. It is "
+        "chosen on the test samples: compare runs by the mean of the last 10",
         "of the metric",
         "evaluated metrics but generalisation-gap",
         "metrics.csv",
@@ -117,8 +118,20 @@ SUMMARY = (
     Column("gossip.spectral-gap", "spectral-gap of round 1", "1", "without a server", "settings"),
 )
 
+METRIC_NAMES = tuple(
+    Column(
+        name,
+        metric.meaning,
+        metric.unit,
+        "class labels" if metric.of_classes else "numbers as targets",
+        better=metric.better,
+    )
+    for name, metric in NAMED.items()
+)
+
 TABLES = {
     "metrics.csv": METRICS,
+    "Metrics by name": METRIC_NAMES,
     "clients.csv": CLIENTS,
     "classes.csv": CLASSES,
     "summary.json": SUMMARY,

@@ -4,24 +4,29 @@ Row r of metrics.csv is the end of round r: clients were sent w^{r-1}, the serve
 Code that summarises, ranks, draws or prints a metric reads its properties here.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
+
+from fedaccord.core.metrics import MAX, MIN, SHARE
+from fedaccord.core.metrics import METRICS as NAMED
 
 
 class Column(NamedTuple):
-    name: str  # <metric>: any of those that metrics.csv has and the summary repeats
+    name: (
+        str  # in metrics.csv <metric> stands for any of `NAMED`, in the summary for what it repeats
+    )
     meaning: str  # the formula, of which model, on which data
     unit: str
     rows: str  # which rows have it
     source: str = "server"  # who measures it
     title: str = ""  # in words, of its curve; empty: it is not drawn
     kind: str = ""  # EVALUATED: the summary repeats it; SUMMED: the summary has its sum
-    better: str = ""  # MAX or MIN; empty: neither, and the summary has no mean and no best of it
+    better: str = ""  # MAX, MIN, OWN; empty: neither, and the summary has no mean and no best of it
 
 
 EVALUATED, SUMMED = "evaluated", "summed"
-MAX, MIN = "max", "min"
-SHARE, DIFFERENCE = "0 to 1", "-1 to 1"  # units; people read them in percent
+METRIC_NAME, OWN = "<metric>", "of the metric"  # a named metric; its own unit, or direction
+DIFFERENCE = "-1 to 1"  # a unit; people read it in percent, as SHARE
 COUNTED = "rounds that counted"
 ASKED = "rounds from 1 on"
 AT_EVALUATION = "0, every `eval-every` rounds, the last"
@@ -140,18 +145,18 @@ METRICS = (
         better=MIN,
     ),
     Column(
-        "test-accuracy",
-        "share of the test samples whose largest output is their class, same model",
-        SHARE,
-        "as test-loss, for classes",
-        title="test accuracy",
+        f"test-{METRIC_NAME}",
+        "a metric of the task over the test samples, same model; of class labels the accuracy",
+        OWN,
+        "as test-loss",
+        title=f"test {METRIC_NAME}",
         kind=EVALUATED,
-        better=MAX,
+        better=OWN,
     ),
     Column(
         "validation-loss",
         "with `validation` above 0, instead of test-loss: on the training samples that were held "
-        "out; so are validation-accuracy and what ends in -broadcast, -nodes and -nodes-std",
+        "out; so are validation-<metric> and what ends in -broadcast, -nodes and -nodes-std",
         "of the loss (nats)",
         HELD_OUT,
         title="validation loss",
@@ -159,16 +164,16 @@ METRICS = (
         better=MIN,
     ),
     Column(
-        "validation-accuracy",
-        "the same of the accuracy",
-        SHARE,
+        f"validation-{METRIC_NAME}",
+        "the same of a metric",
+        OWN,
         HELD_OUT,
-        title="validation accuracy",
+        title=f"validation {METRIC_NAME}",
         kind=EVALUATED,
-        better=MAX,
+        better=OWN,
     ),
     Column("test-loss-broadcast", "test-loss of w^r", "of the loss (nats)", BROADCAST, better=MIN),
-    Column("test-accuracy-broadcast", "test-accuracy of w^r", SHARE, BROADCAST, better=MAX),
+    Column(f"test-{METRIC_NAME}-broadcast", "test-<metric> of w^r", OWN, BROADCAST, better=OWN),
     Column(
         "test-loss-nodes",
         "mean over the nodes of the test-loss of their own w_i^r",
@@ -183,28 +188,28 @@ METRICS = (
         NODES,
     ),
     Column(
-        "test-accuracy-nodes",
-        "mean over the nodes of the test-accuracy of their own w_i^r",
-        SHARE,
+        f"test-{METRIC_NAME}-nodes",
+        "mean over the nodes of the test-<metric> of their own w_i^r",
+        OWN,
         NODES,
-        title="test accuracy of the nodes",
+        title=f"test {METRIC_NAME} of the nodes",
         kind=EVALUATED,
-        better=MAX,
+        better=OWN,
     ),
     Column(
-        "test-accuracy-nodes-std",
+        f"test-{METRIC_NAME}-nodes-std",
         "its standard deviation over the nodes (divided by m)",
-        SHARE,
+        OWN,
         NODES,
     ),
     Column(
-        "train-accuracy",
-        "test-accuracy's model on all training samples, not augmented",
-        SHARE,
+        f"train-{METRIC_NAME}",
+        "test-<metric>'s model on all training samples, not augmented",
+        OWN,
         TRAIN,
-        title="train accuracy",
+        title=f"train {METRIC_NAME}",
         kind=EVALUATED,
-        better=MAX,
+        better=OWN,
     ),
     Column(
         "train-loss-of-model",
@@ -232,26 +237,52 @@ METRICS = (
         better=MIN,
     ),
     Column(
-        "personal-accuracy",
-        "the same of the accuracy",
-        SHARE,
+        f"personal-{METRIC_NAME}",
+        "the same of a metric",
+        OWN,
         PERSONAL,
         "clients",
-        title="accuracy of personal models",
+        title=f"{METRIC_NAME} of personal models",
         kind=EVALUATED,
-        better=MAX,
+        better=OWN,
     ),
 )
 
-METRIC = {column.name: column for column in METRICS}
-RANKED = ("test-accuracy", "validation-accuracy", "test-loss", "validation-loss")
+
+def _of_each_metric(column: Column) -> Iterator[Column]:
+    """The column, or those that it stands for."""
+    if METRIC_NAME not in column.name:
+        yield column
+        return
+    for name, metric in NAMED.items():
+        yield column._replace(
+            name=column.name.replace(METRIC_NAME, name),
+            unit=metric.unit,
+            title=column.title.replace(METRIC_NAME, metric.title),
+            better=column.better and metric.better,
+        )
+
+
+METRIC = {column.name: column for general in METRICS for column in _of_each_metric(general)}
+RANKED = tuple(  # what runs are ranked by: the first that they have
+    f"{split}-{name}" for name in (*NAMED, "loss") for split in ("test", "validation")
+)
 WINDOW = 10  # last evaluations behind a window mean
 LAST, MEAN, BEST = "-last", f"-mean-of-last-{WINDOW}", "-best"  # endings of keys of the summary
 
 
+def named(columns: Iterable[str]) -> list[str]:
+    """The names of columns, those with <metric> once for each metric."""
+    return [
+        name
+        for column in columns
+        for name in dict.fromkeys(column.replace(METRIC_NAME, metric) for metric in NAMED)
+    ]
+
+
 def of_kind(kind: str) -> list[str]:
     """The metrics that the summary repeats, or sums."""
-    return [column.name for column in METRICS if column.kind == kind]
+    return [column.name for column in METRIC.values() if column.kind == kind]
 
 
 def best(metric: str) -> Callable[[Iterable[float]], Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedaccord.experiments.analysis.groups import COSTS, Group, has, main_metric, smoothed
-from fedaccord.runs.metrics import EVALUATED, METRIC, METRICS, is_share
+from fedaccord.runs.metrics import EVALUATED, METRIC, is_share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +29,8 @@ def styles(number: int) -> Iterator[tuple[str, str]]:
 
 def metrics_of(groups: Sequence[Group]) -> dict[str, str]:
     """The metrics that some run has, with their titles."""
-    drawn = sorted((c for c in METRICS if c.title), key=lambda column: column.kind != EVALUATED)
+    titled = (column for column in METRIC.values() if column.title)
+    drawn = sorted(titled, key=lambda column: column.kind != EVALUATED)
     found = {c.name: c.title for c in drawn if any(has(group, c.name) for group in groups)}
     return {n: t for n, t in found.items() if n != "dropped" or any_dropped(groups)}
 

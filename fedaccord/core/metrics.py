@@ -1,0 +1,166 @@
+"""Metrics of a model's predictions, by name: what batches add up, and what the sums result in."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedaccord.core.options import did_you_mean
+from fedaccord.core.rounds import sum_dtype
+
+MAX, MIN = "max", "min"
+SHARE = "0 to 1"  # a unit; people read it in percent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A number that compares predictions with targets.
+
+    sums: (predictions, targets) of a batch -> a tensor that is added up over the batches, in
+        float64 where the device has it, without synchronising if it can be helped.
+    value: the sums of all batches, on the host -> the metric.
+    of_classes: targets are class numbers, int64, of any shape (...), and predictions (..., classes)
+        the scores of the classes; negative targets are left out, as by `cross_entropy`'s
+        ignore_index. Otherwise targets are numbers, of the shape of the predictions.
+    """
+
+    title: str  # in words, of its curve
+    meaning: str
+    unit: str
+    better: str  # MAX or MIN
+    of_classes: bool
+    sums: Callable[[Tensor, Tensor], Tensor]
+    value: Callable[[Tensor], float]
+
+
+def _total_and_count(values: Tensor, count: Tensor) -> Tensor:
+    """(2,) the sum of values and how many they are."""
+    dtype = sum_dtype(values.device)
+    return torch.stack([values.sum(dtype=dtype), count.to(dtype)])
+
+
+def _mean(sums: Tensor) -> float:
+    total, count = sums.tolist()
+    return total / count if count else math.nan
+
+
+def _hits(predictions: Tensor, targets: Tensor) -> Tensor:
+    return _total_and_count(predictions.argmax(dim=-1) == targets, (targets >= 0).sum())
+
+
+def _hits_of_five(predictions: Tensor, targets: Tensor) -> Tensor:
+    largest = predictions.topk(min(5, predictions.shape[-1]), dim=-1).indices
+    return _total_and_count(largest == targets[..., None], (targets >= 0).sum())
+
+
+def _class_counts(predictions: Tensor, targets: Tensor) -> Tensor:
+    """(3, classes): the right predictions of each class, all its predictions, its samples."""
+    classes, counted = predictions.shape[-1], targets >= 0
+    target, guess = targets[counted], predictions.argmax(dim=-1)[counted]
+    rows = [target[guess == target], guess, target]
+    counts = torch.stack([torch.bincount(row, minlength=classes) for row in rows])
+    return counts.to(sum_dtype(targets.device))
+
+
+def _macro_f1(sums: Tensor) -> float:
+    right, guessed, present = sums
+    seen = guessed + present > 0
+    return float((2 * right[seen] / (guessed + present)[seen]).mean())
+
+
+def _errors(predictions: Tensor, targets: Tensor) -> Tensor:
+    check_alike(predictions, targets)
+    errors = (predictions - targets).abs()
+    return _total_and_count(errors, torch.full((), errors.numel(), device=errors.device))
+
+
+def _surprises(predictions: Tensor, targets: Tensor) -> Tensor:
+    """-log p of the targets under the softmax of the predictions."""
+    scores, counted = predictions.to(sum_dtype(predictions.device)), targets >= 0
+    own = scores.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
+    surprise = torch.where(counted, scores.logsumexp(dim=-1) - own, 0.0)
+    return _total_and_count(surprise, counted.sum())
+
+
+def _exp_of_mean(sums: Tensor) -> float:
+    mean = _mean(sums)
+    return math.exp(mean) if mean < 700 else math.inf  # exp(710) overflows
+
+
+METRICS = {
+    "accuracy": Metric(
+        title="accuracy",
+        meaning="share of the samples whose largest output is their class",
+        unit=SHARE,
+        better=MAX,
+        of_classes=True,
+        sums=_hits,
+        value=_mean,
+    ),
+    "top-5-accuracy": Metric(
+        title="top-5 accuracy",
+        meaning="share of the samples whose class is among the five largest outputs",
+        unit=SHARE,
+        better=MAX,
+        of_classes=True,
+        sums=_hits_of_five,
+        value=_mean,
+    ),
+    "f1": Metric(
+        title="F1",
+        meaning="macro F1: mean over the classes that occur among targets or predictions of "
+        "2 right / (predicted + present)",
+        unit=SHARE,
+        better=MAX,
+        of_classes=True,
+        sums=_class_counts,
+        value=_macro_f1,
+    ),
+    "perplexity": Metric(
+        title="perplexity",
+        meaning="exp of the mean of -log p of the targets under the softmax of the outputs",
+        unit="classes (or tokens)",
+        better=MIN,
+        of_classes=True,
+        sums=_surprises,
+        value=_exp_of_mean,
+    ),
+    "mae": Metric(
+        title="mean absolute error",
+        meaning="mean of |output - target| over all targets",
+        unit="of the targets",
+        better=MIN,
+        of_classes=False,
+        sums=_errors,
+        value=_mean,
+    ),
+}
+
+
+def select(names: str, of_classes: bool) -> dict[str, Metric]:
+    """The metrics of a setting, as "accuracy, f1"; "": accuracy of classes, mae of numbers.
+
+    Raises ValueError, in one line, for an unknown name and one that does not fit the targets.
+    """
+    fitting = [name for name, metric in METRICS.items() if metric.of_classes == of_classes]
+    chosen = [part.strip() for part in names.split(",") if part.strip()] or fitting[:1]
+    for name in chosen:
+        if name not in fitting:
+            kind = "class labels" if of_classes else "numbers as targets"
+            near = "" if name in METRICS else did_you_mean(name, fitting)
+            raise ValueError(
+                f"metrics: expected names among {', '.join(fitting)}, which fit {kind}, got "
+                f"{name!r}{near}"
+            )
+    return {name: METRICS[name] for name in chosen}
+
+
+def check_alike(predictions: Tensor, targets: Tensor) -> None:
+    """Raise ValueError if numbers are compared that do not correspond one to one."""
+    if predictions.shape != targets.shape:
+        raise ValueError(
+            f"model: expected predictions of the targets' shape {tuple(targets.shape)}, got "
+            f"{tuple(predictions.shape)}; end the model with a layer of as many outputs"
+        )
