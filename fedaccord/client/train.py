@@ -169,11 +169,11 @@ def _steps(asked: TrainInstruction, batches: Iterable[Batch]) -> int:
 
     Raises ValueError where the batches do not say how many they are.
     """
-    if asked.half.lr_schedule == "constant" or asked.local_steps:
+    if not asked.half.schedule.falls or asked.local_steps:
         return asked.local_steps
     if not isinstance(batches, Sized):
         raise ValueError(
-            f"lr-schedule={asked.half.lr_schedule}: expected batches with a length (a list, a "
+            f"lr-schedule={asked.half.schedule.name}: expected batches with a length (a list, a "
             f"DataLoader), or local-steps, got a {type(batches).__name__}"
         )
     return asked.local_epochs * len(batches)

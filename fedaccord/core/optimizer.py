@@ -35,20 +35,35 @@ SCHEDULES = ("constant", "linear", "cosine")
 STATES = ("reset", "keep", "average")
 
 
-def rate(schedule: str, k: int, config: LocalConfig) -> Rate:
-    """eta_k = eta s(k / K) of step k, from 0: s(x) = 1, 1 - x, or (1 + cos(pi x)) / 2."""
-    if schedule == "constant":
-        return config.lr
-    x: Rate = k / config.steps
-    if schedule == "linear":
-        return config.lr * (1 - x)
-    cosine = torch.cos(math.pi * x) if isinstance(x, Tensor) else math.cos(math.pi * x)
-    return config.lr * (1 + cosine) / 2
+class Schedule(NamedTuple):
+    """The rates of a round, eta_k = eta (floor + (1 - floor) s(k / K)) of step k, from 0."""
+
+    name: str = "constant"  # of SCHEDULES: s(x) = 1, 1 - x, or (1 + cos(pi x)) / 2
+    floor: float = 0.0  # share of eta towards which a rate falls
+
+    @property
+    def falls(self) -> bool:
+        return self.name != "constant"
+
+    def rate(self, k: int, config: LocalConfig) -> Rate:
+        if not self.falls:
+            return config.lr
+        x: Rate = k / config.steps
+        if self.name == "linear":
+            s = 1 - x
+        else:
+            cosine = torch.cos(math.pi * x) if isinstance(x, Tensor) else math.cos(math.pi * x)
+            s = (1 + cosine) / 2
+        return config.lr * (self.floor + (1 - self.floor) * s)
+
+    def total(self, steps: Any, lr: float) -> Any:
+        """The sum of a round's rates, over ``steps`` K; s sums to (K + 1) / 2 where it falls."""
+        if not self.falls:
+            return steps * lr
+        return (self.floor * steps + (1 - self.floor) * (steps + 1) / 2) * lr
 
 
-def total_rate(schedule: str, steps: Any, lr: float) -> Any:
-    """The sum of a round's rates, over ``steps`` K; both schedules that fall sum to (K + 1) / 2."""
-    return (steps if schedule == "constant" else (steps + 1) / 2) * lr
+CONSTANT = Schedule()
 
 
 @dataclass(frozen=True)

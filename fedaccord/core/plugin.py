@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.cohort import Cohort, Received
-from fedaccord.core.optimizer import SGD, Optimizer
+from fedaccord.core.optimizer import CONSTANT, SGD, Optimizer, Schedule
 from fedaccord.core.rule import (
     Direction,
     GradientAt,
@@ -160,7 +160,7 @@ class ClientHalf:
     rule: LocalRule
     plugins: tuple[PlugIn, ...] = ()
     optimizer: Optimizer = PLAIN
-    lr_schedule: str = "constant"
+    schedule: Schedule = CONSTANT
     optimizer_state: str = "reset"
     keeps_local: bool = False  # the model has parameters or buffers that stay at the client
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.cohort import Client, Cohort, Reply
-from fedaccord.core.optimizer import SGD, add_, rate, shrink_, total_rate
+from fedaccord.core.optimizer import SGD, add_, shrink_
 from fedaccord.core.plugin import ClientHalf, GradientSeat, joined
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalResult, Stateless
 from fedaccord.core.topology import RoundInfo, ServerHalf
@@ -58,7 +58,7 @@ def client_round(
     seat = GradientSeat(half, down, state, config)
     w_K, steps, loss, gradient, moments, mean = solve(w_i0, direction, seat, config)
     is_sgd = isinstance(half.optimizer, SGD)
-    length = total_rate(half.lr_schedule, steps, config.lr) if is_sgd else None
+    length = half.schedule.total(steps, config.lr) if is_sgd else None
     result = LocalResult(w_i0, w_K, steps, loss, gradient, config, length, moments, mean)
     up, state = half.finish(down, state, result)
     return ClientRound(up, state, result)
@@ -94,11 +94,11 @@ def descend(
         _step(walk, k, direction, seat)
     if at is None:
         raise ValueError("expected at least one batch of training data, got none")
-    K, schedule = len(losses), seat.half.lr_schedule
-    if schedule != "constant" and config.steps != K:
+    K, schedule = len(losses), seat.half.schedule
+    if schedule.falls and config.steps != K:
         raise ValueError(
-            f"lr-schedule={schedule}: expected {config.steps} batches, as the data said, got {K}; "
-            "give a list or a DataLoader of fixed length, or set local-steps"
+            f"lr-schedule={schedule.name}: expected {config.steps} batches, as the data said, got "
+            f"{K}; give a list or a DataLoader of fixed length, or set local-steps"
         )
     loss = torch.stack(losses).mean(0, dtype=sum_dtype(w.device))
     gradient = seat.result(w, g, walk.buffers, at)
@@ -201,7 +201,7 @@ def _seat_of(rows: slice, seat: GradientSeat) -> GradientSeat:
 def _step(walk: _Walk, k: int, direction: Direction, seat: GradientSeat) -> None:
     """Step k, from 0, along the direction with the gradient in ``walk.g``."""
     w, g, constant, config = walk.w, walk.g, walk.constant, seat.config
-    lr, decay = rate(seat.half.lr_schedule, k, config), direction.decay * config.weight_decay
+    lr, decay = seat.half.schedule.rate(k, config), direction.decay * config.weight_decay
     if isinstance(seat.half.optimizer, SGD):
         shrink_(w, lr, direction.rho + decay)
         add_(w, g, -lr * direction.scale)
@@ -313,7 +313,7 @@ def server_round(
         accepted=accepted,
         weighted=method.weighting == "examples",
         anchored_at_starts=half.moves_anchor,
-        lr_schedule=half.lr_schedule,
+        schedule=half.schedule,
     )
     ups, cohort = method.topology.gather(s.w, replies, info)
     step = method.topology.step(method, s.w, half.mean(ups, cohort), s.server, cohort)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from torch import Tensor
 
 from fedaccord.core.cohort import Client, Cohort, Reply, rows
-from fedaccord.core.optimizer import Optimizer, total_rate
+from fedaccord.core.optimizer import CONSTANT, Optimizer, Schedule
 from fedaccord.core.vectors import Number, Vector
 
 
@@ -64,11 +64,11 @@ class RoundInfo(NamedTuple):
     accepted: Tensor  # (C,) as in `Cohort`
     weighted: bool  # clients count by their examples
     anchored_at_starts: bool  # clients took their own start for the anchor
-    lr_schedule: str = "constant"
+    schedule: Schedule = CONSTANT
 
     def length(self, steps: Any) -> Any:
         """The sum of the rates of so many steps."""
-        return total_rate(self.lr_schedule, steps, self.lr)
+        return self.schedule.total(steps, self.lr)
 
 
 class Step(NamedTuple):

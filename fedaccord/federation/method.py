@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.cost import Cost, cost_of
-from fedaccord.core.optimizer import OPTIMIZERS, SGD, Optimizer
+from fedaccord.core.optimizer import OPTIMIZERS, SGD, Optimizer, Schedule
 from fedaccord.core.options import argument, check_option, listed, options
 from fedaccord.core.plugin import ClientHalf, PlugIn, combine
 from fedaccord.core.rule import LocalRule, Model, Stateless
@@ -119,6 +119,10 @@ class Method(Settings, ABC):
         """What takes the local steps."""
         return self.local_optimizer or OPTIMIZERS[self.optimizer]()
 
+    def own_schedule(self) -> Schedule:
+        """How the local rate falls within a round."""
+        return Schedule(self.lr_schedule)
+
     # the method: what a subclass writes
 
     @property
@@ -211,7 +215,7 @@ class Method(Settings, ABC):
     def client_half(self) -> ClientHalf:
         """What clients run: the method's rule in the plug-ins that have a client half."""
         inside = (p for p in self.active_plugins if p.graph(self.seed) is None)
-        own = self.own_optimizer(), self.lr_schedule, self.optimizer_state
+        own = self.own_optimizer(), self.own_schedule(), self.optimizer_state
         keeps_local = bool(self.local_parameters) or self.buffers == "local"
         return ClientHalf(self.rule(), tuple(inside), *own, keeps_local)
 

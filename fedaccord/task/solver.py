@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedaccord.core.optimizer import Optimizer, rate
+from fedaccord.core.optimizer import Optimizer, Schedule
 from fedaccord.core.plugin import GradientSeat
 from fedaccord.core.rounds import Solution, descend
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
@@ -49,7 +49,7 @@ class SequentialSolver:
             model.train()
         device = model.w.device
         with tf32_as(self.precision, device), random_numbers(config, device):
-            after = local_steps(model, seat.half.optimizer, seat.half.lr_schedule, config)
+            after = local_steps(model, seat.half.optimizer, seat.half.schedule, config)
             return descend(model.w, model.g, self.gradients(after), direction, seat, config)
 
     def gradients(self, after: Callable[[int], None] = lambda k: None) -> Iterator[GradientAt]:
@@ -78,7 +78,7 @@ class SequentialSolver:
 
 
 def local_steps(
-    model: FlatModel, optimizer: Optimizer, schedule: str, config: LocalConfig
+    model: FlatModel, optimizer: Optimizer, schedule: Schedule, config: LocalConfig
 ) -> Callable[[int], None]:
     """The steps of the parameters that stay at the client, beside those of w.
 
@@ -93,7 +93,7 @@ def local_steps(
 
     def step(k: int) -> None:
         clip_(model.g_local, config.clip_norm)
-        lr = rate(schedule, k, config)
+        lr = schedule.rate(k, config)
         optimizer.step(model.w_local, model.g_local, moments, lr, config.weight_decay, own)
 
     return step

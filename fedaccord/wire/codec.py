@@ -9,7 +9,7 @@ import json
 from functools import lru_cache
 from typing import Any
 
-from fedaccord.core.optimizer import Optimizer
+from fedaccord.core.optimizer import Optimizer, Schedule
 from fedaccord.core.plugin import ClientHalf, PlugIn
 from fedaccord.core.rule import LocalRule, Registered
 
@@ -19,7 +19,7 @@ STEPS = "optimizer", "lr-schedule", "optimizer-state", "keeps-local"  # keys of 
 def dumps(half: ClientHalf) -> str:
     """Raises ValueError, in one line, where a field is not a number, string, boolean or None."""
     parts = {"rule": encode(half.rule), "plugins": [*map(encode, half.plugins)]}
-    steps = encode(half.optimizer), half.lr_schedule, half.optimizer_state, half.keeps_local
+    steps = encode(half.optimizer), half.schedule, half.optimizer_state, half.keeps_local
     return json.dumps(parts | dict(zip(STEPS, steps, strict=True)))
 
 
@@ -30,6 +30,7 @@ def loads(text: str) -> ClientHalf:
         content = json.loads(text)
         rule, plugins = content["rule"], [*content["plugins"]]
         optimizer, schedule, state, local = (content[name] for name in STEPS)
+        schedule = Schedule(*schedule)
     except (ValueError, TypeError, KeyError):
         raise ValueError(
             f"expected a message with the rule that FedAccord's server wrote, got {text[:80]!r}: "

@@ -18,10 +18,9 @@ from fedaccord.core.optimizer import (
     Momentum,
     Muon,
     Optimizer,
+    Schedule,
     hidden_matrices,
     orthogonal,
-    rate,
-    total_rate,
 )
 from fedaccord.core.rule import LocalConfig
 from fedaccord.strategies.scaffold import ScaffoldClient
@@ -132,12 +131,20 @@ def test_no_momentum_is_sgd(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_the_sum_of_the_rates_is_known_beforehand(schedule: str, steps: int) -> None:
-    config = LocalConfig(0, 1, LR, 0.0, 0.0, 0, 0, (), steps)
-    rates = [rate(schedule, k, config) for k in range(steps)]
-    assert sum(rates) == pytest.approx(total_rate(schedule, steps, LR), rel=1e-12)
-    assert rates[0] == LR
+@pytest.mark.parametrize("floor", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_sum_of_the_rates_is_known_beforehand(name: str, floor: float, steps: int) -> None:
+    schedule = Schedule(name, floor)
+    rates = [schedule.rate(k, plain_config(steps)) for k in range(steps)]
+    assert sum(rates) == pytest.approx(schedule.total(steps, LR), rel=1e-12)
+    assert rates[0] == pytest.approx(LR, rel=1e-15)
+    x = np.arange(steps) / steps
+    fallen = {"linear": 1 - x, "cosine": (1 + np.cos(np.pi * x)) / 2}.get(name, np.ones(steps))
+    np.testing.assert_allclose(rates, LR * (floor + (1 - floor) * fallen))
+
+
+def plain_config(steps: int) -> LocalConfig:
+    return LocalConfig(0, 1, LR, 0.0, 0.0, 0, 0, (), steps)
 
 
 # --- a method with an optimiser -------------------------------------------------------------------

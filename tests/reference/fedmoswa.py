@@ -4,15 +4,15 @@
     for t = 0 .. T-1:
         for i in P^t:
             w_0 = w^t
-            for k = 0 .. K_i-1:   eta_k = (1 - k / K_i) lr_t
+            for k = 0 .. K_i-1:   eta_k = (1 - k / K_i) lr_t + (k / K_i) rho lr_t
                                   w_{k+1} = w_k - eta_k (g_i(w_k) - c_i + m + wd w_k)
             c_i^+ = c_i - m + (w_0 - w_{K_i}) / sum_k eta_k
         m <- m + gamma (1/P) sum_{i in P} (c_i^+ - m)
         w^{t+1} = w^t + server_lr (1/P) sum_{i in P} (w_{i,K} - w^t)
         c_i <- c_i^+ for i in P, unchanged otherwise
 
-Decisions: the paper's rate falls to rho lr, here rho = 0; server_lr is its alpha; all clients of a
-round use the m of its start; with a relaxed start c_i^+ takes the true displacement.
+Decisions: server_lr is the paper's alpha; all clients of a round use the m of its start; with a
+relaxed start c_i^+ takes the true displacement.
 """
 
 from typing import Any
@@ -21,7 +21,9 @@ import numpy as np
 
 from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
 
-CASES = [{"own": {"gamma": 0.3, "server_lr": 1.2}, "states": ("c_i",)}]
+CASES = [
+    {"own": {"gamma": 0.3, "server_lr": 1.2, "rho": rho}, "states": ("c_i",)} for rho in (0.0, 0.25)
+]
 COST = (2, 2, 1, 1, 2)
 
 
@@ -32,6 +34,7 @@ def run(
     *,
     gamma: float = 0.2,
     server_lr: float = 1.5,
+    rho: float = 0.1,
     **common: Any,
 ) -> History:
     c_i, m = np.zeros((problem.num_clients, problem.dim)), np.zeros(problem.dim)
@@ -41,7 +44,7 @@ def run(
         w_K, fresh = {}, {}
         for i in active:
             w_k = w_start = f.start(i, w)
-            eta = [(1 - k / f.K(i)) * lr_t for k in range(f.K(i))]
+            eta = [(1 - (1 - rho) * k / f.K(i)) * lr_t for k in range(f.K(i))]
             for k, eta_k in enumerate(eta):
                 w_k = w_k - eta_k * (f.gradient(t, i, k, w_k) - c_i[i] + m + f.wd * w_k)
             fresh[i] = c_i[i] - m + (w_start - w_k) / sum(eta)

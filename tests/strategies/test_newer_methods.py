@@ -213,12 +213,13 @@ def test_scaffnew_needs_all_clients_and_a_constant_rate() -> None:
 
 def test_fedmoswa_at_full_participation_is_scaffold_with_falling_rates() -> None:
     """gamma = 1: c is the mean of the clients' c_i, as SCAFFOLD's; with fewer clients it is not."""
-    own = {"gamma": 1.0, "server_lr": 0.8}
-    scaffold = {"lr_schedule": "linear", "server_lr": 0.8}
-    everyone = run(S.FedMoSWA, EVERYONE, **own, **SETTING)
-    close(everyone.weights, run(S.Scaffold, EVERYONE, **scaffold, **SETTING).weights)
-    close(everyone.server[-1].c, client_vectors(everyone.clients, "c_i").mean(0))
-    assert differ(run(S.FedMoSWA, SOME, **own), run(S.Scaffold, SOME, **scaffold))
+    for rho, schedule in ((0.0, "linear"), (1.0, "constant")):
+        own = {"gamma": 1.0, "server_lr": 0.8, "rho": rho}
+        scaffold = {"lr_schedule": schedule, "server_lr": 0.8}
+        everyone = run(S.FedMoSWA, EVERYONE, **own, **SETTING)
+        close(everyone.weights, run(S.Scaffold, EVERYONE, **scaffold, **SETTING).weights)
+        close(everyone.server[-1].c, client_vectors(everyone.clients, "c_i").mean(0))
+        assert differ(run(S.FedMoSWA, SOME, **own), run(S.Scaffold, SOME, **scaffold))
 
 
 def test_fedmoswa_is_exact_at_full_participation_alone() -> None:
@@ -233,7 +234,7 @@ def test_fedmoswa_is_exact_at_full_participation_alone() -> None:
 
 def test_the_rates_of_fedmoswa_fall_whatever_is_set() -> None:
     keys = {"algo": "fedmoswa", "lr-schedule": "cosine"}
-    assert RunConfig.make(keys).strategy.lr_schedule == "linear"
+    assert RunConfig.make(keys).strategy.client_half().schedule == ("linear", 0.1)
     (line,) = RunConfig.make(keys).unread()
     assert line.startswith('lr-schedule="cosine" has no effect: the rates of fedmoswa fall')
 
