@@ -18,6 +18,7 @@ from fedaccord.client.train import (
     train_locally,
 )
 from fedaccord.config import RunConfig, keys_of
+from fedaccord.core import named
 from fedaccord.core.request import ModelLayout, ModelSettings
 from fedaccord.process import threads
 from fedaccord.process.allocator import keep_freed_memory
@@ -98,8 +99,11 @@ def _check_node(context: Context) -> None:
         prepare(Path(folder), None if device.is_simulated() else owner)
 
 
-def configured_task(context: Context) -> Task:
+def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
     """The task of the run configuration, or the node's own data.
+
+    own_package: the app's; functions of it may be named by a run, as its model, where the node's
+    config has no ``allowed-imports``.
 
     A node's config may have its own values of the options that allow it: ``dataset``,
     ``data-dir``, ``image-size``, ``device`` and ``threads``. A node with its own ``data-dir`` (or
@@ -111,6 +115,9 @@ def configured_task(context: Context) -> Task:
     if "data-path" in context.node_config:
         own.setdefault("data-dir", context.node_config["data-path"])
     run = device.allowed(context.run_config, own, context.node_config)
+    asked = {key: str(run[key]) for key in FUNCTION_KEYS if key in run and key not in own}
+    paths = {key: name for key, name in asked.items() if named.PATH.fullmatch(name)}
+    device.check_imports(paths, own_package, context.node_config)
     values = tuple(sorted({**run, **own}.items()))
     num_clients = context.node_config.get(NUM_PARTITIONS)
     task, wanted, chosen = _prepared(values, num_clients, "data-dir" in own)
@@ -140,5 +147,6 @@ OWN_KEYS = [
     for key, field in (keys_of(RunConfig) | keys_of(TaskConfig)).items()
     if field.metadata["node"]
 ]
+FUNCTION_KEYS = [key for key, field in keys_of(TaskConfig).items() if field.metadata["also"] != ()]
 
 app = make_app(configured_task)

@@ -362,10 +362,9 @@ def _check(key: str, value: Any, field: "Field[Any]") -> Any:
         return value
     if isinstance(value, str) and (instead := RETIRED.get((key, value))):
         raise ValueError(f"{key}={value}: {instead}")
-    choices = METHODS if key == "algo" else field.metadata["choices"]
-    if choices and isinstance(value, str) and value not in choices:
-        near = did_you_mean(value, choices)
-        raise ValueError(f"{key}: expected one of {', '.join(choices)}, got {value!r}{near}")
+    if key == "algo" and isinstance(value, str) and value not in METHODS:
+        near = did_you_mean(value, METHODS)
+        raise ValueError(f"{key}: expected one of {', '.join(METHODS)}, got {value!r}{near}")
     return check_option(key, value, field)
 
 

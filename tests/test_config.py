@@ -194,8 +194,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
     ({"weighting": "size"}, "weighting: expected one of uniform, examples, got 'size'"),
     (
         {"model": "resnet"},
-        "model: expected one of linear, mlp, lenet, lenet5, cnn, resnet18, vgg11, got 'resnet' "
-        "(did you mean 'resnet18'?)",
+        "model: expected one of linear, mlp, lenet, lenet5, cnn, resnet18, vgg11, or "
+        "package.module:function, got 'resnet' (did you mean 'resnet18'?)",
     ),
     (
         {"precision": "half"},

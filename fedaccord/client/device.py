@@ -13,6 +13,7 @@ from fedaccord.core.request import TrainInstruction
 
 ALLOW, MAX_STEPS, MAX_THREADS = "allow-server-data", "max-local-steps", "max-threads"
 STATE_DAYS = "state-days"
+IMPORTS = "allowed-imports"
 DAYS = 90  # that the states of a run are kept after its last visit, by default
 STEPS = 1_000_000  # a round, where a node's config says nothing
 HARMLESS = "digits"  # the images come with scikit-learn: nobody's data
@@ -51,10 +52,30 @@ def allowed(run: Mapping[str, Any], own: Mapping[str, Any], node: Mapping[str, A
     return {**run, "data-dir": "", "partition-file": "", "download": False}
 
 
+def check_imports(paths: Mapping[str, str], own_package: str, node: Mapping[str, Any]) -> None:
+    """Raise ValueError, in one line, before a function is imported that the node does not allow.
+
+    paths: setting of the run -> package.module:function. own_package: the app's, allowed by
+    default.
+    """
+    if is_simulated():
+        return
+    allowed_packages = _text(node, IMPORTS, own_package).replace(",", " ").split()
+    for key, path in paths.items():
+        module = path.partition(":")[0]
+        if not any(f"{module}.".startswith(f"{package}.") for package in allowed_packages):
+            raise ValueError(
+                f"{key}: this node imports nothing from {module} for a run: start the SuperNode "
+                f'with {IMPORTS}="{module.partition(".")[0]}" in --node-config, a list of packages '
+                "with commas, if it may run here"
+            )
+
+
 def check_limits(node: Mapping[str, Any]) -> None:
     """Raises ValueError, in one line, if a limit of this node's config is not one."""
     for key in (MAX_STEPS, MAX_THREADS, STATE_DAYS):
         _limit(node, key, 1)
+    _text(node, IMPORTS, "")
 
 
 def state_days(node: Mapping[str, Any]) -> int:
@@ -94,3 +115,10 @@ def _limit(node: Mapping[str, Any], key: str, otherwise: int) -> int:
             f"expected {key} in this node's config to be an integer from 1, got {most!r}"
         )
     return most
+
+
+def _text(node: Mapping[str, Any], key: str, otherwise: str) -> str:
+    found = node.get(key, otherwise)
+    if not isinstance(found, str):
+        raise ValueError(f"expected {key} in this node's config to be a string, got {found!r}")
+    return found

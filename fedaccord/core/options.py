@@ -6,7 +6,7 @@ import inspect
 import math
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 AFFECTS = ("numbers", "rounds", "records", "speed", "place")
@@ -25,6 +25,7 @@ def option(
     above: float | None = None,
     besides: float | None = None,
     choices: Sequence[str] = (),
+    also: Container[str] = (),
     tried: str = "",
     auto: bool = False,
     only: Mapping[str, Sequence[Any]] | None = None,
@@ -37,13 +38,14 @@ def option(
     in "records", "speed" and "place" alone are repetitions of each other.
     path: the value is a path; node: a device's node config may have its own value; managed: a
     sweep or a study sets it for each of its runs.
+    also: names of functions that are allowed beside ``choices``, a `named.Functions`.
     low, high: inclusive bounds; above: an exclusive lower bound; besides: one more value, outside
     the bounds; tried: values of the papers' experiments, empty where we know of none; auto: a
     plug-in's option whose run-config default is "auto", what the method itself asks for; only:
     other options of the same class and their values with which alone this one is read.
     """
     bounds = {"low": low, "high": high, "above": above, "besides": besides}
-    rule = {**bounds, "choices": tuple(choices), "only": dict(only or {})}
+    rule = {**bounds, "choices": tuple(choices), "also": also, "only": dict(only or {})}
     assert affects in AFFECTS, affects
     facts = {"affects": affects, "path": path, "node": node, "managed": managed}
     facts |= {"tried": tried, "auto": auto}
@@ -63,8 +65,9 @@ def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
     if type(value) is not kind:
         raise ValueError(f"{name}: expected {_name(kind)}, got {value!r}")
     rule = field.metadata
-    if rule["choices"] and value not in rule["choices"]:
-        raise ValueError(f"{name}: expected one of {', '.join(rule['choices'])}, got {value!r}")
+    if rule["choices"] and value not in rule["choices"] and value not in rule["also"]:
+        near = did_you_mean(value, rule["choices"])
+        raise ValueError(f"{name}: expected one of {range_text(field)}, got {value!r}{near}")
     if kind is float and not math.isfinite(value):
         raise ValueError(f"{name}: expected a finite number, got {value}")
     if value == rule["besides"]:
@@ -85,7 +88,7 @@ def range_text(field: "dataclasses.Field[Any]") -> str:
     rule = field.metadata
     choices: Sequence[str] = rule["choices"]
     if choices:
-        return ", ".join(choices)
+        return ", ".join(choices) + (", or package.module:function" if rule["also"] != () else "")
     words = {"low": "at least", "above": "above", "high": "at most"}
     text = " and ".join(f"{w} {rule[k]:g}" for k, w in words.items() if rule[k] is not None)
     return text if rule["besides"] is None else f"{text}, or {rule['besides']:g}"
@@ -105,10 +108,12 @@ def options(kind: type) -> "list[dataclasses.Field[Any]]":
 def unread(settings: Any) -> dict[str, str]:
     """The options of ``settings`` that its other options leave unread, and with which one it would
     be read: ``{"classes_per_client": "partition=pathological"}``."""
-    found = {}
-    for field in options(type(settings)):
+    found, every = {}, {field.name: field for field in options(type(settings))}
+    for field in every.values():
         for name, values in field.metadata["only"].items():
-            if getattr(settings, name) not in values:
+            value = getattr(settings, name)
+            is_own = value in every[name].metadata["also"]  # a function may read anything
+            if value not in values and not is_own:
                 found[field.name] = f"{name.replace('_', '-')}={'|'.join(map(str, values))}"
     return found
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fedaccord.core.options import option
 from fedaccord.data.datasets import DATASETS, MAX_IMAGE_SIZE
 from fedaccord.data.partition import MAX_ALPHA, REPLACEMENTS, SCHEMES
+from fedaccord.task import models
 from fedaccord.task.models import MODELS
 
 
@@ -77,7 +78,7 @@ class TaskConfig:
         high=0.9,
         managed=True,
     )
-    model: str = option("mlp", "the model", choices=[*MODELS])
+    model: str = option("mlp", "the model", choices=[*MODELS], also=models.FUNCTIONS)
     stem: str = option(
         "imagenet",
         "resnet18: first layers as for ImageNet or CIFAR",

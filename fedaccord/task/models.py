@@ -12,10 +12,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedaccord.core import named
 from fedaccord.core.options import did_you_mean
 
 Shape = tuple[int, ...]  # of one sample: (channels, height, width) or (features,)
 
+FUNCTIONS = named.Functions("fedaccord.models")
 STEMS = {"imagenet": (7, 2, 3), "cifar": (3, 1, 1)}  # kernel, stride, padding of ResNet's conv1
 
 
@@ -24,13 +26,17 @@ def build(
 ) -> nn.Module:
     """A freshly initialised model, a pure function of the arguments.
 
+    name: of `MODELS`, an entry point of the group ``fedaccord.models``, or
+        ``package.module:function``, a function of some of shape and classes, or of none.
     shape: of one sample, (channels, height, width) or, for linear and mlp, also (features,).
     stem: of resnet18: ``imagenet`` (7x7 stride 2, max-pool; the papers' code) or ``cifar``
         (3x3 stride 1, no pool).
 
-    Raises ValueError for an unknown name or stem, and for a shape that the model cannot take.
+    Raises ValueError, in one line, for an unknown name or stem, for a shape that the model cannot
+    take, and if the function cannot be imported, fails, or returns anything but a module.
     """
-    if name not in MODELS:
+    path = "" if name in MODELS else FUNCTIONS.path(name)
+    if name not in MODELS and not path:
         hint = did_you_mean(name, MODELS)
         raise ValueError(f"Expected a model among {', '.join(MODELS)}, got {name!r}{hint}.")
     if stem not in STEMS:
@@ -42,7 +48,14 @@ def build(
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: it would also reseed the accelerators, which are not forked here.
         torch.default_generator.manual_seed(seed)
-        return MODELS[name](shape, classes, stem)
+        if not path:
+            return MODELS[name](shape, classes, stem)
+        found = named.call("model", path, {"shape": tuple(shape), "classes": classes})
+    if not isinstance(found, nn.Module):
+        raise ValueError(
+            f"model: expected {path} to return a torch.nn.Module, got a {type(found).__name__}"
+        )
+    return found
 
 
 def linear(shape: Shape, classes: int, stem: str) -> nn.Module:

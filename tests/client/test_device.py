@@ -11,7 +11,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedaccord.client import device
-from fedaccord.client_app import app, configured_task
+from fedaccord.client_app import FUNCTION_KEYS, app, configured_task
 from fedaccord.config import RunConfig
 from fedaccord.core.options import options
 from fedaccord.core.request import ModelSettings, TrainInstruction
@@ -88,6 +88,7 @@ def test_a_run_names_no_gossip_file(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"max-local-steps": "many"}, "expected max-local-steps in this node's config"),
         ({"max-threads": 0}, "expected max-threads in this node's config"),
+        ({"allowed-imports": True}, "expected allowed-imports in this node's config to be a str"),
         ({"state-days": -1}, "expected state-days in this node's config"),
         ({"state-dir": "states"}, "state-dir: expected an absolute path"),
         ({"state-dir": __file__}, "state-dir: expected a folder that can be written"),
@@ -140,6 +141,55 @@ def test_only_the_nodes_own_yes_is_one(allow: Any) -> None:
     with pytest.raises(ValueError, match="allow-server-data=true"):
         device.allowed(READS[0], {}, {"allow-server-data": allow})
     assert device.allowed(READS[0], {}, {"allow-server-data": True}) == READS[0]
+
+
+# --- imports --------------------------------------------------------------------------------------
+
+
+def refused_import(run: dict[str, Any], **node: Any) -> str:
+    with pytest.raises(ValueError, match="this node imports nothing") as refused:
+        configured_task(context(run, **node))
+    return str(refused.value)
+
+
+def test_a_device_imports_nothing_because_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "harmful.py").write_text("raise SystemExit")
+    (tmp_path / "fedaccord_too.py").write_text("raise SystemExit")
+    for module in ("harmful", "fedaccord_too"):
+        line = refused_import({"model": f"{module}:net"})
+        assert line.startswith(f"model: this node imports nothing from {module} for a run: start")
+        assert f'allowed-imports="{module}"' in line
+        assert "\n" not in line
+        assert module not in sys.modules
+
+
+def test_the_node_names_what_runs_may_import() -> None:
+    run = {"model": "tests.own:tiny"}
+    refused_import(run, **{"allowed-imports": ""})
+    refused_import(run, **{"allowed-imports": "tests.other, test, tests.own.more"})
+    refused_import({"model": "fedaccord.task.models:mlp"}, **{"allowed-imports": "tests"})
+    for packages in ("tests", "others,tests.own"):
+        task = configured_task(context(run, **{"allowed-imports": packages}))
+        assert [tuple(p.shape) for p in task.module().parameters()] == [(10, 64), (10,)]
+
+
+def test_the_apps_own_package_is_allowed_unless_the_node_says_otherwise() -> None:
+    run = {"model": "tests.own:tiny"}
+    assert configured_task(context(run), own_package="tests").num_examples(0) > 0
+    with pytest.raises(ValueError, match=r"imports nothing from tests\.own"):
+        configured_task(context(run, **{"allowed-imports": "others"}), own_package="tests")
+
+
+@pytest.mark.usefixtures("simulated")
+def test_a_simulation_imports_what_its_user_names() -> None:
+    device.check_imports({"model": "tests.own:tiny"}, "fedaccord", {})
+
+
+def test_every_setting_that_names_a_function_is_checked() -> None:
+    assert FUNCTION_KEYS == ["model"]
 
 
 def test_images_that_come_with_scikit_learn_are_nobodys() -> None:

@@ -213,3 +213,16 @@ def test_errors_say_what_was_expected(arguments, message):
 def test_unknown_stem():
     with pytest.raises(ValueError, match="among imagenet, cifar, got 'cifar10'"):
         build("resnet18", CIFAR, 10, stem="cifar10")
+
+
+def test_a_function_of_the_users_own_builds_a_model():
+    """By the draws of the seed, like ours."""
+    model, again = (build("tests.own:tiny", (1, 8, 8), 10, seed=3) for _ in range(2))
+    assert torch.equal(vector(model), vector(build("linear", (1, 8, 8), 10, seed=3)))
+    assert torch.equal(vector(model), vector(again))
+    assert not torch.equal(vector(model), vector(build("tests.own:tiny", (1, 8, 8), 10, seed=4)))
+
+
+def test_a_function_that_returns_no_module_is_refused():
+    with pytest.raises(ValueError, match=r"^model: expected tests.own:no_module to return a torch"):
+        build("tests.own:no_module", (3,), 2)

@@ -1,0 +1,82 @@
+"""Functions that a setting names: ``package.module:function``, or an entry point of a package."""
+
+import inspect
+import re
+import traceback
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, NamedTuple
+
+from fedaccord.core.options import did_you_mean
+
+WORD = r"[^\W\d]\w*"
+PATH = re.compile(rf"{WORD}(\.{WORD})*:{WORD}")
+FORM = "package.module:function"
+
+
+class Functions(NamedTuple):
+    """What a setting may name beside its choices."""
+
+    group: str = ""  # of entry points: a name -> package.module:function; empty: no group
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.path(name) != ""
+
+    def path(self, name: str) -> str:
+        """``package.module:function`` of what is named; empty: nothing is."""
+        if PATH.fullmatch(name):
+            return name
+        found = entry_points(group=self.group, name=name) if self.group else ()
+        return next((entry.value.replace(" ", "") for entry in found), "")
+
+
+def load(key: str, path: str) -> Any:
+    """What ``package.module:name`` refers to; the module is imported.
+
+    key: the setting. Raises ValueError, in one line, if the module cannot be imported or lacks it.
+    """
+    module_name, _, name = path.partition(":")
+    try:
+        module = import_module(module_name)
+    except Exception as error:  # whatever the module's own code raises
+        raise ValueError(
+            f"{key}: expected a module that can be imported here, {module_name} of {path!r} cannot "
+            f"({one_line(error)}): install its package, or start from the folder that has it"
+        ) from error
+    if not hasattr(module, name):
+        near = did_you_mean(name, [n for n in vars(module) if not n.startswith("_")])
+        raise ValueError(f"{key}: expected a function of {module_name}, it has no {name!r}{near}")
+    return getattr(module, name)
+
+
+def call(key: str, path: str, offered: Mapping[str, Any]) -> Any:
+    """What the function returns; of ``offered`` it is given what it has parameters for.
+
+    Raises ValueError, in one line, as `load`, for a parameter that is not offered, and if the
+    function fails.
+    """
+    function = load(key, path)
+    if not callable(function):
+        raise ValueError(f"{key}: expected a function, {path} is a {type(function).__name__}")
+    takes = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    by_name = [p.name for p in takes if p.kind in kinds]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [p.name for p in takes if p.default is p.empty and p.kind not in variadic]
+    if strange := [name for name in required if name not in offered or name not in by_name]:
+        raise ValueError(
+            f"{key}: expected a function of no parameters, or of {', '.join(offered)}, in any "
+            f"order; {path} has {strange[0]!r}: give it a default"
+        )
+    try:
+        return function(**{name: offered[name] for name in by_name if name in offered})
+    except Exception as error:
+        raise ValueError(f"{key}: {path} failed: {one_line(error)}") from error
+
+
+def one_line(error: Exception) -> str:
+    """Kind, text and place of an error in somebody's own code."""
+    text = " ".join(str(error).split())[:300]
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {text} at {last.filename}:{last.lineno}"
