@@ -8,7 +8,7 @@ from rich.table import Table
 
 def columns_tables() -> Iterator[Table]:
     """A table for each file of a run directory."""
-    from fedaccord.runs.columns import TABLES
+    from fedaccord.runs.metrics import TABLES
 
     for file, columns in TABLES.items():
         table = Table(file, "meaning", "unit", box=SIMPLE)
@@ -19,7 +19,7 @@ def columns_tables() -> Iterator[Table]:
 
 def columns_markdown() -> str:
     """The same in Markdown, with the rows that have a value and with who measures it."""
-    from fedaccord.runs.columns import TABLES
+    from fedaccord.runs.metrics import TABLES
 
     lines = []
     for file, columns in TABLES.items():

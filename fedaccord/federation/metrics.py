@@ -1,4 +1,4 @@
-"""The rows of a round in metrics.csv and clients.csv; `runs/columns.py` says what each means."""
+"""The rows of a round in metrics.csv and clients.csv; `runs/columns.toml` says what each means."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,17 @@ from fedaccord.core.request import StateLost
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.metrics import client_rows
 from fedaccord.runs import RunDirectory, flatten
-from fedaccord.runs.columns import CLASSES, CLIENTS, METRIC_NAMES, METRICS, SUMMARY, TABLES
-from fedaccord.runs.metrics import EVALUATED, METRIC, best, is_share, metric_of, named, of_kind
+from fedaccord.runs.metrics import (
+    EVALUATED,
+    METRIC,
+    METRICS,
+    TABLES,
+    best,
+    is_share,
+    metric_of,
+    named,
+    of_kind,
+)
 from tests.cli.shell import REPOSITORY, invoke
 
 SMALL = {"num-clients": 4, "num-server-rounds": 1, "model": "linear", "local-epochs": 1}
@@ -66,16 +76,18 @@ def of_any_metric(column: str) -> str:
 
 def test_every_column_of_the_tables_is_explained(written: dict[str, set[str]]) -> None:
     assert {of_any_metric(name) for name in written["metrics"]} == {c.name for c in METRICS}
-    assert written["clients"] == {column.name for column in CLIENTS}
+    assert written["clients"] == {column.name for column in TABLES["clients.csv"]}
 
 
 def test_every_key_of_the_summary_is_explained(written: dict[str, set[str]]) -> None:
+    columns = TABLES["summary.json"]
+
     def general(key: str) -> str:
         metric = metric_of(key)
         return f"<metric>{key.removeprefix(metric)}" if metric else key
 
-    assert {general(key) for key in written["summary"]} == {column.name for column in SUMMARY}
-    (last,) = (column for column in SUMMARY if column.name == "<metric>-last")
+    assert {general(key) for key in written["summary"]} == {column.name for column in columns}
+    (last,) = (column for column in columns if column.name == "<metric>-last")
     assert all(of_any_metric(metric) in last.meaning for metric in of_kind(EVALUATED))
 
 
@@ -111,6 +123,6 @@ def test_the_command_and_the_page_say_the_same() -> None:
     assert result.exit_code == 0
     assert [len(table.rows) for table in columns_tables()] == [*map(len, TABLES.values())]
     page = columns_markdown()
-    for column in (*METRICS, *METRIC_NAMES, *CLIENTS, *CLASSES, *SUMMARY):
+    for column in chain(*TABLES.values()):
         assert column.meaning in result.stdout
         assert column.meaning.replace("|", "\\|") in page

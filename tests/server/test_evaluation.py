@@ -14,8 +14,7 @@ from fedaccord.core.request import ModelSettings
 from fedaccord.engine import quiet
 from fedaccord.federation import evaluation, metrics, replies
 from fedaccord.federation.round import Round
-from fedaccord.runs.columns import CLIENTS
-from fedaccord.runs.metrics import METRIC, METRICS, SHARE
+from fedaccord.runs.metrics import METRIC, METRICS, SHARE, TABLES
 from fedaccord.storage import store
 from fedaccord.strategies import FedDeper
 from fedaccord.task import load_task
@@ -85,7 +84,7 @@ def enumerate_clients() -> Any:
 
 def test_names_are_those_of_the_columns() -> None:
     """What the server writes itself, what it squares, and the range of a share."""
-    of_the_server = {column.name for column in CLIENTS if column.source == "server"}
+    of_the_server = {column.name for column in TABLES["clients.csv"] if column.source == "server"}
     assert of_the_server == replies.TAKEN
     squared = {column.name for column in METRICS if column.unit == "squared L2"}
     assert set(metrics.SQUARED) == {name for name in squared if not name.startswith("consensus")}
