@@ -5,49 +5,28 @@ Bad input gives one line on stderr and exit code 2. A command imports what it ne
 PyTorch and Flower take seconds, which `--help` should not.
 """
 
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from fedaccord import __version__
-from fedaccord.cli import (
-    compare,
-    deploy,
-    doctor,
-    evaluate,
-    flwr_config,
-    measure,
-    methods,
-    presets,
-    report,
-    reproduce,
-    resume,
-    run,
-    submit,
-    sweep,
-)
+from fedaccord.cli import deploy
 from fedaccord.cli.console import Commands
 from fedaccord.process.threads import wait_passively
 
+COMMANDS = (  # the module and the function of each
+    *("run", "resume", "sweep", "reproduce", "evaluate", "compare", "report", "measure"),
+    *("presets", "methods", "doctor", "flwr_config", "submit"),
+)
 app = typer.Typer(
     cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.command()(run.run)
-app.command()(resume.resume)
-app.command()(sweep.sweep)
-app.command()(reproduce.reproduce)
-app.command()(evaluate.evaluate)
-app.command()(compare.compare)
-app.command()(report.report)
-app.command()(measure.measure)
-app.command("presets")(presets.list_presets)
-app.command()(methods.methods)
-app.command()(doctor.doctor)
-app.command("flwr-config")(flwr_config.flwr_config)
-app.command()(submit.submit)
+for name in COMMANDS:
+    app.command()(getattr(import_module(f"fedaccord.cli.{name}"), name))
 app.add_typer(deploy.app, name="deploy")
 
 

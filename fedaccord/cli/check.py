@@ -16,6 +16,18 @@ class Check(NamedTuple):
     text: str
 
 
+def ok(what: str, text: str) -> Check:
+    return Check("ok", what, text)
+
+
+def warn(what: str, text: str) -> Check:
+    return Check("warn", what, text)
+
+
+def fail(what: str, text: object) -> Check:
+    return Check("fail", what, str(text))
+
+
 def show(checks: Sequence[Check], as_json: bool = False) -> None:
     """A line a check, or a list of all in JSON; ends the process with exit code 1 if one fails."""
     console = make_console()

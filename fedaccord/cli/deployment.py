@@ -14,7 +14,9 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from fedaccord.cli.check import Check, size
+from cryptography.x509 import load_pem_x509_certificate
+
+from fedaccord.cli.check import Check, fail, ok, size, warn
 from fedaccord.cli.deployments import certificates, folders
 from fedaccord.cli.deployments.folders import Facts, read_facts
 from fedaccord.compat import flower_1_41 as flower
@@ -23,12 +25,12 @@ from fedaccord.runs.origin import versions
 SECONDS = 10.0  # to wait for the server
 SOON = 30  # days before its end that a certificate is warned of
 LITTLE, TOO_LITTLE = 1e9, 1e8  # bytes of free space
+NAME = "its certificate is for another name: make one with `fedaccord deploy renew DIR --host`"
 VERIFY = {  # OpenSSL's codes of what is wrong with a certificate
     9: "its certificate is not valid yet by this machine's clock: set the clock",
     10: "its certificate has expired: where the deployment was made, `fedaccord deploy renew DIR`",
-    62: "its certificate is for another name: make one with `fedaccord deploy renew DIR --host`",
+    **{62: NAME, 64: NAME},
 }
-VERIFY[64] = VERIFY[62]
 ANOTHER_CA = "its certificate is not signed by this folder's ca.crt: take the one of this server"
 
 
@@ -37,32 +39,20 @@ def check_deployment(folder: Path) -> Iterator[Check]:
     try:
         facts = read_facts(folder)
     except ValueError as error:
-        yield Check("fail", "folder", str(error))
+        yield fail("folder", error)
         return
-    yield from _check_versions(facts)
-    yield from _check_space(folder)
-    if (folder / folders.SUPERLINK_UNIT).exists():
-        yield from _check_server(folder, facts)
-    else:
-        yield from _check_device(folder, facts)
-
-
-def _check_versions(facts: Facts) -> Iterator[Check]:
     here = versions()
     for package in folders.COMPARED:
         # without what a build of PyTorch is for: 2.9.1+cpu
         have, wanted = (v[package].partition("+")[0] for v in (here, facts.versions))
-        if have == wanted:
-            yield Check("ok", package, have)
-        else:
-            advice = f"expected {wanted}, as on the other machines, got {have or 'none'}"
-            yield Check("fail", package, f"{advice}; install the same version everywhere")
-
-
-def _check_space(folder: Path) -> Iterator[Check]:
+        advice = f"expected {wanted}, as on the other machines, got {have or 'none'}"
+        advice += "; install the same version everywhere"
+        yield ok(package, have) if have == wanted else fail(package, advice)
     free = shutil.disk_usage(folder).free
     mark = "fail" if free < TOO_LITTLE else "warn" if free < LITTLE else "ok"
     yield Check(mark, "space", f"{'' if mark == 'ok' else 'only '}{size(free)} free in {folder}")
+    is_server = (folder / folders.SUPERLINK_UNIT).exists()
+    yield from (_check_server if is_server else _check_device)(folder, facts)
 
 
 def _check_server(folder: Path, facts: Facts) -> Iterator[Check]:
@@ -74,7 +64,7 @@ def _check_server(folder: Path, facts: Facts) -> Iterator[Check]:
         key = certificates.read_key(folder / folders.SERVER_KEY)
         certificates.check_server(certificate, key, authority, facts.host)
     except (OSError, ValueError) as error:
-        yield Check("fail", "certificate", f"{error}; `fedaccord deploy renew DIR` makes another")
+        yield fail("certificate", f"{error}; `fedaccord deploy renew DIR` makes another")
         return
     for what, of in (("ca.crt", authority), ("certificate", certificate)):
         yield _check_days(what, certificates.days_left(of), f"for {facts.host}")
@@ -84,50 +74,49 @@ def _check_server(folder: Path, facts: Facts) -> Iterator[Check]:
 def _check_own_port(folder: Path, facts: Facts) -> Check:
     try:
         with socket.create_server(("", facts.port)):
-            return Check("ok", "port", f"{facts.port} is free")
+            return ok("port", f"{facts.port} is free")
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
-            return Check("fail", "port", f"{facts.port}: {error.strerror}; take another one")
+            return fail("port", f"{facts.port}: {error.strerror}; take another one")
     try:
         _ask(facts._replace(host="localhost"), folder, "GET", flower.HEALTH)
     except (OSError, http.client.HTTPException):
-        return Check("fail", "port", f"{facts.port} is used by another program; end it")
-    return Check("ok", "port", f"the SuperLink answers on {facts.port}")
+        return fail("port", f"{facts.port} is used by another program; end it")
+    return ok("port", f"the SuperLink answers on {facts.port}")
 
 
 def _check_device(folder: Path, facts: Facts) -> Iterator[Check]:
-    yield from _check_node_config(folder)
+    yield _check_node_config(folder / folders.NODE_CONFIG)
     yield _check_writable("state-dir", folder / "state")
     try:
         days = certificates.days_left(certificates.read_certificate(folder / folders.AUTHORITY))
     except (OSError, ValueError) as error:
-        yield Check("fail", "ca.crt", f"expected a certificate, got {error}")
+        yield fail("ca.crt", f"expected a certificate, got {error}")
         return
     yield _check_days("ca.crt", days, "of the authority")
-    reached = _check_connection(folder, facts)
-    yield from reached
-    if not (folder / folders.DEVICE_KEY).exists():
-        yield Check("fail", "key", f"none in {folder}: `fedaccord deploy key` makes one")
+    connection = _check_connection(folder, facts)
+    yield from connection
+    key = folder / folders.DEVICE_KEY
+    if not key.exists():
+        yield fail("key", f"none in {folder}: `fedaccord deploy key` makes one")
         return
-    yield _check_private(folder / folders.DEVICE_KEY)
-    if reached[-1].what == "clock":
-        yield _check_registered(folder, facts)
+    yield _check_private(key)
+    if connection[-1].what == "clock":
+        yield _check_registered(key, folder, facts)
 
 
-def _check_node_config(folder: Path) -> Iterator[Check]:
+def _check_node_config(file: Path) -> Check:
     try:
-        text = (folder / folders.NODE_CONFIG).read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        yield Check("fail", "node-config", f"expected a line of key=value pairs, got {error}")
-        return
-    found = re.search(r'(?:^|\s)(data-dir|data-path)="([^"]*)"', text)
-    if found is None:
-        yield Check("warn", "data", "no data-dir: this device takes part in runs on digits alone")
-    elif Path(found[2]).exists():
-        yield Check("ok", "data", found[2])
-    else:
-        advice = f"{found[1]}: expected this device's data, found no {found[2]}"
-        yield Check("fail", "data", f"{advice}; edit {folder / folders.NODE_CONFIG}")
+        return fail("node-config", f"expected a line of key=value pairs, got {error}")
+    pair = re.search(r'(?:^|\s)(data-dir|data-path)="([^"]*)"', text)
+    if pair is None:
+        return warn("data", "no data-dir: this device takes part in runs on digits alone")
+    if Path(pair[2]).exists():
+        return ok("data", pair[2])
+    advice = f"expected this device's data, found no {pair[2]}; edit {file}"
+    return fail("data", f"{pair[1]}: {advice}")
 
 
 def _check_connection(folder: Path, facts: Facts) -> list[Check]:
@@ -136,59 +125,58 @@ def _check_connection(folder: Path, facts: Facts) -> list[Check]:
     address = f"{facts.host}:{facts.port}"
     try:
         with socket.create_connection((facts.host, facts.port), SECONDS):
-            checks = [Check("ok", "port", f"{address} is open")]
+            port = ok("port", f"{address} is open")
     except OSError as error:
         reason = error.strerror or str(error) or "no answer"
         advice = "start the SuperLink there, and open the port in its firewall"
-        return [Check("fail", "port", f"{address}: {reason}; {advice}")]
+        return [fail("port", f"{address}: {reason}; {advice}")]
     try:
         date = _ask(facts, folder, "GET", flower.HEALTH).getheader("date")
     except ssl.SSLCertVerificationError as error:
         reason = VERIFY.get(error.verify_code, ANOTHER_CA)
-        return [*checks, Check("fail", "certificate", f"{address}: {reason}")]
+        return [port, fail("certificate", f"{address}: {reason}")]
     except ssl.SSLError:
         advice = "the server does not speak TLS; start it by its start.sh, without --insecure"
-        return [*checks, Check("fail", "certificate", f"{address}: {advice}")]
+        return [port, fail("certificate", f"{address}: {advice}")]
     except (OSError, http.client.HTTPException) as error:
         advice = f"expected a SuperLink, which did not answer ({type(error).__name__})"
-        return [*checks, Check("fail", "server", f"{address}: {advice}")]
+        return [port, fail("server", f"{address}: {advice}")]
     pem = ssl.get_server_certificate((facts.host, facts.port), timeout=SECONDS)
-    days = certificates.days_left(certificates.parse_certificate(pem.encode()))
-    return [*checks, _check_days("certificate", days, f"of {facts.host}"), _check_clock(date)]
+    days = certificates.days_left(load_pem_x509_certificate(pem.encode()))
+    return [port, _check_days("certificate", days, f"of {facts.host}"), _check_clock(date)]
 
 
 def _check_clock(date: str | None) -> Check:
     """date: that of the server's response, in whole seconds."""
     if date is None:
-        return Check("warn", "clock", "the server's response has no date")
+        return warn("clock", "the server's response has no date")
     ahead = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds() - 0.5
     if -2 < ahead < 2:
-        return Check("ok", "clock", "as the server's")
+        return ok("clock", "as the server's")
     words = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
-    wrong = ahead >= flower.CLOCK_AHEAD or ahead <= -flower.CLOCK_BEHIND
-    advice = "; signed messages are refused: set both by NTP" if wrong else "; set both by NTP"
-    return Check("fail" if wrong else "warn", "clock", words + advice)
+    if ahead >= flower.CLOCK_AHEAD or ahead <= -flower.CLOCK_BEHIND:
+        return fail("clock", f"{words}; signed messages are refused: set both by NTP")
+    return warn("clock", f"{words}; set both by NTP")
 
 
-def _check_registered(folder: Path, facts: Facts) -> Check:
+def _check_registered(key: Path, folder: Path, facts: Facts) -> Check:
     """Whether the server knows this device's key."""
     try:
-        public = certificates.public_key(folder / folders.DEVICE_KEY)
-        stamp = flower.signed_time()
-        signature = certificates.sign(folder / folders.DEVICE_KEY, stamp.encode())
+        public, stamp = certificates.public_key(key), flower.signed_time()
+        signature = certificates.sign(key, stamp.encode())
     except ValueError as error:
-        return Check("fail", "key", f"{folder / folders.DEVICE_KEY}: expected a key, got {error}")
+        return fail("key", f"{key}: expected a key, got {error}")
     path, body, headers = flower.activation_request(public, stamp, signature)
     try:
         answer = _ask(facts, folder, "POST", path, body, headers)
     except (OSError, http.client.HTTPException) as error:
-        return Check("fail", "key", f"the server did not answer ({type(error).__name__})")
+        return fail("key", f"the server did not answer ({type(error).__name__})")
     if answer.status == flower.REGISTERED:
-        return Check("ok", "key", "registered")
+        return ok("key", "registered")
     if answer.status == flower.UNKNOWN:
         advice = f"flwr supernode register {folders.PUBLIC_KEY} {folders.CONNECTION}"
-        return Check("fail", "key", f"not registered at the server: {advice}, where runs start")
-    return Check("fail", "key", f"refused by the server ({answer.status} {answer.reason})")
+        return fail("key", f"not registered at the server: {advice}, where runs start")
+    return fail("key", f"refused by the server ({answer.status} {answer.reason})")
 
 
 def _ask(
@@ -211,17 +199,16 @@ def _ask(
 def _check_days(what: str, days: float, whose: str) -> Check:
     if days < 0:
         advice = "where the deployment was made, `fedaccord deploy renew DIR` makes another"
-        return Check("fail", what, f"{whose}, has expired {-days:.0f} days ago; {advice}")
-    mark = "warn" if days < SOON else "ok"
-    return Check(mark, what, f"{whose}, valid for {days:.0f} days")
+        return fail(what, f"{whose}, has expired {-days:.0f} days ago; {advice}")
+    return (warn if days < SOON else ok)(what, f"{whose}, valid for {days:.0f} days")
 
 
 def _check_private(path: Path) -> Check:
     if not path.exists():
-        return Check("fail", path.name, f"none in {path.parent}")
+        return fail(path.name, f"none in {path.parent}")
     if path.stat().st_mode & 0o077:
-        return Check("fail", path.name, f"others may read it: chmod 600 {path}")
-    return Check("ok", path.name, "nobody else may read it")
+        return fail(path.name, f"others may read it: chmod 600 {path}")
+    return ok(path.name, "nobody else may read it")
 
 
 def _check_writable(what: str, folder: Path) -> Check:
@@ -232,5 +219,5 @@ def _check_writable(what: str, folder: Path) -> Check:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return Check("fail", what, f"{folder} cannot be written ({error.strerror})")
-    return Check("ok", what, f"{folder} can be written")
+        return fail(what, f"{folder} cannot be written ({error.strerror})")
+    return ok(what, f"{folder} can be written")

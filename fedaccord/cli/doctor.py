@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedaccord.cli.check import Check, show, size
+from fedaccord.cli.check import Check, fail, ok, show, size, warn
 from fedaccord.cli.console import Json, install
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
 from fedaccord.process import threads
@@ -58,10 +58,10 @@ def doctor(
     try:
         settings = RunConfig.make(read_settings(pairs or [], config, preset))
         for line in unread(settings, pairs or [], config, preset):
-            checks.append(Check("warn", "settings", line))
+            checks.append(warn("settings", line))
         out_dir = Path(settings.out_dir or out_dir)
     except (ValueError, FileNotFoundError) as error:
-        checks.append(Check("fail", "settings", str(error)))
+        checks.append(fail("settings", error))
     checks += check_disks(out_dir)
     if settings:
         checks += check_settings(settings)
@@ -71,7 +71,7 @@ def doctor(
 def check_versions() -> Iterator[Check]:
     from importlib.metadata import PackageNotFoundError, version
 
-    yield Check("ok", "python", platform.python_version())
+    yield ok("python", platform.python_version())
     for package in ("fedaccord", "flwr", "torch", "torchvision", "ray"):
         try:
             have = version(package)
@@ -81,14 +81,14 @@ def check_versions() -> Iterator[Check]:
                 "ray": f"not installed: `flwr run` cannot simulate; {install('run')}",
                 "torchvision": f"not installed: no images, no ResNet-18; {install('data')}",
             }
-            yield Check("warn", package, without.get(package, f"unknown; pip install {package}"))
+            yield warn(package, without.get(package, f"unknown; pip install {package}"))
             continue
         pin = _pinned_flower() if package == "flwr" else ""
         if pin and not f"{have}.".startswith(f"{pin}."):
             advised = f"{have}, but FedAccord is written for {pin}; pip install 'flwr~={pin}.0'"
-            yield Check("warn", package, advised)
+            yield warn(package, advised)
         else:
-            yield Check("ok", package, have)
+            yield ok(package, have)
 
 
 def _pinned_flower() -> str:
@@ -106,12 +106,12 @@ def _pinned_flower() -> str:
 def check_devices() -> Iterator[Check]:
     import torch
 
-    yield Check("ok", "cpu", f"{os.cpu_count()} cores, {threads.cores()} for this process")
+    yield ok("cpu", f"{os.cpu_count()} cores, {threads.cores()} for this process")
     for i in range(torch.cuda.device_count()):
         gpu = torch.cuda.get_device_properties(i)
-        yield Check("ok", f"cuda:{i}", f"{gpu.name}, {size(gpu.total_memory)}")
+        yield ok(f"cuda:{i}", f"{gpu.name}, {size(gpu.total_memory)}")
     if not torch.cuda.device_count():
-        yield Check("ok", "cuda", "no GPU")
+        yield ok("cuda", "no GPU")
 
 
 def check_daemon() -> Check:
@@ -124,23 +124,23 @@ def check_daemon() -> Check:
     what, port = "flower daemon", os.environ.get(LOCAL_PORT_VARIABLE, LOCAL_PORT)
     if not port.isdecimal() or not 0 < int(port) < 65536:
         advice = f"expected a port, got {port!r}; unset {LOCAL_PORT_VARIABLE}"
-        return Check("fail", what, advice)
+        return fail(what, advice)
     try:
         socket.create_connection(("127.0.0.1", int(port)), timeout=1).close()
     except OSError:
         first = "the first `flwr run` starts it in its folder and environment"
-        return Check("ok", what, f"none on port {port}; {first}")
+        return ok(what, f"none on port {port}; {first}")
     daemon = _find_daemon(port)
     if daemon is None:
         other = f"is used by another program or user; set {LOCAL_PORT_VARIABLE}"
-        return Check("warn", what, f"port {port} {other} to a free one for `flwr run`")
+        return warn(what, f"port {port} {other} to a free one for `flwr run`")
     since = datetime.fromtimestamp(daemon["create_time"])
     text = f"runs since {since:%Y-%m-%d %H:%M} in {daemon['cwd']} on port {port}; "
     text += f"`kill {daemon['pid']}` ends it, and the next `flwr run` starts another"
     python = Path(daemon["cmdline"][0])
     if python.parent != Path(sys.executable).parent:
-        return Check("warn", what, f"of another Python environment, {python}, {text}")
-    return Check("ok", what, text)
+        return warn(what, f"of another Python environment, {python}, {text}")
+    return ok(what, text)
 
 
 def _find_daemon(port: str) -> dict[str, Any] | None:
@@ -163,11 +163,11 @@ def check_ray() -> Check:
 
     what, address = "ray cluster", ray_cluster.named().address
     if problem := ray_cluster.unreachable():
-        return Check("warn", what, problem)
+        return warn(what, problem)
     if not address:
-        return Check("ok", what, "none: a simulation starts Ray for itself")
+        return ok(what, "none: a simulation starts Ray for itself")
     joined = ":" in address and "/" not in address
-    return Check("ok", what, f"at {address}, which simulations join" if joined else address)
+    return ok(what, f"at {address}, which simulations join" if joined else address)
 
 
 def check_disks(out_dir: Path) -> Iterator[Check]:
@@ -176,11 +176,11 @@ def check_disks(out_dir: Path) -> Iterator[Check]:
     for what, folder in (("run folder", out_dir), ("cache folder", cache_folder())):
         existing = _existing(folder)
         if not existing.is_dir() or not os.access(existing, os.W_OK):
-            yield Check("fail", what, f"{folder} cannot be written; choose another")
+            yield fail(what, f"{folder} cannot be written; choose another")
             continue
         free = shutil.disk_usage(existing).free
         text = f"{size(free)} free in {folder}"
-        yield Check("ok", what, text) if free > 1e9 else Check("warn", what, f"only {text}")
+        yield ok(what, text) if free > 1e9 else warn(what, f"only {text}")
 
 
 def _existing(folder: Path) -> Path:
@@ -194,13 +194,13 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
 
     strategy, clients = settings.strategy, settings.num_clients
     try:
-        yield Check("ok", "device", str(find_device(settings.task.device)))
+        yield ok("device", str(find_device(settings.task.device)))
         threads.check(settings.threads)
         strategy.check_clients(clients)
         if graph := strategy.topology.describe(clients):
-            yield Check("ok", "graph", graph)
+            yield ok("graph", graph)
     except ValueError as error:
-        yield Check("fail", "settings", str(error))
+        yield fail("settings", error)
         return
     facts = yield from _check_data(settings)
     if facts is None:
@@ -223,11 +223,11 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]
     except FileNotFoundError as error:
         data = None
         fetch = task.download and facts
-        yield Check("warn", "data", "to be fetched") if fetch else Check("fail", "data", str(error))
+        yield warn("data", "to be fetched") if fetch else fail("data", error)
         if facts is None:
             return None
     except ValueError as error:
-        yield Check("fail", "data", str(error))
+        yield fail("data", error)
         return None
     if data:
         arrays = (data.x_train, data.y_train, data.x_test, data.y_test)
@@ -235,21 +235,21 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]
         facts = Facts(shape, data.classes, samples, sum(x.nbytes for x in arrays))
     if facts is None:
         advice = "unknown until it is decoded; run once to have it checked"
-        yield Check("warn", "data", f"{task.dataset}: {advice}")
+        yield warn("data", f"{task.dataset}: {advice}")
         return None
     where = "decoded" if data else "not decoded yet"
     words = f"{task.dataset}, {facts.samples:,} training samples, {size(facts.size)}, {where}"
-    yield Check("ok", "data size", words)
+    yield ok("data size", words)
     if data:
         try:
             load_task(task, num_clients=clients)
-            yield Check("ok", "partition", f"{task.partition}, {clients} clients")
+            yield ok("partition", f"{task.partition}, {clients} clients")
         except (ValueError, FileNotFoundError) as error:
-            yield Check("fail", "partition", str(error))
+            yield fail("partition", error)
     elif clients > facts.samples and task.partition != "file" and not task.samples_per_client:
         advice = f"{clients:,} clients for {facts.samples:,} samples; use fewer clients, or set "
         advice += "samples-per-client"
-        yield Check("fail", "partition", advice)
+        yield fail("partition", advice)
     return facts
 
 
@@ -263,16 +263,16 @@ def _check_model(settings: "RunConfig", facts: "Facts") -> Generator[Check, None
     try:
         module = models.build(task.model, facts.shape, facts.classes, stem=task.stem)
     except ValueError as error:
-        yield Check("fail", "model", str(error))
+        yield fail("model", error)
         return None
     d = sum(parameter.numel() for parameter in module.parameters())
     vector = d * (8 if settings.strategy.precision == "float64" else 4)
     words = f"{task.model}, d = {d:,} parameters, {size(vector)} a vector"
-    yield Check("ok", "model", words)
+    yield ok("model", words)
     # with batch-size=0 a client is one batch
     batch = settings.strategy.batch_size or facts.samples // settings.num_clients
     used = threads.choose(settings.threads, module, torch.zeros(1, *facts.shape), batch)
-    yield Check("ok", "threads", str(used))
+    yield ok("threads", str(used))
     return vector
 
 
@@ -300,15 +300,15 @@ def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Che
         yield Check("fail" if stored.size > room else "ok", "client state", words)
     else:
         need += state
-        yield Check("ok", "client state", words)
-    yield Check("ok", "server state", f"{vectors:g} vectors, {size(server)}")
+        yield ok("client state", words)
+    yield ok("server state", f"{vectors:g} vectors, {size(server)}")
     words = f"at most {active:,} x {cost.down + cost.up:g} vectors a round, {size(messages)}"
-    yield Check("ok", "messages", words)
+    yield ok("messages", words)
     words = f"{size(need)} needed in process, without activations, {size(free)} free"
     if need > free:
         advice = "too big: take fewer clients, a smaller model or a method with less client state, "
         advice += "or spread the clients over machines by Flower's simulation or deployment"
-        yield Check("fail", "memory", f"{words}; {advice}")
+        yield fail("memory", f"{words}; {advice}")
     else:
         tight = need > 0.7 * free
         yield Check("warn" if tight else "ok", "memory", words + ("; tight" if tight else ""))

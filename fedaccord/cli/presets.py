@@ -5,17 +5,17 @@ import typer
 from fedaccord.cli.console import Json, print_json
 
 
-def list_presets(as_json: Json = False) -> None:
+def presets(as_json: Json = False) -> None:
     """List the presets: settings of the papers' experiments; each file names its sources.
 
     `fedaccord run --preset NAME` runs one; KEY=VALUE pairs replace settings of it.
     """
-    from fedaccord.experiments.presets import presets, setting
+    from fedaccord.experiments import presets
 
-    found = presets()
+    settings = {name: presets.setting(path) for name, path in presets.presets().items()}
     if as_json:
-        print_json([{"preset": name, "setting": setting(path)} for name, path in found.items()])
+        print_json([{"preset": name, "setting": words} for name, words in settings.items()])
         return
-    width = max(map(len, found))
-    for name, path in found.items():
-        typer.echo(f"{name:{width}}  {setting(path)}")
+    width = max(map(len, settings))
+    for name, words in settings.items():
+        typer.echo(f"{name:{width}}  {words}")

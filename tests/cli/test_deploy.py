@@ -116,7 +116,7 @@ def test_a_start_script_checks_first_and_gives_flower_its_files(
     programs = tmp_path / "bin"
     for name in ("fedaccord", "flower-superlink", "flower-supernode"):
         text = f'#!/bin/sh\nfor word in {name} "$@"; do echo "$word"; done\nexit "${{RC:-0}}"\n'
-        folders.write(programs / name, text, executable=True)
+        folders.write(programs / name, text, mode=0o755)
     folder = tmp_path / "a folder" / machine  # copied to its machine
     shutil.copytree(tmp_path / "lab" / machine, folder)
 

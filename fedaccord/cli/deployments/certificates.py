@@ -9,6 +9,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS = 3650
@@ -20,13 +21,8 @@ Key = ec.EllipticCurvePrivateKey
 def make_authority(name: str) -> tuple[x509.Certificate, Key]:
     """A certificate that signs others, and its key."""
     key = ec.generate_private_key(ec.SECP384R1())
-    subject = _name(f"{name} authority")
-    usage = _usage(key_cert_sign=True, crl_sign=True)
-    builder = (
-        _builder(subject, subject, key, AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-    )
+    subject, usage = _name(f"{name} authority"), _usage(key_cert_sign=True, crl_sign=True)
+    builder = _builder(subject, subject, key, AUTHORITY_DAYS, x509.BasicConstraints(True, 0), usage)
     return builder.sign(key, hashes.SHA384()), key
 
 
@@ -36,11 +32,10 @@ def make_server(
     """A server's certificate for its names and addresses, the first its main one."""
     key = ec.generate_private_key(ec.SECP384R1())
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    basic, usage = x509.BasicConstraints(False, None), _usage(digital_signature=True)
     builder = (
-        _builder(_name(hosts[0]), authority.subject, key, days)
+        _builder(_name(hosts[0]), authority.subject, key, days, basic, usage)
         .add_extension(x509.SubjectAlternativeName([*map(_host, hosts)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(identifier, critical=False)
     )
@@ -50,7 +45,7 @@ def make_server(
 def check_server(
     certificate: x509.Certificate, key: Key, authority: x509.Certificate, host: str
 ) -> None:
-    """Raise ValueError, in one line, where a server's files do not belong together."""
+    """Raise ValueError, in one line, if a server's files do not belong together."""
     if key.public_key() != certificate.public_key():
         raise ValueError("the key is not that of the certificate")
     try:
@@ -73,77 +68,64 @@ def days_left(certificate: x509.Certificate) -> float:
 
 
 def make_device_key() -> tuple[bytes, bytes]:
-    """A device's (private, public) key as OpenSSH files, of a curve that Flower takes."""
+    """A device's (private, public) key as OpenSSH files, of a curve that Flower accepts."""
     key = ec.generate_private_key(ec.SECP384R1())
-    public = key.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
-    return private, public + b"\n"
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    plain = serialization.NoEncryption()
+    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, plain), public + b"\n"
 
 
 def public_key(path: Path) -> bytes:
     """The public key behind a device's private one as Flower sends it, a PEM text.
 
-    Raises ValueError where the file is no such key.
+    Raises ValueError if the file is no such key.
     """
-    key = serialization.load_ssh_private_key(path.read_bytes(), None)
-    return key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    key = serialization.load_ssh_private_key(path.read_bytes(), None).public_key()
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def sign(path: Path, text: bytes) -> bytes:
     """A text's signature by a device's private key, as Flower checks it."""
     key = serialization.load_ssh_private_key(path.read_bytes(), None)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
+    if not isinstance(key, Key):
         raise ValueError("not a key of an elliptic curve")
     return key.sign(text, ec.ECDSA(hashes.SHA256()))
 
 
 def as_pem(what: x509.Certificate | Key) -> bytes:
     if isinstance(what, x509.Certificate):
-        return what.public_bytes(serialization.Encoding.PEM)
-    return what.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+        return what.public_bytes(Encoding.PEM)
+    return what.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    return parse_certificate(path.read_bytes())
-
-
-def parse_certificate(pem: bytes) -> x509.Certificate:
-    return x509.load_pem_x509_certificate(pem)
+    return x509.load_pem_x509_certificate(path.read_bytes())
 
 
 def read_key(path: Path) -> Key:
     key = serialization.load_pem_private_key(path.read_bytes(), None)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
+    if not isinstance(key, Key):
         raise ValueError(f"{path}: expected a key of an elliptic curve, got {type(key).__name__}")
     return key
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: Key, days: float
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: Key,
+    days: float,
+    *critical: x509.ExtensionType,
 ) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
+    builder = (
+        x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
         .not_valid_before(min(now, now + timedelta(days=days)) - SLACK)
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
+    for extension in critical:
+        builder = builder.add_extension(extension, critical=True)
+    return builder
 
 
 def _name(common: str) -> x509.Name:

@@ -16,10 +16,8 @@ from fedaccord.runs.reader import Run
 
 ROUNDING = 1e-12  # relative, of sums of floats
 COSTS = {
-    "round": "rounds",
-    "bytes": "bytes sent",
-    "gradients": "batch gradients",
-    "seconds": "seconds",
+    **{"round": "rounds", "bytes": "bytes sent"},
+    **{"gradients": "batch gradients", "seconds": "seconds"},
 }
 
 
@@ -65,15 +63,15 @@ def _complete(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
 
 
 def _once_a_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """(of each seed the run that got furthest, the others); a completed run is before all."""
-    by_seed: dict[Any, list[Run]] = {}
-    for run in runs:
-        by_seed.setdefault(run.settings.get("seed", 0), []).append(run)
+    """(of each seed the run with the most progress, the others); a completed run is before all."""
 
     def progress(run: Run) -> tuple[bool, int]:
         return run.summary["status"] == "completed", len(run.metrics)
 
-    counted = [max(by_seed[seed], key=progress) for seed in sorted(by_seed, key=_orderly)]
+    by_seed: dict[Any, Run] = {}
+    for run in sorted(runs, key=progress, reverse=True):
+        by_seed.setdefault(run.settings.get("seed", 0), run)
+    counted = [by_seed[seed] for seed in sorted(by_seed, key=_orderly)]
     return counted, [run for run in runs if all(run is not other for other in counted)]
 
 
@@ -88,7 +86,7 @@ def ranked(groups: Sequence[Group], metric: str) -> list[Group]:
 
 
 def _orderly(value: Any) -> tuple[bool, bool, Any]:
-    """Numbers by size, then words, then what is not there."""
+    """Numbers by size, then words, then None."""
     return value is None, isinstance(value, str), 0 if value is None else value
 
 
@@ -108,10 +106,9 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def label(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
-    values = {key: settings[key] for key in keys if key in settings}
-    words = {key: str(v).lower() if isinstance(v, bool) else v for key, v in values.items()}
-    more = (f"{key}={value}" for key, value in words.items())
-    return " ".join(" ".join([str(settings.get("algo", "run")), *more]).split())
+    values = ((key, settings[key]) for key in keys if key in settings)
+    words = (f"{key}={str(v).lower() if isinstance(v, bool) else v}" for key, v in values)
+    return " ".join(" ".join([str(settings.get("algo", "run")), *words]).split())
 
 
 def with_costs(run: Run) -> pd.DataFrame:

@@ -1,0 +1,7 @@
+#!/bin/sh
+# This device's SuperNode. What clients keep between rounds is stored in ./state.
+cd "$(dirname "$0")" || exit 1
+fedaccord doctor --deployment . || exit 1
+exec flower-supernode --superlink @address@ --root-certificates ca.crt \
+    --auth-supernode-private-key device.key \
+    --node-config "$(cat node-config) state-dir=\"$PWD/state\"" "$@"
