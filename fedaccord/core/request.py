@@ -3,10 +3,11 @@
 In process they pass as they are; `wire/messages.py` turns them into Flower messages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from fedaccord.core.options import listed
+from fedaccord.core.options import did_you_mean, listed
 from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.rule import LocalConfig, Shapes
 from fedaccord.core.vectors import Number, Vector
@@ -18,6 +19,21 @@ class ModelSettings(NamedTuple):
     precision: str = "float32"
     buffers: str = "refuse"  # what happens to persistent buffers
     local_parameters: str = ""  # patterns of the names of parameters that stay at the client
+
+    def local_names(self, names: Collection[str]) -> set[str]:
+        """Those of the trained parameters' names that a pattern matches. Raises ValueError if one
+        matches none."""
+        matched: set[str] = set()
+        for pattern in filter(None, (part.strip() for part in self.local_parameters.split(","))):
+            found = {name for name in names if fnmatchcase(name, pattern)}
+            if not found:
+                raise ValueError(
+                    "local-parameters: expected patterns of the names of trained parameters, "
+                    f"{pattern!r} matches none{did_you_mean(pattern, names)}; the model has "
+                    f"{', '.join([*names][:3])}{', ...' if len(names) > 3 else ''}"
+                )
+            matched |= found
+        return matched
 
 
 DEFAULT = ModelSettings()
@@ -33,23 +49,27 @@ class ModelLayout(NamedTuple):
 
     def difference(self, other: "ModelLayout") -> str | None:
         """The first tensor in which ``other`` differs, in one line; None: they agree."""
-        for role in ("shared", "buffers", "local", "frozen"):
+        for role in self._fields:
             here, there = getattr(self, role), getattr(other, role)
             if here is None or there is None:
                 continue
             for name in {**here, **there}:
                 if here.get(name) != there.get(name):
-                    return _difference(role, name, here.get(name), there.get(name))
+                    instead = next(
+                        (r for r in self._fields if name in (getattr(other, r) or ())), ""
+                    )
+                    return _difference(role, name, here.get(name), there.get(name), instead)
             if [*here] != [*there]:
                 return f"expected the {role} tensors in the order {listed(here)}, got another"
         return None
 
 
-def _difference(role: str, name: str, here: Any, there: Any) -> str:
-    if here is None or there is None:
-        return f"expected {'no' if here is None else 'a'} {role} tensor {name!r}, got " + (
-            "one" if here is None else "none"
-        )
+def _difference(role: str, name: str, here: Any, there: Any, instead: str) -> str:
+    """instead: the role that the tensor has at the other side; empty: it has none."""
+    if here is None:
+        return f"expected no {role} tensor {name!r}, got one"
+    if there is None:
+        return f"expected a {role} tensor {name!r}, got {f'a {instead} one' if instead else 'none'}"
     if role == "frozen":
         return f"expected frozen tensor {name!r} of the same type, shape and values, got another"
     return f"expected {role} tensor {name!r} of shape {tuple(here)}, got {tuple(there)}"

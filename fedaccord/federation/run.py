@@ -36,8 +36,8 @@ class Run:
     broadcast one and those of nodes; evaluate_output_fn: more metrics of the output model alone.
     on_round: called with every round, the first with number 0, before any training. federation,
     attempt: as in `TrainInstruction`. scratch: folder for what memory does not hold; None: the
-    system's temporary one. model: the roles of the model's tensors; None: ``initial`` has the
-    shared ones alone.
+    system's temporary one. model: the roles of the model's tensors; None: those that
+    `state_dict.layout_of` reads off ``initial``.
     Raises ValueError, before any message is sent, if the arguments do not fit.
     """
 

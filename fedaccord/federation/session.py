@@ -12,6 +12,7 @@ from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import Vector, dtype_of
 from fedaccord.federation.fleet import Fleet
 from fedaccord.federation.method import Method
+from fedaccord.federation.state_dict import layout_of
 from fedaccord.wire.tensor_array import to_record, to_tensor
 
 
@@ -32,22 +33,18 @@ class Session:
         model: ModelLayout | None = None,
     ) -> None:
         """Raises ValueError if ``initial`` does not hold the parameters of a model."""
-        tensors = {name: to_tensor(array) for name, array in initial.items()}
-        if not tensors or not all(x.is_floating_point() for x in tensors.values()):
-            raise ValueError(
-                "initial_arrays: expected the floating-point parameters of a model, got "
-                f"{ {name: str(x.dtype) for name, x in tensors.items()} }"
-            )
         self.method = method
         self.fleet = fleet
         self.num_rounds = num_rounds
         self.federation, self.attempt = federation, attempt
         self.durable: Sequence[int] | None = None  # as `TrainInstruction.durable`, of every client
         self.half = method.client_half()
-        averaged = model.buffers if model else ()
-        self.buffer_layout = {name: tensors.pop(name).shape for name in averaged}
-        self.layout = {name: x.shape for name, x in tensors.items()}
-        self.model = model or ModelLayout({n: tuple(x.shape) for n, x in tensors.items()})
+        self.model = model or layout_of(initial, method.model_settings)
+        self.layout, self.buffer_layout = (
+            {name: torch.Size(shape) for name, shape in part.items()}
+            for part in (self.model.shared, self.model.buffers)
+        )
+        self._initial = initial
         self.shapes = tuple(self.layout.values())
         self.dtype = dtype_of(method.precision)
         d = sum(shape.numel() for shape in self.shapes)
@@ -66,9 +63,16 @@ class Session:
         return torch.cat([to_tensor(arrays[name]).reshape(-1).to(self.dtype) for name in names])
 
     def arrays(self, vector: Vector, buffers: Vector | None = None) -> ArrayRecord:
-        """Vectors (d,) and (d_b,) under the names and shapes of the initial arrays."""
+        """Vectors (d,) and (d_b,) under the names and shapes of the initial arrays, and those of
+        other roles as they were."""
         named = views(vector, self.layout)
-        return to_record(named if buffers is None else named | views(buffers, self.buffer_layout))
+        if buffers is not None:
+            named |= views(buffers, self.buffer_layout)
+        tensors = {name: to_tensor(array) for name, array in self._initial.items()}
+        for name in self.buffer_layout if buffers is not None else ():
+            if not tensors[name].is_floating_point():  # a counter
+                named[name] = named[name].round().to(tensors[name].dtype)
+        return to_record(tensors | named)
 
     def client_state(self) -> Any:
         """A client's state with vectors that are empty: its structure."""

@@ -3,12 +3,10 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
-from fedaccord.core.options import did_you_mean
 from fedaccord.core.request import ModelLayout, ModelSettings
 from fedaccord.core.vectors import dtype_of
 
@@ -50,9 +48,9 @@ class FlatModel:
         self.by_sample: bool | None = None  # whether predictions depend on their own sample alone
         self.policy = buffers
         state = _buffers(module, buffers)
-        is_local = _matches(module, local_parameters)
         self.module = module.to(device=device, dtype=dtype)
         trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        is_local = ModelSettings(local_parameters=local_parameters).local_names(trained)
         shared = {n: p for n, p in trained.items() if n not in is_local}
         own = {n: p for n, p in trained.items() if n in is_local}
         if not shared:
@@ -91,7 +89,8 @@ class FlatModel:
             if buffers == "freeze"
             and any(any(b is own for own in named.values()) for b in m.buffers(recurse=False))
         ]
-
+        for still in self._still:  # the module itself may be in training mode already
+            still.eval()
         self.initial_local = self.read_local()
         self.initial_buffers = self.read_buffers()
 
@@ -218,22 +217,6 @@ def _buffers(module: nn.Module, policy: str) -> list[str]:
             "local (each client its own), or replace BatchNorm by GroupNorm"
         )
     return names
-
-
-def _matches(module: nn.Module, patterns: str) -> set[str]:
-    """The names of parameters that ``patterns`` match. Raises ValueError if one matches none."""
-    names = [name for name, p in module.named_parameters() if p.requires_grad]
-    matched: set[str] = set()
-    for pattern in filter(None, (part.strip() for part in patterns.split(","))):
-        found = {name for name in names if fnmatchcase(name, pattern)}
-        if not found:
-            raise ValueError(
-                f"local-parameters: expected patterns of the names of trained parameters, "
-                f"{pattern!r} matches none{did_you_mean(pattern, names)}; the model has "
-                f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-            )
-        matched |= found
-    return matched
 
 
 def _views(vector: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
