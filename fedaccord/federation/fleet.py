@@ -27,7 +27,8 @@ from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.federation.roster import ASK_AGAIN, Roster
-from fedaccord.wire.instruction import write_instruction
+from fedaccord.wire.handshake import handshake
+from fedaccord.wire.instruction import check_own_config, with_config, write_instruction
 from fedaccord.wire.messages import read_reply, write_requests
 from fedaccord.wire.records import CONFIG, METRICS, metrics_of
 
@@ -81,14 +82,17 @@ class MessageFleet:
     def __init__(
         self,
         grid: Grid,
-        extra: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
         partition_ids: PartitionIds | None = None,
+        config_key: str = CONFIG,
     ) -> None:
+        """config: a caller's own, of training messages; config_key: its record's name."""
+        check_own_config(config or {}, config_key)
         self.simulated = flower.is_simulation(grid)
         if self.simulated:
             flower.set_pull_interval(grid, PULL_INTERVAL)
         self.grid = grid
-        self.extra = extra or {}  # a caller's own entries in the config of training messages
+        self._config, self._config_key = config or {}, config_key
         # a simulation loses no message, and handles two of a client at once: see `_still_late`
         ask_again = math.inf if self.simulated else ASK_AGAIN
         self.roster = Roster(partition_ids=partition_ids, ask_again=ask_again)
@@ -101,7 +105,8 @@ class MessageFleet:
     def connect(
         self, seconds: float, settings: ModelSettings = DEFAULT, model: ModelLayout | None = None
     ) -> None:
-        self.roster.settings, self.roster.layout = settings, model
+        self.roster.layout = model
+        self.roster.handshake = self._with_config(handshake(settings), 0)
         if self.simulated and (problem := ray_cluster.unreachable()):  # Ray itself says nothing
             log.warning("Ray: %s, and start the run again", problem)
         self.roster.wait_for_all(self.grid, seconds)
@@ -117,15 +122,18 @@ class MessageFleet:
         clients = [request.instruction.client for request in requests]
         late = self._still_late(clients, end)
         requests = [r for r in requests if r.instruction.client not in late]
+        instructions = [request.instruction for request in requests]
         messages = {
-            r.instruction.client: self._message(r.instruction.client, content, MessageType.TRAIN)
-            for r, content in zip(requests, write_requests(requests, self.extra), strict=True)
+            r.client: self._message(
+                r.client, self._with_config(content, r.round + 1), MessageType.TRAIN
+            )
+            for r, content in zip(instructions, write_requests(requests), strict=True)
         }
         replies = self._send(messages, max(0.0, end - time.monotonic()))
         _check_workers(replies.values())
 
         def read(reply: Message) -> TrainReply | StateLost:
-            return read_reply(reply.content, requests[0].instruction.half)
+            return read_reply(reply.content, instructions[0].half)
 
         return [(i, _read(replies[i], read) if i in replies else LATE) for i in clients]
 
@@ -134,10 +142,13 @@ class MessageFleet:
     ) -> list[Mapping[str, float] | str]:
         messages = {}
         for it in instructions:
-            content = RecordDict({CONFIG: write_instruction(it, {})})
+            content = RecordDict({CONFIG: write_instruction(it)})
             messages[it.client] = self._message(it.client, content, MessageType.EVALUATE)
         replies = self._send(messages, timeout)
         return [_read(replies[i], _metrics) if i in replies else LATE for i in messages]
+
+    def _with_config(self, content: RecordDict, server_round: int) -> RecordDict:
+        return with_config(content, self._config, self._config_key, server_round)
 
     def _message(self, client: int, content: RecordDict, kind: str) -> Message:
         return Message(content, self.roster.nodes[client], kind)

@@ -53,6 +53,12 @@ class Method(Settings, ABC):
         "(SAM(rho=0.1), Gossip(topology='ring')); the outermost last",
     )
 
+    min_train_nodes: int = argument(
+        1, "fewest clients of a round, if fraction_train gives fewer", shown=False
+    )
+    min_available_nodes: int = argument(
+        1, "fewest clients of the federation; round 1 waits for all of them anyway", shown=False
+    )
     local_optimizer: Optimizer | None = argument(
         None, "the optimiser with options of its own, as AdamW(beta1=0.8); sets optimizer too"
     )
@@ -76,6 +82,15 @@ class Method(Settings, ABC):
                 f"{type(self).__name__}: expected all clients in every round, got fraction-train="
                 f"{self.fraction_train:g} with sampling={self.sampling}; set fraction-train=1, or "
                 "take a method that allows partial participation, as scaffold and feddyn do"
+            )
+        for name in ("min_train_nodes", "min_available_nodes"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name}: expected an integer of at least 0, got {value!r}")
+        if self.min_train_nodes > 1 and self.sampling == "bernoulli":
+            raise ValueError(
+                "min_train_nodes: expected sampling='fixed', got 'bernoulli', which draws clients "
+                "one by one: leave one of the two out"
             )
         object.__setattr__(self, "plugins", tuple(self.plugins))
         for plugin in combine(self.own_plugins(), self.plugins):
@@ -177,6 +192,12 @@ class Method(Settings, ABC):
                     f"participation: {type(self).__name__} expects all {num_clients} clients in "
                     f"every round, got round {t + 1} without {listed(missing)}"
                 )
+        for name in ("min_train_nodes", "min_available_nodes"):
+            if getattr(self, name) > num_clients:
+                raise ValueError(
+                    f"{name}: expected at most {num_clients}, the clients of this federation "
+                    f"(num-partitions of its nodes), got {getattr(self, name)}; lower it"
+                )
         size = self.cohort_size(num_clients)
         if cohorts is None and self.min_replies > size:
             average = " on average" if self.sampling == "bernoulli" else ""
@@ -227,7 +248,7 @@ class Method(Settings, ABC):
         """Clients of a round, on average if they are drawn one by one."""
         if self.topology.is_decentralised:
             return num_clients
-        return sampling.cohort_size(self.fraction_train, num_clients)
+        return max(sampling.cohort_size(self.fraction_train, num_clients), self.min_train_nodes)
 
     def draw(self, t: int, available: Sequence[int], num_clients: int) -> Sequence[int]:
         """The cohort of round t, of the clients that are available."""
@@ -240,16 +261,18 @@ class Method(Settings, ABC):
             fraction=self.fraction_train,
             sampling=self.sampling,
             num_clients=num_clients,
+            least=self.min_train_nodes,
         )
 
     def summary(self) -> None:
-        """Log the client half and its plug-ins."""
+        """Log the client half, its plug-ins, and the settings of the local steps."""
         half = self.client_half()
         log.info("%s, client half %s", type(self).__name__, half.rule)
         for plugin in half.plugins:
             log.info("with %s", plugin)
             if advice := plugin.advice():
                 log.warning(advice)
+        log.info("each round: %s", self.local_training())
 
 
 def own_options(kind: type[Method]) -> list[Any]:

@@ -1,6 +1,6 @@
 """The rows of a round in metrics.csv and clients.csv; `runs/columns.toml` says what each means."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedaccord.core.request import StateLost, TrainRequest
@@ -30,6 +30,12 @@ def client_rows(
             row["status"] = clean(outcome)
         rows.append(row)
     return rows
+
+
+def reported(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The numbers of each client whose reply was accepted."""
+    words = ("round", "client", "status", "repair")
+    return [{k: v for k, v in row.items() if k not in words} for row in rows if row["status"] == OK]
 
 
 def counts(cohort: int, replies: int, *, counted: bool) -> dict[str, float]:

@@ -10,7 +10,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from fedaccord.core.options import listed
-from fedaccord.core.request import DEFAULT, ModelLayout
+from fedaccord.core.request import ModelLayout
 from fedaccord.federation.errors import FederationError, clean, last_line
 from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.wire.handshake import handshake, read_handshake
@@ -54,7 +54,7 @@ class Roster:
         partition_ids: PartitionIds | None = None,
         ask_again: float = ASK_AGAIN,
     ) -> None:
-        self.settings = DEFAULT  # how nodes make their model
+        self.handshake = handshake()  # what nodes are asked
         self.layout: ModelLayout | None = None  # of every node's model; None: the first node's
         self.nodes: dict[int, int] = {}  # client -> node id, of the connected clients
         self.num_clients = 0  # C; 0 until a node has answered
@@ -110,7 +110,7 @@ class Roster:
         nodes = sorted(new | again)
         if not nodes:
             return
-        messages = [Message(handshake(self.settings), node, MessageType.TRAIN) for node in nodes]
+        messages = [Message(self.handshake, node, MessageType.TRAIN) for node in nodes]
         for node, message_id in zip(nodes, grid.push_messages(messages), strict=True):
             last = self._questions.get(node, Question((), now, self._has_begun))
             message_ids = (*last.message_ids, message_id)

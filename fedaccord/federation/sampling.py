@@ -14,13 +14,20 @@ def cohort_size(fraction: float, num_clients: int) -> int:
 
 
 def draw(
-    clients: Iterable[int], *, t: int, seed: int, fraction: float, sampling: str, num_clients: int
+    clients: Iterable[int],
+    *,
+    t: int,
+    seed: int,
+    fraction: float,
+    sampling: str,
+    num_clients: int,
+    least: int = 1,
 ) -> list[int]:
     """The active clients of round t, sorted, by a generator of (seed, t) over the sorted clients.
 
     clients: the connected ones; of a range no list is made. sampling: ``fixed``, a fixed share of
-    all ``num_clients`` without replacement, or ``bernoulli``, each with probability ``fraction``,
-    drawn again if empty.
+    all ``num_clients`` without replacement, but at least ``least``, or ``bernoulli``, each with
+    probability ``fraction``, drawn again if empty.
     """
     available = clients if isinstance(clients, range) else sorted(clients)
     generator = random.Random(f"cohort {seed} {t}")
@@ -31,7 +38,7 @@ def draw(
                 block = available[first : first + BLOCK]
                 drawn += [block[k] for k in np.flatnonzero(uniforms.random(len(block)) < fraction)]
         return drawn
-    size = cohort_size(fraction, num_clients)
+    size = max(cohort_size(fraction, num_clients), least)
     return sorted(generator.sample(available, min(size, len(available))))
 
 

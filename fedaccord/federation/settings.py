@@ -110,6 +110,16 @@ class Settings:
     def model_settings(self) -> ModelSettings:
         return ModelSettings(self.precision, self.buffers, self.local_parameters)
 
+    def local_training(self) -> str:
+        """How clients train and are averaged, in one line: what applies if nothing is set too."""
+        length = f"{self.local_steps} steps" if self.local_steps else f"{self.local_epochs} epochs"
+        clip = f"clip norm {self.clip_norm:g}" if self.clip_norm else "no clipping"
+        return (
+            f"{self.fraction_train:.4g} of the clients, {length} of {self.optimizer}, lr "
+            f"{self.lr:g} x {self.lr_decay:g} a round ({self.lr_schedule} within it), weight decay "
+            f"{self.weight_decay:g}, {clip}, {self.precision}, weighting {self.weighting}"
+        )
+
     def rate(self, t: int) -> float:
         """eta_t, the local rate of round t (from 0)."""
         return self.lr * self.lr_decay**t

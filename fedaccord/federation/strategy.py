@@ -1,18 +1,26 @@
 """A method as a Flower Strategy: `start` makes a Run."""
 
 from abc import ABC
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn, Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fedaccord.core.options import argument
+from fedaccord.federation.arguments import check_arguments
 from fedaccord.federation.evaluation import EvaluateFn
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.method import Method
+from fedaccord.federation.metrics import reported
+from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
+from fedaccord.wire.messages import EXAMPLES
+from fedaccord.wire.records import CONFIG, METRICS
+
+AggregateMetrics = Callable[[list[RecordDict], str], MetricRecord]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,8 +30,43 @@ class FederatedStrategy(Method, Strategy, ABC):
     A subclass writes the paper: `rule` (its client half), `init`, `broadcast` and `aggregate`, all
     of them pure.
     Works in any Flower ServerApp: ``strategy.start(grid=..., initial_arrays=..., num_rounds=...)``
-    with `fedaccord.train_locally` in the ClientApp.
+    with `fedaccord.train_locally` in the ClientApp. Accepts the arguments of Flower's own FedAvg.
     """
+
+    weighted_by_key: str = argument(
+        "",
+        "num-examples: as weighting=examples, which not every method allows; empty: as weighting",
+        shown=False,
+    )
+    train_metrics_aggr_fn: AggregateMetrics | None = argument(
+        None,
+        "more metrics of a round: called with a RecordDict of the metrics of each accepted reply, "
+        "and 'num-examples'",
+        shown=False,
+    )
+    configrecord_key: str = argument(
+        CONFIG, "name of the record with train_config in messages", shown=False
+    )
+
+    def __new__(cls, *positional: Any, **named: Any) -> Self:
+        check_arguments(cls, positional, named)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        if self.weighted_by_key not in ("", EXAMPLES):
+            raise ValueError(
+                f"weighted_by_key: expected {EXAMPLES!r}, got {self.weighted_by_key!r}: give other "
+                "weights to train_locally(examples=...)"
+            )
+        if self.weighted_by_key and not self.takes_weights:
+            raise ValueError(
+                f"weighted_by_key: expected none with {type(self).__name__}, whose server step "
+                f"counts clients equally, got {EXAMPLES!r}: leave it out (means of metrics are "
+                "weighted by it anyway)"
+            )
+        if self.weighted_by_key:
+            object.__setattr__(self, "weighting", "examples")
+        super().__post_init__()
 
     def start(
         self,
@@ -37,21 +80,33 @@ class FederatedStrategy(Method, Strategy, ABC):
     ) -> Result:
         """Run the federation; arguments and result as Flower's own `Strategy.start`.
 
+        ``initial_arrays`` may be of a whole state_dict, whose buffers follow ``buffers``.
         ``timeout`` (seconds, per round) takes the place of ``round_timeout``. ``evaluate_fn`` is
         called on the output model before round 1 and every ``eval_every`` rounds, and once more,
         its metrics ending in ``-broadcast``, if the broadcast model is another one.
         Raises ValueError on bad settings before any message is sent, FederationError when the
         clients do not come or too many rounds fail in a row.
         """
+        own: dict[int, MetricRecord] = {}
+
+        def aggregate(round: Round) -> None:
+            replies = [RecordDict({METRICS: MetricRecord(row)}) for row in reported(round.clients)]
+            if self.train_metrics_aggr_fn and replies:
+                own[round.number] = self.train_metrics_aggr_fn(replies, EXAMPLES)
+
         run = Run(
             self,
-            MessageFleet(grid, train_config),
+            MessageFleet(grid, train_config, config_key=self.configrecord_key),
             initial_arrays,
             num_rounds,
             timeout=timeout,
             evaluate_fn=evaluate_fn,
+            on_round=aggregate,
         )
-        return run.play()
+        result = run.play()
+        for number in own.keys() & result.train_metrics_clientapp.keys():
+            result.train_metrics_clientapp[number].update(own[number])
+        return result
 
     # Flower's hooks keep what they need between two calls in the strategy; a method keeps nothing.
 

@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Message, RecordDict
 
+from fedaccord.core.options import listed
 from fedaccord.core.request import TrainInstruction
 from fedaccord.wire.codec import dumps, loads
-from fedaccord.wire.records import CONFIG, config_of
+from fedaccord.wire.records import ARRAYS, CONFIG, config_of
 
 PROTOCOL = 2  # the version of everything that travels; another one is refused
 INSTRUCTION, CLIENT, ACCEPTED = "instruction", "client", "accepted-round"
@@ -19,20 +20,38 @@ DURABLE = "durable-round"
 OWN = ("client", "accepted", "durable")  # fields of one client, which are written beside the others
 
 
-def write_instruction(instruction: TrainInstruction, extra: Mapping[str, Any]) -> ConfigRecord:
-    """A message's config, with a caller's own entries. Raises ValueError where they clash."""
+def write_instruction(instruction: TrainInstruction) -> ConfigRecord:
+    """A message's config."""
     own: dict[str, Any] = {
         INSTRUCTION: _write_common(instruction._replace(client=-1, accepted=-1, durable=-1)),
         CLIENT: instruction.client,
         ACCEPTED: instruction.accepted,
         DURABLE: instruction.durable,
     }
-    if taken := [key for key in extra if key in (*own, HANDSHAKE)]:
+    return ConfigRecord(own)
+
+
+def check_own_config(config: Iterable[str], key: str) -> None:
+    """Raise ValueError, in one line, if a caller's config, or its record, has a name of ours."""
+    taken = [own for own in config if own in (INSTRUCTION, CLIENT, ACCEPTED, DURABLE, HANDSHAKE)]
+    if taken:
         raise ValueError(
             f"train_config: expected keys of your own, got {taken[0]!r}, which the strategy sets: "
             "make it an option of the strategy or take another name"
         )
-    return ConfigRecord({**extra, **own})
+    if key in ARRAYS:
+        raise ValueError(
+            f"configrecord_key: expected another name than {listed(ARRAYS)}, which hold vectors"
+        )
+
+
+def with_config(
+    content: RecordDict, config: Mapping[str, Any], key: str, server_round: int
+) -> RecordDict:
+    """A message's content with a caller's own config under ``key``, as Flower's strategies send."""
+    record = config_of(content, key)
+    content[key] = ConfigRecord({**config, "server-round": server_round, **record})
+    return content
 
 
 @lru_cache(maxsize=1)

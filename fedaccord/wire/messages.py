@@ -4,7 +4,7 @@ A training message carries ``DOWN`` (what the method broadcasts), ``CONFIG`` (se
 and, with a client's first one, perhaps ``INITIAL`` (w^0); its reply carries ``UP`` and ``METRICS``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import prod
 from typing import Any, NamedTuple
 
@@ -18,11 +18,10 @@ from fedaccord.core.rule import Model
 from fedaccord.core.vectors import Vector, dtype_of
 from fedaccord.wire import records
 from fedaccord.wire.instruction import read_instruction, write_instruction
-from fedaccord.wire.records import CONFIG, DOWN, INITIAL, METRICS, UP
+from fedaccord.wire.records import BUFFERS, CONFIG, DOWN, INITIAL, METRICS, UP
 
 EXAMPLES, STEPS, LOSS, LOST = "num-examples", "steps", "train-loss", "lost-round"
 SECONDS = "seconds"
-BUFFERS = "buffers"  # record
 NEEDED = (EXAMPLES, STEPS, LOSS)
 
 
@@ -38,19 +37,15 @@ def like(instruction: TrainInstruction) -> Vector:
     return torch.empty(d, dtype=dtype_of(instruction.precision), device="meta")
 
 
-def write_requests(requests: Iterable[TrainRequest], extra: Mapping[str, Any]) -> list[RecordDict]:
-    """A message's content for each visit, with a caller's own config entries.
-
-    Vectors that are sent to several clients are packed once.
-    """
+def write_requests(requests: Iterable[TrainRequest]) -> list[RecordDict]:
+    """A message's content for each visit; vectors that are sent to several are packed once."""
     packed: tuple[Any, ArrayRecord] | None = None
     contents = []
     for request in requests:
         down = request.down
         if packed is None or any(a is not b for a, b in zip(packed[0], down, strict=True)):
             packed = down, records.pack(down)
-        config = write_instruction(request.instruction, extra)
-        content = RecordDict({DOWN: packed[1], CONFIG: config})
+        content = RecordDict({DOWN: packed[1], CONFIG: write_instruction(request.instruction)})
         if request.w_init is not None:
             content[INITIAL] = records.pack(Model(request.w_init))
         if request.buffers is not None:

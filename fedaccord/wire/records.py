@@ -13,8 +13,9 @@ from fedaccord.core.options import listed
 from fedaccord.core.vectors import Vector, fill, leaves
 from fedaccord.wire.tensor_array import to_record, to_tensor
 
-DOWN, CONFIG, INITIAL = "down", "config", "initial"
+DOWN, CONFIG, INITIAL, BUFFERS = "down", "config", "initial", "buffers"
 UP, METRICS = "up", "metrics"
+ARRAYS = (DOWN, INITIAL, BUFFERS, UP)
 
 
 def arrays_of(content: RecordDict, name: str) -> ArrayRecord | None:

@@ -74,7 +74,7 @@ def message(rule: LocalRule | None = None, *plugins: Any, **values: Any) -> Mess
         client=0,
         accepted=-1,
     )._replace(**values)
-    config = write_instruction(instruction, {})
+    config = write_instruction(instruction)
     content = RecordDict({"down": pack(Model(W)), "config": config})
     return Message(content, 1, MessageType.TRAIN)
 

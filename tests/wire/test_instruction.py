@@ -15,9 +15,11 @@ from fedaccord.strategies.feddyn import FedDynClient
 from fedaccord.wire.handshake import answer_handshake, handshake, read_handshake
 from fedaccord.wire.instruction import (
     PROTOCOL,
+    check_own_config,
     is_handshake,
     read_instruction,
     shapes_text,
+    with_config,
     write_instruction,
 )
 from tests.grid import InProcessGrid
@@ -41,7 +43,7 @@ def message(content: RecordDict) -> Message:
 
 
 def content(**extra: Any) -> RecordDict:
-    return RecordDict({"config": write_instruction(INSTRUCTION, extra)})
+    return with_config(RecordDict({"config": write_instruction(INSTRUCTION)}), extra, "config", 1)
 
 
 def test_an_instruction_survives_the_wire() -> None:
@@ -117,9 +119,19 @@ def refusal(other: str, number: Any) -> str:
 @pytest.mark.parametrize("key", ["instruction", "client", "accepted-round", "hello"])
 def test_a_callers_own_keys_may_not_take_ours(key: str) -> None:
     with pytest.raises(ValueError, match=f"^train_config: .* of your own, got '{key}'") as error:
-        write_instruction(INSTRUCTION, {"mine": 1, key: 1})
+        check_own_config({"mine": 1, key: 1}, "config")
     assert "\n" not in str(error.value)
-    assert write_instruction(INSTRUCTION, {"mine": 1})["mine"] == 1
+
+
+@pytest.mark.parametrize("key", ["config", "mine"])
+def test_a_callers_own_config_is_in_a_record_of_its_name(key: str) -> None:
+    check_own_config({"note": "x"}, key)
+    sent = RecordDict({"config": write_instruction(INSTRUCTION)})
+    found = with_config(sent, {"note": "x", "server-round": 9}, key, 3)[key]
+    assert (found["note"], found["server-round"]) == ("x", 3)
+    assert read_instruction(message(sent)) == INSTRUCTION
+    with pytest.raises(ValueError, match=r"^configrecord_key: expected another name than"):
+        check_own_config({}, "down")
 
 
 def test_shapes_as_text() -> None:

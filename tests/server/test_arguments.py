@@ -1,0 +1,130 @@
+"""What a user of Flower's own FedAvg writes: the same where it means the same, else one line."""
+
+import inspect
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as flowers
+
+from fedaccord.engine import quiet
+from fedaccord.strategies import METHODS, FedAvg, FedProx, Scaffold
+from tests.grid import InProcessGrid
+from tests.server.runs import INITIAL, C, client_app, strategy
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "line"),
+    [
+        (Scaffold, {"fraction_fit": 0.5}, "fraction_fit=0.5: it is called fraction_train here"),
+        (FedProx, {"proximal_mu": 1.0}, "proximal_mu=1.0: it is called mu here"),
+        (Scaffold, {"proximal_mu": 1.0}, "proximal_mu=1.0: help(Scaffold) lists the arguments"),
+        (FedAvg, {"num_rounds": 3}, "num_rounds=3: give num_rounds to FedAvg.start"),
+        (FedAvg, {"on_fit_config_fn": 3}, "give train_config to FedAvg.start"),
+        (FedAvg, {"fraction_trian": 1}, "did you mean 'fraction_train'?"),
+    ],
+)
+def test_an_unknown_argument_is_one_line(kind: Any, arguments: Any, line: str) -> None:
+    with pytest.raises(TypeError, match=f"^{kind.__name__}: unknown argument") as refused:
+        kind(**arguments)
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_arguments_go_by_name() -> None:
+    with pytest.raises(TypeError, match=r"expected arguments by name, got 0.5: as Scaffold\("):
+        Scaffold(0.5)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"weighted_by_key": "size"}, "weighted_by_key: expected 'num-examples', got 'size': give"),
+        ({"min_train_nodes": -1}, "min_train_nodes: expected an integer of at least 0, got -1"),
+        ({"min_train_nodes": 2, "sampling": "bernoulli"}, "min_train_nodes: expected sampling="),
+        ({"min_available_nodes": "2"}, "min_available_nodes: expected an integer of at least 0"),
+    ],
+)
+def test_a_wrong_value_is_one_line(arguments: Any, line: str) -> None:
+    with pytest.raises(ValueError, match=f"^{line}"):
+        FedAvg(**arguments)
+
+
+def test_weights_by_examples_go_to_methods_that_take_them() -> None:
+    assert FedAvg(weighted_by_key="num-examples") == FedAvg(
+        weighted_by_key="num-examples", weighting="examples"
+    )
+    with pytest.raises(ValueError, match="weighted_by_key: expected none with Scaffold, whose"):
+        Scaffold(weighted_by_key="num-examples")
+
+
+@pytest.mark.parametrize(("fraction", "least", "size"), [(0.5, 1, 3), (0.5, 5, 5), (1.0, 2, 6)])
+def test_a_round_has_at_least_min_train_nodes(fraction: float, least: int, size: int) -> None:
+    method = FedAvg(fraction_train=fraction, min_train_nodes=least)
+    assert method.cohort_size(6) == size
+    assert {len(method.draw(t, range(6), 6)) for t in range(5)} == {size}
+
+
+@pytest.mark.parametrize("name", ["min_train_nodes", "min_available_nodes"])
+def test_more_nodes_than_there_are_is_one_line_before_training(name: str) -> None:
+    with InProcessGrid(client_app(), C) as grid, quiet():
+        strategy(**{name: C}).start(grid, INITIAL, 1)
+        with pytest.raises(ValueError, match=f"^{name}: expected at most {C}, the clients of"):
+            strategy(**{name: C + 1}).start(grid, INITIAL, 1)
+
+
+def test_metrics_of_training_are_aggregated_by_a_function_of_the_users() -> None:
+    calls = []
+
+    def largest(replies: list[RecordDict], key: str) -> MetricRecord:
+        records = [reply.metric_records["metrics"] for reply in replies]
+        calls.append([record[key] for record in records])
+        return MetricRecord({"largest": max(float(str(r["train-loss"])) for r in records)})
+
+    with InProcessGrid(client_app(), C) as grid, quiet():
+        result = strategy(train_metrics_aggr_fn=largest).start(grid, INITIAL, 2)
+    assert [len(weights) for weights in calls] == [C, C]
+    for number, metrics in result.train_metrics_clientapp.items():
+        assert number in (1, 2)
+        assert float(str(metrics["largest"])) >= float(str(metrics["train-loss"])) > 0
+
+
+@pytest.mark.parametrize("key", ["config", "settings"])
+def test_a_config_arrives_under_its_name_with_every_message(key: str) -> None:
+    seen: list[Any] = []
+    inner, app = client_app(), ClientApp()
+
+    @app.train()
+    def look(message: Message, context: Context) -> Message:
+        record = message.content.config_records[key]
+        seen.append((record["server-round"], record["temperature"]))
+        return inner(message, context)
+
+    with InProcessGrid(app, C) as grid, quiet():
+        config = ConfigRecord({"temperature": 0.5})
+        strategy(configrecord_key=key).start(grid, INITIAL, 2, train_config=config)
+    assert seen == [(0, 0.5)] * C + [(1, 0.5)] * C + [(2, 0.5)] * C  # 0: the handshake
+
+
+def test_what_applies_is_one_line_at_the_start(lines: list[str]) -> None:
+    with InProcessGrid(client_app(), C) as grid:
+        FedAvg(fraction_train=1.0, precision="float64").start(grid, INITIAL, 1)
+    (line,) = (line for line in lines if line.startswith("each round:"))
+    for part in ("5 epochs", "clip norm 10", "weight decay 0.001", "lr 0.1 x 0.998 a round"):
+        assert part in line
+
+
+def test_every_strategy_accepts_what_flowers_fedavg_accepts() -> None:
+    names = {*inspect.signature(flowers.FedAvg).parameters}
+    for kind in METHODS.values():
+        missing = names - {*inspect.signature(kind).parameters}
+        assert missing <= LATER, (kind, missing)
+
+
+LATER = {
+    "arrayrecord_key",
+    "evaluate_metrics_aggr_fn",
+    "fraction_evaluate",
+    "min_evaluate_nodes",
+}
