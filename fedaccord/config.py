@@ -193,7 +193,7 @@ class RunConfig:
         if isinstance(steps, SGD):
             reasons["optimizer-state"] = "plain SGD keeps no vectors"
         for name, optimizer in OPTIMIZERS.items():
-            if name != self.strategy.optimizer:
+            if name != self.strategy.optimizer_name:
                 own = (f"{name}.{_key(field.name)}" for field in options(optimizer))
                 needs |= dict.fromkeys(own, f"optimizer={name}")
         plugins = {type(plugin): plugin for plugin in self.strategy.active_plugins}
@@ -222,13 +222,13 @@ def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:
         if fields[0].name in values or plugin_kind in own:  # the first is its strength
             plugins.append(replace(own.get(plugin_kind, plugin_kind()), **values))
     method = {f.name: flat[f"{name}.{_key(f.name)}"] for f in own_options(kind)}
-    method |= {"plugins": tuple(plugins), "local_optimizer": _optimizer(flat)}
-    return kind(**_values(flat, Settings), **method)
+    made = kind(**_values(flat, Settings), **method, plugins=tuple(plugins))
+    optimizer = _optimizer(made.optimizer_name, flat)
+    return made if optimizer is None else replace(made, local_optimizer=optimizer)
 
 
-def _optimizer(flat: Mapping[str, Any]) -> Optimizer | None:
+def _optimizer(name: str, flat: Mapping[str, Any]) -> Optimizer | None:
     """The optimiser where it has options; None: its name says all."""
-    name = flat["optimizer"]
     kind = OPTIMIZERS[name]
     values = {f.name: flat[f"{name}.{_key(f.name)}"] for f in options(kind)}
     return kind(**values) if values else None
@@ -242,8 +242,8 @@ def _settings_of(method: FederatedStrategy) -> dict[str, Any]:
         own = own_options(type(method))
         found |= {"algo": name, **{f"{name}.{_key(f.name)}": getattr(method, f.name) for f in own}}
     steps = method.own_optimizer()
-    if steps.registered_name() == method.optimizer:
-        table, fields = method.optimizer, options(type(steps))
+    if steps.registered_name() == method.optimizer_name:
+        table, fields = method.optimizer_name, options(type(steps))
         found |= {f"{table}.{_key(f.name)}": getattr(steps, f.name) for f in fields}
     for name, kind in PLUGINS.items():
         for plugin in method.active_plugins:

@@ -68,8 +68,9 @@ def _index() -> list[str]:
         "## What fits what",
         "An optimiser, a rate that falls within the round, the mean of the optimisers' vectors "
         "([optimisers](../optimizers.md)) and the plug-ins, each with its method alone; what does "
-        "not fit is refused in one line before any work. Gossip and robust means take no mean of "
-        "the optimisers' vectors.",
+        "not fit is refused in one line before any work; own: the method has one of its own, and "
+        "does not read the setting. Gossip and robust means take no mean of the optimisers' "
+        "vectors.",
         _table(["method", *FITS], _fits()),
         "## Letters",
         LETTERS,
@@ -91,8 +92,13 @@ FITS: dict[str, dict[str, Any]] = {
 
 def _fits() -> Iterator[list[str]]:
     for name in BUILT_IN:
-        fits = (_builds(name, {"fraction-train": 1.0, **more}) for more in FITS.values())
-        yield [f"[{name}]({name}.md)", *("yes" if one else "no" for one in fits)]
+        yield [f"[{name}]({name}.md)", *(_fit(name, more) for more in FITS.values())]
+
+
+def _fit(name: str, more: dict[str, Any]) -> str:
+    if [*more][-1].replace("-", "_") in BUILT_IN[name].replaces:
+        return "own"
+    return "yes" if _builds(name, {"fraction-train": 1.0, **more}) else "no"
 
 
 LIST_BEGINS = """\

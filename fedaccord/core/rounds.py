@@ -81,7 +81,8 @@ def descend(
 
         w <- (1 - lr (rho + decay wd)) w - lr scale clip(g) - lr (shift - rho anchor)
 
-    An optimiser other than SGD takes its step along the direction, which is formed in g.
+    An optimiser other than SGD takes its step along the direction, which is formed in g, and so
+    does SGD if the direction has a vector ``along``, which no optimiser changes.
 
     g (..., d) is the buffer in which each of ``gradients`` leaves the gradient at a point. Raises
     ValueError without a step, and where rates fall in a round of another number of steps than
@@ -124,6 +125,7 @@ class _Walk(NamedTuple):
     buffers: Any  # of the gradient seat; a tensor of one dimension belongs to all rows
     moments: Any  # of the optimiser
     total: Vector | None  # (..., d), the sum of the directions; None: nobody reads it
+    along: Vector | None  # (..., d), as in `Direction`
     losses: Tensor | None = None  # (n, 1), the sum of a cohort's losses
 
     @staticmethod
@@ -132,7 +134,7 @@ class _Walk(NamedTuple):
         sums = half.rule.reads_mean_direction and not isinstance(half.optimizer, SGD)
         total = torch.zeros_like(w) if sums else None
         moments = half.moments(w, seat.down, seat.state)
-        return _Walk(w, g, _constant(direction), seat.init(w), moments, total)
+        return _Walk(w, g, _constant(direction), seat.init(w), moments, total, direction.along)
 
     def of(self, rows: slice) -> "_Walk":
         """Some of the clients, as views."""
@@ -202,7 +204,7 @@ def _step(walk: _Walk, k: int, direction: Direction, seat: GradientSeat) -> None
     """Step k, from 0, along the direction with the gradient in ``walk.g``."""
     w, g, constant, config = walk.w, walk.g, walk.constant, seat.config
     lr, decay = seat.half.schedule.rate(k, config), direction.decay * config.weight_decay
-    if isinstance(seat.half.optimizer, SGD):
+    if isinstance(seat.half.optimizer, SGD) and walk.along is None:
         shrink_(w, lr, direction.rho + decay)
         add_(w, g, -lr * direction.scale)
         if constant is not None:
@@ -216,7 +218,10 @@ def _step(walk: _Walk, k: int, direction: Direction, seat: GradientSeat) -> None
         g.add_(constant)
     if walk.total is not None:
         walk.total.add_(g)
-    seat.half.optimizer.step(w, g, walk.moments, lr, decay, config)
+    own_lr = lr if walk.along is None else lr * (1 - direction.mix)
+    seat.half.optimizer.step(w, g, walk.moments, own_lr, decay, config)
+    if walk.along is not None:
+        add_(w, walk.along, -lr * direction.mix)
 
 
 def _mean(total: Vector | None, steps: Any) -> Vector | None:
@@ -280,7 +285,7 @@ def first_state(
 
 def first_moments(method: ServerHalf) -> Any:
     """`RoundState.moments` before round 0."""
-    averages = method.optimizer_state == "average"
+    averages = method.own_state() == "average"
     return method.own_optimizer().sends() if averages else Stateless()
 
 

@@ -23,13 +23,19 @@ class Stateless(NamedTuple):
 
 
 class Direction(NamedTuple):
-    """w <- w - lr (scale g(w) + shift + rho (w - anchor) + decay wd w), all round long."""
+    """w <- w - lr (scale g(w) + shift + rho (w - anchor) + decay wd w), all round long.
+
+    ``along`` takes a share of every step: w <- w - lr ((1 - mix) p + mix along), where p is the
+    step that the optimiser makes of the rest.
+    """
 
     scale: float = 1.0
     shift: Vector | None = None  # (..., d); None: zero
     rho: float = 0.0
     anchor: Vector | None = None  # (..., d)
     decay: float = 1.0  # factor on the run's weight decay wd
+    mix: float = 0.0
+    along: Vector | None = None  # (..., d)
 
 
 class LocalConfig(NamedTuple):

@@ -66,11 +66,13 @@ class Method(Settings, ABC):
     def __post_init__(self) -> None:
         if self.local_optimizer is not None:
             name = self.local_optimizer.registered_name()
-            if self.optimizer not in (name, type(self).optimizer):
+            if self.optimizer == type(self).optimizer and "optimizer" not in self.replaces:
+                object.__setattr__(self, "optimizer", name)
+            if self.optimizer_name != name:
                 raise ValueError(
-                    f"local_optimizer: expected that of optimizer={self.optimizer!r}, got {name!r}"
+                    f"local_optimizer: expected one called {self.optimizer_name}, as "
+                    f"{type(self).__name__} is set, got {name!r}"
                 )
-            object.__setattr__(self, "optimizer", name)
         super().__post_init__()
         if self.weighting != "uniform" and not self.takes_weights:
             raise ValueError(
@@ -114,7 +116,7 @@ class Method(Settings, ABC):
                 f"lr-schedule: expected constant with {name}, whose formulas assume one rate a "
                 f"round, got {self.lr_schedule!r}"
             )
-        if self.optimizer_state == "average" and self.topology.is_decentralised:
+        if self.own_state() == "average" and self.topology.is_decentralised:
             raise ValueError(
                 f"optimizer-state: expected reset or keep with {name}, got 'average': under gossip "
                 "no server averages"
@@ -132,7 +134,16 @@ class Method(Settings, ABC):
 
     def own_optimizer(self) -> Optimizer:
         """What takes the local steps."""
-        return self.local_optimizer or OPTIMIZERS[self.optimizer]()
+        return self.local_optimizer or OPTIMIZERS[self.optimizer_name]()
+
+    @property
+    def optimizer_name(self) -> str:
+        """Its name; a method with an optimiser of its own says so in `replaces` too."""
+        return self.optimizer
+
+    def own_state(self) -> str:
+        """What becomes of its vectors between rounds, as `optimizer_state`."""
+        return self.optimizer_state
 
     def own_schedule(self) -> Schedule:
         """How the local rate falls within a round."""
@@ -236,7 +247,7 @@ class Method(Settings, ABC):
     def client_half(self) -> ClientHalf:
         """What clients run: the method's rule in the plug-ins that have a client half."""
         inside = (p for p in self.active_plugins if p.graph(self.seed) is None)
-        own = self.own_optimizer(), self.own_schedule(), self.optimizer_state
+        own = self.own_optimizer(), self.own_schedule(), self.own_state()
         keeps_local = bool(self.local_parameters) or self.buffers == "local"
         return ClientHalf(self.rule(), tuple(inside), *own, keeps_local)
 

@@ -74,7 +74,7 @@ class Robust(PlugIn):
                 "more than the mean of local models; take fedavg or one of its family, or bound "
                 "the uploads by max-client-norm"
             )
-        if method.optimizer_state == "average":
+        if method.own_state() == "average":
             raise ValueError(
                 f"optimizer-state: expected reset or keep with robust.rule={self.rule}, got "
                 "'average': a plain mean of the optimisers' vectors"

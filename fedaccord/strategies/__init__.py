@@ -45,7 +45,9 @@ if TYPE_CHECKING:  # tools/sync.py writes these lines
     from fedaccord.strategies.fedlesam_d import FedLESAMD as FedLESAMD
     from fedaccord.strategies.fedlesam_s import FedLESAMS as FedLESAMS
     from fedaccord.strategies.fedmoswa import FedMoSWA as FedMoSWA
+    from fedaccord.strategies.fedmuon import FedMuon as FedMuon
     from fedaccord.strategies.fednova import FedNova as FedNova
+    from fedaccord.strategies.fedpac import FedPAC as FedPAC
     from fedaccord.strategies.fedpd import FedPD as FedPD
     from fedaccord.strategies.fedprox import FedProx as FedProx
     from fedaccord.strategies.fedsam import FedSAM as FedSAM

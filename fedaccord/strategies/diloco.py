@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from fedaccord.core import Cohort, LocalRule, Model, Vector, option
-from fedaccord.core.optimizer import OPTIMIZERS, Optimizer
+from fedaccord.core.optimizer import OPTIMIZERS
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies.fedavg import FedAvgClient
 
@@ -43,8 +43,9 @@ class DiLoCo(FederatedStrategy):
     mu: float = option(0.9, "server momentum", low=0, high=1)
     server_lr: float = option(0.7, "server rate", low=0)
 
-    def own_optimizer(self) -> Optimizer:
-        return self.local_optimizer or OPTIMIZERS[self.inner]()
+    @property
+    def optimizer_name(self) -> str:
+        return self.inner
 
     def rule(self) -> LocalRule:
         return FedAvgClient()

@@ -23,6 +23,7 @@ optimiser than SGD a displacement is no mean of directions: clients send d_bar, 
 alpha g_i(w) + (1 - alpha) delta over their steps, and delta is its mean.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -81,6 +82,12 @@ class FedCMMeanClient(FedCMClient):
         return Up(w_K, result.mean_direction()), state
 
 
+def mean_step(local: Iterable[Vector], cohort: Cohort) -> Vector:
+    """The mean over the active clients of (w_{i,0} - w_{i,K}) / (K_i lr); local: w_{i,K}."""
+    clients = zip(cohort.starts, local, cohort.lengths, strict=True)  # lengths: K_i lr
+    return cohort.mean((w_i0 - w_K) / K_lr for w_i0, w_K, K_lr in clients)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedCM(FederatedStrategy):
     assumes_sgd = False
@@ -114,9 +121,5 @@ class FedCM(FederatedStrategy):
     def aggregate(
         self, w: Vector, ups: Any, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
-        if "d_bar" in ups._fields:
-            delta = cohort.mean(ups.d_bar)
-        else:
-            clients = zip(cohort.starts, ups.w, cohort.lengths, strict=True)  # lengths: K_i lr
-            delta = cohort.mean((w_i0 - w_K) / K_lr for w_i0, w_K, K_lr in clients)
+        delta = cohort.mean(ups.d_bar) if "d_bar" in ups._fields else mean_step(ups.w, cohort)
         return torch.lerp(w, cohort.mean(ups.w), self.server_lr), ServerState(delta)

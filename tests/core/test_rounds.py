@@ -178,10 +178,15 @@ DIRECTION = {
 }
 
 
+ALONG = {"mix": 0.3, "along": torch.linspace(-2, 5, D, dtype=torch.float64)}
+
+
+@pytest.mark.parametrize("along", [{}, ALONG], ids=["plain", "along"])
 @pytest.mark.parametrize("left_out", ["", *DIRECTION])
-def test_the_folded_step_is_the_formula(left_out: str) -> None:
+def test_the_folded_step_is_the_formula(left_out: str, along: dict[str, Any]) -> None:
     """w <- w - lr (scale clip(g) + shift + rho (w - anchor) + decay wd w), term by term."""
-    direction = Direction(**{k: v for k, v in DIRECTION.items() if k != left_out})
+    own = {k: v for k, v in DIRECTION.items() if k != left_out}
+    direction = Direction(**own, **along)
     config = LocalConfig(0, 1, 0.1, 0.3, 1.5, 0, 0, SHAPES)
     w0 = torch.linspace(0, 3, D, dtype=torch.float64)
     seat = GradientSeat(ClientHalf(LocalRule()), None, Stateless(), config)
@@ -198,6 +203,8 @@ def test_the_folded_step_is_the_formula(left_out: str) -> None:
             step = step + direction.rho * (w - direction.anchor)
         elif direction.rho:
             step = step + direction.rho * w
+        if direction.along is not None:
+            step = 0.7 * step + 0.3 * direction.along
         w = w - 0.1 * step
     torch.testing.assert_close(solution.w_K, w, rtol=1e-12, atol=1e-12)
     assert float(solution.loss) == pytest.approx(sum(losses) / 4, rel=1e-12)

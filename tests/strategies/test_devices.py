@@ -12,8 +12,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from fedaccord.core.cohort import Client, Reply
-from fedaccord.core.plugin import GradientSeat
-from fedaccord.core.rounds import RoundState, Solution, client_round, descend, server_round
+from fedaccord.core.plugin import GradientSeat, joined
+from fedaccord.core.rounds import (
+    RoundState,
+    Solution,
+    client_round,
+    descend,
+    first_moments,
+    server_round,
+)
 from fedaccord.core.rule import Direction, LocalConfig
 from fedaccord.core.vectors import Vector, leaves, norm
 from fedaccord.strategies import METHODS
@@ -49,8 +56,9 @@ def test_a_round_stays_on_the_gpu_and_does_not_wait(name: str) -> None:
     nodes, server = method.topology.begin(w, method.init(w), clients)
     replies = []
     for i in range(clients):
-        config = LocalConfig(0, 2, 0.1, 0.01, 1.0, i, 0, SHAPES)
+        config = LocalConfig(0, 2, 0.1, 0.01, 1.0, i, 0, SHAPES, steps=2)
         down = method.broadcast(*method.topology.view(nodes, server, i), Client(i, 0, -1))
+        down = joined(down, first_moments(method))
         state = half.init(down.w, w, config)
         for _ in range(2):
             up, state, result = client_round(half, down, state, config, solve)
@@ -58,7 +66,8 @@ def test_a_round_stays_on_the_gpu_and_does_not_wait(name: str) -> None:
         received = half.decode(up, w)
         replies.append(Reply(i, received.up, 2, 5, received.w_i0))
     if not method.topology.is_decentralised and name not in ON_THE_HOST:
-        s = RoundState(0, nodes, w, server, torch.tensor([-1] * clients))
+        accepted = torch.tensor([-1] * clients)
+        s = RoundState(0, nodes, w, server, accepted, moments=first_moments(method))
         done = server_round(method, half, s, replies)
         assert on_the_gpu(done.state.w, done.state.server)
         assert on_the_gpu(done.state.to(torch.device("cuda", 0)).w)

@@ -8,12 +8,13 @@ import torch
 
 from fedaccord import strategies as S
 from fedaccord.config import RunConfig
+from fedaccord.core.optimizer import AdamW, Muon
 from fedaccord.core.vectors import norm
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import SAM, RelaxedInit
 from fedaccord.strategies import scaffold as scaffold_file
 from tests import federation
-from tests.reference import diloco, ditto, fedexp, fedgloss, problem
+from tests.reference import diloco, ditto, fedexp, fedgloss, fedmuon, problem
 from tests.reference.problem import LeastSquares
 from tests.strategies.federate import History, client_vectors, close, federate
 from tests.strategies.test_identities import (
@@ -291,3 +292,69 @@ def test_dittos_centre_may_be_the_relaxed_start() -> None:
     start = (RelaxedInit(beta=0.1, center="start"),)
     history = run(S.Ditto, SOME, lam=0.7, plugins=start, **SETTING)
     close(personal(history), expected.clients["v_i"])
+
+
+# --- FedMuon, FedPAC ------------------------------------------------------------------------------
+
+MATRIX = ((2, 2), (1, 1))  # shapes of a model: a hidden matrix, and the output layer
+
+
+def run_on_a_matrix(kind: type[FederatedStrategy], schedule: list[list[int]], **more: Any) -> Any:
+    method = kind(**(LOCAL | SETTING | more))
+    return federate(method, LEAST_SQUARES, W0, schedule, shapes=MATRIX)
+
+
+@schedules
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+def test_fedpac_without_correction_is_fedavg_with_averaged_moments(
+    inner: str, schedule: list[list[int]]
+) -> None:
+    aligned = {"optimizer": inner, "optimizer_state": "average"}
+    fedavg = run_on_a_matrix(S.FedAvg, schedule, **aligned)
+    bare = run_on_a_matrix(S.FedPAC, schedule, inner=inner, beta=0.0)
+    close(bare.weights, fedavg.weights)
+    assert differ(run_on_a_matrix(S.FedPAC, schedule, inner=inner), fedavg)
+    assert differ(run_on_a_matrix(S.FedAvg, schedule, optimizer=inner), fedavg)
+
+
+@schedules
+def test_fedpac_with_sgd_is_fedcm(schedule: list[list[int]]) -> None:
+    found = run(S.FedPAC, schedule, inner="sgd", beta=0.7, **SETTING)
+    close(found.weights, run(S.FedCM, schedule, alpha=0.3, decay="inside", **SETTING).weights)
+
+
+def test_fedpac_that_follows_the_mean_direction_alone_stays() -> None:
+    """beta = 1: G begins at zero, and every displacement is K lr G."""
+    assert torch.equal(run(S.FedPAC, SOME, beta=1.0).weights[-1], torch.from_numpy(W0))
+
+
+def test_fedmuon_is_fedpac_with_muon() -> None:
+    found = run_on_a_matrix(S.FedMuon, SOME)
+    assert torch.equal(found.weights, run_on_a_matrix(S.FedPAC, SOME, inner="muon").weights)
+    assert differ(found, run_on_a_matrix(S.FedPAC, SOME))
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this PyTorch has no Muon")
+@schedules
+def test_fedmuon_of_a_matrix_equals_the_dense_reference(schedule: list[list[int]]) -> None:
+    def make() -> Any:
+        return fedmuon.Muon(LEAST_SQUARES.dim, (2, 2))
+
+    common = {"lr": 0.05, "local_steps": LOCAL["local_steps"], **SETTING}
+    expected = fedmuon.run(LEAST_SQUARES, W0, schedule, beta=0.4, make=make, **common)
+    close(run_on_a_matrix(S.FedMuon, schedule, beta=0.4).weights, expected.weights)
+
+
+@pytest.mark.parametrize("algo", ["diloco", "fedpac"])
+def test_the_options_of_an_optimizer_of_its_own_are_read(algo: str) -> None:
+    keys = {"algo": algo, f"{algo}.inner": "muon", "muon.mu": 0.8, "optimizer": "momentum"}
+    made = RunConfig.make(keys | {"momentum.mu": 0.5})
+    assert made.strategy.own_optimizer() == Muon(mu=0.8)
+    lines = {line.partition("=")[0] for line in made.unread()}
+    assert lines == {"optimizer", "momentum.mu"}
+    assert RunConfig.make({"algo": algo, "optimizer-state": "average"}).strategy.own_state() == (
+        "average"
+    )
+    with pytest.raises(ValueError, match=r"^local_optimizer: expected one called adamw, as \w+ is"):
+        S.METHODS[algo](local_optimizer=Muon())
+    assert S.METHODS[algo](local_optimizer=AdamW(beta1=0.8)).own_optimizer() == AdamW(beta1=0.8)
