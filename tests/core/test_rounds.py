@@ -57,7 +57,7 @@ def rounds(method: FederatedStrategy) -> Iterator[tuple[Any, Any]]:
     for t in range(ROUNDS):
         replies = []
         for i in range(CLIENTS) if everyone or t != 1 else range(1, CLIENTS):
-            config = LocalConfig(t, ROUNDS, 0.1, 0.01, 1.0, i, 0, SHAPES)
+            config = LocalConfig(t, ROUNDS, 0.1, 0.01, 1.0, i, 0, SHAPES, steps=2)
             down = broadcast(method, s, i)
             if i not in states:
                 states[i] = half.init(down.w, s.w_init if s.w_init is not None else s.w, config)
