@@ -1,6 +1,7 @@
 """The connected nodes: which node is which client. A wrong node is left out of the run."""
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +22,7 @@ ASK_AGAIN = 30.0  # seconds after which a handshake without a reply is repeated
 GRACE = 5.0  # seconds to wait for more nodes if all that connected are refused
 MOST_LINES = 10  # refused nodes that an error names
 PAUSE = 0.1  # seconds between two updates before round 1
+KEY_ERROR = re.compile(r"(KeyError: )?'[^']*'")  # as it is reported
 
 
 class Question(NamedTuple):
@@ -134,7 +136,7 @@ class Roster:
     def _read(self, node: int, reply: Message) -> None:
         if reply.has_error():
             if reply.metadata.src_node_id == node:  # the SuperLink reports a node that died
-                self._refuse(node, last_line(reply.error.reason))
+                self._refuse(node, _why(last_line(reply.error.reason)))
             return
         try:
             client, num_clients, layout = read_handshake(reply)
@@ -259,3 +261,14 @@ class Roster:
             + (f"; left out: {refused}" if refused else "")
             + ". Start their SuperNodes or give them more time with wait-timeout"
         )
+
+
+def _why(line: str) -> str:
+    """What to do about an error at the handshake, which an app for Flower's strategies raises."""
+    if not KEY_ERROR.fullmatch(line):
+        return line
+    return (
+        f"its ClientApp looked for {line.removeprefix('KeyError: ')} in the first message, which "
+        "asks which client it is and holds no model: return fedaccord.train_locally(message, "
+        "context, model=..., batches=...) from @app.train(), which answers it, and trains later"
+    )

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
 
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.roster import ASK_AGAIN, GRACE, Roster
@@ -225,6 +226,45 @@ def test_the_last_error_names_who_is_missing_and_who_was_left_out(
     assert one_line(text)
     assert 80 <= clock.now < 81
     assert net.hellos.count(14) == 3  # every ASK_AGAIN seconds
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "KeyError: 'arrays'",  # in process
+        "<class 'KeyError'>:<''arrays''>",  # on a device
+        "Traceback\n\nException ClientAppException occurred. Message: 'arrays'",  # in a simulation
+    ],
+)
+def test_a_clientapp_for_flowers_own_strategies_is_one_line(
+    reason: str, roster: Roster, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        message.content["arrays"]  # as Flower's quickstart reads its model
+        raise AssertionError
+
+    with Net(app) as net:
+        for i in range(2):
+            net.join(10 + i, i, 2)
+        pull = net.pull_messages
+
+        def reported(ids: Any) -> Any:
+            replies = [*pull(ids)]
+            for reply in replies:
+                assert reply.error.reason == "KeyError: 'arrays'"
+                reply.__dict__["_error"] = Error(code=2, reason=reason)
+            return replies
+
+        monkeypatch.setattr(net, "pull_messages", reported)
+        with pytest.raises(FederationError, match=r"^no client could start: its ClientApp") as e:
+            roster.wait_for_all(net, 600)
+    assert "looked for 'arrays' in the first message" in str(e.value)
+    assert "return fedaccord.train_locally(message, context" in str(e.value)
+    assert one_line(str(e.value))
+    assert clock.now < 2 * GRACE
 
 
 def test_where_nobody_comes_the_error_says_so(roster: Roster, net: Net, clock: Clock) -> None:
