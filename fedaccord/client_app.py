@@ -19,6 +19,7 @@ from fedaccord.client.train import (
 )
 from fedaccord.config import RunConfig, keys_of
 from fedaccord.core import named
+from fedaccord.core.options import unread
 from fedaccord.core.request import ModelLayout, ModelSettings
 from fedaccord.process import threads
 from fedaccord.process.allocator import keep_freed_memory
@@ -135,6 +136,11 @@ def _prepared(
     num_clients: of the node; None: the configuration's.
     """
     config = RunConfig.make(dict(values))
+    if whole and "data_dir" in unread(config.task):
+        raise ValueError(
+            f"dataset={config.task.dataset}: expected a data set that is read from this node's "
+            "own files; name it in the run or in this node's config, as dataset=image-folder"
+        )
     threads.check(config.threads)
     clients = config.num_clients if num_clients is None else int(num_clients)
     task = load_task(config.task, num_clients=clients, whole=whole)

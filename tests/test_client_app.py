@@ -114,6 +114,21 @@ def test_a_node_with_its_own_data_holds_all_of_it(tmp_path: Path) -> None:
         assert np.array_equal(y.numpy(), held["y_train"])
 
 
+@pytest.mark.parametrize("dataset", ["npz", "digits"])
+def test_a_data_path_alone_says_where_a_nodes_data_is(tmp_path: Path, dataset: str) -> None:
+    """The run says how to read it, and the server which client it is."""
+    run = {"dataset": dataset, "model": "linear", "num-clients": 2}
+    node: dict[str, Any] = {"data-path": str(own_data(tmp_path, 14))}
+    own = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=run)
+    if dataset == "digits":  # which would be trained on in the place of the node's own
+        with pytest.raises(ValueError, match=r"^data-path=.*: dataset=digits: expected a data set"):
+            app(handshake(), own)
+        return
+    assert configured_task(own).num_examples(0) == 14
+    client, num_clients, _ = module.read_handshake(app(handshake(), own))
+    assert (client, num_clients) == (None, None)
+
+
 def test_a_nodes_settings_go_before_the_runs_and_are_checked(tmp_path: Path) -> None:
     own = context(**{"partition-id": 0, "num-partitions": 2, "device": "warp"})
     with pytest.raises(ValueError, match=r"^device: expected"):

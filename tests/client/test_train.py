@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedaccord import train_locally
+from fedaccord.core.optimizer import Schedule
 from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.request import StateLost, TrainInstruction
 from fedaccord.core.rule import LocalResult, LocalRule, Model
@@ -244,7 +245,7 @@ def test_batches_that_are_used_up_after_a_pass_are_refused(counts: dict[str, int
 
 
 def test_rates_that_fall_within_the_round_need_the_number_of_steps() -> None:
-    half = ClientHalf(FedAvgClient(), lr_schedule="linear")
+    half = ClientHalf(FedAvgClient(), schedule=Schedule("linear"))
     line = "lr-schedule=linear: expected batches with a length (a list, a DataLoader), or local-"
     refused(line, message(half=half), iter(batches(4, 4)))
     (up, _), (same, _) = (
