@@ -59,6 +59,7 @@ PRIVATE = (  # what fedaccord.compat names in its place
     "SuperLink is unavailable",
     "unknown error",
     "No heartbeat",
+    "function registered",
     "HTTP_API_PORT",
     "/v1/",
     "flwr-public-key",

@@ -113,6 +113,11 @@ def raised_message(line: str) -> str:
     return _RAISED.sub("", line).removesuffix("'>")
 
 
+def has_no_function(reason: str) -> bool:
+    """Whether a ClientApp has no function for a kind of message: no error code says so."""
+    return "function registered with name" in reason
+
+
 # --- `flwr` commands ------------------------------------------------------------------------------
 
 

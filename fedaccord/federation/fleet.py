@@ -147,6 +147,18 @@ class MessageFleet:
         replies = self._send(messages, timeout)
         return [_read(replies[i], _metrics) if i in replies else LATE for i in messages]
 
+    def ask(
+        self,
+        clients: Sequence[int],
+        content: RecordDict,
+        timeout: float,
+        read: Callable[[Message], T],
+    ) -> dict[int, T | str]:
+        """What ``read`` makes of each client's evaluation of ``content``, or why it cannot."""
+        messages = {i: self._message(i, content, MessageType.EVALUATE) for i in clients}
+        replies = self._send(messages, timeout)
+        return {i: _read(replies[i], read) if i in replies else LATE for i in clients}
+
     def _with_config(self, content: RecordDict, server_round: int) -> RecordDict:
         return with_config(content, self._config, self._config_key, server_round)
 

@@ -24,6 +24,8 @@ from fedaccord.federation.settings import Settings
 
 log = logging.getLogger("flwr")
 
+LEAST = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")  # as Flower's strategies
+
 
 @dataclass(frozen=True, kw_only=True)
 class Method(Settings, ABC):
@@ -56,6 +58,9 @@ class Method(Settings, ABC):
     min_train_nodes: int = argument(
         1, "fewest clients of a round, if fraction_train gives fewer", shown=False
     )
+    min_evaluate_nodes: int = argument(
+        1, "fewest clients that evaluate, if fraction_evaluate gives fewer", shown=False
+    )
     min_available_nodes: int = argument(
         1, "fewest clients of the federation; round 1 waits for all of them anyway", shown=False
     )
@@ -85,7 +90,7 @@ class Method(Settings, ABC):
                 f"{self.fraction_train:g} with sampling={self.sampling}; set fraction-train=1, or "
                 "take a method that allows partial participation, as scaffold and feddyn do"
             )
-        for name in ("min_train_nodes", "min_available_nodes"):
+        for name in LEAST:
             value = getattr(self, name)
             if type(value) is not int or value < 0:
                 raise ValueError(f"{name}: expected an integer of at least 0, got {value!r}")
@@ -203,7 +208,7 @@ class Method(Settings, ABC):
                     f"participation: {type(self).__name__} expects all {num_clients} clients in "
                     f"every round, got round {t + 1} without {listed(missing)}"
                 )
-        for name in ("min_train_nodes", "min_available_nodes"):
+        for name in LEAST:
             if getattr(self, name) > num_clients:
                 raise ValueError(
                     f"{name}: expected at most {num_clients}, the clients of this federation "

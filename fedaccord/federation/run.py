@@ -145,6 +145,10 @@ class Run:
         round.metrics["seconds"] = time.perf_counter() - began
         return round._replace(state=self._state)
 
+    def is_evaluated(self, number: int) -> bool:
+        """Whether the model is evaluated after so many rounds."""
+        return number % self.method.eval_every == 0 or number == self.num_rounds
+
     def _check_failures(self, last: Round) -> None:
         failed = last.state.failed
         if failed >= self.method.max_failed_rounds:
@@ -159,7 +163,7 @@ class Run:
     ) -> None:
         """Evaluate if it is due, log the round and call back."""
         number, values = round.number, {}
-        if number % self.method.eval_every == 0 or number == self.num_rounds:
+        if self.is_evaluated(number):
             functions = self._evaluate_fn, self._evaluate_output_fn
             values = evaluate(self.session, round.state, *functions)
             if self._evaluate_fn:

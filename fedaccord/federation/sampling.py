@@ -22,6 +22,7 @@ def draw(
     sampling: str,
     num_clients: int,
     least: int = 1,
+    purpose: str = "cohort",
 ) -> list[int]:
     """The active clients of round t, sorted, by a generator of (seed, t) over the sorted clients.
 
@@ -30,7 +31,7 @@ def draw(
     probability ``fraction``, drawn again if empty.
     """
     available = clients if isinstance(clients, range) else sorted(clients)
-    generator = random.Random(f"cohort {seed} {t}")
+    generator = random.Random(f"{purpose} {seed} {t}")
     if sampling == "bernoulli":
         uniforms, drawn = _numpys(generator), list[int]()
         while available and not drawn:

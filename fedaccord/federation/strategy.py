@@ -1,7 +1,7 @@
 """A method as a Flower Strategy: `start` makes a Run."""
 
 from abc import ABC
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedaccord.core.options import argument
 from fedaccord.federation.arguments import check_arguments
+from fedaccord.federation.client_evaluation import AggregateMetrics, ClientEvaluation
 from fedaccord.federation.evaluation import EvaluateFn
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.method import Method
@@ -19,8 +20,6 @@ from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.wire.messages import EXAMPLES
 from fedaccord.wire.records import CONFIG, METRICS
-
-AggregateMetrics = Callable[[list[RecordDict], str], MetricRecord]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +43,19 @@ class FederatedStrategy(Method, Strategy, ABC):
         "and 'num-examples'",
         shown=False,
     )
+    fraction_evaluate: float = argument(
+        1.0, "share of the clients whose @app.evaluate() is called, if there is one", shown=False
+    )
+    evaluate_metrics_aggr_fn: AggregateMetrics | None = argument(
+        None,
+        "in the place of means: called with the replies that evaluate, and 'num-examples'",
+        shown=False,
+    )
+    arrayrecord_key: str = argument(
+        "arrays", "name of the record with the model in messages that evaluate", shown=False
+    )
     configrecord_key: str = argument(
-        CONFIG, "name of the record with train_config in messages", shown=False
+        CONFIG, "name of the record with train_config or evaluate_config in messages", shown=False
     )
 
     def __new__(cls, *positional: Any, **named: Any) -> Self:
@@ -64,6 +74,9 @@ class FederatedStrategy(Method, Strategy, ABC):
                 f"counts clients equally, got {EXAMPLES!r}: leave it out (means of metrics are "
                 "weighted by it anyway)"
             )
+        fraction = self.fraction_evaluate
+        if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
+            raise ValueError(f"fraction_evaluate: expected a share from 0 to 1, got {fraction!r}")
         if self.weighted_by_key:
             object.__setattr__(self, "weighting", "examples")
         super().__post_init__()
@@ -83,20 +96,30 @@ class FederatedStrategy(Method, Strategy, ABC):
         ``initial_arrays`` may be of a whole state_dict, whose buffers follow ``buffers``.
         ``timeout`` (seconds, per round) takes the place of ``round_timeout``. ``evaluate_fn`` is
         called on the output model before round 1 and every ``eval_every`` rounds, and once more,
-        its metrics ending in ``-broadcast``, if the broadcast model is another one.
+        its metrics ending in ``-broadcast``, if the broadcast model is another one. In the same
+        rounds ``fraction_evaluate`` of the clients evaluate the output model by the @app.evaluate()
+        of the ClientApp, as for Flower's strategies, with ``evaluate_config``; with methods that
+        have personal models they evaluate these, by `fedaccord.evaluate_locally`.
         Raises ValueError on bad settings before any message is sent, FederationError when the
         clients do not come or too many rounds fail in a row.
         """
-        own: dict[int, MetricRecord] = {}
+        fleet = MessageFleet(grid, train_config, config_key=self.configrecord_key)
+        evaluate_on_clients = self._client_evaluation(fleet, timeout, evaluate_config)
+        trained: dict[int, MetricRecord] = {}
+        evaluated: dict[int, MetricRecord] = {}
 
         def aggregate(round: Round) -> None:
+            number = round.number
             replies = [RecordDict({METRICS: MetricRecord(row)}) for row in reported(round.clients)]
             if self.train_metrics_aggr_fn and replies:
-                own[round.number] = self.train_metrics_aggr_fn(replies, EXAMPLES)
+                trained[number] = self.train_metrics_aggr_fn(replies, EXAMPLES)
+            due = number and run.is_evaluated(number) and not run.session.has_personal
+            if due and (metrics := evaluate_on_clients(number, run.output())):
+                evaluated[number] = metrics
 
         run = Run(
             self,
-            MessageFleet(grid, train_config, config_key=self.configrecord_key),
+            fleet,
             initial_arrays,
             num_rounds,
             timeout=timeout,
@@ -104,9 +127,26 @@ class FederatedStrategy(Method, Strategy, ABC):
             on_round=aggregate,
         )
         result = run.play()
-        for number in own.keys() & result.train_metrics_clientapp.keys():
-            result.train_metrics_clientapp[number].update(own[number])
+        for number in trained.keys() & result.train_metrics_clientapp.keys():
+            result.train_metrics_clientapp[number].update(trained[number])
+        result.evaluate_metrics_clientapp.update(evaluated)
         return result
+
+    def _client_evaluation(
+        self, fleet: MessageFleet, timeout: float | None, config: ConfigRecord | None
+    ) -> ClientEvaluation:
+        return ClientEvaluation(
+            fleet=fleet,
+            fraction=self.fraction_evaluate,
+            least=self.min_evaluate_nodes,
+            seed=self.seed,
+            timeout=self.round_timeout if timeout is None else timeout,
+            arrays_key=self.arrayrecord_key,
+            config_key=self.configrecord_key,
+            weight=EXAMPLES,
+            config=config or {},
+            aggregate=self.evaluate_metrics_aggr_fn,
+        )
 
     # Flower's hooks keep what they need between two calls in the strategy; a method keeps nothing.
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Message, MessageType
+from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import ClientAppException
 from flwr.common.constant import SType
 from flwr.common.serde import array_to_proto
@@ -24,6 +25,7 @@ from fedaccord.cli.deployments import certificates
 from fedaccord.compat import flower_1_41 as flower
 from fedaccord.federation.errors import last_line
 from fedaccord.wire.handshake import handshake
+from tests.grid import FIRST_NODE, InProcessGrid
 from tests.server.net import Net
 
 # --- arrays ---------------------------------------------------------------------------------------
@@ -126,6 +128,14 @@ def test_the_words_around_a_clients_own(said: str) -> None:
     assert last_line(simulated_reason(ValueError(said))) == line
     assert last_line(str(ClientAppException(said))) == line
     assert flower.raised_message(said) == said
+
+
+def test_an_app_without_a_function_for_a_message_says_so() -> None:
+    with InProcessGrid(ClientApp(), 1) as grid:
+        message = Message(RecordDict(), FIRST_NODE, MessageType.EVALUATE)
+        (reply,) = grid.send_and_receive([message])
+    assert flower.has_no_function(reply.error.reason)
+    assert not flower.has_no_function("no data")
 
 
 # --- `flwr` commands ------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as flowers
 
 from fedaccord.engine import quiet
+from fedaccord.federation.method import LEAST
 from fedaccord.strategies import METHODS, FedAvg, FedProx, Scaffold
 from tests.grid import InProcessGrid
 from tests.server.runs import INITIAL, C, client_app, strategy
@@ -66,7 +67,7 @@ def test_a_round_has_at_least_min_train_nodes(fraction: float, least: int, size:
     assert {len(method.draw(t, range(6), 6)) for t in range(5)} == {size}
 
 
-@pytest.mark.parametrize("name", ["min_train_nodes", "min_available_nodes"])
+@pytest.mark.parametrize("name", LEAST)
 def test_more_nodes_than_there_are_is_one_line_before_training(name: str) -> None:
     with InProcessGrid(client_app(), C) as grid, quiet():
         strategy(**{name: C}).start(grid, INITIAL, 1)
@@ -118,13 +119,4 @@ def test_what_applies_is_one_line_at_the_start(lines: list[str]) -> None:
 def test_every_strategy_accepts_what_flowers_fedavg_accepts() -> None:
     names = {*inspect.signature(flowers.FedAvg).parameters}
     for kind in METHODS.values():
-        missing = names - {*inspect.signature(kind).parameters}
-        assert missing <= LATER, (kind, missing)
-
-
-LATER = {
-    "arrayrecord_key",
-    "evaluate_metrics_aggr_fn",
-    "fraction_evaluate",
-    "min_evaluate_nodes",
-}
+        assert names <= {*inspect.signature(kind).parameters}, kind

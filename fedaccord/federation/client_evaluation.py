@@ -1,0 +1,128 @@
+"""The output model on the clients' own data, by the @app.evaluate() of the user's ClientApp.
+
+Messages, replies and results are those of Flower's strategies: the app need not know of FedAccord.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from fedaccord.compat.flower_1_41 import has_no_function
+from fedaccord.federation import sampling
+from fedaccord.federation.errors import clean
+from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.replies import unusual
+
+log = logging.getLogger("flwr")
+
+AggregateMetrics = Callable[[list[RecordDict], str], MetricRecord]
+
+
+@dataclass(kw_only=True)
+class ClientEvaluation:
+    """Asks a share of the connected clients, drawn by (seed, round), at least ``least``.
+
+    arrays_key, config_key: the names of the records in a message. weight: the metric by which a
+    client counts in the means. aggregate: instead of means; None: means.
+    """
+
+    fleet: MessageFleet
+    fraction: float
+    least: int
+    seed: int
+    timeout: float
+    arrays_key: str
+    config_key: str
+    weight: str
+    config: Mapping[str, Any]
+    aggregate: AggregateMetrics | None
+    _is_answered: bool = field(default=False, init=False)  # by the first client that was asked
+
+    def __call__(self, number: int, arrays: ArrayRecord) -> MetricRecord | None:
+        """Metrics of the model after so many rounds; None: no client has any."""
+        if not self.fraction:
+            return None
+        clients = sampling.draw(
+            self.fleet.available(),
+            t=number,
+            seed=self.seed,
+            fraction=self.fraction,
+            sampling="fixed",
+            num_clients=self.fleet.num_clients,
+            least=self.least,
+            purpose="evaluation",
+        )
+        config = ConfigRecord({**self.config, "server-round": number})
+        content = RecordDict({self.arrays_key: arrays, self.config_key: config})
+        replies: dict[int, RecordDict | str] = {}
+        if not self._is_answered and clients:  # an app without the function fails once, not C times
+            replies = self.fleet.ask(clients[:1], content, self.timeout, self._read)
+            if has_no_function(str(replies[clients[0]])):
+                log.info("clients evaluate nothing: their ClientApp has no @app.evaluate()")
+                self.fraction = 0.0
+                return None
+            self._is_answered = True
+        rest = [i for i in clients if i not in replies]
+        replies |= self.fleet.ask(rest, content, self.timeout, self._read)
+        return self._means(number, replies)
+
+    def _means(self, number: int, replies: Mapping[int, RecordDict | str]) -> MetricRecord | None:
+        problems = {i: reply for i, reply in replies.items() if isinstance(reply, str)}
+        good = {i: reply for i, reply in replies.items() if isinstance(reply, RecordDict)}
+        names = {i: tuple(sorted(_metrics(reply))) for i, reply in good.items()}
+        problems |= unusual("the metrics", names)
+        if problems:
+            log.warning(
+                f"round {number}: {len(problems)} of {len(replies)} clients did not evaluate: "
+                f"{clean(problems[min(problems)])}"
+            )
+        contents = [good[i] for i in sorted(good) if i not in problems]
+        if not contents:
+            return None
+        found = (self.aggregate or weighted_means)(contents, self.weight)
+        words = ", ".join(f"{k} {v:.4g}" for k, v in found.items() if isinstance(v, (int, float)))
+        log.info("[round %d] %d clients evaluate: %s", number, len(contents), words)
+        return found
+
+    def _read(self, reply: Message) -> RecordDict:
+        """Raises ValueError, in one line, on a reply that cannot be averaged."""
+        records = reply.content.metric_records
+        if len(records) != 1:
+            raise ValueError(f"expected one MetricRecord, got {len(records)}")
+        metrics = _metrics(reply.content)
+        weight = metrics.get(self.weight)
+        if not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+            raise ValueError(f"expected {self.weight} above 0 in the metrics, got {weight!r:.40}")
+        numbers = (x for v in metrics.values() for x in (v if isinstance(v, list) else [v]))
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("expected finite numbers in the metrics, got NaN or Inf")
+        return reply.content
+
+
+def weighted_means(contents: list[RecordDict], weight: str) -> MetricRecord:
+    """Means of the numbers that clients report, as Flower's strategies compute them; lists of
+    numbers by place."""
+    rows = [_metrics(content) for content in contents]
+    total = sum(row[weight] for row in rows)
+    means = MetricRecord()
+    for name, first in rows[0].items():
+        if name == weight:
+            continue
+        if isinstance(first, list):
+            columns = zip(*(row[name] for row in rows), strict=True)
+            weights = [row[weight] for row in rows]
+            means[name] = [
+                sum(x * w for x, w in zip(column, weights, strict=True)) / total
+                for column in columns
+            ]
+        else:
+            means[name] = sum(row[name] * row[weight] for row in rows) / total
+    return means
+
+
+def _metrics(content: RecordDict) -> Mapping[str, Any]:
+    return next(iter(content.metric_records.values()))
