@@ -150,7 +150,7 @@ def after_losses(name: str, share: float, fleet_of: type[LocalFleet]) -> tuple[f
     lost = lost_replies(share)
     fleet = fleet_of(task, vectorize=True)
     faulty = FaultyFleet(fleet, lambda t, i: "lost-reply" if (t, i) in lost else None)
-    run = Run(method, faulty, server_app.initial_arrays(task, "float64"), ROUNDS)
+    run = Run(method, faulty, server_app.initial_arrays(task, method.model_settings), ROUNDS)
     run.play()
     s = run.state
     return float((s.w - optimum).norm()), gap(name, s, fleet)

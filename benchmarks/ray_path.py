@@ -160,7 +160,7 @@ def requests(repetitions: int, clock: Callable[[], float]) -> Seconds:
         fleets = {"this process": LocalFleet(task), "one worker": one}
         rounds = {}
         for name, fleet in fleets.items():
-            run = Run(make(), fleet, server_app.initial_arrays(task, "float32"), 10**6)
+            run = Run(make(), fleet, server_app.initial_arrays(task, make().model_settings), 10**6)
             run.begin()
             rounds[name] = run.train_round
 

@@ -73,7 +73,7 @@ def engine_round(task: Task, config: RunConfig, fleet: Fleet | None = None) -> O
     cohorts: list[list[int]] = []
     method, rounds = config.strategy, config.num_server_rounds
     fleet = fleet or LocalFleet(task, vectorize=config.vectorize == "on", home=task.device)
-    initial = server_app.initial_arrays(task, method.precision, server_app.home_of(fleet))
+    initial = server_app.initial_arrays(task, method.model_settings, fleet.home)
     run = Run(method, fleet, initial, rounds, cohorts=[[0]] * rounds)
     run.cohorts = cohorts  # as they come
     run.begin()

@@ -36,7 +36,7 @@ __all__ = ["app", "configured_task", "evaluate_locally", "make_app", "train_loca
 def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
     """The ClientApp that trains on the task which ``task_of`` returns for a client.
 
-    Flower's simulation sends the app with every message: of functions of a module only the names.
+    Flower's simulation pickles the app with every message: functions of a module are sent by name.
     """
     app = ClientApp()
     app.train()(partial(_train, task_of))
@@ -75,7 +75,7 @@ def _test(task_of: Callable[[Context], Task], message: Message, context: Context
 def memory_of(context: Context, federation: str) -> Store:
     """The store of the client's memory: below ``state-dir``, else in the Context.
 
-    A device names its own in its node config; the run configuration that of simulated clients.
+    A device names it in its node config; for simulated clients the run configuration does.
     """
     folder = _state_dir(context)
     if not folder:
@@ -103,13 +103,13 @@ def _check_node(context: Context) -> None:
 def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
     """The task of the run configuration, or the node's own data.
 
-    own_package: the app's; functions of it may be named by a run, as its model, where the node's
+    own_package: the app's; a run may name its functions, for example as its model, if the node's
     config has no ``allowed-imports``.
 
     A node's config may have its own values of the options that allow it: ``dataset``,
     ``data-dir``, ``image-size``, ``device`` and ``threads``. A node with its own ``data-dir`` (or
-    ``data-path``) holds all training samples that are there. What a run may ask of a node beside
-    that: see `client/device.py`.
+    ``data-path``) holds all training samples that are there. What else a run may request of a
+    node: see `client/device.py`.
     """
     keep_freed_memory()  # this process is ours
     own = {key: value for key, value in context.node_config.items() if key in OWN_KEYS}
@@ -131,7 +131,7 @@ def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
 def _prepared(
     values: tuple[tuple[str, Any], ...], num_clients: Any, whole: bool
 ) -> tuple[Task, int, int]:
-    """The task, and the threads that are asked for and those that suit it: not with every message.
+    """The task, the threads that are requested and those that suit it; cached between messages.
 
     num_clients: of the node; None: the configuration's.
     """

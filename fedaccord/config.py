@@ -1,8 +1,8 @@
 """Run configurations: every key with its type, default, range and meaning; nothing else knows keys.
 
 A key is the name of an option in kebab case. The options of all strategies and of the task have
-plain keys (``fraction-train``, ``batch-size``), those of one method or plug-in stand under its
-name (``scaffold.server-lr``, ``relaxed-init.beta``).
+plain keys (``fraction-train``, ``batch-size``), those of one method or plug-in are below its name
+(``scaffold.server-lr``, ``relaxed-init.beta``).
 """
 
 from collections.abc import Container, Mapping
@@ -29,8 +29,8 @@ from fedaccord.process.trackers import TRACKERS
 from fedaccord.strategies import METHODS
 from fedaccord.task.config import TaskConfig
 
-AUTO = "auto"  # of a plug-in: what the method itself asks for, which is off for most
-RETIRED = {  # values of earlier versions, and what to set instead
+AUTO = "auto"  # of a plug-in: as the method sets it, off for most
+RETIRED = {  # values of earlier versions, and their replacement
     ("precision", "auto"): "no longer chosen by a trial; set float32, or bfloat16 where the "
     "processor gains by it: docs/results/precision.md",
     ("algo", "centralised"): "now fedavg with one client; set algo=fedavg num-clients=1 and the "
@@ -163,9 +163,9 @@ class RunConfig:
         return replace(self, **field, flat=self.flat | {key: value})
 
     def unread(self, given: Container[str] = ()) -> list[str]:
-        """A line for each key that nothing reads in this configuration, though it was set.
+        """A line for each key that was set and has no effect in this configuration.
 
-        Set are the keys that differ from their defaults, and those that were ``given``.
+        Keys that differ from their defaults or are in ``given`` count as set.
         """
         usual, reasons = defaults(), self.unread_keys()
         return [
@@ -175,8 +175,8 @@ class RunConfig:
         ]
 
     def unread_keys(self) -> dict[str, str]:
-        """The keys that nothing reads in this configuration, and why."""
-        needs: dict[str, str] = {}  # a key -> the setting without which nothing reads it
+        """The keys without effect in this configuration, and why."""
+        needs: dict[str, str] = {}  # a key -> the setting without which it has no effect
         reasons = {_key(name): why for name, why in self.strategy.replaces.items()}
         if not self.workers:
             needs |= dict.fromkeys(("ray-address", "gpus-per-worker"), "workers")
@@ -210,7 +210,7 @@ class RunConfig:
 
 
 def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:
-    """Raises ValueError, in one line, where method, plug-ins and settings do not fit together."""
+    """Raises ValueError, in one line, if method, plug-ins and settings do not fit together."""
     name = flat["algo"]
     kind = METHODS[name]
     own = {type(plugin): plugin for plugin in default_plugins(kind)}
@@ -228,7 +228,7 @@ def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:
 
 
 def _optimizer(name: str, flat: Mapping[str, Any]) -> Optimizer | None:
-    """The optimiser where it has options; None: its name says all."""
+    """The optimiser if it has options; None: its name is sufficient."""
     kind = OPTIMIZERS[name]
     values = {f.name: flat[f"{name}.{_key(f.name)}"] for f in options(kind)}
     return kind(**values) if values else None
@@ -293,7 +293,7 @@ def paths() -> list[str]:
 
 
 def check_resumed(config: RunConfig, begun: Mapping[str, Any]) -> None:
-    """Raise ValueError, which names the key, where a run cannot go on with other settings.
+    """Raise ValueError, which names the key, if a run cannot resume with other settings.
 
     begun: those that it began with, as of `in_use`.
     """
@@ -308,7 +308,7 @@ def check_resumed(config: RunConfig, begun: Mapping[str, Any]) -> None:
 
 
 def resolved(config: RunConfig) -> dict[str, Any]:
-    """The keys of the plug-ins in use with what "auto" became."""
+    """The keys of the plug-ins in use with the values of "auto"."""
     kinds = {kind: name for name, kind in PLUGINS.items()}
     return {
         f"{kinds[type(plugin)]}.{_key(field.name)}": getattr(plugin, field.name)
@@ -319,7 +319,7 @@ def resolved(config: RunConfig) -> dict[str, Any]:
 
 
 def default_plugins(kind: type[FederatedStrategy]) -> tuple[PlugIn, ...]:
-    """The plug-ins that a method switches on itself."""
+    """The plug-ins that a method itself activates."""
     return kind(fraction_train=1.0).own_plugins()
 
 

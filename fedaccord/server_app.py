@@ -61,8 +61,8 @@ def main(grid: Grid, context: Context) -> None:
 
             run(fleet, config, task, in_process=False)
     except (ValueError, FileNotFoundError, FederationError) as error:
-        # one line for the user; a SystemExit would end a simulation as "completed"
-        sys.tracebacklimit = 0  # Flower logs what ends a run, with the frames of its own
+        # one line for the user; Flower reports a SystemExit of a simulation as "completed"
+        sys.tracebacklimit = 0  # Flower logs the exception, with its own frames
         raise error.with_traceback(None) from None
 
 
@@ -81,7 +81,7 @@ def run(
     fleet_for: the clients, once the run directory is there. With ``config.resume`` the run resumes
     from its last checkpoint, or from that of ``at`` rounds. ``facts`` go into summary.json. A run
     that is interrupted, also by SIGTERM or SIGHUP, or that fails leaves a directory that can be
-    read, with the model as it was then. in_process: what the clients keep is in the checkpoints.
+    read, with the model as it was then. in_process: checkpoints contain the clients' states.
     """
     method = config.strategy
     trackers.check(config.tracker)
@@ -100,7 +100,9 @@ def run(
         def record(round: Round) -> None:
             with interrupts.held():
                 if log_book.record(round):
-                    save(directory, current.output(), task)  # a run that is killed has a model too
+                    save(
+                        directory, current.output(), task
+                    )  # so that a run that is killed has a model
                 tracker.log(round.number, round.metrics)
             if on_round:
                 on_round(round)
@@ -191,7 +193,7 @@ def save(directory: RunDirectory, arrays: ArrayRecord, task: Task) -> None:
 
 
 def machine(task: Task) -> dict[str, Any]:
-    """What the run computes with."""
+    """Device, processor and threads."""
     device = torch.device(task.device)
     used = {"device": str(device)}
     if device.type == "cuda":
@@ -212,7 +214,7 @@ def run_of(
     ``eval_train``: evaluate the output model on the training samples too; generalisation-gap is
     its train accuracy less its test accuracy, both in [0, 1].
     """
-    settings, at_once = method.model_settings, evaluators(fleet)
+    settings, at_once = method.model_settings, fleet.evaluators
     layout = task.model(settings)
 
     def evaluation(arrays: ArrayRecord, of: Callable[..., dict[str, float]]) -> dict[str, float]:
@@ -231,7 +233,7 @@ def run_of(
             train["generalisation-gap"] = train["train-accuracy"] - metrics[accuracy]
         return train
 
-    initial = initial_arrays(task, settings, home_of(fleet))
+    initial = initial_arrays(task, settings, fleet.home)
     more |= {"evaluate_output_fn": evaluate_train if eval_train else None}
     more |= {"model": layout.layout}
     return Run(method, fleet, initial, num_rounds, evaluate_fn=evaluate, **more)
@@ -254,18 +256,6 @@ def check_result(run: Run, result: Result, name: str = "test-loss") -> None:
             f"the model diverged: {what} after {s.t} rounds; lower lr, or bound the gradients by "
             "clip-norm"
         )
-
-
-def home_of(fleet: Fleet) -> torch.device | str:
-    """The device of the server's vectors: the host, or that of clients in this process."""
-    home: torch.device | str = getattr(fleet, "home", "cpu")
-    return home
-
-
-def evaluators(fleet: Fleet) -> int:
-    """Threads that evaluate: the cores of clients that are idle meanwhile."""
-    number: int = getattr(fleet, "evaluators", 1)
-    return number
 
 
 def initial_arrays(

@@ -28,10 +28,10 @@ from fedaccord.task.cohort_solver import CohortSolver
 def local_rounds(
     requests: Sequence[TrainRequest], states: Sequence[Any], task: Task, home: torch.device = CPU
 ) -> list[tuple[TrainReply, Any] | str]:
-    """What `train.local_round` gives for each visit, or what is wrong, in one line.
+    """The result of `train.local_round` for each request, or its error in one line.
 
-    Visits come in the order of falling numbers of steps; their messages and states have the same
-    fields (see `form`). Raises NotImplementedError where the model takes one client at a time only.
+    Requests are sorted by falling numbers of steps; their messages and states have the same fields
+    (see `form`). Raises NotImplementedError if the model supports only one client at a time.
     """
     began = time.perf_counter()
     asked, model = requests[0].instruction, task.model(requests[0].instruction.model_settings)
@@ -64,10 +64,10 @@ def local_rounds(
         TrainReply(row(up, j), task.num_examples(client), steps[j], losses[j])
         for j, client in enumerate(clients)
     ]
-    if home.type == "cuda":  # whoever reads the losses waits for it
+    if home.type == "cuda":  # reading the losses synchronises
         return [*zip(told, states, strict=True)]
     found = fetch([*each(norm(w_K).flatten()), *losses])
-    step = (time.perf_counter() - began) / sum(steps)  # a client's share of the call
+    step = (time.perf_counter() - began) / sum(steps)  # seconds of the call divided by its steps
     replies: list[tuple[TrainReply, Any] | str] = []
     for j, reply in enumerate(told):
         if is_finite(w_K[j], found[j]):
@@ -79,7 +79,7 @@ def local_rounds(
 
 
 def _together(steps: Sequence[int]) -> int | torch.Tensor:
-    """K of all clients, or (n, 1) where they differ."""
+    """K of all clients, or (n, 1) if they differ."""
     return steps[0] if len({*steps}) == 1 else torch.tensor(steps, dtype=torch.float64)[:, None]
 
 
@@ -88,6 +88,6 @@ def _to_host(v: Vector) -> Vector:
 
 
 def form(request: TrainRequest, state: Any) -> tuple[Any, ...]:
-    """Equal for visits that can be stacked: the fields of their messages and states."""
+    """Equal for requests that can be stacked: the fields of their messages and states."""
     kept = None if state is None else tuple(name for name, _ in leaves(state))
     return tuple(name for name, _ in leaves(request.down)), kept

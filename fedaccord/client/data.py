@@ -1,4 +1,4 @@
-"""A configured task's data for one client's visit."""
+"""A configured task's data for one request."""
 
 from fedaccord.client.train import Data
 from fedaccord.core.request import TrainInstruction

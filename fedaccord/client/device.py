@@ -1,8 +1,8 @@
-"""What a run may ask of a device; a client of a simulation, on its user's machine, does it all.
+"""What a run may request of a device; a simulated client accepts everything.
 
-A run's settings come from the server. On a device they name neither the data that it trains on nor
-as much work as they like: both are for its own node-config to say. (Flower sends the app's code as
-well; against a server that means harm, this is no protection.)
+A run's settings come from the server. On a device they choose neither the training data nor the
+amount of work: the device's own node-config does. (Flower also sends the app's code: this is no
+protection against a malicious server.)
 """
 
 import sys
@@ -14,22 +14,22 @@ from fedaccord.core.request import TrainInstruction
 ALLOW, MAX_STEPS, MAX_THREADS = "allow-server-data", "max-local-steps", "max-threads"
 STATE_DAYS = "state-days"
 IMPORTS = "allowed-imports"
-DAYS = 90  # that the states of a run are kept after its last visit, by default
-STEPS = 1_000_000  # a round, where a node's config says nothing
-HARMLESS = "digits"  # the images come with scikit-learn: nobody's data
+DAYS = 90  # for which the states of a run are kept after its last request, by default
+STEPS = 1_000_000  # steps of a round, unless a node's config sets them
+HARMLESS = "digits"  # the images are part of scikit-learn: no private data
 
 
 def is_simulated() -> bool:
-    """Whether this process is a worker of Flower's simulation, which are Ray's."""
+    """Whether this process is a worker of Flower's simulation, a Ray actor."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
 
 def allowed(run: Mapping[str, Any], own: Mapping[str, Any], node: Mapping[str, Any]) -> Any:
-    """The settings of a run without what would make a device read files that ``own`` does not name.
+    """The settings of a run without those that make a device read files that ``own`` does not name.
 
-    own: the settings that its node-config makes. Raises ValueError, in one line, where it names no
-    data and the run asks for some.
+    own: the settings of its node-config. Raises ValueError, in one line, if it names no data and
+    the run needs some.
     """
     if is_simulated() or node.get(ALLOW) is True:
         return {**run}
@@ -79,12 +79,12 @@ def check_limits(node: Mapping[str, Any]) -> None:
 
 
 def state_days(node: Mapping[str, Any]) -> int:
-    """How long the states of a run are kept after its last visit to this node."""
+    """Days for which the states of a run are kept after its last request to this node."""
     return _limit(node, STATE_DAYS, DAYS)
 
 
 def check_steps(asked: TrainInstruction, examples: int, node: Mapping[str, Any]) -> None:
-    """Raises ValueError where a round asks for more steps than the node takes."""
+    """Raises ValueError if a round has more steps than the node accepts."""
     most = _limit(node, MAX_STEPS, STEPS)
     steps = asked.steps(examples)
     if steps > most and not is_simulated():
@@ -95,9 +95,9 @@ def check_steps(asked: TrainInstruction, examples: int, node: Mapping[str, Any])
 
 
 def limited_threads(wanted: int, chosen: int, node: Mapping[str, Any]) -> int:
-    """``chosen`` threads, or as many as the node gives.
+    """``chosen`` threads, at most the node's limit.
 
-    wanted: what the run asks for, 0: nothing. Raises ValueError where that is more.
+    wanted: those that the run requests, 0: none. Raises ValueError if that is more.
     """
     most = _limit(node, MAX_THREADS, chosen)
     if wanted > most:

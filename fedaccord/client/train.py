@@ -40,7 +40,7 @@ class Data(NamedTuple):
     batches: Iterable[Batch]
     loss: Loss
     examples: int | None = None  # samples of the client; None: those of the first pass
-    home: torch.device = CPU  # where the answer goes
+    home: torch.device = CPU  # device of the reply
 
 
 def train_locally(
@@ -52,16 +52,16 @@ def train_locally(
     loss: Loss = F.cross_entropy,
     examples: int | None = None,
 ) -> Message:
-    """One local round of whatever FedAccord strategy sent ``message``; returns the reply.
+    """One local round of the FedAccord strategy that sent ``message``; returns the reply.
 
-    The method, its settings and the local rates come with the message; the client's state lives
-    in ``context.state`` and is written last. ``batches`` is gone through once per local epoch, or
-    until ``local-steps`` steps are taken; its tensors may lie on any device. ``loss`` is called as
+    The method, its settings and the local rates come with the message; the client's state is stored
+    in ``context.state`` and written last. ``batches`` is iterated once per local epoch, or until
+    ``local-steps`` steps are taken; its tensors may be on any device. ``loss`` is called as
     ``loss(predictions, targets)``. ``examples`` counts the client's samples; by default those of
     the first pass over ``batches``.
 
-    Raises ValueError on a message, a model or data that do not fit together; Flower hands that
-    to the server as an error reply, and the client's state stays as it was.
+    Raises ValueError on a message, a model or data that do not fit together; Flower sends that to
+    the server as an error reply, and the client's state stays as it was.
     """
     if is_handshake(message):
         return answer_handshake(message, context, lambda it: flat_model(model, it).layout)
@@ -118,7 +118,7 @@ def answer_question(message: Message, own: Store, data: Data) -> Message:
 
 
 def _state(own: Store, memory: Memory | None, asked: TrainInstruction) -> Any:
-    """The state that a visit begins with; None: it is the first one."""
+    """The client's state before this request; None: it is the first one."""
     kept = store.recall(memory, asked)
     return None if kept is None else own.unpack(kept, state_like(asked.half, asked.shapes))
 
@@ -127,13 +127,13 @@ def _state(own: Store, memory: Memory | None, asked: TrainInstruction) -> Any:
 
 
 def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainReply, Any]:
-    """The answer to a request, in `Data.home`, and the client's next state, on the host.
+    """The reply to a request, on `Data.home`, and the client's next state, on the host.
 
-    state: the one that the visit begins with; None: it is the client's first one.
-    Raises ValueError where the message and the data do not fit together or the model diverged.
+    state: the client's before this request; None: it is the first one. Raises ValueError if the
+    message and the data do not fit together or the model diverged.
 
-    With a GPU for a home nobody waits for it: the loss is a tensor, whoever reads it finds out
-    whether the model diverged, and from then on the state has its values.
+    If `Data.home` is a GPU, it is not synchronised: the loss is a tensor, reading it shows whether
+    the model diverged, and only then are the state's values complete.
     """
     began = time.perf_counter()
     asked, model = request.instruction, data.model
@@ -158,16 +158,16 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
         reply = reply._replace(buffers=to_device(model.read_buffers(), data.home))
     if data.home.type == "cuda":
         return reply, state
-    total, loss = fetch([length(result.w_K), result.loss])  # from here on all copies are there
+    total, loss = fetch([length(result.w_K), result.loss])  # synchronises: all copies are complete
     if not is_finite(result.w_K, total):
         raise ValueError(DIVERGED.format(result.steps, asked.lr))
     return reply._replace(loss=loss, seconds=time.perf_counter() - began), state
 
 
 def _steps(asked: TrainInstruction, batches: Iterable[Batch]) -> int:
-    """K_i, where rates that fall within the round depend on it; else 0.
+    """K_i, if rates that fall within the round depend on it; else 0.
 
-    Raises ValueError where the batches do not say how many they are.
+    Raises ValueError if the batches have no length.
     """
     if not asked.half.schedule.falls or asked.local_steps:
         return asked.local_steps

@@ -1,6 +1,6 @@
-"""Every use of what Flower does not document, as it is in 1.41; tests/compat checks each.
+"""Every use of undocumented parts of Flower 1.41; tests/compat checks each.
 
-Whatever else this package uses is in Flower's documented packages: `flwr.app`, `flwr.clientapp`,
+All else that this package uses is in Flower's documented packages: `flwr.app`, `flwr.clientapp`,
 `flwr.serverapp`, and the commands. A new release of Flower is supported when tests/compat passes.
 """
 
@@ -23,17 +23,16 @@ from fedaccord.compat.read_only import over
 class TensorArray(Array):
     """An Array that holds a tensor and writes its bytes when a runtime first asks for them.
 
-    Flower's own writes them when it is made. In process nobody asks, so vectors pass by reference:
-    do not change one after packing it. Ray, which
-    pickles what it carries, takes the tensor's memory as it is, and what is read is stored in
-    Ray's memory, which cannot be changed.
+    Flower's own writes them when it is made. In process they are never requested, so vectors pass
+    by reference: do not change one after packing it. Ray pickles messages without copying the
+    tensor's memory; a received tensor is in Ray's memory, which is read-only.
     """
 
-    # Flower names the type of an object on the wire by its class, and reads those it knows
+    # Flower sends the name of an object's class, and reads the classes that it knows
     __qualname__ = "Array"
 
     def __init__(self, tensor: Tensor) -> None:
-        self.__dict__.update(  # not one by one: Array checks what it is told of itself
+        self.__dict__.update(  # not one by one: Array checks each assignment
             tensor=tensor.detach(),
             dtype=_name(tensor.dtype),
             shape=tuple(tensor.shape),
@@ -51,7 +50,7 @@ class TensorArray(Array):
 
 
 class KeptArray(TensorArray):
-    """One that outlasts its message: whoever unpickles it has a copy outside of Ray's memory."""
+    """One that outlives its message: unpickling it makes a copy outside of Ray's memory."""
 
     __qualname__ = "Array"
 
@@ -80,7 +79,7 @@ def _name(dtype: torch.dtype) -> str:
 
 # the simulation's number of clients, if the user sets none: runs of two are mostly a mistake
 DEFAULT_SUPERNODES = 2
-_PULL_INTERVAL = "pull_interval"  # seconds between two looks for replies: an attribute of its grid
+_PULL_INTERVAL = "pull_interval"  # seconds between two polls for replies: an attribute of its grid
 
 
 def is_simulation(grid: Grid) -> bool:
@@ -89,21 +88,21 @@ def is_simulation(grid: Grid) -> bool:
 
 
 def set_pull_interval(grid: Grid, seconds: float) -> None:
-    """How often a simulation's grid looks for replies: Flower's 0.1 s is half a small round."""
+    """Set how often a simulation's grid polls for replies: Flower's 0.1 s is half a small round."""
     vars(grid)[_PULL_INTERVAL] = seconds
 
 
 def is_dead_worker(reason: str) -> bool:
     """Whether a reply's error is the death of a Ray actor, which has no error code of its own.
 
-    Flower goes on giving clients to that actor, one after another.
+    Flower continues to assign clients to that actor.
     """
     return "ActorDiedError" in reason
 
 
 # --- errors ---------------------------------------------------------------------------------------
 
-# a client's exception as text: its class around it, and in a simulation the words of Flower's
+# a client's exception as text: within its class, and in a simulation within the words of Flower's
 # own exception, which holds the client's; neither has a field for the client's message alone
 _RAISED = re.compile(r"^(<class '[\w.]+'>:<')?(Exception ClientAppException occurred\. Message: )?")
 
@@ -164,8 +163,8 @@ def signed_time() -> str:
 def activation_request(public: bytes, time: str, signature: bytes) -> HttpRequest:
     """Ask a SuperLink whether a key is registered, which no command of a device does.
 
-    It asks to activate the key with a heartbeat interval of 0: Flower looks for the key first, and
-    refuses the interval then, so that nothing changes.
+    It requests to activate the key with a heartbeat interval of 0: Flower looks for the key first
+    and then refuses the interval, so nothing changes.
 
     public: the key, PEM; signature: of ``time`` by its private half.
     """

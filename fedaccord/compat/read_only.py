@@ -1,4 +1,4 @@
-"""Tensors over memory that is not to be written, as Ray's."""
+"""Tensors over read-only memory, as Ray's."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class _Writable:
-    """An array as NumPy's interface shows it, without the mark that it is not to be written."""
+    """An array's NumPy interface without its read-only flag."""
 
     def __init__(self, array: np.ndarray) -> None:
         shown = array.__array_interface__

@@ -1,4 +1,4 @@
-"""Ray for `workers.py`: begun on this machine or joined, and how tensors pass through it."""
+"""Start or join Ray for `workers.py`; how tensors pass through it."""
 
 import logging
 import os
@@ -18,10 +18,10 @@ from fedaccord.compat.read_only import over
 from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import last_line
 
-ENVIRONMENT = {  # of this process and of Ray's, while it runs; what the user set stays
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # this process logs those that count
+ENVIRONMENT = {  # of this process and of Ray's, while it runs; the user's own values stay
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # this process logs those that matter
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers without a share of a GPU see every GPU
-    # seconds for which Ray's agents look for the rest of it, if a run was killed; else a minute
+    # seconds after which Ray's agents exit if the run was killed; Ray's default is a minute
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
 }
 
@@ -29,7 +29,7 @@ ENVIRONMENT = {  # of this process and of Ray's, while it runs; what the user se
 UV_RUN = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 
 
-BY_RAY = ("RAY_USAGE_STATS_ENABLED", "PYTHONBREAKPOINT")  # variables that it sets as well
+BY_RAY = ("RAY_USAGE_STATS_ENABLED", "PYTHONBREAKPOINT")  # further variables that Ray sets
 
 
 @contextmanager
@@ -48,13 +48,13 @@ def environment() -> Iterator[None]:
 
 @contextmanager
 def ray_for(workers: int, address: str, threads: int, gpus: float) -> Iterator[Mapping[str, float]]:
-    """A block with Ray, and what an actor asks of it for a worker; threads, gpus: of each.
+    """A block with Ray; gives the resources that an actor requests. threads, gpus: of each worker.
 
-    Where Ray runs in this process already it stays as it is. Raises ValueError, in one line, where
-    there is no such cluster or not enough of it.
+    If Ray already runs in this process, it stays as it is. Raises ValueError, in one line, if there
+    is no such cluster or it has too few resources.
     """
     with environment():
-        if ray.is_initialized():  # by somebody who also holds the cores of this process
+        if ray.is_initialized():  # by a caller that also reserved the cores of this process
             with tensors_as_arrays():
                 yield {"num_cpus": 0, "num_gpus": gpus}
             return
@@ -69,7 +69,7 @@ def ray_for(workers: int, address: str, threads: int, gpus: float) -> Iterator[M
 
 @contextmanager
 def tensors_as_arrays() -> Iterator[None]:
-    """A block in which `share_tensors` holds in this process."""
+    """A block in which `share_tensors` applies in this process."""
     share_tensors()
     try:
         yield
@@ -78,7 +78,7 @@ def tensors_as_arrays() -> Iterator[None]:
 
 
 def share_tensors() -> None:
-    """Let Ray pass tensors as arrays; those that are read lie in its memory: not to be changed."""
+    """Let Ray pass tensors as arrays; received ones are in Ray's memory and must not be changed."""
     ray.util.register_serializer(torch.Tensor, serializer=_to_array, deserializer=over)
 
 
@@ -87,9 +87,9 @@ def _to_array(tensor: torch.Tensor) -> Any:
 
 
 def begin(address: str, cores: int) -> None:
-    """Start Ray here, with so many cores, or join a cluster, as ``address`` says.
+    """Start Ray here with so many cores, or join the cluster at ``address``.
 
-    Raises ValueError, in one line, where there is none.
+    Raises ValueError, in one line, if there is none.
     """
     before = signal.getsignal(signal.SIGTERM)
     uv_run = getattr(ray_constants, UV_RUN)
@@ -121,7 +121,7 @@ def begin(address: str, cores: int) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Raises OSError or ValueError where nobody listens; Ray tries for minutes."""
+    """Raises OSError or ValueError if no cluster listens; Ray would try for minutes."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host:
         raise ValueError("no such form")
@@ -129,7 +129,7 @@ def _check_address(address: str) -> None:
 
 
 def _check_room(workers: int, threads: int, gpus: float) -> None:
-    """Raises ValueError where Ray could not start so many workers, ever."""
+    """Raises ValueError if the cluster can never start so many workers."""
     have: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     for what, each, key in (("CPU", threads, "threads"), ("GPU", gpus, "gpus-per-worker")):
         if workers * each > have.get(what, 0):

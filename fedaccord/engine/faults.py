@@ -1,4 +1,4 @@
-"""What happens to messages, replies and devices, on purpose: for tests and for studies."""
+"""Injected faults of messages, replies and devices, for tests and studies."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,15 +20,16 @@ Faults = Callable[[int, int], str | None]  # (round t from 0, client) -> one of 
 class FaultyFleet:
     """Clients in this process behind a network that loses, repeats and delays.
 
-    lost-message: the client is not reached. lost-reply: it trains, and nobody hears of it. late:
-    its reply comes in the next round, where nobody waits for it. duplicate: the message reaches it
-    twice, and it answers twice. crash: its memory is gone before the message comes.
+    lost-message: the client does not receive the request. lost-reply: it trains, and its reply is
+    lost. late: its reply arrives in the next round and is ignored. duplicate: it receives the
+    request twice and replies twice. crash: it loses its state before the request arrives.
     """
 
     def __init__(self, fleet: "LocalFleet | WorkersFleet", faults: Faults) -> None:
         self.fleet = fleet
+        self.home, self.evaluators = fleet.home, fleet.evaluators
         self.faults = faults
-        self._late: list[tuple[int, int]] = []  # (round, client) whose replies are under way
+        self._late: list[tuple[int, int]] = []  # (round, client) whose replies are still to arrive
 
     @property
     def num_clients(self) -> int:

@@ -1,5 +1,5 @@
-"""The clients in this process, where there is no ClientApp and no message: local rounds are called
-directly, one or many clients in a call, and vectors pass by reference."""
+"""Clients in this process. There is no ClientApp and no message: local rounds are called directly,
+one or many clients in a call, and vectors pass by reference."""
 
 import logging
 import time
@@ -22,15 +22,18 @@ from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
 
-MOST = 100  # clients in one call: beyond it nothing is gained
-PENDING = 2**30  # bytes of the models whose clients' states wait to be written to disk
-BYTES = 2**25  # of their models: from there on a larger call is hardly faster
+MOST = 100  # clients in one call; more are not faster
+PENDING = 2**30  # bytes of models whose clients' states are not yet written to disk
+BYTES = 2**25  # bytes of their models; larger calls are hardly faster
 
-Reached = tuple[TrainRequest, Any]  # a visit, and the state that its client begins with
+Reached = tuple[TrainRequest, Any]  # a request, and its client's state before it
 
 
 class MemoriesFleet:
     """C clients whose memories are stored by this process."""
+
+    home = torch.device("cpu")
+    evaluators = 1
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class MemoriesFleet:
         self.memories.restore(states)
 
     def _recall(self, asked: TrainInstruction) -> Any:
-        """The state that a visit begins with, as the store holds it; see `store.recall`."""
+        """The stored state with which a client begins; see `store.recall`."""
         return store.recall(self.memories.load(asked.client), asked)
 
     def _remember(self, asked: TrainInstruction, kept: Any) -> None:
@@ -69,7 +72,7 @@ class MemoriesFleet:
 class LocalFleet(MemoriesFleet):
     """C clients that share this process and its task; vectors pass by reference.
 
-    A client that raises is dropped with its error, and keeps the state it had.
+    A client that raises is dropped with its error and keeps its previous state.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class LocalFleet(MemoriesFleet):
     def _reached(
         self, requests: Sequence[TrainRequest], replies: dict[int, Reading]
     ) -> list[Reached]:
-        """The visits that can be made, each with its client's state; of the others the answers."""
+        """The requests to execute, each with its client's state; replies to the others."""
         reached: list[Reached] = []
         for request in requests:
             asked = request.instruction
@@ -121,7 +124,7 @@ class LocalFleet(MemoriesFleet):
         return reached
 
     def _train(self, part: Sequence[Reached]) -> dict[int, Reading]:
-        """What becomes of visits that go on together."""
+        """Readings of requests that are executed together."""
         replies: dict[int, Reading] = {}
         size = nbytes(part[0][0].down)
         for (request, _), done in zip(part, self._rounds(part), strict=True):
@@ -136,7 +139,7 @@ class LocalFleet(MemoriesFleet):
         return replies
 
     def _store_made(self) -> None:
-        """Store the new states; to write them to disk, a GPU is synchronised once for many."""
+        """Store the new states; writing many of them to disk synchronises a GPU once."""
         made, self._made = self._made, []
         if made and not self._in_memory:
             fetch(reply.loss for _, reply, _ in made)
@@ -148,10 +151,10 @@ class LocalFleet(MemoriesFleet):
             try:
                 requests, states = zip(*part, strict=True)
                 return local_rounds(requests, states, self.task, self.home)
-            except NotImplementedError as error:  # of no cohort, then
+            except NotImplementedError as error:  # the cohort cannot be stacked
                 self.vectorize = False
                 log.warning("one client at a time from now on: %s", error)
-            except Exception as error:  # of which client, only one at a time tells
+            except Exception as error:  # only one at a time shows which client failed
                 log.debug("one client at a time: %s", describe(error))
         return [self._round(request, state) for request, state in part]
 
@@ -159,11 +162,11 @@ class LocalFleet(MemoriesFleet):
         try:
             data = training_data(self.task, request.instruction)._replace(home=self.home)
             return local_round(request, state, data)
-        except Exception as error:  # whatever a client raises is the server's to judge
+        except Exception as error:  # the server judges any error of a client
             return describe(error)
 
     def _state(self, asked: TrainInstruction) -> Any:
-        """The state that a visit begins with; None: it is the client's first one."""
+        """The state with which a client begins; None: its first request."""
         kept = self._recall(asked)
         return None if kept is None else self.memories.unpack(kept)
 
@@ -180,7 +183,7 @@ class LocalFleet(MemoriesFleet):
 
 
 def _parts(reached: Sequence[Reached], task: Task) -> list[list[Reached]]:
-    """Visits that go on together: of one form, the most steps first, not too many."""
+    """Requests that are executed together: of one form, most steps first, at most `MOST`."""
     if len(reached) == 1:
         return [[*reached]]
     groups: dict[Any, list[Reached]] = {}
@@ -196,6 +199,6 @@ def _parts(reached: Sequence[Reached], task: Task) -> list[list[Reached]]:
 
 
 def describe(error: Exception) -> str:
-    """What a client raised, in one line."""
+    """A client's exception in one line."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"

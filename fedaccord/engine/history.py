@@ -69,7 +69,7 @@ class Recorder:
             self.on_round(round)
 
     def client_states(self) -> list[Any]:
-        """Every client's state as the server knows of it."""
+        """Every client's state after its last accepted reply."""
         assert self.last is not None
         return [self.state_of(*pair) for pair in enumerate(self.last.accepted.tolist())]
 

@@ -1,4 +1,4 @@
-"""What a call in Python may give: run-config keys as keywords, and a model."""
+"""Arguments of calls in Python: run-config keys as keywords, and a model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +42,7 @@ def module_of(model: Any) -> nn.Module:
         raise ValueError(f"{wanted}, got {type(model).__name__}")
     try:
         module = model()
-    except TypeError as error:  # as of a class that needs arguments
+    except TypeError as error:  # for example of a class that needs arguments
         raise ValueError(f"{wanted}: {error}") from error
     if not isinstance(module, nn.Module):
         raise ValueError(f"{wanted}, got a function that returns {type(module).__name__}")

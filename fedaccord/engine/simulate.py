@@ -48,11 +48,11 @@ def run(
 ) -> RunDirectory:
     """Run a configuration in this process, without a ClientApp; see `server_app.run`.
 
-    cohorts: the clients of each round, instead of drawn ones; on_client: called after each visit
-    with the client's number.
+    cohorts: the clients of each round, instead of drawn ones; on_client: called with a client's
+    number after its local round.
     """
     threads.check(config.threads)
-    # what does not fit shows before a file is written
+    # errors are raised before a file is written
     config.strategy.topology.facts(config.num_clients)
     task = load_task(config.task, num_clients=config.num_clients)
     report = partition_report(task)
@@ -93,9 +93,9 @@ def _clients(
     on_client: Callable[[int], None] | None = None,
     drawn: bool = True,
 ) -> Iterator[Callable[[logbook.Logbook | None], "LocalFleet | WorkersFleet"]]:
-    """What makes the clients in this process, or in workers, once a run is there to be written.
+    """A function that makes the clients, in this process or in workers, from the run's logbook.
 
-    load: gives a worker its task, None: this one; drawn: cohorts are, and not given.
+    load: makes a worker's task, None: it is sent this one; drawn: whether cohorts are drawn.
     """
     if not config.workers:
 
@@ -168,30 +168,26 @@ def simulate(
 
     There are no messages and no ClientApp: the clients' local rounds are called directly.
 
-    algo: a name from METHODS, or a strategy, which has the settings of its own: nothing that it
-    sets can be given beside it.
-    clients: (inputs, targets) per client; by default dealt from ``dataset`` as the run config says.
-    test: (inputs, targets) to evaluate on, with ``clients``.
-    model: a module, whose parameters are the initial ones, a function that returns one (it is
-        called once), or a name of `fedaccord run --list-keys`.
-    loss: ``loss(predictions, targets)``.
-    participation: the share of clients a round, or the clients of every round.
-    dtype: float32 (the default) or float64, of data, model and every vector.
-    record: "weights" keeps w^t, the averages and the client states of every round.
-    faults: (round from 0, client) -> None, or what happens there: "lost-message", "lost-reply",
-        "duplicate", "late" or "crash" (the client's memory is gone).
-    resume: a run directory; go on from its last checkpoint, to ``rounds`` in all. What is returned
-        begins there.
+    algo: a name from METHODS, or a strategy, which has its own settings: these cannot be given
+    beside it. clients: (inputs, targets) per client; by default dealt from ``dataset`` as the run
+    config says. test: (inputs, targets) to evaluate on, with ``clients``. model: a module, whose
+    parameters are the initial ones, a function that returns one (it is called once), or a name of
+    `fedaccord run --list-keys`. loss: ``loss(predictions, targets)``. participation: the share of
+    clients a round, or the clients of every round. dtype: float32 (the default) or float64, of
+    data, model and every vector. record: "weights" keeps w^t, the averages and the client states of
+    every round. faults: (round from 0, client) -> None, or what happens there: "lost-message",
+    "lost-reply", "duplicate", "late" or "crash" (the client's memory is gone). resume: a run
+    directory; resume from its last checkpoint, to ``rounds`` in all. The History begins there.
     vectorize: many clients in one call, which is faster for small models and may differ in the last
-        bits: "off", "on", or "auto", by a rule that knows only sizes.
-    on_round: called with every round, its state and its metrics; the first has number 0.
-    keys: any run-config key, as ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing
-        ones take the run config's defaults; ``clip_norm=None`` is off.
+    bits: "off", "on", or "auto", by a rule that knows only sizes. on_round: called with every
+    round, its state and its metrics; the first has number 0. keys: any run-config key, as
+    ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing ones take the run config's
+    defaults; ``clip_norm=None`` is off.
 
-    Nothing is written to disk, but client states that memory does not hold (``client_state``), in
-    files that go with the process. Raises ValueError on settings, samples and models that do not
-    fit, TypeError on what would have no effect, FederationError if no round counted or the model
-    diverged.
+    Nothing is written to disk, except client states that do not fit into memory (``client_state``),
+    in files that are removed with the process. Raises ValueError on settings, samples and models
+    that do not fit, TypeError on arguments without effect, FederationError if no round counted or
+    the model diverged.
     """
     method = None if isinstance(algo, str) else algo
     if not isinstance(model, (str, nn.Module)):
@@ -256,7 +252,7 @@ def simulate(
 
 
 WRITTEN = ("name", "out-dir", "tracker", "checkpoint-every", "state-dir")  # of a run directory
-MODEL = ("model", "stem", "device")  # of a task whose samples are given
+MODEL = ("model", "stem", "device")  # keys of a task whose samples are arguments
 
 
 def _check_given(
@@ -318,7 +314,7 @@ def _task(
 
 
 def _check_samples(clients: Sequence[Samples], test: Samples | None) -> None:
-    """Raise ValueError, in one line, on what are no samples."""
+    """Raise ValueError, in one line, if these are no samples."""
     for i, samples in enumerate([*clients, *([] if test is None else [test])]):
         what = f"clients: client {i}" if i < len(clients) else "test"
         for part in samples:
@@ -337,7 +333,7 @@ def _check_samples(clients: Sequence[Samples], test: Samples | None) -> None:
 
 
 def _check_fit(task: Task, settings: ModelSettings) -> None:
-    """Raise ValueError, in one line, where the model does not take the samples."""
+    """Raise ValueError, in one line, if the model does not accept the samples."""
     model = task.model(settings)
     x, y = (part[:2] for part in task.clients.samples(0))
     try:

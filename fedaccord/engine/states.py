@@ -15,7 +15,7 @@ from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
 
-SHARE = 1 / 2  # of the free memory that states may take
+SHARE = 1 / 2  # share of the free memory that states may use
 PLACES = ("in memory", "on disk")
 
 
@@ -58,5 +58,5 @@ def memories(
     log.log(logging.WARNING if choice.on_disk and asked == "auto" else logging.INFO, "%s", choice)
     if choice.on_disk:
         return Shards(folder)
-    # vectors that come from a GPU are in pinned memory, and have no values yet to be copied
+    # vectors from a GPU are in pinned memory, and their copy may not be complete
     return Memories() if torch.device(task.device).type == "cuda" else PagedMemories()

@@ -1,7 +1,7 @@
 """Whether clients take their local steps one at a time or many in one call: as set, or by a rule.
 
-The rule knows sizes alone, never a timing, the machine or its load: what it decides changes the
-last bits of a run, and the same settings are to give the same weights everywhere.
+The rule reads sizes alone, never a timing, the machine or its load: the choice changes the last
+bits of a run, and the same settings must give the same weights everywhere.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from fedaccord.task.cohort_solver import CohortSolver, Stack
 # measured on a CPU, and up to 5 times less: docs/results/cohort.md
 MIN_CLIENTS = 5  # of a round: a call of two or three took up to 1.6 times as long
 MAX_MODEL_BYTES = 2**16  # of the parameters: larger ones leave the caches when many are in use
-MAX_MULTIPLICATIONS = 1_000_000  # of a batch's forward pass: from there on arithmetic dominates
+MAX_MULTIPLICATIONS = 1_000_000  # of a batch's forward pass; above it arithmetic dominates
 
 
 class VectorizeChoice(NamedTuple):
@@ -25,7 +25,7 @@ class VectorizeChoice(NamedTuple):
 
     @property
     def as_set(self) -> str:
-        """The setting that gives it without the rule."""
+        """The setting that gives this choice without the rule."""
         return "on" if self.vectorize else "off"
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ def choose(asked: str, task: Task, strategy: FederatedStrategy, clients: int) ->
 
 
 def _against(task: Task, strategy: FederatedStrategy, clients: int) -> str:
-    """Why clients go one at a time; empty: they do not."""
+    """Why clients train one at a time; empty: they do not."""
     if clients < MIN_CLIENTS:
         return f"a round has {clients}, and a call pays from {MIN_CLIENTS} on"
     size = task.model(strategy.model_settings).w.nbytes
@@ -60,8 +60,8 @@ def _against(task: Task, strategy: FederatedStrategy, clients: int) -> str:
 
 
 def accepts_stack(task: Task, settings: ModelSettings) -> bool:
-    """Whether clients can share a call of the model and the loss: tried on a sample of the first
-    client, taken for two clients."""
+    """Whether clients can share a call of the model and the loss: tried with a sample of the first
+    client as the samples of two."""
     model = task.model(settings)
     x, y = (part[:1] for part in task.clients.samples(0))
     [(inputs, targets)] = task.batches((x, y), model.w.dtype)

@@ -1,9 +1,9 @@
 """The clients in Ray actors, on this machine or on a cluster.
 
-What the clients of a round are sent is one Ray object; answers come back as arrays in Ray's shared
-memory, and states stay there: Ray brings them to the worker that needs them and moves them to disk
-where memory is short. A client's answer does not depend on its worker, and answers are summed in
-the order of clients: at as many threads the weights are those of `LocalFleet`, bit for bit.
+The requests of a round are one Ray object; replies are arrays in Ray's shared memory, and states
+stay there: Ray moves them to the worker that needs them, and to disk if memory is short. A client's
+reply does not depend on its worker, and replies are summed in the order of clients: with equal
+threads the weights are those of `LocalFleet`, bit for bit.
 """
 
 import logging
@@ -33,16 +33,16 @@ from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
 
-SHARES = 4  # of a cohort for each worker: the later ones even out how long the first took
+SHARES = 4  # calls per worker and round: later ones balance the times of earlier ones
 DIED = "its worker process died, alone with it too: perhaps it needs more memory than there is"
 
 
 class Share(NamedTuple):
-    """What one worker is asked in one call."""
+    """The requests of one call of a worker."""
 
     asked: Sequence[TrainInstruction]
     states: Sequence[Any]  # the Ray object of the state that each client begins with, or None
-    again: bool = False  # a worker died over it
+    again: bool = False  # a worker died during this call
 
     def apart(self) -> "list[Share]":
         """A share for each client, for other workers."""
@@ -53,7 +53,7 @@ Send = Callable[[Any, Share], list[Any]]  # (actor, share) -> the Ray objects th
 
 
 class Worker:
-    """In an actor: the task, and one call after another; it keeps no client's state."""
+    """In an actor: the task, and one call after another; it stores no client's state."""
 
     def __init__(self, load: Callable[[], Task], threads: int, vectorize: bool) -> None:
         share_tensors()
@@ -68,9 +68,9 @@ class Worker:
     def train(
         self, round: Sequence[Any], clients: Sequence[int], timeout: float, *states: Any
     ) -> list[Any]:
-        """The readings of the clients, then the state of each after it, None where it failed.
+        """The clients' readings, then each one's next state, None if it failed.
 
-        round: one Ray object, client -> its visit, in a list so that it comes as it is.
+        round: one Ray object, client -> its request, in a list, which Ray does not resolve.
         """
         if self.round[0] != round[0]:
             self.round = round[0], ray.get(round[0])
@@ -96,7 +96,7 @@ class Worker:
 
 
 class Seat:
-    """A worker as this process sees it: idle, at a share, or starting (no share)."""
+    """A worker in this process's view: idle, executing a share, or starting (no share)."""
 
     def __init__(self, start: Callable[[], Any]) -> None:
         self._start = start
@@ -121,10 +121,10 @@ class Seat:
 
 
 class WorkersFleet(MemoriesFleet):
-    """C clients whose visits are dealt to workers, the largest clients first.
+    """C clients whose local rounds are distributed over workers, the largest clients first.
 
-    A worker that dies is replaced, and its clients are asked again; one that is past the time of a
-    round is ended. A client whose state went with a machine answers that it is lost.
+    A worker that dies is replaced, and its requests are repeated; one that exceeds the time of a
+    round is killed. A client whose state was lost with a machine replies `StateLost`.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class WorkersFleet(MemoriesFleet):
         vectorize: bool = False,
         on_client: Callable[[int], None] | None = None,
     ) -> None:
-        """start: begins an actor of `Worker`. Raises ValueError where one does not come up."""
+        """start: starts an actor of `Worker`. Raises ValueError if one does not start."""
         super().__init__(task, RayMemories(), vectorize, on_client)
         self._seats = [Seat(start) for _ in range(workers)]
         try:
@@ -143,7 +143,7 @@ class WorkersFleet(MemoriesFleet):
         except RayError as error:
             raise ValueError(f"workers: a worker did not start: {last_line(str(error))}") from None
         here = torch.device(task.device).type
-        # batches that the server evaluates at a time: the workers wait meanwhile
+        # batches that the server evaluates at a time, while the workers are idle
         free = cores() // torch.get_num_threads()
         self.evaluators = max(1, min(workers, free)) if here == "cpu" else 1
         if here != "cpu" and "cpu" in devices:
@@ -191,9 +191,10 @@ class WorkersFleet(MemoriesFleet):
     def _ask(
         self, questions: Sequence[TrainInstruction], send: Send, deadline: float, most: int = 100
     ) -> Iterator[tuple[TrainInstruction, Any, Any]]:
-        """(question, reading, Ray object of the state after it) as they come; most: in a share.
+        """(request, reading, Ray object of the next state) as they arrive; most: requests in a
+        share.
 
-        Raises FederationError where no worker is left.
+        Raises FederationError if no worker is left.
         """
         pairs = []
         for asked in questions:
@@ -228,7 +229,7 @@ class WorkersFleet(MemoriesFleet):
                         yield part.asked[0], StateLost(part.asked[0].accepted), None
                     else:
                         left.append(part)
-            except RayTaskError as error:  # what LocalFleet does not take for a client's mistake
+            except RayTaskError as error:  # errors that LocalFleet does not count as a client's
                 assert share is not None
                 reason = describe(error.cause)
                 yield from ((asked, reason, None) for asked in share.asked)
@@ -245,7 +246,7 @@ class WorkersFleet(MemoriesFleet):
                     log.warning("%s, and %d clients are asked again", what, len(share.asked))
                     left.extend(share.apart())
             else:
-                employ()  # whoever takes the readings looks at them first
+                employ()  # the caller validates the readings meanwhile
                 if share is not None:
                     states = after or [None] * len(readings)
                     yield from zip(share.asked, readings, states, strict=True)
@@ -265,7 +266,7 @@ class WorkersFleet(MemoriesFleet):
             yield Share(asked, states)
 
     def _give_up(self, seat: Seat, error: RayError) -> None:
-        """Go on without a worker that does not start again."""
+        """Continue without a worker that cannot be restarted."""
         reason = last_line(str(error))
         self._seats.remove(seat)
         if not self._seats:
@@ -285,9 +286,9 @@ def workers_fleet(
     vectorize: bool = False,
     on_client: Callable[[int], None] | None = None,
 ) -> Iterator[WorkersFleet]:
-    """A block with so many workers, which end with it; see `ray_for` for what they need.
+    """A block with so many workers, which end with it; their resources: `ray_for`.
 
-    load: gives a worker its task; None: it is sent this one.
+    load: makes a worker's task; None: it is sent this one.
     """
     with ray_for(workers, address, threads, gpus) as resources:
         get: Callable[[], Any] = load or partial(ray.get, ray.put(task))

@@ -1,1 +1,1 @@
-"""The server's side of a federation: who is here, who takes part, what came back, what it meant."""
+"""The server's side of a federation: connected clients, cohorts, replies and rounds."""

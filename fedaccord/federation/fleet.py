@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+import torch
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
@@ -45,6 +46,9 @@ T = TypeVar("T")
 class Fleet(Protocol):
     """All clients of a federation."""
 
+    home: torch.device  # of the server's vectors
+    evaluators: int  # threads that may evaluate: the cores of clients that are idle meanwhile
+
     @property
     def num_clients(self) -> int:
         """C."""
@@ -78,6 +82,9 @@ class Fleet(Protocol):
 
 class MessageFleet:
     """Clients behind a Flower grid."""
+
+    home = torch.device("cpu")
+    evaluators = 1
 
     def __init__(
         self,

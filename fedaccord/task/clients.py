@@ -44,7 +44,7 @@ class Clients:
 
     def largest(self, number: int) -> list[int]:
         """The clients with the most samples, the largest first."""
-        if isinstance(self.parts, Parts):  # whose sizes do not rise
+        if isinstance(self.parts, Parts):  # by falling size
             return [*range(len(self))[:number]]
         return heapq.nlargest(number, range(len(self)), key=self.size)
 
@@ -57,7 +57,7 @@ class Clients:
         return index_rows(self.x, rows), index_rows(self.y, rows)
 
     def together(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Inputs and targets that hold the samples of these clients, and each client's rows."""
+        """Inputs and targets that contain the samples of these clients, and each client's rows."""
         if self.parts is None:
             x, y = (torch.cat([part[i] for i in clients]) for part in (self.x, self.y))
             return x, y, [*torch.split(torch.arange(len(y)), [self.size(i) for i in clients])]
@@ -67,7 +67,7 @@ class Clients:
 
     @property
     def nbytes(self) -> int:
-        """Of all samples."""
+        """Bytes of all samples."""
         parts = (self.x, self.y)
         return sum(p.nbytes if isinstance(p, Tensor) else sum(v.nbytes for v in p) for p in parts)
 

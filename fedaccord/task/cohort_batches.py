@@ -1,5 +1,5 @@
-"""The batches of many clients, cut for all of them at once: the samples and the order of each are
-those that it has alone."""
+"""The batches of many clients, cut together; each client's samples and their order are those of its
+own batches."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
@@ -24,12 +24,12 @@ def cut(
     steps: int,
     prepare: Prepare,
 ) -> Iterator[Stack]:
-    """A stack for each step of n clients, in the order of falling numbers of steps.
+    """A stack for each step of n clients, which are sorted by falling numbers of steps.
 
     held: the rows of x and y that each client has, at least one each. A client takes ``epochs``
-    passes over them, shuffled anew by its generator, or so many ``steps`` where that is not 0.
-    ``batch_size=0``: each step takes the whole client, in order.
-    Raises ValueError for a client without samples, and where one takes more steps than one before.
+    passes over them, shuffled anew by its generator, or ``steps`` steps if that is not 0.
+    ``batch_size=0``: each step takes the whole client, in order. Raises ValueError for a client
+    without samples, and if a client takes more steps than the one before it.
     """
     n = torch.tensor([len(rows) for rows in held])
     if not n.all():
@@ -64,7 +64,7 @@ def cut(
 
 
 def _each(first: Tensor, sizes: Tensor) -> Tensor:
-    """first, first + 1, ... of so many; (..., b), the shorter filled up with their last."""
+    """first, first + 1, ... (..., b); shorter ones are padded with their last value."""
     return first[..., None] + torch.arange(int(sizes.max())).clamp(max=sizes[..., None] - 1)
 
 

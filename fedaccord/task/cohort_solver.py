@@ -25,7 +25,7 @@ from fedaccord.task.solver import Batch, Loss, known_layers, tf32_as
 class Stack(NamedTuple):
     """The batches of one step of the first m clients of a cohort.
 
-    A batch that is shorter than the longest is filled up with samples of its client.
+    A batch that is shorter than the longest is padded with samples of its client.
     """
 
     inputs: Tensor  # (m, b, ...)
@@ -36,7 +36,7 @@ class Stack(NamedTuple):
 def stacked(batches: Sequence[Iterable[Batch]]) -> Iterator[Stack]:
     """A stack for each step of n clients, each with its own batches, one or more.
 
-    Raises ValueError where a client has more batches than one before it.
+    Raises ValueError if a client has more batches than the one before it.
     """
     iterators = [iter(client) for client in batches]
     while iterators:
@@ -64,16 +64,16 @@ def _fill(part: Tensor, length: int) -> Tensor:
 class CohortSolver:
     """n clients at once: a gradient step of each per stack of batches.
 
-    Clients come in the order of falling numbers of steps. ``model`` gives the module and the
-    layout of w; its own w and g are not used. ``precision`` as in `SequentialSolver`.
-    ``randomness``: what `torch.vmap` does where the module draws random numbers: "error", or
-    "different" for every client. They are not those of one client at a time.
+    Clients are sorted by falling numbers of steps. ``model`` gives the module and the layout of w;
+    its own w and g are not used. ``precision`` as in `SequentialSolver`. ``randomness``: what
+    `torch.vmap` does if the module draws random numbers: "error", or "different" ones for every
+    client, which are not those of one client at a time.
 
-    A short batch is filled up and its filling masked, where the loss is `F.cross_entropy` on
-    classes and a prediction depends on its own sample alone; else clients with batches of equal
-    length go together.
+    A short batch is padded and its padding masked if the loss is `F.cross_entropy` on classes and a
+    prediction depends on its own sample alone; otherwise clients with batches of equal length form
+    a call.
 
-    Raises NotImplementedError for a module that takes one client at a time only.
+    Raises NotImplementedError for a module that supports only one client at a time.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class CohortSolver:
             return descend_cohort(w, g, self.gradients(g), direction, seat, config)
 
     def gradients(self, g: Vector) -> "Iterator[_StackGradient]":
-        """For each stack, what leaves its gradients in the first rows of g (n, d)."""
+        """For each stack, a function that writes its gradients to the first rows of g (n, d)."""
         for stack in self.stacks:
             yield _StackGradient(self, self._masked(stack), g)
 
     def gradient(self, stack: Stack, g: Vector, point: Vector) -> Tensor:
-        """The losses (m,) at ``point`` (m, d); the gradients go to g (m, d)."""
+        """The losses (m,) at ``point`` (m, d); writes the gradients to g (m, d)."""
         if (stack.sizes == stack.inputs.shape[1]).all():
             return self._gradient(stack.inputs, stack.targets, g, point)
         losses = g.new_empty(len(g))
@@ -149,7 +149,7 @@ class CohortSolver:
             return self._forward(inputs, *parameters)
 
     def _forward_one(self, inputs: Tensor, *parameters: Tensor) -> Tensor:
-        """The predictions of one client, which vmap makes those of all."""
+        """The predictions of one client, which vmap extends to all."""
         named = dict(zip(self.model.names, parameters, strict=True))
         # looking for tied weights takes longer than a small layer
         predictions: Tensor = functional_call(
@@ -162,7 +162,7 @@ class CohortSolver:
         if not self._counts(targets):
             losses: Tensor = torch.vmap(self.loss)(predictions, targets)
             return losses
-        # what vmap would make of it, after loading a symbolic library
+        # as vmap would, without loading a symbolic library
         values = F.cross_entropy(predictions.flatten(0, 1), targets.flatten(0, 1), reduction="none")
         counted = (targets != IGNORED).flatten(1).sum(1)
         return values.view(len(targets), -1).sum(1) / counted
@@ -172,7 +172,7 @@ class CohortSolver:
         return self.loss is F.cross_entropy and not targets.is_floating_point()
 
     def _masked(self, stack: Stack) -> Stack:
-        """The stack with its filling masked, where that is possible."""
+        """The stack with its padding masked, if that is possible."""
         length = stack.inputs.shape[1]
         short = stack.sizes < length
         if not (short.any() and self._counts(stack.targets) and self._goes_by_sample(stack)):
@@ -184,9 +184,9 @@ class CohortSolver:
 
     @torch.no_grad()
     def _goes_by_sample(self, stack: Stack) -> bool:
-        """Whether the model predicts a sample whatever else is in the batch: tried once a model.
+        """Whether a prediction depends on its own sample alone: tried once per model.
 
-        At random parameters, as at others (zero) everything may look the same.
+        At random parameters, because at special ones (zero) all predictions may be equal.
         """
         model = self.model
         if model.by_sample is None:

@@ -19,7 +19,7 @@ class Score(NamedTuple):
     """Of one batch."""
 
     loss: Tensor  # (), the sum over the samples
-    hits: Tensor | None  # () int64; None: the targets are no classes
+    hits: Tensor | None  # () int64; None: the targets are not classes
     examples: int
 
 
@@ -34,10 +34,10 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean loss over the samples and, for class targets, the accuracy in [0, 1], of the model at w.
 
-    ``loss`` must be a mean over its batch for the value to be the mean over the set. Afterwards
-    the model holds w. An empty set gives an empty dict. ``precision`` as in `SequentialSolver`.
-    ``threads``: of Python, each with a copy of the model and a batch of its own; the result is that
-    of one, bit for bit.
+    ``loss`` must be a mean over its batch for the value to be the mean over the set. Afterwards the
+    model holds w. An empty set gives an empty dict. ``precision`` as in `SequentialSolver`.
+    ``threads``: Python threads, each with a copy of the model and a batch of its own; the result
+    does not depend on their number, bit for bit.
     """
     with tf32_as(precision, model.w.device):
         return _evaluate(model, w, batches, loss, precision, threads)
@@ -83,7 +83,7 @@ def _evaluate(
 def _scores(
     score: Callable[[FlatModel, Batch], Score], models: list[FlatModel], batches: Iterable[Batch]
 ) -> Iterator[Score]:
-    """Of the batches in their order; a thread for each model takes whichever comes next."""
+    """Scores of the batches in their order; each model has a thread, which takes the next batch."""
     if len(models) == 1:
         yield from (score(models[0], batch) for batch in batches)
         return
@@ -99,7 +99,7 @@ def _scores(
                 if batch is None:
                     return
                 found[number] = score(model, batch)
-        finally:  # nothing is left, or this one failed: the others end too
+        finally:  # no batch is left, or this one failed: the other threads end too
             numbered = iter(())
 
     with ThreadPoolExecutor(len(models)) as pool:

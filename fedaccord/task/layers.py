@@ -1,8 +1,8 @@
 """The gradient of a plain stack of layers under cross-entropy, without PyTorch's autograd.
 
-Autograd's bookkeeping takes longer than the passes of a small layer, and what it finds must then be
-copied to where it belongs. Here PyTorch's own passes are called one after another and write into g:
-for one client the bits are autograd's.
+Autograd's bookkeeping takes longer than the passes of a small layer, and its results must be copied
+to g. Here PyTorch's own passes are called one after another and write to g: for one client the bits
+are autograd's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,12 +17,13 @@ from fedaccord.task.models import ChannelsLast, Dropout
 
 Parameters = Sequence[Tensor]  # of a layer: none, a weight, or a weight and a bias
 MEAN, NONE = 1, 0  # PyTorch's numbers of a loss's reductions
-IGNORED = -100  # the target that cross-entropy takes no notice of
+IGNORED = -100  # the target that cross-entropy ignores
 aten = torch.ops.aten
 
 
 class Layer:
-    """Both ways through a layer: of one client, x (b, ...), or of ``many``, x (n, b, ...)."""
+    """Forward and backward pass of a layer, for one client, x (b, ...), or for ``many``, x (n, b,
+    ...)."""
 
     dims: ClassVar[int] = 0  # of the x that one client gives it; 0: any
     takes_many: ClassVar[bool] = False
@@ -41,11 +42,11 @@ class Layer:
         return sum(p is not None for p in self.layer._parameters.values())
 
     def forward(self, x: Tensor, p: Parameters, many: bool) -> tuple[Tensor, Any]:
-        """The output, and what the way back needs; x stays as it is."""
+        """The output, and the values that the backward pass needs; x is not changed."""
         raise NotImplementedError
 
     def backward(self, dy: Tensor, kept: Any, p: Parameters, g: Parameters, on: bool) -> Any:
-        """Leave the gradients of ``p`` in ``g``; returns that of x, where the way goes ``on``."""
+        """Write the gradients of ``p`` to ``g``; returns that of x if the pass goes ``on``."""
         raise NotImplementedError
 
 
@@ -62,7 +63,7 @@ class Linear(Layer):
     def backward(self, dy: Tensor, kept: Any, p: Parameters, g: Parameters, on: bool) -> Any:
         if dy.dim() == 2:
             torch.mm(dy.t(), kept, out=g[0])
-        else:  # of which the rows of g would take one client's at a time
+        else:  # whose gradients would be copied to the rows of g client by client
             g[0].copy_(dy.mT @ kept)
         for g_bias in g[1:]:
             torch.sum(dy, -2, out=g_bias)
@@ -142,7 +143,7 @@ class MaxPool(Layer):
 
 
 class Masked(Layer):
-    """Dropout, by a mask that it draws."""
+    """Dropout with a random mask."""
 
     def forward(self, x: Tensor, p: Parameters, many: bool) -> tuple[Tensor, Any]:
         mask = self.layer.mask(x)
@@ -173,19 +174,18 @@ class Layers:
         end = 0
         for layer in layers:
             self.layers.append((layer, slice(end, end := end + layer.count)))
-        # the way back ends with the first layer that has parameters
+        # the backward pass ends at the first layer with parameters
         self._end = next(i for i, (_, own) in enumerate(self.layers) if own.stop)
         self._takes_many = all(layer.takes_many for layer, _ in self.layers)
 
     def takes(self, inputs: Tensor, targets: Tensor, *, many: bool) -> bool:
-        """Whether these are a batch and its classes, or ``many`` such batches that can go through
-        together."""
+        """Whether these are a batch and its classes, or ``many`` such batches of equal form."""
         known = targets.dim() == 1 + many and self.dims in (0, inputs.dim() - many)
         return known and (self._takes_many or not many)
 
     @torch.no_grad()
     def gradient(self, inputs: Tensor, targets: Tensor, p: Parameters, g: Parameters) -> Tensor:
-        """The loss () of a batch, or those (n,) of a stack; the gradients of ``p`` go to ``g``."""
+        """The loss () of a batch or those (n,) of a stack; writes the gradients to ``g``."""
         many = targets.dim() == 2
         x = inputs.contiguous(memory_format=torch.channels_last) if self.channels_last else inputs
         left: list[Any] = []
@@ -200,12 +200,12 @@ class Layers:
 
 
 def layers_of(module: nn.Module) -> Layers | None:
-    """None: autograd knows more of this module than is known here."""
+    """The layers of a module; None: not a plain stack of known layers."""
     if not isinstance(module, nn.Sequential) or type(module) not in STACKS or not _is_plain(module):
         return None
     if cast(Any, modules)._has_any_global_hook():  # which is not annotated
         return None
-    first = dims = 0  # of a batch: that the first layer takes, and where we are
+    first = dims = 0  # of a batch: of the first layer's input, and of the current one
     found = []
     for child in module:
         kind = KNOWN.get(type(child))
@@ -223,7 +223,7 @@ def layers_of(module: nn.Module) -> Layers | None:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether nothing but its own passes happens in the module: nobody hooked anything in."""
+    """Whether calling the module executes its own passes alone, without hooks or overrides."""
     hooks = (
         *(module._forward_pre_hooks, module._forward_hooks),
         *(module._backward_pre_hooks, module._backward_hooks),

@@ -32,8 +32,8 @@ def build(
     stem: of resnet18: ``imagenet`` (7x7 stride 2, max-pool; the papers' code) or ``cifar``
         (3x3 stride 1, no pool).
 
-    Raises ValueError, in one line, for an unknown name or stem, for a shape that the model cannot
-    take, and if the function cannot be imported, fails, or returns anything but a module.
+    Raises ValueError, in one line, for an unknown name or stem, for a shape that the model does not
+    support, and if the function cannot be imported, fails, or returns anything but a module.
     """
     path = "" if name in MODELS else FUNCTIONS.path(name)
     if name not in MODELS and not path:
@@ -129,7 +129,7 @@ def cnn(shape: Shape, classes: int, stem: str) -> nn.Module:
 def resnet18(shape: Shape, classes: int, stem: str) -> nn.Module:
     """ResNet-18 with GroupNorm of 2 groups for BatchNorm; 11,181,642 parameters on CIFAR-10."""
     channels, _, _ = _image("resnet18", shape)
-    import torchvision  # takes as long to import as torch, and few runs need it
+    import torchvision  # imports as slowly as torch, and few runs need it
 
     net: nn.Module = torchvision.models.resnet18(
         num_classes=classes, norm_layer=partial(nn.GroupNorm, 2)
@@ -178,10 +178,11 @@ MODELS: dict[str, Callable[[Shape, int, str], nn.Module]] = {
 
 
 class ChannelsLast(nn.Sequential):
-    """Layers that see images channel last on a CPU, where pooling is vectorised in that layout.
+    """Layers that process images channels-last on a CPU, where pooling is vectorised in that
+    layout.
 
-    The layout changes neither shapes nor parameters. It saves LeNet a quarter of a step; GroupNorm
-    loses by it, so that ResNet goes without.
+    Shapes and parameters do not change. It saves a quarter of a LeNet step; GroupNorm becomes
+    slower, so ResNet does not use it.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -193,8 +194,8 @@ class ChannelsLast(nn.Sequential):
 
 
 class Dropout(nn.Dropout):
-    """Dropout with p in 256ths that takes a random byte for a value on a CPU, not a number drawn
-    for each: that took a tenth of the CNN's step."""
+    """Dropout with p in 256ths; on a CPU it draws a random byte for each value instead of a float,
+    which took a tenth of the CNN's step."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training or x.device.type != "cpu":
@@ -202,15 +203,15 @@ class Dropout(nn.Dropout):
         return x * self.mask(x)
 
     def mask(self, x: torch.Tensor) -> torch.Tensor:
-        """What x, on a CPU, is multiplied by: 0, or 1 / (1 - p)."""
+        """The factors of x, on a CPU: 0, or 1 / (1 - p)."""
         words = torch.randint(-(2**63), 2**63 - 1, (-(-x.numel() // 8),))  # int64
         kept = words.view(torch.uint8)[: x.numel()].view(x.shape) >= round(256 * self.p)
         return kept.to(x.dtype).mul_(1 / (1 - self.p))
 
 
 class _Conv2d(nn.Conv2d):
-    """A convolution that gives one pixel an image, as ResNet's last on 32x32 images, as a matrix
-    product on a CPU: oneDNN's backward pass takes several times as long there.
+    """A convolution whose output is one pixel per image, as ResNet's last on 32x32 images, as a
+    matrix product on a CPU: oneDNN's backward pass takes several times as long.
 
     Of square kernels and maps, without groups and dilation.
     """

@@ -19,14 +19,14 @@ from fedaccord.task.layers import Layers, layers_of
 
 Batch = tuple[Tensor, Tensor]  # inputs, targets
 Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions, targets) -> scalar
-AHEAD = 2**18  # numbers of the inputs that are cut ahead of the steps; they fit the caches
+AHEAD = 2**18  # values of the inputs that are cut ahead of the steps; they fit into the caches
 LAYERS = 1  # of the draw of a module's random numbers, beside those of the batches
 
 
 class SequentialSolver:
     """One client at a time: a gradient step of ``model`` per batch.
 
-    What the module draws (dropout) depends on seed, round and client alone.
+    Random numbers of the module (dropout) depend on seed, round and client alone.
     ``precision="bfloat16"`` runs the forward pass under autocast, "tf32" lets a GPU round the
     factors of float32 products; w, g and the step keep their dtype.
     """
@@ -45,7 +45,7 @@ class SequentialSolver:
     ) -> Solution:
         model = self.model
         model.w.copy_(w_i0)
-        if not model.module.training:  # `evaluate` left it so; the call goes through all layers
+        if not model.module.training:  # after `evaluate`; the call visits all layers
             model.train()
         device = model.w.device
         with tf32_as(self.precision, device), random_numbers(config, device):
@@ -53,8 +53,8 @@ class SequentialSolver:
             return descend(model.w, model.g, self.gradients(after), direction, seat, config)
 
     def gradients(self, after: Callable[[int], None] = lambda k: None) -> Iterator[GradientAt]:
-        """For each batch, what leaves its gradient at a point in ``model.g``; ``after``: called
-        with k once step k, from 0, is taken."""
+        """For each batch, a function that writes its gradient at a point to ``model.g``; ``after``:
+        called with k once step k, from 0, is taken."""
         for k, (inputs, targets) in enumerate(self.batches):
             yield self._gradient_of(inputs, targets)
             after(k)
@@ -102,7 +102,7 @@ def local_steps(
 def by_autograd(
     model: FlatModel, inputs: Tensor, targets: Tensor, loss: Loss, precision: str
 ) -> Tensor:
-    """Leave a batch's gradient in ``model.g``; the loss."""
+    """Write a batch's gradient to ``model.g``; returns the loss."""
     with torch.enable_grad():
         value = loss(forward(model, inputs, precision), targets)
         # not `backward`: it adds to what g holds, and where layers are large and batches small,
@@ -113,7 +113,7 @@ def by_autograd(
 
 
 def known_layers(model: FlatModel, loss: Loss, precision: str) -> Layers | None:
-    """The model's layers, where they give its gradients faster than autograd does."""
+    """The model's layers, if they compute its gradients faster than autograd."""
     usual = model.w.is_cpu and loss is F.cross_entropy and precision != "bfloat16"
     usual = usual and model.is_plain and not model.frozen and not model.is_tied
     return layers_of(model.module) if usual else None
@@ -121,9 +121,9 @@ def known_layers(model: FlatModel, loss: Loss, precision: str) -> Layers | None:
 
 @contextmanager
 def tf32_as(precision: str, device: torch.device) -> Iterator[None]:
-    """Float32 means float32 on a GPU too in the block; by default PyTorch rounds convolutions.
+    """In this block float32 means float32 on a GPU too; by default PyTorch rounds convolutions.
 
-    The flags are the process's: after the block they are as before.
+    The process's flags are restored after it.
     """
     if device.type != "cuda":
         yield
@@ -149,7 +149,8 @@ def forward(model: FlatModel, inputs: Tensor, precision: str) -> Tensor:
 
 @contextmanager
 def random_numbers(config: LocalConfig, device: torch.device) -> Iterator[None]:
-    """PyTorch's own random numbers as a function of (seed, round, client); then as they were."""
+    """A block in which PyTorch's random numbers are a function of (seed, round, client); its state
+    is restored."""
     entropy = np.random.SeedSequence((config.seed, config.round, config.client, LAYERS))
     seed = int(entropy.generate_state(1, np.uint64)[0]) >> 1
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -161,7 +162,7 @@ def random_numbers(config: LocalConfig, device: torch.device) -> Iterator[None]:
 
 
 class Passes:
-    """Goes through a client's batches again and again, and counts the samples of the first pass."""
+    """Repeated passes over a client's batches; counts the samples of the first one."""
 
     def __init__(self, batches: Iterable[Batch], device: torch.device) -> None:
         self.batches = batches
@@ -182,22 +183,22 @@ class Passes:
             )
 
     def steps(self, epochs: int, steps: int) -> Iterator[Batch]:
-        """The batches of ``epochs`` passes, or of so many ``steps`` where that is not 0."""
+        """The batches of ``epochs`` passes, or of ``steps`` steps if that is not 0."""
         passes = (self.one_pass(e == 0) for e in (self._epochs() if steps else range(epochs)))
         return ahead(islice(chain.from_iterable(passes), steps or None))
 
     def _epochs(self) -> Iterator[int]:
-        """0, 1, 2, ... as long as passes give batches."""
+        """0, 1, 2, ... until a pass is empty."""
         yield 0
         if self.examples:
             yield from repeat(1)
 
 
 def ahead(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The same, small ones many at a time.
+    """The same batches; small ones are cut several at a time.
 
-    A step runs so much code that what cuts a batch has left the processor's caches when its turn
-    comes again: one at a time, it took a sixth of a small model's step.
+    One at a time, cutting took a sixth of a small model's step, because its code had left the
+    processor's caches.
     """
     batches = iter(batches)
     for first in batches:

@@ -32,10 +32,12 @@ log = logging.getLogger("flwr")
 
 TRAIN_NAMES = {"accuracy": "train-accuracy", "loss": "train-loss-of-model"}
 VALIDATION = 1  # of the draw of validation samples, beside the run's seed
-SHOWN = 1000  # clients whose classes are counted: what a reader can take in
-FEW = 2**20  # numbers that a client's samples may have to be prepared once a round
-SHARE = 1 / 4  # of a GPU's free memory that samples take; larger sets go there by the visit
-AHEAD_ON_GPU = 2**25  # as AHEAD, where it is launches that count and not caches
+SHOWN = 1000  # clients whose classes are counted
+FEW = 2**20  # values of a client's samples up to which they are prepared once per round
+SHARE = (
+    1 / 4
+)  # of a GPU's free memory that samples may use; larger sets are copied client by client
+AHEAD_ON_GPU = 2**25  # as AHEAD, on a GPU, where launches matter and not caches
 
 
 @dataclass(eq=False)
@@ -50,8 +52,8 @@ class Task:
     prepare: Callable[[Tensor, torch.dtype], Tensor] = lambda x, dtype: x.to(dtype)
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     seed: int = 0  # of the clients' shares of the test samples
-    own_test: bool = False  # the test samples are one client's own
-    split: str = "test"  # what the test samples are: "validation", where they were held out
+    own_test: bool = False  # whether the test samples are one client's own
+    split: str = "test"  # what the test samples are: "validation" if they were held out
     card: Mapping[str, Any] = field(default_factory=dict)  # how to build and feed the saved model
     _models: dict[ModelSettings, FlatModel] = field(default_factory=dict)
 
@@ -60,14 +62,14 @@ class Task:
         return f"Task({self.clients}, {tested} test samples, on {self.device})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what another process makes anew."""
+        """Without the parts that another process makes itself."""
         kept = {name: part for name, part in self.__dict__.items() if name != "_near"}
         return kept | {"_models": {}}
 
     @cached_property
     def _near(self) -> tuple[Clients, Samples | None]:
-        """The clients' samples and those of the test, from which batches are cut: on the device,
-        where they take no more than `SHARE` of its free memory, else where they are."""
+        """The clients' samples and those of the test, from which batches are cut: on the device if
+        they take at most `SHARE` of its free memory."""
         device, test = torch.device(self.device), self.test
         if device.type != "cuda":
             return self.clients, test
@@ -83,7 +85,7 @@ class Task:
 
     @cached_property
     def fingerprint(self) -> dict[str, int]:
-        """Checksums of the samples and, where they are dealt to clients, of the partition."""
+        """Checksums of the samples and, if clients share one training set, of the partition."""
         every = (self.clients.x, self.clients.y, self.test or ())
         tensors = chain(*([part] if isinstance(part, Tensor) else part for part in every))
         found = {"samples": fingerprint.of_samples(tensors)}
@@ -92,15 +94,14 @@ class Task:
         return found
 
     def model(self, settings: ModelSettings = DEFAULT) -> FlatModel:
-        """The model to compute with, made once and used again: set its w before you use it, and
-        what the settings put beside w."""
+        """The cached model: before using it, set its w, and what the settings put beside w."""
         key = settings._replace(precision=str(dtype_of(settings.precision)))
         if key not in self._models:
             self._models[key] = self.fresh_model(settings, self.device)
         return self._models[key]
 
     def fresh_model(self, settings: ModelSettings, device: torch.device | str) -> FlatModel:
-        """A model with the initial values, the caller's own."""
+        """A new model with the initial values."""
         return flat_model(self.module(), settings, device)
 
     def num_examples(self, client: int) -> int:
@@ -125,10 +126,10 @@ class Task:
         steps: int = 0,
     ) -> Iterator[Stack]:
         """The batches of many clients' rounds, a stack for each step: each client's are those of
-        its `train_batches` over ``epochs`` passes, or of so many ``steps`` where that is not 0.
+        its `train_batches` over ``epochs`` passes, or of ``steps`` steps if that is not 0.
 
-        Clients come in the order of falling numbers of steps; from the largest to the smallest is
-        such an order. Raises ValueError for another one.
+        Clients must be sorted by falling numbers of steps, for example from the largest to the
+        smallest. Raises ValueError for another order.
         """
         if self.augment is not None and batch_size:  # it draws from each client's generator
             device = torch.device(self.device)
@@ -189,14 +190,14 @@ class Task:
 
     def batches(self, samples: Samples, dtype: torch.dtype) -> Iterator[Batch]:
         """The samples in order, prepared, on the task's device."""
-        size = 100 if torch.device(self.device).type == "cpu" else 1000  # what fits the caches
+        size = 100 if torch.device(self.device).type == "cpu" else 1000  # fits into the caches
         for x, y in zip(*(torch.split(part, size) for part in samples), strict=True):
             x, y = (to_device(part, self.device) for part in (x, y))
             yield self.prepare(x, dtype), to_targets(y, dtype)
 
     def class_counts(self) -> list[list[int]] | None:
-        """Training samples of each class, a row for each of the first `SHOWN` clients; None where
-        the samples are not dealt to clients, or have no classes."""
+        """Training samples of each class, a row for each of the first `SHOWN` clients; None if
+        clients have samples of their own, or these have no classes."""
         parts, y = self.clients.parts, self.clients.y
         if parts is None or self.own_test or not isinstance(y, Tensor) or y.is_floating_point():
             return None
@@ -204,8 +205,8 @@ class Task:
         return [np.bincount(labels[part], minlength=classes).tolist() for part in parts[:SHOWN]]
 
     def client_test(self, client: int) -> Samples | None:
-        """A client's share of the test samples: as large a share as it holds of the training
-        samples, with their class mixture; on a device with its own data, all of its own."""
+        """A client's share of the test samples: the share that it holds of the training samples,
+        with their class mixture; on a device with its own data, all of its test samples."""
         if self.test is None:
             return None
         x, y = self._near[1] or self.test
@@ -239,7 +240,7 @@ class TrainBatches:
 
     @cached_property
     def _few(self) -> bool:
-        """Whether all samples are prepared at once, for batches to be cut from."""
+        """Whether all samples are prepared at once, before batches are cut."""
         alone = self.batch_size == 0 or self.task.augment is not None
         return not alone and self.samples[0].numel() <= FEW
 
@@ -250,7 +251,7 @@ class TrainBatches:
 
     @cached_property
     def _ahead(self) -> int:
-        """Samples that are cut, augmented and normalised together: those of whole batches."""
+        """Samples that are cut, augmented and normalised together; a multiple of the batch."""
         most = AHEAD if torch.device(self.task.device).type == "cpu" else AHEAD_ON_GPU
         batch = self.samples[0][0].numel() * self.batch_size
         return self.batch_size * max(1, most // max(1, batch))
@@ -289,7 +290,7 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
     """The task of a run configuration, loaded once per process.
 
     ``whole``: every client holds the whole training set, which is its own (a device with its own
-    data). Raises ValueError where data set, partition, model and number of clients do not fit.
+    data). Raises ValueError if data set, partition, model and number of clients do not fit.
     """
     data = datasets.load(
         config.dataset, config.data_dir, download=config.download, image_size=config.image_size
@@ -297,7 +298,7 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
     x, y, test = data.x_train, data.y_train, (data.x_test, data.y_test)
     held = _held_out(len(y), config.validation, config.seed) if config.validation else None
     drawn = config.samples_per_client and config.partition != "file" and not whole
-    if drawn and held is not None:  # clients draw from what is left
+    if drawn and held is not None:  # clients get the other samples
         test, x, y = (x[held], y[held]), x[~held], y[~held]
     parts: Sequence[np.ndarray]
     if whole:
@@ -348,13 +349,13 @@ def _held_out(total: int, share: float, seed: int) -> Tensor:
 def _without(clients: Clients, held: Tensor, share: float) -> tuple[Clients, Samples]:
     """The clients without the samples that are ``held``, and these samples.
 
-    The others stay with the clients that have them. Raises ValueError where a client has none left.
+    The other samples stay with their clients. Raises ValueError if a client has none left.
     """
     assert isinstance(clients.x, Tensor)
     assert isinstance(clients.y, Tensor)
     assert clients.parts is not None
     free = ~held.numpy()
-    place = np.cumsum(free) - 1  # of a sample among those that are left
+    place = np.cumsum(free) - 1  # position of a sample among the remaining ones
     parts = [place[part[free[part]]] for part in clients.parts]
     if empty := [i for i, part in enumerate(parts) if not len(part)]:
         raise ValueError(
@@ -366,10 +367,10 @@ def _without(clients: Clients, held: Tensor, share: float) -> tuple[Clients, Sam
 
 
 def _card(config: TaskConfig, data: Dataset) -> dict[str, Any]:
-    """What somebody who has the parameters needs to know, in JSON's types.
+    """How to build and feed the model, in JSON's types.
 
     architecture and arguments: of `models.build`. mean, std: per channel, of pixels in [0, 1];
-    empty for features, which the model takes as they are.
+    empty for features, which are not normalised.
     """
     arguments = {"shape": [*data.x_train.shape[1:]], "classes": data.classes}
     if config.model == "resnet18":
@@ -384,7 +385,7 @@ def _card(config: TaskConfig, data: Dataset) -> dict[str, Any]:
 
 
 def find_device(name: str) -> torch.device:
-    """Raises ValueError where the named device is not there."""
+    """The device of this name. Raises ValueError if it is not available."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

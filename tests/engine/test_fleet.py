@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedaccord import server_app, simulate
+from fedaccord import simulate
 from fedaccord.client.train import Data
 from fedaccord.engine import fleet as module
 from fedaccord.engine.fleet import LocalFleet
@@ -45,7 +45,7 @@ def test_answers_go_where_the_servers_vectors_lie(monkeypatch: pytest.MonkeyPatc
     request: Any = SimpleNamespace(instruction=None)
     for own in (LocalFleet(task), LocalFleet(task, home="cuda:1")):
         own._round(request, None)
-        assert server_app.home_of(own) == homes[-1]
+        assert own.home == homes[-1]
     assert [*map(str, homes)] == ["cpu", "cuda:1"]
 
 
