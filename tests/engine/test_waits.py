@@ -61,7 +61,7 @@ def waits(
     )
     own, strategy = task(clients, augmented), config.strategy
     fleet = LocalFleet(own, vectorize=config.vectorize == "on", memories=memories, home=GPU)
-    run = Run(strategy, fleet, server_app.initial_arrays(own, strategy.precision, GPU), 4)
+    run = Run(strategy, fleet, server_app.initial_arrays(own, strategy.model_settings, GPU), 4)
     run.begin()
     for _ in range(3):
         gpu.waits.clear()
@@ -177,7 +177,7 @@ def test_a_round_on_a_gpu_waits_for_it_once(vectorize: str) -> None:
     )
     own, strategy = task(4, augmented=True), config.strategy
     fleet = LocalFleet(own, vectorize=vectorize == "on", home=GPU)
-    run = Run(strategy, fleet, server_app.initial_arrays(own, strategy.precision, GPU), 4)
+    run = Run(strategy, fleet, server_app.initial_arrays(own, strategy.model_settings, GPU), 4)
     run.begin()
     for _ in range(3):
         run.train_round()

@@ -74,7 +74,6 @@ def test_config_toml_tells_what_auto_became(tmp_path: Path) -> None:
         "beta": 0.1,
         "first-visit": "initial",
         "center": "server",
-        "server": "models",
     }
 
 

@@ -63,7 +63,14 @@ def alone(half: ClientHalf, t: int, downs: Any, states: Any, method: Any) -> lis
 
 def config(method: FederatedStrategy, t: int, client: Any) -> LocalConfig:
     bound = method.clip_norm / 8  # some gradients are longer, others are not
-    return LocalConfig(t, 3, 0.1, 0.05, bound, client, 0, [tuple(s) for s in network().shapes])
+    taken = [len(data) for data in batches(t)]
+    steps: Any = (
+        taken[client]
+        if isinstance(client, int)
+        else torch.tensor(taken, dtype=torch.float64)[:, None]
+    )
+    shapes = [tuple(shape) for shape in network().shapes]
+    return LocalConfig(t, 3, 0.1, 0.05, bound, client, 0, shapes, steps=steps)
 
 
 # --- every method in every plug-in ----------------------------------------------------------------

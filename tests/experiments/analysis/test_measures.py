@@ -134,7 +134,7 @@ def test_the_seed_draws_the_samples_so_that_the_same_comes_again(folder: Path) -
         (("{tmp}",), "expected a run directory"),
         (("{run}", "lr=3"), "expected only data-dir, device, download, threads"),
         (("{run}", "--landscape", "x.gif"), "expected a file that ends in .png or .pdf"),
-        (("{run}", "--out", "{tmp}/no/m.json"), "expected a file in a folder that is there"),
+        (("{run}", "--out", "{tmp}/no/m.json"), "expected a file in an existing folder"),
         (("{run}", "--reference", "{tmp}"), "expected a run directory with model.safetensors"),
     ],
 )
