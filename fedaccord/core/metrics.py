@@ -1,8 +1,10 @@
 """Metrics of a model's predictions, by name: what batches add up, and what the sums result in."""
 
 import math
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,13 +12,13 @@ from torch import Tensor
 from fedaccord.core.options import did_you_mean
 from fedaccord.core.rounds import sum_dtype
 
-MAX, MIN = "max", "min"
 SHARE = "0 to 1"  # a unit; people read it in percent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A number that compares predictions with targets.
+    """A number that compares predictions with targets; what it means is in metrics.toml, which is
+    also read where PyTorch is not loaded.
 
     sums: (predictions, targets) of a batch -> a tensor that is added up over the batches, in
         float64 where the device has it, without synchronising if it can be helped.
@@ -29,7 +31,7 @@ class Metric:
     title: str  # in words, of its curve
     meaning: str
     unit: str
-    better: str  # MAX or MIN
+    better: str  # max or min
     of_classes: bool
     sums: Callable[[Tensor, Tensor], Tensor]
     value: Callable[[Tensor], float]
@@ -89,53 +91,17 @@ def _exp_of_mean(sums: Tensor) -> float:
     return math.exp(mean) if mean < 700 else math.inf  # exp(710) overflows
 
 
+_FACTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_COMPUTED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], float]]] = {
+    "accuracy": (_hits, _mean),
+    "top-5-accuracy": (_hits_of_five, _mean),
+    "f1": (_class_counts, _macro_f1),
+    "perplexity": (_surprises, _exp_of_mean),
+    "mae": (_errors, _mean),
+}
 METRICS = {
-    "accuracy": Metric(
-        title="accuracy",
-        meaning="share of the samples whose largest output is their class",
-        unit=SHARE,
-        better=MAX,
-        of_classes=True,
-        sums=_hits,
-        value=_mean,
-    ),
-    "top-5-accuracy": Metric(
-        title="top-5 accuracy",
-        meaning="share of the samples whose class is among the five largest outputs",
-        unit=SHARE,
-        better=MAX,
-        of_classes=True,
-        sums=_hits_of_five,
-        value=_mean,
-    ),
-    "f1": Metric(
-        title="F1",
-        meaning="macro F1: mean over the classes that occur among targets or predictions of "
-        "2 right / (predicted + present)",
-        unit=SHARE,
-        better=MAX,
-        of_classes=True,
-        sums=_class_counts,
-        value=_macro_f1,
-    ),
-    "perplexity": Metric(
-        title="perplexity",
-        meaning="exp of the mean of -log p of the targets under the softmax of the outputs",
-        unit="classes (or tokens)",
-        better=MIN,
-        of_classes=True,
-        sums=_surprises,
-        value=_exp_of_mean,
-    ),
-    "mae": Metric(
-        title="mean absolute error",
-        meaning="mean of |output - target| over all targets",
-        unit="of the targets",
-        better=MIN,
-        of_classes=False,
-        sums=_errors,
-        value=_mean,
-    ),
+    name: Metric(**_FACTS[name], sums=sums, value=value)
+    for name, (sums, value) in _COMPUTED.items()
 }
 
 

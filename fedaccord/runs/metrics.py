@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedaccord.core.metrics import MAX, SHARE
-from fedaccord.core.metrics import METRICS as NAMED
+MAX, SHARE = "max", "0 to 1"
+NAMED: dict[str, dict[str, Any]] = tomllib.loads(  # not imported from core, which loads PyTorch
+    Path(__file__).parents[1].joinpath("core", "metrics.toml").read_text(encoding="utf-8")
+)
 
 
 class Column(NamedTuple):
@@ -46,7 +48,9 @@ def _tables() -> Iterator[tuple[str, tuple[Column, ...]]]:
             yield (
                 "Metrics by name",
                 tuple(
-                    Column(name, m.meaning, m.unit, targets[m.of_classes], better=m.better)
+                    Column(
+                        name, m["meaning"], m["unit"], targets[m["of_classes"]], better=m["better"]
+                    )
                     for name, m in NAMED.items()
                 ),
             )
@@ -64,9 +68,9 @@ def _of_each_metric(column: Column) -> Iterator[Column]:
     for name, metric in NAMED.items():
         yield column._replace(
             name=column.name.replace(METRIC_NAME, name),
-            unit=metric.unit,
-            title=column.title.replace(METRIC_NAME, metric.title),
-            better=column.better and metric.better,
+            unit=metric["unit"],
+            title=column.title.replace(METRIC_NAME, metric["title"]),
+            better=column.better and metric["better"],
         )
 
 
