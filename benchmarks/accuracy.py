@@ -1,6 +1,6 @@
-"""The page and picture of a sweep over all methods: docs/results/accuracy.md, accuracy-cifar10.md.
+"""The page and picture of a sweep over all methods: docs/results/accuracy*.md.
 
-fedaccord sweep benchmarks/accuracy.toml --out DIR    # or accuracy-cifar10.toml; it goes on
+fedaccord sweep benchmarks/accuracy.toml --out DIR    # or another accuracy-*.toml; it resumes
 python benchmarks/accuracy.py DIR                     # from the runs that are completed
 """
 
@@ -19,15 +19,18 @@ import pandas as pd
 
 from fedaccord.config import RunConfig
 from fedaccord.core.options import options as options_of
-from fedaccord.runs import reader
-from fedaccord.strategies import METHODS
+from fedaccord.experiments.sweep.space import of_method
+from fedaccord.runs import flatten, reader
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-USUAL = "fashion-mnist"
-DATASETS = (USUAL, "cifar10")
+PAGES = {
+    "accuracy": "Fashion-MNIST",
+    "accuracy-all-clients": "Fashion-MNIST, all clients in every round",
+    "accuracy-cifar10": "CIFAR-10",
+}
 NAMES = {
     "fashion-mnist": "Fashion-MNIST",
     "cifar10": "CIFAR-10",
@@ -61,20 +64,13 @@ def main() -> None:
         sys.exit(str(error))
 
 
-def common(dataset: str) -> dict[str, Any]:
-    """The settings of all methods, from the sweep's file."""
-    file = Path(__file__).with_name(f"{page_name(dataset)}.toml")
-    return dict(tomllib.loads(file.read_text("utf-8"))["run"])
+def common(page: str) -> dict[str, Any]:
+    """The settings of the sweep's file; those of one method alone begin with its name."""
+    return flatten(read_file(page)["run"])
 
 
-def fits(method: str) -> bool:
-    """Whether a method belongs here: not without a server, nor with all clients only, and no
-    baseline of clients alone."""
-    try:
-        strategy = RunConfig.make({"algo": method, "fraction-train": 0.1}).strategy
-    except ValueError:
-        return False
-    return not (strategy.topology.is_decentralised or method == "local")
+def read_file(page: str) -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name(f"{page}.toml").read_text("utf-8"))
 
 
 # --- the report -----------------------------------------------------------------------------------
@@ -116,37 +112,41 @@ def report(sweep: Path, results: Path) -> None:
     found = [read(run) for run in runs if run.summary["status"] == "completed"]
     if not found:
         raise FileNotFoundError(f"{sweep} holds no completed run: sweep first")
-    dataset = found[0].settings["dataset"]
-    for key in common(dataset):
-        values = {run.settings[key] for run in found}
-        if len(values) > 1 and key != "download":
-            raise ValueError(f"the runs in {sweep} differ in {key}: {values}; move some away")
+    name = page_name(found[0].settings)
+    for run in found:
+        for key, value in of_method(common(name), run.settings["algo"]).items():
+            if run.settings[key] != value and key != "download":
+                raise ValueError(
+                    f"the runs in {sweep} and benchmarks/{name}.toml differ in {key}: a run of "
+                    f"{run.settings['algo']} has {run.settings[key]}; move it away"
+                )
     by_name: dict[str, dict[int, Run]] = defaultdict(dict)
     for run in found:
         by_name[run.settings["algo"]][run.settings["seed"]] = run
     methods = [Method(name, runs) for name, runs in by_name.items()]
     methods.sort(key=lambda method: -method.mean)
     results.mkdir(parents=True, exist_ok=True)
-    name = page_name(dataset)
     (results / f"{name}.md").write_text(text(methods, name))
     plot(methods, results / f"{name}.png")
     print(f"{len(methods)} methods in {results / name}.md and {name}.png")
 
 
-def page_name(dataset: str) -> str:
-    return "accuracy" if dataset == USUAL else f"accuracy-{dataset}"
+def page_name(settings: dict[str, Any]) -> str:
+    if settings["dataset"] == "cifar10":
+        return "accuracy-cifar10"
+    return "accuracy-all-clients" if settings["fraction-train"] == 1 else "accuracy"
 
 
 def text(methods: list[Method], name: str) -> str:
-    setting = next(iter(methods[0].runs.values())).settings
+    setting = common(name)
     rounds, step = setting["num-server-rounds"], setting["eval-every"]
     active = round(setting["fraction-train"] * setting["num-clients"])
     baseline = next((method for method in methods if method.name == BASELINE), None)
     augmented = ", random crops and mirrored images" if setting["dataset"] == "cifar10" else ""
-    others = [dataset for dataset in DATASETS if dataset != setting["dataset"]]
-    pages = ", ".join(f"[{NAMES[other]}]({page_name(other)}.md)" for other in others)
+    pages = ", ".join(f"[{PAGES[other]}]({other}.md)" for other in PAGES if other != name)
+    slower = [key.partition(".")[0] for key in setting if key.endswith(".lr")]
     lines = [
-        f"# Accuracy on {NAMES[setting['dataset']]}",
+        f"# Accuracy on {PAGES[name]}",
         "",
         f"![test accuracy by round]({name}.png)",
         "",
@@ -165,7 +165,13 @@ def text(methods: list[Method], name: str) -> str:
         f"for this table. Those of {', '.join(CHOSEN[:-1])} and {CHOSEN[-1]} were chosen from a "
         "few values in short runs on CIFAR-10 with LeNet, as their pages tell; the others are "
         "those of the papers and of the code of FedInit's authors, or our own where these give "
-        "none.",
+        "none."
+        + (
+            f" Of the common settings {', '.join(slower[:-1])} and {slower[-1]} have another local "
+            "rate, a usual one of AdamW, whose steps their clients take."
+            if slower
+            else ""
+        ),
         "",
         f"| method | defaults | accuracy, mean of last {WINDOW} | of each seed | train loss | "
         f"points over {BASELINE}, of each seed |",
@@ -175,19 +181,20 @@ def text(methods: list[Method], name: str) -> str:
         runs = method.runs
         losses = [run.train_loss for run in runs.values()]
         lines.append(
-            f"| {method.name} | {own_settings(method)} | {method.mean:.1%} | "
+            f"| {method.name} | {own_settings(method, setting)} | {method.mean:.1%} | "
             f"{', '.join(f'{run.mean:.1%}' for _, run in sorted(runs.items()))} | "
             f"{sum(losses) / len(losses):.2f} | {gains(method, baseline)} |"
         )
     lines += [
         "",
         f"The model that a method returns is evaluated every {step} rounds on the 10,000 test "
-        "images: the one it broadcasts next, but for A-FedPD the mean of the local models. An "
+        "images: the one it broadcasts next, but for A-FedPD the mean of the local models, for "
+        "FedExP that of the last two models, and for FedGloSS the one without its perturbation. An "
         f"accuracy is the mean of the evaluations of rounds {rounds - step * (WINDOW - 1)} to "
         f"{rounds} of a run, then of the seeds; train loss (of local steps, before each step) is "
-        f"the mean of the last {WINDOW * step} rounds. {seeds_of(methods)} FedPD is not here: it "
-        "needs all clients in every round. Methods without a server have a benchmark of their own "
-        f"(`benchmarks/decentralised.py`). The same methods elsewhere: {pages}.",
+        f"the mean of the last {WINDOW * step} rounds. {seeds_of(methods, name)} "
+        "Methods without a server have a benchmark of their own (`benchmarks/decentralised.py`); "
+        f"FedPD and Scaffnew need all clients in every round. Elsewhere: {pages}.",
         "",
         f"Made by `fedaccord sweep benchmarks/{name}.toml --out DIR` and `python "
         "benchmarks/accuracy.py DIR`, on a CPU.",
@@ -196,14 +203,15 @@ def text(methods: list[Method], name: str) -> str:
     return "\n".join(lines)
 
 
-def own_settings(method: Method) -> str:
-    """The settings of the method and of its plug-ins, as ``alpha 0.1``."""
-    settings = next(iter(method.runs.values())).settings
+def own_settings(method: Method, of_page: dict[str, Any]) -> str:
+    """The settings of the method and of its plug-ins, as ``alpha 0.1``; of_page: see `common`."""
+    settings = next(iter(method.runs.values())).settings | of_page
     prefix = f"{method.name}."
     own = {k.removeprefix(prefix): v for k, v in settings.items() if k.startswith(prefix)}
     if own.get("server-lr") == 1:
         del own["server-lr"]  # the plain average
-    for plugin in RunConfig.make({"algo": method.name}).strategy.active_plugins:
+    bare = RunConfig.make({"algo": method.name, "fraction-train": 1.0}).strategy
+    for plugin in bare.active_plugins:
         strength = options_of(type(plugin))[0].name
         own[f"{type(plugin).__name__} {strength}"] = getattr(plugin, strength)
     return ", ".join(f"{key} {value}" for key, value in own.items()) or "–"
@@ -218,7 +226,7 @@ def gains(method: Method, baseline: Method | None) -> str:
     return ", ".join(f"{gain:+.1f}" for gain in points)
 
 
-def seeds_of(methods: list[Method]) -> str:
+def seeds_of(methods: list[Method], page: str) -> str:
     """Which seeds there are, of which methods, and which methods are missing."""
     by_seeds: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for method in methods:
@@ -227,7 +235,7 @@ def seeds_of(methods: list[Method]) -> str:
     sentence = f"Seeds: {listed(usual)}"
     sentence += "".join(f"; {listed(seeds)} of {', '.join(of)}" for seeds, of in others) + "."
     names = [method.name for method in methods]
-    missing = [name for name in METHODS if fits(name) and name not in names]
+    missing = [name for name in read_file(page)["space"]["algo"] if name not in names]
     return sentence + (f" Not yet run: {', '.join(missing)}." if missing else "")
 
 
@@ -239,9 +247,9 @@ def plot(methods: list[Method], path: Path) -> None:
     """Test accuracy by round: the leading methods in one picture, every other in a small one."""
     by_name = {method.name: method for method in methods}
     others = [method for method in methods if method.name not in LEADING]
-    columns = 4
+    columns = 5
     rows = max(1, math.ceil(len(others) / columns))
-    figure = plt.figure(figsize=(13, 5.6), layout="constrained")
+    figure = plt.figure(figsize=(13, 6.4), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25), wspace=0.02)
 
     main = left.subplots()

@@ -321,7 +321,7 @@ def _text(value: Any) -> str:
 def _presets(name: str) -> Iterator[str]:
     """The presets that run this method, the one of its name first, and commands."""
     lines, commands = [], []
-    for preset, path in presets().items():
+    for preset, path in sorted(presets().items(), key=lambda item: item[0] != name):
         values = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
         if values["algo"] == name:
             file = f"fedaccord/experiments/presets/{path.name}"

@@ -2,19 +2,28 @@
 
 import json
 import tomllib
+from collections.abc import Callable
 from inspect import getdoc, getmodule
 from pathlib import Path
 
 import pytest
 from flwr.common.config import get_fused_config_from_dir, parse_config_args
+from torch import nn
 
-from fedaccord import config
+from fedaccord import config, simulate
 from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig
 from fedaccord.experiments.presets import presets
 from fedaccord.strategies import METHODS, DFedAvg
+from fedaccord.task.models import build
 from tests.cli.shell import invoke, refusal, run
 
+FEDAVG_BY_ANOTHER_NAME = (
+    "centralised",
+    "fedper",
+    "fedbn",
+    "lg-fedavg",
+)  # one that readers look for
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PRESETS = presets()
 
@@ -45,8 +54,8 @@ def test_they_ship_with_the_package() -> None:
 @each_preset
 def test_it_is_named_after_its_method(name: str) -> None:
     algo = str(values(name)["algo"])
-    baseline = name == "centralised"  # fedavg with one client, by the name that readers look for
-    assert name == algo or name.startswith(f"{algo}-") or baseline
+    assert name == algo or name.startswith(f"{algo}-") or name in FEDAVG_BY_ANOTHER_NAME
+    assert (name in FEDAVG_BY_ANOTHER_NAME) <= (algo == "fedavg")
 
 
 @each_preset
@@ -136,3 +145,30 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
     for key in ("algo", "num-clients", "fraction-train", "replacement"):
         assert written[key] == values(name)[key]
+
+
+LAYERS: dict[str, Callable[[str, nn.Module], bool]] = {  # whose parameters stay at the client
+    "fedper": lambda layer, _: layer == "fc",
+    "fedbn": lambda _, module: isinstance(module, nn.GroupNorm),
+    "lg-fedavg": lambda layer, _: layer != "fc",
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_stays_at_the_client_is_trained_there(name: str) -> None:
+    """On data that needs no download: each client has its own, and w has the rest."""
+    small = {"dataset": "digits", "num-clients": 3, "local-steps": 2, "batch-size": 8}
+    keys = values(name) | small | {"fraction-train": 1.0}
+    del keys["num-server-rounds"], keys["download"]
+    history = simulate(rounds=2, **{key.replace("-", "_"): value for key, value in keys.items()})
+    model = build(str(keys["model"]), (1, 8, 8), 10)
+    local = sum(
+        parameter.numel()
+        for layer, module in model.named_modules()
+        for parameter in module.parameters(recurse=False)
+        if LAYERS[name](layer, module)
+    )
+    first, *others = [state.local for state in history.clients]
+    assert len(first) == local
+    assert len(history.state.w) == sum(p.numel() for p in model.parameters()) - local
+    assert all((first - other).norm() > 1e-4 for other in others)
