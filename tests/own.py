@@ -1,13 +1,189 @@
 """Functions as a user writes them, named in settings as ``tests.own:tiny``."""
 
+from collections.abc import Sequence
 from math import prod
+from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+# --- models ---------------------------------------------------------------------------------------
 
 
 def tiny(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
 
 
+def bag_of_tokens(vocabulary: int, classes: int) -> nn.Module:
+    return nn.EmbeddingBag(vocabulary, classes, padding_idx=0)
+
+
 def no_module() -> str:
     return "a module"
+
+
+# --- data sets ------------------------------------------------------------------------------------
+
+
+def numbers(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, 3)).astype(np.float32)
+    return x, (x.sum(1) > 0).astype(np.int64)
+
+
+def arrays() -> Any:
+    return numbers(40, 0), numbers(10, 1)
+
+
+def torch_datasets() -> Any:
+    return [TensorDataset(*map(torch.from_numpy, part)) for part in arrays()]
+
+
+def mapping() -> Any:
+    train, test = arrays()
+    return {"train": train, "test": test, "classes": ["below", "above", "neither"]}
+
+
+def targets() -> Any:
+    return [(x, x @ np.ones((3, 2), np.float32)) for x, _ in arrays()]
+
+
+def from_folder(data_dir: str) -> Any:
+    """Three samples more for each letter of the path."""
+    return numbers(3 * len(data_dir), 2), numbers(10, 1)
+
+
+def images() -> Any:
+    x = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
+    return (x, [0, 1]), (x, [1, 0])
+
+
+def grey_tensors() -> Any:
+    x = torch.arange(2 * 4 * 5, dtype=torch.uint8).view(2, 1, 4, 5)
+    return (x, torch.tensor([0, 1])), (x, torch.tensor([1, 0]))
+
+
+class Rows:
+    """A Hugging Face dataset, as far as it is used."""
+
+    def __init__(self, names: Sequence[str] = (), **columns: Any) -> None:
+        self.columns = columns
+        self.column_names = [*columns]
+        self.features = dict.fromkeys(columns, object())
+        if names:
+            self.features["label"] = type("ClassLabel", (), {"names": [*names]})()
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return self.columns[key]
+        return {name: values[key] for name, values in self.columns.items()}
+
+
+def columns() -> Any:
+    """Texts, with names of their classes."""
+    names = ("negative", "positive")
+    return {
+        "train": Rows(text=["bad", "good", "so so"], label=[0, 1, 0], names=names),
+        "test": Rows(text=["fine"], label=[1], names=names),
+    }
+
+
+class Partitioner:
+    """A partitioner of Flower Datasets, as far as it is used: pieces of 5, 10 and 25 samples."""
+
+    num_partitions = 3
+
+    def load_partition(self, partition_id: int) -> Rows:
+        x, y = numbers(40, 0)
+        rows = [slice(0, 5), slice(5, 15), slice(15, 40)][partition_id]
+        return Rows(features=[*x[rows]], label=[*y[rows]], names=("below", "above"))
+
+
+def partitioned() -> Any:
+    return Partitioner(), numbers(10, 1)
+
+
+def sequences() -> Any:
+    """The next token of each."""
+    tokens = torch.randint(1, 9, (12, 6), generator=torch.Generator().manual_seed(0))
+    pair = tokens[:, :-1], tokens[:, 1:]
+    return {"train": pair, "test": pair, "vocabulary": 9, "classes": 9}
+
+
+def next_token(vocabulary: int) -> nn.Module:
+    return nn.Sequential(nn.Embedding(vocabulary, 4), nn.Linear(4, vocabulary))
+
+
+# --- those that are none --------------------------------------------------------------------------
+
+
+def nothing() -> None:
+    pass
+
+
+def no_test() -> Any:
+    return {"train": numbers(4, 0)}
+
+
+def uneven() -> Any:
+    x, y = numbers(4, 0)
+    return (x, y[:3]), (x, y)
+
+
+def other_inputs() -> Any:
+    x, y = numbers(4, 0)
+    return (x, y), (x[:, :2], y)
+
+
+def broken_inputs() -> Any:
+    x, y = numbers(4, 0)
+    return (x * np.nan, y), (x, y)
+
+
+def one_class() -> Any:
+    x, _ = numbers(4, 0)
+    return ((x, [0] * 4),) * 2
+
+
+def many_columns() -> Any:
+    return (Rows(a=[1.0], b=[2.0], label=[0]),) * 2
+
+
+def ragged() -> Any:
+    return (([[1.0], [1.0, 2.0]], [0, 1]),) * 2
+
+
+# --- tokenizers -----------------------------------------------------------------------------------
+
+
+def letters(text: str) -> list[int]:
+    return [ord(letter) - ord("a") + 1 for letter in text if "a" <= letter <= "z"]
+
+
+letters.vocab_size = 27  # type: ignore[attr-defined]
+
+
+class Words:
+    vocab_size = 100
+
+    def encode(self, text: str) -> Tensor:
+        return torch.tensor([len(word) for word in text.split()])
+
+
+words = Words()
+
+
+def no_size(text: str) -> list[int]:
+    return [1]
+
+
+def zeros(text: str) -> list[int]:
+    return [0]
+
+
+zeros.vocab_size = 3  # type: ignore[attr-defined]

@@ -69,7 +69,7 @@ def test_what_keys_affect() -> None:
             *("num-server-rounds", "min-replies", "max-failed-rounds"),
             *("max-update-norm", "max-client-norm", "max-examples"),
         },
-        "records": {"eval-every", "eval-train", "gossip.eval-nodes"},
+        "records": {"eval-every", "eval-train", "metrics", "gossip.eval-nodes"},
         "speed": {
             *("threads", "workers", "gpus-per-worker", "checkpoint-every"),
             *("round-timeout", "wait-timeout"),
@@ -194,8 +194,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
     ({"weighting": "size"}, "weighting: expected one of uniform, examples, got 'size'"),
     (
         {"model": "resnet"},
-        "model: expected one of linear, mlp, lenet, lenet5, cnn, resnet18, vgg11, or "
-        "package.module:function, got 'resnet' (did you mean 'resnet18'?)",
+        "model: expected one of linear, mlp, lenet, lenet5, cnn, resnet18, vgg11, "
+        "transformer, or package.module:function, got 'resnet' (did you mean 'resnet18'?)",
     ),
     (
         {"precision": "half"},
@@ -258,7 +258,7 @@ UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"stem": "cifar", "model": "resnet18"}, {}),
     (
         {"data-dir": "/data"},
-        {"data-dir": "dataset=fashion-mnist|cifar10|cifar100|image-folder|npz"},
+        {"data-dir": "dataset=fashion-mnist|cifar10|cifar100|image-folder|npz|text"},
     ),
     ({"dataset": "npz", "download": True}, {"download": "dataset=fashion-mnist|cifar10|cifar100"}),
     ({"local-steps": 5, "local-epochs": 2}, {"local-epochs": "local-steps=0"}),

@@ -5,6 +5,7 @@ Bad input gives one line on stderr and exit code 2. A command imports what it ne
 PyTorch and Flower take seconds, which `--help` should not.
 """
 
+import sys
 from importlib import import_module
 from typing import Annotated
 
@@ -39,6 +40,8 @@ def main(
 ) -> None:
     """Federated optimisation under client drift, for Flower."""
     wait_passively()  # this process is ours, and a command loads PyTorch later
+    if "" not in sys.path:
+        sys.path.append("")  # a function that a setting names may be in a file of this folder
     if version:
         typer.echo(f"fedaccord {__version__}")
         raise typer.Exit

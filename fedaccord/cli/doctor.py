@@ -217,9 +217,9 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]
     from fedaccord.task import load_task
 
     task, clients = settings.task, settings.num_clients
-    facts = datasets.DATASETS[task.dataset].facts
+    facts = datasets.kind_of(task.dataset).facts
     try:
-        data = datasets.cached(task.dataset, task.data_dir, image_size=task.image_size)
+        data = datasets.cached(task.dataset, task.data_dir, task.reading)
     except FileNotFoundError as error:
         data = None
         fetch = task.download and facts

@@ -106,12 +106,12 @@ METRICS = {
 
 
 def select(names: str, of_classes: bool) -> dict[str, Metric]:
-    """The metrics of a setting, as "accuracy, f1"; "": accuracy of classes, mae of numbers.
+    """The metrics of a setting, as "accuracy, f1"; "": accuracy of classes, none of numbers.
 
     Raises ValueError, in one line, for an unknown name and one that does not fit the targets.
     """
     fitting = [name for name, metric in METRICS.items() if metric.of_classes == of_classes]
-    chosen = [part.strip() for part in names.split(",") if part.strip()] or fitting[:1]
+    chosen = [part.strip() for part in names.split(",") if part.strip()] or fitting[:of_classes]
     for name in chosen:
         if name not in fitting:
             kind = "class labels" if of_classes else "numbers as targets"

@@ -78,5 +78,6 @@ def call(key: str, path: str, offered: Mapping[str, Any]) -> Any:
 def one_line(error: Exception) -> str:
     """Kind, text and place of an error in somebody's own code."""
     text = " ".join(str(error).split())[:300]
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {text} at {last.filename}:{last.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f" at {f.filename}:{f.lineno}" for f in frames if not f.filename.startswith("<")]
+    return f"{type(error).__name__}: {text}{places[-1] if places[1:] else ''}"

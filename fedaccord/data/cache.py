@@ -13,6 +13,7 @@ import os
 import time
 import uuid
 import zlib
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fedaccord.data.kind import ARRAYS, Dataset, Decoded, PerChannel
+from fedaccord.data.kind import Dataset, Decoded, PerChannel
 
-CACHE_FORMAT = 2  # raise it when the decoding changes: older cache files are then left aside
+CACHE_FORMAT = 3  # raise it when the decoding changes: older cache files are then left aside
 ABANDONED = 600  # seconds without a write after which a part of a file is nobody's any more
 
 
@@ -36,9 +37,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedaccord"
 
 
-def fingerprint(paths: tuple[Path, ...], image_size: int) -> str:
-    """Short hash of the paths and of the names, sizes and times of what lies in them and in their
-    folders; no source has more levels, and a link to a folder above has no end of them."""
+def fingerprint(paths: tuple[Path, ...], settings: Mapping[str, Any]) -> str:
+    """Short hash of settings, paths and the names, sizes and times of what lies in the paths and in
+    their folders; no source has more levels, and a link to a folder above has no end of them."""
     entries = [str(path) for path in paths]
     for path in entries.copy():
         for folder, folders, files in os.walk(path, followlinks=True):
@@ -46,7 +47,7 @@ def fingerprint(paths: tuple[Path, ...], image_size: int) -> str:
             if folder != path:
                 folders.clear()  # which ends the walk here
     facts = [_size_and_time(entry) for entry in sorted(entries)]
-    text = repr((CACHE_FORMAT, image_size, facts))
+    text = repr((CACHE_FORMAT, settings, facts))
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
 
 
@@ -65,7 +66,7 @@ def read(path: Path, name: str) -> Dataset | None:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in ARRAYS}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         if metadata["checksum"] != _checksum(metadata["facts"], tensors):
             return None
     except (OSError, SafetensorError, KeyError, TypeError):  # gone, cut short, or another's
@@ -78,6 +79,7 @@ def read(path: Path, name: str) -> Dataset | None:
         mean=tuple(facts["mean"]),
         std=tuple(facts["std"]),
         class_names=tuple(facts["class_names"]),
+        vocabulary=facts["vocabulary"],
     )
 
 
@@ -88,12 +90,14 @@ def write(path: Path, data: Decoded, scale: tuple[PerChannel, PerChannel] | None
     """
     tensors = {
         "x_train": _channel_first(data.x_train),
-        "y_train": torch.from_numpy(data.y_train.astype(np.int64)),
+        "y_train": _targets(data.y_train),
         "x_test": _channel_first(data.x_test),
-        "y_test": torch.from_numpy(data.y_test.astype(np.int64)),
+        "y_test": _targets(data.y_test),
     }
-    mean, std = scale or _channel_stats(tensors["x_train"])
-    numbers = {"classes": data.classes, "mean": mean, "std": std}
+    if data.owners is not None:
+        tensors["owners"] = torch.from_numpy(data.owners.astype(np.int64))
+    mean, std = scale or channel_stats(tensors["x_train"])
+    numbers = {"classes": data.classes, "mean": mean, "std": std, "vocabulary": data.vocabulary}
     facts = json.dumps(numbers | {"class_names": data.class_names})
     metadata = {"facts": facts, "checksum": _checksum(facts, tensors)}
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -123,20 +127,25 @@ def remove_abandoned(folder: Path) -> None:
 def _checksum(facts: str, tensors: dict[str, torch.Tensor]) -> str:
     """CRC-32 of all that a cache file holds, shapes and types included."""
     crc = zlib.crc32(facts.encode())
-    for key, tensor in tensors.items():
+    for key, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
         crc = zlib.crc32(tensor.numpy().reshape(-1).data, crc)
     return f"{crc:08x}"
 
 
+def _targets(y: NDArray[Any]) -> torch.Tensor:
+    """Class labels as int64, numbers to predict as float32."""
+    return torch.from_numpy(y.astype(np.float32 if y.dtype.kind == "f" else np.int64))
+
+
 def _channel_first(x: NDArray[Any]) -> torch.Tensor:
-    """(n, h, w[, c]) images as (n, c, h, w); features as they are."""
+    """(n, h, w[, c]) images as (n, c, h, w); features and tokens as they are."""
     if x.dtype == np.uint8:
         x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
-def _channel_stats(x: torch.Tensor) -> tuple[PerChannel, PerChannel]:
+def channel_stats(x: torch.Tensor) -> tuple[PerChannel, PerChannel]:
     """Mean and standard deviation per channel of uint8 images, exactly, from their histograms."""
     if x.dtype != torch.uint8:
         return (), ()

@@ -1,4 +1,4 @@
-"""Data sets by name, decoded once to uint8 and mapped into memory by every process.
+"""Data sets by name, decoded once and mapped into memory by every process.
 
 `load` finds the files, decodes them into one cache file and maps that file; later calls, in this
 process or another, only map it (see cache.py). A cache file's name carries a hash of the source's
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedaccord.core.named import FORM
 from fedaccord.core.options import did_you_mean
 from fedaccord.data.cache import cache_folder, fingerprint, read, remove_abandoned, write
 from fedaccord.data.digits import DIGITS
+from fedaccord.data.function import FUNCTION, FUNCTIONS, from_function
 from fedaccord.data.image_folder import IMAGE_FOLDER
-from fedaccord.data.kind import Dataset, Kind, Source
+from fedaccord.data.kind import Dataset, Kind, Reading, Source
 from fedaccord.data.npz import NPZ
+from fedaccord.data.text import TEXT
 from fedaccord.data.vision import CIFAR10, CIFAR100, FASHION_MNIST
 
 DATASETS: dict[str, Kind] = {
@@ -24,32 +27,50 @@ DATASETS: dict[str, Kind] = {
     "cifar100": CIFAR100,
     "image-folder": IMAGE_FOLDER,
     "npz": NPZ,
+    "text": TEXT,
 }
+USUAL = Reading()
 MAX_IMAGE_SIZE = 4096  # pixels of a side, of images that are resized
+
+
+def kind_of(name: str) -> Kind:
+    """What is known of a data set by name, also of a function that makes one.
+
+    Raises ValueError for a name that nothing has.
+    """
+    if name in DATASETS:
+        return DATASETS[name]
+    if name in FUNCTIONS:
+        return FUNCTION
+    near = did_you_mean(name, DATASETS)
+    raise ValueError(
+        f"dataset: expected one of {', '.join(DATASETS)}, or {FORM}, got {name!r}{near}"
+    )
 
 
 def load(
     name: str,
     data_dir: str = "",
+    reading: Reading = USUAL,
     *,
-    download: bool = False,
-    image_size: int = 0,
     cache_dir: Path | None = None,
 ) -> Dataset:
     """Map the data set `name` into memory; decode it first if no cache file holds it.
 
     data_dir: the folder that holds the data (for npz: the file); empty: where downloads are stored,
         the folder `downloads` of the cache folder.
-    download: fetch a missing torchvision data set into data_dir.
-    image_size: image-folder only; resize the shorter side to it and crop the centre; 0: as it is.
     cache_dir: instead of the documented cache folder.
+    What a function returns is not cached.
     Raises FileNotFoundError if the data is missing and ValueError if it is not as expected.
     """
-    source, path = _locate(name, data_dir, download, image_size, cache_dir)
+    kind = kind_of(name)
+    if kind is FUNCTION:
+        return from_function(name, data_dir, reading)
+    source, path = _locate(name, data_dir, reading, cache_dir)
     remove_abandoned(path.parent)
     if data := read(path, name):
         return data
-    write(path, source.decode(), DATASETS[name].scale)
+    write(path, source.decode(), kind.scale)
     if data := read(path, name):
         return data
     raise ValueError(
@@ -59,33 +80,34 @@ def load(
 
 
 def cached(
-    name: str, data_dir: str = "", *, image_size: int = 0, cache_dir: Path | None = None
+    name: str, data_dir: str = "", reading: Reading = USUAL, *, cache_dir: Path | None = None
 ) -> Dataset | None:
     """The data set as an earlier `load` decoded it; None: it is not decoded yet.
 
     Raises FileNotFoundError if the data is missing.
     """
-    _, path = _locate(name, data_dir, False, image_size, cache_dir)
+    if kind_of(name) is FUNCTION:
+        return None
+    _, path = _locate(name, data_dir, reading._replace(download=False), cache_dir)
     return read(path, name)
 
 
 def _locate(
-    name: str, data_dir: str, download: bool, image_size: int, cache_dir: Path | None
+    name: str, data_dir: str, reading: Reading, cache_dir: Path | None
 ) -> tuple[Source, Path]:
     """The data's files, and the path of its cache file."""
-    if name not in DATASETS:
-        near = did_you_mean(name, DATASETS)
-        raise ValueError(f"dataset: expected one of {', '.join(DATASETS)}, got {name!r}{near}")
-    if not 0 <= image_size <= MAX_IMAGE_SIZE or (image_size and not DATASETS[name].resizes):
-        resized = " or ".join(name for name, kind in DATASETS.items() if kind.resizes)
+    kind, size = DATASETS[name], reading.image_size
+    if not 0 <= size <= MAX_IMAGE_SIZE or (size and "image_size" not in kind.reads):
+        resized = " or ".join(name for name, kind in DATASETS.items() if "image_size" in kind.reads)
         raise ValueError(
             f"image-size: expected 0, or a size up to {MAX_IMAGE_SIZE} with {resized}; got "
-            f"{image_size} with {name}: set it to 0"
+            f"{size} with {name}: set it to 0"
         )
     folder = cache_dir or cache_folder()
     root = _absolute(data_dir) if data_dir else folder / "downloads"
-    source = DATASETS[name].find(root, download, image_size)
-    return source, folder / f"{name}-{fingerprint(source.paths, image_size)}.safetensors"
+    source = kind.find(root, reading)
+    settings = {setting: getattr(reading, setting) for setting in kind.reads}
+    return source, folder / f"{name}-{fingerprint(source.paths, settings)}.safetensors"
 
 
 def _absolute(data_dir: str) -> Path:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedaccord.data.kind import Decoded, Kind, Source, image_facts
+from fedaccord.data.kind import Decoded, Kind, Reading, Source, image_facts
 
 
-def find(root: Path, download: bool, image_size: int) -> Source:
+def find(root: Path, reading: Reading) -> Source:
     return Source((), decode)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedaccord.data.kind import Decoded, Kind, Source, check_fits
+from fedaccord.data.kind import Decoded, Kind, Reading, Source, check_fits
 from fedaccord.data.transforms import augment
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ log = logging.getLogger("flwr")  # what a run prints
 IMAGE_SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
-def find(root: Path, download: bool, image_size: int) -> Source:
+def find(root: Path, reading: Reading) -> Source:
     """Raises ValueError without Pillow."""
     if find_spec("PIL") is None:
         raise ValueError(
@@ -37,7 +37,7 @@ def find(root: Path, download: bool, image_size: int) -> Source:
                 f"image-folder: expected train/<class>/* and test/<class>/* in {root}, found no "
                 f"{folder.name}: point data-dir to the folder that has both"
             )
-    return Source((root / "train", root / "test"), partial(decode, root, image_size))
+    return Source((root / "train", root / "test"), partial(decode, root, reading.image_size))
 
 
 def decode(root: Path, image_size: int) -> Decoded:
@@ -155,4 +155,4 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
 
 
-IMAGE_FOLDER = Kind(find=find, origin="user", resizes=True, augment=augment)
+IMAGE_FOLDER = Kind(find=find, origin="user", reads=("image_size",), augment=augment)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -21,25 +22,45 @@ class Dataset(NamedTuple):
     """Training and test data in memory, mapped from the cache file: writes stay in the process."""
 
     name: str
-    x_train: torch.Tensor  # (n, channels, height, width) uint8, or (n, ...) float32 features
-    y_train: torch.Tensor  # (n,) int64, 0 <= y < classes
+    x_train: torch.Tensor  # (n, channels, height, width) uint8 images, (n, ...) float32 features,
+    # (n, length) integer token ids
+    y_train: torch.Tensor  # (n,) int64, 0 <= y < classes; (n, outputs) float32 numbers to predict
     x_test: torch.Tensor
     y_test: torch.Tensor
-    classes: int
-    mean: PerChannel  # of the training images; empty for features
-    std: PerChannel
+    classes: int  # 0: the targets are numbers
+    mean: PerChannel = ()  # of the training images; empty for features
+    std: PerChannel = ()
     class_names: tuple[str, ...] = ()  # of label 0, 1, ...; empty: unknown
+    vocabulary: int = 0  # token ids, from 0 on; 0: the inputs are no tokens, or not known
+    owners: torch.Tensor | None = None  # (n,) int64 who holds each training sample, from 0 on
+
+    @property
+    def outputs(self) -> int:
+        """Of a model: the scores of the classes, or the predicted numbers."""
+        return self.classes or self.y_train.shape[1]
 
 
 class Decoded(NamedTuple):
-    """What a source gives: channel-last uint8 images or float32 features, and their labels."""
+    """What a source gives: a `Dataset` with channel-last images."""
 
-    x_train: NDArray[Any]  # (n, height, width[, channels]) uint8, or (n, ...) float32
-    y_train: NDArray[Any]  # (n,) integers
+    x_train: NDArray[Any]  # (n, height, width[, channels]) uint8, (n, ...) float32, (n, length) int
+    y_train: NDArray[Any]  # (n,) integers, or (n, outputs) float32
     x_test: NDArray[Any]
     y_test: NDArray[Any]
     classes: int
-    class_names: tuple[str, ...] = ()  # of label 0, 1, ...; empty: unknown
+    class_names: tuple[str, ...] = ()
+    vocabulary: int = 0
+    owners: NDArray[Any] | None = None
+
+
+class Reading(NamedTuple):
+    """How files are read, as settings say; most data sets have nothing to choose."""
+
+    download: bool = False  # fetch what is missing
+    image_size: int = 0  # resize the shorter side to it and crop the centre; 0: as they are
+    tokenizer: str = "bytes"  # or package.module:function
+    max_length: int = 256  # tokens of a text
+    labels: str = ""  # the names of the classes, with commas; empty: those in the files
 
 
 class Source(NamedTuple):
@@ -62,19 +83,20 @@ class Facts(NamedTuple):
 class Kind:
     """An entry of `datasets.DATASETS`: all that the rest of the package knows of a data set.
 
-    find: (root, download, image_size) -> its files. Raises FileNotFoundError if they are missing.
+    find: (root, reading) -> its files. Raises FileNotFoundError if they are missing.
     origin: "package" (part of an installed package, needs no data-dir), "download" (torchvision can
-        fetch it), or "user" (whatever is stored in data-dir).
+        fetch it), "user" (whatever is stored in data-dir), or "function" (which finds its own).
+    reads: the settings of `Reading` that change what is decoded.
     scale: mean and std by which images are normalised; None: those of the training images.
     prepare: (inputs, data set, dtype) -> what the model sees.
     augment: (raw inputs, generator) -> inputs of a training step; None: as they are.
     """
 
-    find: Callable[[Path, bool, int], Source]
-    origin: Literal["package", "download", "user"]
+    find: Callable[[Path, Reading], Source]
+    origin: Literal["package", "download", "user", "function"]
+    reads: tuple[str, ...] = ()
     facts: Facts | None = None
     scale: tuple[PerChannel, PerChannel] | None = None
-    resizes: bool = False  # whether `find` heeds image_size
     prepare: Callable[[torch.Tensor, Dataset, torch.dtype], torch.Tensor] = normalise
     augment: Callable[[torch.Tensor, torch.Generator], torch.Tensor] | None = None
 
@@ -94,3 +116,16 @@ def check_fits(what: str, size: int) -> None:
             f"{what}: expected what fits into the {memory / 1e9:,.0f} GB of memory here, got "
             f"{size / 1e9:,.0f} GB: take less of it, or smaller images"
         )
+
+
+def number_owners(what: str, owners: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
+    """(n,) names or numbers of clients as numbers from 0, in sorted order: as numbers if all are.
+
+    Raises ValueError for a sample without one.
+    """
+    texts = [str(owner) for owner in owners]
+    if "" in texts:
+        raise ValueError(f"{what}: expected a client for every training sample, got one without")
+    order = sorted({*texts}, key=lambda text: (int(text), "") if text.isdecimal() else (-1, text))
+    number = {text: k for k, text in enumerate(order)}
+    return np.array([number[text] for text in texts], np.int64)

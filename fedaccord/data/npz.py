@@ -1,4 +1,7 @@
-"""Data sets in a .npz file: the arrays x_train, y_train, x_test, y_test, as from numpy.savez."""
+"""Data sets in a .npz file: the arrays x_train, y_train, x_test, y_test, as from numpy.savez.
+
+Integer targets are labels of classes, float targets numbers to predict.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedaccord.data.kind import ARRAYS, Decoded, Kind, Source, check_fits
+from fedaccord.data.kind import ARRAYS, Decoded, Kind, Reading, Source, check_fits, number_owners
 
 log = logging.getLogger("flwr")  # what a run prints
 
@@ -21,7 +24,7 @@ CHANNELS = 4  # at most, of an image
 Array = NDArray[Any]
 
 
-def find(path: Path, download: bool, image_size: int) -> Source:
+def find(path: Path, reading: Reading) -> Source:
     if not path.is_file():
         raise FileNotFoundError(
             f"npz: expected a .npz file, found no file {path}: point data-dir to one with the "
@@ -31,7 +34,11 @@ def find(path: Path, download: bool, image_size: int) -> Source:
 
 
 def decode(path: Path) -> Decoded:
-    """uint8 images (n, h, w[, c]) or float features (n, ...), with labels (n,).
+    """uint8 images (n, h, w[, c]) or float features (n, ...), with labels (n,), or with numbers to
+    predict, (n,) or (n, outputs) floats.
+
+    An array ``client`` (n,) of integers or names tells who holds each training sample, for
+    ``partition=natural``.
 
     Labels are integers, or names of classes as strings. An array ``classes`` tells how many
     classes there are, as one integer, or their names in the order of the labels: on devices that
@@ -39,6 +46,9 @@ def decode(path: Path) -> Decoded:
     among y_train, and names are numbered in sorted order. Raises ValueError, in one line.
     """
     arrays = _arrays(path)
+    owners = _owners(path, arrays)
+    if arrays["y_train"].dtype.kind == arrays["y_test"].dtype.kind == "f":
+        return _of_numbers(path, arrays, owners)
     names = _class_names(path, arrays)
     if arrays["y_train"].dtype.kind in "US" and arrays["y_test"].dtype.kind in "US":
         arrays |= {key: _numbered(path, key, arrays[key], names) for key in ("y_train", "y_test")}
@@ -56,7 +66,46 @@ def decode(path: Path) -> Decoded:
             f"in y_train and labels up to {top}: renumber them, or add an array `classes` = k "
             "if some have no examples"
         )
-    return Decoded(x_train, y_train, x_test, y_test, classes, names)
+    return Decoded(x_train, y_train, x_test, y_test, classes, names, owners=owners)
+
+
+def _of_numbers(path: Path, arrays: dict[str, Array], owners: Array | None) -> Decoded:
+    """Float targets, as (n, outputs) float32."""
+    x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
+    if "classes" in arrays or y_train.shape[1:] != y_test.shape[1:] or y_train.ndim not in (1, 2):
+        raise ValueError(
+            f"npz: expected labels of {path} as integers, or numbers to predict as floats, (n,) or "
+            f"(n, outputs), without an array `classes`; got y_train {y_train.shape} "
+            f"{y_train.dtype} and y_test {y_test.shape} {y_test.dtype}: convert them"
+        )
+    with np.errstate(over="ignore"):  # it becomes inf, and is reported as that
+        y_train, y_test = (y.reshape(len(y), -1).astype(np.float32) for y in (y_train, y_test))
+    for split, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        if not y.size or not np.isfinite(y).all():
+            raise ValueError(
+                f"npz: expected one or more finite float32 numbers in y_{split} of {path}, got "
+                f"{y.shape} with nan or inf, or none: clean them"
+            )
+        _check_inputs(path, split, x, y)
+    if all((y == np.rint(y)).all() for y in (y_train, y_test)):
+        log.warning(
+            f"npz: y_train and y_test of {path} are whole numbers stored as floats: they are "
+            "predicted as numbers; store integers if they are labels of classes"
+        )
+    x_train, x_test = _alike(path, x_train, x_test)
+    return Decoded(x_train, y_train, x_test, y_test, 0, owners=owners)
+
+
+def _owners(path: Path, arrays: dict[str, Array]) -> Array | None:
+    owners = arrays.get("client")
+    if owners is None:
+        return None
+    if owners.dtype.kind not in "iuUS" or owners.shape != arrays["y_train"].shape[:1]:
+        raise ValueError(
+            f"npz: expected the array `client` of {path} as an integer or a name for each of "
+            f"y_train {arrays['y_train'].shape}, got {owners.shape} {owners.dtype}"
+        )
+    return number_owners("npz", _texts(owners) if owners.dtype.kind in "US" else owners)
 
 
 def _arrays(path: Path) -> dict[str, Array]:
@@ -70,7 +119,7 @@ def _arrays(path: Path) -> dict[str, Array]:
             raise ValueError(f"{twice[0]} is there twice")
         check_fits("unpacked", sum(member.file_size for member in members))
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in (*ARRAYS, "classes") if key in file}
+            arrays = {key: file[key] for key in (*ARRAYS, "classes", "client") if key in file}
     except Exception as error:  # NumPy and zipfile raise a dozen kinds on a damaged file
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(

@@ -20,6 +20,8 @@ class into proportions ~ Dir(alpha * 1_clients) and makes clients of unequal siz
     cyclic   the next unused one; an exhausted class starts again from its first sample
     iid      any one, uniformly: several clients may hold it
 
+``natural`` leaves every sample with the client that the data names.
+
 That deals a data set out once. With ``samples_per_client`` every client draws so many samples for
 itself, with replacement, from its own prior (for ``iid`` the shares of the classes in the data), as
 pfl-research (arXiv:2404.06430) makes users from CIFAR-10. Clients then share samples, there may be
@@ -28,7 +30,7 @@ on how many there are: it is drawn when it is used.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,16 +39,18 @@ from fedaccord.core.options import did_you_mean
 from fedaccord.data import partition_file
 from fedaccord.data.parts import Cut, Drawn, Floats, Ints, Parts
 
-SCHEMES = ("iid", "dirichlet", "pathological", "file")
+SCHEMES = ("iid", "dirichlet", "pathological", "natural", "file")
+BY_CLASS = ("dirichlet", "pathological")
 REPLACEMENTS = ("none", "cyclic", "iid")
 MAX_ALPHA = 1e6  # beyond it all priors are uniform and the gamma variates lose their meaning
 
 
 def partition(
-    labels: NDArray[np.integer],
+    labels: NDArray[Any],
     num_clients: int,
     scheme: str = "dirichlet",
     *,
+    owners: NDArray[np.integer] | None = None,
     alpha: float = 0.3,
     replacement: str = "none",
     classes_per_client: int = 2,
@@ -56,9 +60,11 @@ def partition(
 ) -> Sequence[Ints]:
     """The samples of every client, a pure function of the arguments (and of the file).
 
-    labels: (n,) the class of every sample, integers from 0.
-    scheme: ``iid`` (shuffle and cut; sizes differ by at most 1), ``dirichlet``, ``pathological``
-        or ``file``.
+    labels: (n,) the class of every sample, integers from 0; of other targets, floats or several of
+        a sample, only how many there are is read, and schemes by class are refused.
+    scheme: ``iid`` (shuffle and cut; sizes differ by at most 1), ``dirichlet``, ``pathological``,
+        ``natural`` or ``file``.
+    owners: of ``natural``: (n,) who holds each sample, 0 to num_clients - 1.
     alpha: of ``dirichlet``, in (0, 1e6]; small: one class per client, large: equal priors.
     replacement: of ``dirichlet`` and ``pathological``: ``none``, ``cyclic`` or ``iid``. With
         ``none`` a client none of whose classes is left takes from the remaining classes, each
@@ -70,11 +76,18 @@ def partition(
 
     Raises ValueError for settings out of range and for a client without samples.
     """
-    labels = _checked(labels)
     _known("partition", scheme, SCHEMES)
     _known("replacement", replacement, REPLACEMENTS)
+    if scheme in BY_CLASS and not has_classes(labels):
+        raise ValueError(
+            f"partition: expected iid, natural or file where targets are no class labels, got "
+            f"{scheme}, which deals by class: set partition=iid"
+        )
+    labels = _classes_of(labels)
     if num_clients < 1:
         raise ValueError(f"num-clients: expected at least 1, got {num_clients}")
+    if scheme == "natural":
+        return _natural(owners, num_clients)
     if scheme == "file":
         return partition_file.read(file, num_clients, len(labels))
     if num_clients > len(labels) and not samples_per_client:
@@ -101,6 +114,31 @@ def partition(
         each, own = samples_per_client, lambda rng: priors(1, rng)[0]
         return Drawn(class_of, num_clients, each, own, seed)
     return fill(class_of, priors(num_clients, rng), replacement, rng)
+
+
+def has_classes(targets: NDArray[Any]) -> bool:
+    """Whether targets are a class for each sample: integers, (n,)."""
+    return targets.ndim == 1 and targets.dtype.kind in "iu"
+
+
+def _natural(owners: NDArray[np.integer] | None, num_clients: int) -> Sequence[Ints]:
+    if owners is None:
+        raise ValueError(
+            "partition: natural expects data that names a client for each training sample (npz: an "
+            "array `client`; text: a column `client`; a function: a partitioner), this names none: "
+            "add it, or set partition=iid"
+        )
+    sizes = np.bincount(owners)
+    if len(sizes) != num_clients:
+        raise ValueError(
+            f"num-clients: expected {len(sizes)}, as the data names with partition=natural, got "
+            f"{num_clients}: set num-clients={len(sizes)}"
+        )
+    if not sizes.all():
+        raise ValueError(
+            f"partition: natural expects samples for every client, client {sizes.argmin()} has none"
+        )
+    return np.split(owners.argsort(kind="stable"), sizes.cumsum()[:-1])
 
 
 def matching_share(
@@ -136,6 +174,8 @@ class Report(NamedTuple):
     def __str__(self) -> str:
         sizes, present = self.counts.sum(axis=1), (self.counts > 0).sum(axis=1)
         classes = f"{present.min()} to {present.max()} of {self.counts.shape[1]} classes each"
+        if self.counts.shape[1] == 1:
+            classes = "no classes"
         if self.duplicated is None:
             first = f" (of the first {len(sizes)})" if len(sizes) < self.num_clients else ""
             text = f"{sizes[0]} samples that each draws for itself and {classes}{first}"
@@ -157,9 +197,9 @@ class Report(NamedTuple):
 LOOKED_AT = 1000  # of the clients that draw their own samples
 
 
-def report(parts: Sequence[Ints], labels: NDArray[np.integer]) -> Report:
-    """Count what a partition gives to whom. labels: (n,) as in ``partition``."""
-    labels = _checked(labels)
+def report(parts: Sequence[Ints], labels: NDArray[Any]) -> Report:
+    """Count what a partition gives to whom. labels: as in ``partition``."""
+    labels = _classes_of(labels)
     num_classes, drawn = int(labels.max(initial=-1)) + 1, isinstance(parts, Drawn)
     some = parts[:LOOKED_AT] if drawn else parts
     held = some.samples if isinstance(some, Cut) else np.concatenate(some)
@@ -268,14 +308,13 @@ def _rank(drawn: Ints) -> Ints:
     return rank
 
 
-def _checked(labels: NDArray[np.integer]) -> Ints:
-    labels = np.asarray(labels)
-    if labels.ndim != 1 or labels.dtype.kind not in "iu" or (labels < 0).any():
-        raise ValueError(
-            "Expected labels as a 1-dimensional array of integers from 0, "
-            f"got {labels.dtype} of shape {labels.shape}."
-        )
-    return labels.astype(np.int64)
+def _classes_of(targets: NDArray[Any]) -> Ints:
+    """(n,) the class of every sample; 0 where targets are no classes."""
+    if not has_classes(targets):
+        return np.zeros(len(targets), np.int64)
+    if (targets < 0).any():
+        raise ValueError(f"Expected labels as integers from 0, got {targets.min()}.")
+    return targets.astype(np.int64)
 
 
 def _known(what: str, name: str, known: tuple[str, ...]) -> None:

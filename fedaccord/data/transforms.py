@@ -21,12 +21,13 @@ class Scaled(Protocol):
 
 
 def normalise(x: torch.Tensor, dataset: Scaled, dtype: torch.dtype) -> torch.Tensor:
-    """(x/255 - mean)/std per channel of a (..., c, h, w) uint8 batch; float features are cast.
+    """(x/255 - mean)/std per channel of a (..., c, h, w) uint8 batch; float features are cast,
+    token ids become int64.
 
     Computed at float32 or better, on x's device, and only then rounded to `dtype`.
     """
     if x.dtype != torch.uint8:
-        return x.to(dtype)
+        return x.to(dtype) if x.is_floating_point() else x.long()
     work = torch.promote_types(dtype, torch.float32)
     mean, std = _raw_constants(dataset.mean, dataset.std, x.device, work)
     return x.to(work).sub_(mean).div_(std).to(dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedaccord.data import image_folder
-from fedaccord.data.kind import Decoded, Kind, Source, image_facts
+from fedaccord.data.kind import Decoded, Kind, Reading, Source, image_facts
 from fedaccord.data.transforms import augment
 
 
@@ -19,8 +19,7 @@ def find(
     classes: int,
     size: tuple[int, ...],
     root: Path,
-    download: bool,
-    image_size: int,
+    reading: Reading,
 ) -> Source:
     """The data set torchvision.datasets.<name>, which it stores in root/subfolder.
 
@@ -31,7 +30,7 @@ def find(
         from torchvision import datasets
 
         try:
-            return getattr(datasets, name)(root, train=train, download=download)
+            return getattr(datasets, name)(root, train=train, download=reading.download)
         except Exception as error:  # torchvision asserts where it does not check
             reason = str(error) or type(error).__name__
             again = f"delete {root / subfolder} and set" if (root / subfolder).exists() else "try"
@@ -55,7 +54,7 @@ def find(
         return Decoded(x_train, y_train, x_test, y_test, classes, tuple(train.classes))
 
     if not (root / subfolder).is_dir():
-        if not download:
+        if not reading.download:
             raise FileNotFoundError(
                 f"{root} has no {subfolder} (torchvision's {name}): set download=true to fetch "
                 "it, or point data-dir to the folder that has it; image files in train/<class>/* "
@@ -65,13 +64,13 @@ def find(
     return Source((root / subfolder,), decode)
 
 
-def find_cifar10(root: Path, download: bool, image_size: int) -> Source:
+def find_cifar10(root: Path, reading: Reading) -> Source:
     """Torchvision's files, or image files in root or in root/cifar10."""
     for folder in (root, root / "cifar10"):
         if not (root / "cifar-10-batches-py").is_dir() and (folder / "train").is_dir():
-            source = image_folder.find(folder, download, image_size)
+            source = image_folder.find(folder, reading)
             return Source(source.paths, partial(_decode_cifar10_images, folder, source))
-    return find("CIFAR10", "cifar-10-batches-py", 10, (32, 32, 3), root, download, image_size)
+    return find("CIFAR10", "cifar-10-batches-py", 10, (32, 32, 3), root, reading)
 
 
 def _decode_cifar10_images(folder: Path, source: Source) -> Decoded:

@@ -2,7 +2,8 @@
 
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.config import TaskConfig
-from fedaccord.task.task import Task, TrainBatches, find_device, load_task
+from fedaccord.task.load import load_task
+from fedaccord.task.task import Task, TrainBatches, find_device
 
 __all__ = [
     "Clients",

@@ -2,22 +2,29 @@
 
 from dataclasses import dataclass
 
+from fedaccord.core import named
+from fedaccord.core.metrics import METRICS
 from fedaccord.core.options import option
 from fedaccord.data.datasets import DATASETS, MAX_IMAGE_SIZE
+from fedaccord.data.function import FUNCTIONS
+from fedaccord.data.kind import Reading
 from fedaccord.data.partition import MAX_ALPHA, REPLACEMENTS, SCHEMES
+from fedaccord.data.text import BYTES
 from fedaccord.task import models
-from fedaccord.task.models import MODELS
+from fedaccord.task.models import NAMES
+
+MAX_LENGTH = 65_536
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
     """Data set, partition, model and device."""
 
-    dataset: str = option("digits", "the data set", choices=[*DATASETS], node=True)
+    dataset: str = option("digits", "the data set", choices=[*DATASETS], also=FUNCTIONS, node=True)
     data_dir: str = option(
         "",
-        "absolute folder (npz: file) with the data; cifar10: torchvision's files, or images in "
-        "train/<class>/* and test/<class>/*",
+        "absolute folder (npz, text: or file) with the data; cifar10: torchvision's files, or "
+        "images in train/<class>/* and test/<class>/*",
         only={"dataset": [name for name, kind in DATASETS.items() if kind.origin != "package"]},
         affects="place",
         path=True,
@@ -36,9 +43,24 @@ class TaskConfig:
         high=MAX_IMAGE_SIZE,
         node=True,
     )
+    tokenizer: str = option(
+        "bytes",
+        "text: what makes token ids of a text, a function, or an object with `encode`",
+        choices=[BYTES],
+        also=named.Functions(),
+        only={"dataset": ["text"]},
+    )
+    max_length: int = option(
+        256, "text: tokens of a sample", low=1, high=MAX_LENGTH, only={"dataset": ["text"]}
+    )
+    labels: str = option(
+        "",
+        "text: names of the classes in their order, with commas; empty: those in the data",
+        only={"dataset": ["text"]},
+    )
     partition: str = option(
         "dirichlet",
-        "how training samples are dealt to clients",
+        "how training samples are dealt to clients; natural: as the data names them",
         choices=SCHEMES,
     )
     dirichlet_alpha: float = option(
@@ -78,14 +100,25 @@ class TaskConfig:
         high=0.9,
         managed=True,
     )
-    model: str = option("mlp", "the model", choices=[*MODELS], also=models.FUNCTIONS)
+    model: str = option("mlp", "the model", choices=NAMES, also=models.FUNCTIONS)
     stem: str = option(
         "imagenet",
         "resnet18: first layers as for ImageNet or CIFAR",
         choices=("imagenet", "cifar"),
         only={"model": ["resnet18"]},
     )
+    metrics: str = option(
+        "",
+        f"what is measured beside the loss, with commas: {', '.join(METRICS)}; empty: accuracy of "
+        "classes, mae of numbers",
+        affects="records",
+    )
     device: str = option(
         "auto", "auto (cuda where there is one), cpu, cuda, cuda:1, mps", affects="place", node=True
     )
     seed: int = 0  # the run's, of initial model and partition
+
+    @property
+    def reading(self) -> Reading:
+        """How the data set's files are read."""
+        return Reading(**{name: getattr(self, name) for name in Reading._fields})

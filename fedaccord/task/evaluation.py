@@ -1,4 +1,4 @@
-"""Loss and accuracy over a whole set."""
+"""Loss and metrics over a whole set."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedaccord.core.metrics import Metric, select
 from fedaccord.core.rounds import sum_dtype
 from fedaccord.core.vectors import fetch
 from fedaccord.task.flat_model import FlatModel
@@ -19,7 +20,7 @@ class Score(NamedTuple):
     """Of one batch."""
 
     loss: Tensor  # (), the sum over the samples
-    hits: Tensor | None  # () int64; None: the targets are not classes
+    sums: dict[str, Tensor]  # of each metric, what batches add up
     examples: int
 
 
@@ -31,8 +32,9 @@ def evaluate(
     loss: Loss,
     precision: str = "float32",
     threads: int = 1,
+    metrics: str = "",
 ) -> dict[str, float]:
-    """Mean loss over the samples and, for class targets, the accuracy in [0, 1], of the model at w.
+    """Mean loss over the samples, and metrics of the model at w, as of `core.metrics.select`.
 
     ``loss`` must be a mean over its batch for the value to be the mean over the set. Afterwards the
     model holds w. An empty set gives an empty dict. ``precision`` as in `SequentialSolver`.
@@ -40,7 +42,7 @@ def evaluate(
     does not depend on their number, bit for bit.
     """
     with tf32_as(precision, model.w.device):
-        return _evaluate(model, w, batches, loss, precision, threads)
+        return _evaluate(model, w, batches, loss, precision, threads, metrics)
 
 
 def _evaluate(
@@ -50,34 +52,36 @@ def _evaluate(
     loss: Loss,
     precision: str,
     threads: int,
+    metrics: str,
 ) -> dict[str, float]:
     model.w.copy_(w)
     model.module.eval()
     total = torch.zeros((), dtype=sum_dtype(model.w.device), device=model.w.device)
-    hits = torch.zeros((), dtype=torch.int64, device=model.w.device)
-    examples, classes = 0, True
+    sums: dict[str, Tensor] = {}
+    chosen: dict[str, Metric] = {}
+    examples = 0
 
     @torch.no_grad()  # of a thread
     def score(own: FlatModel, batch: Batch) -> Score:
         inputs, targets = batch
         predictions = forward(own, inputs, precision)
         value = loss(predictions, targets) * len(targets)
-        if targets.is_floating_point():
-            return Score(value, None, len(targets))
-        return Score(value, (predictions.argmax(dim=-1) == targets).sum(), len(targets))
+        measured = select(metrics, of_classes=not targets.is_floating_point())
+        chosen.update(measured)
+        found = {name: metric.sums(predictions, targets) for name, metric in measured.items()}
+        return Score(value, found, len(targets))
 
     models = [model, *(deepcopy(model) for _ in range(threads - 1))]
     for batch in _scores(score, models, batches):
         total += batch.loss
-        classes = batch.hits is not None
-        if batch.hits is not None:
-            hits += batch.hits
+        for name, part in batch.sums.items():
+            sums[name] = sums[name] + part if name in sums else part
         examples += batch.examples
     if not examples:
         return {}
-    loss_sum, right = fetch([total, hits])
-    mean_loss = {"loss": loss_sum / examples}
-    return mean_loss | {"accuracy": right / examples} if classes else mean_loss
+    (loss_sum,) = fetch([total])  # the sums are there too
+    values = {name: metric.value(sums[name].cpu()) for name, metric in chosen.items()}
+    return {"loss": loss_sum / examples, **values}
 
 
 def _scores(

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fedaccord.core import named
 from fedaccord.core.options import did_you_mean
+from fedaccord.task.transformer import Transformer
 
 Shape = tuple[int, ...]  # of one sample: (channels, height, width) or (features,)
 
@@ -22,35 +23,51 @@ STEMS = {"imagenet": (7, 2, 3), "cifar": (3, 1, 1)}  # kernel, stride, padding o
 
 
 def build(
-    name: str, shape: Shape, classes: int, *, stem: str = "imagenet", seed: int = 0
+    name: str,
+    shape: Shape,
+    classes: int,
+    *,
+    stem: str = "imagenet",
+    vocabulary: int = 0,
+    seed: int = 0,
 ) -> nn.Module:
     """A freshly initialised model, a pure function of the arguments.
 
     name: of `MODELS`, an entry point of the group ``fedaccord.models``, or
-        ``package.module:function``, a function of some of shape and classes, or of none.
+        ``package.module:function``, a function of some of shape, classes, vocabulary, or of none.
     shape: of one sample, (channels, height, width) or, for linear and mlp, also (features,).
+    classes: how many, or how many numbers are predicted: the model's outputs.
+    vocabulary: how many token ids there are, if samples are tokens; 0: they are none.
     stem: of resnet18: ``imagenet`` (7x7 stride 2, max-pool; the papers' code) or ``cifar``
         (3x3 stride 1, no pool).
 
     Raises ValueError, in one line, for an unknown name or stem, for a shape that the model does not
     support, and if the function cannot be imported, fails, or returns anything but a module.
     """
-    path = "" if name in MODELS else FUNCTIONS.path(name)
-    if name not in MODELS and not path:
-        hint = did_you_mean(name, MODELS)
-        raise ValueError(f"Expected a model among {', '.join(MODELS)}, got {name!r}{hint}.")
+    path = "" if name in NAMES else FUNCTIONS.path(name)
+    known = TEXT_MODELS if vocabulary else MODELS
+    if name not in known and not path:
+        hint = did_you_mean(name, known)
+        what = "tokens" if vocabulary else "images or features"
+        raise ValueError(
+            f"model: expected one of {', '.join(known)}, or {named.FORM}, for {what}, got "
+            f"{name!r}{hint}"
+        )
     if stem not in STEMS:
         raise ValueError(f"Expected a stem among {', '.join(STEMS)}, got {stem!r}.")
-    if classes < 2:
-        raise ValueError(f"Expected at least 2 classes, got {classes}.")
+    if classes < 1:
+        raise ValueError(f"Expected at least one output, got {classes}.")
     if not shape or min(shape) < 1:
         raise ValueError(f"Expected a sample shape of positive sizes, got {tuple(shape)}.")
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: it would also reseed the accelerators, which are not forked here.
         torch.default_generator.manual_seed(seed)
-        if not path:
+        if name in TEXT_MODELS:
+            return TEXT_MODELS[name](vocabulary, shape[0], classes)
+        if name in MODELS:
             return MODELS[name](shape, classes, stem)
-        found = named.call("model", path, {"shape": tuple(shape), "classes": classes})
+        offered = {"shape": tuple(shape), "classes": classes, "vocabulary": vocabulary}
+        found = named.call("model", path, offered)
     if not isinstance(found, nn.Module):
         raise ValueError(
             f"model: expected {path} to return a torch.nn.Module, got a {type(found).__name__}"
@@ -175,6 +192,8 @@ MODELS: dict[str, Callable[[Shape, int, str], nn.Module]] = {
     "resnet18": resnet18,
     "vgg11": vgg11,
 }
+TEXT_MODELS = {"transformer": Transformer}  # of tokens
+NAMES = (*MODELS, *TEXT_MODELS)
 
 
 class ChannelsLast(nn.Sequential):

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -14,15 +14,11 @@ from torch.nn import functional as F
 
 from fedaccord.core.request import DEFAULT, ModelSettings
 from fedaccord.core.vectors import dtype_of, to_device
-from fedaccord.data import datasets, fingerprint
-from fedaccord.data.kind import Dataset
-from fedaccord.data.partition import matching_share
-from fedaccord.data.partition import partition as partition_labels
-from fedaccord.task import models
+from fedaccord.data import fingerprint
+from fedaccord.data.partition import has_classes, matching_share
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
-from fedaccord.task.config import TaskConfig
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel, flat_model
 from fedaccord.task.solver import AHEAD, Batch, Loss, Passes
@@ -30,13 +26,10 @@ from fedaccord.task.transfer import index_rows
 
 log = logging.getLogger("flwr")
 
-TRAIN_NAMES = {"accuracy": "train-accuracy", "loss": "train-loss-of-model"}
-VALIDATION = 1  # of the draw of validation samples, beside the run's seed
+TRAIN_NAMES = {"loss": "train-loss-of-model"}  # train-loss is of the local models as they move
 SHOWN = 1000  # clients whose classes are counted
 FEW = 2**20  # values of a client's samples up to which they are prepared once per round
-SHARE = (
-    1 / 4
-)  # of a GPU's free memory that samples may use; larger sets are copied client by client
+SHARE = 1 / 4  # of a GPU's free memory that samples may use; larger sets stay on the host
 AHEAD_ON_GPU = 2**25  # as AHEAD, on a GPU, where launches matter and not caches
 
 
@@ -55,6 +48,7 @@ class Task:
     own_test: bool = False  # whether the test samples are one client's own
     split: str = "test"  # what the test samples are: "validation" if they were held out
     card: Mapping[str, Any] = field(default_factory=dict)  # how to build and feed the saved model
+    metrics: str = ""  # names, as of `core.metrics.select`
     _models: dict[ModelSettings, FlatModel] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -164,7 +158,7 @@ class Task:
         """Accuracy and mean loss of the model at w (d,) on all training samples, as they are;
         model: as in `evaluate`."""
         found = self._evaluate(w, self._train_batches(w.dtype), *model)
-        return {TRAIN_NAMES.get(name, name): value for name, value in found.items()}
+        return {TRAIN_NAMES.get(name, f"train-{name}"): value for name, value in found.items()}
 
     def _evaluate(
         self,
@@ -179,7 +173,7 @@ class Task:
         model = self.model(settings)
         model.write_buffers(model.initial_buffers if buffers is None else buffers)
         model.write_local(model.initial_local)
-        return evaluate(model, w, batches, self.loss, settings.precision, threads)
+        return evaluate(model, w, batches, self.loss, settings.precision, threads, self.metrics)
 
     def _train_batches(self, dtype: torch.dtype) -> Iterator[Batch]:
         x, y = self._near[0].x, self._near[0].y
@@ -199,7 +193,9 @@ class Task:
         """Training samples of each class, a row for each of the first `SHOWN` clients; None if
         clients have samples of their own, or these have no classes."""
         parts, y = self.clients.parts, self.clients.y
-        if parts is None or self.own_test or not isinstance(y, Tensor) or y.is_floating_point():
+        if parts is None or self.own_test or not isinstance(y, Tensor):
+            return None
+        if not has_classes(y.numpy()):
             return None
         labels, classes = y.numpy(), self.card["arguments"]["classes"]
         return [np.bincount(labels[part], minlength=classes).tolist() for part in parts[:SHOWN]]
@@ -211,7 +207,7 @@ class Task:
             return None
         x, y = self._near[1] or self.test
         labels = self.test[1]
-        if self.own_test or labels.is_floating_point():
+        if self.own_test or not has_classes(labels.numpy()):
             return x, y
         _, held = self.clients.samples(client)
         size = max(1, round(len(y) * len(held) / self.clients.total))
@@ -283,105 +279,6 @@ def _generator(seed: int, round: int, client: int) -> torch.Generator:
 def to_targets(y: Tensor, dtype: torch.dtype) -> Tensor:
     """Class labels as they are, regression targets in the run's dtype."""
     return y.to(dtype) if y.is_floating_point() else y
-
-
-@lru_cache(maxsize=4)
-def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> Task:
-    """The task of a run configuration, loaded once per process.
-
-    ``whole``: every client holds the whole training set, which is its own (a device with its own
-    data). Raises ValueError if data set, partition, model and number of clients do not fit.
-    """
-    data = datasets.load(
-        config.dataset, config.data_dir, download=config.download, image_size=config.image_size
-    )
-    x, y, test = data.x_train, data.y_train, (data.x_test, data.y_test)
-    held = _held_out(len(y), config.validation, config.seed) if config.validation else None
-    drawn = config.samples_per_client and config.partition != "file" and not whole
-    if drawn and held is not None:  # clients get the other samples
-        test, x, y = (x[held], y[held]), x[~held], y[~held]
-    parts: Sequence[np.ndarray]
-    if whole:
-        parts = [np.arange(len(y))] * num_clients
-    else:
-        parts = partition_labels(
-            y.numpy(),
-            num_clients,
-            config.partition,
-            alpha=config.dirichlet_alpha,
-            replacement=config.replacement,
-            classes_per_client=config.classes_per_client,
-            samples_per_client=config.samples_per_client,
-            file=config.partition_file,
-            seed=config.seed,
-        )
-    clients, shape = Clients(x, y, parts), tuple(x.shape[1:])
-    if held is not None and not drawn:
-        clients, test = _without(clients, held, config.validation)
-
-    kind = datasets.DATASETS[config.dataset]
-
-    def module() -> nn.Module:
-        return models.build(config.model, shape, data.classes, stem=config.stem, seed=config.seed)
-
-    return Task(
-        module=module,
-        clients=clients,
-        test=test,
-        split="validation" if config.validation else "test",
-        device=find_device(config.device),
-        prepare=lambda x, dtype: kind.prepare(x, data, dtype),
-        augment=kind.augment,
-        seed=config.seed,
-        own_test=whole,
-        card=_card(config, data),
-    )
-
-
-def _held_out(total: int, share: float, seed: int) -> Tensor:
-    """(total,) bool: a random ``share`` of all samples."""
-    rng = np.random.default_rng([seed, VALIDATION])
-    held = torch.zeros(total, dtype=torch.bool)
-    held[torch.from_numpy(rng.permutation(total)[: max(1, round(share * total))])] = True
-    return held
-
-
-def _without(clients: Clients, held: Tensor, share: float) -> tuple[Clients, Samples]:
-    """The clients without the samples that are ``held``, and these samples.
-
-    The other samples stay with their clients. Raises ValueError if a client has none left.
-    """
-    assert isinstance(clients.x, Tensor)
-    assert isinstance(clients.y, Tensor)
-    assert clients.parts is not None
-    free = ~held.numpy()
-    place = np.cumsum(free) - 1  # position of a sample among the remaining ones
-    parts = [place[part[free[part]]] for part in clients.parts]
-    if empty := [i for i, part in enumerate(parts) if not len(part)]:
-        raise ValueError(
-            f"validation: expected samples left for every client, got none for client {empty[0]} "
-            f"with {share:g}; lower it, or num-clients"
-        )
-    left = Clients(clients.x[~held], clients.y[~held], parts)
-    return left, (clients.x[held], clients.y[held])
-
-
-def _card(config: TaskConfig, data: Dataset) -> dict[str, Any]:
-    """How to build and feed the model, in JSON's types.
-
-    architecture and arguments: of `models.build`. mean, std: per channel, of pixels in [0, 1];
-    empty for features, which are not normalised.
-    """
-    arguments = {"shape": [*data.x_train.shape[1:]], "classes": data.classes}
-    if config.model == "resnet18":
-        arguments["stem"] = config.stem
-    return {
-        "architecture": config.model,
-        "arguments": arguments,
-        "class-names": [*data.class_names] or [str(k) for k in range(data.classes)],
-        "mean": [*data.mean],
-        "std": [*data.std],
-    }
 
 
 def find_device(name: str) -> torch.device:

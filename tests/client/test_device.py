@@ -189,7 +189,24 @@ def test_a_simulation_imports_what_its_user_names() -> None:
 
 
 def test_every_setting_that_names_a_function_is_checked() -> None:
-    assert FUNCTION_KEYS == ["model"]
+    assert FUNCTION_KEYS == ["dataset", "tokenizer", "model"]
+    for key in FUNCTION_KEYS:
+        run = {"dataset": "text", key: "harmful:function"}
+        node = {"data-dir": "/data/site.csv"}
+        assert refused_import(run, **node).startswith(f"{key}: this node imports nothing from harm")
+
+
+def test_a_nodes_own_data_set_is_its_own_choice() -> None:
+    """A function too, which its config names."""
+    node = {"dataset": "tests.own:from_folder", "data-path": "/a/b/c"}
+    task = configured_task(context({"model": "linear", "dataset": "npz"}, **node))
+    assert [task.num_examples(i) for i in range(3)] == [18] * 3
+    node = {"data-dir": "/a/b", "allowed-imports": "tests"}
+    run = {"model": "tests.own:tiny", "dataset": "tests.own:from_folder"}
+    assert configured_task(context(run, **node)).num_examples(0) == 12
+    del node["data-dir"]
+    with pytest.raises(ValueError, match="expected a node-config that names this node's data"):
+        configured_task(context(run, **node))
 
 
 def test_images_that_come_with_scikit_learn_are_nobodys() -> None:

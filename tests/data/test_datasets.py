@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from fedaccord.data import cache, datasets, digits
 from fedaccord.data.datasets import DATASETS, cached, load
-from fedaccord.data.kind import Dataset, Decoded
+from fedaccord.data.kind import Dataset, Decoded, Reading
 
 
 def same(a: Dataset, b: Dataset) -> bool:
@@ -322,7 +322,9 @@ def test_download_fetches_into_the_downloads_folder_once(
     (tmp_path / "downloads").mkdir()
     monkeypatch.setattr("torchvision.datasets.CIFAR100.download", fetch)
     for _ in range(2):
-        assert load("cifar100", download=True, cache_dir=tmp_path).y_test.tolist() == [2]
+        assert load("cifar100", "", Reading(download=True), cache_dir=tmp_path).y_test.tolist() == [
+            2
+        ]
     assert [Path(folder) for folder in fetched] == [tmp_path / "downloads"]
 
 
@@ -369,8 +371,8 @@ def pets(draw: Draw) -> Path:
     return root
 
 
-def load_folder(root: Path, **options: Any) -> Dataset:
-    return load("image-folder", str(root), cache_dir=root.parent / "cache", **options)
+def load_folder(root: Path, reading: Reading = datasets.USUAL) -> Dataset:
+    return load("image-folder", str(root), reading, cache_dir=root.parent / "cache")
 
 
 def test_image_folder(pets: Path) -> None:
@@ -424,11 +426,11 @@ def test_image_size_resizes_the_shorter_side_and_crops_the_centre(
     noise = np.random.default_rng(0).integers(256, size=(size[1], size[0], 3), dtype=np.uint8)
     image = Image.fromarray(noise)
     image.save(draw("test/dog/1.png", (0, 0, 0)))
-    data = load_folder(pets, image_size=10)
+    data = load_folder(pets, Reading(image_size=10))
     assert data.x_test.shape == (2, 3, 10, 10)
     expected = center_crop(resize(image, 10), [10, 10])
     assert np.array_equal(data.x_test[1].permute(1, 2, 0), np.asarray(expected))
-    assert load_folder(pets, image_size=5).x_test.shape == (2, 3, 5, 5)
+    assert load_folder(pets, Reading(image_size=5)).x_test.shape == (2, 3, 5, 5)
 
 
 def test_image_folder_refuses_images_of_several_sizes(draw: Draw, pets: Path) -> None:
@@ -665,7 +667,8 @@ def test_natural_images_alone_are_augmented() -> None:
 
 def test_unknown_name_lists_the_known_and_the_nearest() -> None:
     with pytest.raises(
-        ValueError, match=r"digits, .*npz, got 'cifar-10' \(did you mean 'cifar10'\?\)"
+        ValueError,
+        match=r"digits, .*npz, text, or package.*, got 'cifar-10' \(did you mean 'cifar10'\?\)",
     ):
         load("cifar-10")
 
@@ -673,7 +676,7 @@ def test_unknown_name_lists_the_known_and_the_nearest() -> None:
 @pytest.mark.parametrize(("name", "size"), [("digits", 16), ("image-folder", -1)])
 def test_image_size_is_only_for_image_folder(name: str, size: int) -> None:
     with pytest.raises(ValueError, match=f"image-size: .* got {size} with {name}"):
-        load(name, image_size=size)
+        load(name, "", Reading(image_size=size))
 
 
 def test_a_failed_download_does_not_name_a_folder_that_is_not_there(
@@ -684,7 +687,7 @@ def test_a_failed_download_does_not_name_a_folder_that_is_not_there(
 
     monkeypatch.setattr("torchvision.datasets.CIFAR10", offline)
     with pytest.raises(ValueError, match=r"\(no network\): try download=true again, or point"):
-        datasets.load("cifar10", str(tmp_path), download=True)
+        datasets.load("cifar10", str(tmp_path), Reading(download=True))
     (tmp_path / "cifar-10-batches-py").mkdir()
     with pytest.raises(ValueError, match=r"delete .*cifar-10-batches-py and set download=true"):
         datasets.load("cifar10", str(tmp_path), cache_dir=tmp_path)

@@ -281,9 +281,15 @@ def test_report_of_many_clients_stays_short():
         ({"scheme": "pathological", "classes_per_client": 11}, "^classes-per-client: .* got 11"),
         ({"scheme": "file"}, "got no path"),
         ({"scheme": "file", "file": "nowhere.json"}, "'nowhere.json' as JSON: .*No such file"),
-        ({"labels": LABELS / 2}, "integers from 0, got float64"),
+        (
+            {"labels": LABELS / 2},
+            "^partition: expected iid, natural or file .*, got dirichlet, which",
+        ),
         ({"labels": LABELS - 1}, "integers from 0"),
-        ({"labels": LABELS[:, None]}, r"shape \(1000, 1\)"),
+        (
+            {"labels": LABELS[:, None], "scheme": "pathological"},
+            "^partition: expected iid, natural or file .*, got pathological, which deals by class",
+        ),
     ],
 )
 def test_errors_say_what_was_expected(settings, message):

@@ -67,9 +67,9 @@ def has_data(task: TaskConfig) -> bool:
     """Whether the data set is here; nothing is fetched. Raises FileNotFoundError if it is not and
     nothing is known of it."""
     try:
-        datasets.cached(task.dataset, task.data_dir, image_size=task.image_size)
+        datasets.cached(task.dataset, task.data_dir, task.reading)
     except FileNotFoundError:
-        if datasets.DATASETS[task.dataset].facts is None:
+        if datasets.kind_of(task.dataset).facts is None:
             raise
         return False
     return True
@@ -78,7 +78,7 @@ def has_data(task: TaskConfig) -> bool:
 def _samples_of_client(config: RunConfig) -> int:
     if has_data(config.task):
         return load_task(config.task, num_clients=config.num_clients).clients.size(0)
-    facts = datasets.DATASETS[config.task.dataset].facts
+    facts = datasets.kind_of(config.task.dataset).facts
     assert facts is not None  # else `has_data` raised
     return config.task.samples_per_client or max(1, facts.samples // config.num_clients)
 

@@ -13,7 +13,7 @@ from fedaccord import config
 from fedaccord.config import RunConfig
 from fedaccord.core.options import check_option, did_you_mean, option, options
 from fedaccord.core.plugin import has_personal
-from fedaccord.data.datasets import DATASETS
+from fedaccord.data.datasets import kind_of
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.space import Choices, Space, Values
 from fedaccord.runs import flatten
@@ -92,7 +92,7 @@ class Configuration:
         """
         used, usual = config.in_use(self.config), deciding_defaults()
         deciding = {k: v for k, v in used.items() if k in usual and v != usual[k] and k != "seed"}
-        if DATASETS[used["dataset"]].origin == "user":
+        if kind_of(used["dataset"]).origin in ("user", "function"):
             deciding["data-dir"] = used["data-dir"]
         for key in config.paths():
             if deciding.get(key):

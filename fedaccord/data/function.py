@@ -1,0 +1,128 @@
+"""Data sets that a function of the user's own returns, ``dataset=package.module:function``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedaccord.core import named
+from fedaccord.data.cache import channel_stats
+from fedaccord.data.kind import Dataset, Kind, Reading, Source
+from fedaccord.data.samples import Split, partitioned, split_of
+from fedaccord.data.text import encode, tokenizer_of
+
+FUNCTIONS = named.Functions("fedaccord.datasets")
+ENTRIES = ("train", "test", "classes", "vocabulary")  # of a mapping that a function returns
+FORM = "(train, test), or a mapping of " + ", ".join(ENTRIES)
+
+
+def _find(root: Any, reading: Reading) -> Source:
+    raise AssertionError("a function finds its own files")
+
+
+FUNCTION = Kind(find=_find, origin="function")
+
+
+def from_function(name: str, data_dir: str, reading: Reading) -> Dataset:
+    """The data set that a function makes of ``data_dir``, or of nothing.
+
+    It returns (train, test), or a mapping with these keys; both as `samples.split_of` takes them,
+    train also as a Flower partitioner (``load_partition``, ``num_partitions``), for
+    ``partition=natural``. ``classes`` of a mapping is the number of classes, or their names in the
+    order of the labels; without it the labels of both splits count, from 0 on. ``vocabulary``: how
+    many token ids there are. Texts are tokenized as the settings say. Float targets are numbers to
+    predict.
+    Raises ValueError, in one line, for anything else.
+    """
+    path = FUNCTIONS.path(name)
+    found = named.call("dataset", path, {"data_dir": data_dir})
+    try:
+        return _dataset(name, found, reading)
+    except ValueError as error:
+        raise ValueError(f"dataset: {path}: {error}") from error
+
+
+def _dataset(name: str, found: Any, reading: Reading) -> Dataset:
+    if isinstance(found, tuple | list) and len(found) == 2:
+        found = dict(zip(ENTRIES, found, strict=False))
+    if not isinstance(found, Mapping) or not {"train", "test"} <= {*found}:
+        keys = f" with {', '.join(map(str, found))}" if isinstance(found, Mapping) else ""
+        raise ValueError(f"expected {FORM}, got a {type(found).__name__}{keys}")
+    train, owners = found["train"], None
+    if hasattr(train, "load_partition"):
+        train, owners = partitioned(train)
+    else:
+        train = split_of(train)
+    test = split_of(found["test"])
+    vocabulary = _count("vocabulary", found.get("vocabulary", 0))
+    if isinstance(train.x, list) and isinstance(test.x, list):
+        tokenizer = tokenizer_of(reading.tokenizer)
+        vocabulary = tokenizer.size
+        train, test = (
+            part._replace(x=torch.from_numpy(encode([*part.x], tokenizer, reading)))
+            for part in (train, test)
+        )
+    _check(train, test)
+    assert isinstance(train.x, Tensor)
+    assert isinstance(test.x, Tensor)
+    y_train, y_test = _targets(train.y), _targets(test.y)
+    names = train.class_names
+    classes = found.get("classes", len(names) or None)
+    if isinstance(classes, list | tuple):
+        names, classes = tuple(map(str, classes)), len(classes)
+    if y_train.is_floating_point():
+        if classes:
+            raise ValueError("expected integer labels with classes, got float targets: convert one")
+        classes, top = 0, -1
+    else:
+        top = int(max(y_train.max(), y_test.max()))
+        classes = _count("classes", top + 1 if classes is None else classes)
+        if classes < 2 or top >= classes:
+            raise ValueError(f"expected labels below classes={classes}, two or more, got {top}")
+    mean, std = channel_stats(train.x) if train.x.ndim == 4 else ((), ())
+    return Dataset(
+        *(name, train.x, y_train, test.x, y_test, classes),
+        mean=mean,
+        std=std,
+        class_names=names,
+        vocabulary=vocabulary,
+        owners=owners,
+    )
+
+
+def _targets(y: Tensor) -> Tensor:
+    """Labels as int64; numbers to predict as (n, outputs) float32."""
+    return y.float().reshape(len(y), -1) if y.is_floating_point() else y.long()
+
+
+def _count(what: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"expected {what} as an integer from 0, got {value!r}")
+    return value
+
+
+def _check(train: Split, test: Split) -> None:
+    """Raise ValueError unless both hold samples of one form."""
+    for split, part in (("train", train), ("test", test)):
+        if not len(part.y) or len(part.x) != len(part.y):
+            raise ValueError(
+                f"expected a target for each of one or more inputs of {split}, got {len(part.x)} "
+                f"inputs and {len(part.y)} targets"
+            )
+        if (
+            isinstance(part.x, Tensor)
+            and part.x.is_floating_point()
+            and not part.x.isfinite().all()
+        ):
+            raise ValueError(f"expected finite inputs of {split}, got nan or inf")
+        if part.y.is_floating_point() and not part.y.isfinite().all():
+            raise ValueError(f"expected finite targets of {split}, got nan or inf")
+    for what, a, b in (("inputs", train.x, test.x), ("targets", train.y, test.y)):
+        forms = [
+            (tuple(t.shape[1:]), t.dtype) if isinstance(t, Tensor) else "texts" for t in (a, b)
+        ]
+        if forms[0] != forms[1]:
+            raise ValueError(
+                f"expected {what} of train and test alike, got {forms[0]} and {forms[1]}"
+            )

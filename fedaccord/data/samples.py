@@ -1,0 +1,129 @@
+"""Samples as tensors, from arrays and from the data sets of libraries, which are not imported."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LABELS = ("label", "labels", "target", "targets", "y")  # columns that hold what is predicted
+
+
+class Split(NamedTuple):
+    """Samples for training, or for testing."""
+
+    x: Tensor | list[str]  # (n, ...) inputs, or texts
+    y: Tensor  # (n, ...) targets
+    class_names: tuple[str, ...] = ()
+
+
+def split_of(found: Any) -> Split:
+    """(inputs, targets) of anything with them; a torch or Hugging Face data set of pairs or rows.
+
+    Arrays of uint8, (n, h, w[, c]), become images (n, c, h, w); tensors stay as they are.
+    Raises ValueError, with what was expected, for anything else.
+    """
+    if isinstance(found, tuple | list) and len(found) == 2:
+        x, y = found
+        return Split(_inputs(x), _tensor(y))
+    if hasattr(found, "column_names") and hasattr(found, "features"):
+        return _of_columns(found)
+    if hasattr(found, "__getitem__") and hasattr(found, "__len__") and not is_array(found):
+        return _of_items([found[i] for i in range(len(found))])
+    raise ValueError(
+        "expected (inputs, targets) as arrays or tensors, a torch Dataset or a Hugging Face "
+        f"dataset, got a {type(found).__name__}"
+    )
+
+
+def partitioned(found: Any) -> tuple[Split, Tensor]:
+    """The samples of a Flower partitioner, and who holds each, (n,) from 0 on."""
+    parts = [split_of(found.load_partition(i)) for i in range(found.num_partitions)]
+    owners = torch.repeat_interleave(
+        torch.arange(len(parts)), torch.tensor([len(part.y) for part in parts])
+    )
+    return together(parts), owners
+
+
+def together(parts: Sequence[Split]) -> Split:
+    x = (
+        torch.cat([part.x for part in parts if isinstance(part.x, Tensor)])
+        if isinstance(parts[0].x, Tensor)
+        else [text for part in parts for text in part.x]
+    )
+    return Split(x, torch.cat([part.y for part in parts]), parts[0].class_names)
+
+
+def is_array(found: Any) -> bool:
+    return isinstance(found, Tensor | np.ndarray)
+
+
+def _of_columns(found: Any) -> Split:
+    """Of a Hugging Face dataset: its label, and the one other column."""
+    features = found.features
+    classes = [name for name in found.column_names if hasattr(features[name], "names")]
+    labels = [name for name in LABELS if name in found.column_names] or classes
+    others = [name for name in found.column_names if name not in labels[:1]]
+    if not labels or len(others) != 1:
+        raise ValueError(
+            f"expected a dataset with one column beside the label ({', '.join(LABELS)}), got "
+            f"{', '.join(found.column_names)}; choose two by select_columns"
+        )
+    names = tuple(getattr(features[labels[0]], "names", None) or ())
+    return Split(_inputs([*found[others[0]]]), _tensor([*found[labels[0]]]), names)
+
+
+def _of_items(items: Sequence[Any]) -> Split:
+    """Of pairs (input, target), or rows that are mappings with two entries."""
+    if items and isinstance(items[0], dict):
+        labels = [name for name in LABELS if name in items[0]]
+        others = [name for name in items[0] if name not in labels[:1]]
+        if not labels or len(others) != 1:
+            raise ValueError(
+                f"expected rows with one entry beside the label ({', '.join(LABELS)}), got "
+                f"{', '.join(map(str, items[0]))}"
+            )
+        items = [(item[others[0]], item[labels[0]]) for item in items]
+    if not items or any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
+        raise ValueError("expected items (input, target), one or more, got others, or none")
+    return Split(_inputs([x for x, _ in items]), _tensor([y for _, y in items]))
+
+
+def _inputs(x: Any) -> Tensor | list[str]:
+    if not is_array(x) and len(x) and isinstance(x[0], str):
+        return [*x]
+    if isinstance(x, Tensor) or (not is_array(x) and len(x) and isinstance(x[0], Tensor)):
+        return _tensor(x)
+    array = _array(x)
+    if array.dtype == np.uint8 and array.ndim in (3, 4):  # images, channels last
+        array = array[:, None] if array.ndim == 3 else array.transpose(0, 3, 1, 2)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _tensor(values: Any) -> Tensor:
+    """(n, ...) of an array, or of a sequence of numbers, arrays or tensors."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    if not is_array(values) and len(values) and isinstance(values[0], Tensor):
+        stacked: Tensor = _stacked(torch.stack, values)
+        return stacked
+    return torch.from_numpy(np.ascontiguousarray(_array(values)))
+
+
+def _array(values: Any) -> Any:
+    """Also of images, as PIL has them."""
+    if isinstance(values, np.ndarray):
+        return values
+    return _stacked(np.stack, [np.asarray(value) for value in values])
+
+
+def _stacked(stack: Any, values: Sequence[Any]) -> Any:
+    try:
+        found = stack([*values])
+    except (ValueError, RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"expected samples of one shape, got several ({reason})") from error
+    if isinstance(found, np.ndarray) and found.dtype.kind not in "biuf":
+        raise ValueError(f"expected numbers, got {found.dtype}")
+    return found

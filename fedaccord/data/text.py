@@ -1,0 +1,211 @@
+"""Data sets of labelled texts: CSV files or JSON lines with the columns `text` and `label`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedaccord.core import named
+from fedaccord.data.kind import Decoded, Kind, Reading, Source, check_fits, number_owners
+
+log = logging.getLogger("flwr")  # what a run prints
+
+BYTES = "bytes"  # the tokenizer that needs no vocabulary of its own
+PADDING = 0  # the id that fills a text up
+SUFFIXES = (".csv", ".jsonl")
+TEST_EVERY = 5  # rows of one file without a column `split`
+
+
+class Row(NamedTuple):
+    text: str
+    label: str
+    split: str  # train, test; empty: the file has no such column
+    client: str  # who holds it; empty: likewise
+
+
+class Tokenizer(NamedTuple):
+    encode: Callable[[str], Sequence[int]]  # ids from 1 on
+    size: int  # ids, with 0 for the padding
+
+
+def find(root: Path, reading: Reading) -> Source:
+    """One file, or train.csv and test.csv (or .jsonl) in a folder."""
+    files: tuple[Path, ...] = (root,)
+    if not root.is_file():
+        each = [[root / f"{split}{end}" for end in SUFFIXES] for split in ("train", "test")]
+        files = tuple(path for paths in each for path in paths if path.is_file())
+        if len(files) != 2 or files[0].stem == files[1].stem:
+            raise FileNotFoundError(
+                f"text: expected a file, or a folder with train and test as one of "
+                f"{', '.join(SUFFIXES)} each, found {[f.name for f in files] or 'neither'} in "
+                f"{root}: point data-dir to one"
+            )
+    if wrong := [path for path in files if path.suffix.lower() not in SUFFIXES]:
+        raise ValueError(
+            f"text: expected a file called *.csv or *.jsonl, got {wrong[0]}: rename it"
+        )
+    code = []
+    if reading.tokenizer != BYTES:  # a change of its code is one of the data
+        named.load("tokenizer", reading.tokenizer)
+        module = sys.modules[reading.tokenizer.partition(":")[0]]
+        code = [Path(module.__file__)] if module.__file__ else []
+    return Source((*files, *code), partial(decode, files, reading))
+
+
+def decode(files: Sequence[Path], reading: Reading) -> Decoded:
+    """Token ids (n, max_length) int32, cut or padded by 0, and the numbers of the labels.
+
+    Of one file the column `split` says what is for training, without it every fifth row is for
+    testing. A column `client` says who holds a row, for ``partition=natural``.
+    """
+    train, test = [*_rows(files[0])], [*_rows(files[-1])]
+    if len(files) == 1:
+        train, test = _split(files[0], train)
+    for split, rows in (("train", train), ("test", test)):
+        if not rows:
+            raise ValueError(f"text: expected rows for {split} in {files[-1]}, got none: add some")
+    names = _labels(files[0], reading.labels, [row.label for row in (*train, *test)])
+    check_fits("text: token ids", 4 * reading.max_length * (len(train) + len(test)))
+    tokenizer = tokenizer_of(reading.tokenizer)
+    x_train, x_test = (
+        encode([row.text for row in rows], tokenizer, reading) for rows in (train, test)
+    )
+    number = {name: k for k, name in enumerate(names)}
+    y_train, y_test = (np.array([number[row.label] for row in rows]) for rows in (train, test))
+    owners = number_owners("text", [row.client for row in train]) if train[0].client else None
+    return Decoded(
+        *(x_train, y_train, x_test, y_test, len(names), names),
+        vocabulary=tokenizer.size,
+        owners=owners,
+    )
+
+
+def tokenizer_of(name: str) -> Tokenizer:
+    """``bytes``, or what `package.module:name` refers to: a function of a text that returns ids, or
+    an object whose ``encode`` does; ``vocab_size`` says how many ids there are.
+
+    Raises ValueError, in one line, for anything else.
+    """
+    if name == BYTES:
+        return Tokenizer(lambda text: [byte + 1 for byte in text.encode()], 257)
+    found = named.load("tokenizer", name)
+    function, size = getattr(found, "encode", found), getattr(found, "vocab_size", None)
+    if not callable(function) or not isinstance(size, int) or size < 2:
+        raise ValueError(
+            f"tokenizer: expected {name} as a function of a text, or an object with `encode`, and "
+            f"with the attribute vocab_size, an integer; got a {type(found).__name__} with "
+            f"vocab_size {size!r}"
+        )
+    return Tokenizer(function, size)
+
+
+def encode(texts: Sequence[str], tokenizer: Tokenizer, reading: Reading) -> NDArray[np.int32]:
+    """(n, max_length) token ids; longer texts are cut, shorter ones are padded by 0.
+
+    Raises ValueError, in one line, if the tokenizer fails or gives an id that is none.
+    """
+    ids = np.full((len(texts), reading.max_length), PADDING, np.int32)
+    for row, text in zip(ids, texts, strict=True):
+        try:
+            found = np.asarray(tokenizer.encode(text))[: len(row)]
+        except Exception as error:  # of the user's own code
+            line = named.one_line(error)
+            raise ValueError(f"tokenizer: {reading.tokenizer} failed: {line}") from error
+        wrong = found.ndim != 1 or (found.size and found.dtype.kind not in "iu")
+        if wrong or (found.size and not 0 < found.min() <= found.max() < tokenizer.size):
+            raise ValueError(
+                f"tokenizer: expected ids from 1 to {tokenizer.size - 1} (0 is the padding) of "
+                f"{reading.tokenizer}, got {found.tolist()!r:.60} for {text!r:.40}"
+            )
+        row[: len(found)] = found
+    return ids
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    """Of a file, one line of error for what is none."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, values in enumerate(_records(path, file), 1):
+                yield _row(path, number, values)
+    except (OSError, UnicodeError, csv.Error, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"text: expected UTF-8 {path.suffix[1:]} in {path}, got what cannot be read as such "
+            f"({error}): write it anew"
+        ) from error
+
+
+def _records(path: Path, file: Any) -> Iterator[Any]:
+    if path.suffix.lower() == ".csv":
+        yield from csv.DictReader(file)
+    else:
+        yield from (json.loads(line) for line in file if line.strip())
+
+
+def _row(path: Path, number: int, values: Any) -> Row:
+    found = values if isinstance(values, dict) else {}
+    text, label = found.get("text"), found.get("label")
+    if not isinstance(text, str) or not isinstance(label, str | int) or label == "":
+        columns = ", ".join(map(repr, [name for name in found if name is not None][:8]))
+        raise ValueError(
+            f"text: expected the columns `text` and `label` in row {number} of {path}, a text and "
+            f"a name or number; got {columns or 'none'}"
+            + (f" with label {label!r}" if "label" in found else "")
+            + ": rename or complete them"
+        )
+    split, client = (found.get(name) for name in ("split", "client"))
+    return Row(text, str(label), str(split or ""), "" if client is None else str(client))
+
+
+def _split(path: Path, rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """Those for training and those for testing, of one file."""
+    if not any(row.split for row in rows):
+        test = rows[TEST_EVERY - 1 :: TEST_EVERY]
+        return [row for i, row in enumerate(rows, 1) if i % TEST_EVERY], test
+    if wrong := [row.split for row in rows if row.split not in ("train", "test")]:
+        raise ValueError(
+            f"text: expected `train` or `test` in the column `split` of {path}, got {wrong[0]!r}"
+        )
+    return [row for row in rows if row.split == "train"], [r for r in rows if r.split == "test"]
+
+
+def _labels(path: Path, setting: str, found: Sequence[str]) -> tuple[str, ...]:
+    """The names of the classes in the order of their numbers."""
+    names = tuple(part.strip() for part in setting.split(",") if part.strip())
+    present = {*found}
+    if names:
+        if unknown := sorted(present - {*names}):
+            raise ValueError(
+                f"labels: expected the label of every row among {', '.join(names)}, got "
+                f"{unknown[0]!r} in {path}: add it"
+            )
+    elif all(label.isdecimal() for label in present):
+        names = tuple(map(str, range(len(present))))
+        if {*names} != present:
+            raise ValueError(
+                f"text: expected labels 0..k-1 in {path}, got {', '.join(sorted(present)[:5])}: "
+                "renumber them, or name all in labels="
+            )
+    else:
+        names = tuple(sorted(present))
+        log.warning(
+            f"text: the {len(names)} classes of {path} are numbered by their names, {names[0]!r} "
+            "is 0; devices with data of their own need labels= with all names"
+        )
+    if len({*names}) < max(len(names), 2):
+        raise ValueError(
+            f"text: expected two or more different labels in {path}, got {', '.join(names)}: add "
+            "rows, or name all in labels="
+        )
+    return names
+
+
+TEXT = Kind(find=find, origin="user", reads=("tokenizer", "max_length", "labels"))

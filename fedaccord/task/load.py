@@ -1,0 +1,131 @@
+"""The task of a run configuration: data set, partition and model by name."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedaccord.core import metrics
+from fedaccord.data import datasets
+from fedaccord.data.kind import Dataset
+from fedaccord.data.partition import partition as partition_labels
+from fedaccord.task import models
+from fedaccord.task.clients import Clients, Samples
+from fedaccord.task.config import TaskConfig
+from fedaccord.task.losses import usual_loss
+from fedaccord.task.task import Task, find_device
+
+VALIDATION = 1  # of the draw of validation samples, beside the run's seed
+GIVEN = ("natural", "file")  # partitions that clients do not draw
+
+
+@lru_cache(maxsize=4)
+def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> Task:
+    """The task of a run configuration, loaded once per process.
+
+    ``whole``: every client holds the whole training set, which is its own (a device with its own
+    data). Raises ValueError if data set, partition, model and number of clients do not fit.
+    """
+    data = datasets.load(config.dataset, config.data_dir, config.reading)
+    measured = config.metrics or ("accuracy" if data.classes else "mae")
+    metrics.select(measured, of_classes=data.classes > 0)
+    x, y, test = data.x_train, data.y_train, (data.x_test, data.y_test)
+    held = _held_out(len(y), config.validation, config.seed) if config.validation else None
+    drawn = config.samples_per_client and config.partition not in GIVEN and not whole
+    if drawn and held is not None:  # clients get the other samples
+        test, x, y = (x[held], y[held]), x[~held], y[~held]
+    parts: Sequence[np.ndarray]
+    if whole:
+        parts = [np.arange(len(y))] * num_clients
+    else:
+        parts = partition_labels(
+            y.numpy(),
+            num_clients,
+            config.partition,
+            owners=None if data.owners is None else data.owners.numpy(),
+            alpha=config.dirichlet_alpha,
+            replacement=config.replacement,
+            classes_per_client=config.classes_per_client,
+            samples_per_client=config.samples_per_client,
+            file=config.partition_file,
+            seed=config.seed,
+        )
+    clients, shape = Clients(x, y, parts), tuple(x.shape[1:])
+    if held is not None and not drawn:
+        clients, test = _without(clients, held, config.validation)
+
+    kind = datasets.kind_of(config.dataset)
+
+    def module() -> nn.Module:
+        return models.build(
+            *(config.model, shape, data.outputs),
+            stem=config.stem,
+            vocabulary=data.vocabulary,
+            seed=config.seed,
+        )
+
+    return Task(
+        module=module,
+        clients=clients,
+        test=test,
+        loss=usual_loss(y),
+        metrics=measured,
+        split="validation" if config.validation else "test",
+        device=find_device(config.device),
+        prepare=lambda x, dtype: kind.prepare(x, data, dtype),
+        augment=kind.augment,
+        seed=config.seed,
+        own_test=whole,
+        card=_card(config, data),
+    )
+
+
+def _held_out(total: int, share: float, seed: int) -> Tensor:
+    """(total,) bool: a random ``share`` of all samples."""
+    rng = np.random.default_rng([seed, VALIDATION])
+    held = torch.zeros(total, dtype=torch.bool)
+    held[torch.from_numpy(rng.permutation(total)[: max(1, round(share * total))])] = True
+    return held
+
+
+def _without(clients: Clients, held: Tensor, share: float) -> tuple[Clients, Samples]:
+    """The clients without the samples that are ``held``, and these samples.
+
+    The other samples stay with their clients. Raises ValueError if a client has none left.
+    """
+    assert isinstance(clients.x, Tensor)
+    assert isinstance(clients.y, Tensor)
+    assert clients.parts is not None
+    free = ~held.numpy()
+    place = np.cumsum(free) - 1  # position of a sample among the remaining ones
+    parts = [place[part[free[part]]] for part in clients.parts]
+    if empty := [i for i, part in enumerate(parts) if not len(part)]:
+        raise ValueError(
+            f"validation: expected samples left for every client, got none for client {empty[0]} "
+            f"with {share:g}; lower it, or num-clients"
+        )
+    left = Clients(clients.x[~held], clients.y[~held], parts)
+    return left, (clients.x[held], clients.y[held])
+
+
+def _card(config: TaskConfig, data: Dataset) -> dict[str, Any]:
+    """How to build and feed the model, in JSON's types.
+
+    architecture and arguments: of `models.build`. mean, std: per channel, of pixels in [0, 1];
+    empty for features, which are not normalised.
+    """
+    arguments: dict[str, Any] = {"shape": [*data.x_train.shape[1:]], "classes": data.outputs}
+    if config.model == "resnet18":
+        arguments["stem"] = config.stem
+    if data.vocabulary:
+        arguments["vocabulary"] = data.vocabulary
+    return {
+        "architecture": config.model,
+        "arguments": arguments,
+        "class-names": [*data.class_names] or [str(k) for k in range(data.classes)],
+        "mean": [*data.mean],
+        "std": [*data.std],
+    }

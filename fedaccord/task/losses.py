@@ -1,0 +1,28 @@
+"""Losses by the form of the targets; each is a mean over the samples of a batch."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedaccord.core.metrics import check_alike
+from fedaccord.task.solver import Loss
+
+
+def usual_loss(targets: Tensor) -> Loss:
+    """Cross-entropy of classes, also of sequences of them, and the mean squared error of numbers.
+
+    targets: (n, ...), integers or floats.
+    """
+    if targets.is_floating_point():
+        return mean_squared_error
+    return F.cross_entropy if targets.ndim == 1 else sequence_cross_entropy
+
+
+def mean_squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Over all numbers. Raises ValueError for predictions of another shape than the targets."""
+    check_alike(predictions, targets)
+    return F.mse_loss(predictions, targets)
+
+
+def sequence_cross_entropy(predictions: Tensor, targets: Tensor) -> Tensor:
+    """predictions: (n, ..., classes); targets: (n, ...), where -100 is left out."""
+    return F.cross_entropy(predictions.flatten(0, -2), targets.flatten())
