@@ -1,4 +1,4 @@
-"""The app's server: FedAccord's half is one call."""
+"""The app's server: it has Scaffold where it had Flower's FedAvg."""
 
 import logging
 
@@ -6,7 +6,7 @@ import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from anotherapp.task import Net, accuracy
+from anotherapp.task import Net, load_test_data, test
 from fedaccord.strategies import Scaffold
 
 log = logging.getLogger("flwr")
@@ -16,18 +16,28 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
     torch.manual_seed(0)
     model = Net()
 
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    def global_evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         model.load_state_dict(arrays.to_torch_state_dict())
-        return MetricRecord({"accuracy": accuracy(model)})
+        loss, accuracy = test(model, load_test_data())
+        return MetricRecord({"loss": loss, "accuracy": accuracy})
 
-    result = Scaffold(fraction_train=0.5, lr=0.1, local_epochs=2).start(
+    strategy = Scaffold(
+        fraction_train=float(config["fraction-train"]),
+        fraction_evaluate=float(config["fraction-evaluate"]),
+        lr=float(config["learning-rate"]),
+        local_epochs=int(config["local-epochs"]),
+        buffers="mean",  # of BatchNorm
+    )
+    result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(model.state_dict()),
-        num_rounds=int(context.run_config["num-server-rounds"]),
-        evaluate_fn=evaluate,
+        num_rounds=int(config["num-server-rounds"]),
+        evaluate_fn=global_evaluate,
     )
     model.load_state_dict(result.arrays.to_torch_state_dict())  # under the names of its own
-    log.info("accuracy of the trained model: %.4f", accuracy(model))
+    _, accuracy = test(model, load_test_data())
+    log.info("accuracy of the trained model: %.4f", accuracy)

@@ -1,4 +1,4 @@
-"""The app's own model and data: nothing here knows of FedAccord."""
+"""The app's own model, data and test: nothing here knows of FedAccord."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -12,7 +12,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-        self.norm = nn.GroupNorm(2, 8)
+        self.norm = nn.BatchNorm2d(8)
         self.classifier = nn.Linear(8 * 4 * 4, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -25,14 +25,33 @@ def digits() -> tuple[Tensor, Tensor]:
     return images, torch.tensor(bunch.target)
 
 
-def train_loader(partition: int, num_partitions: int) -> DataLoader:
+def load_data(
+    partition: int, num_partitions: int, batch_size: int
+) -> tuple[DataLoader, DataLoader]:
+    """A client's samples: four fifths to train on, a fifth to evaluate on."""
     images, targets = digits()
     mine = slice(partition, -TEST, num_partitions)
-    return DataLoader(TensorDataset(images[mine], targets[mine]), batch_size=16, shuffle=True)
+    images, targets = images[mine], targets[mine]
+    cut = len(targets) // 5
+    return (
+        DataLoader(TensorDataset(images[cut:], targets[cut:]), batch_size, shuffle=True),
+        DataLoader(TensorDataset(images[:cut], targets[:cut]), batch_size),
+    )
 
 
-def accuracy(model: nn.Module) -> float:
+def load_test_data() -> DataLoader:
     images, targets = digits()
-    with torch.no_grad():
-        right = model(images[-TEST:]).argmax(1) == targets[-TEST:]
-    return right.float().mean().item()
+    return DataLoader(TensorDataset(images[-TEST:], targets[-TEST:]), batch_size=100)
+
+
+@torch.no_grad()
+def test(model: nn.Module, loader: DataLoader) -> tuple[float, float]:
+    """Mean loss and accuracy."""
+    model.eval()
+    loss, right = 0.0, 0
+    for images, targets in loader:
+        predictions = model(images)
+        loss += nn.functional.cross_entropy(predictions, targets, reduction="sum").item()
+        right += int((predictions.argmax(1) == targets).sum())
+    samples = len(loader.dataset)
+    return loss / samples, right / samples
