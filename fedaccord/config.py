@@ -182,6 +182,8 @@ class RunConfig:
             needs |= dict.fromkeys(("ray-address", "gpus-per-worker"), "workers")
         else:
             reasons["client-state"] = "Ray keeps the states of the workers' clients"
+        if self.strategy.evaluation == "clients":
+            reasons["eval-train"] = "the clients alone evaluate"
         parts: list[tuple[str, Any]] = [("", self.task), ("", self.strategy)]
         for name in METHODS:
             if name == self.algo:

@@ -122,7 +122,7 @@ def run(
         try:
             state = log_book.restore(current.session)
             result = current.play(state and with_lost_states(state, current.session, config))
-            check_result(current, result, f"{task.split}-loss")
+            check_result(current, result, loss_of(method, task))
         finally:
             interrupts.ignore()
             if current.has_begun:
@@ -209,7 +209,8 @@ def run_of(
     eval_train: bool = False,
     **more: Any,
 ) -> Run:
-    """A `Run`, made with ``more``, that is evaluated on the task's test samples.
+    """A `Run`, made with ``more``, that is evaluated on the task's test samples, unless the clients
+    alone evaluate.
 
     ``eval_train``: evaluate the output model on the training samples too; generalisation-gap is
     its train accuracy less its test accuracy, both in [0, 1].
@@ -234,9 +235,16 @@ def run_of(
         return train
 
     initial = initial_arrays(task, settings, fleet.home)
-    more |= {"evaluate_output_fn": evaluate_train if eval_train else None}
-    more |= {"model": layout.layout}
-    return Run(method, fleet, initial, num_rounds, evaluate_fn=evaluate, **more)
+    more["model"] = layout.layout
+    if method.evaluation != "clients":
+        more["evaluate_fn"] = evaluate
+        more["evaluate_output_fn"] = evaluate_train if eval_train else None
+    return Run(method, fleet, initial, num_rounds, **more)
+
+
+def loss_of(method: FederatedStrategy, task: Task) -> str:
+    """The metric that shows whether the output model diverged."""
+    return "client-loss" if method.evaluation == "clients" else f"{task.split}-loss"
 
 
 def check_result(run: Run, result: Result, name: str = "test-loss") -> None:
@@ -247,7 +255,10 @@ def check_result(run: Run, result: Result, name: str = "test-loss") -> None:
             f"none of {s.t} rounds counted (see the reasons above): the model is untrained; fix "
             "the clients, or lower lr if they diverged"
         )
-    evaluated = dict(result.evaluate_metrics_serverapp.get(s.t, {}))
+    evaluated = {
+        **result.evaluate_metrics_serverapp.get(s.t, {}),
+        **result.evaluate_metrics_clientapp.get(s.t, {}),
+    }
     loss = cast(float, evaluated.get(name, 0.0))
     finite = all(is_finite(to_tensor(array)) for array in model.values())
     if not (finite and abs(loss) <= MAX_LOSS):

@@ -69,7 +69,10 @@ def test_what_keys_affect() -> None:
             *("num-server-rounds", "min-replies", "max-failed-rounds"),
             *("max-update-norm", "max-client-norm", "max-examples"),
         },
-        "records": {"eval-every", "eval-train", "metrics", "gossip.eval-nodes"},
+        "records": {
+            *("eval-every", "eval-train", "evaluation", "fraction-evaluate", "metrics"),
+            "gossip.eval-nodes",
+        },
         "speed": {
             *("threads", "workers", "gpus-per-worker", "checkpoint-every"),
             *("round-timeout", "wait-timeout"),

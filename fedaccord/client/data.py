@@ -1,8 +1,14 @@
 """A configured task's data for one request."""
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
 from fedaccord.client.train import Data
 from fedaccord.core.request import TrainInstruction
-from fedaccord.task import Task
+from fedaccord.task import Samples, Task
+from fedaccord.task.solver import Batch
 
 
 def training_data(task: Task, asked: TrainInstruction) -> Data:
@@ -18,5 +24,19 @@ def test_data(task: Task, asked: TrainInstruction) -> Data:
     """The client's share of the test samples."""
     model = task.model(asked.model_settings)
     samples = task.client_test(asked.client)
-    batches = task.batches(samples, model.w.dtype) if samples else []
+    batches: Iterable[Batch] = ()
+    if samples:
+        batches = TestBatches(task, samples, model.w.dtype)
     return Data(model, batches, task.loss)
+
+
+@dataclass(frozen=True)
+class TestBatches:
+    """Samples in order, prepared anew in each pass."""
+
+    task: Task
+    samples: Samples
+    dtype: torch.dtype
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.task.batches(self.samples, self.dtype)

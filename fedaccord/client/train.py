@@ -1,4 +1,4 @@
-"""A client's local round and the test of its own model: as values, and for any ClientApp."""
+"""A client's local round and its evaluation: as values, and for any ClientApp."""
 
 import time
 from collections.abc import Iterable, Sized
@@ -10,9 +10,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedaccord.core.plugin import WithLocal, state_like
-from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
+from fedaccord.core.request import (
+    EvaluateRequest,
+    StateLost,
+    TrainInstruction,
+    TrainReply,
+    TrainRequest,
+)
 from fedaccord.core.rounds import client_round
 from fedaccord.core.vectors import (
+    Vector,
     all_to_device,
     fetch,
     is_finite,
@@ -27,9 +34,15 @@ from fedaccord.task.solver import Batch, Loss, Passes, SequentialSolver
 from fedaccord.wire import records
 from fedaccord.wire.handshake import answer_handshake
 from fedaccord.wire.instruction import is_handshake, read_instruction, shapes_text
-from fedaccord.wire.messages import read_request, write_reply
+from fedaccord.wire.messages import (
+    EXAMPLES,
+    read_evaluate_request,
+    read_request,
+    write_reply,
+)
 
 CPU = torch.device("cpu")
+PERSONAL = "personal-"  # begins the metrics of a client's own model
 DIVERGED = "the local model diverged: NaN or Inf after {} steps at lr {:g}; lower lr or clip-norm"
 
 
@@ -77,11 +90,13 @@ def evaluate_locally(
     batches: Iterable[Batch],
     loss: Loss = F.cross_entropy,
 ) -> Message:
-    """Loss and accuracy of the client's personal model, where its method has one, as the reply.
+    """The reply to an evaluation message: metrics of the server's model, if it is sent to be
+    evaluated, and of the client's own model, if it has one.
 
-    The model lies in ``context.state``, where `train_locally` left it. ``loss`` must be a mean over
-    its batch; ``batches`` are the client's own test samples.
-    Raises ValueError where the message is of another kind or the client has no such model.
+    A personal model, and parameters that stay at the client, are in ``context.state``, where
+    `train_locally` left them. ``loss`` must be a mean over its batch; ``batches`` are the client's
+    held-out samples: a list or a DataLoader, which can be gone through twice.
+    Raises ValueError if the message is of another kind or asks for a model that the client lacks.
     """
     flat = flat_model(model, read_instruction(message).model_settings)
     return answer_question(message, ContextStore(context), Data(flat, batches, loss))
@@ -108,13 +123,15 @@ def answer_message(message: Message, own: Store, data: Data) -> Message:
 
 def answer_question(message: Message, own: Store, data: Data) -> Message:
     """`evaluate_locally` with a model whose parameters are flat already."""
-    asked = read_instruction(message)
+    _check_shapes(data.model, read_instruction(message))
+    request = read_evaluate_request(message)
+    asked = request.instruction
     try:
         state = _state(own, own.load(asked.client), asked)
     except MissingStateError:
         state = None
-    content = RecordDict({records.METRICS: MetricRecord(dict(local_test(asked, state, data)))})
-    return Message(content, reply_to=message)
+    found = local_evaluation(request, state, data)
+    return Message(RecordDict({records.METRICS: MetricRecord(dict(found))}), reply_to=message)
 
 
 def _state(own: Store, memory: Memory | None, asked: TrainInstruction) -> Any:
@@ -188,19 +205,45 @@ def first_state(request: TrainRequest, model: FlatModel) -> Any:
     return WithLocal(state, model.initial_local) if half.keeps_local else state
 
 
-def local_test(asked: TrainInstruction, state: Any, data: Data) -> dict[str, float]:
-    """Loss and accuracy of the client's own model, and on how many samples.
+def local_evaluation(request: EvaluateRequest, state: Any, data: Data) -> dict[str, float]:
+    """Metrics of the server's model, and of the client's own, which begin with `PERSONAL` if there
+    are both, and on how many samples; without samples that number alone.
 
-    Raises ValueError where it has none.
+    state: after the client's last accepted round; None: it has none.
+    Raises ValueError if its own model alone is asked for and it has none.
     """
-    w = None if state is None else asked.half.personal(state)
-    if w is None:
+    asked, model = request.instruction, data.model
+    own = None if state is None else _own_model(request, state, model)
+    if request.own_only and own is None:
         raise ValueError("expected a client with a personal model, got one that has none")
-    passes = Passes(data.batches, data.model.w.device)
-    batches = passes.one_pass(first=True)
-    w = to_device(w, data.model.w.device)
-    found = evaluate(data.model, w, batches, data.loss, asked.precision)
-    return {"num-examples": passes.examples, **found}
+    buffers = model.initial_buffers if request.buffers is None else request.buffers
+    model.write_buffers(to_device(buffers, model.w.device))
+    passes = Passes(data.batches, model.w.device)
+
+    def measure(w: Vector, local: Vector) -> dict[str, float]:
+        model.write_local(to_device(local, model.w.device))
+        batches = passes.one_pass(first=not passes.examples)
+        return evaluate(model, to_device(w, model.w.device), batches, data.loss, asked.precision)
+
+    found: dict[str, float] = {}
+    if request.w is not None and not request.own_only:
+        found = measure(request.w, model.initial_local)
+    if own is not None:
+        prefix = "" if request.own_only else PERSONAL
+        found |= {f"{prefix}{name}": value for name, value in measure(*own).items()}
+    return {EXAMPLES: passes.examples, **found}
+
+
+def _own_model(
+    request: EvaluateRequest, state: Any, model: FlatModel
+) -> tuple[Vector, Vector] | None:
+    """The client's own model (d,) and what is local beside it; None: its method has none."""
+    half = request.instruction.half
+    local = state.local if half.keeps_local else model.initial_local
+    w = half.personal(state)
+    if w is None and half.keeps_local:
+        w = request.w
+    return None if w is None else (w, local)
 
 
 def _check_shapes(model: FlatModel, asked: TrainInstruction) -> None:

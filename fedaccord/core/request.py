@@ -125,6 +125,15 @@ class TrainRequest(NamedTuple):
     buffers: Vector | None = None  # (d_b,), the mean of the clients' buffers; None: not averaged
 
 
+class EvaluateRequest(NamedTuple):
+    """What one client is to evaluate on its own held-out samples."""
+
+    instruction: TrainInstruction
+    w: Vector | None = None  # (d,), the output model; None: nothing of it is needed
+    buffers: Vector | None = None  # (d_b,), as of `TrainRequest`
+    own_only: bool = False  # the client's own model alone
+
+
 class TrainReply(NamedTuple):
     """What it answers."""
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedaccord.core.request import TrainInstruction, TrainRequest
+from fedaccord.core.request import EvaluateRequest, TrainInstruction, TrainRequest
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.fleet import LATE, Reading, TrainReplies
 
@@ -72,9 +72,9 @@ class FaultyFleet:
         self.fleet.restore(states)
 
     def evaluate(
-        self, questions: Sequence[TrainInstruction], timeout: float
+        self, requests: Sequence[EvaluateRequest], timeout: float
     ) -> list[Mapping[str, float] | str]:
-        return self.fleet.evaluate(questions, timeout)
+        return self.fleet.evaluate(requests, timeout)
 
     def _kind(self, asked: TrainInstruction) -> str | None:
         kind = self.faults(asked.round, asked.client)

@@ -10,8 +10,14 @@ import torch
 
 from fedaccord.client.cohort import form, local_rounds
 from fedaccord.client.data import test_data, training_data
-from fedaccord.client.train import local_round, local_test
-from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
+from fedaccord.client.train import local_evaluation, local_round
+from fedaccord.core.request import (
+    EvaluateRequest,
+    StateLost,
+    TrainInstruction,
+    TrainReply,
+    TrainRequest,
+)
 from fedaccord.core.vectors import fetch, nbytes
 from fedaccord.federation.fleet import LATE, Reading, TrainReplies
 from fedaccord.storage import store
@@ -171,13 +177,17 @@ class LocalFleet(MemoriesFleet):
         return None if kept is None else self.memories.unpack(kept)
 
     def evaluate(
-        self, questions: Sequence[TrainInstruction], timeout: float
+        self, requests: Sequence[EvaluateRequest], timeout: float
     ) -> list[Mapping[str, float] | str]:
-        return [*map(self._test, questions)]
+        return [*map(self._evaluate, requests)]
 
-    def _test(self, asked: TrainInstruction) -> Mapping[str, float] | str:
+    def _evaluate(self, request: EvaluateRequest) -> Mapping[str, float] | str:
         try:
-            return local_test(asked, self._state(asked), test_data(self.task, asked))
+            try:
+                state = self._state(request.instruction)
+            except MissingStateError:
+                state = None
+            return local_evaluation(request, state, test_data(self.task, request.instruction))
         except Exception as error:
             return describe(error)
 

@@ -247,7 +247,7 @@ def simulate(
                 logbook.check_data(task.fingerprint, found.facts)
             state = logbook.restore(run.session, found)
         result = run.play(state)
-        server_app.check_result(run, result, f"{task.split}-loss")
+        server_app.check_result(run, result, server_app.loss_of(method, task))
         return recorder.history(run.output(), in_use(config))
 
 

@@ -19,7 +19,13 @@ import ray
 import torch
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
-from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
+from fedaccord.core.request import (
+    EvaluateRequest,
+    StateLost,
+    TrainInstruction,
+    TrainReply,
+    TrainRequest,
+)
 from fedaccord.core.vectors import nbytes
 from fedaccord.engine.cluster import ray_for, share_tensors
 from fedaccord.engine.fleet import BYTES, LocalFleet, MemoriesFleet, describe
@@ -60,7 +66,7 @@ class Worker:
         keep_freed_memory()  # this process is ours
         torch.set_num_threads(threads)
         self.fleet = LocalFleet(load(), vectorize=vectorize)
-        self.round: tuple[Any, Mapping[int, TrainRequest]] = (None, {})
+        self.round: tuple[Any, Mapping[int, Any]] = (None, {})
 
     def device(self) -> str:
         return torch.device(self.fleet.task.device).type
@@ -72,10 +78,7 @@ class Worker:
 
         round: one Ray object, client -> its request, in a list, which Ray does not resolve.
         """
-        if self.round[0] != round[0]:
-            self.round = round[0], ray.get(round[0])
-        requests = [self.round[1][i] for i in clients]
-        self._restore([request.instruction for request in requests], states)
+        requests = self._requests(round, clients, states)
         readings = dict(self.fleet.train(requests, timeout))
         t = requests[0].instruction.round
         after = [
@@ -85,14 +88,21 @@ class Worker:
         return [[readings[i] for i in clients], *after]
 
     def evaluate(
-        self, questions: Sequence[TrainInstruction], timeout: float, *states: Any
+        self, round: Sequence[Any], clients: Sequence[int], timeout: float, *states: Any
     ) -> list[Mapping[str, float] | str]:
-        self._restore(questions, states)
-        return self.fleet.evaluate(questions, timeout)
+        """What the clients measure; round: as of `train`."""
+        return self.fleet.evaluate(self._requests(round, clients, states), timeout)
 
-    def _restore(self, asked: Iterable[TrainInstruction], states: Iterable[Any]) -> None:
-        pairs = zip(asked, states, strict=True)
+    def _requests(
+        self, round: Sequence[Any], clients: Sequence[int], states: Iterable[Any]
+    ) -> list[Any]:
+        """The requests to these clients, after they were given their states."""
+        if self.round[0] != round[0]:
+            self.round = round[0], ray.get(round[0])
+        requests = [self.round[1][i] for i in clients]
+        pairs = zip((request.instruction for request in requests), states, strict=True)
         self.fleet.restore((a.client, (a.accepted, s)) for a, s in pairs if s is not None)
+        return requests
 
 
 class Seat:
@@ -171,12 +181,15 @@ class WorkersFleet(MemoriesFleet):
             yield asked.client, reading
 
     def evaluate(
-        self, questions: Sequence[TrainInstruction], timeout: float
+        self, requests: Sequence[EvaluateRequest], timeout: float
     ) -> list[Mapping[str, float] | str]:
         deadline = time.monotonic() + timeout
+        round = ray.put({request.instruction.client: request for request in requests})
+        questions = [request.instruction for request in requests]
 
         def send(actor: Any, share: Share) -> list[Any]:
-            return [actor.evaluate.remote(share.asked, deadline - _now(), *share.states)]
+            clients = [asked.client for asked in share.asked]
+            return [actor.evaluate.remote([round], clients, deadline - _now(), *share.states)]
 
         found = {a.client: r for a, r, _ in self._ask(questions, send, deadline)}
         readings = [found[asked.client] for asked in questions]

@@ -1,39 +1,49 @@
-"""Evaluation: the output model at the server, personal models at their clients."""
+"""Evaluation: the output model at the server or the clients, personal models at their clients."""
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, MetricRecord
 
 from fedaccord.core.metrics import METRICS, SHARE
+from fedaccord.core.options import listed
+from fedaccord.core.request import EvaluateRequest
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import Vector
-from fedaccord.federation.errors import clean
+from fedaccord.federation.errors import FederationError, clean
 from fedaccord.federation.replies import MAX_LOSS, OWN_METRICS, OWN_NAME, unusual
 from fedaccord.federation.session import Session
+from fedaccord.wire.messages import EXAMPLES
 
 log = logging.getLogger("flwr")
 
+OUTPUT, PERSONAL = "client-", "personal-"  # begin the clients' metrics: of which model
+WORST, STD = "-worst-tenth", "-std"  # end the spread of a metric over the clients
+TENTH = 10  # one client in so many, at least one, is among the worst
+OK, EMPTY = "ok", "no samples"  # of a client's evaluation, else why there is none
 RANGES = {  # of what clients report
     "loss": (-MAX_LOSS, MAX_LOSS),
     **{name: (0.0, 1.0) for name, metric in METRICS.items() if metric.unit == SHARE},
 }
+MIN = "min"
+BETTER = {"loss": MIN, **{name: metric.better for name, metric in METRICS.items()}}
 LARGEST_METRIC = 1e30  # of another name, either way
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 EvaluateOutputFn = Callable[[ArrayRecord, Mapping[str, float]], Mapping[str, float]]
 """(output model, its metrics so far) -> more metrics of it"""
 
 
-def evaluate(
+def evaluate_at_server(
     session: Session,
     s: RoundState,
     evaluate_fn: EvaluateFn | None,
     output_fn: EvaluateOutputFn | None,
 ) -> dict[str, Any]:
-    """Metrics of the output model and, if they are others, of the broadcast model, of the nodes'
-    models (their mean and deviation) and of the clients' personal models."""
+    """Metrics of the output model and, if they are others, of the broadcast model and of the
+    nodes' models (their mean and deviation)."""
     method, topology = session.method, session.method.topology
 
     def metrics(w: Vector) -> dict[str, Any]:
@@ -51,39 +61,112 @@ def evaluate(
             row |= {f"{name}-nodes": fmean(values), f"{name}-nodes-std": pstdev(values)}
     elif not topology.is_decentralised and output is not s.w:
         row |= {f"{name}-broadcast": value for name, value in metrics(s.w).items()}
-    return row | _evaluate_personal(session, s) if session.has_personal else row
+    return row
 
 
-def _evaluate_personal(session: Session, s: RoundState) -> dict[str, float]:
-    """Mean metrics of the clients' own models, of those that reply."""
-    instructions = session.evaluate_instructions(s)
-    if not instructions:
-        return {}
-    replies = session.fleet.evaluate(instructions, session.method.round_timeout)
-    problems, rows = dict[int, str](), dict[int, Mapping[str, float]]()
-    for i, reply in enumerate(replies):
-        if isinstance(reply, str):
-            problems[i] = reply
-        elif problem := _out_of_range(reply):
-            problems[i] = problem
-        else:
-            rows[i] = reply
-    problems |= unusual("the metrics", {i: tuple(sorted(row)) for i, row in rows.items()})
-    if problems:
-        log.warning(
-            f"{len(problems)} of {len(instructions)} clients did not evaluate their personal "
-            f"model: {clean(problems[min(problems)])}"
+class Evaluation(NamedTuple):
+    """What clients measured after a round."""
+
+    metrics: dict[str, float]
+    clients: list[dict[str, Any]]  # a row for each client that was asked
+
+
+def evaluate_at_clients(session: Session, s: RoundState) -> Evaluation:
+    """The output model, unless it is evaluated at the server alone, and personal models, on the
+    clients' own samples; the metrics are of those that reply.
+
+    Raises FederationError if before round 1 no client has samples to evaluate on.
+    """
+    requests = session.evaluate_requests(s)
+    if not requests:
+        return Evaluation({}, [])
+    outcomes = _ask(session, requests)
+    if s.t == 0 and all(outcome == EMPTY for outcome in outcomes.values()):
+        raise FederationError(
+            f"evaluation: expected held-out samples at some of the clients {listed(outcomes)}, "
+            "none has any: give them test samples, or choose evaluation=server"
         )
-    good = [row for i, row in rows.items() if i not in problems]
-    names = [name for name in (good[0] if good else {}) if OWN_NAME.fullmatch(name)]
-    names = [name for name in names if name != "num-examples"][:OWN_METRICS]
-    return {f"personal-{name}": fmean(row[name] for row in good) for name in names}
+    rows = [_row(i, outcome) for i, outcome in outcomes.items()]
+    good = [row for row in rows if row["evaluation"] == OK]
+    found: dict[str, float] = {
+        "evaluation-replies": len(good),
+        "evaluation-dropped": len(rows) - len(good) - [*outcomes.values()].count(EMPTY),
+        "evaluation-empty": [*outcomes.values()].count(EMPTY),
+    }
+    for name in dict.fromkeys(name for row in good for name in row):
+        if name.startswith((OUTPUT, PERSONAL)):
+            having = [row for row in good if name in row]
+            weights = [row["evaluation-examples"] for row in having] if _is_output(name) else None
+            found |= _over_clients(name, [row[name] for row in having], weights)
+    return Evaluation(found, rows)
 
 
-def _out_of_range(row: Mapping[str, float]) -> str:
-    """Which of a client's numbers no model can have, in one line; empty: none."""
-    for name, value in row.items():
-        low, high = RANGES.get(name, (-LARGEST_METRIC, LARGEST_METRIC))
+def _is_output(name: str) -> bool:
+    return name.startswith(OUTPUT)
+
+
+def _ask(session: Session, requests: Sequence[EvaluateRequest]) -> dict[int, Any]:
+    """client -> its metrics by name, `EMPTY`, or in one line why there are none."""
+    own_only, most = requests[0].own_only, session.method.max_examples
+    replies = session.fleet.evaluate(requests, session.method.round_timeout)
+    outcomes: dict[int, Any] = {}
+    for request, reply in zip(requests, replies, strict=True):
+        found = reply if isinstance(reply, str) else _checked(reply, own_only, most)
+        outcomes[request.instruction.client] = found
+    for prefix, needed in ((OUTPUT, not own_only), (PERSONAL, own_only)):
+        forms = {
+            i: tuple(sorted(name for name in outcome if name.startswith(prefix)))
+            for i, outcome in outcomes.items()
+            if not isinstance(outcome, str)
+        }
+        outcomes |= unusual("the metrics", {i: form for i, form in forms.items() if form or needed})
+    problems = [(i, o) for i, o in outcomes.items() if isinstance(o, str) and o != EMPTY]
+    if problems:
+        what = "their personal model" if own_only else "the model"
+        log.warning(
+            f"{len(problems)} of {len(requests)} clients did not evaluate {what}: "
+            f"{clean(problems[0][1])}"
+        )
+    return outcomes
+
+
+def _checked(reply: Mapping[str, float], own_only: bool, most: int) -> dict[str, float] | str:
+    """The metrics of a reply by name, `EMPTY`, or what is wrong with them."""
+    examples = reply.get(EXAMPLES)
+    if examples == 0:
+        return EMPTY
+    if not own_only and not (type(examples) is int and 0 < examples <= most):
+        return f"expected {EXAMPLES} to be an integer from 0 to {most}, got {examples!r:.40}"
+    found = {} if examples is None else {"evaluation-examples": examples}
+    names = [name for name in reply if name != EXAMPLES and OWN_NAME.fullmatch(name)]
+    for name in names[:OWN_METRICS]:
+        plain, value = name.removeprefix(PERSONAL), reply[name]
+        low, high = RANGES.get(plain, (-LARGEST_METRIC, LARGEST_METRIC))
         if not low <= value <= high:
             return f"expected {name} from {low:g} to {high:g}, got {value:.4g}"
-    return ""
+        is_own = own_only or plain != name
+        found[(PERSONAL if is_own else OUTPUT) + plain] = value
+    return found
+
+
+def _row(client: int, outcome: Mapping[str, float] | str) -> dict[str, Any]:
+    if isinstance(outcome, str):
+        return {"client": client, "evaluation": clean(outcome)}
+    return {"client": client, "evaluation": OK, **outcome}
+
+
+def _over_clients(
+    name: str, values: Sequence[float], weights: Sequence[float] | None
+) -> dict[str, float]:
+    """The mean of a metric over clients, and its spread, if it is known which way is better: the
+    mean over the worst tenth of them, and the standard deviation.
+
+    weights: of the mean; None: equal. The sums are exact: no order of clients changes a bit.
+    """
+    mean = fmean(values, weights)
+    better = BETTER.get(name.removeprefix(OUTPUT).removeprefix(PERSONAL))
+    if better is None:  # a ClientApp's own
+        return {name: mean}
+    worst_first = sorted(values, reverse=better == MIN)
+    worst = worst_first[: math.ceil(len(values) / TENTH)]
+    return {name: mean, f"{name}{WORST}": fmean(worst), f"{name}{STD}": pstdev(values)}

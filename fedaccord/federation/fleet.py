@@ -17,10 +17,10 @@ from fedaccord.compat import flower_1_41 as flower
 from fedaccord.core.options import listed
 from fedaccord.core.request import (
     DEFAULT,
+    EvaluateRequest,
     ModelLayout,
     ModelSettings,
     StateLost,
-    TrainInstruction,
     TrainReply,
     TrainRequest,
 )
@@ -29,8 +29,8 @@ from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.wire.handshake import handshake
-from fedaccord.wire.instruction import check_own_config, with_config, write_instruction
-from fedaccord.wire.messages import read_reply, write_requests
+from fedaccord.wire.instruction import check_own_config, with_config
+from fedaccord.wire.messages import read_reply, write_evaluate_requests, write_requests
 from fedaccord.wire.records import CONFIG, METRICS, metrics_of
 
 log = logging.getLogger("flwr")
@@ -75,9 +75,9 @@ class Fleet(Protocol):
         """Give clients the states that `client_states` returned, one after another."""
 
     def evaluate(
-        self, instructions: Sequence[TrainInstruction], timeout: float
+        self, requests: Sequence[EvaluateRequest], timeout: float
     ) -> list[Mapping[str, float] | str]:
-        """The metrics of clients' own models, or in one line why there are none."""
+        """The metrics of each client on its own samples, or in one line why there are none."""
 
 
 class MessageFleet:
@@ -145,12 +145,12 @@ class MessageFleet:
         return [(i, _read(replies[i], read) if i in replies else LATE) for i in clients]
 
     def evaluate(
-        self, instructions: Sequence[TrainInstruction], timeout: float
+        self, requests: Sequence[EvaluateRequest], timeout: float
     ) -> list[Mapping[str, float] | str]:
         messages = {}
-        for it in instructions:
-            content = RecordDict({CONFIG: write_instruction(it)})
-            messages[it.client] = self._message(it.client, content, MessageType.EVALUATE)
+        for request, content in zip(requests, write_evaluate_requests(requests), strict=True):
+            i = request.instruction.client
+            messages[i] = self._message(i, content, MessageType.EVALUATE)
         replies = self._send(messages, timeout)
         return [_read(replies[i], _metrics) if i in replies else LATE for i in messages]
 

@@ -9,6 +9,7 @@ from fedaccord.federation.errors import clean
 from fedaccord.federation.replies import Accepted, Outcome, traffic
 
 OK = "ok"  # status of an accepted reply
+EVALUATED = "evaluated"  # status of a client that was not to train
 SQUARED = ("drift", "consistency", "spread")  # mean squares of distances, one for each reply
 
 
@@ -32,10 +33,32 @@ def client_rows(
     return rows
 
 
+def with_evaluations(
+    number: int, clients: Iterable[Mapping[str, Any]], evaluations: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The rows of a round's clients with what they evaluated, then those that only evaluated."""
+    rows = {row["client"]: dict(row) for row in clients}
+    for row in evaluations:
+        one = rows.setdefault(row["client"], {"round": number, "client": row["client"]})
+        one.setdefault("status", EVALUATED)
+        one |= row
+    return [*rows.values()]
+
+
 def reported(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The numbers of each client whose reply was accepted."""
     words = ("round", "client", "status", "repair")
     return [{k: v for k, v in row.items() if k not in words} for row in rows if row["status"] == OK]
+
+
+def measured(evaluations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The numbers of each client that evaluated, with its ``num-examples``."""
+    rows = [{**row} for row in evaluations if row["evaluation"] == OK]
+    for row in rows:
+        del row["client"], row["evaluation"]
+        if (examples := row.pop("evaluation-examples", None)) is not None:
+            row["num-examples"] = examples
+    return rows
 
 
 def counts(cohort: int, replies: int, *, counted: bool) -> dict[str, float]:

@@ -19,7 +19,9 @@ from fedaccord.wire.records import check_like
 MAX_LOSS = 1e15  # a model with a larger one has diverged
 MAX_SECONDS = 1e9  # of a local round
 OWN_METRICS, OWN_NAME = 32, re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a foreign ClientApp
-TAKEN = {"round", "client", "status", "repair", "up-vectors", "up-bytes"}  # written by the server
+TAKEN = {  # written by the server
+    *("round", "client", "status", "repair", "evaluation", "up-vectors", "up-bytes")
+}
 
 
 class Accepted(NamedTuple):

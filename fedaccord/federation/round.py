@@ -43,6 +43,7 @@ class Round(NamedTuple):
     # under gossip the mean of the nodes' w^{t+1}
     metrics: dict[str, float]
     clients: list[dict[str, Any]]  # a row for each client of the cohort
+    evaluations: Sequence[dict[str, Any]] = ()  # a row for each client that was to evaluate
 
     @property
     def number(self) -> int:

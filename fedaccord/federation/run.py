@@ -15,7 +15,14 @@ from fedaccord.core.rounds import RoundState
 from fedaccord.federation import sampling
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.eta import Eta
-from fedaccord.federation.evaluation import EvaluateFn, EvaluateOutputFn, evaluate
+from fedaccord.federation.evaluation import (
+    STD,
+    WORST,
+    EvaluateFn,
+    EvaluateOutputFn,
+    evaluate_at_clients,
+    evaluate_at_server,
+)
 from fedaccord.federation.fleet import Fleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.round import Round, finish
@@ -165,11 +172,20 @@ class Run:
         number, values = round.number, {}
         if self.is_evaluated(number):
             functions = self._evaluate_fn, self._evaluate_output_fn
-            values = evaluate(self.session, round.state, *functions)
+            values = evaluate_at_server(self.session, round.state, *functions)
             if self._evaluate_fn:
-                result.evaluate_metrics_serverapp[number] = MetricRecord(values)
+                result.evaluate_metrics_serverapp[number] = MetricRecord(dict(values))
+            found = evaluate_at_clients(self.session, round.state)
+            if found.metrics:
+                result.evaluate_metrics_clientapp[number] = MetricRecord(dict(found.metrics))
+            values |= found.metrics
             round.metrics.update(values)
-        shown = {k: v for k, v in round.metrics.items() if k in SHOWN or k in values}
+            round = round._replace(evaluations=found.clients)
+        shown = {
+            name: value
+            for name, value in round.metrics.items()
+            if name in SHOWN or (name in values and not name.endswith((WORST, STD)))
+        }
         words = [*(f"{name} {value:.4g}" for name, value in shown.items()), left(number)]
         log.info("[round %d/%d] %s", number, self.num_rounds, ", ".join(filter(None, words)))
         if self._on_round:

@@ -24,7 +24,8 @@ def draw(
     least: int = 1,
     purpose: str = "cohort",
 ) -> list[int]:
-    """The active clients of round t, sorted, by a generator of (seed, t) over the sorted clients.
+    """The active clients of round t, sorted, by a generator of (purpose, seed, t) over the
+    sorted clients.
 
     clients: the connected ones; of a range no list is made. sampling: ``fixed``, a fixed share of
     all ``num_clients`` without replacement, but at least ``least``, or ``bernoulli``, each with

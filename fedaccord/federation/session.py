@@ -7,9 +7,10 @@ import torch
 from flwr.app import ArrayRecord
 
 from fedaccord.core.plugin import has_personal, state_like
-from fedaccord.core.request import ModelLayout, TrainInstruction, TrainRequest
+from fedaccord.core.request import EvaluateRequest, ModelLayout, TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import Vector, dtype_of
+from fedaccord.federation import sampling
 from fedaccord.federation.fleet import Fleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.state_dict import layout_of
@@ -91,16 +92,39 @@ class Session:
             requests.append(TrainRequest(instruction, down, w_init, s.buffers))
         return requests
 
-    def evaluate_instructions(self, s: RoundState) -> list[TrainInstruction]:
-        """For the connected clients with a personal model: those with an accepted reply."""
-        common, available = self._instruction(s), self.fleet.available()
-        reached: Sequence[int] | set[int] = (
-            available if isinstance(available, range) else {*available}
-        )
+    @property
+    def asks_clients(self) -> bool:
+        """Whether clients evaluate by `fedaccord.evaluate_locally`."""
+        return self.has_personal or self.method.evaluation != "server"
+
+    def evaluate_requests(self, s: RoundState) -> list[EvaluateRequest]:
+        """The request to each client that evaluates after round t: those drawn by (seed, t), or,
+        if the output model is evaluated at the server alone, those with a personal model."""
+        method, available = self.method, self.fleet.available()
+        own_only, clients = method.evaluation == "server", list[int]()
+        if own_only:
+            reached = available if isinstance(available, range) else {*available}
+            accepted = (s.accepted >= 0).nonzero().flatten().tolist() if self.has_personal else []
+            clients = [i for i in accepted if i in reached]
+        elif method.fraction_evaluate:
+            clients = sampling.draw(
+                available,
+                t=s.t,
+                seed=method.seed,
+                fraction=method.fraction_evaluate,
+                sampling="fixed",
+                num_clients=s.num_clients,
+                least=method.min_evaluate_nodes,
+                purpose="evaluation",
+            )
+        needs_w = self.half.keeps_local or not own_only
+        w = method.averaged_output(s.w, s.server) if clients and needs_w else None
+        common = self._instruction(s)
         return [
-            common._replace(client=i, accepted=int(s.accepted[i]))
-            for i in (s.accepted >= 0).nonzero().flatten().tolist()
-            if i in reached
+            EvaluateRequest(
+                common._replace(client=i, accepted=int(s.accepted[i])), w, s.buffers, own_only
+            )
+            for i in clients
         ]
 
     def _instruction(self, s: RoundState) -> TrainInstruction:

@@ -19,6 +19,21 @@ class Settings:
         choices=("fixed", "bernoulli"),
     )
     seed: int = option(0, "seed of initial model, partition, cohorts, batches", low=0, managed=True)
+    evaluation: str = option(
+        "server",
+        "who evaluates the output model: the server on its test samples, the clients on their own, "
+        "or both; clients evaluate their personal models in any case",
+        choices=("server", "clients", "both"),
+        affects="records",
+    )
+    fraction_evaluate: float = option(
+        1.0,
+        "share of all clients drawn for each evaluation; 0: none",
+        low=0,
+        high=1,
+        only={"evaluation": ["clients", "both"]},
+        affects="records",
+    )
     eval_every: int = option(
         1, "rounds between evaluations; the last is always evaluated", low=1, affects="records"
     )

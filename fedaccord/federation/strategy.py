@@ -15,7 +15,7 @@ from fedaccord.federation.client_evaluation import AggregateMetrics, ClientEvalu
 from fedaccord.federation.evaluation import EvaluateFn
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.method import Method
-from fedaccord.federation.metrics import reported
+from fedaccord.federation.metrics import measured, reported
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.wire.messages import EXAMPLES
@@ -42,9 +42,6 @@ class FederatedStrategy(Method, Strategy, ABC):
         "more metrics of a round: called with a RecordDict of the metrics of each accepted reply, "
         "and 'num-examples'",
         shown=False,
-    )
-    fraction_evaluate: float = argument(
-        1.0, "share of the clients whose @app.evaluate() is called, if there is one", shown=False
     )
     evaluate_metrics_aggr_fn: AggregateMetrics | None = argument(
         None,
@@ -74,9 +71,6 @@ class FederatedStrategy(Method, Strategy, ABC):
                 f"counts clients equally, got {EXAMPLES!r}: leave it out (means of metrics are "
                 "weighted by it anyway)"
             )
-        fraction = self.fraction_evaluate
-        if not isinstance(fraction, (int, float)) or not 0 <= fraction <= 1:
-            raise ValueError(f"fraction_evaluate: expected a share from 0 to 1, got {fraction!r}")
         if self.weighted_by_key:
             object.__setattr__(self, "weighting", "examples")
         super().__post_init__()
@@ -99,7 +93,8 @@ class FederatedStrategy(Method, Strategy, ABC):
         its metrics ending in ``-broadcast``, if the broadcast model is another one. In the same
         rounds ``fraction_evaluate`` of the clients evaluate the output model by the @app.evaluate()
         of the ClientApp, as for Flower's strategies, with ``evaluate_config``; with methods that
-        have personal models they evaluate these, by `fedaccord.evaluate_locally`.
+        have personal models, and with ``evaluation`` "clients" or "both", they evaluate by
+        `fedaccord.evaluate_locally`.
         Raises ValueError on bad settings before any message is sent, FederationError when the
         clients do not come or too many rounds fail in a row.
         """
@@ -110,10 +105,14 @@ class FederatedStrategy(Method, Strategy, ABC):
 
         def aggregate(round: Round) -> None:
             number = round.number
-            replies = [RecordDict({METRICS: MetricRecord(row)}) for row in reported(round.clients)]
-            if self.train_metrics_aggr_fn and replies:
-                trained[number] = self.train_metrics_aggr_fn(replies, EXAMPLES)
-            due = number and run.is_evaluated(number) and not run.session.has_personal
+            for found, function, rows in (
+                (trained, self.train_metrics_aggr_fn, reported(round.clients)),
+                (evaluated, self.evaluate_metrics_aggr_fn, measured(round.evaluations)),
+            ):
+                replies = [RecordDict({METRICS: MetricRecord(row)}) for row in rows]
+                if function and replies:
+                    found[number] = function(replies, EXAMPLES)
+            due = number and run.is_evaluated(number) and not run.session.asks_clients
             if due and (metrics := evaluate_on_clients(number, run.output())):
                 evaluated[number] = metrics
 
@@ -129,7 +128,8 @@ class FederatedStrategy(Method, Strategy, ABC):
         result = run.play()
         for number in trained.keys() & result.train_metrics_clientapp.keys():
             result.train_metrics_clientapp[number].update(trained[number])
-        result.evaluate_metrics_clientapp.update(evaluated)
+        for number, metrics in evaluated.items():
+            result.evaluate_metrics_clientapp.setdefault(number, MetricRecord()).update(metrics)
         return result
 
     def _client_evaluation(

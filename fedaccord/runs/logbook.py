@@ -15,6 +15,7 @@ from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.federation.checkpoint import Pace, pack, unpack
 from fedaccord.federation.fleet import Fleet, MessageFleet
+from fedaccord.federation.metrics import with_evaluations
 from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.federation.round import Round
 from fedaccord.federation.session import Session
@@ -115,7 +116,8 @@ class Logbook:
 
     def record(self, round: Round) -> bool:
         """The rows of a round, and a checkpoint if one is due: whether one was written."""
-        self.directory.record({"round": round.number, **round.metrics}, round.clients)
+        rows = with_evaluations(round.number, round.clients, round.evaluations)
+        self.directory.record({"round": round.number, **round.metrics}, rows)
         self._recorded = round.state
         is_due = round.number > 0 and self._pace.is_due(round.number)
         if is_due:

@@ -35,7 +35,7 @@ DIFFERENCE = "-1 to 1"  # a unit; people read it in percent, as SHARE
 WINDOW = 10  # last evaluations behind a window mean
 LAST, MEAN, BEST = "-last", f"-mean-of-last-{WINDOW}", "-best"  # endings of keys of the summary
 RANKED = tuple(  # what runs are ranked by: the first that they have
-    f"{split}-{name}" for name in (*NAMED, "loss") for split in ("test", "validation")
+    f"{split}-{name}" for name in (*NAMED, "loss") for split in ("test", "validation", "client")
 )
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from fedaccord.runs.directory import flatten, status
 from fedaccord.storage.files import read_bytes, read_json
 
-WORDS = ("status", "repair")  # columns of clients.csv
+WORDS = ("status", "repair", "evaluation")  # columns of clients.csv
 UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, RecursionError)  # TOML, JSON, CSV
 DEPTH = 3  # folders between what is asked for and a run: SWEEP_DIR/runs/RUN
 

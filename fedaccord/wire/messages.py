@@ -13,7 +13,13 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from fedaccord.core.options import listed
 from fedaccord.core.plugin import ClientHalf
-from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
+from fedaccord.core.request import (
+    EvaluateRequest,
+    StateLost,
+    TrainInstruction,
+    TrainReply,
+    TrainRequest,
+)
 from fedaccord.core.rule import Model
 from fedaccord.core.vectors import Vector, dtype_of
 from fedaccord.wire import records
@@ -22,6 +28,7 @@ from fedaccord.wire.records import BUFFERS, CONFIG, DOWN, INITIAL, METRICS, UP
 
 EXAMPLES, STEPS, LOSS, LOST = "num-examples", "steps", "train-loss", "lost-round"
 SECONDS = "seconds"
+OWN_ONLY = "own-model-only"
 NEEDED = (EXAMPLES, STEPS, LOSS)
 
 
@@ -70,6 +77,37 @@ def read_request(message: Message) -> TrainRequest:
         records.unpack(instruction.half.receives, down, like=expected),
         None if initial is None else records.unpack(Model, initial, like=expected).w,
         None if buffers is None else records.unpack(Buffers, buffers).buffers,
+    )
+
+
+def write_evaluate_requests(requests: Iterable[EvaluateRequest]) -> list[RecordDict]:
+    """A message's content for each request; vectors that are sent to several are packed once."""
+    packed = dict[int, ArrayRecord]()
+    contents = []
+    for request in requests:
+        config = write_instruction(request.instruction)
+        config[OWN_ONLY] = request.own_only
+        content = RecordDict({CONFIG: config})
+        vectors: dict[str, Any] = {} if request.w is None else {DOWN: Model(request.w)}
+        if request.buffers is not None:
+            vectors[BUFFERS] = Buffers(request.buffers)
+        for name, (vector,) in vectors.items():
+            if id(vector) not in packed:
+                packed[id(vector)] = records.pack(vectors[name])
+            content[name] = packed[id(vector)]
+        contents.append(content)
+    return contents
+
+
+def read_evaluate_request(message: Message) -> EvaluateRequest:
+    """What an evaluation message asks. Raises ValueError, in one line, if it is none of ours."""
+    instruction = read_instruction(message)
+    w, buffers = (records.arrays_of(message.content, name) for name in (DOWN, BUFFERS))
+    return EvaluateRequest(
+        instruction,
+        None if w is None else records.unpack(Model, w, like=like(instruction)).w,
+        None if buffers is None else records.unpack(Buffers, buffers).buffers,
+        bool(records.config_of(message.content, CONFIG).get(OWN_ONLY, False)),
     )
 
 

@@ -131,7 +131,7 @@ def test_a_late_evaluation_is_over_before_the_next_visit() -> None:
         deper.begin()
         deper.train_round()
         net.late.add(10)
-        found = deper.session.fleet.evaluate(deper.session.evaluate_instructions(deper.state), 0.2)
+        found = deper.session.fleet.evaluate(deper.session.evaluate_requests(deper.state), 0.2)
         assert found[0] == LATE
         assert deper.train_round().metrics["replies"] == 2
         assert [*net._node_of.values()].count(10) == 3  # a hello, a visit, an evaluation

@@ -213,6 +213,7 @@ def clients(groups: Sequence[Group]) -> Any:
 def _per_client(runs: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
     """A row a client, of each run's clients.csv."""
     rows = pd.concat([*runs], keys=range(len(runs)), names=["run"])
+    rows = rows[rows["status"] != "evaluated"]  # of clients that were not to train
     good, seconds = rows["status"] == "ok", rows.get("seconds", np.nan)
     each = pd.DataFrame(
         {"client": rows["client"], "good": good, "dropped": ~good, "seconds": seconds}

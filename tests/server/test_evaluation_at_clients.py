@@ -1,0 +1,280 @@
+"""The output model and personal models on the clients' own samples: the same in every runtime."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
+
+from fedaccord import client_app, evaluate_locally, server_app, simulate
+from fedaccord.config import RunConfig
+from fedaccord.core.request import ModelSettings
+from fedaccord.engine import quiet, run
+from fedaccord.federation.errors import FederationError
+from fedaccord.federation.evaluation import _over_clients
+from fedaccord.federation.round import Round
+from fedaccord.runs import load_model
+from fedaccord.strategies import FedAvg
+from fedaccord.task import load_task
+from fedaccord.task.evaluation import evaluate
+from tests.federation import half_square, linear
+from tests.grid import InProcessGrid
+from tests.server.net import through
+from tests.server.runs import INITIAL, LEAST_SQUARES, W0, C, run_over, strategy
+from tests.server.runs import client_app as trained
+
+SMALL: dict[str, Any] = {
+    **{"num-clients": 6, "num-server-rounds": 3, "model": "linear", "local-epochs": 1},
+    **{"threads": 1, "device": "cpu", "eval-every": 2},
+}
+RUNS: dict[str, dict[str, Any]] = {
+    "a server's and the clients'": {"algo": "scaffold", "evaluation": "both"},
+    "some clients": {"algo": "afedpd", "evaluation": "clients", "fraction-evaluate": 0.5},
+    "personal models too": {"algo": "ditto", "evaluation": "clients"},
+    "personal models alone": {"algo": "ditto"},
+    "a local part beside the model": {"local-parameters": "1.bias", "evaluation": "clients"},
+    "a local part, and the server's": {"algo": "scaffold", "local-parameters": "1.bias"},
+    "without a server": {"algo": "dfedavg", "evaluation": "clients"},
+}
+each_run = pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
+
+
+def in_process(folder: Path, **settings: Any) -> Path:
+    config = RunConfig.make(SMALL | settings | {"out-dir": str(folder)})
+    with quiet():
+        return run(config).path
+
+
+def tables(path: Path) -> list[str]:
+    """metrics.csv and clients.csv as texts, which are exact, without seconds."""
+    found = (pd.read_csv(path / f"{name}.csv", dtype=str) for name in ("metrics", "clients"))
+    return [table.drop(columns="seconds").to_csv() for table in found]
+
+
+@each_run
+def test_messages_give_the_numbers_of_the_engine(settings: Any, tmp_path: Path) -> None:
+    here = in_process(tmp_path, name="here", **settings)
+    config = RunConfig.make(SMALL | settings | {"out-dir": str(tmp_path), "name": "there"})
+    with InProcessGrid(client_app.app, 6, config.flat) as grid, quiet():
+        vars(grid)["pull_interval"] = 0.1
+        server_app.main(grid, Context(1, 0, {}, RecordDict(), config.flat))
+    assert tables(tmp_path / "there") == tables(here)
+
+
+@pytest.mark.flower
+@pytest.mark.parametrize("name", ["personal models too", "a local part beside the model"])
+def test_workers_give_the_numbers_of_the_engine(name: str, tmp_path: Path) -> None:
+    here, there = (
+        in_process(tmp_path, name=f"of-{workers}", workers=workers, **RUNS[name])
+        for workers in (0, 2)
+    )
+    assert tables(there) == tables(here)
+
+
+def test_the_means_and_the_spread_are_those_of_a_dense_computation(tmp_path: Path) -> None:
+    path = in_process(tmp_path, evaluation="clients", **{"num-clients": 15})
+    task = load_task(RunConfig.make({"model": "linear"}).task, num_clients=15)
+    saved = load_model(path)
+    w = torch.cat([saved[name].reshape(-1) for name in ("1.weight", "1.bias")])
+    found = []
+    for i in range(15):
+        x, y = task.client_test(i) or (w, w)
+        batches = task.batches((x, y), torch.float32)
+        found.append(evaluate(task.model(ModelSettings()), w, batches, task.loss) | {"n": len(y)})
+    own = pd.DataFrame(found)
+    last = pd.read_csv(path / "metrics.csv").iloc[-1]
+    for name, worst in (
+        ("accuracy", own["accuracy"].nsmallest(2)),
+        ("loss", own["loss"].nlargest(2)),
+    ):
+        assert last[f"client-{name}"] == pytest.approx(np.average(own[name], weights=own["n"]))
+        assert last[f"client-{name}-worst-tenth"] == pytest.approx(worst.mean())
+        assert last[f"client-{name}-std"] == pytest.approx(own[name].std(ddof=0))
+    assert last["evaluation-replies"] == 15
+    rows = pd.read_csv(path / "clients.csv").query("round == 3").sort_values("client")
+    assert rows["client-accuracy"].tolist() == pytest.approx(own["accuracy"].tolist())
+    assert rows["evaluation-examples"].tolist() == own["n"].tolist()
+    assert set(rows["status"]) == {"ok", "evaluated"}
+
+
+@pytest.mark.parametrize(("clients", "worst"), [(1, 1), (10, 1), (11, 2), (30, 3)])
+def test_the_worst_tenth_has_at_least_one_client(clients: int, worst: int) -> None:
+    values = np.random.default_rng(0).permutation(clients).astype(float)
+    loss = _over_clients("client-loss", [*values], [1] * clients)
+    share = _over_clients("personal-accuracy", [*values], None)
+    assert loss["client-loss-worst-tenth"] == np.mean(sorted(values)[-worst:])
+    assert share["personal-accuracy-worst-tenth"] == np.mean(sorted(values)[:worst])
+    assert share["personal-accuracy"] == np.mean(values)
+    assert _over_clients("client-own", [1.0, 2.0], [1, 3]) == {"client-own": 1.75}
+
+
+def test_who_evaluates_depends_on_seed_and_round_alone(tmp_path: Path) -> None:
+    def who(**more: Any) -> list[list[int]]:
+        settings = {"evaluation": "clients", "fraction-evaluate": 0.34, "eval-every": 1}
+        rows = pd.read_csv(in_process(tmp_path, **settings | more) / "clients.csv")
+        rounds = rows[rows["evaluation"] == "ok"].sort_values("client").groupby("round")["client"]
+        return [[*clients] for _, clients in rounds]
+
+    drawn = who()
+    assert [len(clients) for clients in drawn] == [2, 2, 2, 2]
+    assert len({*map(tuple, drawn)}) > 1
+    assert who(algo="scaffold", **{"fraction-train": 1.0}) == drawn != who(seed=1)
+
+
+def test_a_local_part_is_evaluated_beside_the_output_model() -> None:
+    """As its own model; the output model itself has the initial part."""
+    keys: dict[str, Any] = {"num_clients": 4, "local_epochs": 1, "threads": 1, "model": "linear"}
+    keys |= {"local_parameters": "1.bias", "evaluation": "both", "rounds": 2}
+    rows: list[Round] = []
+    found = simulate("fedavg", participation=[[0, 1], [1, 2]], on_round=rows.append, **keys)
+    task = load_task(RunConfig.make({"model": "linear"}).task, num_clients=4)
+    settings = ModelSettings(local_parameters="1.bias")
+    for row in rows[-1].evaluations:
+        model, samples = task.model(settings), task.client_test(row["client"])
+        assert samples is not None
+        state = found.clients[row["client"]]
+        assert ("personal-loss" in row) == (row["client"] != 3) == (state is not None)
+        for name, local in (("client", model.initial_local), ("personal", state and state.local)):
+            if local is not None:
+                model.write_local(local)
+                batches = task.batches(samples, torch.float32)
+                expected = evaluate(model, found.state.w, batches, task.loss)
+                assert {k: row[f"{name}-{k}"] for k in expected} == expected
+    last = found.metrics.iloc[-1]
+    assert last["personal-loss"] != last["client-loss"]
+    assert last["evaluation-replies"] == 4
+
+
+# --- what clients reply ---------------------------------------------------------------------------
+
+
+def rounds(
+    evaluate: Callable[[Message, Context], Message] | None,
+    change: Any = lambda messages, replies: replies,
+    **settings: Any,
+) -> list[Round]:
+    """A round of FedAvg on least squares with a foreign ClientApp."""
+    app, seen = trained(), []
+    if evaluate:
+        app.evaluate()(evaluate)
+    settings = {"evaluation": "clients", **settings}
+    with through(change)(app, C) as grid, quiet():
+        run_over(grid, strategy(FedAvg, **settings), 1, on_round=seen.append).play()
+    return seen
+
+
+def number(context: Context) -> int:
+    return int(str(context.node_config["partition-id"]))
+
+
+def of_samples(message: Message, context: Context) -> Message:
+    """evaluate_locally, on the first samples of the client: as many as its number, and one."""
+    i = number(context)
+    x, y = LEAST_SQUARES.clients()[i]
+    data: Any = [(x[: i + 1], y[: i + 1])]
+    return evaluate_locally(message, context, model=linear(W0), batches=data, loss=half_square)
+
+
+def answer(message: Message, **numbers: float) -> Message:
+    return Message(RecordDict({"metrics": MetricRecord({**numbers})}), reply_to=message)
+
+
+def losses_at(w: torch.Tensor) -> list[float]:
+    clients = enumerate(LEAST_SQUARES.clients())
+    return [half_square(x[: i + 1] @ w[:, None], y[: i + 1]).item() for i, (x, y) in clients]
+
+
+def test_the_mean_is_over_the_clients_that_reply(warnings: list[str]) -> None:
+    def change(messages: list[Message], replies: list[Message]) -> list[Message]:
+        evaluated = messages[0].metadata.message_type == MessageType.EVALUATE
+        return [replies[0], *replies[2:-1]] if evaluated else replies
+
+    last = rounds(of_samples, change)[-1]
+    weights = [1, 3, 4, 5]
+    values = [losses_at(last.w)[n - 1] for n in weights]
+    assert last.metrics["client-loss"] == pytest.approx(np.average(values, weights=weights))
+    counts = [last.metrics[f"evaluation-{x}"] for x in ("replies", "dropped", "empty")]
+    assert counts == [4, 2, 0]
+    assert last.metrics["replies"] == 6
+    assert warnings == ["2 of 6 clients did not evaluate the model: no reply in time"] * 2
+    words = [row["evaluation"] for row in last.evaluations]
+    assert words == ["ok", "no reply in time", "ok", "ok", "ok", "no reply in time"]
+
+
+def test_a_client_without_samples_is_left_out_and_counted(warnings: list[str]) -> None:
+    def evaluate(message: Message, context: Context) -> Message:
+        if number(context) in (1, 4):
+            none: Any = []
+            return evaluate_locally(message, context, model=linear(W0), batches=none)
+        return of_samples(message, context)
+
+    last = rounds(evaluate)[-1].metrics
+    assert [last[f"evaluation-{x}"] for x in ("replies", "dropped", "empty")] == [4, 0, 2]
+    assert warnings == []
+
+
+def test_if_no_client_has_samples_it_shows_before_round_1() -> None:
+    trained_ones = []
+
+    def change(messages: list[Message], replies: list[Message]) -> list[Message]:
+        trained_ones.extend(m for m in messages if m.metadata.message_type == MessageType.TRAIN)
+        return replies
+
+    with pytest.raises(FederationError) as refusal:
+        rounds(lambda message, _: answer(message, **{"num-examples": 0}), change)
+    assert str(refusal.value).startswith("evaluation: expected held-out samples at some of the")
+    assert "\n" not in str(refusal.value)
+    assert trained_ones == []
+    with pytest.raises(FederationError, match="none has any"):  # in process too
+        simulate(
+            strategy(FedAvg, evaluation="clients"),
+            clients=LEAST_SQUARES.clients(),
+            model=linear(W0),
+            loss=half_square,
+        )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "line"),
+    [
+        ({"loss": 1.0}, "expected num-examples to be an integer from 0 to 10000000, got None"),
+        ({"num-examples": 10**8, "loss": 1.0}, "expected num-examples to be"),
+        ({"num-examples": -1, "loss": 1.0}, "expected num-examples to be"),
+        ({"num-examples": 2.5, "loss": 1.0}, "expected num-examples to be"),
+        ({"num-examples": 3, "personal-loss": 1e16}, "expected personal-loss from"),
+        ({"num-examples": 3}, "expected the metrics ['client-loss'], as in the other"),
+    ],
+)
+def test_a_reply_that_cannot_be_averaged_is_one_line(
+    numbers: Any, line: str, warnings: list[str]
+) -> None:
+    def evaluate(message: Message, context: Context) -> Message:
+        if number(context) == 2:
+            return answer(message, **numbers)
+        return of_samples(message, context)
+
+    last = rounds(evaluate)[-1].metrics
+    assert [last[f"evaluation-{x}"] for x in ("replies", "dropped", "empty")] == [5, 1, 0]
+    assert all(w.startswith(f"1 of 6 clients did not evaluate the model: {line}") for w in warnings)
+    assert len(warnings) == 2
+
+
+def test_flowers_result_has_the_clients_metrics_and_a_users_own() -> None:
+    def own(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
+        found = [reply["metrics"] for reply in replies]
+        assert all(isinstance(record, MetricRecord) and "client-loss" in record for record in found)
+        return MetricRecord({"examples": sum(int(record[weighted_by]) for record in found)})  # type: ignore[index]
+
+    app = trained()
+    app.evaluate()(of_samples)
+    method = strategy(FedAvg, evaluation="clients", evaluate_metrics_aggr_fn=own)
+    with InProcessGrid(app, C) as grid, quiet():
+        result = method.start(grid, INITIAL, 1)
+    assert [*result.evaluate_metrics_clientapp] == [0, 1]
+    assert result.evaluate_metrics_clientapp[1]["examples"] == 21
+    assert result.evaluate_metrics_clientapp[1]["evaluation-replies"] == 6
+    assert result.evaluate_metrics_serverapp == {}
