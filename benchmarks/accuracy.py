@@ -144,7 +144,6 @@ def text(methods: list[Method], name: str) -> str:
     baseline = next((method for method in methods if method.name == BASELINE), None)
     augmented = ", random crops and mirrored images" if setting["dataset"] == "cifar10" else ""
     pages = ", ".join(f"[{PAGES[other]}]({other}.md)" for other in PAGES if other != name)
-    slower = [key.partition(".")[0] for key in setting if key.endswith(".lr")]
     lines = [
         f"# Accuracy on {PAGES[name]}",
         "",
@@ -161,17 +160,7 @@ def text(methods: list[Method], name: str) -> str:
         f"same model. {rounds} rounds are the beginning of a training: who is ahead here need not "
         "be ahead at its end.",
         "",
-        "Every method runs with its defaults, which are in the second column, and none was tuned "
-        f"for this table. Those of {', '.join(CHOSEN[:-1])} and {CHOSEN[-1]} were chosen from a "
-        "few values in short runs on CIFAR-10 with LeNet, as their pages tell; the others are "
-        "those of the papers and of the code of FedInit's authors, or our own where these give "
-        "none."
-        + (
-            f" Of the common settings {', '.join(slower[:-1])} and {slower[-1]} have another local "
-            "rate, a usual one of AdamW, whose steps their clients take."
-            if slower
-            else ""
-        ),
+        defaults(methods, setting),
         "",
         f"| method | defaults | accuracy, mean of last {WINDOW} | of each seed | train loss | "
         f"points over {BASELINE}, of each seed |",
@@ -201,6 +190,26 @@ def text(methods: list[Method], name: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def defaults(methods: list[Method], setting: dict[str, Any]) -> str:
+    """Where the settings in the second column come from."""
+    sentences = [
+        "Every method runs with its defaults, which are in the second column: those of the papers "
+        "and of the code of FedInit's authors, or our own where these give none. None was tuned "
+        "for this table."
+    ]
+    if chosen := [method for method in CHOSEN if method in {m.name for m in methods}]:
+        sentences.append(
+            f"Those of {', '.join(chosen)} were chosen from a few values in short runs on CIFAR-10 "
+            "with LeNet, as their pages tell."
+        )
+    if slower := [key.partition(".")[0] for key in setting if key.endswith(".lr")]:
+        sentences.append(
+            f"The local rate of {', '.join(slower)} is a usual one of AdamW, whose steps their "
+            "clients take."
+        )
+    return " ".join(sentences)
 
 
 def own_settings(method: Method, of_page: dict[str, Any]) -> str:

@@ -32,7 +32,9 @@ from tests.reference import (
     fedgamma,
     fedinit,
     fedlesam,
+    fedmoswa,
     fednova,
+    fedpac,
     fedpd,
     fedprox,
     fedsam,
@@ -332,6 +334,8 @@ UNEQUAL = problem.minibatches(LEAST_SQUARES, T, STEPS, 5, seed=7)
         Case(S.Scaffold, scaffold, {}, {}, ("c_i",)),
         Case(S.FedSMOO, fedsmoo, {"rho": 0.4, "radius": 0.2}, {"sam_rho": 0.2}, ("mu",)),
         Case(S.FedDeper, feddeper, {"rho": 0.04}, {}, ("v",)),
+        Case(S.FedMoSWA, fedmoswa, {"rho": 0.25}, {}, ("c_i",)),
+        Case(S.FedPAC, fedpac, {"beta": 0.4}),
     ],
     ids=repr,
 )

@@ -12,7 +12,18 @@ from fedaccord.core.topology import RoundInfo, Star
 from fedaccord.core.vectors import map_vectors
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import METHODS, RelaxedInit
-from tests.reference import afedpd, afedpdsam, fedavg, fedcm, fednova, fedpd, problem
+from tests.reference import (
+    afedpd,
+    afedpdsam,
+    diloco,
+    fedavg,
+    fedcm,
+    fedexp,
+    fednova,
+    fedpac,
+    fedpd,
+    problem,
+)
 from tests.strategies.federate import close, federate
 from tests.strategies.test_references import (
     BETA,
@@ -42,6 +53,9 @@ UNIFORM_ALONE = {
         Case(S.FedCM, fedcm, {"alpha": 0.3}),
         Case(S.AFedPD, afedpd, {"rho": 0.4}),
         Case(S.FedPD, fedpd, {"rho": 0.4}, {}, ("lam",)),
+        Case(S.FedExP, fedexp, {"epsilon": 1e-3}),
+        Case(S.DiLoCo, diloco, {"mu": 0.6, "server_lr": 0.5}),
+        Case(S.FedPAC, fedpac, {"beta": 0.4}),
     ],
     ids=repr,
 )
