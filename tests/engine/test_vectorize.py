@@ -8,6 +8,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -88,8 +89,10 @@ def test_every_method(name: str, plugins: str) -> None:
     assert (together.metrics["dropped"][1:] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "muon"])
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [*product(["fedavg", "scaffold"], ["sgd", "momentum", "adamw", "muon"]), ("fedpac", "sgd")],
+)
 def test_rates_that_fall_within_the_round_of_each_client(name: str, optimizer: str) -> None:
     """Clients of unequal numbers of steps have rates of their own."""
     method = small(name, optimizer=optimizer, lr_schedule="linear", optimizer_state="keep")
