@@ -1,7 +1,6 @@
 """Processes of Flower that hang or die while a run goes on."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedaccord import simulate
-from tests.flower.conftest import REPOSITORY, Flower
+from tests.flower.conftest import Flower, copy_app
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -41,15 +40,8 @@ def running(home: Path, faults: dict[str, str], *, simulation: bool) -> Iterator
 
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
-    """The app with the faults, with the run-config keys of the repository's app."""
-    folder = tmp_path / "app"
-    shutil.copytree(APP, folder)
-    pyproject = (REPOSITORY / "pyproject.toml").read_text()
-    for side in ("server_app", "client_app"):
-        assert f"fedaccord.apps:{side}" in pyproject
-        pyproject = pyproject.replace(f"fedaccord.apps:{side}", f"faultyapp.{side}:app")
-    (folder / "pyproject.toml").write_text(pyproject.replace('"fedaccord"', '"faulty"'))
-    return folder
+    """The app with the faults."""
+    return copy_app(APP, tmp_path / "app", "faultyapp")
 
 
 def test_a_hanging_client_and_a_killed_supernode_are_absent(app: Path, tmp_path: Path) -> None:

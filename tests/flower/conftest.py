@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -222,6 +223,20 @@ class Flower:
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
             found |= more
         return found
+
+
+def copy_app(source: Path, folder: Path, package: str) -> Path:
+    """A test's own app, whose ``package`` has two components around FedAccord's, with the
+    run-config keys of the repository's app; not for the hub, as it has no licence."""
+    shutil.copytree(source, folder)
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    for side in ("server_app", "client_app"):
+        assert f"fedaccord.apps:{side}" in project
+        project = project.replace(f"fedaccord.apps:{side}", f"{package}.{side}:app")
+    lines = (line for line in project.splitlines() if not line.startswith("fab-"))
+    text = "\n".join(lines).replace('"fedaccord"', f'"{package}"')
+    (folder / "pyproject.toml").write_text(text)
+    return folder
 
 
 def pairs(config: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """The repository's app on a SuperLink and SuperNodes, one process each, as on real devices."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from fedaccord.config import RunConfig
 from fedaccord.federation.errors import last_line
 from fedaccord.wire.records import pack
 from fedaccord.wire.tensor_array import to_tensor
-from tests.flower.conftest import REPOSITORY, Flower, assert_same_run, running
+from tests.flower.conftest import REPOSITORY, Flower, assert_same_run, copy_app, running
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
 
@@ -44,7 +43,7 @@ def test_same_bits_and_client_states_as_in_process(two: Flower, tmp_path: Path) 
     each client tells.
     """
     config: dict[str, Any] = SCAFFOLD | {"out-dir": str(tmp_path)}
-    outcome = two.run(with_own_components(tmp_path / "app"), config | {"name": "there"})
+    outcome = two.run(copy_app(STATES, tmp_path / "app", "statesapp"), config | {"name": "there"})
     assert outcome.status == "finished:completed", outcome.output
     engine.run(RunConfig.make(config | {"name": "here", "num-clients": 2, "vectorize": "off"}))
     assert_same_run(tmp_path / "there", tmp_path / "here")
@@ -98,17 +97,6 @@ def test_a_node_that_does_not_know_its_number_says_so(lab: Flower, tmp_path: Pat
     (line,) = [line for line in outcome.output.splitlines() if reason in line]
     assert "--node-config" in line
     assert json.loads((tmp_path / "there" / "summary.json").read_text())["status"] == "failed"
-
-
-def with_own_components(folder: Path) -> Path:
-    """The app in ``states``, with the run-config keys of the repository's app."""
-    shutil.copytree(STATES, folder)
-    pyproject = (REPOSITORY / "pyproject.toml").read_text()
-    for side in ("server_app", "client_app"):
-        assert f"fedaccord.apps:{side}" in pyproject
-        pyproject = pyproject.replace(f"fedaccord.apps:{side}", f"statesapp.{side}:app")
-    (folder / "pyproject.toml").write_text(pyproject.replace('"fedaccord"', '"states"'))
-    return folder
 
 
 def settings(config: dict[str, Any]) -> dict[str, Any]:
