@@ -27,7 +27,7 @@ def test_data(task: Task, asked: TrainInstruction) -> Data:
     batches: Iterable[Batch] = ()
     if samples:
         batches = TestBatches(task, samples, model.w.dtype)
-    return Data(model, batches, task.loss)
+    return Data(model, batches, task.loss, metrics=task.metrics)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ class Data(NamedTuple):
     loss: Loss
     examples: int | None = None  # samples of the client; None: those of the first pass
     home: torch.device = CPU  # device of the reply
+    metrics: str = ""  # of an evaluation, names as of `core.metrics.select`
 
 
 def train_locally(
@@ -89,6 +90,7 @@ def evaluate_locally(
     model: nn.Module,
     batches: Iterable[Batch],
     loss: Loss = F.cross_entropy,
+    metrics: str = "",
 ) -> Message:
     """The reply to an evaluation message: metrics of the server's model, if it is sent to be
     evaluated, and of the client's own model, if it has one.
@@ -96,10 +98,13 @@ def evaluate_locally(
     A personal model, and parameters that stay at the client, are in ``context.state``, where
     `train_locally` left them. ``loss`` must be a mean over its batch; ``batches`` are the client's
     held-out samples: a list or a DataLoader, which can be gone through twice.
+    ``metrics``: names with commas, as "accuracy, f1"; by default accuracy for class labels.
     Raises ValueError if the message is of another kind or asks for a model that the client lacks.
     """
     flat = flat_model(model, read_instruction(message).model_settings)
-    return answer_question(message, ContextStore(context), Data(flat, batches, loss))
+    return answer_question(
+        message, ContextStore(context), Data(flat, batches, loss, metrics=metrics)
+    )
 
 
 # messages
@@ -223,7 +228,8 @@ def local_evaluation(request: EvaluateRequest, state: Any, data: Data) -> dict[s
     def measure(w: Vector, local: Vector) -> dict[str, float]:
         model.write_local(to_device(local, model.w.device))
         batches = passes.one_pass(first=not passes.examples)
-        return evaluate(model, to_device(w, model.w.device), batches, data.loss, asked.precision)
+        w = to_device(w, model.w.device)
+        return evaluate(*(model, w, batches, data.loss, asked.precision), metrics=data.metrics)
 
     found: dict[str, float] = {}
     if request.w is not None and not request.own_only:
