@@ -8,7 +8,8 @@ import torch
 from fedaccord.client.train import Data
 from fedaccord.core.request import TrainInstruction
 from fedaccord.task import Samples, Task
-from fedaccord.task.solver import Batch
+from fedaccord.task.batches import Batch
+from fedaccord.task.sources import Source
 
 
 def training_data(task: Task, asked: TrainInstruction) -> Data:
@@ -17,7 +18,8 @@ def training_data(task: Task, asked: TrainInstruction) -> Data:
     batches = task.train_batches(
         asked.client, asked.round, asked.batch_size, asked.seed, model.w.dtype
     )
-    return Data(model, batches, task.loss, task.num_examples(asked.client))
+    examples = task.num_examples(asked.client)
+    return Data(model, batches, task.loss, examples, format=task.format)
 
 
 def test_data(task: Task, asked: TrainInstruction) -> Data:
@@ -25,9 +27,9 @@ def test_data(task: Task, asked: TrainInstruction) -> Data:
     model = task.model(asked.model_settings)
     samples = task.client_test(asked.client)
     batches: Iterable[Batch] = ()
-    if samples and len(samples[1]):
+    if samples:
         batches = TestBatches(task, samples, model.w.dtype)
-    return Data(model, batches, task.loss, metrics=task.metrics)
+    return Data(model, batches, task.loss, format=task.format)
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class TestBatches:
     """Samples in order, prepared anew in each pass."""
 
     task: Task
-    samples: Samples
+    samples: Samples | Source
     dtype: torch.dtype
 
     def __iter__(self) -> Iterator[Batch]:

@@ -28,9 +28,10 @@ from fedaccord.core.vectors import (
 )
 from fedaccord.storage import store
 from fedaccord.storage.store import ContextStore, Memory, MissingStateError, Store
+from fedaccord.task.batches import PAIRS, Batch, BatchFormat, Forward
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel, flat_model
-from fedaccord.task.solver import Batch, Loss, Passes, SequentialSolver
+from fedaccord.task.solver import Loss, Passes, SequentialSolver
 from fedaccord.wire import records
 from fedaccord.wire.handshake import answer_handshake
 from fedaccord.wire.instruction import is_handshake, read_instruction, shapes_text
@@ -54,7 +55,11 @@ class Data(NamedTuple):
     loss: Loss
     examples: int | None = None  # samples of the client; None: those of the first pass
     home: torch.device = CPU  # device of the reply
-    metrics: str = ""  # of an evaluation, names as of `core.metrics.select`
+    format: BatchFormat = PAIRS
+
+    def passes(self) -> Passes:
+        """Over the batches, as the model reads them."""
+        return Passes(self.batches, self.model.w.device, self.model.w.dtype, self.format)
 
 
 def train_locally(
@@ -65,6 +70,8 @@ def train_locally(
     batches: Iterable[Batch],
     loss: Loss = F.cross_entropy,
     examples: int | None = None,
+    forward: Forward | None = None,
+    targets: str = PAIRS.targets,
 ) -> Message:
     """One local round of the FedAccord strategy that sent ``message``; returns the reply.
 
@@ -74,13 +81,19 @@ def train_locally(
     ``loss(predictions, targets)``. ``examples`` counts the client's samples; by default those of
     the first pass over ``batches``.
 
+    A batch is (inputs, targets), or a dict of an image (``img`` or ``image``) and its targets under
+    the key ``targets``; with ``forward(model, batch) -> predictions`` any tuple that ends with the
+    targets, and any dict that has them. Floating inputs are cast to the run's precision; token ids
+    stay integers.
+
     Raises ValueError on a message, a model or data that do not fit together; Flower sends that to
     the server as an error reply, and the client's state stays as it was.
     """
     if is_handshake(message):
         return answer_handshake(message, context, lambda it: flat_model(model, it).layout)
-    flat = flat_model(model, read_instruction(message).model_settings)
-    return answer_message(message, ContextStore(context), Data(flat, batches, loss, examples))
+    flat = flat_model(model, read_instruction(message).model_settings, forward=forward)
+    data = Data(flat, batches, loss, examples, format=BatchFormat(forward, targets))
+    return answer_message(message, ContextStore(context), data)
 
 
 def evaluate_locally(
@@ -90,21 +103,21 @@ def evaluate_locally(
     model: nn.Module,
     batches: Iterable[Batch],
     loss: Loss = F.cross_entropy,
-    metrics: str = "",
+    forward: Forward | None = None,
+    targets: str = PAIRS.targets,
 ) -> Message:
     """The reply to an evaluation message: metrics of the server's model, if it is sent to be
     evaluated, and of the client's own model, if it has one.
 
     A personal model, and parameters that stay at the client, are in ``context.state``, where
     `train_locally` left them. ``loss`` must be a mean over its batch; ``batches`` are the client's
-    held-out samples: a list or a DataLoader, which can be gone through twice.
-    ``metrics``: names with commas, as "accuracy, f1"; by default accuracy for class labels.
+    held-out samples: a list or a DataLoader, which can be gone through twice; batches, ``forward``
+    and ``targets`` are as for `train_locally`.
     Raises ValueError if the message is of another kind or asks for a model that the client lacks.
     """
-    flat = flat_model(model, read_instruction(message).model_settings)
-    return answer_question(
-        message, ContextStore(context), Data(flat, batches, loss, metrics=metrics)
-    )
+    flat = flat_model(model, read_instruction(message).model_settings, forward=forward)
+    data = Data(flat, batches, loss, format=BatchFormat(forward, targets))
+    return answer_question(message, ContextStore(context), data)
 
 
 # messages
@@ -168,7 +181,7 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
         state = state.base
     if request.buffers is not None:
         model.write_buffers(to_device(request.buffers, device))
-    passes = Passes(data.batches, device)
+    passes = data.passes()
     steps = passes.steps(asked.local_epochs, asked.local_steps)
     solve = SequentialSolver(model, steps, data.loss, asked.precision)
     up, state, result = client_round(half, down, state, config, solve)
@@ -223,13 +236,12 @@ def local_evaluation(request: EvaluateRequest, state: Any, data: Data) -> dict[s
         raise ValueError("expected a client with a personal model, got one that has none")
     buffers = model.initial_buffers if request.buffers is None else request.buffers
     model.write_buffers(to_device(buffers, model.w.device))
-    passes = Passes(data.batches, model.w.device)
+    passes = data.passes()
 
     def measure(w: Vector, local: Vector) -> dict[str, float]:
         model.write_local(to_device(local, model.w.device))
         batches = passes.one_pass(first=not passes.examples)
-        w = to_device(w, model.w.device)
-        return evaluate(*(model, w, batches, data.loss, asked.precision), metrics=data.metrics)
+        return evaluate(model, to_device(w, model.w.device), batches, data.loss, asked.precision)
 
     found: dict[str, float] = {}
     if request.w is not None and not request.own_only:

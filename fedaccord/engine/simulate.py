@@ -1,6 +1,5 @@
 """Runs in this process: `run` for a configuration, `simulate` for tensors and notebooks."""
 
-import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from torch.nn import functional as F
 from fedaccord import server_app
 from fedaccord.config import RunConfig, check_resumed, in_use, method_keys, task_keys
 from fedaccord.core.cohort import Cohorts
-from fedaccord.core.request import ModelSettings
 from fedaccord.data import partition
 from fedaccord.engine import states
 from fedaccord.engine import vectorize as vectorized
@@ -24,12 +22,15 @@ from fedaccord.engine.faults import Faults, FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.history import History, Recorder
 from fedaccord.engine.keywords import keys_of, make_config, module_of
+from fedaccord.engine.own_task import own_task
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.process import threads
 from fedaccord.runs import RunDirectory, logbook
 from fedaccord.runs.checkpoint import Checkpoints
-from fedaccord.task import Clients, Samples, Task, find_device, load_task, models
+from fedaccord.task import Clients, Task, load_task
+from fedaccord.task.batches import PAIRS, BatchFormat, Forward
+from fedaccord.task.losses import loss_of
 from fedaccord.task.solver import Loss
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def _clients(
 
 def partition_report(task: Task) -> partition.Report:
     clients = task.clients
+    assert isinstance(clients, Clients)
     assert clients.parts is not None
     assert isinstance(clients.y, Tensor)
     return partition.report(clients.parts, clients.y.numpy())
@@ -150,10 +152,12 @@ def quiet() -> Iterator[None]:
 def simulate(
     algo: str | FederatedStrategy,
     *,
-    clients: Sequence[Samples] | None = None,
-    test: Samples | None = None,
+    clients: Sequence[Any] | None = None,
+    test: Any = None,
     model: str | nn.Module | Callable[[], nn.Module] = "mlp",
-    loss: Loss = F.cross_entropy,
+    loss: str | Loss = F.cross_entropy,
+    forward: Forward | None = None,
+    targets: str = PAIRS.targets,
     rounds: int = 30,
     participation: float | Sequence[Sequence[int]] | None = None,
     dtype: torch.dtype | None = None,
@@ -169,12 +173,26 @@ def simulate(
     There are no messages and no ClientApp: the clients' local rounds are called directly.
 
     algo: a name from METHODS, or a strategy, which has its own settings: these cannot be given
-    beside it. clients: (inputs, targets) per client; by default dealt from ``dataset`` as the run
-    config says. test: (inputs, targets) to evaluate on, with ``clients``. model: a module, whose
-    parameters are the initial ones, a function that returns one (it is called once), or a name of
-    `fedaccord run --list-keys`. loss: ``loss(predictions, targets)``. participation: the share of
-    clients a round, or the clients of every round. dtype: float32 (the default) or float64, of
-    data, model and every vector. record: "weights" keeps w^t, the averages and the client states of
+    beside it.
+
+    clients: the samples of each; by default dealt from ``dataset`` as the run config says. A
+    client has a tuple of tensors (inputs, targets), a map-style torch Dataset, from which batches
+    are drawn as from tensors, or a function that gives the batches of a pass when it is called with
+    a torch.Generator, whose state depends on seed, round, client and pass alone: a function without
+    other randomness gives the same weights when a run resumes and with ``workers``. It is called
+    once before round 1 too, to count its samples, and every pass must have as many; ``batch_size``
+    does not apply to it. test: samples to evaluate on, with ``clients``, in one of these forms.
+
+    model: a module, whose parameters are the initial ones, a function that returns one (it is
+    called once), or a name of `fedaccord run --list-keys`. forward: ``forward(model, batch)``, the
+    predictions for batches of another form than (inputs, targets) or a dict of ``img`` and
+    ``label``: any dict or tuple with tensors. targets: the key of the targets in a dict; in a tuple
+    they are the last element. loss: ``loss(predictions, targets)``, or a name: cross-entropy,
+    sequence-cross-entropy, mean-squared-error; ``metrics="accuracy, f1"`` is measured beside it.
+
+    participation: the share of clients a round, or the clients of every round. dtype: float32 (the
+    default) or float64, of floating inputs, model and every vector; integer inputs, as token ids,
+    stay as they are. record: "weights" keeps w^t, the averages and the client states of
     every round. faults: (round from 0, client) -> None, or what happens there: "lost-message",
     "lost-reply", "duplicate", "late" or "crash" (the client's memory is gone). resume: a run
     directory; resume from its last checkpoint, to ``rounds`` in all. The History begins there.
@@ -217,7 +235,13 @@ def simulate(
             raise TypeError(f"{key}: {why}; leave it out")
 
     threads.check(config.threads)
-    task = _task(config, clients, test, model, loss)
+    loss = loss_of(loss) if isinstance(loss, str) else loss
+    if clients is not None:
+        task = own_task(config, clients, test, model, loss, BatchFormat(forward, targets))
+    elif isinstance(model, nn.Module):
+        raise ValueError("model: expected a name with dataset=, or a module with clients=")
+    else:
+        task = load_task(config.task, num_clients=config.num_clients)
     method = config.strategy
     chosen = threads.of_task(config.threads, task, method, config.workers)
     found = None if resume is None else Checkpoints(Path(resume) / logbook.FOLDER).load()
@@ -252,7 +276,7 @@ def simulate(
 
 
 WRITTEN = ("name", "out-dir", "tracker", "checkpoint-every", "state-dir")  # of a run directory
-MODEL = ("model", "stem", "device")  # keys of a task whose samples are arguments
+MODEL = ("model", "stem", "device", "metrics")  # keys of a task whose samples are arguments
 
 
 def _check_given(
@@ -280,71 +304,3 @@ def _precision(dtype: torch.dtype) -> str:
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
     return str(dtype).removeprefix("torch.")
-
-
-def _task(
-    config: RunConfig,
-    clients: Sequence[Samples] | None,
-    test: Samples | None,
-    model: str | nn.Module,
-    loss: Loss,
-) -> Task:
-    if clients is None:
-        if isinstance(model, nn.Module):
-            raise ValueError("model: expected a name with dataset=, or a module with clients=")
-        return load_task(config.task, num_clients=config.num_clients)
-    _check_samples(clients, test)
-    xs, ys = zip(*clients, strict=True)
-    if isinstance(model, str):
-        shape = tuple(xs[0].shape[1:])
-        classes = int(max(int(y.max()) for y in ys)) + 1
-        seed, stem, name = config.strategy.seed, config.task.stem, model
-
-        def module() -> nn.Module:
-            return models.build(name, shape, classes, stem=stem, seed=seed)
-    else:
-        template = model
-
-        def module() -> nn.Module:
-            return copy.deepcopy(template)
-
-    task = Task(module, Clients(xs, ys), test, loss, find_device(config.task.device))
-    _check_fit(task, config.strategy.model_settings)
-    return task
-
-
-def _check_samples(clients: Sequence[Samples], test: Samples | None) -> None:
-    """Raise ValueError, in one line, if these are no samples."""
-    for i, samples in enumerate([*clients, *([] if test is None else [test])]):
-        what = f"clients: client {i}" if i < len(clients) else "test"
-        for part in samples:
-            if not isinstance(part, Tensor):
-                kind = type(part).__name__
-                raise ValueError(f"{what}: expected tensors, got {kind}; use torch.as_tensor")
-        x, y = samples
-        if len(x) != len(y) or not len(x):
-            raise ValueError(f"{what}: expected equally many inputs and targets, at least one each")
-        first = clients[0][0]
-        if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:
-            raise ValueError(
-                f"{what}: expected inputs (n, ...) as client 0 has, {tuple(first.shape[1:])} "
-                f"{first.dtype}, got {tuple(x.shape[1:])} {x.dtype}"
-            )
-
-
-def _check_fit(task: Task, settings: ModelSettings) -> None:
-    """Raise ValueError, in one line, if the model does not accept the samples."""
-    model = task.model(settings)
-    x, y = (part[:2] for part in task.clients.samples(0))
-    try:
-        with torch.no_grad():
-            for inputs, targets in task.batches((x, y), model.w.dtype):
-                value = task.loss(model.module.eval()(inputs), targets)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"model: expected one that takes inputs (n, ...) of {tuple(x.shape[1:])} and gives "
-            f"what the loss compares with targets of {tuple(y.shape[1:])} {y.dtype}: {reason}"
-        ) from error
-    if value.numel() != 1:
-        raise ValueError(f"loss: expected one number for a batch, got {tuple(value.shape)}")

@@ -6,11 +6,14 @@ bits of a run, and the same settings must give the same weights everywhere.
 
 from typing import NamedTuple
 
+from torch import Tensor
+
 from fedaccord.core.request import ModelSettings
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.process import threads
 from fedaccord.task import Task
 from fedaccord.task.cohort_solver import CohortSolver, Stack
+from fedaccord.task.sources import SourceClients
 
 # within these limits many clients in one call took no longer for any model and batch that was
 # measured on a CPU, and up to 5 times less: docs/results/cohort.md
@@ -63,8 +66,11 @@ def accepts_stack(task: Task, settings: ModelSettings) -> bool:
     """Whether clients can share a call of the model and the loss: tried with a sample of the first
     client as the samples of two."""
     model = task.model(settings)
-    x, y = (part[:1] for part in task.clients.samples(0))
-    [(inputs, targets)] = task.batches((x, y), model.w.dtype)
+    inputs, targets = task.example(1, model.w.dtype)
+    if not isinstance(inputs, Tensor) or model.forward is not None:
+        return False
+    if isinstance(task.clients, SourceClients) and not task.clients.in_rows:
+        return False
     both = [part.expand(2, *part.shape).contiguous() for part in (inputs, targets)]
     points = model.w.expand(2, -1).clone()
     model.train()  # with dropout, which no stack accepts

@@ -9,13 +9,16 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fedaccord.federation.strategy import FederatedStrategy
     from fedaccord.task import Task
+    from fedaccord.task.flat_model import FlatModel
+
+    Model = nn.Module | FlatModel
 
 SHARE = 50_000_000  # multiplications of a batch that are worth a thread: some milliseconds a step
 POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how OpenMP's threads wait
@@ -78,7 +81,7 @@ def of_task(wanted: int, task: "Task", strategy: "FederatedStrategy", workers: i
     return choose(wanted, *_batch(task, strategy))
 
 
-def choose(wanted: int, module: "nn.Module", sample: "Tensor", batch_size: int) -> Threads:
+def choose(wanted: int, model: "Model", sample: Any, batch_size: int) -> Threads:
     """``wanted`` threads, or for 0 one for each `SHARE` of a batch's work, as far as cores go.
 
     sample: inputs of one sample, (1, ...), as the module takes them. Raises ValueError as `check`.
@@ -88,7 +91,7 @@ def choose(wanted: int, module: "nn.Module", sample: "Tensor", batch_size: int) 
     check(wanted)
     if wanted:
         return Threads(wanted, "as set")
-    work = batch_size * multiplications(module, sample)
+    work = batch_size * multiplications(model, sample)
     if work < 2 * SHARE:
         return Threads(1, f"the model is small ({work:,} multiplications a batch)")
     free = min(torch.get_num_threads(), cores())  # the first knows OMP_NUM_THREADS, which Ray sets
@@ -100,27 +103,24 @@ def choose(wanted: int, module: "nn.Module", sample: "Tensor", batch_size: int) 
 
 def batch_multiplications(task: "Task", strategy: "FederatedStrategy") -> int:
     """Of the forward pass of a batch."""
-    module, sample, batch_size = _batch(task, strategy)
-    return batch_size * multiplications(module, sample)
+    model, sample, batch_size = _batch(task, strategy)
+    return batch_size * multiplications(model, sample)
 
 
-def _batch(task: "Task", strategy: "FederatedStrategy") -> "tuple[nn.Module, Tensor, int]":
+def _batch(task: "Task", strategy: "FederatedStrategy") -> "tuple[Model, Any, int]":
     """The model, the inputs of one sample, and a batch's samples: of a mean client where a batch is
     the whole client."""
-    import torch
-
-    clients, x = task.clients, task.clients.x
-    whole = clients.total // len(clients)
-    one = (x if isinstance(x, torch.Tensor) else x[0])[:1].to(task.device)
+    whole = task.clients.total // len(task.clients)
     model = task.model(strategy.model_settings)
-    return model.module, task.prepare(one, model.w.dtype), strategy.batch_size or whole
+    return model, task.example(1, model.w.dtype)[0], strategy.batch_size or whole
 
 
-def multiplications(module: "nn.Module", sample: "Tensor") -> int:
+def multiplications(model: "Model", sample: Any) -> int:
     """Of a forward pass in linear layers and convolutions, and one a parameter of other layers."""
     import torch
     from torch import nn
 
+    module = model if isinstance(model, nn.Module) else model.module
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
     others = [layer for layer in module.modules() if not isinstance(layer, kinds)]
@@ -134,7 +134,8 @@ def multiplications(module: "nn.Module", sample: "Tensor") -> int:
     hooks = [layer.register_forward_hook(count) for layer in layers]
     try:
         with torch.no_grad(), Threads(1, "").in_use():
-            module.eval()(sample)  # a solver switches to training itself
+            module.eval()
+            model(sample)  # a solver switches to training itself
     finally:
         for hook in hooks:
             hook.remove()

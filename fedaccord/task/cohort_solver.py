@@ -19,7 +19,7 @@ from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, to_device
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.layers import IGNORED
-from fedaccord.task.solver import Batch, Loss, known_layers, tf32_as
+from fedaccord.task.solver import Loss, Pair, known_layers, tf32_as
 
 
 class Stack(NamedTuple):
@@ -33,7 +33,7 @@ class Stack(NamedTuple):
     sizes: Tensor  # (m,) int64, on the CPU: how many samples of each batch count
 
 
-def stacked(batches: Sequence[Iterable[Batch]]) -> Iterator[Stack]:
+def stacked(batches: Sequence[Iterable[Pair]]) -> Iterator[Stack]:
     """A stack for each step of n clients, each with its own batches, one or more.
 
     Raises ValueError if a client has more batches than the one before it.
@@ -46,6 +46,8 @@ def stacked(batches: Sequence[Iterable[Batch]]) -> Iterator[Stack]:
             raise ValueError("expected clients in the order of falling numbers of steps")
         iterators = iterators[: len(taken)]
         if taken:
+            if not all(isinstance(inputs, Tensor) for inputs, _ in taken):
+                raise NotImplementedError("expected inputs in one tensor")
             sizes = torch.tensor([len(targets) for _, targets in taken])
             longest = int(sizes.max())
             inputs, targets = (
@@ -84,6 +86,11 @@ class CohortSolver:
         precision: str = "float32",
         randomness: str = "error",
     ) -> None:
+        if model.forward is not None:
+            raise NotImplementedError(
+                "expected a model that is called with its inputs, without forward=; train its "
+                "clients one at a time"
+            )
         if not model.is_plain:
             raise NotImplementedError(
                 "expected a model without local parameters and without buffers that change in "

@@ -13,7 +13,7 @@ from fedaccord.core.metrics import Metric, select
 from fedaccord.core.rounds import sum_dtype
 from fedaccord.core.vectors import fetch
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.solver import Batch, Loss, forward, tf32_as
+from fedaccord.task.solver import Loss, Pair, forward, tf32_as
 
 
 class Score(NamedTuple):
@@ -28,7 +28,7 @@ class Score(NamedTuple):
 def evaluate(
     model: FlatModel,
     w: Tensor,
-    batches: Iterable[Batch],
+    batches: Iterable[Pair],
     loss: Loss,
     precision: str = "float32",
     threads: int = 1,
@@ -48,7 +48,7 @@ def evaluate(
 def _evaluate(
     model: FlatModel,
     w: Tensor,
-    batches: Iterable[Batch],
+    batches: Iterable[Pair],
     loss: Loss,
     precision: str,
     threads: int,
@@ -62,7 +62,7 @@ def _evaluate(
     examples = 0
 
     @torch.no_grad()  # of a thread
-    def score(own: FlatModel, batch: Batch) -> Score:
+    def score(own: FlatModel, batch: Pair) -> Score:
         inputs, targets = batch
         predictions = forward(own, inputs, precision)
         value = loss(predictions, targets) * len(targets)
@@ -85,13 +85,13 @@ def _evaluate(
 
 
 def _scores(
-    score: Callable[[FlatModel, Batch], Score], models: list[FlatModel], batches: Iterable[Batch]
+    score: Callable[[FlatModel, Pair], Score], models: list[FlatModel], batches: Iterable[Pair]
 ) -> Iterator[Score]:
     """Scores of the batches in their order; each model has a thread, which takes the next batch."""
     if len(models) == 1:
         yield from (score(models[0], batch) for batch in batches)
         return
-    numbered: Iterator[tuple[int, Batch | None]] = enumerate(batches)
+    numbered: Iterator[tuple[int, Pair | None]] = enumerate(batches)
     lock, found = Lock(), dict[int, Score]()
 
     def work(model: FlatModel) -> None:

@@ -3,12 +3,14 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedaccord.core.request import ModelLayout, ModelSettings
 from fedaccord.core.vectors import dtype_of
+from fedaccord.task.batches import Forward, describe
 
 BUFFERS = ("refuse", "freeze", "mean", "local")
 
@@ -30,7 +32,7 @@ class FlatModel:
     a step of the model, and a backward pass writes into g. Nothing is copied between the two.
 
     w, g: (d,) of one dtype on one device. local_parameters: patterns of names as in a shell,
-    separated by commas, as ``"head.*"``.
+    separated by commas, as ``"head.*"``. forward: as of `BatchFormat`.
 
     Raises ValueError for a model without shared parameters, with buffers that are refused, or
     without a parameter that a pattern matches.
@@ -44,7 +46,9 @@ class FlatModel:
         device: torch.device | str | None = None,
         buffers: str = "refuse",
         local_parameters: str = "",
+        forward: Forward | None = None,
     ) -> None:
+        self.forward = forward
         self.by_sample: bool | None = None  # whether predictions depend on their own sample alone
         self.policy = buffers
         state = _buffers(module, buffers)
@@ -93,6 +97,16 @@ class FlatModel:
             still.eval()
         self.initial_local = self.read_local()
         self.initial_buffers = self.read_buffers()
+
+    def __call__(self, inputs: Any) -> Tensor:
+        """The predictions. Raises ValueError if they are no tensor."""
+        found = self.forward(self.module, inputs) if self.forward else self.module(inputs)
+        if not isinstance(found, Tensor):
+            raise ValueError(
+                f"model: expected predictions in a tensor, got {describe(found)}; give "
+                "forward=lambda model, batch: ..., which returns them"
+            )
+        return found
 
     @property
     def is_plain(self) -> bool:
@@ -184,7 +198,10 @@ class FlatModel:
 
 
 def flat_model(
-    module: nn.Module, settings: ModelSettings, device: torch.device | str | None = None
+    module: nn.Module,
+    settings: ModelSettings,
+    device: torch.device | str | None = None,
+    forward: Forward | None = None,
 ) -> FlatModel:
     """``module`` as a run with these settings trains it."""
     return FlatModel(
@@ -193,6 +210,7 @@ def flat_model(
         device=device,
         buffers=settings.buffers,
         local_parameters=settings.local_parameters,
+        forward=forward,
     )
 
 

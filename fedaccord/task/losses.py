@@ -4,7 +4,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedaccord.core.metrics import check_alike
+from fedaccord.core.options import did_you_mean
 from fedaccord.task.solver import Loss
+
+
+def loss_of(name: str) -> Loss:
+    """The loss of this name. Raises ValueError, in one line, for an unknown one."""
+    if name not in LOSSES:
+        near = did_you_mean(name, LOSSES)
+        raise ValueError(
+            f"loss: expected a function, or one of {', '.join(LOSSES)}, got {name!r}{near}"
+        )
+    return LOSSES[name]
 
 
 def usual_loss(targets: Tensor) -> Loss:
@@ -26,3 +37,10 @@ def mean_squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
 def sequence_cross_entropy(predictions: Tensor, targets: Tensor) -> Tensor:
     """predictions: (n, ..., classes); targets: (n, ...), where -100 is left out."""
     return F.cross_entropy(predictions.flatten(0, -2), targets.flatten())
+
+
+LOSSES: dict[str, Loss] = {
+    "cross-entropy": F.cross_entropy,
+    "sequence-cross-entropy": sequence_cross_entropy,
+    "mean-squared-error": mean_squared_error,
+}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice, repeat
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +14,12 @@ from fedaccord.core.optimizer import Optimizer, Schedule
 from fedaccord.core.plugin import GradientSeat
 from fedaccord.core.rounds import Solution, descend
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
-from fedaccord.core.vectors import Vector, clip_, to_device
+from fedaccord.core.vectors import Vector, clip_
+from fedaccord.task.batches import PAIRS, Batch, BatchFormat, numel
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.layers import Layers, layers_of
 
-Batch = tuple[Tensor, Tensor]  # inputs, targets
+Pair = tuple[Any, Tensor]  # inputs, targets
 Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions, targets) -> scalar
 AHEAD = 2**18  # values of the inputs that are cut ahead of the steps; they fit into the caches
 LAYERS = 1  # of the draw of a module's random numbers, beside those of the batches
@@ -32,7 +34,7 @@ class SequentialSolver:
     """
 
     def __init__(
-        self, model: FlatModel, batches: Iterable[Batch], loss: Loss, precision: str = "float32"
+        self, model: FlatModel, batches: Iterable[Pair], loss: Loss, precision: str = "float32"
     ) -> None:
         self.model = model
         self.batches = batches
@@ -59,7 +61,7 @@ class SequentialSolver:
             yield self._gradient_of(inputs, targets)
             after(k)
 
-    def _gradient_of(self, inputs: Tensor, targets: Tensor) -> GradientAt:
+    def _gradient_of(self, inputs: Any, targets: Tensor) -> GradientAt:
         model = self.model
 
         def gradient_at(point: Vector) -> Tensor:
@@ -70,7 +72,7 @@ class SequentialSolver:
 
         return gradient_at
 
-    def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _backward(self, inputs: Any, targets: Tensor) -> Tensor:
         model = self.model
         if self.layers is not None and self.layers.takes(inputs, targets, many=False):
             return self.layers.gradient(inputs, targets, model.parameters, model.gradients)
@@ -100,7 +102,7 @@ def local_steps(
 
 
 def by_autograd(
-    model: FlatModel, inputs: Tensor, targets: Tensor, loss: Loss, precision: str
+    model: FlatModel, inputs: Any, targets: Tensor, loss: Loss, precision: str
 ) -> Tensor:
     """Write a batch's gradient to ``model.g``; returns the loss."""
     with torch.enable_grad():
@@ -116,6 +118,7 @@ def known_layers(model: FlatModel, loss: Loss, precision: str) -> Layers | None:
     """The model's layers, if they compute its gradients faster than autograd."""
     usual = model.w.is_cpu and loss is F.cross_entropy and precision != "bfloat16"
     usual = usual and model.is_plain and not model.frozen and not model.is_tied
+    usual = usual and model.forward is None
     return layers_of(model.module) if usual else None
 
 
@@ -137,13 +140,13 @@ def tf32_as(precision: str, device: torch.device) -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
-def forward(model: FlatModel, inputs: Tensor, precision: str) -> Tensor:
+def forward(model: FlatModel, inputs: Any, precision: str) -> Tensor:
     """The predictions in w's dtype; with ``precision="bfloat16"`` computed under autocast."""
     if precision == "bfloat16":
-        with torch.autocast(inputs.device.type, torch.bfloat16):
-            predictions: Tensor = model.module(inputs)
+        with torch.autocast(model.w.device.type, torch.bfloat16):
+            predictions = model(inputs)
     else:
-        predictions = model.module(inputs)
+        predictions = model(inputs)
     return predictions.to(model.w.dtype)
 
 
@@ -162,27 +165,39 @@ def random_numbers(config: LocalConfig, device: torch.device) -> Iterator[None]:
 
 
 class Passes:
-    """Repeated passes over a client's batches; counts the samples of the first one."""
+    """Repeated passes over a client's batches; counts the samples of the first one.
 
-    def __init__(self, batches: Iterable[Batch], device: torch.device) -> None:
+    Batches are read as ``format`` says, with floating inputs in ``dtype``.
+    """
+
+    def __init__(
+        self,
+        batches: Iterable[Batch],
+        device: torch.device | str,
+        dtype: torch.dtype,
+        format: BatchFormat = PAIRS,
+    ) -> None:
         self.batches = batches
         self.device = device
+        self.dtype = dtype
+        self.format = format
         self.examples = 0
 
-    def one_pass(self, first: bool) -> Iterator[Batch]:
+    def one_pass(self, first: bool) -> Iterator[Pair]:
         seen = False
-        for inputs, targets in self.batches:
+        for batch in self.batches:
             seen = True
+            inputs, targets = self.format.read(batch, self.device, self.dtype)
             if first:
                 self.examples += targets.shape[0]
-            yield to_device(inputs, self.device), to_device(targets, self.device)
+            yield inputs, targets
         if not seen and self.examples:
             raise ValueError(
                 "expected batches that can be gone through more than once (a list, a DataLoader), "
                 f"got a {type(self.batches).__name__} that was used up after the first pass"
             )
 
-    def steps(self, epochs: int, steps: int) -> Iterator[Batch]:
+    def steps(self, epochs: int, steps: int) -> Iterator[Pair]:
         """The batches of ``epochs`` passes, or of ``steps`` steps if that is not 0."""
         passes = (self.one_pass(e == 0) for e in (self._epochs() if steps else range(epochs)))
         return ahead(islice(chain.from_iterable(passes), steps or None))
@@ -194,7 +209,7 @@ class Passes:
             yield from repeat(1)
 
 
-def ahead(batches: Iterable[Batch]) -> Iterator[Batch]:
+def ahead(batches: Iterable[Pair]) -> Iterator[Pair]:
     """The same batches; small ones are cut several at a time.
 
     One at a time, cutting took a sixth of a small model's step, because its code had left the
@@ -202,4 +217,4 @@ def ahead(batches: Iterable[Batch]) -> Iterator[Batch]:
     """
     batches = iter(batches)
     for first in batches:
-        yield from (first, *islice(batches, max(0, AHEAD // max(1, first[0].numel()) - 1)))
+        yield from (first, *islice(batches, max(0, AHEAD // max(1, numel(first[0])) - 1)))

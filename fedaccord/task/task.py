@@ -16,12 +16,14 @@ from fedaccord.core.request import DEFAULT, ModelSettings
 from fedaccord.core.vectors import dtype_of, to_device
 from fedaccord.data import fingerprint
 from fedaccord.data.partition import has_classes, matching_share
+from fedaccord.task.batches import PAIRS, Batch, BatchFormat, as_floats, map_tensors
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel, flat_model
-from fedaccord.task.solver import AHEAD, Batch, Loss, Passes
+from fedaccord.task.solver import AHEAD, Loss, Passes
+from fedaccord.task.sources import Random, Source, SourceBatches, SourceClients
 from fedaccord.task.transfer import index_rows
 
 log = logging.getLogger("flwr")
@@ -38,11 +40,12 @@ class Task:
     """What the clients train and the server evaluates."""
 
     module: Callable[[], nn.Module]  # a fresh model with its initial parameters
-    clients: Clients
-    test: Samples | None = None
+    clients: Clients | SourceClients
+    test: Samples | Source | None = None
     loss: Loss = F.cross_entropy
     device: torch.device | str = "cpu"
-    prepare: Callable[[Tensor, torch.dtype], Tensor] = lambda x, dtype: x.to(dtype)
+    format: BatchFormat = PAIRS
+    prepare: Callable[[Tensor, torch.dtype], Tensor] = as_floats  # of inputs in tensors
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     seed: int = 0  # of the clients' shares of the test samples
     own_test: bool = False  # whether the test samples are one client's own
@@ -52,8 +55,15 @@ class Task:
     _models: dict[ModelSettings, FlatModel] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        tested = 0 if self.test is None else len(self.test[0])
+        tested = self.num_tests
         return f"Task({self.clients}, {tested} test samples, on {self.device})"
+
+    @property
+    def num_tests(self) -> int:
+        """Test samples."""
+        if self.test is None:
+            return 0
+        return len(self.test[1]) if isinstance(self.test, tuple) else self.test.size
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the parts that another process makes itself."""
@@ -61,26 +71,31 @@ class Task:
         return kept | {"_models": {}}
 
     @cached_property
-    def _near(self) -> tuple[Clients, Samples | None]:
+    def _near(self) -> tuple[Clients | SourceClients, Samples | Source | None]:
         """The clients' samples and those of the test, from which batches are cut: on the device if
         they take at most `SHARE` of its free memory."""
         device, test = torch.device(self.device), self.test
-        if device.type != "cuda":
+        if device.type != "cuda" or isinstance(self.clients, SourceClients):
             return self.clients, test
+        tensors = test if isinstance(test, tuple) else ()
         size, free = self.clients.nbytes, torch.cuda.mem_get_info(device)[0]
-        size += sum(part.nbytes for part in test or ())
+        size += sum(part.nbytes for part in tensors)
         if size > SHARE * free:
             log.info(
                 "samples stay on the host: %.1f GB, and %.1f GB of %s are free",
                 *(size / 1e9, free / 1e9, device),
             )
             return self.clients, test
-        return self.clients.to(device), test and (test[0].to(device), test[1].to(device))
+        if isinstance(test, tuple):
+            test = test[0].to(device), test[1].to(device)
+        return self.clients.to(device), test
 
     @cached_property
     def fingerprint(self) -> dict[str, int]:
         """Checksums of the samples and, if clients share one training set, of the partition."""
-        every = (self.clients.x, self.clients.y, self.test or ())
+        assert isinstance(self.clients, Clients), "samples of a run directory are tensors"
+        test = self.test if isinstance(self.test, tuple) else ()
+        every = (self.clients.x, self.clients.y, test)
         tensors = chain(*([part] if isinstance(part, Tensor) else part for part in every))
         found = {"samples": fingerprint.of_samples(tensors)}
         if self.clients.parts is not None and not self.own_test:
@@ -96,18 +111,19 @@ class Task:
 
     def fresh_model(self, settings: ModelSettings, device: torch.device | str) -> FlatModel:
         """A new model with the initial values."""
-        return flat_model(self.module(), settings, device)
+        return flat_model(self.module(), settings, device, self.format.forward)
 
     def num_examples(self, client: int) -> int:
         return self.clients.size(client)
 
     def train_batches(
         self, client: int, round: int, batch_size: int, seed: int, dtype: torch.dtype
-    ) -> "TrainBatches":
+    ) -> "TrainBatches | SourceBatches":
         """The client's batches of a round: a pass over it is an epoch, shuffled anew."""
-        return TrainBatches(
-            self, self._near[0].samples(client), batch_size, (seed, round, client), dtype
-        )
+        clients, key = self._near[0], (seed, round, client)
+        if isinstance(clients, SourceClients):
+            return SourceBatches(clients.sources[client], batch_size, Random(_generator(*key)))
+        return TrainBatches(self, clients.samples(client), batch_size, key, dtype)
 
     def cohort_batches(
         self,
@@ -125,16 +141,20 @@ class Task:
         Clients must be sorted by falling numbers of steps, for example from the largest to the
         smallest. Raises ValueError for another order.
         """
-        if self.augment is not None and batch_size:  # it draws from each client's generator
-            device = torch.device(self.device)
+        near = self._near[0]
+        if isinstance(near, SourceClients) or (self.augment is not None and batch_size):
+            if isinstance(near, SourceClients) and not near.in_rows:
+                raise NotImplementedError("expected clients whose batches are cut by batch-size")
+            # each client's generator draws what its batches are
             each = [self.train_batches(i, round, batch_size, seed, dtype) for i in clients]
-            return stacked([Passes(batches, device).steps(epochs, steps) for batches in each])
+            passes = [Passes(batches, self.device, dtype, self.format) for batches in each]
+            return stacked([one.steps(epochs, steps) for one in passes])
 
         def prepare(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             x, y = (to_device(part, self.device) for part in (x, y))
-            return self.prepare(x, dtype), to_targets(y, dtype)
+            return self.prepare(x, dtype), as_floats(y, dtype)
 
-        x, y, held = self._near[0].together(clients)
+        x, y, held = near.together(clients)
         generators = [_generator(seed, round, i) for i in clients]
         return cut(x, y, held, generators, batch_size, epochs, steps, prepare)
 
@@ -173,25 +193,47 @@ class Task:
         model = self.model(settings)
         model.write_buffers(model.initial_buffers if buffers is None else buffers)
         model.write_local(model.initial_local)
-        return evaluate(model, w, batches, self.loss, settings.precision, threads, self.metrics)
+        read = (self.format.read(batch, self.device, w.dtype) for batch in batches)
+        return evaluate(model, w, read, self.loss, settings.precision, threads, self.metrics)
+
+    def example(self, samples: int, dtype: torch.dtype) -> tuple[Any, Tensor]:
+        """The first samples, as the model gets them."""
+        clients = self.clients
+        if isinstance(clients, SourceClients):
+            batch = next(iter(self.batches(clients.sources[0], dtype)))
+        else:
+            x, y = (p if isinstance(p, Tensor) else p[0] for p in (clients.x, clients.y))
+            batch = next(self.batches((x[:samples], y[:samples]), dtype))
+        inputs, targets = self.format.read(batch, self.device, dtype)
+        return map_tensors(lambda part: part[:samples], inputs), targets[:samples]
 
     def _train_batches(self, dtype: torch.dtype) -> Iterator[Batch]:
-        x, y = self._near[0].x, self._near[0].y
+        clients = self._near[0]
+        if isinstance(clients, SourceClients):
+            for source in clients.sources:
+                yield from self.batches(source, dtype)
+            return
+        x, y = clients.x, clients.y
         whole = isinstance(x, Tensor) and isinstance(y, Tensor)
         pairs: Any = [(x, y)] if whole else zip(x, y, strict=True)
         for pair in pairs:
             yield from self.batches(pair, dtype)
 
-    def batches(self, samples: Samples, dtype: torch.dtype) -> Iterator[Batch]:
-        """The samples in order, prepared, on the task's device."""
+    def batches(self, samples: Samples | Source, dtype: torch.dtype) -> Iterator[Batch]:
+        """The samples in order; tensors are prepared and on the task's device."""
         size = 100 if torch.device(self.device).type == "cpu" else 1000  # fits into the caches
+        if not isinstance(samples, tuple):
+            yield from samples.batches(size)
+            return
         for x, y in zip(*(torch.split(part, size) for part in samples), strict=True):
             x, y = (to_device(part, self.device) for part in (x, y))
-            yield self.prepare(x, dtype), to_targets(y, dtype)
+            yield self.prepare(x, dtype), as_floats(y, dtype)
 
     def class_counts(self) -> list[list[int]] | None:
         """Training samples of each class, a row for each of the first `SHOWN` clients; None if
         clients have samples of their own, or these have no classes."""
+        if isinstance(self.clients, SourceClients):
+            return None
         parts, y = self.clients.parts, self.clients.y
         if parts is None or self.own_test or not isinstance(y, Tensor):
             return None
@@ -200,12 +242,13 @@ class Task:
         labels, classes = y.numpy(), self.card["arguments"]["classes"]
         return [np.bincount(labels[part], minlength=classes).tolist() for part in parts[:SHOWN]]
 
-    def client_test(self, client: int) -> Samples | None:
+    def client_test(self, client: int) -> Samples | Source | None:
         """A client's share of the test samples: the share that it holds of the training samples,
-        with their class mixture; on a device with its own data, all of its test samples."""
-        if self.test is None:
-            return None
-        x, y = self._near[1] or self.test
+        with their class mixture. A Dataset, a function and a device's own data are not divided."""
+        if not isinstance(self.test, tuple) or isinstance(self.clients, SourceClients):
+            return self.test
+        near = self._near[1]
+        x, y = near if isinstance(near, tuple) else self.test
         labels = self.test[1]
         if self.own_test or not has_classes(labels.numpy()):
             return x, y
@@ -243,7 +286,7 @@ class TrainBatches:
     @cached_property
     def _on_device(self) -> Samples:
         x, y = (to_device(part, self.task.device) for part in self.samples)
-        return self.task.prepare(x, self.dtype) if self._few else x, to_targets(y, self.dtype)
+        return self.task.prepare(x, self.dtype) if self._few else x, as_floats(y, self.dtype)
 
     @cached_property
     def _ahead(self) -> int:
@@ -274,11 +317,6 @@ class TrainBatches:
 def _generator(seed: int, round: int, client: int) -> torch.Generator:
     entropy = np.random.SeedSequence((seed, round, client)).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(entropy[0]) >> 1)
-
-
-def to_targets(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Class labels as they are, regression targets in the run's dtype."""
-    return y.to(dtype) if y.is_floating_point() else y
 
 
 def find_device(name: str) -> torch.device:

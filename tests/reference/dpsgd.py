@@ -16,17 +16,28 @@ l_i the z_i of the node's last round, and z_i = y_i - lr_t (g_i(y_i) + wd y_i). 
 mixed stays x_j, so the relaxation, too, is a node's own until the next mix.
 """
 
-from .gossip import GossipHistory, Network, decentralised
+from typing import Any
+
+from .gossip import GossipHistory, Mixing, Network
+from .problem import Array, LeastSquares
 
 
-@decentralised
-def run(f: Network, variant: str = "lian") -> GossipHistory:
-    x = f.copies(f.w0)
-    for t, W, _ in f.rounds():
+def run(
+    problem: LeastSquares, w0: Array, mixing: Mixing, *, variant: str = "lian", **common: Any
+) -> GossipHistory:
+    if variant not in ("lian", "atc"):
+        raise ValueError(f"variant: lian or atc, not {variant!r}")
+    f = Network(problem, w0, **{"local_steps": 1, **common})
+    x = f.start_models()
+    for t, W, lr_t in f.rounds(mixing):
         z = x.copy()
         for i in f.working(t):
-            z[i] = f.train(t, i, f.start(i, x[i]))
+            z[i] = f.start(i, x[i])
+            for k in range(f.K(i)):
+                g = f.gradient(t, i, k, z[i])
+                z[i] = z[i] - lr_t * (g + f.wd * z[i])
+            f.end(i, z[i])
         M = f.power(W, t)
-        x = {"lian": M @ x + (z - x), "atc": M @ z}[variant]
+        x = M @ x + (z - x) if variant == "lian" else M @ z
         f.record(x, z)
     return f.history()

@@ -33,7 +33,7 @@ def same(task: Task, clients: Any, batch_size: int, epochs: int, steps: int) -> 
     stacks = list(task.cohort_batches(clients, *settings, epochs, steps))
     for row, client in enumerate(clients):
         batches = task.train_batches(client, *settings)
-        alone = list(Passes(batches, torch.device("cpu")).steps(epochs, steps))
+        alone = list(Passes(batches, torch.device("cpu"), torch.float64).steps(epochs, steps))
         mine = [stack for stack in stacks if row < len(stack.sizes)]
         for (x, y), stack in zip(alone, mine, strict=True):
             size = int(stack.sizes[row])

@@ -306,7 +306,7 @@ def test_dropout_is_a_function_of_seed_round_and_client(changed: dict[str, int])
 
 def passes(count: int = 3) -> tuple[Passes, list[Batch]]:
     batches = some_batches()[-count:]
-    return Passes(batches, torch.device("cpu")), batches
+    return Passes(batches, torch.device("cpu"), torch.float64), batches
 
 
 def test_epochs_are_whole_passes() -> None:
@@ -326,14 +326,14 @@ def test_steps_begin_a_new_pass_where_one_ends(steps: int) -> None:
 
 
 def test_batches_that_can_be_used_once_are_refused_at_the_second_pass() -> None:
-    once = Passes(iter(some_batches()), torch.device("cpu"))
+    once = Passes(iter(some_batches()), torch.device("cpu"), torch.float64)
     with pytest.raises(ValueError, match=r"more than once .* got a list_iterator"):
         list(once.steps(epochs=2, steps=0))
 
 
 def test_a_client_without_batches_takes_no_steps() -> None:
-    assert list(Passes([], torch.device("cpu")).steps(epochs=2, steps=0)) == []
-    assert list(Passes([], torch.device("cpu")).steps(epochs=2, steps=5)) == []
+    assert list(Passes([], torch.device("cpu"), torch.float64).steps(epochs=2, steps=0)) == []
+    assert list(Passes([], torch.device("cpu"), torch.float64).steps(epochs=2, steps=5)) == []
 
 
 @pytest.mark.parametrize(("size", "cut"), [(10, 4), (AHEAD // 2, 2), (AHEAD, 1), (2 * AHEAD, 1)])
@@ -353,7 +353,7 @@ def test_small_batches_are_cut_ahead_of_the_steps(size: int, cut: int) -> None:
 
 
 def test_no_batch_is_asked_for_beyond_the_last_step() -> None:
-    endless = Passes(itertools.repeat(some_batches()[0]), torch.device("cpu"))
+    endless = Passes(itertools.repeat(some_batches()[0]), torch.device("cpu"), torch.float64)
     assert len([*endless.steps(epochs=1, steps=7)]) == 7
     assert endless.examples == 7 * 4
 

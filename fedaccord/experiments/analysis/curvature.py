@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from fedaccord.task.batches import Batch
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.solver import Batch, Loss
+from fedaccord.task.solver import Loss
 
 Product = Callable[[Tensor], Tensor]  # v (d,) -> H v (d,)
 

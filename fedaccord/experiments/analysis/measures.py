@@ -22,7 +22,7 @@ from fedaccord.federation.checkpoint import unpack
 from fedaccord.process import threads
 from fedaccord.runs import load_model, logbook, reader
 from fedaccord.runs.checkpoint import Checkpoints
-from fedaccord.task import Task, load_task
+from fedaccord.task import Clients, Task, load_task
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.solver import tf32_as
 
@@ -70,6 +70,7 @@ class Saved:
     def surface(self, options: Options) -> Surface:
         """The loss over training samples: of all clients, or some that the seed draws."""
         clients = self.task.clients
+        assert isinstance(clients, Clients)
         x, y = clients.x, clients.y
         assert isinstance(x, Tensor)
         assert isinstance(y, Tensor)
@@ -80,7 +81,9 @@ class Saved:
         return self._surface(x[rows], y[rows])
 
     def of_client(self, client: int) -> Surface:
-        return self._surface(*self.task.clients.samples(client))
+        clients = self.task.clients
+        assert isinstance(clients, Clients)
+        return self._surface(*clients.samples(client))
 
     def _surface(self, x: Tensor, y: Tensor) -> Surface:
         return Surface(self.model, self.task.loss, [*self.task.batches((x, y), self.w.dtype)])

@@ -1,0 +1,121 @@
+"""What a batch may be: tensors, or tuples and dicts with tensors, and what a model gets of it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedaccord.core.vectors import to_device
+
+Batch = Any  # (inputs, targets), or what `BatchFormat.split` takes apart
+Forward = Callable[[nn.Module, Any], Tensor]  # (model, batch) -> predictions (n, ...)
+
+IMAGES = ("img", "image")  # the inputs' keys in the image data sets of Flower Datasets
+GIVE = "give forward=lambda model, batch: ..."
+
+
+@dataclass(frozen=True)
+class BatchFormat:
+    """How predictions and targets are obtained from a batch.
+
+    forward: (model, batch) -> predictions, with the whole batch; None: the model is called with the
+        inputs of (inputs, targets), or of a dict that has an image and the targets alone.
+    targets: the key of the targets in a dict; in a tuple they are the last element.
+    """
+
+    forward: Forward | None = None
+    targets: str = "label"
+
+    def split(self, batch: Batch) -> tuple[Any, Tensor]:
+        """What the model, or ``forward``, is called with, and the targets (n, ...).
+
+        Raises ValueError, in one line, for a batch of another form.
+        """
+        if isinstance(batch, Mapping):
+            if self.targets not in batch:
+                raise ValueError(
+                    f"batch: expected the targets under {self.targets!r}, got {describe(batch)}; "
+                    "give targets=KEY"
+                )
+            targets = batch[self.targets]
+        elif isinstance(batch, tuple | list) and len(batch) >= 2:
+            targets = batch[-1]
+        else:
+            raise ValueError(f"batch: expected (inputs, targets) or a dict, got {describe(batch)}")
+        if not isinstance(targets, Tensor) or not targets.dim():
+            raise ValueError(
+                f"batch: expected targets (n, ...) in a tensor, got {describe(targets)} from "
+                f"{describe(batch)}"
+            )
+        return batch if self.forward else self._inputs(batch), targets
+
+    def _inputs(self, batch: Batch) -> Any:
+        """The model's argument."""
+        if not isinstance(batch, Mapping):
+            if len(batch) == 2:
+                return batch[0]
+            raise ValueError(f"batch: expected (inputs, targets), got {describe(batch)}; {GIVE}")
+        for name in IMAGES:
+            if {*batch} == {name, self.targets}:
+                return batch[name]
+        raise ValueError(
+            f"batch: expected (inputs, targets) or a dict of {IMAGES[0]!r} and {self.targets!r}, "
+            f"got {describe(batch)}; {GIVE} and targets=KEY"
+        )
+
+    def read(
+        self, batch: Batch, device: torch.device | str, dtype: torch.dtype
+    ) -> tuple[Any, Tensor]:
+        """As `split`, with every tensor on the device; floating ones in ``dtype``, token ids,
+        classes and masks as they are."""
+        inputs, targets = self.split(batch)
+
+        def change(part: Tensor) -> Tensor:
+            return to_device(as_floats(part, dtype), device)
+
+        return map_tensors(change, inputs), change(targets)
+
+
+PAIRS = BatchFormat()
+
+
+def as_floats(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Floating numbers in ``dtype``; classes, tokens and masks as they are."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+    """The batch with ``change`` of each of its tensors; other parts stay."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {key: map_tensors(change, part) for key, part in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(map_tensors(change, part) for part in batch)
+    return batch
+
+
+def tensors_of(batch: Batch) -> Iterator[Tensor]:
+    """The tensors of a batch, in its order."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors_of(part)
+
+
+def numel(batch: Batch) -> int:
+    return sum(tensor.numel() for tensor in tensors_of(batch))
+
+
+def describe(batch: Batch) -> str:
+    """The kind of a batch, in a few words."""
+    if isinstance(batch, Tensor):
+        return f"a tensor {tuple(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return f"a dict of {', '.join(map(repr, batch)) or 'nothing'}"
+    if isinstance(batch, tuple | list):
+        return f"a {type(batch).__name__} of {len(batch)}"
+    return f"a {type(batch).__name__}"

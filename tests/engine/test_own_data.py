@@ -1,0 +1,223 @@
+"""`simulate` on Datasets, functions that give batches, dicts and tokens: the weights of tensors."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fedaccord import simulate
+from fedaccord.engine import History
+
+SIZES = (7, 12, 5, 9)
+WORDS, LENGTH, CLASSES = 11, 6, 3
+STEPS: dict[str, Any] = {"rounds": 3, "local_epochs": 2, "batch_size": 4, "lr": 0.5}
+Samples = tuple[Tensor, Tensor]
+
+
+def tokens(n: int, seed: int) -> Samples:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(WORDS, (n, LENGTH), generator=generator)
+    return x, x.sum(1) % CLASSES
+
+
+CLIENTS = [tokens(n, i) for i, n in enumerate(SIZES)]
+TEST = tokens(30, 99)
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(WORDS, 4)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype == torch.int64
+        scores: Tensor = self.head(self.embedding(x).mean(-2))
+        return scores
+
+
+class Rows(Dataset[Any]):
+    """Rows as dicts."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.x, self.y = samples
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"ids": self.x[i], "name": f"row {i}", "topic": int(self.y[i])}
+
+
+class Noisy(TensorDataset):
+    """Its transform draws from PyTorch's generator."""
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = super().__getitem__(i)
+        return x[torch.randperm(len(x))[:3]], y
+
+
+MODEL = Words()
+
+
+def shuffled(samples: Samples) -> Any:
+    def batches(generator: torch.Generator) -> Iterator[Samples]:
+        order = torch.randperm(len(samples[1]), generator=generator)
+        for rows in torch.split(order, 4):
+            yield samples[0][rows], samples[1][rows]
+
+    return batches
+
+
+def history(clients: Any, algo: str = "scaffold", **changes: Any) -> History:
+    arguments = {"test": TEST, "model": MODEL, "record": "weights", **STEPS, **changes}
+    return simulate(algo, clients=clients, **arguments)
+
+
+def weights(clients: Any, *args: Any, **changes: Any) -> Tensor:
+    found = history(clients, *args, **changes).weights
+    assert found is not None
+    return found
+
+
+def ids(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    scores: Tensor = model(batch["ids"])
+    return scores
+
+
+AS_TENSORS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "Datasets": ([TensorDataset(*c) for c in CLIENTS], {}),
+    "some of each": ([CLIENTS[0], *(TensorDataset(*c) for c in CLIENTS[1:])], {}),
+    "functions": ([shuffled(c) for c in CLIENTS], {}),
+    "dicts": ([Rows(c) for c in CLIENTS], {"forward": ids, "targets": "topic"}),
+    "a Dataset to test": (CLIENTS, {"test": TensorDataset(*TEST)}),
+}
+
+
+@pytest.mark.parametrize("name", AS_TENSORS)
+def test_other_forms_give_the_weights_of_tensors(name: str) -> None:
+    clients, changes = AS_TENSORS[name]
+    if "forward" in changes:
+        changes = {**changes, "test": Rows(TEST)}
+    one, other = history(CLIENTS, eval_train=True), history(clients, eval_train=True, **changes)
+    assert torch.equal(one.weights, other.weights)
+    for column in ("test-loss", "test-accuracy", "train-accuracy"):
+        assert one.metrics[column].to_list() == pytest.approx(other.metrics[column].to_list())
+
+
+@pytest.mark.parametrize("clients", [CLIENTS, [TensorDataset(*c) for c in CLIENTS]])
+def test_token_ids_in_one_call_of_many_clients(
+    clients: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedaccord.task.cohort_solver import CohortSolver
+
+    calls: list[Any] = []
+    gradient = CohortSolver.gradient
+
+    def counting(self: CohortSolver, *args: Any) -> Tensor:
+        calls.append(args)
+        return gradient(self, *args)
+
+    monkeypatch.setattr(CohortSolver, "gradient", counting)
+    together = weights(clients, vectorize="on", dtype=torch.float64)
+    assert calls
+    assert torch.allclose(together, weights(CLIENTS, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("vectorize", ["on", "auto"])
+def test_batches_of_a_function_are_taken_one_client_at_a_time(vectorize: str) -> None:
+    clients = [shuffled(c) for c in CLIENTS]
+    assert torch.equal(weights(clients, vectorize=vectorize), weights(CLIENTS))
+
+
+def test_transforms_are_a_function_of_seed_round_and_client() -> None:
+    clients = [Noisy(*c) for c in CLIENTS]
+    torch.manual_seed(1)
+    one = weights(clients)
+    torch.manual_seed(2)
+    before = torch.random.get_rng_state()
+    assert torch.equal(weights(clients), one)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert not torch.equal(weights(clients, seed=3), one)
+    assert not torch.equal(weights(CLIENTS), one)
+    assert torch.allclose(weights(clients, vectorize="on"), one, atol=1e-5)
+
+
+def test_a_data_loader_that_a_function_makes() -> None:
+    def loader(samples: Samples) -> Any:
+        data = TensorDataset(*samples)
+        return lambda g: DataLoader(data, batch_size=4, shuffle=True, generator=g)
+
+    clients = [loader(c) for c in CLIENTS]
+    one = weights(clients)
+    assert torch.equal(weights(clients), one)
+    assert not torch.equal(weights(clients, seed=3), one)
+
+
+def test_floating_inputs_follow_the_dtype_and_others_do_not() -> None:
+    seen: set[torch.dtype] = set()
+
+    def forward(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        x, scale, y = batch
+        seen.update({x.dtype, scale.dtype, y.dtype})
+        scores: Tensor = model(x) * scale
+        return scores
+
+    clients = [TensorDataset(x, torch.ones(len(y), 1), y) for x, y in CLIENTS]
+    exact = weights(clients, forward=forward, test=None, dtype=torch.float64)
+    assert seen == {torch.int64, torch.float64}
+    assert torch.equal(exact, weights(CLIENTS, dtype=torch.float64))
+
+
+def test_workers_read_the_same_batches() -> None:
+    for clients in ([Noisy(*c) for c in CLIENTS], [shuffled(c) for c in CLIENTS]):
+        assert torch.equal(weights(clients, workers=2, rounds=2), weights(clients, rounds=2))
+
+
+def test_losses_by_name_and_metrics() -> None:
+    x, y = torch.randn(20, 3), torch.randn(20, 1)
+    found = simulate(
+        "fedavg",
+        clients=[(x, y), (x, y)],
+        test=TensorDataset(x, y),
+        model=nn.Linear(3, 1),
+        loss="mean-squared-error",
+        metrics="mae",
+        rounds=1,
+    ).metrics
+    assert {"test-loss", "test-mae"} <= {*found}
+    named = history(CLIENTS, loss="cross-entropy", metrics="f1, accuracy")
+    assert torch.equal(named.weights, weights(CLIENTS))
+    assert {"test-f1", "test-accuracy"} <= {*named.metrics}
+
+
+ROWS = [Rows(c) for c in CLIENTS]
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (
+        [3],
+        {},
+        r"clients: client 0: expected .* a torch Dataset, or a function .* int",
+    ),
+    ([CLIENTS[0][0]], {}, "clients: client 0: expected tensors .* got Tensor"),
+    ([CLIENTS[0], (1, 2, 3)], {}, r"client 1: expected tensors \(x, y\), got a tuple of 3"),
+    ([CLIENTS[0], lambda g: []], {}, "client 1: expected at least one sample, got none"),
+    ([lambda g: [3]], {}, r"client 0: batch: expected \(inputs, targets\) or a dict, got a int"),
+    (ROWS, {}, "expected the targets under 'label', got a dict of 'ids', 'name', 'topic'; give "),
+    (ROWS, {"targets": "topic"}, "expected .* of 'img' and 'topic', got .* give forward="),
+    (ROWS, {"targets": "name", "forward": ids}, "expected targets .* in a tensor, got a list"),
+    (CLIENTS, {"loss": "cross-entropi"}, "loss: expected a function, or one of .* .did you mean"),
+    (CLIENTS, {"metrics": "mae"}, "metrics: expected names among accuracy"),
+    (CLIENTS, {"forward": lambda m, b: {"logits": m(b[0])}}, "expected predictions in a tensor"),
+    (ROWS, {"model": "mlp", "forward": ids, "targets": "topic"}, "model: expected a module with"),
+]
+
+
+@pytest.mark.parametrize(("clients", "changes", "message"), REFUSED)
+def test_refused_in_one_line(clients: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        history(clients, **{"test": None, **changes})
+    assert "\n" not in str(raised.value)
