@@ -7,6 +7,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -69,7 +70,7 @@ def doctor(
 
 
 def check_versions() -> Iterator[Check]:
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import PackageNotFoundError, requires, version
 
     yield ok("python", platform.python_version())
     for package in ("fedaccord", "flwr", "torch", "torchvision", "ray"):
@@ -83,24 +84,17 @@ def check_versions() -> Iterator[Check]:
             }
             yield warn(package, without.get(package, f"unknown; pip install {package}"))
             continue
-        pin = _pinned_flower() if package == "flwr" else ""
-        if pin and not f"{have}.".startswith(f"{pin}."):
-            advised = f"{have}, but FedAccord is written for {pin}; pip install 'flwr~={pin}.0'"
-            yield warn(package, advised)
+        pin = None
+        if package == "flwr":
+            with suppress(PackageNotFoundError):  # of the minor release in FedAccord's metadata
+                pin = re.search(
+                    r"^flwr.*?>=(\d+\.\d+)", "\n".join(requires("fedaccord") or []), re.M
+                )
+        if pin and not f"{have}.".startswith(f"{pin[1]}."):
+            advice = f"FedAccord is written for {pin[1]}; pip install 'flwr~={pin[1]}.0'"
+            yield warn(package, f"{have}, but {advice}")
         else:
             yield ok(package, have)
-
-
-def _pinned_flower() -> str:
-    """The minor release of Flower that FedAccord's metadata requires; empty if it is unknown."""
-    from importlib.metadata import PackageNotFoundError, requires
-
-    try:
-        needs = requires("fedaccord") or []
-    except PackageNotFoundError:
-        return ""
-    pin = re.search(r">=(\d+\.\d+)", next((line for line in needs if line.startswith("flwr")), ""))
-    return pin[1] if pin else ""
 
 
 def check_devices() -> Iterator[Check]:
@@ -123,15 +117,13 @@ def check_daemon() -> Check:
 
     what, port = "flower daemon", os.environ.get(LOCAL_PORT_VARIABLE, LOCAL_PORT)
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        advice = f"expected a port, got {port!r}; unset {LOCAL_PORT_VARIABLE}"
-        return fail(what, advice)
+        return fail(what, f"expected a port, got {port!r}; unset {LOCAL_PORT_VARIABLE}")
     try:
         socket.create_connection(("127.0.0.1", int(port)), timeout=1).close()
     except OSError:
         first = "the first `flwr run` starts it in its folder and environment"
         return ok(what, f"none on port {port}; {first}")
-    daemon = _find_daemon(port)
-    if daemon is None:
+    if (daemon := _find_daemon(port)) is None:
         other = f"is used by another program or user; set {LOCAL_PORT_VARIABLE}"
         return warn(what, f"port {port} {other} to a free one for `flwr run`")
     since = datetime.fromtimestamp(daemon["create_time"])
@@ -216,14 +208,12 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]
     from fedaccord.data.kind import Facts
     from fedaccord.task import load_task
 
-    task, clients = settings.task, settings.num_clients
+    task, clients, data = settings.task, settings.num_clients, None
     facts = datasets.kind_of(task.dataset).facts
     try:
         data = datasets.cached(task.dataset, task.data_dir, task.reading)
     except FileNotFoundError as error:
-        data = None
-        fetch = task.download and facts
-        yield warn("data", "to be fetched") if fetch else fail("data", error)
+        yield warn("data", "to be fetched") if task.download and facts else fail("data", error)
         if facts is None:
             return None
     except ValueError as error:
@@ -234,8 +224,7 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]
         shape, samples = tuple(data.x_train.shape[1:]), len(data.y_train)
         facts = Facts(shape, data.classes, samples, sum(x.nbytes for x in arrays))
     if facts is None:
-        advice = "unknown until it is decoded; run once to have it checked"
-        yield warn("data", f"{task.dataset}: {advice}")
+        yield warn("data", f"{task.dataset}: unknown until it is decoded; run once to check it")
         return None
     where = "decoded" if data else "not decoded yet"
     words = f"{task.dataset}, {facts.samples:,} training samples, {size(facts.size)}, {where}"
@@ -247,9 +236,8 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]
         except (ValueError, FileNotFoundError) as error:
             yield fail("partition", error)
     elif clients > facts.samples and task.partition != "file" and not task.samples_per_client:
-        advice = f"{clients:,} clients for {facts.samples:,} samples; use fewer clients, or set "
-        advice += "samples-per-client"
-        yield fail("partition", advice)
+        words = f"{clients:,} clients for {facts.samples:,} samples"
+        yield fail("partition", f"{words}; use fewer clients, or set samples-per-client")
     return facts
 
 

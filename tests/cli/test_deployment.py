@@ -5,7 +5,7 @@ import shutil
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -97,12 +97,10 @@ def test_a_sound_device_and_a_sound_server(lab: Path) -> None:
         assert lines["clock"] == "ok as the server's"
         assert lines["certificate"] == "ok of 127.0.0.1, valid for 825 days"
         assert lines["state-dir"].startswith("ok ")
-        code, lines = doctor(lab / "server")
-        assert code == 0, lines
-        assert lines["port"] == f"ok the SuperLink answers on {port_of(lab)}"
-    code, lines = doctor(lab / "server")
-    assert code == 0, lines
-    assert lines["port"] == f"ok {port_of(lab)} is free"
+        code, server = doctor(lab / "server")
+        assert (code, server["port"]) == (0, f"ok the SuperLink answers on {port_of(lab)}")
+    code, server = doctor(lab / "server")
+    assert (code, server["port"]) == (0, f"ok {port_of(lab)} is free")
 
 
 @pytest.mark.parametrize(
@@ -158,7 +156,7 @@ def test_certificates_that_a_device_does_not_take(lab: Path, tmp_path: Path) -> 
     assert "is not signed by this folder's ca.crt" in what()
 
 
-def test_a_server_without_tls(lab: Path) -> None:
+def test_a_server_without_tls_and_a_port_that_nobody_listens_on(lab: Path) -> None:
     with serving(None, port_of(lab)):
         code, lines = doctor(lab / "device-0")
         assert code == 1
@@ -166,9 +164,6 @@ def test_a_server_without_tls(lab: Path) -> None:
         code, lines = doctor(lab / "server")
         assert code == 1
         assert lines["port"].endswith("is used by another program; end it")
-
-
-def test_a_port_that_nobody_listens_on(lab: Path) -> None:
     code, lines = doctor(lab / "device-0")
     assert code == 1
     assert lines["port"].startswith(f"fail 127.0.0.1:{port_of(lab)}: Connection refused; start the")
@@ -201,36 +196,37 @@ def test_little_space(lab: Path, free: float, mark: str, monkeypatch: pytest.Mon
     assert code == (mark == "fail")
 
 
-BROKEN = {
-    "no key": ("key", "none in", lambda d: (d / folders.DEVICE_KEY).unlink()),
-    "a key that others read": (
-        *("device.key", "others may read it: chmod 600"),
-        lambda d: (d / folders.DEVICE_KEY).chmod(0o644),
-    ),
-    "no key but a text": (
-        *("key", "expected a key"),
-        lambda d: (d / folders.DEVICE_KEY).write_text("x"),
-    ),
-    "no authority": ("ca.crt", "expected a certificate", lambda d: (d / "ca.crt").unlink()),
-    "another authority": (
-        *("ca.crt", "expected a certificate"),
-        lambda d: (d / "ca.crt").write_text("x"),
-    ),
-    "no data": (
-        *("data", "data-dir: expected this device's data, found no /no/such.npz"),
-        lambda d: (d / folders.NODE_CONFIG).write_text('data-dir="/no/such.npz"'),
-    ),
-    "no node-config": ("node-config", "expected a line", lambda d: (d / "node-config").unlink()),
-    "a state-dir that is a file": (
-        *("state-dir", "cannot be written"),
-        lambda d: (d / "state").touch(),
-    ),
-}
+def texts(name: str, text: str) -> Callable[[Path], object]:
+    return lambda device: (device / name).write_text(text)
 
 
-@pytest.mark.parametrize("broken", BROKEN)
-def test_a_device_that_lacks_something(lab: Path, broken: str) -> None:
-    what, text, damage = BROKEN[broken]
+def without(name: str) -> Callable[[Path], None]:
+    return lambda device: (device / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "what", "text"),
+    [
+        (without(folders.DEVICE_KEY), "key", "none in"),
+        (
+            lambda device: (device / "device.key").chmod(0o644),
+            "device.key",
+            "others may read it: chmod 600",
+        ),
+        (texts(folders.DEVICE_KEY, "x"), "key", "expected a key"),
+        (without("ca.crt"), "ca.crt", "expected a certificate"),
+        (texts("ca.crt", "x"), "ca.crt", "expected a certificate"),
+        (
+            texts(folders.NODE_CONFIG, 'data-dir="/no/such.npz"'),
+            *("data", "data-dir: expected this device's data, found no /no/such.npz"),
+        ),
+        (without("node-config"), "node-config", "expected a line"),
+        (texts("state", ""), "state-dir", "cannot be written"),
+    ],
+)
+def test_a_device_that_lacks_something(
+    lab: Path, damage: Callable[[Path], object], what: str, text: str
+) -> None:
     damage(lab / "device-0")
     with serving(lab / "server", port_of(lab)):
         code, lines = doctor(lab / "device-0")

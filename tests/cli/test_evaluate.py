@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 
 from fedaccord import task
 from fedaccord.config import RunConfig
@@ -109,19 +108,19 @@ def test_the_pages_lines_of_plain_pytorch_use_the_model(lenet: Path, images: Pat
     assert accuracy > 0.5  # of three classes
 
 
-# What is refused
-
-
-def test_what_is_no_run_is_one_line(tmp_path: Path, lenet: Path) -> None:
-    for words, message in (
-        ((tmp_path,), "expected a run directory with model.safetensors, found none"),
-        (
-            (lenet, "lr=3"),
-            "expected only data-dir, device, download, threads beside RUN_DIR, got lr",
-        ),
-        ((lenet, "threads=100000"), "threads: expected at most"),
-    ):
-        assert message in refusal(tmp_path, invoke("evaluate", *words))
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "expected a run directory with model.safetensors, found none"),
+        (["lr=3"], "expected only data-dir, device, download, threads beside RUN_DIR, got lr"),
+        (["threads=100000"], "threads: expected at most"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    tmp_path: Path, lenet: Path, words: list[str], message: str
+) -> None:
+    result = invoke("evaluate", lenet if words else tmp_path, *words)
+    assert message in refusal(tmp_path, result)
 
 
 def test_a_damaged_model_and_another_models_data_are_one_line(
@@ -139,10 +138,3 @@ def test_a_damaged_model_and_another_models_data_are_one_line(
     np.savez(tmp_path / "grey.npz", **small)
     line = refusal(tmp_path, invoke("evaluate", lenet, f"data-dir={tmp_path / 'grey.npz'}"))
     assert "on this data, got others: point data-dir to the data of the run" in line
-
-
-def test_the_metadata_of_the_file_is_the_json_beside_it(lenet: Path) -> None:
-    with safe_open(lenet / "model.safetensors", framework="pt") as file:
-        assert json.loads(file.metadata()["model"]) == json.loads(
-            (lenet / "model.json").read_text()
-        )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedaccord.cli.flwr_config import run_config
 from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig
-from tests.cli.shell import REPOSITORY, invoke, refusal
+from tests.cli.shell import REPOSITORY, invoke, refusal, run
 
 
 def read_by_flower(line: str) -> dict[str, Any]:
@@ -59,10 +59,9 @@ def test_only_what_differs_is_on_the_line(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_runs_own_config_gives_its_settings(tmp_path: Path) -> None:
-    words = ("model=linear", "num-clients=4", "num-server-rounds=1", "local-epochs=1", "threads=1")
-    made = invoke("run", *words, "algo=scaffold", f"out-dir={tmp_path}", "name=a")
+    made = run(tmp_path, "algo=scaffold", "name=a")
     assert made.exit_code == 0, made.output
-    result = invoke("flwr-config", "--config", tmp_path / "a" / "config.toml", "name=b")
+    result = invoke("flwr-config", "--config", tmp_path / "runs" / "a" / "config.toml", "name=b")
     found = RunConfig.make(read_by_flower(result.stdout)).flat
     assert (found["algo"], found["num-clients"], found["name"]) == ("scaffold", 4, "b")
 

@@ -1,16 +1,11 @@
 """`fedaccord reproduce`: lists, runs, goes on, and one line for whatever is wrong."""
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pandas as pd
-import psutil
 import pytest
 
-from tests.cli.shell import REPOSITORY, invoke, refusal
+from tests.cli.shell import invoke, refusal
 
 SMALL = ("dataset=digits", "model=linear", "num-clients=4", "local-epochs=1", "threads=1")
 CELLS = ("--cells", "fed*n*t/*", "--cells", "fedavg/dir-0.1")
@@ -112,29 +107,3 @@ def test_a_page_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     assert code == 2
     assert "choose another --page" in stderr
     assert not (tmp_path / "out" / "runs").exists()
-
-
-def test_an_interrupted_study_goes_on(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    command = [sys.executable, "-c", "from fedaccord.cli import app; app()", "reproduce", "lenet"]
-    command += [*SMALL, *CELLS, "--seeds", "1", "--rounds", "100", "--workers", "1"]
-    run = subprocess.Popen(
-        [*command, "--out", str(out)],
-        cwd=REPOSITORY,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's & ignores it
-    )
-    while not [*out.glob("runs/*/metrics.csv")]:
-        assert run.poll() is None
-        time.sleep(0.05)
-    psutil.Process(run.pid).send_signal(signal.SIGINT)
-    assert run.stderr is not None
-    stderr = run.stderr.read()
-    assert run.wait() == 130
-    assert stderr.splitlines()[-1].endswith(
-        f"{out} has the finished part: the same command resumes"
-    )
-    code, _, _ = reproduce(out, *CELLS, "--seeds", 1, "--rounds", 100)
-    assert code == 0
-    assert [*pd.read_csv(out / "reproduction.csv").rounds] == [100] * 3

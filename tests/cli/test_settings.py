@@ -54,20 +54,18 @@ def test_values_are_toml_or_else_strings(tmp_path: Path, monkeypatch: pytest.Mon
         assert (found, type(found)) == (value, type(value)), pair
 
 
-def test_a_file_gives_settings_and_pairs_win(tmp_path: Path) -> None:
+def test_a_file_gives_settings_and_pairs_win_and_a_run_is_made_again_from_its_own(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "preset.toml"
-    file.write_text('lr = 0.5\nalgo = "scaffold"\nname = "preset"\n[relaxed-init]\nbeta = 0.1\n')
+    file.write_text('lr = 0.5\nalgo = "scaffold"\nname = "a"\n[relaxed-init]\nbeta = 0.1\n')
     result = run(tmp_path, "--config", file, "lr=0.25")
     assert result.exit_code == 0, result.output
-    written = tomllib.loads((tmp_path / "runs" / "preset" / "config.toml").read_text())["run"]
+    config = tmp_path / "runs" / "a" / "config.toml"
+    written = tomllib.loads(config.read_text())["run"]
     assert (written["lr"], written["algo"]) == (0.25, "scaffold")
     assert written["relaxed-init"]["beta"] == 0.1
-
-
-def test_a_run_is_made_again_from_its_config_toml(tmp_path: Path) -> None:
-    assert run(tmp_path, "name=a", "lr=0.03", "relaxed-init.beta=0.05").exit_code == 0
-    file = tmp_path / "runs" / "a" / "config.toml"
-    result = invoke("run", "--config", file, "name=b")
+    result = invoke("run", "--config", config, "name=b")
     assert result.exit_code == 0, result.output
     a, b = (load_file(tmp_path / "runs" / name / "model.safetensors") for name in "ab")
     assert all(torch.equal(a[key], b[key]) for key in a)
@@ -78,17 +76,8 @@ def test_a_key_given_twice_and_keys_without_effect_are_told_once(tmp_path: Path)
     file = tmp_path / "file.toml"
     text = 'partition = "iid"\nclasses-per-client = 3\nreplacement = "none"\ndownload = true\n'
     file.write_text(text)
-    words = (
-        "--config",
-        file,
-        "download=false",
-        "lr=0.5",
-        "lr=0.25",
-        "algo=fedavg",
-        "fedprox.mu=0.1",
-        "name=a",
-    )
-    result = run(tmp_path, *words)
+    words = "download=false lr=0.5 lr=0.25 algo=fedavg fedprox.mu=0.1 name=a"
+    result = run(tmp_path, "--config", file, *words.split())
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines() == [
         "warning: lr is given twice: '0.25', the later one, counts",

@@ -60,9 +60,11 @@ def test_a_terminal_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_dry_run_tells_the_budget_and_writes_nothing(tmp_path: Path) -> None:
-    file = write(tmp_path, content({"algo": ["fedavg", "fedsam"], "lr": [0.05, 0.1]}))
+    space = {"algo": ["fedavg", "fedsam"], "lr": [0.05, 0.1]}
+    file = write(tmp_path, content(space, {"stem": "cifar"}))
     result = invoke("sweep", file, "--dry-run")
     assert result.exit_code == 0, result.output
+    assert 'warning: fedavg: stem="cifar" has no effect' in result.stderr
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["fedavg", "tune", "2", "2", "6", "2", "epochs", "1"] in rows
     assert ["fedsam", "tune", "2", "2", "6", "1", "epochs", "2"] in rows
@@ -73,25 +75,20 @@ def test_a_dry_run_tells_the_budget_and_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (None, "cannot read"),
         ("[sweep", "is not valid TOML"),
         ("[sweep]\nserach = 1", "unknown key 'serach' (did you mean 'search'?)"),
-        ("[space]\nlr = 0.1", "[space] lr: expected a list of values"),
-        ("[run]\ndataset = 'digit'", "dataset: expected one of digits"),
         ("run = 3", "expected a table [run], got 3"),
+        ("", "--out: expected a folder"),
     ],
 )
-def test_a_bad_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_bad_file_is_one_line(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "sweep.toml"
-    file.write_text(text)
-    assert message in refusal(tmp_path, invoke("sweep", file, "--out", tmp_path / "out"))
+    if text is not None:
+        file.write_text(text)
+    out = ("--out", tmp_path / "out") if text != "" else ()
+    assert message in refusal(tmp_path, invoke("sweep", file, *out))
     assert not (tmp_path / "out").exists()
-
-
-def test_a_missing_file_and_a_missing_folder_are_one_line(tmp_path: Path) -> None:
-    missing = invoke("sweep", tmp_path / "none.toml", "--out", tmp_path / "out")
-    assert "cannot read" in refusal(tmp_path, missing)
-    unsaid = invoke("sweep", write(tmp_path, content()))
-    assert "--out: expected a folder" in refusal(tmp_path, unsaid)
 
 
 def test_missing_data_is_one_line_and_no_row(tmp_path: Path) -> None:
@@ -111,34 +108,27 @@ def test_paths_are_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.M
     assert [*table(tmp_path / "out").status] == ["completed"]
 
 
-def test_keys_without_effect_are_warned_of(tmp_path: Path) -> None:
-    file = write(tmp_path, content(run={"stem": "cifar"}))
-    result = invoke("sweep", file, "--dry-run")
-    assert result.exit_code == 0
-    assert 'warning: fedavg: stem="cifar" has no effect' in result.stderr
-
-
 def test_ctrl_c_leaves_a_sweep_that_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, done = write(tmp_path, content()), []
+    file, out = write(tmp_path, content()), tmp_path / "out"
+    jobs: list[Any] = []
 
     def interrupted(job: Any) -> Any:
-        if len(done) == 2:
+        if len(jobs) == 2:
             raise KeyboardInterrupt
-        done.append(job)
+        jobs.append(job)
         return execute(job)
 
     with monkeypatch.context() as patch:
         patch.setattr("fedaccord.experiments.sweep.workers.execute", interrupted)
-        result = invoke("sweep", file, "--out", tmp_path / "out")
-    assert result.exit_code == 130, result.output
-    rest = f"{tmp_path / 'out'} has the finished part: the same command resumes"
-    assert result.stderr == f"fedaccord: interrupted; {rest}\n"
-    assert len(table(tmp_path / "out")) == 2
-    assert invoke("sweep", file, "--out", tmp_path / "out").exit_code == 0
+        result = invoke("sweep", file, "--out", out)
+    rest = f"{out} has the finished part: the same command resumes"
+    assert (result.exit_code, result.stderr) == (130, f"fedaccord: interrupted; {rest}\n")
+    assert len(table(out)) == 2
+    assert invoke("sweep", file, "--out", out).exit_code == 0
     finish(make(), tmp_path / "whole")
-    pd.testing.assert_frame_equal(table(tmp_path / "out"), table(tmp_path / "whole"))
+    pd.testing.assert_frame_equal(table(out), table(tmp_path / "whole"))
 
 
 @pytest.mark.flower  # processes that load PyTorch

@@ -52,32 +52,17 @@ def test_they_ship_with_the_package() -> None:
 
 
 @each_preset
-def test_it_is_named_after_its_method(name: str) -> None:
-    algo = str(values(name)["algo"])
+def test_it_is_valid_of_its_method_and_holds_only_what_it_needs(name: str) -> None:
+    """What differs from the defaults, and algo, so that no file depends on the default method."""
+    found, defaults = values(name), config.defaults()
+    settings, algo = RunConfig.make(found), str(found["algo"])
+    assert type(settings.strategy) is METHODS[algo]
     assert name == algo or name.startswith(f"{algo}-") or name in FEDAVG_BY_ANOTHER_NAME
     assert (name in FEDAVG_BY_ANOTHER_NAME) <= (algo == "fedavg")
-
-
-@each_preset
-def test_it_is_valid_and_gives_a_strategy(name: str) -> None:
-    settings = RunConfig.make(values(name))
-    assert type(settings.strategy) is METHODS[settings.algo]
-
-
-@each_preset
-def test_it_holds_only_what_differs_from_the_defaults(name: str) -> None:
-    """And algo, so that no file depends on which method is the default."""
-    defaults = config.defaults()
-    assert {k: v for k, v in values(name).items() if k != "algo" and defaults[k] == v} == {}
-
-
-@each_preset
-def test_it_touches_no_other_methods_keys(name: str) -> None:
-    """A key of another method would be read and do nothing."""
-    found = values(name)
-    tables = {key.partition(".")[0] for key in found if "." in key}
-    assert tables & set(METHODS) <= {found["algo"]}
-    assert RunConfig.make(found).unread(given=found) == []
+    assert {k: v for k, v in found.items() if k != "algo" and defaults[k] == v} == {}
+    # a key of another method would be read and do nothing
+    assert {key.partition(".")[0] for key in found if "." in key} & set(METHODS) <= {algo}
+    assert settings.unread(given=found) == []
 
 
 @each_preset

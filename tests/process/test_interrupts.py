@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from fedaccord.process.interrupts import Interrupts, exit_code, interruptible
+from fedaccord.process.interrupts import exit_code, interruptible
 
 
 @pytest.fixture(autouse=True)
@@ -52,17 +52,15 @@ def test_the_first_of_many_signals_ends_the_block(number: int, code: int) -> Non
 
 
 def test_a_signal_waits_for_the_end_of_what_it_may_not_cut() -> None:
-    done = []
+    steps: list[str] = []
 
-    def work(interrupts: Interrupts) -> None:
-        with interrupts.held():
-            send(signal.SIGTERM)
-            done.append("row")
-        done.append("not reached")
+    def work() -> None:
+        send(signal.SIGTERM)
+        steps.append("row")
 
-    with interruptible() as interrupts, pytest.raises(KeyboardInterrupt):
-        work(interrupts)
-    assert done == ["row"]
+    with interruptible() as interrupts, pytest.raises(KeyboardInterrupt), interrupts.held():
+        work()
+    assert steps == ["row"]
 
 
 def test_an_interrupt_that_somebody_swallowed_comes_again() -> None:
@@ -87,6 +85,7 @@ def test_a_block_in_a_block_has_the_same_interrupts() -> None:
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGTERM)
         send(signal.SIGTERM)
+    assert exit_code(KeyboardInterrupt()) == 130  # without a number
 
 
 def test_what_others_handle_or_ignore_is_left_alone() -> None:
@@ -111,10 +110,6 @@ def test_outside_the_main_thread_nothing_is_handled() -> None:
     thread.start()
     thread.join()
     assert handlers == [signal.SIG_DFL]
-
-
-def test_an_interrupt_without_a_number_is_ctrl_c() -> None:
-    assert exit_code(KeyboardInterrupt()) == 130
 
 
 def test_an_interrupt_that_lost_its_number_gets_it_back() -> None:

@@ -26,8 +26,9 @@ POLICY = "OMP_WAIT_POLICY"
 NO_DATA = {"dataset": "npz", "data-dir": "/no/such.npz"}  # would be the error where it is loaded
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    assert 1 <= threads.cores() <= (os.cpu_count() or 1)
     before = torch.get_num_threads()
     monkeypatch.setattr(threads.os, "cpu_count", lambda: 8)
     monkeypatch.setattr(threads, "cores", lambda: 8)
@@ -40,9 +41,6 @@ def lenet() -> tuple[nn.Module, torch.Tensor]:
     return models.build("lenet", (3, 32, 32), 10), torch.zeros(1, 3, 32, 32)
 
 
-# --- how many -------------------------------------------------------------------------------------
-
-
 def test_multiplications_are_counted_by_hand() -> None:
     assert threads.multiplications(models.build("mlp", (1, 8, 8), 10), torch.zeros(1, 1, 8, 8)) == (
         64 * 200 + 200 * 200 + 200 * 10
@@ -51,10 +49,7 @@ def test_multiplications_are_counted_by_hand() -> None:
     assert threads.multiplications(*lenet()) == convolutions + 1600 * 384 + 384 * 192 + 192 * 10
     in_groups = nn.Conv1d(4, 6, kernel_size=3, groups=2)
     assert threads.multiplications(in_groups, torch.zeros(1, 4, 10)) == 6 * (4 // 2) * 3 * 8
-
-
-def test_a_layer_of_another_kind_counts_its_parameters() -> None:
-    layers = nn.Sequential(nn.PReLU(7), nn.LayerNorm(7))
+    layers = nn.Sequential(nn.PReLU(7), nn.LayerNorm(7))  # of another kind: their parameters
     assert threads.multiplications(layers, torch.zeros(1, 7)) == 7 + 2 * 7
 
 
@@ -67,17 +62,10 @@ def test_counting_leaves_no_trace() -> None:
     assert module[0].weight.grad is None
 
 
-@pytest.mark.usefixtures("eight_cores")
-def test_a_small_model_gets_one_thread() -> None:
-    chosen = threads.choose(0, models.build("mlp", (1, 8, 8), 10), torch.zeros(1, 1, 8, 8), 50)
+def test_a_batch_gets_as_many_threads_as_it_keeps_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = threads.choose(0, models.build("mlp", (1, 8, 8), 10), torch.zeros(1, 1, 8, 8), 50)
     # 50 x 54,800
-    assert str(chosen) == "1 thread: the model is small (2,740,000 multiplications a batch)"
-
-
-@pytest.mark.usefixtures("eight_cores")
-def test_a_large_batch_gets_as_many_threads_as_it_keeps_busy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    assert str(small) == "1 thread: the model is small (2,740,000 multiplications a batch)"
     module, sample = lenet()  # 14,693,248 multiplications
     assert str(threads.choose(0, module, sample, 50)) == "8 threads: all that this process may use"
     some = threads.choose(0, module, sample, 10)
@@ -90,24 +78,15 @@ def test_a_large_batch_gets_as_many_threads_as_it_keeps_busy(
     assert threads.choose(0, module, sample, 50).number == 2
 
 
-@pytest.mark.usefixtures("eight_cores")
 def test_what_is_set_is_taken_and_more_than_the_machine_has_is_refused() -> None:
     assert str(threads.choose(5, *lenet(), 50)) == "5 threads: as set"
     threads.check(8)
     with pytest.raises(ValueError, match=r"^threads: expected at most 8, .*, got 9; 0 takes"):
         threads.check(9)
-
-
-def test_workers_have_one_each_unless_told_otherwise() -> None:
+    with pytest.raises(ValueError, match=r"^threads: expected at most 8"):
+        simulate("fedavg", rounds=1, threads=9)
     work: Any = None
     assert str(threads.of_task(0, work, work, workers=3)) == "1 thread: for each of 3 workers"
-
-
-def test_the_cores_are_those_of_the_process() -> None:
-    assert 1 <= threads.cores() <= (os.cpu_count() or 1)
-
-
-# --- who sets them --------------------------------------------------------------------------------
 
 
 def test_threads_are_put_back_also_after_an_error() -> None:
@@ -118,40 +97,31 @@ def test_threads_are_put_back_also_after_an_error() -> None:
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.usefixtures("eight_cores")
 @pytest.mark.parametrize(("keys", "number"), [({}, 1), ({"threads": 3}, 3)])
-def test_simulate_computes_with_them_and_puts_back_what_it_found(
-    keys: dict[str, Any], number: int
+def test_runs_compute_with_them_and_put_back_what_they_found(
+    keys: dict[str, Any], number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`simulate`, a run in process, and Flower's server."""
     torch.set_num_threads(2)
-    seen = []
+    seen: list[int] = []
+
+    def note(*_: Any, **__: Any) -> None:
+        seen.append(torch.get_num_threads())
 
     def loss(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        seen.append(torch.get_num_threads())
+        note()
         return (predictions - targets).square().mean()
 
     clients = [(torch.ones(4, 2), torch.ones(4, 1))] * 2
     simulate("fedavg", clients=clients, model=nn.Linear(2, 1), loss=loss, rounds=1, **keys)
-    assert seen[-1] == number  # in training; the model is tried before
-    assert torch.get_num_threads() == 2
-
-
-@pytest.mark.usefixtures("eight_cores")
-@pytest.mark.parametrize(("keys", "number"), [({}, 1), ({"threads": 3}, 3)])
-def test_a_run_computes_with_them_and_puts_back_what_it_found(
-    keys: dict[str, Any], number: int, tmp_path: Path
-) -> None:
-    seen = set()
+    seen = seen[-1:]  # in training; the model is tried before
     settings = {"model": "linear", "num-server-rounds": 1, "out-dir": str(tmp_path), **keys}
-    engine.run(RunConfig.make(settings), on_client=lambda _: seen.add(torch.get_num_threads()))
-    assert seen == {number}
-    assert torch.get_num_threads() == 8
-
-
-@pytest.mark.usefixtures("eight_cores")
-def test_simulate_refuses_more_than_the_machine_has() -> None:
-    with pytest.raises(ValueError, match=r"^threads: expected at most 8"):
-        simulate("fedavg", rounds=1, threads=9)
+    engine.run(RunConfig.make(settings), on_client=note)
+    monkeypatch.setattr(server_app, "run", note)
+    server_app.app(InProcessGrid(ClientApp(), 2), context({"model": "linear", **keys}))
+    assert {*seen} == {number}
+    assert len(seen) > 2
+    assert torch.get_num_threads() == 2
 
 
 def context(run: dict[str, Any], **node: Any) -> Context:
@@ -159,7 +129,6 @@ def context(run: dict[str, Any], **node: Any) -> Context:
     return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run)
 
 
-@pytest.mark.usefixtures("eight_cores")
 def test_a_node_sets_its_own() -> None:
     configured_task(context({"model": "linear"}))
     assert torch.get_num_threads() == 1
@@ -169,19 +138,6 @@ def test_a_node_sets_its_own() -> None:
         configured_task(context(NO_DATA, threads=9, **{"allow-server-data": True}))
 
 
-@pytest.mark.usefixtures("eight_cores")
-@pytest.mark.parametrize(("keys", "number"), [({}, 1), ({"threads": 3}, 3)])
-def test_the_server_computes_with_them(
-    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], number: int
-) -> None:
-    seen = []
-    monkeypatch.setattr(server_app, "run", lambda *_, **__: seen.append(torch.get_num_threads()))
-    server_app.app(InProcessGrid(ClientApp(), 2), context({"model": "linear", **keys}))
-    assert seen == [number]
-    assert torch.get_num_threads() == 8
-
-
-@pytest.mark.usefixtures("eight_cores")
 def test_the_server_refuses_before_it_loads_or_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,9 +146,6 @@ def test_the_server_refuses_before_it_loads_or_writes(
     with pytest.raises(ValueError, match=r"^threads: "):
         server_app.app(InProcessGrid(ClientApp(), 2), own)
     assert not list(tmp_path.iterdir())
-
-
-# --- how they wait --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

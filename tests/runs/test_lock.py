@@ -16,15 +16,22 @@ import pytest
 
 from fedaccord.runs import lock, origin
 from fedaccord.runs.lock import Lock, LockedError, check, force, is_locked
-from tests.runs.locks import LOCK, wait_for_lock
+
+CODE = (
+    "import sys, time; from pathlib import Path; from fedaccord.runs.lock import Lock\n"
+    "Lock(Path(sys.argv[1])); time.sleep(60)"
+)
 
 
 @contextmanager
 def another(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that has the lock."""
-    other = subprocess.Popen([sys.executable, "-c", LOCK, str(folder)])
+    """Another process that has the lock, from when it has written its name."""
+    other = subprocess.Popen([sys.executable, "-c", CODE, str(folder)])
     try:
-        wait_for_lock(folder)
+        end = time.monotonic() + 30
+        while not ((folder / ".lock").exists() and (folder / ".lock").stat().st_size):
+            assert time.monotonic() < end
+            time.sleep(0.01)
         yield other
     finally:
         other.kill()

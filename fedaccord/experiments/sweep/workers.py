@@ -33,7 +33,7 @@ def of(options: Options) -> AbstractContextManager[Workers]:
             from fedaccord.experiments.sweep.on_ray import ray_workers
         except ImportError as error:
             raise ValueError(
-                f"ray-address: expected Ray Tune, found none ({error}); in the clone of FedAccord "
+                f"ray-address: expected Ray, found none ({error}); in the clone of FedAccord "
                 "type `uv sync --extra sweep --inexact`"
             ) from None
         return ray_workers(options)

@@ -25,16 +25,13 @@ def test_a_curve_is_the_mean_over_seeds_with_its_spread(tmp_path: Path) -> None:
     np.testing.assert_allclose(axes.lines[0].get_ydata(), line["smooth"])
 
 
-def test_large_costs_have_prefixes(tmp_path: Path) -> None:
+def test_large_costs_have_prefixes_and_lines_their_styles(tmp_path: Path) -> None:
     (group,) = groups_of([reader.read(write(tmp_path, [0.1, 0.5]))])
     words = [
         figures.draw([group], "test-accuracy", over).axes[0].xaxis.get_major_formatter()(20e6)
         for over in ("bytes", "gradients")
     ]
     assert words == ["20M", "20M"]
-
-
-def test_no_two_of_28_lines_are_alike() -> None:
     assert len({*figures.styles(28)}) == 28
 
 
@@ -55,10 +52,8 @@ def test_the_command_prints_the_table_and_writes_figures(tmp_path: Path) -> None
 @pytest.mark.parametrize("words", [(), ("--figures", "{file}/f")])
 def test_what_is_no_run_and_no_folder_is_one_line(tmp_path: Path, words: tuple[str, ...]) -> None:
     file = tmp_path / "file"
-    file.write_text("")
-    given = [word.format(file=file) for word in words]
-    if given:
+    file.touch()
+    if words:
         write(tmp_path / "runs", [0.1, 0.5])
-    result = invoke("compare", tmp_path, *given)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.count("\n") == 1
+    result = invoke("compare", tmp_path, *(word.format(file=file) for word in words))
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)

@@ -56,11 +56,21 @@ def test_a_deviation_of_more_than_two_spreads_is_bold(tmp_path: Path) -> None:
     assert row(alone, "fedsam/few")[6:8] == ["99.00", "+49.00"]
 
 
-def test_fewer_rounds_than_the_papers_are_not_compared(tmp_path: Path) -> None:
-    found = row(lines(tmp_path, result("fedavg/few", 0, 80.0, rounds=2)), "fedavg/few")
-    assert (found[2], found[7]) == ("2 of 4", "–")
-    unknown = row(lines(tmp_path, result("fedinit/few", 0, 80.0)), "fedinit/few")
-    assert (unknown[1], unknown[7]) == ("–", "–")
+@pytest.mark.parametrize(
+    ("cell", "own", "words"),
+    [
+        ("fedavg/few", {"rounds": 2}, ("90.00", "2 of 4", "–")),  # fewer rounds than the paper's
+        ("fedinit/few", {}, ("–", "4 of 4", "–")),
+        ("fedavg/few", {}, ("90.00", "4 of 4", "+1.00")),
+        ("fedavg/few", {"changed": "precision=bfloat16"}, ("90.00", "4 of 4", "+1.00")),
+        ("fedavg/few", {"changed": "precision=bfloat16 model=lenet"}, ("90.00", "4 of 4", "–")),
+    ],
+)
+def test_only_the_same_setting_is_compared(
+    tmp_path: Path, cell: str, own: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    found = row(lines(tmp_path, result(cell, 0, 91.0, **own)), cell)
+    assert (found[1], found[2], found[7]) == words
 
 
 def test_failed_runs_are_counted_and_not_averaged(tmp_path: Path) -> None:
@@ -76,15 +86,6 @@ def test_changed_settings_have_a_line_of_their_own(tmp_path: Path) -> None:
     )
     names = [line.split("|")[1].strip() for line in found if line.startswith("| `")]
     assert names == ["`fedavg/few`", "`fedavg/few` with `lr=0.05`"]
-
-
-@pytest.mark.parametrize(
-    ("changed", "difference"),
-    [("", "+1.00"), ("precision=bfloat16", "+1.00"), ("precision=bfloat16 model=lenet", "–")],
-)
-def test_another_setting_is_not_compared(tmp_path: Path, changed: str, difference: str) -> None:
-    found = lines(tmp_path, result("fedavg/few", 0, 91.0, changed=changed))
-    assert row(found, "fedavg/few")[7] == difference
 
 
 def test_what_was_not_run_says_so(tmp_path: Path) -> None:

@@ -2,11 +2,6 @@
 
 import json
 import os
-import random
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +13,8 @@ from fedaccord.experiments.reproduce import Cell, Study, find
 from fedaccord.experiments.reproduce.study import Done
 from fedaccord.experiments.sweep.plan import Options
 from fedaccord.experiments.sweep.trial import DEFAULTS, summary_of
+from fedaccord.runs.lock import Lock
 from tests.experiments.reproduce.studies import TABLE, cell, finish
-from tests.runs.locks import LOCK, wait_for_lock
-
-KILLS = 6
 
 
 def study(
@@ -168,32 +161,8 @@ def test_a_change_that_no_cell_reads_is_told() -> None:
     assert study(cells=one_reads, changes={"fedprox.mu": 0.3}).warnings() == []
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_kills_change_no_number(tmp_path: Path) -> None:
-    began = time.monotonic()
-    whole = finish(study(), tmp_path / "whole")
-    seconds, rng, killed = time.monotonic() - began, random.Random(0), 0
-    for _ in range(KILLS):
-        if not (pid := os.fork()):
-            try:
-                finish(study(), tmp_path / "killed")
-            finally:
-                os._exit(0)
-        time.sleep(rng.uniform(0, seconds / 4))
-        os.kill(pid, signal.SIGKILL)
-        killed += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-    assert killed
-    assert finish(study(), tmp_path / "killed").equals(whole)
-
-
 def test_two_processes_do_not_work_in_one_folder(tmp_path: Path) -> None:
-    other = subprocess.Popen([sys.executable, "-c", LOCK, str(tmp_path)])
-    try:
-        wait_for_lock(tmp_path)
-        done: list[Done] = []
-        with pytest.raises(ValueError, match=f"process {other.pid} .* writes here"):
-            study().perform(tmp_path, Options(workers=1), done.append)
-        assert done == []
-    finally:
-        other.kill()
-        other.wait()
+    results: list[Done] = []
+    with Lock(tmp_path), pytest.raises(ValueError, match=f"process {os.getpid()} .* writes here"):
+        study().perform(tmp_path, Options(workers=1), results.append)
+    assert results == []

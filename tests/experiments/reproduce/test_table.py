@@ -8,7 +8,7 @@ import pytest
 
 from fedaccord.config import RunConfig
 from fedaccord.experiments.presets import preset
-from fedaccord.experiments.reproduce import Cell, Table, find, tables
+from fedaccord.experiments.reproduce import Table, find, tables
 
 each_table = pytest.mark.parametrize("table", tables(), ids=lambda table: table.name)
 
@@ -126,11 +126,6 @@ def test_an_unknown_table_names_the_nearest() -> None:
         find("fedinit-table9")
     with pytest.raises(ValueError, match=r"expected a table, got '\.\./x'"):
         find("../x")
-
-
-def test_a_cell_has_the_rounds_of_its_paper() -> None:
-    cell = Cell("a", "b", {"num-server-rounds": 7}, None)
-    assert (cell.name, cell.rounds) == ("a/b", 7)
 
 
 OWN = """

@@ -1,4 +1,4 @@
-"""Ray Tune: the rows of one process; ASHA, whose choices nobody can foresee."""
+"""Ray: the rows of one process; ASHA, whose choices nobody can foresee."""
 
 import os
 import shutil
@@ -14,9 +14,10 @@ from tempfile import mkdtemp
 import pandas as pd
 import pytest
 
+from fedaccord.experiments.sweep.plan import Options
 from tests.experiments.sweep.plans import finish, make, table
 
-pytest.importorskip("ray.tune", reason="needs the extra sweep")
+on_ray = pytest.importorskip("fedaccord.experiments.sweep.on_ray", reason="needs Ray")
 pytestmark = pytest.mark.flower  # it starts Ray
 SPACE = {"algo": ["fedavg"], "lr": {"low": 0.01, "high": 0.3, "log": True}}
 
@@ -92,3 +93,12 @@ def test_asha_takes_some_to_the_end_and_wins_with_one_of_them(tmp_path: Path) ->
     winner = table(tmp_path, "winners.csv").iloc[0]
     assert winner.trial in set(tuned[tuned.status == "completed"].trial)
     assert winner.configurations == 4
+
+
+def test_asha_goes_on_with_the_best_so_far() -> None:
+    """One in three of those that came to the rung; the first, and none that failed."""
+    goes_on = on_ray.best_so_far(Options(search="asha", ray_address="x", metric="accuracy-last"))
+    key, scores = "validation-accuracy-last", (0.5, 0.4, 0.45, 0.6, None, 0.55, 0.58)
+    rows = [{"status": "completed" if x else "failed", key: x} for x in scores]
+    assert [goes_on(0, [row]) for row in rows] == [True, False, False, True, False, True, True]
+    assert goes_on(1, rows[1:2])  # another rung

@@ -56,10 +56,6 @@ def test_what_is_wrong_is_one_line(change: dict[str, Any], message: str) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_keys_that_a_sweep_sets_for_its_runs() -> None:
-    assert managed_keys() == {"seed", "validation", "name", "out-dir", "resume"}
-
-
 @pytest.mark.parametrize("search", ["random", "halving", "optuna"])
 def test_both_ends_of_a_range_are_checked_first(search: str) -> None:
     for low, high in ((-1.0, 0.1), (0.1, 2.0)):
@@ -145,13 +141,6 @@ def test_or_half_the_configurations() -> None:
     assert found["fedsam"][0].config.flat["local-epochs"] == 2
 
 
-def test_what_changes_last_bits_is_fixed_unless_told() -> None:
-    (usual,) = make({}).configurations("fedinit")
-    assert (usual.config.threads, usual.config.vectorize) == (1, "off")
-    (told,) = make({}, {"threads": 2, "vectorize": "on"}).configurations("fedinit")
-    assert (told.config.threads, told.config.vectorize) == (2, "on")
-
-
 def test_keys_without_effect_are_told_once_for_each_method() -> None:
     plan = make({"algo": ["fedavg", "fedprox"]}, {"partition": "iid", "dirichlet-alpha": 0.1})
     assert len(plan.warnings()) == 2
@@ -171,9 +160,14 @@ def test_where_clients_have_models_of_their_own_the_mean_is_said_to_be_ranked() 
     assert make({"algo": ["fedavg", "dfedavg"]}).warnings() == []
 
 
-def test_one_configuration_a_method_leaves_nothing_to_tune() -> None:
+def test_what_a_plan_says_of_itself() -> None:
+    """Whether there is something to tune; which keys it sets; threads and vectorising are fixed."""
+    assert managed_keys() == {"seed", "validation", "name", "out-dir", "resume"}
     assert not make({"algo": ["fedavg", "fedprox"]}).tunes
     assert make({"algo": ["fedavg", "fedprox"], "fedprox": {"mu": [0.1, 1]}}).tunes
+    for run, fixed in (({}, (1, "off")), ({"threads": 2, "vectorize": "on"}, (2, "on"))):
+        (usual,) = make({}, run).configurations("fedinit")
+        assert (usual.config.threads, usual.config.vectorize) == fixed
 
 
 def test_the_page_holds_every_key_and_its_example_is_a_sweep() -> None:

@@ -54,12 +54,7 @@ def test_keys_of_a_method_are_for_it_alone_and_win() -> None:
 
 def test_a_grid_has_every_combination() -> None:
     keys = {"a": Choices((1, 2)), "b": Choices(("x", "y"))}
-    assert [*space.grid(keys)] == [
-        {"a": 1, "b": "x"},
-        {"a": 1, "b": "y"},
-        {"a": 2, "b": "x"},
-        {"a": 2, "b": "y"},
-    ]
+    assert [*space.grid(keys)] == [{"a": a, "b": b} for a in (1, 2) for b in "xy"]
     assert [*space.grid({})] == [{}]
     with pytest.raises(ValueError, match=r"^\[space\] b: expected a list with search=grid"):
         [*space.grid(keys | {"b": Range(0, 1)})]

@@ -4,8 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,9 +13,9 @@ import pytest
 from fedaccord.experiments.sweep import Plan, Sweep
 from fedaccord.experiments.sweep.estimate import parts
 from fedaccord.experiments.sweep.trial import DEFAULTS
+from fedaccord.runs.lock import Lock
 from fedaccord.runs.reader import read
 from tests.experiments.sweep.plans import finish, make, table
-from tests.runs.locks import LOCK, wait_for_lock
 
 KILLS = 10
 
@@ -152,15 +150,12 @@ def test_ten_kills_change_no_number(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_work_on_one_sweep(tmp_path: Path) -> None:
-    other = subprocess.Popen([sys.executable, "-c", LOCK, str(tmp_path)])
-    try:
-        wait_for_lock(tmp_path)
-        with pytest.raises(ValueError, match=f"process {other.pid} on .* writes here; wait"):
-            Sweep(make(), tmp_path, lambda _: None).run()
-    finally:
-        other.kill()
-        other.wait()
-    finish(make({"algo": ["fedavg"]}), tmp_path)  # it died
+    with (
+        Lock(tmp_path),
+        pytest.raises(ValueError, match=f"process {os.getpid()} on .* writes here"),
+    ):
+        Sweep(make(), tmp_path, lambda _: None).run()
+    finish(make({"algo": ["fedavg"]}), tmp_path)
     assert not (tmp_path / ".lock").exists()
 
 

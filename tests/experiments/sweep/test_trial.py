@@ -4,8 +4,10 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -34,8 +36,7 @@ def test_a_trial_is_a_row_and_a_run_directory(tmp_path: Path) -> None:
     assert row_of(done) == row
     run = read(done.path)
     assert run.settings["algo"] == "fedsam"
-    assert row["status"] == "completed"
-    assert row["reason"] == ""
+    assert (row["status"], row["reason"]) == ("completed", "")
     assert row["validation-accuracy-last"] == run.summary["validation-accuracy-last"]
     assert not any(key.startswith("test-") for key in row)
     assert row["gradients"] == 2 * run.clients["steps"].sum()  # of SAM
@@ -70,6 +71,7 @@ def test_a_trial_goes_on_from_its_rung_with_the_same_numbers(
 def damage_checkpoints(path: Path) -> None:
     for file in (path / "checkpoint").glob("*.json"):
         file.write_text("{")
+    (path / "summary.json").write_text('{"status": "running"}')
 
 
 def leave_torn(path: Path) -> None:
@@ -78,24 +80,19 @@ def leave_torn(path: Path) -> None:
     (path / "config.toml").write_text("")
 
 
-def make_longer(path: Path) -> None:
+def say(path: Path, **what: Any) -> None:
     file = path / "summary.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"rounds": 9}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | what))
 
 
-def fail(path: Path) -> None:
-    file = path / "summary.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"status": "failed"}))
-
-
-@pytest.mark.parametrize("harm", [damage_checkpoints, leave_torn, make_longer, fail])
+@pytest.mark.parametrize(
+    "harm",
+    [damage_checkpoints, leave_torn, partial(say, rounds=9), partial(say, status="failed")],
+)
 def test_what_cannot_go_on_begins_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     row = execute(job(tmp_path))
     job(tmp_path).file.unlink()
     harm(job(tmp_path).path)
-    if harm is damage_checkpoints:
-        leave_running = job(tmp_path).path / "summary.json"
-        leave_running.write_text('{"status": "running"}')
     assert without_seconds(execute(job(tmp_path))) == without_seconds(row)
 
 
@@ -119,17 +116,14 @@ def test_a_trial_that_fails_is_a_row_with_its_reason(
 def test_any_error_of_a_run_is_a_row_but_not_those_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail_with(error: Exception) -> None:
-        def run(config: RunConfig) -> None:
-            raise error
-
-        monkeypatch.setattr(trial.engine, "run", run)
-
-    fail_with(OSError(28, "No space left on device", "x"))
+    errors = [
+        OSError(28, "No space left on device", "x"),
+        RuntimeError("CUDA out of memory\nTried to"),
+    ]
+    monkeypatch.setattr(trial.engine, "run", Mock(side_effect=errors))
     with pytest.raises(OSError, match="No space left"):
         execute(job(tmp_path))
     assert row_of(job(tmp_path)) is None
-    fail_with(RuntimeError("CUDA out of memory\nTried to"))
     assert execute(job(tmp_path))["reason"] == "CUDA out of memory Tried to"
 
 

@@ -68,14 +68,11 @@ def test_as_many_workers_as_cores_or_one_with_a_gpu(monkeypatch: pytest.MonkeyPa
     assert (workers.count(0), workers.count(3)) == (1, 3)
 
 
-def test_without_ray_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fedaccord.experiments.sweep.on_ray", None)
-    with pytest.raises(ValueError, match="`uv sync --extra sweep --inexact`"):
-        workers.of(Options(ray_address="local"))
-
-
-def test_without_optuna_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
+@pytest.mark.parametrize("module", ["fedaccord.experiments.sweep.on_ray", "optuna"])
+def test_without_a_package_the_message_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
     plan = make({"lr": {"low": 0.1, "high": 0.2}}, search="optuna")
     with pytest.raises(ValueError, match="`uv sync --extra sweep --inexact`"):
-        finish(plan, tmp_path)
+        finish(plan, tmp_path) if module == "optuna" else workers.of(Options(ray_address="local"))
