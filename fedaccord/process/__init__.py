@@ -1,1 +1,1 @@
-"""What a process of ours sets for itself: threads, allocator, signals, trackers."""
+"""Settings of FedAccord's own processes: threads, allocator, signals, trackers."""

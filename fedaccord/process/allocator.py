@@ -15,9 +15,9 @@ def keep_freed_memory() -> None:
 
     glibc hands them back to the system when they are freed, and every step then faults their
     pages in anew: a quarter of LeNet's time. It changes the allocator of the whole process
-    (mallopt's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD), so `fedaccord run` and FedAccord's own
-    ClientApp call it and `simulate` and `train_locally`, in somebody else's process, do not.
-    Elsewhere than on glibc nothing happens.
+    (mallopt's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD): `fedaccord run` and FedAccord's own
+    ClientApp call it; `simulate` and `train_locally`, in the user's process, do not. Without glibc
+    nothing happens.
     """
     trim_threshold, mmap_threshold = -1, -3  # malloc.h
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
@@ -26,7 +26,7 @@ def keep_freed_memory() -> None:
 
 
 def free_memory() -> float:
-    """Bytes that this process may still take."""
+    """Bytes that this process may still allocate."""
     import psutil
 
     free = float(psutil.virtual_memory().available)
@@ -40,10 +40,9 @@ def free_memory() -> float:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without Python's search for unreachable objects while PyTorch is imported, and later without
-    one among what is there at the end: every module brings thousands of objects that stay, and the
-    searches through all of them take an eighth of the time. Where it is imported, nothing happens.
-    """
+    """A block without garbage collection, in which PyTorch is imported; later collections leave out
+    the objects that exist at its end. Every module makes thousands of objects that stay, and the
+    searches through them need an eighth of the time. No-op if PyTorch is imported already."""
     if "torch" in sys.modules:
         yield
         return

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # not all of them are there on every system
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")  # not every system has all of them
 DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
 
 
 class Interrupts:
-    """The first signal raises KeyboardInterrupt(number), and later ones do nothing: who presses
-    Ctrl-C twenty times does not interrupt the saving."""
+    """The first signal raises KeyboardInterrupt(number), and later ones do nothing: pressing Ctrl-C
+    twenty times does not interrupt the saving."""
 
     def __init__(self) -> None:
         self.number: int | None = None  # the signal that came
@@ -20,7 +20,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A block that is not interrupted; what came meanwhile, or was lost before, ends it."""
+        """A block that is not interrupted; a signal that was received, now or before, ends it."""
         self._held = True
         try:
             yield
@@ -52,10 +52,10 @@ class Interrupts:
 
 @contextmanager
 def interruptible() -> Iterator[Interrupts]:
-    """A block that signals end by `Interrupts`; a block in another has those of the outer one.
+    """A block that signals end by `Interrupts`; a nested block has those of the outer one.
 
-    Signals that somebody else handles or ignores (Flower, a notebook, nohup) are left alone, and
-    all of them outside the main thread, where Python cannot handle any.
+    Signals that other code handles or ignores (Flower, a notebook, nohup) are left alone, and all
+    of them outside the main thread, because Python cannot handle them there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield Interrupts()

@@ -1,8 +1,8 @@
 """The threads of PyTorch on the CPU: how many suit a run, and how they wait for each other.
 
-A number follows from the model, the batch and the cores that this process may use, never from a
-timing or from the machine's load: sums of another order give other last bits, and the same machine
-is to give the same weights. What helps beside other work is to wait without spinning.
+The number follows from the model, the batch and the cores that this process may use, never from a
+timing or from the machine's load: sums in another order give other last bits, and the same machine
+must give the same weights. Beside other load it helps to wait without spinning.
 """
 
 import os
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
     Model = nn.Module | FlatModel
 
-SHARE = 50_000_000  # multiplications of a batch that are worth a thread: some milliseconds a step
+PER_THREAD = 50_000_000  # multiplications of a batch: some milliseconds a step
 POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how OpenMP's threads wait
 
 
 def wait_passively() -> None:
-    """Let OpenMP's threads sleep while they wait; by default they spin, which takes a core.
+    """Let OpenMP's threads sleep while they wait; by default they spin, which occupies a core.
 
-    Beside other work a spinning thread keeps from its core the very thread that it waits for, and
-    steps take 3 to 30 times as long. OpenMP reads this when PyTorch is loaded, so that it is for
-    processes that are ours, before they import it. What the user set stays.
+    Beside other load a spinning thread blocks the thread that it waits for, and steps are 3 to 30
+    times as slow. OpenMP reads this when PyTorch is loaded: FedAccord's own processes call it
+    before that. Settings of the user stay.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in POLICIES):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
@@ -56,7 +56,7 @@ class Threads(NamedTuple):
 
 
 def check(wanted: int) -> None:
-    """Raises ValueError where ``threads`` asks for more than this machine has cores."""
+    """Raises ValueError if ``threads`` is more than this machine has cores."""
     cores = os.cpu_count() or 1
     if wanted > cores:
         raise ValueError(
@@ -82,7 +82,7 @@ def of_task(wanted: int, task: "Task", strategy: "FederatedStrategy", workers: i
 
 
 def choose(wanted: int, model: "Model", sample: Any, batch_size: int) -> Threads:
-    """``wanted`` threads, or for 0 one for each `SHARE` of a batch's work, as far as cores go.
+    """``wanted`` threads, or for 0 one for each `PER_THREAD` of a batch's work, as far as cores go.
 
     sample: inputs of one sample, (1, ...), as the module takes them. Raises ValueError as `check`.
     """
@@ -92,10 +92,10 @@ def choose(wanted: int, model: "Model", sample: Any, batch_size: int) -> Threads
     if wanted:
         return Threads(wanted, "as set")
     work = batch_size * multiplications(model, sample)
-    if work < 2 * SHARE:
+    if work < 2 * PER_THREAD:
         return Threads(1, f"the model is small ({work:,} multiplications a batch)")
     free = min(torch.get_num_threads(), cores())  # the first knows OMP_NUM_THREADS, which Ray sets
-    number = min(free, work // SHARE)
+    number = min(free, work // PER_THREAD)
     if free <= number:
         return Threads(free, "all that this process may use")
     return Threads(number, f"{work / 1e6:,.0f} million multiplications a batch")

@@ -1,8 +1,8 @@
-"""Where a run is followed beside its own directory: TensorBoard, MLflow or Weights & Biases.
+"""Trackers beside the run directory: TensorBoard, MLflow or Weights & Biases.
 
-A tracker gets what metrics.csv gets, round by round. One that fails is told of once and left
-alone: it never ends a run. What they ask for in their own environment variables stands
-(MLFLOW_TRACKING_URI, WANDB_MODE, ...); without a word all of them write beside the run.
+A tracker receives the rows of metrics.csv, round by round. One that fails is reported once and no
+longer used: it never ends a run. The trackers' own environment variables apply
+(MLFLOW_TRACKING_URI, WANDB_MODE, ...); without them all write beside the run.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ class Tracker(NamedTuple):
 
 
 def check(name: str) -> None:
-    """Raises ValueError, in one line, where the tracker's package is not installed."""
+    """Raises ValueError, in one line, if the tracker's package is not installed."""
     if name != NONE and find_spec(MODULES[name]) is None:
         raise ValueError(
             f"tracker: expected the package of {name}, found none; in the clone of "
@@ -37,8 +37,7 @@ def check(name: str) -> None:
 
 
 def start(name: str, run: Path, settings: Mapping[str, Any], after: int = 0) -> Tracker:
-    """The tracker called ``name`` of a run directory; one that goes on after so many rounds goes on
-    there too."""
+    """The tracker called ``name`` of a run directory; after: rounds of a run that resumes."""
     if name == NONE:
         return Tracker(lambda *_: None, lambda _: None)
     starts = {"tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}
@@ -118,7 +117,7 @@ def _wandb(run: Path, settings: Mapping[str, Any], after: int) -> Tracker:
         config=dict(settings),
         resume="allow",
         mode=mode,
-        settings=wandb.Settings(console="off"),  # what the process prints is not ours to send
+        settings=wandb.Settings(console="off"),  # do not upload the output of the process
     )
     return Tracker(
         lambda number, metrics: begun.log(dict(metrics), step=number),
@@ -127,5 +126,5 @@ def _wandb(run: Path, settings: Mapping[str, Any], after: int) -> Tracker:
 
 
 def _id(run: Path) -> str:
-    """The same for a run that goes on."""
+    """The same for a resumed run."""
     return hashlib.sha256(str(run).encode()).hexdigest()[:16]

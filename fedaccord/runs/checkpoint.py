@@ -1,4 +1,4 @@
-"""Checkpoints: what a run needs to go on, bit for bit.
+"""Checkpoints: what a run needs to resume, bit for bit.
 
 In a run's folder ``checkpoint/`` a checkpoint of N rounds is ``N.json``, written last, with
 ``N.safetensors`` and the files that it names. A client's state after a round never changes, so its
@@ -31,13 +31,13 @@ Tensors = Mapping[str, Tensor]
 
 
 def _own(folder: Path, pattern: str) -> list[Path]:
-    """The files of a folder with names that we give; not what others put there."""
+    """The files of a folder that have names of ours."""
     found = folder.iterdir() if folder.is_dir() else ()
     return [path for path in found if re.fullmatch(pattern, path.name) and path.is_file()]
 
 
 class Checkpoint(NamedTuple):
-    """What was known after ``number`` rounds."""
+    """The state after ``number`` rounds."""
 
     number: int
     facts: dict[str, Any]  # JSON's types
@@ -75,7 +75,7 @@ class Checkpoints:
         self._sums: dict[str, int] = {}  # of the clients' files that are there, by name
 
     def numbers(self) -> list[int]:
-        """The rounds of the checkpoints that are there, in order."""
+        """The rounds of the stored checkpoints, in order."""
         return sorted(int(path.stem) for path in _own(self.folder, r"[0-9]+\.json"))
 
     def save(
@@ -85,7 +85,7 @@ class Checkpoints:
         server: Tensors,
         clients: Mapping[int, tuple[int, Tensors]],
     ) -> None:
-        """Raises OSError, which names the file, where one cannot be written."""
+        """Raises OSError, which names the file, if one cannot be written."""
         for folder in ("clients", "rounds"):
             (self.folder / folder).mkdir(parents=True, exist_ok=True)
         past = {f"rounds/{n}.safetensors": n for n in server if n.rpartition(".")[2].isdigit()}
@@ -110,8 +110,8 @@ class Checkpoints:
     def load(self, number: int | None = None) -> Checkpoint:
         """The latest checkpoint, or the one of so many rounds.
 
-        Raises FileNotFoundError where there is none, and DamagedError, in one line, where it is
-        damaged or of another version.
+        Raises FileNotFoundError if there is none, and DamagedError, in one line, if it is damaged
+        or of another version.
         """
         numbers = self.numbers()
         if not numbers or (number is not None and number not in numbers):
@@ -140,7 +140,7 @@ class Checkpoints:
         return Checkpoint(number, content["facts"], server, clients)
 
     def facts(self, number: int | None = None) -> dict[str, Any]:
-        """The plain values of a checkpoint; empty where it cannot be read."""
+        """The plain values of a checkpoint; empty if it cannot be read."""
         try:
             return dict(self._content(self.numbers()[-1] if number is None else number)["facts"])
         except (ValueError, KeyError, TypeError, IndexError, OSError):

@@ -1,4 +1,4 @@
-"""A run directory: what a run was, what it measured, what it trained.
+"""A run directory: the settings of a run, its measurements and its model.
 
 ``config.toml`` (settings, what "auto" became, machine, versions, commit), ``metrics.csv`` (a row a
 round), ``clients.csv`` (a row a client a round), ``classes.csv`` (a row a client, where the data is
@@ -7,7 +7,7 @@ build and feed the model); docs/metrics.md says what each number means. Whole fi
 beside their place, synced and moved there, tables grow by whole lines: a crash or a full disk
 leaves the last good version.
 
-PyTorch is imported where a model is written or read: a report reads the tables without it.
+PyTorch is imported only to write or read a model: a report reads the tables without it.
 """
 
 import csv
@@ -37,7 +37,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def place(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
-    """The folder of a run that begins now; where ``name`` is empty, one that is still free.
+    """The folder of a run that begins now; if ``name`` is empty, one that does not exist yet.
 
     Raises ValueError, in one line, for a relative ``out_dir`` and for a name that leads out of it.
     """
@@ -61,9 +61,9 @@ def place(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
 
 
 def make(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
-    """The folder of `place`, made: an empty one that no other run has taken.
+    """Make the folder of `place`: an empty one that no other run has.
 
-    Raises ValueError, in one line, if it cannot be made or holds something.
+    Raises ValueError, in one line, if it cannot be made or has files.
     """
     while True:
         path = place(out_dir, name, settings)
@@ -101,11 +101,10 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class RunDirectory:
-    """Writes one run, alone: `close` gives the folder back. Raises ValueError where the folder
-    cannot be made or holds something, and OSError, which names the file, where one cannot be
-    written.
+    """Writes one run and locks its folder until `close`. Raises ValueError if the folder cannot be
+    made or has files, and OSError, which names the file, if one cannot be written.
 
-    settings: what reruns it, by run-config keys; used: what those came to, and on which machine.
+    settings: by run-config keys; used: the values of those that were "auto", and the machine.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class RunDirectory:
         position: Mapping[str, Any],
         lock: Lock,
     ) -> "RunDirectory":
-        """The directory of a run that goes on after ``number`` rounds; later rows are cut off.
+        """The directory of a run that resumes after ``number`` rounds; later rows are cut off.
 
         position: as it was then. lock: of the folder, which is the directory's from now on.
         Raises ValueError, in one line, before anything is changed, if the tables are not those
@@ -219,7 +218,7 @@ class RunDirectory:
         self._write("model.json", json.dumps(card, indent=2).encode())
 
     def still_running(self) -> None:
-        """The summary so far, of a run that this process goes on with."""
+        """The summary so far, of a run that this process continues."""
         self.summarise(RUNNING)
 
     def close(self) -> None:
@@ -252,16 +251,16 @@ class RunDirectory:
 
 
 def status(path: Path) -> str:
-    """How the run in a directory stands: running, completed, interrupted, failed, or dead, where
-    it says running and no process writes it. Raises OSError where there is no run."""
-    found = str(read_json(path / "summary.json")["status"])
-    return "dead" if found == RUNNING and not is_locked(path) else found
+    """running, completed, interrupted, failed, or dead if it says running and no process writes it.
+    Raises OSError if there is no run."""
+    written = str(read_json(path / "summary.json")["status"])
+    return "dead" if written == RUNNING and not is_locked(path) else written
 
 
 def load_model(path: Path) -> "dict[str, Tensor]":
     """The parameters of the model in a run directory, by name.
 
-    Raises FileNotFoundError where there is none, and ValueError where its file is damaged.
+    Raises FileNotFoundError if there is none, and ValueError if its file is damaged.
     """
     from safetensors.torch import load_file
 
@@ -325,8 +324,8 @@ class _Table:
         return self._marked
 
     def until(self, number: int, columns: Iterable[str], mark: Mark | None) -> bytes:
-        """The file as it was after ``number`` rounds, with these columns: what came after it is
-        left out, and columns that came later. Raises ValueError if the file is another one."""
+        """The file as it was after ``number`` rounds, with these columns, without later rows and
+        columns. Raises ValueError if the file is another one."""
         self.columns = [*columns]
         if not self.columns:
             return b""
@@ -348,7 +347,7 @@ class _Table:
         )
 
     def restore(self, content: bytes) -> None:
-        """Write what `until` found."""
+        """Write the result of `until`."""
         if content:
             replace(self.path, content)
         else:
@@ -364,7 +363,7 @@ class _Table:
 
 
 def _cell(value: Any) -> Any:
-    """What a spreadsheet would take for a formula is a text."""
+    """A text that a spreadsheet would read as a formula gets a quote before it."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 

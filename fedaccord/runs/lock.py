@@ -1,8 +1,8 @@
-"""One process at a time writes a folder: a lock that ends with its process, however that ends.
+"""One process at a time writes a folder: a lock that ends with its process, also if it is killed.
 
 The file ``.lock`` in the folder is locked by flock, names its process, and is touched every `BEAT`
 seconds. The kernel releases the lock of a process that was killed. Another machine may not see the
-lock, as on some network file systems: there the age of the file decides.
+lock, as on some network file systems: then the age of the file decides.
 """
 
 import errno
@@ -103,8 +103,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def force(folder: Path) -> None:
-    """Forget the process of another machine that seems to write the folder; a lock that is seen
-    stays."""
+    """Remove the lock of a process of another machine; one that this machine can see stays."""
     path = folder / FILE
     if path.exists():
         with suppress(BlockingIOError):
@@ -153,7 +152,7 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def _refusal(path: Path) -> str:
-    """Why a file whose lock is free is another process's all the same; empty: it is not."""
+    """Why a file that is not locked still belongs to another process; empty: it does not."""
     record = _record(path)
     if not record:
         return ""

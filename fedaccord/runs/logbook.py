@@ -1,4 +1,4 @@
-"""What a run writes: rows and checkpoints; and how it resumes from them."""
+"""The rows and checkpoints that a run writes, and how it resumes from them."""
 
 import json
 import logging
@@ -151,7 +151,7 @@ class Logbook:
 
 
 def _set_durable(session: Session, s: RoundState) -> None:
-    """Clients in other processes are told which of their states the last checkpoint needs."""
+    """Clients in other processes learn which of their states the last checkpoint needs."""
     if isinstance(session.fleet, MessageFleet):
         session.durable = s.accepted.tolist()
 
@@ -247,14 +247,14 @@ def _next_attempt(path: Path) -> int:
 
 
 def run_of(config: RunConfig) -> Path:
-    """The directory of the run to go on with. Raises ValueError where it is not named."""
+    """The directory of the run to resume. Raises ValueError if it has no name."""
     if not config.name:
         raise ValueError("resume: expected name=..., the run's directory below out-dir, got none")
     return place(config.out_dir, config.name, config.flat)
 
 
 def with_its_clients(config: RunConfig) -> RunConfig:
-    """The configuration of a resumed run under Flower with the number of the clients that came."""
+    """The configuration of a resumed run under Flower, with the number of its clients."""
     if config.resume:
         begun = Checkpoints(run_of(config) / FOLDER).facts().get("settings", {})
         number = begun.get("num-clients", config.num_clients)
@@ -263,16 +263,16 @@ def with_its_clients(config: RunConfig) -> RunConfig:
 
 
 def as_begun(config: RunConfig, at: int | None = None) -> str:
-    """``vectorize``; where a resumed run leaves it open, what was chosen at its beginning."""
+    """``vectorize``; if a resumed run leaves it open, the choice at its beginning."""
     if not config.resume or config.vectorize != "auto":
         return config.vectorize
     return vectorize_of(Checkpoints(run_of(config) / FOLDER).facts(at))
 
 
 def vectorize_of(facts: Mapping[str, Any]) -> str:
-    """How the run of a checkpoint took its clients: on or off.
+    """Whether the run of a checkpoint vectorised its clients: on or off.
 
-    Flower's runtimes take one at a time, and earlier versions left "auto" in their settings.
+    Flower's runtimes train one at a time, and earlier versions left "auto" in their settings.
     """
     return "on" if facts["settings"].get("vectorize") == "on" else "off"
 

@@ -74,7 +74,7 @@ def _describe(checkout: Path) -> str:
 
 
 def processor() -> str:
-    """The CPU's name, as far as the system tells."""
+    """The CPU's name, if the system reports one."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -102,8 +102,7 @@ def _boot() -> str:
 
 def is_here(of: Mapping[str, Any]) -> bool:
     """Whether a `process` is, or was, one of this machine or of a container on it."""
-    boot = of.get("boot", "")
-    return is_same_host(of) or (boot != "" and boot == _boot())
+    return is_same_host(of) or of.get("boot", "") == _boot() != ""
 
 
 def is_same_host(of: Mapping[str, Any]) -> bool:

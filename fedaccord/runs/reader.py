@@ -17,11 +17,11 @@ DEPTH = 3  # folders between what is asked for and a run: SWEEP_DIR/runs/RUN
 
 
 class Run(NamedTuple):
-    """What a run directory says; docs/metrics.md explains every column."""
+    """The contents of a run directory; docs/metrics.md explains every column."""
 
     path: Path
     settings: dict[str, Any]  # by run-config key, those in use
-    used: dict[str, Any]  # what they came to, and on which machine
+    used: dict[str, Any]  # the values of those that were "auto", and the machine
     versions: dict[str, str]
     commit: str
     summary: dict[str, Any]  # by dotted key
@@ -33,7 +33,7 @@ class Run(NamedTuple):
 def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """The runs among ``paths`` and in them, and a line for each of those that cannot be read.
 
-    Raises ValueError, in one line, for a path that does not exist, and where no run can be read.
+    Raises ValueError, in one line, for a path that does not exist, and if no run can be read.
     """
     found: dict[Path, None] = {}
     runs, lines = [], []
@@ -55,7 +55,7 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
 
 
 def read(path: Path) -> Run:
-    """Raises ValueError, in one line, where that is no run directory or a damaged one."""
+    """Raises ValueError, in one line, if that is no run directory or a damaged one."""
     if not is_run(path):
         raise ValueError(f"{path}: expected a run directory with config.toml, found none")
     try:
@@ -63,7 +63,7 @@ def read(path: Path) -> Run:
         summary = read_json(path / "summary.json")
         if not isinstance(summary["status"], str):
             raise ValueError("summary.json: expected a text as status")
-        summary["status"] = status(path)  # dead, where it says running and nobody does
+        summary["status"] = status(path)  # dead, if it says running and no process writes it
         return Run(
             path,
             _scalars(config["run"]),
@@ -83,7 +83,7 @@ def read(path: Path) -> Run:
 
 
 def _scalars(table: Mapping[str, Any]) -> dict[str, Any]:
-    """By dotted key. Raises ValueError where a value is no text, number or truth value."""
+    """By dotted key. Raises ValueError if a value is no text, number or truth value."""
     flat = flatten(table)
     for key, value in flat.items():
         if value is not None and not isinstance(value, (str, int, float)):

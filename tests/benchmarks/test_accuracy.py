@@ -82,7 +82,7 @@ def test_every_method_runs_with_its_defaults(name: str) -> None:
         return
     assert {*plan.methods} == {method for method in METHODS if fits(method)} - {"fedtoy"}
     assert [key for key in plan.run if "." in key] == ["diloco.lr", "fedmuon.lr", "fedpac.lr"]
-    assert warned.startswith("feddeper, ditto: ranked by the mean model; the clients' own are told")
+    assert warned.startswith("feddeper, ditto: ranked by the mean model; personal-accuracy-l")
 
 
 def fits(method: str) -> bool:

@@ -22,6 +22,11 @@ def run(tmp_path: Path, *words: object) -> Result:
     return invoke("run", *(x for x in usual if x.partition("=")[0] not in given), *words)
 
 
+def success(result: Result) -> Result:
+    assert result.exit_code == 0, result.output
+    return result
+
+
 def refusal(tmp_path: Path, result: Result, code: int = 2) -> str:
     """The one line of a refusal that wrote nothing."""
     assert result.exit_code == code, result.output

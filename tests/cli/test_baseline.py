@@ -8,7 +8,7 @@ import pytest
 from fedaccord.cli.baseline import comparison
 from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig, in_use
-from tests.cli.shell import run
+from tests.cli.shell import run, success
 
 
 def of(*pairs: str) -> str | None:
@@ -59,8 +59,7 @@ def test_a_run_ends_with_it_and_it_runs(tmp_path: Path) -> None:
     last = run(tmp_path, "algo=feddyn", "dirichlet-alpha=0.5").stdout.splitlines()[-1]
     assert last.startswith("compare: fedaccord run algo=fedavg ")
     pairs = shlex.split(last.removeprefix("compare: fedaccord run "))
-    again = run(tmp_path, *pairs)
-    assert again.exit_code == 0
+    again = success(run(tmp_path, *pairs))
     assert again.stdout.splitlines()[-1].startswith("run directory: ")
 
 

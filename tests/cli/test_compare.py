@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.shell import invoke
+from tests.cli.shell import invoke, success
 from tests.cli.test_console import HOSTILE
 from tests.experiments.analysis.made import write
 
@@ -62,8 +62,7 @@ def test_a_damaged_run_is_a_line_and_the_others_are_compared(
     bad = write(tmp_path / "runs", [0.1, 0.5, 0.7], algo="scaffold")
     damage(bad)
     out = ["--out", tmp_path / "r.html"] if command == "report" else []
-    result = invoke(command, good, bad, *out)
-    assert result.exit_code == 0, result.output
+    result = success(invoke(command, good, bad, *out))
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith(f"warning: left out: {bad}")
     assert len(result.stderr) < 1000
@@ -78,8 +77,7 @@ def test_many_damaged_runs_are_few_lines(tmp_path: Path) -> None:
     for i in range(20):
         shutil.copytree(first, tmp_path / f"x{i}")
         (tmp_path / f"x{i}" / "config.toml").write_text("?")
-    result = invoke("compare", tmp_path)
-    assert result.exit_code == 0
+    result = success(invoke("compare", tmp_path))
     assert result.stderr.count("\n") == 6
     assert "15 more" in result.stderr
 
@@ -102,8 +100,7 @@ def test_what_others_wrote_moves_no_cursor(form: str, tmp_path: Path) -> None:
     (tmp_path / f"damaged{HOSTILE}").mkdir()
     for name in ("config.toml", "summary.json"):
         (tmp_path / f"damaged{HOSTILE}" / name).write_text("?")
-    result = invoke("compare", tmp_path, "--format", form)
-    assert result.exit_code == 0, result.output
+    result = success(invoke("compare", tmp_path, "--format", form))
     assert (result.stdout + result.stderr).replace("\n", "").isprintable()
     assert "fedavg" in result.stdout
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from fedaccord import __version__
 from fedaccord.cli import app
 from fedaccord.cli.console import make_console, print_table, printable
-from tests.cli.shell import REPOSITORY, invoke, refusal
+from tests.cli.shell import REPOSITORY, invoke, refusal, success
 
 
 def loaded(modules: Sequence[str], *words: str) -> list[str]:
@@ -36,7 +36,7 @@ def test_a_run_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
     """Once the data are decoded."""
     unneeded = ("sympy", "torch._dynamo", "torchvision", "sklearn", "scipy", "pandas", "ray")
     pairs = ["num-server-rounds=1", "num-clients=4", f"out-dir={tmp_path}"]
-    assert invoke("run", *pairs).exit_code == 0
+    success(invoke("run", *pairs))
     assert loaded(unneeded, "run", *pairs) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from fedaccord.cli.deployments import certificates, folders
-from tests.cli.shell import invoke, refusal
+from tests.cli.shell import invoke, refusal, success
 
 
 def files(folder: Path) -> set[str]:
@@ -25,8 +25,7 @@ def mode(path: Path) -> int:
 
 def test_init_writes_a_folder_for_each_machine(tmp_path: Path) -> None:
     path = tmp_path / "lab"
-    result = invoke("deploy", "init", path, "--supernodes", 2, "--host", "192.0.2.10")
-    assert result.exit_code == 0, result.output
+    result = success(invoke("deploy", "init", path, "--supernodes", 2, "--host", "192.0.2.10"))
     assert f"FLWR_HOME={path}/operator" in result.stdout
     shared = {"ca.crt", "deployment.toml", "start.sh"}
     server = shared | {"server.crt", "server.key", "fedaccord-superlink.service"}
@@ -72,11 +71,11 @@ def test_only_names_and_addresses_are_hosts(tmp_path: Path, host: str) -> None:
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     words = ("deploy", "init", tmp_path / "x", "--supernodes", 1)
-    assert invoke(*words).exit_code == 0
+    success(invoke(*words))
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
     assert "expected a new or an empty folder" in refusal(tmp_path, invoke(*words))
     key = ("deploy", "key", tmp_path / "x/device-0")
-    assert invoke(*key).exit_code == 0
+    success(invoke(*key))
     private = (tmp_path / "x/device-0/device.key").read_bytes()
     assert "is there already" in refusal(tmp_path, invoke(*key))
     assert (tmp_path / "x/device-0/device.key").read_bytes() == private
@@ -90,8 +89,7 @@ def test_a_renewed_certificate_is_trusted_as_the_last(tmp_path: Path) -> None:
     hosts = [word for name in names for word in ("--host", name)]
     invoke("deploy", "init", path, "--supernodes", 1, *hosts)
     first = (path / "server/server.crt").read_bytes()
-    result = invoke("deploy", "renew", path)
-    assert result.exit_code == 0, result.output
+    success(invoke("deploy", "renew", path))
     certificate = certificates.read_certificate(path / "server/server.crt")
     assert certificates.as_pem(certificate) != first
     key = certificates.read_key(path / "server/server.key")

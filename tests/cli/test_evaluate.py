@@ -11,7 +11,7 @@ import torch
 
 from fedaccord import task
 from fedaccord.config import RunConfig
-from tests.cli.shell import REPOSITORY, invoke, refusal, run
+from tests.cli.shell import REPOSITORY, invoke, refusal, run, success
 
 NAMES = ("bird", "cat", "dog")
 
@@ -37,8 +37,7 @@ def lenet(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory of a LeNet."""
     folder = tmp_path_factory.mktemp("lenet")
     keys = ("dataset=npz", f"data-dir={images}", "model=lenet", "local-steps=6", "batch-size=10")
-    result = run(folder, *keys, "partition=iid", "algo=fedavg", "name=x", "num-server-rounds=1")
-    assert result.exit_code == 0, result.output
+    success(run(folder, *keys, "partition=iid", "algo=fedavg", "name=x", "num-server-rounds=1"))
     return folder / "runs" / "x"
 
 
@@ -55,12 +54,10 @@ def summary(path: Path) -> dict[str, Any]:
     ],
 )
 def test_the_reported_numbers_come_again_to_the_digit(tmp_path: Path, words: Any) -> None:
-    result = run(tmp_path, *words, "name=x")
-    assert result.exit_code == 0, result.output
+    success(run(tmp_path, *words, "name=x"))
     path = tmp_path / "runs" / "x"
     reported = summary(path)
-    found = invoke("evaluate", path)
-    assert found.exit_code == 0, found.output
+    found = success(invoke("evaluate", path))
     lines = [re.split(r"\s{2,}", line.strip()) for line in found.stdout.splitlines()]
     assert {line[0] for line in lines} >= {"test accuracy", "test loss"}
     assert ("train accuracy" in {line[0] for line in lines}) == ("eval-train=true" in words)
@@ -76,8 +73,7 @@ def test_a_file_that_was_moved_is_named_by_a_pair(lenet: Path, images: Path) -> 
         gone = invoke("evaluate", lenet)
         assert gone.exit_code == 2
         assert "own.npz" in gone.stderr
-        there = invoke("evaluate", lenet, f"data-dir={moved}", "device=cpu")
-        assert there.exit_code == 0, there.output
+        success(invoke("evaluate", lenet, f"data-dir={moved}", "device=cpu"))
     finally:
         moved.rename(images)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedaccord.cli.flwr_config import run_config
 from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig
-from tests.cli.shell import REPOSITORY, invoke, refusal, run
+from tests.cli.shell import REPOSITORY, invoke, refusal, run, success
 
 
 def read_by_flower(line: str) -> dict[str, Any]:
@@ -33,8 +33,7 @@ def read_by_flower(line: str) -> dict[str, Any]:
     ids=str,
 )
 def test_flower_reads_the_settings_that_were_given(words: list[str]) -> None:
-    result = invoke("flwr-config", *words)
-    assert result.exit_code == 0, result.output
+    result = success(invoke("flwr-config", *words))
     assert result.stdout.count("\n") == 1
     preset = words[1] if words[:1] == ["--preset"] else None
     pairs = words[2:] if preset else words
@@ -59,8 +58,7 @@ def test_only_what_differs_is_on_the_line(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_runs_own_config_gives_its_settings(tmp_path: Path) -> None:
-    made = run(tmp_path, "algo=scaffold", "name=a")
-    assert made.exit_code == 0, made.output
+    success(run(tmp_path, "algo=scaffold", "name=a"))
     result = invoke("flwr-config", "--config", tmp_path / "runs" / "a" / "config.toml", "name=b")
     found = RunConfig.make(read_by_flower(result.stdout)).flat
     assert (found["algo"], found["num-clients"], found["name"]) == ("scaffold", 4, "b")

@@ -7,12 +7,11 @@ import pytest
 from fedaccord import config
 from fedaccord.experiments.presets import presets
 from fedaccord.strategies import METHODS
-from tests.cli.shell import invoke
+from tests.cli.shell import invoke, success
 
 
 def listed(*words: str) -> list[dict[str, object]]:
-    result = invoke(*words, "--json")
-    assert result.exit_code == 0, result.output
+    result = success(invoke(*words, "--json"))
     found = json.loads(result.stdout)
     assert isinstance(found, list)
     return found

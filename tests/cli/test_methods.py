@@ -3,7 +3,7 @@
 from fedaccord.cli.about import about
 from fedaccord.cli.methods import cost_note, methods_markdown
 from fedaccord.strategies import METHODS, FedCM, FederatedStrategy, RelaxedInit
-from tests.cli.shell import REPOSITORY, invoke
+from tests.cli.shell import REPOSITORY, invoke, success
 
 STRATEGIES: dict[str, FederatedStrategy] = {
     name: kind(fraction_train=1.0) for name, kind in METHODS.items()
@@ -11,8 +11,7 @@ STRATEGIES: dict[str, FederatedStrategy] = {
 
 
 def test_methods_lists_each_with_paper_and_cost_in_80_columns() -> None:
-    result = invoke("methods")
-    assert result.exit_code == 0
+    result = success(invoke("methods"))
     lines, words = result.stdout.splitlines(), " ".join(result.stdout.split())
     assert max(map(len, lines)) <= 80
     for name, strategy in STRATEGIES.items():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.cli.shell import invoke, refusal
+from tests.cli.shell import invoke, refusal, success
 
 SMALL = ("dataset=digits", "model=linear", "num-clients=4", "local-epochs=1", "threads=1")
 CELLS = ("--cells", "fed*n*t/*", "--cells", "fedavg/dir-0.1")
@@ -48,8 +48,7 @@ def test_the_page_goes_where_it_is_wanted_and_keeps_what_it_has(tmp_path: Path) 
 
 
 def test_tables_and_cells_are_listed() -> None:
-    tables = invoke("reproduce", "--list")
-    assert tables.exit_code == 0
+    tables = success(invoke("reproduce", "--list"))
     assert any(line.split()[:2] == ["fl-simulator", "80"] for line in tables.stdout.splitlines())
     cells = invoke("reproduce", "fl-simulator", "--list", "--cells", "fedsmoo/*")
     words = [line.split() for line in cells.stdout.splitlines()]

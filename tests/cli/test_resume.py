@@ -6,20 +6,18 @@ from pathlib import Path
 
 from fedaccord.runs import origin
 from fedaccord.runs.lock import Lock
-from tests.cli.shell import invoke, refusal, run
+from tests.cli.shell import invoke, refusal, run, success
 
 
 def test_a_run_goes_on_for_more_rounds(tmp_path: Path) -> None:
-    assert run(tmp_path, "name=x", "algo=scaffold").exit_code == 0
+    success(run(tmp_path, "name=x", "algo=scaffold"))
     directory = tmp_path / "runs" / "x"
-    result = invoke("resume", directory, "num-server-rounds=4")
-    assert result.exit_code == 0, result.output
+    result = success(invoke("resume", directory, "num-server-rounds=4"))
     shown = [line.split("  ")[0] for line in result.stdout.splitlines() if "round " in line]
     assert shown[:2] == ["round 3/4", "round 4/4"]
     summary = json.loads((directory / "summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("completed", 4)
-    back = invoke("resume", directory, "num-server-rounds=3", "--round", "2")
-    assert back.exit_code == 0, back.output
+    success(invoke("resume", directory, "num-server-rounds=3", "--round", "2"))
     assert json.loads((directory / "summary.json").read_text())["rounds"] == 3
     assert "found those of rounds 2, 3\n" in invoke("resume", directory, "--round", "4").stderr
 
@@ -28,7 +26,7 @@ def test_what_cannot_go_on_is_one_line(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "x"
     line = "expected a run directory with summary.json, found none"
     assert line in refusal(tmp_path, invoke("resume", directory))
-    assert run(tmp_path, "name=x").exit_code == 0
+    success(run(tmp_path, "name=x"))
     for word, line in (
         ("lr=0.3", "resume: expected lr=0.1, as the run began with, got 0.3"),
         ("num-server-rounds=2", "all 2 rounds are done"),
@@ -44,7 +42,7 @@ def test_what_cannot_go_on_is_one_line(tmp_path: Path) -> None:
 
 def test_a_run_that_another_process_writes_is_left_alone(tmp_path: Path) -> None:
     """Whoever writes it, and whatever its summary says."""
-    assert run(tmp_path, "name=x").exit_code == 0
+    success(run(tmp_path, "name=x"))
     directory = tmp_path / "runs" / "x"
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     with Lock(directory):
@@ -60,6 +58,5 @@ def test_a_run_that_another_process_writes_is_left_alone(tmp_path: Path) -> None
     away = origin.process() | {"host": "elsewhere", "boot": "another", "locked": True}
     (directory / ".lock").write_text(json.dumps(away))
     assert "--force" in invoke("resume", directory, "num-server-rounds=3").stderr
-    forced = invoke("resume", directory, "num-server-rounds=3", "--force")
-    assert forced.exit_code == 0, forced.output
+    success(invoke("resume", directory, "num-server-rounds=3", "--force"))
     assert not (directory / ".lock").exists()

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from fedaccord import config
 from fedaccord.core.options import meaning
 from fedaccord.task import models
-from tests.cli.shell import TINY, invoke, refusal, run
+from tests.cli.shell import TINY, invoke, refusal, run, success
 
 
 def test_a_run_shows_its_rounds_and_leaves_its_directory(tmp_path: Path) -> None:
@@ -45,8 +45,7 @@ def test_a_run_shows_its_rounds_and_leaves_its_directory(tmp_path: Path) -> None
 
 def test_an_unnamed_run_is_shown_where_it_is_without_control_codes(tmp_path: Path) -> None:
     words = ("run", *TINY, f"out-dir={tmp_path}")
-    result = invoke(*words, FORCE_COLOR="1", TERM="xterm-256color")
-    assert result.exit_code == 0, result.output
+    result = success(invoke(*words, FORCE_COLOR="1", TERM="xterm-256color"))
     (directory,) = tmp_path.iterdir()
     assert directory.name.startswith("fedinit-digits-seed0-")
     assert result.stdout.splitlines()[-2] == f"run directory: {directory}"
@@ -68,8 +67,7 @@ def test_a_terminal_shows_a_bar_that_moves_with_the_clients(
         update(self, *args, **kwargs)
 
     monkeypatch.setattr(Progress, "update", follow)
-    result = run(tmp_path)
-    assert result.exit_code == 0, result.output
+    success(run(tmp_path))
     assert completed == [0, 0.5, 1, 1, 1.5, 2, 2]  # two of four clients a round
     assert all(text in shown.getvalue() for text in ("\x1b[", "round 2/2", "seconds"))
 
@@ -144,8 +142,7 @@ def test_what_ends_a_run_before_it_writes_is_one_line(
 
 
 def test_every_key_is_listed() -> None:
-    result = invoke("run", "--list-keys")
-    assert result.exit_code == 0
+    result = success(invoke("run", "--list-keys"))
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     for key, field in config.keys().items():
@@ -193,7 +190,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     def contents() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
-    assert run(tmp_path, "name=x").exit_code == 0
+    success(run(tmp_path, "name=x"))
     before, result = contents(), run(tmp_path, "name=x")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "x exists already; choose another name" in result.stderr

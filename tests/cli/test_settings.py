@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedaccord.cli.settings import read_settings
-from tests.cli.shell import invoke, refusal, run
+from tests.cli.shell import invoke, refusal, run, success
 
 
 def test_values_are_toml_or_else_strings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,14 +59,12 @@ def test_a_file_gives_settings_and_pairs_win_and_a_run_is_made_again_from_its_ow
 ) -> None:
     file = tmp_path / "preset.toml"
     file.write_text('lr = 0.5\nalgo = "scaffold"\nname = "a"\n[relaxed-init]\nbeta = 0.1\n')
-    result = run(tmp_path, "--config", file, "lr=0.25")
-    assert result.exit_code == 0, result.output
+    success(run(tmp_path, "--config", file, "lr=0.25"))
     config = tmp_path / "runs" / "a" / "config.toml"
     written = tomllib.loads(config.read_text())["run"]
     assert (written["lr"], written["algo"]) == (0.25, "scaffold")
     assert written["relaxed-init"]["beta"] == 0.1
-    result = invoke("run", "--config", config, "name=b")
-    assert result.exit_code == 0, result.output
+    success(invoke("run", "--config", config, "name=b"))
     a, b = (load_file(tmp_path / "runs" / name / "model.safetensors") for name in "ab")
     assert all(torch.equal(a[key], b[key]) for key in a)
 
@@ -77,8 +75,7 @@ def test_a_key_given_twice_and_keys_without_effect_are_told_once(tmp_path: Path)
     text = 'partition = "iid"\nclasses-per-client = 3\nreplacement = "none"\ndownload = true\n'
     file.write_text(text)
     words = "download=false lr=0.5 lr=0.25 algo=fedavg fedprox.mu=0.1 name=a"
-    result = run(tmp_path, "--config", file, *words.split())
-    assert result.exit_code == 0, result.output
+    result = success(run(tmp_path, "--config", file, *words.split()))
     assert result.stderr.splitlines() == [
         "warning: lr is given twice: '0.25', the later one, counts",
         "warning: classes-per-client=3 has no effect: nothing reads it without "

@@ -10,7 +10,7 @@ import pytest
 
 from fedaccord.cli import submit as module
 from fedaccord.storage.store import EARLIER_START
-from tests.cli.shell import REPOSITORY, invoke, refusal
+from tests.cli.shell import REPOSITORY, invoke, refusal, success
 
 AWAY = (
     "Using SuperLink: lab\n\nConnection to the SuperLink is unavailable. Please check your network"
@@ -78,8 +78,7 @@ def status(text: str) -> dict[str, Any]:
 def test_a_run_is_waited_for(flwr: Flwr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     flwr.answers(*run(7, "running", "finished:completed"))
-    result = invoke("submit", "lab", "algo=scaffold", "out-dir=mine", "lr=0.05")
-    assert result.exit_code == 0, result.output
+    success(invoke("submit", "lab", "algo=scaffold", "out-dir=mine", "lr=0.05"))
     first, log, look, again = flwr.calls
     assert first[:3] == ["run", str(REPOSITORY), "lab"]
     assert first[-2:] == ["--format", "json"]
@@ -93,7 +92,7 @@ def test_a_run_is_waited_for(flwr: Flwr, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_simulation_has_the_clients_of_the_run_config(flwr: Flwr) -> None:
     flwr.answers(*run(7, "finished:completed"))
-    assert invoke("submit", "local", "num-clients=12").exit_code == 0
+    success(invoke("submit", "local", "num-clients=12"))
     words = flwr.calls[0]
     clients = "num-supernodes=12 client-resources-num-cpus=1"
     assert words[words.index("--federation-config") + 1] == clients
@@ -126,8 +125,7 @@ def test_a_run_goes_on_when_its_server_is_back(flwr: Flwr, words: str) -> None:
         *(away, away, status("running"), status(f"finished:failed|{words}")),
         *(away, *run(8, "finished:completed")),
     )
-    result = invoke("submit", "lab", "algo=scaffold", "name=x")
-    assert result.exit_code == 0, result.output
+    result = success(invoke("submit", "lab", "algo=scaffold", "name=x"))
     assert flwr.configs() == [
         {"algo": "scaffold", "name": "x"},
         *[{"algo": "scaffold", "name": "x", "resume": True}] * 2,
@@ -141,7 +139,7 @@ def test_a_run_without_a_checkpoint_begins_anew_beside_it(flwr: Flwr) -> None:
         *run(8, f"finished:failed|{NO_CHECKPOINT}"),
         *run(9, "finished:completed"),
     )
-    assert invoke("submit", "lab", "name=x").exit_code == 0
+    success(invoke("submit", "lab", "name=x"))
     names = [(config["name"], config.get("resume", False)) for config in flwr.configs()]
     assert names == [("x", False), ("x", True), ("x-2", False)]
 

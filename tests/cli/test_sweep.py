@@ -19,7 +19,7 @@ from rich.console import Console
 from fedaccord.cli.sweep import Display
 from fedaccord.experiments.sweep import Step
 from fedaccord.experiments.sweep.trial import Job, execute
-from tests.cli.shell import invoke, refusal
+from tests.cli.shell import invoke, refusal, success
 from tests.experiments.sweep.plans import content, finish, make, table
 
 
@@ -31,8 +31,7 @@ def write(folder: Path, file: dict[str, Any]) -> Path:
 
 def test_a_sweep_shows_its_trials_and_its_winners(tmp_path: Path) -> None:
     space = {"algo": ["fedavg"], "lr": [0.1, 1e30]}
-    result = invoke("sweep", write(tmp_path, content(space)), "--out", tmp_path / "out")
-    assert result.exit_code == 0, result.output
+    result = success(invoke("sweep", write(tmp_path, content(space)), "--out", tmp_path / "out"))
     assert result.stderr.startswith("warning: fedavg: the winner's lr=0.1 is the least of 2 that")
     lines = result.stdout.splitlines()
     assert [line.split("  ")[0] for line in lines[:3]] == ["run 1/3", "run 2/3", "run 3/3"]
@@ -54,7 +53,7 @@ def test_a_terminal_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     console = Console(file=shown, force_terminal=True, width=120, markup=False)
     monkeypatch.setattr("fedaccord.cli.sweep.make_console", lambda: console)
     file = write(tmp_path, content({"algo": ["fedavg"], "lr": [0.05, 0.1]}))
-    assert invoke("sweep", file, "--out", tmp_path / "out").exit_code == 0
+    success(invoke("sweep", file, "--out", tmp_path / "out"))
     assert "run 3/3" in shown.getvalue()
     assert re.search(r"best \d+\.\d\d% ", shown.getvalue())
 
@@ -62,8 +61,7 @@ def test_a_terminal_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_dry_run_tells_the_budget_and_writes_nothing(tmp_path: Path) -> None:
     space = {"algo": ["fedavg", "fedsam"], "lr": [0.05, 0.1]}
     file = write(tmp_path, content(space, {"stem": "cifar"}))
-    result = invoke("sweep", file, "--dry-run")
-    assert result.exit_code == 0, result.output
+    result = success(invoke("sweep", file, "--dry-run"))
     assert 'warning: fedavg: stem="cifar" has no effect' in result.stderr
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["fedavg", "tune", "2", "2", "6", "2", "epochs", "1"] in rows
@@ -103,8 +101,7 @@ def test_paths_are_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.M
     run = {"partition": "file", "partition-file": "parts.json"}
     Path("parts.json").write_text(str([[i for i in range(1438) if i % 4 == k] for k in range(4)]))
     file = write(tmp_path, content({"algo": ["fedavg"]}, run=run))
-    result = invoke("sweep", file, "--out", "out")
-    assert result.exit_code == 0, result.output
+    success(invoke("sweep", file, "--out", "out"))
     assert [*table(tmp_path / "out").status] == ["completed"]
 
 
@@ -126,7 +123,7 @@ def test_ctrl_c_leaves_a_sweep_that_goes_on(
     rest = f"{out} has the finished part: the same command resumes"
     assert (result.exit_code, result.stderr) == (130, f"fedaccord: interrupted; {rest}\n")
     assert len(table(out)) == 2
-    assert invoke("sweep", file, "--out", out).exit_code == 0
+    success(invoke("sweep", file, "--out", out))
     finish(make(), tmp_path / "whole")
     pd.testing.assert_frame_equal(table(out), table(tmp_path / "whole"))
 

@@ -16,7 +16,7 @@ from fedaccord.config import RunConfig
 from fedaccord.experiments.presets import presets
 from fedaccord.strategies import METHODS, DFedAvg
 from fedaccord.task.models import build
-from tests.cli.shell import invoke, refusal, run
+from tests.cli.shell import invoke, refusal, run, success
 
 FEDAVG_BY_ANOTHER_NAME = (
     "centralised",
@@ -103,8 +103,7 @@ def test_the_presets_named_as_methods_share_a_task() -> None:
 
 
 def test_they_are_listed_with_a_line_each_that_fits_80_columns() -> None:
-    result = invoke("presets")
-    assert result.exit_code == 0
+    result = success(invoke("presets"))
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(PRESETS)
     assert max(map(len, lines)) <= 80
@@ -124,8 +123,7 @@ def test_it_runs(name: str, tmp_path: Path) -> None:
     """Shortened, on data that needs no download."""
     short = ("dataset=digits", "model=linear", "threads=1", "num-server-rounds=1", "local-epochs=1")
     words = ("--preset", name, *short, f"out-dir={tmp_path}", "name=run")
-    result = invoke("run", *words)
-    assert result.exit_code == 0, result.output
+    success(invoke("run", *words))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
     for key in ("algo", "num-clients", "fraction-train", "replacement"):

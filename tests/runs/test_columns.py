@@ -27,7 +27,7 @@ from fedaccord.runs.metrics import (
     named,
     of_kind,
 )
-from tests.cli.shell import REPOSITORY, invoke
+from tests.cli.shell import REPOSITORY, invoke, success
 
 SMALL = {"num-clients": 4, "num-server-rounds": 1, "model": "linear", "local-epochs": 1}
 RUNS: dict[str, dict[str, Any]] = {
@@ -121,8 +121,7 @@ def test_nobody_else_reads_the_kind_of_a_metric_from_its_name() -> None:
 
 
 def test_the_command_and_the_page_say_the_same() -> None:
-    result = invoke("run", "--list-columns")
-    assert result.exit_code == 0
+    result = success(invoke("run", "--list-columns"))
     assert [len(table.rows) for table in columns_tables()] == [*map(len, TABLES.values())]
     page = columns_markdown()
     for column in chain(*TABLES.values()):

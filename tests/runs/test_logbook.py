@@ -20,7 +20,7 @@ from fedaccord.runs import RunDirectory, load_model
 from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.runs.logbook import Logbook, _next_attempt
 from fedaccord.task import load_task
-from tests.cli.shell import invoke
+from tests.cli.shell import invoke, success
 from tests.grid import InProcessGrid
 
 SETTINGS: dict[str, Any] = {
@@ -169,8 +169,7 @@ def simulated(folder: Path, rounds: int, **settings: Any) -> Path:
 
 def test_a_run_of_simulated_clients_resumes_in_process(tmp_path: Path) -> None:
     path, whole = simulated(tmp_path / "parts", 2), simulated(tmp_path / "whole", 3)
-    result = invoke("resume", path, "num-server-rounds=3")
-    assert result.exit_code == 0, result.output
+    success(invoke("resume", path, "num-server-rounds=3"))
     assert (path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     one, other = (pd.read_csv(p / "clients.csv").drop(columns="seconds") for p in (path, whole))
     pd.testing.assert_frame_equal(one, other)
@@ -212,5 +211,4 @@ def test_a_run_that_is_killed_has_the_model_of_its_last_checkpoint(tmp_path: Pat
     found = load_model(tmp_path / "x")
     w = Checkpoints(tmp_path / "x" / "checkpoint").load().server["w"]
     assert torch.equal(torch.cat([found[name].flatten() for name in found]).sort()[0], w.sort()[0])
-    result = invoke("evaluate", tmp_path / "x")
-    assert result.exit_code == 0, result.output
+    success(invoke("evaluate", tmp_path / "x"))

@@ -15,14 +15,13 @@ from fedaccord.runs import reader
 from fedaccord.runs.lock import Lock
 from fedaccord.task import load_task
 from fedaccord.task.config import TaskConfig
-from tests.cli.shell import invoke, run
+from tests.cli.shell import invoke, run, success
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
-    result = run(folder, "algo=fedsam", "name=x", "fraction-train=0.5", "seed=3")
-    assert result.exit_code == 0, result.output
+    success(run(folder, "algo=fedsam", "name=x", "fraction-train=0.5", "seed=3"))
     return folder / "runs" / "x"
 
 

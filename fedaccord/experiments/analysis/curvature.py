@@ -1,4 +1,4 @@
-"""Curvature and shape of a loss at a point: Hessian-vector products, and what follows from them.
+"""Curvature and shape of a loss at a point, by Hessian-vector products.
 
 Eigenvalue and trace as PyHessian computes them (Yao et al. 2020, arXiv:1912.07145), the landscape
 as Li et al. 2018 (arXiv:1712.09913) draw it, sharpness at a radius as SAM defines it (Foret et al.
@@ -74,8 +74,8 @@ def top_eigenvalue(
 ) -> Eigen:
     """The largest eigenvalue of H, by power iteration until the residual is at most ``tol``.
 
-    Power iteration finds the eigenvalue of largest magnitude; where that is negative, a second one
-    on H less it finds the largest. like: (d,) of the device and dtype.
+    Power iteration finds the eigenvalue of largest magnitude; if that is negative, a second one on
+    H minus it finds the largest. like: (d,) of the device and dtype.
     """
     first = _power(product, generator, like, 0.0, tol, steps)
     if first.value >= 0:
@@ -85,12 +85,7 @@ def top_eigenvalue(
 
 
 def _power(
-    product: Product,
-    generator: torch.Generator,
-    like: Tensor,
-    shift: float,
-    tol: float,
-    steps: int,
+    product: Product, generator: torch.Generator, like: Tensor, shift: float, tol: float, steps: int
 ) -> Eigen:
     """Of H - shift I."""
     v = torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)

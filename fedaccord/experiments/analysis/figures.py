@@ -43,7 +43,7 @@ def any_dropped(groups: Sequence[Group]) -> bool:
 def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:
     """By round, means over the group's runs: the columns of `COSTS`, and of each metric that some
     run has "raw METRIC" and "smooth METRIC"; of several runs also "low" and "high", smooth less
-    and plus its standard deviation (NaN where one run got to)."""
+    and plus its standard deviation (NaN in rounds of a single run)."""
     each = []
     for table in group.tables:
         lines = {cost: table[cost] for cost in COSTS}
@@ -56,26 +56,22 @@ def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:
         return each[0]
     by_round = pd.concat(each).groupby(level=0)
     middle = by_round.mean()
-    names = [
-        str(name).removeprefix("smooth ") for name in middle if str(name).startswith("smooth ")
-    ]
-    smooth = middle[[f"smooth {name}" for name in names]]
+    smooth = middle.filter(regex="^smooth ")
     band = by_round[[*smooth]].std(ddof=1)
-    ends = [
-        end.set_axis([f"{part} {name}" for name in names], axis=1)
+    low, high = (
+        end.set_axis([str(name).replace("smooth", part, 1) for name in end], axis=1)
         for part, end in (("low", smooth - band), ("high", smooth + band))
-    ]
-    return pd.concat([middle, *ends], axis=1)
+    )
+    return pd.concat([middle, low, high], axis=1)
 
 
 def curve(group: Group, metric: str, over: str = "round") -> pd.DataFrame:
     """x, raw, smooth and perhaps low and high of one metric, by round; x: a column of `COSTS`."""
-    found = curves(group, [metric])
     names = {over: "x"} | {f"{part} {metric}": part for part in PARTS}
-    if f"raw {metric}" not in found:
+    table = curves(group, [metric])
+    if f"raw {metric}" not in table:
         return pd.DataFrame(columns=[*names.values()][:3], dtype=float)
-    there = found[found[f"raw {metric}"].notna()]
-    return there[[name for name in names if name in there]].rename(columns=names)
+    return table[table[f"raw {metric}"].notna()].filter([*names]).rename(columns=names)
 
 
 def save(groups: Sequence[Group], folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Runs side by side: those that differ in their seed alone are one group, with a spread.
+"""Runs side by side: those that differ only in their seed are one group, with a spread.
 
 A seed counts once: runs that repeat it are no replicates, whatever differs in their last bits.
 """
@@ -112,9 +112,9 @@ def label(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 
 def with_costs(run: Run) -> pd.DataFrame:
-    """metrics.csv with what was spent up to the end of each round: ``bytes`` (between nodes where
-    there is no server, else up and down), ``gradients`` (of a batch, over the accepted clients;
-    NaN where it is not known) and ``seconds`` (without evaluation)."""
+    """metrics.csv with the costs up to the end of each round: ``bytes`` (between nodes if there is
+    no server, else up and down), ``gradients`` (of a batch, over the accepted clients; NaN if it
+    is not known) and ``seconds`` (without evaluation)."""
     table = run.metrics.copy()
     numbers = table.reindex(columns=["down-bytes", "up-bytes", "peer-bytes", "seconds"]).fillna(0)
     up_and_down = numbers["down-bytes"] + numbers["up-bytes"]
@@ -136,9 +136,8 @@ def main_metric(groups: Sequence[Group]) -> str:
 def tuned(groups: Sequence[Group]) -> tuple[str, list[Group]]:
     """The first of the metrics that most groups have, and these groups: those of a sweep that were
     tuned, on validation samples, not the few that were tested."""
-    having = {name: [group for group in groups if has(group, name)] for name in RANKED}
-    name = max(having, key=lambda name: len(having[name]))
-    return name, having[name]
+    by_metric = {name: [group for group in groups if has(group, name)] for name in RANKED}
+    return max(by_metric.items(), key=lambda pair: len(pair[1]))
 
 
 def has(group: Group, metric: str) -> bool:
@@ -162,7 +161,7 @@ class Spread(NamedTuple):
     """Of numbers of several runs."""
 
     mean: float  # NaN: there is none
-    std: float  # n - 1 in the denominator; NaN where there is one number
+    std: float  # n - 1 in the denominator; NaN for a single number
     number: int
     is_share: bool = False  # people read them in percent
 
@@ -183,14 +182,14 @@ def final(group: Group, metric: str) -> Spread:
 
 
 def to_target(group: Group, metric: str, target: float) -> dict[str, Spread]:
-    """What was spent when the metric first was at the target, by the columns of `COSTS`; over
-    those runs that came there."""
+    """The costs when the metric first reached the target, by the columns of `COSTS`; over the runs
+    that reached it."""
     rows = []
     for table in group.tables:
         rounds = evaluated(table, metric)
-        is_there = rounds[metric] >= target if best(metric) is max else rounds[metric] <= target
-        if is_there.any():
-            rows.append(rounds[is_there].iloc[0])
+        reached = rounds[metric] >= target if best(metric) is max else rounds[metric] <= target
+        if reached.any():
+            rows.append(rounds[reached].iloc[0])
     return {cost: Spread.of([float(row[cost]) for row in rows]) for cost in COSTS}
 
 

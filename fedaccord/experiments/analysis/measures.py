@@ -48,8 +48,8 @@ class Measure(NamedTuple):
 class Saved:
     """The model of a run directory with its clients' data.
 
-    more: run-config keys instead of the run's, as data-dir. Raises ValueError, in one line, where
-    that is no run, or its data or its model do not fit.
+    more: run-config keys instead of the run's, as data-dir. Raises ValueError, in one line, if that
+    is no run, or its data or its model do not fit.
     """
 
     def __init__(self, path: Path, more: Mapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ def saved_vectors(path: Path, task: Task, settings: ModelSettings) -> tuple[Tens
 
 
 def measure(saved: Saved, options: Options, reference: Path | None = None) -> Iterator[Measure]:
-    """All measures that the run allows, one after another as they are known."""
+    """All measures that the run allows, one after another."""
     with tf32_as("float32", saved.w.device):
         yield from risk(saved, reference)
         yield from fairness(saved)
@@ -148,14 +148,14 @@ def risk(saved: Saved, reference: Path | None) -> Iterator[Measure]:
 
 def fairness(saved: Saved) -> Iterator[Measure]:
     """The model's accuracy on each client's share of the test samples."""
-    found = []
+    each = []
     for client in range(saved.num_clients):
         samples = saved.task.client_test(client)
         assert samples is not None
         batches = saved.task.batches(samples, saved.w.dtype)
         of_client = evaluate(saved.model, saved.w, batches, saved.task.loss)
-        found.append(of_client.get("accuracy", math.nan))
-    accuracies = torch.tensor(found, dtype=torch.float64).sort().values
+        each.append(of_client.get("accuracy", math.nan))
+    accuracies = torch.tensor(each, dtype=torch.float64).sort().values
     if accuracies.isnan().any():
         return
     worst = accuracies[: math.ceil(WORST * len(accuracies))]

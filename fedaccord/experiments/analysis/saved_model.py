@@ -43,7 +43,7 @@ def load(run: str | Path) -> SavedModel:
     """The model of a run directory, ready to use: in evaluation mode, on the CPU.
 
     It prepares its inputs itself, see `SavedModel`. Raises ValueError or OSError, in one line, if
-    the directory holds no model of ours or a damaged one.
+    the directory has no model of a run or a damaged one.
     """
     path = Path(run).expanduser()
     if not (path / "model.safetensors").is_file():

@@ -100,8 +100,7 @@ def summary(groups: Sequence[Group], target: float | None = None) -> Summary:
 
 
 def seeds(group: Group) -> str:
-    """How many runs count and their seeds, then what is to be known of them: 2 (0, 1), 1 failed,
-    3 repeats."""
+    """How many runs count and their seeds, failures and repeats: 2 (0, 1), 1 failed, 3 repeats."""
     found = [run.settings.get("seed", 0) for run in group.runs]
     if len(found) > LISTED and found == [*range(found[0], found[0] + len(found))]:
         names = f"{found[0]} to {found[-1]}"

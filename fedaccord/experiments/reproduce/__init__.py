@@ -1,7 +1,7 @@
 """The papers' tables, run again: `fedaccord reproduce`.
 
 tables/*.toml: what a paper has, a file a table; table.py: its cells, with their settings;
-study.py: their runs, by the sweep's workers; results.py: what came of them; page.py: that page.
+study.py: their runs, by the sweep's workers; results.py: their results; page.py: the page of these.
 """
 
 from fedaccord.experiments.reproduce.study import Study

@@ -1,4 +1,4 @@
-"""What a study will take, before it begins."""
+"""Gradients and hours of a study, before it begins."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What the cells' runs came to: a CSV file, a row a run, that grows from start to start."""
+"""The results of the cells' runs: a CSV file, a row a run, that grows from start to start."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -13,15 +13,13 @@ from fedaccord.storage.files import replace
 
 ACCURACIES = ("last", "mean-of-last-10", "best")  # of the evaluations after a round, in percent
 KEY = ["table", "cell", "seed", "changed"]
-COLUMNS = [
-    *(*KEY, "rounds", "status", *ACCURACIES, "gradients", "hours", "device", "reason"),
-]
+COLUMNS = [*KEY, "rounds", "status", *ACCURACIES, "gradients", "hours", "device", "reason"]
 
 
 def result(
     table: str, cell: Cell, seed: int, changes: Mapping[str, Any], rounds: int, job: Job, row: Row
 ) -> dict[str, Any]:
-    """changes: keys that were set otherwise than the table says."""
+    """changes: keys with other values than in the table."""
     accuracies = {name: row.get(f"test-accuracy-{name}") for name in ACCURACIES}
     return {
         "table": table,
@@ -41,7 +39,7 @@ def result(
 def merged(file: Path, results: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """The file's rows with these; of a run of the same cell and seed the one with more rounds.
 
-    Raises ValueError where the file holds something else.
+    Raises ValueError if the file contains something else.
     """
     rows = pd.DataFrame(list(results), columns=COLUMNS)
     if file.exists():

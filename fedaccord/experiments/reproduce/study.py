@@ -1,7 +1,7 @@
-"""Cells at work: their runs in a folder, which go on where they were.
+"""The runs of cells, in a folder, from which they resume.
 
-A run is a job of the sweep's workers: killed at any moment and started again it goes on from its
-last checkpoint, and with more ``rounds`` than before from where it ended.
+A run is a job of the sweep's workers: killed at any moment and started again it resumes from its
+last checkpoint, and with more ``rounds`` than before from its end.
 """
 
 import json
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
 class Done(NamedTuple):
     run: Run
-    rounds: int  # that it has: those asked for, or more
+    rounds: int  # that it has: as many as requested, or more
     row: Row
 
 
@@ -65,7 +65,7 @@ class Study:
         rounds: int | None,
         changes: Mapping[str, Any],
     ) -> "Study":
-        """Raises ValueError, in one line, for what no cell can be run with."""
+        """Raises ValueError, in one line, for settings that no cell can be run with."""
         managed = managed_keys() | BY_CELL
         for key in changes:
             if key in managed:
@@ -115,8 +115,8 @@ class Study:
         return Job(str(folder), f"{configuration.name}-seed{seed}", configuration.settings | own)
 
     def perform(self, folder: Path, options: Options, on_done: OnDone) -> None:
-        """Run what is missing. Raises ValueError where another process is at it, and where a run
-        is longer already than what is asked for."""
+        """Run what is missing. Raises ValueError if another process runs the study, and if a run
+        has more rounds already than requested."""
         folder.mkdir(parents=True, exist_ok=True)
         with Lock(folder):
             check_names(folder)
@@ -142,14 +142,11 @@ class Study:
             work([runs[0].job for runs in missing.values()], on_row)
 
     def done(self, run: Run) -> Done | None:
-        """What a run came to, with as many rounds as asked for or more; None: it is to be run."""
-        found = []
-        for file in (Path(run.job.folder) / "rows").glob(f"{run.job.name}-*.json"):
-            if (rounds := int(file.stem.rpartition("-")[2])) >= run.job.rounds:
-                found.append((rounds, file))
-        if not found:
+        """The result of a run, with as many rounds as requested or more; None: it is to be run."""
+        files = (Path(run.job.folder) / "rows").glob(f"{run.job.name}-*.json")
+        rounds, file = max(((int(f.stem.rpartition("-")[2]), f) for f in files), default=(-1, None))
+        if file is None or rounds < run.job.rounds:
             return None
-        rounds, file = max(found)
         return Done(run, rounds, json.loads(file.read_text(encoding="utf-8")))
 
     def result(self, done: Done) -> dict[str, Any]:

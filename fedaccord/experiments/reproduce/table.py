@@ -1,10 +1,11 @@
-"""The tables: what a paper gives for which settings, read from tables/*.toml.
+"""The tables: a paper's numbers and their settings, read from tables/*.toml.
 
-A file has a ``title``, the ``source`` of its numbers, and what its ``setting`` leaves open. Its
-columns are every combination of a choice from each of its ``axes``. A row begins with the preset of
-its name, or ``preset``, or in the columns that match a pattern of ``presets`` with another one; the
-file's table ``run``, the column's choices and the row's ``set`` change that preset, in this order.
-``paper`` holds the paper's numbers in percent: of all columns, or by the columns' names.
+A file has a ``title``, the ``source`` of its numbers, and a ``setting``: what the paper leaves
+open. Its columns are every combination of a choice from each of its ``axes``. A row begins with the
+preset of its name, or ``preset``, or in the columns that match a pattern of ``presets`` with
+another one; the file's table ``run``, the column's choices and the row's ``set`` change that
+preset, in this order. ``paper`` holds the paper's numbers in percent: of all columns, or by the
+columns' names.
 """
 
 import itertools
@@ -24,7 +25,7 @@ FOLDER = Path(__file__).parent / "tables"
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A number of a table, and the settings that it is of."""
+    """A number of a table, and its settings."""
 
     row: str
     column: str
@@ -50,7 +51,7 @@ class Table:
     cells: tuple[Cell, ...]  # column by column
 
     def matching(self, patterns: Sequence[str]) -> list[Cell]:
-        """The cells whose names match one of the patterns, all of them where there is none.
+        """The cells whose names match one of the patterns, all of them if there are none.
 
         Raises ValueError for a pattern that no cell matches.
         """

@@ -1,4 +1,4 @@
-"""What a sweep will take, before it begins."""
+"""Runs, rounds and time of a sweep, before it begins."""
 
 import math
 import subprocess
@@ -34,21 +34,27 @@ class Part(NamedTuple):
 
 
 def parts(plan: Plan) -> list[Part]:
-    """The budget of each method; asha, which decides by its timing, may take more or less."""
-    found = []
+    """The budget of each method; asha, which decides by its timing, may use more or less."""
+    every = []
     for stage in (TUNE, TEST) if plan.tunes else (TEST,):
         for method in plan.methods:
             first = plan.configuration(method, next(space.corners(plan.of(method))))
-            sizes = _tuned(plan, method, first) if stage == TUNE else _tested(plan, method, first)
+            if stage == TUNE:
+                sizes = _tuned(plan, method, first)
+            elif plan.tunes:
+                sizes = [(1, first.rounds)]
+            else:
+                sizes = _whole(plan.configurations(method))
             rungs = plan.options.search in LADDERS and stage == TUNE
             configurations = sizes[0][0] if rungs else sum(count for count, _ in sizes)
             seeds = len(plan.seeds if stage == TUNE else plan.test_seeds)
             runs = seeds * sum(count for count, _ in sizes)
-            rounds = seeds * sum(count * rounds for count, rounds in sizes)
-            found.append(
-                Part(method, stage, configurations, runs, rounds, _local(first), first.gradients)
-            )
-    return found
+            rounds, flat = seeds * sum(n * rounds for n, rounds in sizes), first.config.flat
+            steps = flat["local-steps"]
+            local = f"{steps} steps" if steps else f"{flat['local-epochs']} epochs"
+            sums = (configurations, runs, rounds, local, first.gradients)
+            every.append(Part(method, stage, *sums))
+    return every
 
 
 def _tuned(plan: Plan, method: str, first: Configuration) -> list[tuple[int, int]]:
@@ -67,17 +73,13 @@ def _tuned(plan: Plan, method: str, first: Configuration) -> list[tuple[int, int
     return sizes
 
 
-def _tested(plan: Plan, method: str, first: Configuration) -> list[tuple[int, int]]:
-    return [(1, first.rounds)] if plan.tunes else _whole(plan.configurations(method))
-
-
 def _whole(configurations: Sequence[Configuration]) -> list[tuple[int, int]]:
     return [(n, rounds) for rounds, n in Counter(c.rounds for c in configurations).items()]
 
 
 def estimate(plan: Plan, found: Sequence[Part]) -> str:
-    """The time, from a run of the first method: its round, the others by their gradients, and what
-    every run takes beside its rounds."""
+    """The time, from a run of the first method: its round, the others by their gradients, and the
+    seconds of every run beside its rounds."""
     method = plan.methods[0]
     first = plan.configuration(method, next(space.corners(plan.of(method))))
     *rounds, rest = timed(first.settings | {"seed": 0, "num-server-rounds": TIMED})
@@ -87,10 +89,8 @@ def estimate(plan: Plan, found: Sequence[Part]) -> str:
         return f"{_words(total)} of one trial after another, {seconds:.2g} s a round"
     number = workers.count(plan.options.workers)
     total = total / number + (_start_of_process() if number > 1 else 0)
-    return (
-        f"about {_words(total)} with {number} "
-        f"process{'es' if number > 1 else ''}, {seconds:.2g} s a round of {method}"
-    )
+    processes = f"{number} process{'es' if number > 1 else ''}"
+    return f"about {_words(total)} with {processes}, {seconds:.2g} s a round of {method}"
 
 
 def _words(seconds: float) -> str:
@@ -104,12 +104,6 @@ def _work(part: Part) -> float:
     return float(part.local.split()[0]) * part.gradients_a_step
 
 
-def _local(configuration: Configuration) -> str:
-    flat = configuration.config.flat
-    steps = flat["local-steps"]
-    return f"{steps} steps" if steps else f"{flat['local-epochs']} epochs"
-
-
 def _start_of_process() -> float:
     """Seconds until a worker can begin its first run."""
     began = time.perf_counter()
@@ -120,8 +114,8 @@ def _start_of_process() -> float:
 
 
 def timed(settings: Mapping[str, Any]) -> list[float]:
-    """Seconds of a run's rounds in this process, each with its evaluation, then those that the run
-    takes beside them: to load its data, to begin and to end."""
+    """Seconds of a run's rounds in this process, each with its evaluation, then those of the run
+    beside them: to load its data, to begin and to end."""
     began = time.perf_counter()
     ends: list[float] = []
     with TemporaryDirectory() as folder, engine.quiet():

@@ -34,17 +34,17 @@ class Options:
     tune: bool = option(
         True,
         "choose the best configuration of each method on validation samples; false: test every "
-        "one, as where [space] holds graphs or partitions",
+        "one, for example if [space] contains graphs or partitions",
     )
     trials: int = option(20, "configurations of each method (random, optuna, halving, asha)", low=1)
     sampler_seed: int = option(0, "seed of the draws of random, optuna, halving and asha", low=0)
     batch: int = option(4, "optuna: configurations of a method proposed at once", low=1)
-    eta: int = option(3, "halving, asha: one in eta configurations goes on at a rung", low=2)
+    eta: int = option(3, "halving, asha: one in eta configurations passes a rung", low=2)
     rungs: int = option(3, "halving, asha: budgets T, T/eta, T/eta^2, ...", low=1)
     metric: str = option(
         "accuracy-mean-of-last-10",
         "what ranks configurations, the mean over the seeds; of validation samples; personal: of "
-        "the clients' own models, where every method has them",
+        "the clients' own models, if every method has them",
         choices=[
             f"{measure}-{window}"
             for measure in ("accuracy", "loss", f"{PERSONAL}accuracy")
@@ -59,12 +59,12 @@ class Options:
     )
     fair: str = option(
         "steps",
-        "equal gradient evaluations: a method that takes g times as many a step gets 1/g of the "
+        "equal gradient evaluations: a method that needs g times as many a step gets 1/g of the "
         "local steps (or epochs), or of the configurations; none: as they are",
         choices=("steps", "trials", "none"),
     )
     workers: int = option(
-        0, "processes on this machine; 0: one a core, one alone where there is a GPU", low=0
+        0, "processes on this machine; 0: one a core, a single one with a GPU", low=0
     )
     ray_address: str = option(
         "", "run on Ray: local, auto or a cluster's address; empty: without Ray"
@@ -130,11 +130,11 @@ class Plan:
         if unknown := [name for name in content if name not in ("sweep", "run", "space")]:
             near = did_you_mean(unknown[0], ("sweep", "run", "space"))
             raise ValueError(f"expected the tables sweep, run and space, got {unknown[0]!r}{near}")
-        tables = [content.get(name, {}) for name in ("sweep", "run", "space")]
-        for name, table in zip(("sweep", "run", "space"), tables, strict=True):
+        tables = {name: content.get(name, {}) for name in ("sweep", "run", "space")}
+        for name, table in tables.items():
             if not isinstance(table, Mapping):
                 raise ValueError(f"expected a table [{name}], got {table!r}")
-        own, run, free = tables[0], flatten(tables[1]), space.read(tables[2])
+        own, run, free = tables["sweep"], flatten(tables["run"]), space.read(tables["space"])
         managed = managed_keys()
         for key in (*run, *free):
             if key.rpartition(".")[2] in managed:
@@ -150,9 +150,8 @@ class Plan:
             if name not in METHODS:
                 RunConfig.make({"algo": name})  # raises, with the list of known ones
         seeds = _seeds("seeds", own, (0,))
-        plan = Plan(
-            _options(own), seeds, _seeds("test-seeds", own, seeds), run, free, tuple(methods)
-        )
+        tests = _seeds("test-seeds", own, seeds)
+        plan = Plan(_options(own), seeds, tests, run, free, tuple(methods))
         plan._check()
         return plan
 
@@ -167,9 +166,8 @@ class Plan:
                 every += [self.configuration(method, p) for p in space.corners(self.of(method))]
             if self.options.search != "optuna":
                 every += self.configurations(method)
-            for configuration in every:
-                strategy = configuration.config.strategy
-                strategy.check_clients(configuration.config.num_clients)
+            for made in (configuration.config for configuration in every):
+                made.strategy.check_clients(made.num_clients)
             if self.options.metric.startswith(PERSONAL) and not self._has_personal(method):
                 raise ValueError(
                     f"[sweep] metric={self.options.metric}: expected methods whose clients have "
@@ -204,7 +202,7 @@ class Plan:
         return Configuration(configuration.algo, configuration.point, settings)
 
     def trials(self, method: str) -> int:
-        """Configurations of a method, where they are not a grid's."""
+        """Configurations of a method, if they are not a grid's."""
         shares = self.costs[method] if self.options.fair == "trials" else 1
         return max(1, round(self.options.trials / shares))
 
@@ -213,33 +211,28 @@ class Plan:
         """Gradient evaluations a local step of each method, in those of the cheapest one."""
         each = {}
         for method in self.methods:
-            point = next(space.corners(self.of(method)))
-            settings = space.of_method(self.run, method) | {"algo": method, **point}
+            settings = space.of_method(self.run, method) | {"algo": method}
+            settings |= next(space.corners(self.of(method)))
             each[method] = RunConfig.make(settings).strategy.cost.gradients
         return {method: cost / min(each.values()) for method, cost in each.items()}
 
     def warnings(self) -> list[str]:
-        """A line for each key that some method does not read, though it was set for it."""
+        """A line for each key that some method does not read, though it was set for it, and one
+        for methods whose clients have models of their own if the mean model ranks them."""
         lines: dict[str, None] = {}
         for method in self.methods:
             given = {*space.of_method(self.run, method), *self.of(method)}
             for point in space.corners(self.of(method)):
                 made = self.configuration(method, point).config
                 lines |= dict.fromkeys(f"{method}: {line}" for line in made.unread(given))
-        lines |= dict.fromkeys(self._ranked_by_a_mean())
-        return [*lines]
-
-    def _ranked_by_a_mean(self) -> Iterator[str]:
-        """Where clients have models of their own and the mean model is what ranks a method."""
         metric = self.options.metric
         own = [method for method in self.methods if self._has_personal(method)]
         if own and metric.startswith("accuracy"):
-            line = (
-                f"ranked by the mean model; the clients' own are told of by {PERSONAL}accuracy-last"
-            )
+            line = f"ranked by the mean model; {PERSONAL}accuracy-last reports the clients' own"
             if len(own) == len(self.methods):
-                line += f", and rank with metric={PERSONAL}{metric} in [sweep]"
-            yield f"{', '.join(own)}: {line}"
+                line += f", and metric={PERSONAL}{metric} in [sweep] ranks by them"
+            lines[f"{', '.join(own)}: {line}"] = None
+        return [*lines]
 
     def _has_personal(self, method: str) -> bool:
         config = self.configuration(method, next(space.corners(self.of(method)))).config
@@ -260,13 +253,13 @@ def managed_keys() -> set[str]:
 
 
 def deciding_defaults() -> dict[str, Any]:
-    """The defaults of the keys that decide the numbers of a run and its records."""
+    """The defaults of the keys that affect the numbers of a run and its records."""
     free = config.affecting("speed", "place")
     return {key: value for key, value in config.defaults().items() if key not in free}
 
 
 def _fewer(made: RunConfig, share: float) -> dict[str, int]:
-    """Local steps, or epochs, that take the gradients of 1/share as many."""
+    """The share of the local steps, or epochs, that needs as many gradients."""
     key = "local-steps" if made.flat["local-steps"] else "local-epochs"
     value = made.flat[key] / share
     if value != int(value):
@@ -279,17 +272,18 @@ def _fewer(made: RunConfig, share: float) -> dict[str, int]:
 
 
 def _options(table: Mapping[str, Any]) -> Options:
-    known = {field.name.replace("_", "-"): field for field in options(Options)}
+    known = dict(keys())
     for key in table:
         if key not in known and key not in LISTS:
             near = did_you_mean(key, (*known, *LISTS))
             raise ValueError(f"[sweep]: unknown key {key!r}{near}; known: {', '.join(known)}")
-    values = {
-        field.name: check_option(f"[sweep] {key}", table[key], field)
-        for key, field in known.items()
-        if key in table
-    }
-    checked = Options(**values)
+    checked = Options(
+        **{
+            field.name: check_option(f"[sweep] {key}", table[key], field)
+            for key, field in known.items()
+            if key in table
+        }
+    )
     if checked.search == "grid" and checked.fair == "trials":
         raise ValueError("[sweep] fair=trials: expected another search than grid; choose steps")
     if not checked.tune and checked.search not in ("grid", "random"):

@@ -1,8 +1,8 @@
 """The searches: each asks for scores of configurations at budgets of rounds, batch by batch.
 
-A search is a generator that yields a batch and is sent its scores, larger is better and NaN where
-a trial failed. It depends on these alone, so that a sweep which is started again asks for the same
-and goes on where the first score is missing. What it returns are those that may win.
+A search is a generator that yields a batch and is sent its scores, larger is better and NaN if a
+trial failed. It depends on these alone: a sweep that is started again asks for the same and resumes
+at the first missing score. It returns the configurations that may win.
 """
 
 import math
@@ -41,7 +41,7 @@ def all_of(configurations: Sequence[Configuration]) -> Search:
 def halving(configurations: Sequence[Configuration], eta: int, rungs: int) -> Search:
     """Successive halving (arXiv:1502.07943) without a clock: a rung begins when the last one ended.
 
-    One in eta goes on at each rung, the best at its budget; of equals those of the smaller hash.
+    One in eta passes each rung, the best at its budget; of equals those of the smaller hash.
     """
     alive = list(configurations)
     for rung in range(rungs):
@@ -70,7 +70,7 @@ def ranked(asks: Sequence[Ask], scores: Sequence[float]) -> list[Configuration]:
 def tpe(plan: Plan, method: str) -> Search:
     """Optuna's tree-structured Parzen estimator, asked for batches: reproducible by its seed.
 
-    Raises ValueError where Optuna is not installed.
+    Raises ValueError if Optuna is not installed.
     """
     optuna = _optuna()
     sampler = optuna.samplers.TPESampler(seed=plan.options.sampler_seed, constant_liar=True)
@@ -80,11 +80,10 @@ def tpe(plan: Plan, method: str) -> Search:
     while left > 0:
         trials = [study.ask(spaces) for _ in range(min(left, plan.options.batch))]
         left -= len(trials)
-        asks = []
-        for trial in trials:
-            point = {k: _value(plan.of(method)[k], v) for k, v in trial.params.items()}
-            configuration = plan.configuration(method, point)
-            asks.append(Ask(configuration, configuration.rounds))
+        points = [
+            {k: _value(plan.of(method)[k], v) for k, v in trial.params.items()} for trial in trials
+        ]
+        asks = [Ask(c, c.rounds) for c in (plan.configuration(method, p) for p in points)]
         scores = yield asks
         every += asks
         for trial, score in zip(trials, scores, strict=True):

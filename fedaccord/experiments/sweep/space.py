@@ -41,16 +41,14 @@ class Range(NamedTuple):
 
     def at(self, u: float) -> float:
         """u: in [0, 1)."""
+        low, high = self.low, self.high
         if self.is_int:
-            low, high = self.low - 0.5, self.high + 0.5
-            value = self._between(max(low, 0.5) if self.log else low, high, u)
-            return int(min(max(round(value), self.low), self.high))
-        return self._between(self.low, self.high, u)
-
-    def _between(self, low: float, high: float, u: float) -> float:
+            low, high = max(low - 0.5, 0.5) if self.log else low - 0.5, high + 0.5
         if self.log:
-            return math.exp(math.log(low) + u * (math.log(high) - math.log(low)))
-        return low + u * (high - low)
+            value = math.exp(math.log(low) + u * (math.log(high) - math.log(low)))
+        else:
+            value = low + u * (high - low)
+        return int(min(max(round(value), self.low), self.high)) if self.is_int else value
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -62,8 +60,8 @@ Space = Mapping[str, Values]
 
 
 def read(table: Mapping[str, Any], prefix: str = "") -> dict[str, Values]:
-    """The [space] of a sweep by dotted keys. Raises ValueError, in one line, on what is no list
-    and no range."""
+    """The [space] of a sweep by dotted keys. Raises ValueError, in one line, for a value that is
+    neither a list nor a range."""
     space: dict[str, Values] = {}
     for name, value in table.items():
         key = prefix + name
@@ -71,19 +69,17 @@ def read(table: Mapping[str, Any], prefix: str = "") -> dict[str, Values]:
             is_range = "low" in value or "high" in value
             space |= {key: _range(key, value)} if is_range else read(value, f"{key}.")
         elif isinstance(value, list) and value:
-            space[key] = Choices(tuple(dict.fromkeys(map(_hashable, value))))
+            if nested := [each for each in value if isinstance(each, (list, Mapping))]:
+                raise ValueError(
+                    f"[space]: expected numbers and strings in a list, got {nested[0]!r}"
+                )
+            space[key] = Choices(tuple(dict.fromkeys(value)))
         else:
             raise ValueError(
                 f"[space] {key}: expected a list of values, as [0.05, 0.1], or a range, as "
                 f"{{ low = 0.01, high = 0.3, log = true }}, got {value!r}"
             )
     return space
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, (list, Mapping)):
-        raise ValueError(f"[space]: expected numbers and strings in a list, got {value!r}")
-    return value
 
 
 def _range(key: str, table: Mapping[str, Any]) -> Range:
@@ -118,7 +114,7 @@ def of_method(table: Mapping[str, T], method: str) -> dict[str, T]:
 
 
 def grid(space: Space) -> Iterator[dict[str, Any]]:
-    """Every combination, the last key first. Raises ValueError where a key has a range."""
+    """Every combination, the last key first. Raises ValueError if a key has a range."""
     for key, values in space.items():
         if isinstance(values, Range):
             raise ValueError(
@@ -131,7 +127,7 @@ def grid(space: Space) -> Iterator[dict[str, Any]]:
 
 
 def draw(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
-    """``count`` distinct points, fewer where there are no more: a Latin hypercube.
+    """``count`` distinct points, fewer if there are no more: a Latin hypercube.
 
     Each of ``count`` equal parts of a key's values is drawn from once. What is drawn for a key does
     not depend on the other keys: methods get the same values of those that they share.

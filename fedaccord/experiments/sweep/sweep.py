@@ -1,4 +1,4 @@
-"""A sweep from its beginning or from where it was: tune on validation samples, test the winners."""
+"""A sweep, new or resumed: tune on validation samples, test the winners."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -34,11 +34,11 @@ from fedaccord.storage.files import replace, unfinished
 
 
 class Step(NamedTuple):
-    """A trial that came to a budget, or was found so."""
+    """A trial that has reached a budget."""
 
     job: Job
     row: Row
-    rounds: int  # that it took: since its last rung
+    rounds: int  # since its last rung
     found: bool  # of an earlier start
 
 
@@ -52,10 +52,10 @@ class Sweep:
         self.plan, self.folder, self.on_step = plan, folder, on_step
         self.trials: dict[tuple[str, int], Trial] = {}  # by configuration and seed
         self.warnings: list[str] = []  # after `run`: lines on winners at the edge of what was tried
-        self.told: dict[str, int] = {}  # rounds of the jobs that `on_step` knows of, by name
+        self.reported: dict[str, int] = {}  # rounds of the jobs that `on_step` knows of, by name
 
     def run(self) -> pd.DataFrame:
-        """The table of the winners. Raises ValueError where another process is at it."""
+        """The table of the winners. Raises ValueError if another process runs the sweep."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with Lock(self.folder):
             for folder in (self.folder, self.folder / ROWS):
@@ -78,7 +78,7 @@ class Sweep:
         return table
 
     def _tune(self, work: Workers) -> list[Winner]:
-        """The winner of each method, and every configuration where nothing is to choose."""
+        """The winner of each method; every configuration if there is nothing to choose."""
         if not self.plan.tunes:
             every = [c for m in self.plan.methods for c in self.plan.configurations(m)]
             return [Winner(self.plan.tested(c), math.nan, 1) for c in every]
@@ -97,40 +97,31 @@ class Sweep:
         return [winners[method] for method in self.plan.methods]
 
     def _best(self, asks: Sequence[Ask]) -> Winner:
-        tried = {
-            trial.configuration.name
-            for trial in self.trials.values()
-            if trial.configuration.algo == asks[0].configuration.algo
-        }
-        scores = [*map(self._score, asks)]
-        best = ranked(asks, scores)[0]
+        every = (trial.configuration for trial in self.trials.values())
+        tried = {c.name for c in every if c.algo == asks[0].configuration.algo}
+        best = ranked(asks, [*map(self._score, asks)])[0]
         return Winner(best, self._score(Ask(best, best.rounds)), len(tried))
 
     def _at_edges(self, winners: Sequence[Winner]) -> list[str]:
         tuned = [trial.configuration for trial in self.trials.values() if trial.stage == TUNE]
-        return [
-            line
-            for winner in winners
-            for line in at_edges(
-                winner.configuration,
-                [c.point for c in tuned if c.algo == winner.configuration.algo],
-            )
-        ]
+        best = [winner.configuration for winner in winners]
+        tried = {each.algo: [c.point for c in tuned if c.algo == each.algo] for each in best}
+        return [line for each in best for line in at_edges(each, tried[each.algo])]
 
     def _do(
         self, work: Workers, asks: Sequence[Ask], seeds: Iterable[int], stage: str = TUNE
     ) -> None:
-        """Run what is missing; afterwards the trials are there, in the order of the asks."""
+        """Run what is missing; afterwards `trials` has all, in the order of the asks."""
         asked = [(ask, seed, self._job(ask, seed)) for ask in asks for seed in seeds]
         jobs = {job.name: job for _, _, job in asked}  # each once, if it was proposed twice
         rows = {name: row for name, job in jobs.items() if (row := row_of(job)) is not None}
         before = self.trials
         for name in rows:
-            self._tell(jobs[name], rows[name], found=True)
+            self._report(jobs[name], rows[name], found=True)
 
         def on_row(job: Job, row: Row) -> None:
             rows[job.name] = row
-            self._tell(job, row)
+            self._report(job, row)
             keep()
 
         def keep() -> None:
@@ -150,11 +141,11 @@ class Sweep:
                 if ask.rounds >= ask.configuration.rounds:
                     forget_checkpoints(job)
 
-    def _tell(self, job: Job, row: Row, found: bool = False) -> None:
+    def _report(self, job: Job, row: Row, found: bool = False) -> None:
         """Each rung of a trial once."""
-        before = self.told.get(job.name, 0)
+        before = self.reported.get(job.name, 0)
         if job.rounds > before:
-            self.told[job.name] = job.rounds
+            self.reported[job.name] = job.rounds
             self.on_step(Step(job, row, job.rounds - before, found))
 
     def _job(self, ask: Ask, seed: int) -> Job:
@@ -179,12 +170,12 @@ class Sweep:
             for method in self.plan.methods
         }
         ladders = [[list(map(self._jobs, asks)) for asks in each] for each in rungs.values()]
-        asha(options, ladders, self._tell)
+        asha(options, ladders, self._report)
         winners = []
         for each in rungs.values():
-            came = [[ask for ask in asks if all(map(row_of, self._jobs(ask)))] for asks in each]
-            self._do(_nothing, [ask for asks in came for ask in asks], self.plan.seeds)
-            last = [asks[-1] for asks in came if asks]
+            done = [[ask for ask in asks if all(map(row_of, self._jobs(ask)))] for asks in each]
+            self._do(lambda *_: None, [ask for asks in done for ask in asks], self.plan.seeds)
+            last = [asks[-1] for asks in done if asks]
             whole = [ask for ask in last if ask.rounds == ask.configuration.rounds]
             winners.append(self._best(whole or last))
         return winners
@@ -194,8 +185,3 @@ class Sweep:
 
     def _write(self, name: str, text: str) -> None:
         replace(self.folder / name, text.encode())
-
-
-def _nothing(jobs: Sequence[Job], on_row: workers.OnRow) -> None:
-    """All is done."""
-    assert not jobs

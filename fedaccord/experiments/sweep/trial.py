@@ -1,7 +1,7 @@
-"""A trial: a run in its own directory, made once, gone on with where it was, never fatal.
+"""A trial: a run in its own directory, which is made once, resumes, and never ends the sweep.
 
-What a trial came to is a file of the sweep's folder, ``rows/TRIAL-ROUNDS.json``, written last. A
-sweep that is started again finds it there and runs only what is missing.
+Its result is a file of the sweep's folder, ``rows/TRIAL-ROUNDS.json``, written last. A sweep that
+is started again reads it and runs only what is missing.
 """
 
 import json
@@ -30,7 +30,7 @@ log = logging.getLogger("flwr")
 
 
 class Job(NamedTuple):
-    """A trial up to a number of rounds, in plain types: it goes to other processes."""
+    """A trial up to a number of rounds, in plain types: it is sent to other processes."""
 
     folder: str  # of the sweep
     name: str
@@ -68,18 +68,14 @@ def check_names(folder: Path) -> None:
 
 
 def row_of(job: Job) -> Row | None:
-    """What the job came to; None: it was not done yet."""
-    try:
-        row: Row = read_json(job.file)
-    except FileNotFoundError:
-        return None
-    return row
+    """The result of a job; None: it is not completed."""
+    return read_json(job.file) if job.file.exists() else None
 
 
 def execute(job: Job) -> Row:
-    """Do what is missing of a job, and write down what it came to.
+    """Run what is missing of a job, and store its result.
 
-    Raises OSError where a file cannot be read or written, LockedError if another process runs the
+    Raises OSError if a file cannot be read or written, LockedError if another process runs the
     trial, and nothing else: a run that fails is a row with the reason.
     """
     if row := row_of(job):
@@ -91,7 +87,7 @@ def execute(job: Job) -> Row:
 
 
 def forget_checkpoints(job: Job) -> None:
-    """Of a run that will not go on: they hold every client's state."""
+    """Of a run that will not be resumed: they contain every client's state."""
     shutil.rmtree(job.path / logbook.FOLDER, ignore_errors=True)
 
 
@@ -102,7 +98,7 @@ def _run(job: Job) -> Row:
         level = log.level
         log.setLevel(logging.ERROR)  # a reason is in the row
         try:
-            if not (begun and _go_on(job)):
+            if not (begun and _resume(job)):
                 lock.check(job.path)
                 shutil.rmtree(job.path, ignore_errors=True)
                 engine.run(_config(job))
@@ -121,8 +117,8 @@ def _config(job: Job, **more: Any) -> RunConfig:
     return RunConfig.make(job.settings | place | more)
 
 
-def _go_on(job: Job) -> bool:
-    """Whether the run went on from its last checkpoint; no: it cannot, and is to begin anew."""
+def _resume(job: Job) -> bool:
+    """Whether the run could be resumed from its last checkpoint; if not, it begins anew."""
     try:
         engine.run(_config(job, resume=True))
     except LockedError:
@@ -141,9 +137,7 @@ def summary_of(path: Path) -> dict[str, Any]:
 
 def _row(job: Job, status: str, reason: str = "") -> Row:
     summary = summary_of(job.path)
-    measured = {
-        key: value for key, value in summary.items() if key in KEPT or metrics.metric_of(key)
-    }
+    measured = {k: value for k, value in summary.items() if k in KEPT or metrics.metric_of(k)}
     row = {"status": status, **measured, "gradients": _gradients(job)}
     return row | {"seconds": summary.get("seconds"), "reason": reason}
 
@@ -158,7 +152,7 @@ def _gradients(job: Job) -> int | None:
 
 
 def number(row: Mapping[str, Any], key: str) -> float:
-    """A number of a row; NaN where it has none, and of a failed trial."""
+    """A number of a row; NaN if it has none, and of a failed trial."""
     value = row.get(key) if row["status"] == COMPLETED else None
     return float("nan") if value is None else float(value)
 
@@ -170,11 +164,11 @@ def column(metric: str, split: str) -> str:
 
 
 def sign(metric: str) -> int:
-    """1 where larger is better, -1 for a loss."""
+    """1 if larger is better, -1 for a loss."""
     return 1 if metrics.best(metrics.metric_of(column(metric, "test"))) is max else -1
 
 
 def mean(rows: Sequence[Row], metric: str) -> float:
-    """Of a metric on validation samples, larger is better: a loss is negated. NaN where a trial
+    """Of a metric on validation samples, larger is better: a loss is negated. NaN if a trial
     failed."""
     return sign(metric) * fmean(number(row, column(metric, "validation")) for row in rows)

@@ -1,7 +1,7 @@
 """Who runs the jobs: this process, a few processes of this machine, or Ray.
 
-Each is a block that gives a function of many jobs: it tells of every row as it is there. A trial
-has its seed and its number of threads, so that it is the same wherever it runs.
+Each is a block with a function of many jobs, which reports every row once it is complete. A trial
+has its seed and its number of threads: it is the same on every machine.
 """
 
 import signal
@@ -27,7 +27,7 @@ DIED = "its process died, alone too: perhaps it needs more memory than there is"
 
 
 def of(options: Options) -> AbstractContextManager[Workers]:
-    """Those that the file asks for. Raises ValueError where Ray is asked for and not installed."""
+    """Those of the file. Raises ValueError if that is Ray and Ray is not installed."""
     if options.ray_address:
         try:
             from fedaccord.experiments.sweep.on_ray import ray_workers
@@ -60,8 +60,8 @@ def here() -> Iterator[Workers]:
 def processes(number: int) -> Iterator[Workers]:
     """So many processes, each of which runs one job after another; they end with this one.
 
-    Where the block is interrupted, their runs write a checkpoint. A job whose process dies is run
-    once more, alone, and failed where it dies again.
+    If the block is interrupted, their runs write a checkpoint. A job whose process dies is run once
+    more, alone, and failed if it dies again.
     """
     pool = _pool(number)
 

@@ -8,7 +8,7 @@ import pytest
 from fedaccord.experiments.analysis import figures
 from fedaccord.experiments.analysis.groups import groups_of
 from fedaccord.runs import reader
-from tests.cli.shell import invoke
+from tests.cli.shell import invoke, success
 from tests.experiments.analysis.made import write
 
 
@@ -38,8 +38,7 @@ def test_large_costs_have_prefixes_and_lines_their_styles(tmp_path: Path) -> Non
 def test_the_command_prints_the_table_and_writes_figures(tmp_path: Path) -> None:
     write(tmp_path / "runs", [0.1, 0.5, 0.7])
     write(tmp_path / "runs", [0.1, 0.5, 0.8], algo="scaffold")
-    result = invoke("compare", tmp_path, "--target", "0.75", "--figures", tmp_path / "f")
-    assert result.exit_code == 0, result.output
+    result = success(invoke("compare", tmp_path, "--target", "0.75", "--figures", tmp_path / "f"))
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.split()}
     assert "rounds to 75.00%" in lines["method"]
     assert "1 of 1" in lines["scaffold"]

@@ -13,7 +13,7 @@ from PIL import Image
 from fedaccord.experiments.analysis import measures
 from fedaccord.experiments.analysis.measures import Measure, Options, Saved
 from fedaccord.runs.checkpoint import Checkpoints
-from tests.cli.shell import invoke, run
+from tests.cli.shell import invoke, run, success
 
 QUICK = ("--samples", "200", "--probes", "3")
 
@@ -28,8 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "long": ("algo=fedavg", "num-server-rounds=6", "eval-train=true"),
         "short": ("algo=fedavg", "num-clients=25"),
     }.items():
-        result = run(folder, f"name={name}", *words)
-        assert result.exit_code == 0, result.output
+        success(run(folder, f"name={name}", *words))
     return folder / "runs"
 
 
@@ -106,8 +105,7 @@ def test_mean_of_the_virtual_duals_is_the_servers(folder: Path) -> None:
 def test_the_command_prints_and_writes_every_measure(folder: Path, tmp_path: Path) -> None:
     out, picture = tmp_path / "m.json", tmp_path / "l.png"
     words = ("--out", out, "--landscape", picture, *QUICK)
-    result = invoke("measure", folder / "pd", *words)
-    assert result.exit_code == 0, result.output
+    result = success(invoke("measure", folder / "pd", *words))
     written = json.loads(out.read_text())
     lines = [line.split()[0] for line in result.stdout.splitlines()]
     assert lines == [*written]

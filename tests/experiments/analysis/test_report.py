@@ -15,7 +15,7 @@ from fedaccord.experiments.analysis import plots
 from fedaccord.experiments.analysis.figures import curve
 from fedaccord.experiments.analysis.groups import groups_of, ranked
 from fedaccord.runs import reader
-from tests.cli.shell import invoke, run
+from tests.cli.shell import invoke, run, success
 from tests.experiments.analysis.made import write
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -37,11 +37,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("algo=scaffold", "lr=0.1", "eval-train=true"),
         ("algo=dfedavg", "lr=0.1", "gossip.topology=ring"),
     ):
-        result = run(folder, "name=" + "-".join(words[:3]), *words)
-        assert result.exit_code == 0, result.output
+        result = success(run(folder, "name=" + "-".join(words[:3]), *words))
     out = folder / "report.html"
-    result = invoke("report", folder / "runs", "--out", out)
-    assert result.exit_code == 0, result.output
+    result = success(invoke("report", folder / "runs", "--out", out))
     assert result.stdout == f"report: {out}\n"
     return out
 
@@ -179,24 +177,21 @@ def test_runs_of_an_earlier_version_have_bars_without_seconds(tmp_path: Path) ->
     path = write(tmp_path, [0.1, 0.2])
     old = [line.rpartition(",")[0] for line in (path / "clients.csv").read_text().splitlines()]
     (path / "clients.csv").write_text("\n".join(old) + "\n")
-    result = invoke("report", path, "--out", tmp_path / "r.html")
-    assert result.exit_code == 0, result.output
+    success(invoke("report", path, "--out", tmp_path / "r.html"))
     assert "seconds of a local round" not in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_labels_are_not_read_as_html(tmp_path: Path) -> None:
     for seed, model in enumerate(("<b>x</b>", "y")):
         write(tmp_path, [0.1, 0.5], model=model, seed=seed)
-    result = invoke("report", tmp_path, "--out", tmp_path / "r.html")
-    assert result.exit_code == 0, result.output
+    success(invoke("report", tmp_path, "--out", tmp_path / "r.html"))
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert ("<td>&lt;b&gt;x&lt;/b&gt;</td>" in text, "<td><b>x" in text) == (True, False)
 
 
 def test_a_run_before_its_first_evaluation_has_a_report(tmp_path: Path) -> None:
     write(tmp_path, [None])
-    result = invoke("report", tmp_path, "--out", tmp_path / "r.html")
-    assert result.exit_code == 0, result.output
+    success(invoke("report", tmp_path, "--out", tmp_path / "r.html"))
     missing = invoke("report", tmp_path, "--out", tmp_path / "no" / "r.html")
     assert (missing.exit_code, missing.stdout, missing.stderr.count("\n")) == (2, "", 1)
     assert "--out: cannot write" in missing.stderr

@@ -151,12 +151,12 @@ def test_keys_without_effect_are_told_once_for_each_method() -> None:
 def test_where_clients_have_models_of_their_own_the_mean_is_said_to_be_ranked() -> None:
     (line,) = make({"algo": ["feddeper", "local"]}).warnings()
     assert "feddeper, local: ranked by the mean model" in line
-    assert line.endswith(" rank with metric=personal-accuracy-mean-of-last-10 in [sweep]")
+    assert line.endswith("metric=personal-accuracy-mean-of-last-10 in [sweep] ranks by them")
     own = {"metric": "personal-accuracy-last"}
     assert make({"algo": ["local"]}, **own).warnings() == []
     (line,) = make({"algo": ["local", "fedavg"]}).warnings()  # fedavg's clients have none
     assert line.startswith("local: ranked by the mean model")
-    assert line.endswith("own are told of by personal-accuracy-last")
+    assert line.endswith("personal-accuracy-last reports the clients' own")
     assert make({"algo": ["fedavg", "dfedavg"]}).warnings() == []
 
 
