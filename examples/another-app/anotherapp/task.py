@@ -3,7 +3,7 @@
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 TEST = 297  # the last samples
 
@@ -25,6 +25,19 @@ def digits() -> tuple[Tensor, Tensor]:
     return images, torch.tensor(bunch.target)
 
 
+class Samples(Dataset):
+    """Samples as Flower Datasets gives them: a DataLoader makes batches of a dict."""
+
+    def __init__(self, images: Tensor, targets: Tensor) -> None:
+        self.images, self.targets = images, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        return {"img": self.images[i], "label": self.targets[i]}
+
+
 def load_data(
     partition: int, num_partitions: int, batch_size: int
 ) -> tuple[DataLoader, DataLoader]:
@@ -34,14 +47,14 @@ def load_data(
     images, targets = images[mine], targets[mine]
     cut = len(targets) // 5
     return (
-        DataLoader(TensorDataset(images[cut:], targets[cut:]), batch_size, shuffle=True),
-        DataLoader(TensorDataset(images[:cut], targets[:cut]), batch_size),
+        DataLoader(Samples(images[cut:], targets[cut:]), batch_size, shuffle=True),
+        DataLoader(Samples(images[:cut], targets[:cut]), batch_size),
     )
 
 
 def load_test_data() -> DataLoader:
     images, targets = digits()
-    return DataLoader(TensorDataset(images[-TEST:], targets[-TEST:]), batch_size=100)
+    return DataLoader(Samples(images[-TEST:], targets[-TEST:]), batch_size=100)
 
 
 @torch.no_grad()
@@ -49,8 +62,9 @@ def test(model: nn.Module, loader: DataLoader) -> tuple[float, float]:
     """Mean loss and accuracy."""
     model.eval()
     loss, right = 0.0, 0
-    for images, targets in loader:
-        predictions = model(images)
+    for batch in loader:
+        targets = batch["label"]
+        predictions = model(batch["img"])
         loss += nn.functional.cross_entropy(predictions, targets, reduction="sum").item()
         right += int((predictions.argmax(1) == targets).sum())
     samples = len(loader.dataset)
