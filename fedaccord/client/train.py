@@ -1,7 +1,8 @@
 """A client's local round and its evaluation: as values, and for any ClientApp."""
 
 import time
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sized
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -89,10 +90,14 @@ def train_locally(
     Raises ValueError on a message, a model or data that do not fit together; Flower sends that to
     the server as an error reply, and the client's state stays as it was.
     """
+    batch_format = BatchFormat(forward, targets)
     if is_handshake(message):
+        if not isinstance(batches, Iterator):  # what is wrong with them shows before round 1
+            for batch in islice(batches, 1):
+                batch_format.split(batch)
         return answer_handshake(message, context, lambda it: flat_model(model, it).layout)
     flat = flat_model(model, read_instruction(message).model_settings, forward=forward)
-    data = Data(flat, batches, loss, examples, format=BatchFormat(forward, targets))
+    data = Data(flat, batches, loss, examples, format=batch_format)
     return answer_message(message, ContextStore(context), data)
 
 

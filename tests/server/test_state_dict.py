@@ -23,6 +23,12 @@ DATA = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait for nodes that may come when all have been refused."""
+    monkeypatch.setattr("fedaccord.federation.roster.GRACE", 0.0)
+
+
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
@@ -112,3 +118,23 @@ def test_a_part_that_is_frozen_at_the_clients_alone_is_named() -> None:
     with InProcessGrid(app(frozen_net), C) as grid, quiet():
         result = strategy.start(grid, ArrayRecord(own), 1)
     assert list(result.arrays) == list(own)
+
+
+@pytest.mark.parametrize(
+    ("batch", "line"),
+    [
+        ({"img": DATA[0][0], "target": DATA[0][1]}, "batch: expected the targets under 'label'"),
+        ({"a": DATA[0][0], "label": DATA[0][1]}, "batch: expected"),
+        (DATA[0][0], "batch: expected (inputs, targets) or a dict, got a tensor"),
+    ],
+)
+def test_batches_of_another_form_are_one_line_before_round_1(batch: Any, line: str) -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return train_locally(message, context, model=net(), batches=[batch])
+
+    with pytest.raises(FederationError, match=r"^no client could start: ") as e:
+        start(FedAvg(buffers="mean", **SETTINGS), client_app=app)
+    assert line in str(e.value)
