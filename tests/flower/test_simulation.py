@@ -44,6 +44,7 @@ def test_same_bits_with_a_server_and_two_supernodes_by_default(
 ) -> None:
     """A-FedPD tells a client what it missed; the plug-in's state is around its dual."""
     config: dict[str, Any] = {"algo": "afedpd", "relaxed-init.beta": 0.05, "fraction-train": 0.5}
+    config |= {"evaluation": "both", "fraction-evaluate": 0.5}
     output = run_both(simulation, config, tmp_path, 2)
     assert "2 clients connected" in output
 

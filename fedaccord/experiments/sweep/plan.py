@@ -22,6 +22,7 @@ from fedaccord.strategies import METHODS
 
 SEARCHES = ("grid", "random", "optuna", "halving", "asha")
 PERSONAL = "personal-"  # begins the metrics of the clients' own models
+CLIENT = "client-"  # those of the output model that clients evaluate
 LISTS = ("seeds", "test-seeds")  # keys of [sweep] beside the options
 SAME = {"threads": 1}  # of a trial's last bits, wherever it runs
 
@@ -44,10 +45,13 @@ class Options:
     metric: str = option(
         "accuracy-mean-of-last-10",
         "what ranks configurations, the mean over the seeds; of validation samples; personal: of "
-        "the clients' own models, if every method has them",
+        "the clients' own models, if every method has them; client: as clients evaluate",
         choices=[
             f"{measure}-{window}"
-            for measure in ("accuracy", "loss", f"{PERSONAL}accuracy")
+            for measure in (
+                *("accuracy", "loss", f"{PERSONAL}accuracy", f"{CLIENT}accuracy", f"{CLIENT}loss"),
+                f"{CLIENT}accuracy-worst-tenth",
+            )
             for window in ("mean-of-last-10", "last")
         ],
     )
@@ -168,11 +172,25 @@ class Plan:
                 every += self.configurations(method)
             for made in (configuration.config for configuration in every):
                 made.strategy.check_clients(made.num_clients)
+                self._check_evaluation(made.strategy.evaluation)
             if self.options.metric.startswith(PERSONAL) and not self._has_personal(method):
                 raise ValueError(
                     f"[sweep] metric={self.options.metric}: expected methods whose clients have "
                     f"models of their own, got {method}; take another metric or leave it out"
                 )
+
+    def _check_evaluation(self, evaluation: str) -> None:
+        """Raise ValueError, in one line, if nobody measures what ranks configurations."""
+        metric = self.options.metric
+        if metric.startswith(CLIENT) and evaluation == "server":
+            needed = '"clients" or "both"'
+        elif not metric.startswith((CLIENT, PERSONAL)) and evaluation == "clients":
+            needed = f'"both" or "server", or metric="{CLIENT}{metric}"'
+        else:
+            return
+        raise ValueError(
+            f"[sweep] metric={metric}: expected [run] evaluation = {needed}, got {evaluation!r}"
+        )
 
     def of(self, method: str) -> dict[str, Values]:
         """The space of one method."""

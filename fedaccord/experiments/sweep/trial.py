@@ -16,7 +16,7 @@ import pandas as pd
 
 from fedaccord import engine
 from fedaccord.config import RunConfig
-from fedaccord.experiments.sweep.plan import PERSONAL, deciding_defaults
+from fedaccord.experiments.sweep.plan import CLIENT, PERSONAL, deciding_defaults
 from fedaccord.runs import flatten, lock, logbook, metrics
 from fedaccord.runs.lock import LockedError
 from fedaccord.storage.files import read_json, replace
@@ -158,9 +158,9 @@ def number(row: Mapping[str, Any], key: str) -> float:
 
 
 def column(metric: str, split: str) -> str:
-    """Of a metric as ``accuracy-last`` in a row; the clients' own models have one for each split:
+    """Of a metric as ``accuracy-last`` in a row; what clients evaluate has one for each split:
     what they are evaluated on is held out where the test samples are."""
-    return metric if metric.startswith(PERSONAL) else f"{split}-{metric}"
+    return metric if metric.startswith((CLIENT, PERSONAL)) else f"{split}-{metric}"
 
 
 def sign(metric: str) -> int:

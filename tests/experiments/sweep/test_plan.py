@@ -30,6 +30,14 @@ PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
             {"sweep": {"metric": "personal-accuracy-last"}, "space": {"algo": ["local", "fedavg"]}},
             r"\[sweep\] metric=personal-accuracy-last: expected methods .* own, got fedavg;",
         ),
+        (
+            {"sweep": {"metric": "client-accuracy-last"}},
+            r"metric=client-accuracy-last: expected .* = \"clients\" or \"both\", got 's",
+        ),
+        (
+            {"run": {"evaluation": "clients"}},
+            r"metric=accuracy-mean-of-last-10: expected .*, or metric=\"client-accuracy-mean",
+        ),
         ({"sweep": {"seeds": 3}}, r"\[sweep\] seeds: expected a list of integers"),
         ({"sweep": {"seeds": [0, 0]}}, r"\[sweep\] seeds: expected different seeds"),
         ({"sweep": {"test-seeds": [-1]}}, r"seed: expected at least 0, got -1"),

@@ -86,10 +86,16 @@ def test_without_tuning_every_configuration_is_tested(tmp_path: Path) -> None:
     assert all((tmp_path / "runs" / f"{name}-seed0").is_dir() for name in winners.trial)
 
 
-def test_models_of_the_clients_own_are_ranked_where_that_is_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "algo"),
+    [("personal-accuracy-last", "local"), ("client-accuracy-worst-tenth-last", "fedavg")],
+)
+def test_what_clients_measure_ranks_where_that_is_asked(
+    name: str, algo: str, tmp_path: Path
+) -> None:
     """By what they reach on held-out samples."""
-    name = "personal-accuracy-last"
-    finish(make({"algo": ["local"], "lr": [1e-9, 0.1]}, metric=name), tmp_path)
+    run = {"evaluation": "clients"} if algo == "fedavg" else None
+    finish(make({"algo": [algo], "lr": [1e-9, 0.1]}, run, metric=name), tmp_path)
     trials, (winner,) = table(tmp_path), table(tmp_path, "winners.csv").to_dict("records")
     tuned = trials[trials.stage == "tune"].set_index("lr")[name]
     assert tuned[0.1] > tuned[1e-9]
