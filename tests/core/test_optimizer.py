@@ -24,8 +24,8 @@ from fedaccord.core.optimizer import (
 )
 from fedaccord.core.rule import LocalConfig
 from fedaccord.strategies.scaffold import ScaffoldClient
+from tests.reference import fedavg, feddyn, problem, scaffold
 from tests.reference import optimizers as dense
-from tests.reference import problem
 from tests.reference.problem import LeastSquares
 from tests.strategies.federate import History, client_vectors, close, federate
 
@@ -155,9 +155,9 @@ SOME = problem.cohorts(C, 3, 6, seed=1)
 COMMON = {"lr": 0.03, "lr_decay": 0.98, "weight_decay": 0.05, "local_steps": [3, 2, 4, 3, 1, 5]}
 OPTIONS = {"momentum": {"mu": 0.7, "nesterov": True}, "adamw": {"beta1": 0.8, "eps": 1e-2}}
 REFERENCES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = {
-    "scaffold": (S.Scaffold, dense.scaffold, {}, {}, "c_i"),
-    "feddyn": (S.FedDyn, dense.feddyn, {"alpha": 0.3}, {"alpha": 0.3}, "lam"),
-    "fedinit": (S.FedInit, dense.fedinit, {"beta": 0.07}, {"ri_beta": 0.07}, "last"),
+    "scaffold": (S.Scaffold, scaffold.run, {}, {}, "c_i"),
+    "feddyn": (S.FedDyn, feddyn.run, {"alpha": 0.3}, {"alpha": 0.3}, "lam"),
+    "fedinit": (S.FedInit, fedavg.run, {"beta": 0.07}, {"ri_beta": 0.07}, "last"),
 }
 
 
@@ -177,9 +177,9 @@ def run_both(
         SHARED,
         W0,
         SOME,
-        partial(cls, SHARED.dim, **OPTIONS[optimizer]),
-        state,
-        schedule,
+        make=partial(cls, **OPTIONS[optimizer]),
+        state=state,
+        lr_schedule=schedule,
         **theirs,
         **COMMON,
     )

@@ -20,65 +20,42 @@
 with w_bar^{-1} = w_bar^0 = theta^0. `weights` are theta^t, `averages` are w_bar^t (the model
 that the paper's theorem is about). Decisions: rho is constant, though the listing prints rho_t;
 a relaxed start moves theta_{i,0} only, the centre stays theta^t. With `examples` A_P and A_C are
-weighted by n_i, which is the same algebra: lam_bar moves by rho (theta_bar - theta^t).
+weighted by n_i, which is the same algebra: lam_bar moves by rho (theta_bar - theta^t). With sam_rho
+it is A-FedPDSAM.
 """
-
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
+from .problem import Federation, History, reference
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    rho: float = 0.1,
-    examples: Sequence[int] | None = None,
-    **common: Any,
-) -> History:
-    f = Federation(problem, w0, lam_bar=np.zeros(problem.dim), **common)
-    C = problem.num_clients
-    theta = w0
-    lam = np.zeros((C, problem.dim))
-    for t, active, lr_t in f.rounds(cohorts):
+@reference
+def run(f: Federation, rho: float = 0.1) -> History:
+    theta, lam = f.w0, f.zeros()
+    for t, active, _ in f.rounds(lam_bar=lam[0].copy()):
         theta_i = {}
         for i in active:
-            th = f.start(i, theta)
-            for k in range(f.K(i)):
-                g = f.gradient(t, i, k, th)
-                th = th - lr_t * (g + lam[i] + rho * (th - theta) + f.wd * th)
-            theta_i[i] = f.end(i, th)
-        theta_bar = mean(theta_i, examples)
-        for i in range(C):
-            if i in theta_i:
-                lam[i] = lam[i] + rho * (theta_i[i] - theta)
-            else:
-                lam[i] = lam[i] + rho * (theta_bar - theta)
-        lam_bar = np.average(lam, 0, examples)
+            theta_i[i] = f.train(
+                t, i, f.start(i, theta), lambda th, g: g + lam[i] + rho * (th - theta)
+            )
+        theta_bar = f.mean(theta_i)
+        for i in range(f.C):
+            lam[i] = lam[i] + rho * (theta_i.get(i, theta_bar) - theta)
+        lam_bar = np.average(lam, 0, f.examples)
         theta = theta_bar + lam_bar / rho
         f.record(theta, theta_bar, lam_bar=lam_bar)
     return f.history(lam=lam)
 
 
-def run_centred(
-    problem: LeastSquares, w0: Array, cohorts: Cohorts, *, rho: float = 0.1, **common: Any
-) -> History:
-    f = Federation(problem, w0, lam_bar=np.zeros(problem.dim), **common)
-    delta = np.zeros((problem.num_clients, problem.dim))
-    w_bar, w_bar_previous = w0, w0
-    for t, active, lr_t in f.rounds(cohorts):
+@reference
+def run_centred(f: Federation, rho: float = 0.1) -> History:
+    w_bar, w_bar_previous, delta = f.w0, f.w0, f.zeros()
+    for t, active, _ in f.rounds(lam_bar=delta[0].copy()):
         theta_i = {}
         for i in active:
             th = f.start(i, 2 * w_bar - w_bar_previous)
-            for k in range(f.K(i)):
-                g = f.gradient(t, i, k, th)
-                th = th - lr_t * (g + delta[i] + rho * (th - w_bar) + f.wd * th)
-            theta_i[i] = f.end(i, th)
-        w_bar, w_bar_previous = mean(theta_i), w_bar
+            theta_i[i] = f.train(t, i, th, lambda th, g: g + delta[i] + rho * (th - w_bar))
+        w_bar, w_bar_previous = f.mean(theta_i), w_bar
         for i in active:
             delta[i] = delta[i] + rho * (theta_i[i] - w_bar)
         lam_bar = rho * (w_bar - w_bar_previous)

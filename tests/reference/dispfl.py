@@ -28,14 +28,13 @@ that round t trains with (row T: those after the last round).
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import topology
-from .gossip import GossipHistory, Mixing, Network
-from .problem import Array, LeastSquares
+from .gossip import GossipHistory, Network, decentralised
+from .problem import Array
 
 Shapes = Sequence[tuple[int, ...]]
 Regrow = Callable[[int, int, int, NDArray[np.int64], int], Sequence[int]]
@@ -80,26 +79,22 @@ def smallest(score: Array, among: NDArray[np.int64], n: int) -> NDArray[np.int64
     return among[np.argsort(score[among], kind="stable")[:n]]
 
 
+@decentralised
 def run(
-    problem: LeastSquares,
-    w0: Array,
-    mixing: Mixing,
-    *,
+    f: Network,
     shapes: Shapes,
     masks: Array,  # (C, d) of zeros and ones: m_i of round 0
     kappa_0: float = 0.5,
     rounds: int | None = None,  # T of kappa_t; None: as many as there are matrices
     variant: str = "gradient",
     regrow: Regrow | None = None,
-    **common: Any,
 ) -> GossipHistory:
-    if variant not in ("gradient", "random") or (variant == "random") != (regrow is not None):
-        raise ValueError(f"'gradient', or 'random' with regrow, not {variant!r} and {regrow=}")
-    T = len(mixing) if rounds is None else rounds
+    assert (variant == "random") == (regrow is not None)
+    T = len(f.schedule) if rounds is None else rounds
     m = np.array(masks, dtype=float)
-    f = Network(problem, m * w0, masks=m, **common)
-    x = f.start_models()
-    for t, W, lr_t in f.rounds(mixing):
+    x = m * f.w0
+    f.last[:] = f.models[0][:] = x
+    for t, W, lr_t in f.rounds(masks=m):
         kappa = kappa_0 / 2 * (1 + math.cos(math.pi * t / T))
         w, m_new = x.copy(), m.copy()
         for i in f.working(t):

@@ -11,40 +11,23 @@ Decisions: v_i takes K steps too, on the batches of w; both gradients are clippe
 its own point; v_i is pulled to w^t, with a relaxed start too (ri_center = "start": to the start).
 """
 
-from typing import Any
-
-import numpy as np
-
-from .problem import Array, Cohorts, Federation, History, LeastSquares, center_of, mean
+from .problem import Federation, History, reference
 
 CASES = [{"own": {"lam": 0.7, "server_lr": 0.9}, "states": ("v",)}]
 COST = (1, 1, 2, 1, 1)
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    lam: float = 0.1,
-    server_lr: float = 1.0,
-    ri_center: str = "server",
-    **common: Any,
-) -> History:
-    f = Federation(problem, w0, **common)
-    v = np.tile(w0, (problem.num_clients, 1))
-    w = w0
-    for t, active, lr_t in f.rounds(cohorts):
+@reference
+def run(f: Federation, lam: float = 0.1, server_lr: float = 1.0) -> History:
+    w, v = f.w0, f.copies(f.w0)
+    for t, active, _ in f.rounds():
         w_K = {}
         for i in active:
-            w_k = f.start(i, w)
-            center = center_of(ri_center, w, w_k)
-            for k in range(f.K(i)):
-                w_k = w_k - lr_t * (f.gradient(t, i, k, w_k) + f.wd * w_k)
-                pull = f.gradient(t, i, k, v[i]) + lam * (v[i] - center)
-                v[i] = v[i] - lr_t * (pull + f.wd * v[i])
-            w_K[i] = f.end(i, w_k)
-        w_bar = mean(w_K)
+            w_0 = f.start(i, w)
+            center = f.center(w, w_0)
+            w_K[i] = f.train(t, i, w_0)
+            v[i] = f.steps(t, i, v[i], lambda v_k, g: g + lam * (v_k - center))
+        w_bar = f.mean(w_K)
         w = w + server_lr * (w_bar - w)
         f.record(w, w_bar)
     return f.history(v_i=v)

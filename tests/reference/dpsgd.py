@@ -16,28 +16,17 @@ l_i the z_i of the node's last round, and z_i = y_i - lr_t (g_i(y_i) + wd y_i). 
 mixed stays x_j, so the relaxation, too, is a node's own until the next mix.
 """
 
-from typing import Any
-
-from .gossip import GossipHistory, Mixing, Network
-from .problem import Array, LeastSquares
+from .gossip import GossipHistory, Network, decentralised
 
 
-def run(
-    problem: LeastSquares, w0: Array, mixing: Mixing, *, variant: str = "lian", **common: Any
-) -> GossipHistory:
-    if variant not in ("lian", "atc"):
-        raise ValueError(f"variant: lian or atc, not {variant!r}")
-    f = Network(problem, w0, **{"local_steps": 1, **common})
-    x = f.start_models()
-    for t, W, lr_t in f.rounds(mixing):
+@decentralised
+def run(f: Network, variant: str = "lian") -> GossipHistory:
+    x = f.copies(f.w0)
+    for t, W, _ in f.rounds():
         z = x.copy()
         for i in f.working(t):
-            z[i] = f.start(i, x[i])
-            for k in range(f.K(i)):
-                g = f.gradient(t, i, k, z[i])
-                z[i] = z[i] - lr_t * (g + f.wd * z[i])
-            f.end(i, z[i])
+            z[i] = f.train(t, i, f.start(i, x[i]))
         M = f.power(W, t)
-        x = M @ x + (z - x) if variant == "lian" else M @ z
+        x = {"lian": M @ x + (z - x), "atc": M @ z}[variant]
         f.record(x, z)
     return f.history()

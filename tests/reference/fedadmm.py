@@ -16,58 +16,32 @@
 Decisions: "tracking" (Wang et al.) is the reference; "active" is the poster's row of comparison;
 "released" is the code of Gong et al., which reloads theta^t before it measures. No regulariser,
 so the server's prox is the identity. Inactive theta_i, lam_i, thetahat_i stay. theta_i^old is
-the client's last final model, not its relaxed start; a relaxed start moves theta_{i,0} only
-(ri_center="server"). With ri_center="start" theta_{i,0} stands for theta^t in the proximal term
-and in the step of lam_i, as FedInit's authors' simulator does in its dual methods; the server
-rules stay as written.
+the client's last final model, not its relaxed start. With ri_center="start" theta_{i,0} stands for
+theta^t in the proximal term and in the step of lam_i, as FedInit's authors' simulator does in its
+dual methods; the server rules stay as written.
 """
 
-from typing import Any
-
-import numpy as np
-
-from .problem import Array, Cohorts, Federation, History, LeastSquares, center_of
+from .problem import Federation, History, reference
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    rho: float = 0.1,
-    variant: str = "tracking",
-    eta_s: float = 1.0,
-    ri_center: str = "server",
-    **common: Any,
-) -> History:
-    if variant not in ("tracking", "active", "gong", "released"):
-        raise ValueError(f"variant: tracking, active, gong or released, not {variant!r}")
-    f = Federation(problem, w0, lam_bar=np.zeros(problem.dim), **common)
-    C = problem.num_clients
-    theta = w0
-    theta_i = np.tile(w0, (C, 1))
-    lam = np.zeros((C, problem.dim))
-    theta_hat = np.tile(w0, (C, 1))
-    for t, active, lr_t in f.rounds(cohorts):
+@reference
+def run(f: Federation, rho: float = 0.1, variant: str = "tracking", eta_s: float = 1.0) -> History:
+    theta, theta_i, theta_hat, lam = f.w0, f.copies(f.w0), f.copies(f.w0), f.zeros()
+    for t, active, _ in f.rounds(lam_bar=lam[0].copy()):
         P = list(active)
         theta_old, lam_old, theta_hat_old = theta_i.copy(), lam.copy(), theta_hat.copy()
         for i in P:
             th = f.start(i, theta)
-            center = center_of(ri_center, theta, th)
-            for k in range(f.K(i)):
-                g = f.gradient(t, i, k, th)
-                th = th - lr_t * (g + lam[i] + rho * (th - center) + f.wd * th)
-            theta_i[i] = f.end(i, th)
+            center = f.center(theta, th)
+            theta_i[i] = f.train(t, i, th, lambda th, g: g + lam[i] + rho * (th - center))
             lam[i] = lam[i] + rho * (theta_i[i] - center)
             theta_hat[i] = theta_i[i] + lam[i] / rho
-        if variant == "tracking":
-            theta = theta + (theta_hat - theta_hat_old)[P].sum(axis=0) / C
-        elif variant == "active":
-            theta = (theta_i + lam / rho)[P].mean(axis=0)
-        elif variant == "gong":
-            Delta = (theta_i - theta_old) + (lam - lam_old) / rho
-            theta = theta + eta_s * Delta[P].mean(axis=0)
-        else:
-            theta = theta + eta_s * (2 * (theta_i - theta))[P].mean(axis=0)
+        Delta = (theta_i - theta_old) + (lam - lam_old) / rho
+        theta = {
+            "tracking": theta + (theta_hat - theta_hat_old)[P].sum(axis=0) / f.C,
+            "active": (theta_i + lam / rho)[P].mean(axis=0),
+            "gong": theta + eta_s * Delta[P].mean(axis=0),
+            "released": theta + eta_s * (2 * (theta_i - theta))[P].mean(axis=0),
+        }[variant]
         f.record(theta, theta_i[P].mean(axis=0), lam_bar=lam.mean(axis=0))
     return f.history(lam=lam, theta_hat=theta_hat)

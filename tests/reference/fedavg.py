@@ -7,37 +7,18 @@
         w_bar^{t+1} = A_P[w_{i,K}]
         w^{t+1} = w^t + server_lr (w_bar^{t+1} - w^t)
 
-Decisions: clients weigh equally, or by their `examples`; the clip acts on g_i alone;
-lr_t = lr * lr_decay**t. Relaxed start (ri_beta): w_{i,0} = w^t + ri_beta (w^t - l_i), the server
-rule stays as written.
+With sam_rho it is FedSAM (arXiv:2206.02618): g_i(w_k) is g_i(w_k + r g_i(w_k) / ||g_i(w_k)||).
+Decisions: lr_t = lr * lr_decay**t; with a relaxed start the server rule stays as written.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
-from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
+from .problem import Federation, History, reference
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    server_lr: float = 1.0,
-    examples: Sequence[int] | None = None,
-    **common: Any,
-) -> History:
-    f = Federation(problem, w0, **common)
-    w = w0
-    for t, active, lr_t in f.rounds(cohorts):
-        w_K = {}
-        for i in active:
-            w_k = f.start(i, w)
-            for k in range(f.K(i)):
-                g = f.gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g + f.wd * w_k)
-            w_K[i] = f.end(i, w_k)
-        w_bar = mean(w_K, examples)
+@reference
+def run(f: Federation, server_lr: float = 1.0) -> History:
+    w = f.w0
+    for t, active, _ in f.rounds():
+        w_bar = f.mean({i: f.train(t, i, f.start(i, w)) for i in active})
         w = w + server_lr * (w_bar - w)
         f.record(w, w_bar)
     return f.history()

@@ -9,34 +9,14 @@
 Decisions: heavy ball, not Nesterov's form w + server_lr (Delta + beta v).
 """
 
-from typing import Any
-
-import numpy as np
-
-from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
+from .problem import Federation, History, reference
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    beta: float = 0.9,
-    server_lr: float = 1.0,
-    **common: Any,
-) -> History:
-    v = np.zeros(problem.dim)
-    f = Federation(problem, w0, v=v, **common)
-    w = w0
-    for t, active, lr_t in f.rounds(cohorts):
-        w_K = {}
-        for i in active:
-            w_k = f.start(i, w)
-            for k in range(f.K(i)):
-                g = f.gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g + f.wd * w_k)
-            w_K[i] = f.end(i, w_k)
-        w_bar = mean(w_K)
+@reference
+def run(f: Federation, beta: float = 0.9, server_lr: float = 1.0) -> History:
+    w, v = f.w0, 0 * f.w0
+    for t, active, _ in f.rounds(v=v):
+        w_bar = f.mean({i: f.train(t, i, f.start(i, w)) for i in active})
         v = beta * v + (w_bar - w)
         w = w + server_lr * v
         f.record(w, w_bar, v=v)

@@ -12,48 +12,29 @@ Decisions: weight decay outside the mixture, as in the authors' released simulat
 amplified to wd/alpha, since Delta contains it); wd_mode="inside" is alpha (g_i + wd w_k)
 instead. server_lr multiplies the mean displacement (the paper's multiplies Delta: K lr_t times
 as large). With a relaxed start Delta takes true displacements w_{i,0} - w_{i,K}, the server rule
-w_bar - w^t. With `examples` both means are weighted.
+w_bar - w^t. With `examples` both means are weighted. With sam_rho it is MoFedSAM
+(arXiv:2206.02618).
 """
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
-from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
+from .problem import Federation, History, reference
 
 
+@reference
 def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    alpha: float = 0.1,
-    wd_mode: str = "outside",
-    server_lr: float = 1.0,
-    examples: Sequence[int] | None = None,
-    **common: Any,
+    f: Federation, alpha: float = 0.1, wd_mode: str = "outside", server_lr: float = 1.0
 ) -> History:
-    if wd_mode not in ("outside", "inside"):
-        raise ValueError(f"wd_mode: 'outside' or 'inside', not {wd_mode!r}")
-    Delta = np.zeros(problem.dim)
-    f = Federation(problem, w0, delta=Delta, **common)
-    w = w0
-    for t, active, lr_t in f.rounds(cohorts):
+    w, Delta = f.w0, 0 * f.w0
+    for t, active, lr_t in f.rounds(delta=Delta):
         w_K, direction = {}, {}
         for i in active:
-            w_k = w_start = f.start(i, w)
+            w_k = w_0 = f.start(i, w)
             for k in range(f.K(i)):
                 g = f.gradient(t, i, k, w_k)
-                if wd_mode == "outside":
-                    step = alpha * g + (1 - alpha) * Delta + f.wd * w_k
-                else:
-                    step = alpha * (g + f.wd * w_k) + (1 - alpha) * Delta
-                w_k = w_k - lr_t * step
-            direction[i] = (w_start - w_k) / (f.K(i) * lr_t)
+                decay = {"outside": f.wd * w_k, "inside": alpha * f.wd * w_k}[wd_mode]
+                w_k = w_k - lr_t * (alpha * g + (1 - alpha) * Delta + decay)
+            direction[i] = (w_0 - w_k) / (f.K(i) * lr_t)
             w_K[i] = f.end(i, w_k)
-        Delta = mean(direction, examples)
-        w_bar = mean(w_K, examples)
+        Delta, w_bar = f.mean(direction), f.mean(w_K)
         w = w + server_lr * (w_bar - w)
         f.record(w, w_bar, delta=Delta)
     return f.history()

@@ -17,40 +17,24 @@ SAM gradients; a relaxed start moves y_0 only (ri_center="server"), or stands fo
 ("start"). v_i of inactive clients stays.
 """
 
-from typing import Any
-
-import numpy as np
-
-from .problem import Array, Cohorts, Federation, History, LeastSquares, center_of, mean
+from .problem import Federation, History, reference
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    rho: float = 0.03,
-    lam: float = 0.5,
-    server_lr: float = 1.0,
-    ri_center: str = "server",
-    **common: Any,
-) -> History:
-    f = Federation(problem, w0, **common)
-    v_i = np.tile(w0, (problem.num_clients, 1))
-    x = w0
-    for t, active, lr_t in f.rounds(cohorts):
+@reference
+def run(f: Federation, rho: float = 0.03, lam: float = 0.5, server_lr: float = 1.0) -> History:
+    x, v_i = f.w0, f.copies(f.w0)
+    for t, active, lr_t in f.rounds():
         y_K = {}
         for i in active:
             y, v = f.start(i, x), v_i[i]
-            center = center_of(ri_center, x, y)
+            center = f.center(x, y)
             for k in range(f.K(i)):
                 g_y, g_v = f.gradient(t, i, k, y), f.gradient(t, i, k, v)
-                y_next = y - lr_t * (g_y + f.wd * y) - rho * (v + y - 2 * center)
-                v_next = v - lr_t * (g_v + f.wd * v)
-                y, v = y_next, v_next
+                y = y - lr_t * (g_y + f.wd * y) - rho * (v + y - 2 * center)
+                v = v - lr_t * (g_v + f.wd * v)
             v_i[i] = (1 - lam) * v + lam * y
             y_K[i] = f.end(i, y)
-        w_bar = mean(y_K)
+        w_bar = f.mean(y_K)
         x = x + server_lr * (w_bar - x)
         f.record(x, w_bar)
     return f.history(v_i=v_i)

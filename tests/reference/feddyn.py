@@ -10,43 +10,27 @@
         w^{t+1} = w_bar^{t+1} - h/alpha
 
 Decisions: the step of h is divided by C, not P; lam_i = -q_i and lam_bar = -h are what the
-family of primal-dual methods calls them; a relaxed start moves w_0 only, the centre stays w^t
-(ri_center="server"). With ri_center="start" w_0 stands for w^t in the proximal term and in the
-steps of q_i and h, as in the simulator of FedInit's authors: h remains the mean of the q_i.
+family of primal-dual methods calls them. With ri_center="start" w_0 stands for w^t in the proximal
+term and in the steps of q_i and h, as in the simulator of FedInit's authors: h remains the mean of
+the q_i. With path_rho it is FedLESAM-D.
 """
 
-from typing import Any
-
-import numpy as np
-
-from .problem import Array, Cohorts, Federation, History, LeastSquares, center_of, mean
+from .problem import Federation, History, reference
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    alpha: float = 0.1,
-    ri_center: str = "server",
-    **common: Any,
-) -> History:
-    C = problem.num_clients
-    q, h = np.zeros((C, problem.dim)), np.zeros(problem.dim)
-    f = Federation(problem, w0, lam_bar=-h, **common)
-    w = w0
-    for t, active, lr_t in f.rounds(cohorts):
-        w_K, center = {}, {}
+@reference
+def run(f: Federation, alpha: float = 0.1) -> History:
+    w, q, h = f.w0, f.zeros(), 0 * f.w0
+    for t, active, _ in f.rounds(lam_bar=-h):
+        w_K, moved = {}, {}
         for i in active:
-            w_k = f.start(i, w)
-            center[i] = center_of(ri_center, w, w_k)
-            for k in range(f.K(i)):
-                g = f.gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g - q[i] + alpha * (w_k - center[i]) + f.wd * w_k)
-            q[i] = q[i] - alpha * (w_k - center[i])
-            w_K[i] = f.end(i, w_k)
-        h = h - alpha / C * sum(w_K[i] - center[i] for i in active)
-        w_bar = mean(w_K)
+            w_0 = f.start(i, w)
+            center = f.center(w, w_0)
+            w_K[i] = f.train(t, i, w_0, lambda w_k, g: g - q[i] + alpha * (w_k - center))
+            moved[i] = w_K[i] - center
+            q[i] = q[i] - alpha * moved[i]
+        h = h - alpha / f.C * sum(moved.values())
+        w_bar = f.mean(w_K)
         w = w_bar - h / alpha
         f.record(w, w_bar, lam_bar=-h)
     return f.history(lam=-q)

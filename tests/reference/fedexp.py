@@ -12,40 +12,23 @@ Decisions: a mean weighted by examples has its weights in both sums; the release
 epsilon by P, the paper does not; before the first round the output is w^0.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
-from .problem import Array, Cohorts, Federation, History, LeastSquares, mean, shares
+from .problem import Federation, History, reference
 
 CASES = [{"own": {"epsilon": epsilon}} for epsilon in (0.001, 0.05)]
 COST = (1, 1, 1, 0, 2)
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    epsilon: float = 0.001,
-    examples: Sequence[int] | None = None,
-    **common: Any,
-) -> History:
-    f = Federation(problem, w0, output=w0, eta_g=np.ones(1), **common)
-    w = w0
-    for t, active, lr_t in f.rounds(cohorts):
-        w_K = {}
-        for i in active:
-            w_k = f.start(i, w)
-            for k in range(f.K(i)):
-                w_k = w_k - lr_t * (f.gradient(t, i, k, w_k) + f.wd * w_k)
-            w_K[i] = f.end(i, w_k)
-        p = shares(active, examples)
-        D = {i: w - w_K[i] for i in active}
+@reference
+def run(f: Federation, epsilon: float = 0.001) -> History:
+    w = f.w0
+    for t, active, _ in f.rounds(output=w, eta_g=np.ones(1)):
+        w_K = {i: f.train(t, i, f.start(i, w)) for i in active}
+        p, D = f.shares(active), {i: w - w_K[i] for i in active}
         D_bar = sum(p[i] * D[i] for i in active)
         spread = sum(p[i] * np.dot(D[i], D[i]) for i in active)
         eta_g = max(1.0, spread / (2 * (np.dot(D_bar, D_bar) + epsilon)))
         w, w_before = w - eta_g * D_bar, w
-        f.record(w, mean(w_K, examples), output=(w + w_before) / 2, eta_g=np.full(1, eta_g))
+        f.record(w, f.mean(w_K), output=(w + w_before) / 2, eta_g=np.full(1, eta_g))
     return f.history()

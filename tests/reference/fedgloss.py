@@ -17,44 +17,27 @@ start. weights[t] is what is broadcast, w~; the trace "output" has w^t; `clients
 -sigma_k.
 """
 
-from typing import Any
-
-import numpy as np
-
-from .problem import Array, Cohorts, Federation, History, LeastSquares, ascent, center_of, mean
+from .problem import Federation, History, ascent, reference
 
 CASES = [{"own": {"radius": r, "alpha": 0.3}, "states": ("lam",)} for r in (0.2, 0.0)]
 COST = (1, 1, 1, 1, 3)
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    alpha: float = 0.1,
-    radius: float = 0.15,
-    ri_center: str = "server",
-    **common: Any,
-) -> History:
-    C, beta = problem.num_clients, 1 / alpha
-    sigma_k, sigma, D = np.zeros((C, problem.dim)), np.zeros(problem.dim), np.zeros(problem.dim)
-    f = Federation(problem, w0, output=w0, sigma=sigma, **common)
-    w = w0
-    for t, active, lr_t in f.rounds(cohorts):
+@reference
+def run(f: Federation, alpha: float = 0.1, radius: float = 0.15) -> History:
+    w, beta = f.w0, 1 / alpha
+    sigma_k, sigma, D = f.zeros(), 0 * w, 0 * w
+    for t, active, _ in f.rounds(output=w, sigma=sigma):
         w_tilde = w + ascent(D, radius)
-        w_K, deviation = {}, np.zeros(problem.dim)
+        w_K, deviation = {}, 0 * w
         for k in active:
-            w_i = start = f.start(k, w_tilde)
-            center = center_of(ri_center, w_tilde, start)
-            for step in range(f.K(k)):
-                g = f.gradient(t, k, step, w_i)
-                w_i = w_i - lr_t * (g - sigma_k[k] + (w_i - center) / beta + f.wd * w_i)
-            sigma_k[k] = sigma_k[k] - (w_i - center) / beta
-            deviation = deviation + (w_i - center)
-            w_K[k] = f.end(k, w_i)
-        sigma = sigma - deviation / (beta * C)
-        w_bar = mean(w_K)
+            w_0 = f.start(k, w_tilde)
+            center = f.center(w_tilde, w_0)
+            w_K[k] = f.train(t, k, w_0, lambda w, g: g - sigma_k[k] + (w - center) / beta)
+            sigma_k[k] = sigma_k[k] - (w_K[k] - center) / beta
+            deviation = deviation + (w_K[k] - center)
+        sigma = sigma - deviation / (beta * f.C)
+        w_bar = f.mean(w_K)
         D = w_tilde - w_bar
         w = w - D - beta * sigma
         f.record(w + ascent(D, radius), w_bar, output=w, sigma=sigma)

@@ -13,47 +13,29 @@ listing's index t-1 presumes participation); a first visit at t > 0 is extrapola
 the paper); ri_server="updates" is the authors' simulator, w^t + A_P[w_{i,K} - w_{i,0}].
 """
 
-from typing import Any
-
 import numpy as np
 
-from .problem import Array, Cohorts, Federation, History, LeastSquares
+from .problem import Federation, History, reference
 
 
+@reference
 def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
+    f: Federation,
     ri_beta: float = 0.1,
     ri_first_visit: str = "initial",
     ri_server: str = "models",
-    **common: Any,
 ) -> History:
-    if ri_first_visit not in ("initial", "current") or ri_server not in ("models", "updates"):
-        raise ValueError(f"unknown option: {ri_first_visit=}, {ri_server=}")
-    f = Federation(problem, w0, **common)
-    C, beta = problem.num_clients, ri_beta
-    w_last = np.tile(w0, (C, 1))
-    ever_active = [False] * C
-    w = w0
-    for t, active, lr_t in f.rounds(cohorts):
-        w_start, w_final = np.zeros((C, problem.dim)), np.zeros((C, problem.dim))
+    w, w_last, ever_active = f.w0, f.copies(f.w0), [False] * f.C
+    for t, active, _ in f.rounds():
+        w_start, w_final = {}, {}
         for i in active:
-            if ever_active[i] or ri_first_visit == "initial":
-                w_start[i] = (1 + beta) * w - beta * w_last[i]
-            else:
+            w_start[i] = (1 + ri_beta) * w - ri_beta * w_last[i]
+            if not ever_active[i] and ri_first_visit == "current":
                 w_start[i] = w
-            w_k = w_start[i]
-            for k in range(f.K(i)):
-                g = f.gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g + f.wd * w_k)
-            w_final[i] = w_k
-        for i in active:
-            w_last[i] = w_final[i]
+            w_final[i] = w_last[i] = f.steps(t, i, w_start[i])
             ever_active[i] = True
-        w_bar = w_final[list(active)].mean(axis=0)
-        updates = (w_final - w_start)[list(active)].mean(axis=0)
-        w = w_bar if ri_server == "models" else w + updates
+        w_bar = np.mean([w_final[i] for i in active], axis=0)
+        updates = np.mean([w_final[i] - w_start[i] for i in active], axis=0)
+        w = {"models": w_bar, "updates": w + updates}[ri_server]
         f.record(w, w_bar)
     return f.history(last=w_last)

@@ -15,11 +15,9 @@ Decisions: server_lr is the paper's alpha; all clients of a round use the m of i
 relaxed start c_i^+ takes the true displacement.
 """
 
-from typing import Any
-
 import numpy as np
 
-from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
+from .problem import Federation, History, reference
 
 CASES = [
     {"own": {"gamma": 0.3, "server_lr": 1.2, "rho": rho}, "states": ("c_i",)} for rho in (0.0, 0.25)
@@ -27,30 +25,20 @@ CASES = [
 COST = (2, 2, 1, 1, 2)
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    gamma: float = 0.2,
-    server_lr: float = 1.5,
-    rho: float = 0.1,
-    **common: Any,
-) -> History:
-    c_i, m = np.zeros((problem.num_clients, problem.dim)), np.zeros(problem.dim)
-    f = Federation(problem, w0, m=m, **common)
-    w = w0
-    for t, active, lr_t in f.rounds(cohorts):
+@reference
+def run(f: Federation, gamma: float = 0.2, server_lr: float = 1.5, rho: float = 0.1) -> History:
+    w, c_i, m = f.w0, f.zeros(), 0 * f.w0
+    for t, active, lr_t in f.rounds(m=m):
         w_K, fresh = {}, {}
         for i in active:
-            w_k = w_start = f.start(i, w)
+            w_k = w_0 = f.start(i, w)
             eta = [(1 - (1 - rho) * k / f.K(i)) * lr_t for k in range(f.K(i))]
             for k, eta_k in enumerate(eta):
                 w_k = w_k - eta_k * (f.gradient(t, i, k, w_k) - c_i[i] + m + f.wd * w_k)
-            fresh[i] = c_i[i] - m + (w_start - w_k) / sum(eta)
+            fresh[i] = c_i[i] - m + (w_0 - w_k) / sum(eta)
             w_K[i] = f.end(i, w_k)
         m = m + gamma * np.mean([fresh[i] - m for i in active], axis=0)
-        w_bar = mean(w_K)
+        w_bar = f.mean(w_K)
         w = w + server_lr * (w_bar - w)
         for i in active:
             c_i[i] = fresh[i]

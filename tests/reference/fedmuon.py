@@ -18,8 +18,8 @@ COST = (4, 3, 1, 0, 4)
 class Muon:
     """PyTorch's on the first entries, a matrix of that shape, and AdamW on the others."""
 
-    def __init__(self, d: int, shape: tuple[int, int]) -> None:
-        self.others, self.M = AdamW(d), np.zeros(shape)
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.others, self.M = AdamW(), np.zeros(shape)
 
     def step(self, d: Array) -> Array:
         p = torch.nn.Parameter(torch.zeros(self.M.shape, dtype=torch.float64))

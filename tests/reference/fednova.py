@@ -23,41 +23,25 @@ server rule is w^t + server_lr A_P[w_{i,K} - w_{i,0}]: at server_lr = 1 FedInit'
 ri_server="updates".
 """
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
-from .problem import Array, Cohorts, Federation, History, LeastSquares, mean, shares
+from .problem import Federation, History, reference
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    momentum: float = 0.0,
-    server_lr: float = 1.0,
-    examples: Sequence[int] | None = None,  # n_i of every client
-    **common: Any,
-) -> History:
-    f = Federation(problem, w0, **common)
-    mu = momentum
-    w = w0
-    for t, active, lr_t in f.rounds(cohorts):
+@reference
+def run(f: Federation, momentum: float = 0.0, server_lr: float = 1.0) -> History:
+    w, mu = f.w0, momentum
+    for t, active, lr_t in f.rounds():
         w_K, a, d = {}, {}, {}
         for i in active:
-            K_i = f.K(i)
-            w_k = w_start = f.start(i, w)
-            u = np.zeros(problem.dim)
+            w_k = w_0 = f.start(i, w)
+            u, K_i = 0 * w, f.K(i)
             for k in range(K_i):
                 u = mu * u + f.gradient(t, i, k, w_k) + f.wd * w_k
                 w_k = w_k - lr_t * u
             a[i] = (K_i - mu * (1 - mu**K_i) / (1 - mu)) / (1 - mu)
-            d[i] = (w_start - w_k) / a[i]
+            d[i] = (w_0 - w_k) / a[i]
             w_K[i] = f.end(i, w_k)
-        p = shares(active, examples)
+        p = f.shares(active)
         tau_eff = sum(p[i] * a[i] for i in active)
         w = w - server_lr * tau_eff * sum(p[i] * d[i] for i in active)
-        f.record(w, mean(w_K, examples))
+        f.record(w, f.mean(w_K))
     return f.history()

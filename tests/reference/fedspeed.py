@@ -19,45 +19,33 @@ the mixed data gradient g is what is clipped (for a = 1 the gradient at the pert
 relaxed start moves theta_{i,0} only.
 """
 
-from typing import Any
-
-import numpy as np
-
-from .problem import Array, Cohorts, Federation, History, LeastSquares, ascent, clip, mean
+from .problem import Federation, History, ascent, clip, reference
 
 
+@reference
 def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
+    f: Federation,
     rho: float = 0.1,
     a: float = 1.0,
     variant: str = "PC",
     ascent_form: str = "normalised",
     sam_rho: float = 0.1,
-    **common: Any,
 ) -> History:
-    if variant not in ("PC", "PP") or ascent_form not in ("normalised", "plain"):
-        raise ValueError(f"unknown option: {variant=}, {ascent_form=}")
-    f = Federation(problem, w0, lam_bar=np.zeros(problem.dim), **common)
-    r = sam_rho
-    theta = w0
-    lam = np.zeros((problem.num_clients, problem.dim))
-    for t, active, lr_t in f.rounds(cohorts):
+    theta, lam, r = f.w0, f.zeros(), sam_rho
+    for t, active, lr_t in f.rounds(lam_bar=lam[0].copy()):
         theta_i = {}
         for i in active:
             th = f.start(i, theta)
             for k in range(f.K(i)):
                 g_1 = f.raw(t, i, k, th)
-                e = ascent(g_1, r) if ascent_form == "normalised" else r * g_1
+                e = {"normalised": ascent(g_1, r), "plain": r * g_1}[ascent_form]
                 g_2 = f.raw(t, i, k, th + e)
                 g = clip((1 - a) * g_1 + a * g_2, f.clip_norm)
                 th = th - lr_t * (g + lam[i] + rho * (th - theta) + f.wd * th)
             theta_i[i] = f.end(i, th)
             lam[i] = lam[i] + rho * (th - theta)
-        theta_bar = mean(theta_i)
-        averaged = lam if variant == "PC" else lam[list(active)]
+        theta_bar = f.mean(theta_i)
+        averaged = {"PC": lam, "PP": lam[list(active)]}[variant]
         theta = theta_bar + averaged.mean(axis=0) / rho
         f.record(theta, theta_bar, lam_bar=lam.mean(axis=0))
     return f.history(lam=lam)

@@ -6,15 +6,15 @@ node that fails in a round neither trains nor sends nor receives: its model and 
 are the same one round later. The others mix with what `topology.without` makes of W.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import topology
-from .problem import Array, Federation, LeastSquares
+from .problem import Array, Federation, reference
 
-Mixing = Sequence[Array]  # mixing[t]: (C, C), the matrix of round t; as many rounds as matrices
 Failures = Sequence[Sequence[int]]  # failed[t]: nodes that fail in round t
 
 
@@ -36,24 +36,17 @@ def consensus_distance(x: Array) -> float:
 
 
 class Network(Federation):
-    """What a listing without a server leaves out. w0: one (d,) for all nodes, or a row for each."""
+    """What a listing without a server leaves out.
+
+    w0: one (d,) for all nodes, or a row for each. The schedule has a mixing matrix per round.
+    """
 
     def __init__(
-        self,
-        problem: LeastSquares,
-        w0: Array,
-        *,
-        failed: Failures | None = None,
-        gossip_steps: int = 1,
-        **common: Any,
+        self, *common: Any, failed: Failures | None = None, gossip_steps: int = 1, **more: Any
     ) -> None:
-        super().__init__(problem, w0, **common)
+        super().__init__(*common, **more)
         self.failures, self.gossip_steps = failed, gossip_steps
-        self.models, self.trained = [self.last.copy()], []
-
-    def start_models(self) -> Array:
-        """x_i^0, (C, d)."""
-        return self.models[0].copy()
+        self.models, self.trained = [self.copies(self.w0)], []
 
     def failed(self, t: int) -> list[int]:
         """The nodes that fail in round t."""
@@ -61,7 +54,7 @@ class Network(Federation):
 
     def working(self, t: int) -> list[int]:
         """The nodes that train and mix in round t."""
-        return [i for i in range(len(self.last)) if i not in self.failed(t)]
+        return [i for i in range(self.C) if i not in self.failed(t)]
 
     def power(self, W: Array, t: int) -> Array:
         """W^Q, the failed nodes taken out of W first."""
@@ -70,7 +63,7 @@ class Network(Federation):
     def record(self, x: Array, z: Array, **memories: Array) -> None:
         self.models.append(x.copy())
         self.trained.append(z.copy())
-        self._trace(memories)
+        self.trace(memories)
 
     def history(self, **clients: Array) -> GossipHistory:
         return GossipHistory(
@@ -82,3 +75,6 @@ class Network(Federation):
             {"last": self.last, **clients},
             {name: np.array(trace) for name, trace in self.traces.items()},
         )
+
+
+decentralised: Callable[..., Any] = partial(reference, kind=Network)

@@ -20,37 +20,22 @@ lam_bar^(i)/alpha already: nothing is added to it again. W doubly stochastic kee
 lam_bar^(i) at the mean of the lam_i.
 """
 
-from typing import Any
-
 import numpy as np
 
-from .gossip import GossipHistory, Mixing, Network
-from .problem import Array, LeastSquares, center_of
+from .gossip import GossipHistory, Network, decentralised
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    mixing: Mixing,
-    *,
-    alpha: float = 0.1,
-    ri_center: str = "server",
-    **common: Any,
-) -> GossipHistory:
-    lam = lam_bar = np.zeros((problem.num_clients, problem.dim))  # row i of lam_bar: lam_bar^(i)
-    f = Network(problem, w0, lam=lam, lam_bar=lam_bar, **common)
-    w = f.start_models()
-    for t, W, lr_t in f.rounds(mixing):
+@decentralised
+def run(f: Network, alpha: float = 0.1) -> GossipHistory:
+    w, lam, lam_bar = f.copies(f.w0), f.zeros(), f.zeros()  # row i of lam_bar: lam_bar^(i)
+    for t, W, _ in f.rounds(lam=lam, lam_bar=lam_bar):
         up = f.working(t)
         z, dlam = w.copy(), np.zeros_like(lam)
         for i in up:
-            w_k = f.start(i, w[i])
-            center = center_of(ri_center, w[i], w_k)
-            for k in range(f.K(i)):
-                g = f.gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g + lam[i] + alpha * (w_k - center) + f.wd * w_k)
-            z[i] = f.end(i, w_k)
-            dlam[i] = alpha * (w_k - center)
+            w_0 = f.start(i, w[i])
+            center = f.center(w[i], w_0)
+            z[i] = f.train(t, i, w_0, lambda w_k, g: g + lam[i] + alpha * (w_k - center))
+            dlam[i] = alpha * (z[i] - center)
         M = f.power(W, t)
         lam = lam + dlam
         lam_bar = M @ (lam_bar + dlam)

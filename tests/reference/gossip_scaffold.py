@@ -20,29 +20,20 @@ the c^(i) at the mean of the c_i; at K_i = 1 the method is gradient tracking (ar
 the form that mixes after the step.
 """
 
-from typing import Any
-
 import numpy as np
 
-from .gossip import GossipHistory, Mixing, Network
-from .problem import Array, LeastSquares
+from .gossip import GossipHistory, Network, decentralised
 
 
-def run(
-    problem: LeastSquares, w0: Array, mixing: Mixing, *, server_lr: float = 1.0, **common: Any
-) -> GossipHistory:
-    c_i = c = np.zeros((problem.num_clients, problem.dim))  # row i of c: c^(i)
-    f = Network(problem, w0, c=c, c_i=c_i, **common)
-    w = f.start_models()
-    for t, W, lr_t in f.rounds(mixing):
+@decentralised
+def run(f: Network, server_lr: float = 1.0) -> GossipHistory:
+    w, c, c_i = f.copies(f.w0), f.zeros(), f.zeros()  # row i of c: c^(i)
+    for t, W, lr_t in f.rounds(c=c, c_i=c_i):
         z, dc = w.copy(), np.zeros_like(c)
         for i in f.working(t):
-            w_k = w_start = f.start(i, w[i])
-            for k in range(f.K(i)):
-                g = f.gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g - c_i[i] + c[i] + f.wd * w_k)
-            z[i] = f.end(i, w_k)
-            dc[i] = -c[i] + (w_start - w_k) / (f.K(i) * lr_t)
+            w_0 = f.start(i, w[i])
+            z[i] = f.train(t, i, w_0, lambda w_k, g: g - c_i[i] + c[i])
+            dc[i] = -c[i] + (w_0 - z[i]) / (f.K(i) * lr_t)
         M = f.power(W, t)
         w = M @ (w + server_lr * (z - w))
         c = M @ (c + dc)

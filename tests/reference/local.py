@@ -8,29 +8,15 @@ for t = 0 .. T-1:
     w^{t+1} = w_bar^{t+1} = A_P[w_{i,K}]
 """
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
-from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
+from .problem import Federation, History, reference
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    examples: Sequence[int] | None = None,
-    **common: Any,
-) -> History:
-    f = Federation(problem, w0, **common)
-    own = np.tile(w0, (problem.num_clients, 1))
-    for t, active, lr_t in f.rounds(cohorts):
+@reference
+def run(f: Federation) -> History:
+    w = f.copies(f.w0)
+    for t, active, _ in f.rounds():
         for i in active:
-            for k in range(f.K(i)):
-                g = f.gradient(t, i, k, own[i])
-                own[i] = own[i] - lr_t * (g + f.wd * own[i])
-        w_bar = mean({i: own[i] for i in active}, examples)
+            w[i] = f.steps(t, i, w[i])
+        w_bar = f.mean({i: w[i] for i in active})
         f.record(w_bar, w_bar)
-    return f.history(w=own)
+    return f.history(w=w)

@@ -7,11 +7,15 @@ steps, w the broadcast model, w_k the local model, w_bar the plain mean of the a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .optimizers import RATES, SGD
 
 Array = NDArray[np.float64]
 Cohorts = Sequence[Sequence[int]]
@@ -157,51 +161,88 @@ def ascent(g: Array, r: float) -> Array:
 
 
 class Federation:
-    """What a listing leaves out: rates, batches, the clip, SAM, relaxed starts and the record.
+    """What a listing leaves out: local steps, batches, the clip, SAM, relaxed starts, the record.
 
-    gradient(t, i, k, w), of client i at local step k of round t, is g_i(w), or with sam_rho = r > 0
-    SAM's g_i(w + r g_i(w)/||g_i(w)||); then clipped. Only this is clipped: not the gradient that
-    makes the perturbation, no correction term and no weight decay. Both gradients of a SAM step see
-    the same batch.
+    The K local steps of client i in round t are w <- w - lr_t (direction(w, g) + wd w), with
+    direction = g by default. g is g_i(w), with sam_rho = r > 0 SAM's g_i(w + r g_i(w)/||g_i(w)||),
+    with path_rho = r > 0 FedLESAM's g_i(w + e_i); then clipped. Only this is clipped: not the
+    gradient that makes the perturbation, no correction term and no weight decay. Perturbations do
+    not contain a correction or weight decay, and both gradients of a step see the same batch.
 
     A relaxed start is w_{i,0} = w + ri_beta (w - l_i), l_i the last local model, w0 before the
     first visit. ri_first_visit: "initial" extrapolates a first visit from w0, "current" starts it
-    plainly at w.
+    plainly at w. ri_center: the anchor of a prox or dual term is w ("server") or w_{i,0} ("start").
 
-    server: the server's vectors before round 0.
+    e_i = r (w_i^old - w) / ||w_i^old - w||, w_i^old the model of i's last visit; 0 at the first.
+
+    make: another optimiser's steps along the direction, weight decay beside them. Its vectors begin
+    anew every round (state "reset"), stay with the client ("keep"), or begin as the mean of what
+    the last round's clients ended with ("average"; AdamW: bias-corrected, and corrected no more).
+
+    examples: n_i of every client, the weights of `mean`; None: equal weights.
     """
 
     def __init__(
         self,
         problem: LeastSquares,
         w0: Array,
+        schedule: Sequence[Any],
         *,
         lr: float,
-        local_steps: int | Sequence[int],
+        local_steps: int | Sequence[int] = 1,
         lr_decay: float = 1.0,
         weight_decay: float = 0.0,
         clip_norm: float | None = None,
         batches: Batches | None = None,
+        examples: Sequence[int] | None = None,
         ri_beta: float = 0.0,
         ri_first_visit: str = "initial",
+        ri_center: str = "server",
         sam_rho: float = 0.0,
-        **server: Array,
+        path_rho: float = 0.0,
+        make: Callable[[], Any] = SGD,
+        state: str = "reset",
+        lr_schedule: str = "constant",
     ) -> None:
-        if ri_first_visit not in ("initial", "current"):
-            raise ValueError(f"ri_first_visit: 'initial' or 'current', not {ri_first_visit!r}")
-        self.problem, self.batches = problem, batches
+        assert ri_first_visit in ("initial", "current")
+        assert ri_center in ("server", "start")
+        self.problem, self.w0, self.schedule = problem, w0, schedule
+        self.C, self.d = problem.num_clients, problem.dim
         self.lr, self.lr_decay, self.local_steps = lr, lr_decay, local_steps
-        self.wd, self.clip_norm, self.sam_rho = weight_decay, clip_norm, sam_rho
-        self.beta, self.first_visit = ri_beta, ri_first_visit
-        self.last = np.broadcast_to(w0, (problem.num_clients, problem.dim)).copy()
-        self.visited = np.zeros(problem.num_clients, dtype=bool)
+        self.wd, self.clip_norm = weight_decay, clip_norm
+        self.batches, self.examples = batches, examples
+        self.beta, self.first_visit, self.ri_center = ri_beta, ri_first_visit, ri_center
+        self.sam_rho, self.path_rho = sam_rho, path_rho
+        self.make, self.state, self.factor = make, state, RATES[lr_schedule]
+        self.optimizers: dict[int, Any] = {}
+        self.mean_state: list[Array] | None = None
+        self.mean_gradient = self.zeros()  # over the steps of a client's last round
+        self.last, self.received, self.e = self.copies(w0), self.copies(w0), self.zeros()
+        self.visited = np.zeros(self.C, dtype=bool)
         self.weights, self.averages = [w0], [w0]
-        self.traces = {name: [vector] for name, vector in server.items()}
+        self.traces: dict[str, list[Array]] = {}
 
-    def rounds(self, schedule: Sequence[Any]) -> Iterator[tuple[int, Any, float]]:
-        """t, what the schedule has for round t (its cohort, its matrix), and lr_t."""
-        for t, of_round in enumerate(schedule):
-            yield t, of_round, self.lr * self.lr_decay**t
+    def zeros(self) -> Array:
+        return np.zeros((self.C, self.d))
+
+    def copies(self, w: Array) -> Array:
+        """w for every client, (C, d)."""
+        return np.broadcast_to(w, (self.C, self.d)).copy()
+
+    def rounds(self, **server: Array) -> Iterator[tuple[int, Any, float]]:
+        """t, what the schedule has for round t (its cohort, its matrix), and lr_t.
+
+        server: vectors whose path is recorded, with their values before round 0.
+        """
+        self.traces = {name: [vector] for name, vector in server.items()}
+        for t, of_round in enumerate(self.schedule):
+            yield t, of_round, self.rate(t)
+            if self.state == "average":
+                ends = zip(*(self.optimizers[i].sent() for i in of_round), strict=True)
+                self.mean_state = [np.mean(vectors, axis=0) for vectors in ends]
+
+    def rate(self, t: int) -> float:
+        return self.lr * self.lr_decay**t
 
     def K(self, i: int) -> int:
         return steps_of(self.local_steps, i)
@@ -215,55 +256,96 @@ class Federation:
         return clip(self.raw(t, i, k, w), self.clip_norm)
 
     def gradient(self, t: int, i: int, k: int, w: Array) -> Array:
-        if self.sam_rho > 0:
+        """g, the gradient of a local step at w."""
+        if self.path_rho > 0:
+            w = w + self.e[i]
+        elif self.sam_rho > 0:
             w = w + ascent(self.raw(t, i, k, w), self.sam_rho)
         return self.clipped(t, i, k, w)
 
     def start(self, i: int, w: Array) -> Array:
-        """w_{i,0}"""
+        """w_{i,0} of a client that receives w."""
+        if self.visited[i]:
+            self.e[i] = ascent(self.received[i] - w, self.path_rho)
+        self.received[i] = w
         if not self.visited[i] and self.first_visit == "current":
             return w.copy()
         return w + self.beta * (w - self.last[i])
+
+    def center(self, w: Array, w_0: Array) -> Array:
+        """The anchor of a prox or dual term."""
+        return w if self.ri_center == "server" else w_0
+
+    def steps(
+        self,
+        t: int,
+        i: int,
+        w: Array,
+        direction: Callable[[Array, Array], Array] = lambda w, g: g,
+    ) -> Array:
+        """w_K after the K local steps from w."""
+        if self.state != "keep" or i not in self.optimizers:
+            self.optimizers[i] = self.make()
+        if self.mean_state is not None:
+            self.optimizers[i].start(*self.mean_state)
+        K, gradients = self.K(i), []
+        for k in range(K):
+            gradients.append(self.gradient(t, i, k, w))
+            step = self.optimizers[i].step(direction(w, gradients[-1]))
+            w = w - self.rate(t) * self.factor(k / K) * (step + self.wd * w)
+        self.mean_gradient[i] = np.mean(gradients, axis=0)
+        return w
 
     def end(self, i: int, w_K: Array) -> Array:
         """w_{i,K}, which is the client's last local model from now on."""
         self.last[i], self.visited[i] = w_K, True
         return w_K
 
+    def train(
+        self, t: int, i: int, w_0: Array, *direction: Callable[[Array, Array], Array]
+    ) -> Array:
+        """w_{i,K} from w_{i,0}."""
+        return self.end(i, self.steps(t, i, w_0, *direction))
+
+    def shares(self, clients: Iterable[int]) -> dict[int, float]:
+        """p_i of a mean over `clients`: n_i over the sum of the n_j."""
+        n = {i: 1 if self.examples is None else self.examples[i] for i in clients}
+        return {i: n_i / sum(n.values()) for i, n_i in n.items()}
+
+    def mean(self, rows: dict[int, Array]) -> Array:
+        """Mean over the active clients, A_P[.]"""
+        p = self.shares(rows)
+        return np.sum([p[i] * row for i, row in rows.items()], axis=0)
+
     def record(self, w: Array, w_bar: Array, **server: Array) -> None:
         """The end of a round: the next model, the plain mean, the server's vectors."""
         self.weights.append(w)
         self.averages.append(w_bar)
-        self._trace(server)
+        self.trace(server)
 
-    def _trace(self, server: dict[str, Array]) -> None:
+    def trace(self, server: dict[str, Array]) -> None:
         assert server.keys() == self.traces.keys()
         for name, vector in server.items():
             self.traces[name].append(vector)
 
     def history(self, **clients: Array) -> History:
         traces = {name: np.array(trace) for name, trace in self.traces.items()}
-        last = {name: trace[-1] for name, trace in traces.items()}
-        weights, averages = np.array(self.weights), np.array(self.averages)
-        return History(weights, averages, {"last": self.last, **clients}, last, traces)
+        extra = {name: trace[-1] for name, trace in traces.items()}
+        clients = {"last": self.last, "w_old": self.received, **clients}
+        return History(np.array(self.weights), np.array(self.averages), clients, extra, traces)
 
 
-def center_of(ri_center: str, w: Array, start: Array) -> Array:
-    """The anchor of a prox or dual term: w^t, or the relaxed start."""
-    if ri_center not in ("server", "start"):
-        raise ValueError(f"ri_center: 'server' or 'start', not {ri_center!r}")
-    return w if ri_center == "server" else start
+def reference(run: Callable[..., Any], kind: Any = Federation) -> Callable[..., Any]:
+    """run(problem, w0, schedule, options), where ``run`` has a Federation and its own options.
 
+    Every other option is the Federation's.
+    """
+    own = inspect.signature(run).parameters
 
-def shares(clients: Iterable[int], examples: Sequence[int] | None) -> dict[int, float]:
-    """p_i of a mean over `clients`: n_i over the sum of the n_j; None: all the same."""
-    n = {i: 1 if examples is None else examples[i] for i in clients}
-    return {i: n_i / sum(n.values()) for i, n_i in n.items()}
+    @functools.wraps(run)
+    def complete(problem: LeastSquares, w0: Array, schedule: Sequence[Any], **options: Any) -> Any:
+        common = {name: value for name, value in options.items() if name not in own}
+        mine = {name: value for name, value in options.items() if name in own}
+        return run(kind(problem, w0, schedule, **common), **mine)
 
-
-def mean(rows: dict[int, Array], examples: Sequence[int] | None = None) -> Array:
-    """Mean over the active clients, A_P[.]; plain, or weighted by the examples of each client."""
-    if examples is None:
-        return np.mean(list(rows.values()), axis=0)
-    p = shares(rows, examples)
-    return np.sum([p[i] * row for i, row in rows.items()], axis=0)
+    return complete

@@ -14,12 +14,8 @@ is constant, lr_decay is not read; a relaxed start moves x_i at the start of a r
 """
 
 import random
-from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-
-from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
+from .problem import Federation, History, reference
 
 CASES = [{"own": {"p": p}, "states": ("h",)} for p in (0.4, 1.0)]
 COST = (1, 1, 1, 1, 1)
@@ -31,21 +27,11 @@ def geometric(p: float, t: int) -> int:
     return 1 + next(k for k, stops in enumerate(flips) if stops)
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    p: float = 0.1,
-    examples: Sequence[int] | None = None,
-    **common: Any,
-) -> History:
-    f = Federation(problem, w0, **common)
-    h, w, h_sent = np.zeros((problem.num_clients, problem.dim)), w0, None
-    lr = f.lr
-    for t, active, _ in f.rounds(cohorts):
-        if len(active) < problem.num_clients:
-            raise ValueError("Scaffnew needs every client in every round")
+@reference
+def run(f: Federation, p: float = 0.1) -> History:
+    w, h, h_sent, lr = f.w0, f.zeros(), f.zeros(), f.lr
+    for t, active, _ in f.rounds():
+        assert len(active) == f.C
         x_hat = {}
         for i in active:
             x = f.start(i, w)
@@ -53,9 +39,9 @@ def run(
             for k in range(K):
                 x = x - lr * (f.gradient(t, i, k, x) - h[i] + f.wd * x)
             x_hat[i] = f.end(i, x)
-        w = mean(x_hat, examples)
-        h_sent = np.array([h[i] - p / lr * x_hat[i] for i in active])
+        w = f.mean(x_hat)
         for i in active:
+            h_sent[i] = h[i] - p / lr * x_hat[i]
             h[i] = h[i] + p / lr * (w - x_hat[i])
-        f.record(w, mean(x_hat, examples))
+        f.record(w, w)
     return f.history(h=h_sent, h_i=h)

@@ -11,40 +11,30 @@
         c_i <- c_i^+ for i in P, unchanged otherwise
 
 Decisions: all start at zero; every client of a round uses the c of its start; with a relaxed
-start c_i^+ takes the true displacement w_{i,0} - w_{i,K}, the server rule w_bar - w^t.
+start c_i^+ takes the true displacement w_{i,0} - w_{i,K}, the
+server rule w_bar - w^t. Steps of another optimiser do not add up to gradients: there c_i^+ is the
+mean over the steps of g_i(w_k). With sam_rho it is FedGamma (IEEE 10269141), with path_rho
+FedLESAM-S.
 """
 
-from typing import Any
-
-import numpy as np
-
-from .problem import Array, Cohorts, Federation, History, LeastSquares, mean
+from .optimizers import SGD
+from .problem import Federation, History, reference
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    server_lr: float = 1.0,
-    **common: Any,
-) -> History:
-    C = problem.num_clients
-    c_i, c = np.zeros((C, problem.dim)), np.zeros(problem.dim)
-    f = Federation(problem, w0, c=c, **common)
-    w = w0
-    for t, active, lr_t in f.rounds(cohorts):
+@reference
+def run(f: Federation, server_lr: float = 1.0) -> History:
+    w, c, c_i = f.w0, 0 * f.w0, f.zeros()
+    for t, active, lr_t in f.rounds(c=c):
         w_K, c_plus = {}, c_i.copy()
         for i in active:
-            w_k = w_start = f.start(i, w)
-            for k in range(f.K(i)):
-                g = f.gradient(t, i, k, w_k)
-                w_k = w_k - lr_t * (g - c_i[i] + c + f.wd * w_k)
-            c_plus[i] = c_i[i] - c + (w_start - w_k) / (f.K(i) * lr_t)
-            w_K[i] = f.end(i, w_k)
-        w_bar = mean(w_K)
+            w_0 = f.start(i, w)
+            w_K[i] = f.train(t, i, w_0, lambda w_k, g: g - c_i[i] + c)
+            c_plus[i] = c_i[i] - c + (w_0 - w_K[i]) / (f.K(i) * lr_t)
+            if f.make is not SGD:
+                c_plus[i] = f.mean_gradient[i]
+        w_bar = f.mean(w_K)
         w = w + server_lr * (w_bar - w)
-        c = c + (c_plus - c_i).sum(axis=0) / C
+        c = c + (c_plus - c_i).sum(axis=0) / f.C
         c_i = c_plus
         f.record(w, w_bar, c=c)
     return f.history(c_i=c_i)

@@ -338,7 +338,7 @@ def test_fedmuon_is_fedpac_with_muon() -> None:
 @schedules
 def test_fedmuon_of_a_matrix_equals_the_dense_reference(schedule: list[list[int]]) -> None:
     def make() -> Any:
-        return fedmuon.Muon(LEAST_SQUARES.dim, (2, 2))
+        return fedmuon.Muon((2, 2))
 
     common = {"lr": 0.05, "local_steps": LOCAL["local_steps"], **SETTING}
     expected = fedmuon.run(LEAST_SQUARES, W0, schedule, beta=0.4, make=make, **common)

@@ -19,17 +19,14 @@ from fedaccord.strategies import SAM, RelaxedInit
 from fedaccord.strategies.fedpd import is_silent
 from tests import federation
 from tests.reference import (
+    adaptive,
     afedpd,
-    afedpdsam,
-    fedadagrad,
-    fedadam,
     fedadmm,
     fedavg,
     fedavgm,
     fedcm,
     feddeper,
     feddyn,
-    fedgamma,
     fedinit,
     fedlesam,
     fedmoswa,
@@ -37,11 +34,8 @@ from tests.reference import (
     fedpac,
     fedpd,
     fedprox,
-    fedsam,
     fedsmoo,
     fedspeed,
-    fedyogi,
-    mofedsam,
     problem,
     scaffold,
 )
@@ -100,20 +94,21 @@ class Case(NamedTuple):
 
 
 THEIRS = {"v": "v_i", "w_hat": "theta_hat"}  # of a client state, where it is another one
+ADAPTIVE = {"tau": 0.1, "server_lr": 0.1}
 PAPER = {"rho": 0.4, "mix": 0.6, "variant": "paper"}
 
 CASES = [
     Case(S.FedAvg, fedavg, {"server_lr": 0.7}),
     Case(S.FedProx, fedprox, {"mu": 0.3, "server_lr": 0.9}),
     Case(S.FedAvgM, fedavgm, {"beta": 0.6, "server_lr": 0.8}),
-    Case(S.FedAdam, fedadam, {"tau": 0.1, "beta2": 0.9, "server_lr": 0.1}),
-    Case(S.FedYogi, fedyogi, {"tau": 0.1, "beta2": 0.9, "v0": 0.2, "server_lr": 0.1}, {"v_0": 0.2}),
-    Case(S.FedAdagrad, fedadagrad, {"tau": 0.1, "server_lr": 0.1}),
-    Case(S.FedAdagrad, fedadagrad, {"tau": 0.1, "server_lr": 0.1, "beta1": 0.3}),
+    Case(S.FedAdam, adaptive, {**ADAPTIVE, "beta2": 0.9}),
+    Case(S.FedYogi, adaptive, {**ADAPTIVE, "beta2": 0.9, "v0": 0.2}, {"rule": "yogi", "v_0": 0.2}),
+    Case(S.FedAdagrad, adaptive, ADAPTIVE, {"rule": "adagrad", "beta1": 0.0}),
+    Case(S.FedAdagrad, adaptive, {**ADAPTIVE, "beta1": 0.3}, {"rule": "adagrad"}),
     Case(S.FedNova, fednova, {"server_lr": 0.9}),
     Case(S.FedCM, fedcm, {"alpha": 0.3, "server_lr": 0.9}),
     Case(S.FedCM, fedcm, {"alpha": 0.3, "decay": "inside"}, {"wd_mode": "inside"}),
-    Case(S.FedLESAM, fedlesam, {"radius": 0.2}, {"sam_rho": 0.2}, ("w_old",)),
+    Case(S.FedLESAM, fedlesam, {"radius": 0.2}, {"path_rho": 0.2}, ("w_old",)),
     Case(S.FedDeper, feddeper, {"rho": 0.04, "lam": 0.7, "server_lr": 0.9}, {}, ("v",)),
     Case(S.FedADMM, fedadmm, {"rho": 0.4}, {}, ("lam", "w_hat")),
     Case(S.FedADMM, fedadmm, {"rho": 0.4, "variant": "active"}, {}, ("lam",)),
@@ -124,9 +119,9 @@ CASES = [
     Case(S.FedPD, fedpd, {"rho": 0.4}, {}, ("lam",)),
 ]
 WITH_SAM = [
-    Case(S.FedSAM, fedsam),
-    Case(S.MoFedSAM, mofedsam, {"alpha": 0.3}),
-    Case(S.FedGamma, fedgamma, {}, {}, ("c_i",)),
+    Case(S.FedSAM, fedavg),
+    Case(S.MoFedSAM, fedcm, {"alpha": 0.3}),
+    Case(S.FedGamma, scaffold, {}, {}, ("c_i",)),
     Case(S.FedSpeed, fedspeed, {"rho": 0.4}, {}, ("lam",)),
     Case(S.FedSpeed, fedspeed, {"rho": 0.4, "mix": 0.6}, {"a": 0.6}, ("lam",)),
     Case(
@@ -134,9 +129,9 @@ WITH_SAM = [
         {"a": 0.6, "variant": "PP", "ascent_form": "plain"},
         ("lam",),
     ),
-    Case(S.AFedPDSAM, afedpdsam, {"rho": 0.4}),
+    Case(S.AFedPDSAM, afedpd, {"rho": 0.4}),
     # the plug-in on methods that have none of their own
-    Case(S.FedAdam, fedadam, {"tau": 0.1, "server_lr": 0.1}),
+    Case(S.FedAdam, adaptive, ADAPTIVE),
     Case(S.FedNova, fednova),
     Case(S.FedDeper, feddeper, {"rho": 0.04}, {}, ("v",)),
     Case(S.FedADMM, fedadmm, {"rho": 0.4}, {}, ("lam",)),

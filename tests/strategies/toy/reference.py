@@ -7,37 +7,22 @@ for t = 0 .. T-1, for i in P^t:
 w^{t+1} = w^t + server_lr (w_bar - w^t)
 """
 
-from typing import Any
-
-import numpy as np
-
-from tests.reference.problem import Array, Cohorts, Federation, History, LeastSquares, mean
+from tests.reference.problem import Federation, History, reference
 
 CASES = [{"own": {"gamma": 0.2, "server_lr": 0.8}, "states": ("m",)}]
 COST = (1, 1, 1, 1, 1)
 
 
-def run(
-    problem: LeastSquares,
-    w0: Array,
-    cohorts: Cohorts,
-    *,
-    gamma: float = 0.1,
-    server_lr: float = 0.5,
-    **common: Any,
-) -> History:
-    f = Federation(problem, w0, **common)
-    m = np.zeros((problem.num_clients, problem.dim))
-    w = w0
-    for t, active, lr_t in f.rounds(cohorts):
+@reference
+def run(f: Federation, gamma: float = 0.1, server_lr: float = 0.5) -> History:
+    w, m = f.w0, f.zeros()
+    for t, active, lr_t in f.rounds():
         w_K = {}
         for i in active:
-            w_k = w_start = f.start(i, w)
-            for k in range(f.K(i)):
-                w_k = w_k - lr_t * (f.gradient(t, i, k, w_k) + gamma * m[i] + f.wd * w_k)
-            m[i] = (w_start - w_k) / (f.K(i) * lr_t)
-            w_K[i] = f.end(i, w_k)
-        w_bar = mean(w_K)
+            w_0 = f.start(i, w)
+            w_K[i] = f.train(t, i, w_0, lambda w_k, g: g + gamma * m[i])
+            m[i] = (w_0 - w_K[i]) / (f.K(i) * lr_t)
+        w_bar = f.mean(w_K)
         w = w + server_lr * (w_bar - w)
         f.record(w, w_bar)
     return f.history(m=m)
