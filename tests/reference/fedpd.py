@@ -18,8 +18,8 @@ starts the K steps from the anchor theta_{0,i}, which after a skipped round is t
 and "own" from the client's theta_i, which is a relaxed start with ri_beta = -1. After a
 skipped round `weights` repeats the last broadcast model. A relaxed start is taken from the anchor:
 theta_{0,i} + ri_beta (theta_{0,i} - l_i). With ri_center="start" it stands for theta_{0,i} in the
-proximal term and in the step of lam_i, after a skipped round too. With `examples` A_C is weighted by
-n_i; `averages` and lam_bar are plain means always.
+proximal term and in the step of lam_i, after a skipped round too. With `examples` A_C is weighted
+by n_i; `averages` and lam_bar are plain means always.
 """
 
 from collections.abc import Sequence
