@@ -27,6 +27,7 @@ from tests.reference import (
     fedcm,
     feddeper,
     feddyn,
+    fedgloss,
     fedinit,
     fedlesam,
     fedmoswa,
@@ -136,6 +137,7 @@ WITH_SAM = [
     Case(S.FedDeper, feddeper, {"rho": 0.04}, {}, ("v",)),
     Case(S.FedADMM, fedadmm, {"rho": 0.4}, {}, ("lam",)),
     Case(S.FedPD, fedpd, {"rho": 0.4}, {}, ("lam",)),
+    Case(S.FedGloSS, fedgloss, {"radius": 0.2, "alpha": 0.3}, {}, ("lam",)),
 ]
 for _name, _kind in S.METHODS.items():  # those that a reference declares itself
     _file = f"tests.reference.{_name.replace('-', '_')}"
@@ -249,6 +251,7 @@ ANCHORS = [
     Case(S.FedSMOO, fedsmoo, {"rho": 0.4, "radius": 0.2}, {"sam_rho": 0.2}, ("lam", "mu")),
     Case(S.FedPD, fedpd, {"rho": 0.4}, {}, ("lam",)),
     Case(S.FedDeper, feddeper, {"rho": 0.04, "lam": 0.7}, {}, ("v",)),
+    Case(S.FedGloSS, fedgloss, {"radius": 0.2, "alpha": 0.3}, {}, ("lam",)),
 ]
 NO_ANCHOR = [case for case in CASES if case.kind in (S.FedAvg, S.FedCM, S.Scaffold, S.FedNova)]
 
