@@ -367,3 +367,28 @@ def test_the_handshake_is_answered_without_data() -> None:
     reply = train_locally(question, own, model=nn.Linear(2, 1), batches=[])
     assert read_handshake(reply)[:2] == (3, 4)
     assert not own.state
+
+
+def test_batches_in_dicts_train_as_pairs_do() -> None:
+    def trained(some: Any, **more: Any) -> Tensor:
+        reply = train_locally(
+            message(), context(), model=linear(), batches=some, loss=half_square, **more
+        )
+        found: Any = read_reply(reply.content, ClientHalf(FedAvgClient()))
+        w: Tensor = found.up.w
+        return w
+
+    pairs = batches(4, 3)
+    images = [{"img": x, "label": y} for x, y in pairs]
+    rows = [{"a": x[:, :1], "b": x[:, 1:], "y": y, "name": ["row"] * len(y)} for x, y in pairs]
+
+    def forward(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        found: Tensor = model(torch.cat([batch["a"], batch["b"]], 1))
+        return found
+
+    want = trained(pairs)
+    assert not torch.equal(want, W)
+    assert torch.equal(trained(images), want)
+    assert torch.equal(trained(rows, forward=forward, targets="y"), want)
+    with pytest.raises(ValueError, match="give forward="):
+        trained(rows, targets="y")
