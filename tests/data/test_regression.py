@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedaccord import simulate
 from fedaccord.data.datasets import load
 from fedaccord.data.kind import Dataset
 from fedaccord.data.partition import partition, report
@@ -127,3 +128,20 @@ def test_the_task_of_numbers(tmp_path: Path) -> None:
     share = task.client_test(0)
     assert share is not None
     assert len(share[1]) == 4
+
+
+def test_personal_models_of_numbers_are_measured_by_the_same_metric(tmp_path: Path) -> None:
+    history = simulate(
+        "ditto",
+        dataset="npz",
+        data_dir=str(write(tmp_path)),
+        partition="iid",
+        model="linear",
+        num_clients=2,
+        rounds=1,
+        participation=1.0,
+        threads=1,
+    )
+    last = history.metrics.iloc[-1]
+    assert 0 < last["personal-mae"] < 10
+    assert "personal-accuracy" not in last

@@ -1,7 +1,11 @@
+from importlib.metadata import EntryPoint
+
 import pytest
 import torch
 from torch import nn
 
+from fedaccord.config import RunConfig
+from fedaccord.core import named
 from fedaccord.task.models import MODELS, STEMS, build
 
 CIFAR = (3, 32, 32)
@@ -226,3 +230,13 @@ def test_a_function_of_the_users_own_builds_a_model():
 def test_a_function_that_returns_no_module_is_refused():
     with pytest.raises(ValueError, match=r"^model: expected tests.own:no_module to return a torch"):
         build("tests.own:no_module", (3,), 2)
+
+
+def test_a_package_gives_its_model_a_name(monkeypatch):
+    entry = EntryPoint("my-net", "tests.own:tiny", "fedaccord.models")
+    monkeypatch.setattr(named, "entry_points", lambda group, name: [entry] * (name == "my-net"))
+    config = RunConfig.make({"model": "my-net"})
+    model = build(config.task.model, (1, 8, 8), 10)
+    assert torch.equal(vector(model), vector(build("tests.own:tiny", (1, 8, 8), 10)))
+    with pytest.raises(ValueError, match=r"^model: expected one of .*, got 'my-met'"):
+        RunConfig.make({"model": "my-met"})

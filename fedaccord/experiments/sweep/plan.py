@@ -11,6 +11,7 @@ from typing import Any
 
 from fedaccord import config
 from fedaccord.config import RunConfig
+from fedaccord.core.metrics import METRICS
 from fedaccord.core.options import check_option, did_you_mean, option, options
 from fedaccord.core.plugin import has_personal
 from fedaccord.data.datasets import kind_of
@@ -49,8 +50,12 @@ class Options:
         choices=[
             f"{measure}-{window}"
             for measure in (
-                *("accuracy", "loss", f"{PERSONAL}accuracy", f"{CLIENT}accuracy", f"{CLIENT}loss"),
-                f"{CLIENT}accuracy-worst-tenth",
+                *(
+                    *METRICS,
+                    "loss",
+                    *(f"{of}{name}" for of in (PERSONAL, CLIENT) for name in METRICS),
+                ),
+                *(f"{CLIENT}loss", f"{CLIENT}accuracy-worst-tenth"),
             )
             for window in ("mean-of-last-10", "last")
         ],
@@ -245,7 +250,7 @@ class Plan:
                 lines |= dict.fromkeys(f"{method}: {line}" for line in made.unread(given))
         metric = self.options.metric
         own = [method for method in self.methods if self._has_personal(method)]
-        if own and metric.startswith("accuracy"):
+        if own and not metric.startswith((PERSONAL, CLIENT, "loss")):
             line = f"ranked by the mean model; {PERSONAL}accuracy-last reports the clients' own"
             if len(own) == len(self.methods):
                 line += f", and metric={PERSONAL}{metric} in [sweep] ranks by them"

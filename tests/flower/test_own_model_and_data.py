@@ -1,0 +1,118 @@
+"""A model, a tokenizer and data of the user's own under `flwr run`."""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaccord import engine
+from fedaccord.config import RunConfig
+from tests.flower.conftest import REPOSITORY, Flower, assert_same_run, running
+
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
+
+OWN = """
+from torch import nn
+
+
+def tokens(text):
+    return [1 + ord(letter) % 30 for letter in text]
+
+
+tokens.vocab_size = 31
+
+
+def net(vocabulary, classes):
+    return nn.EmbeddingBag(vocabulary, classes, padding_idx=0)
+"""
+SETTINGS = {
+    "algo": "scaffold",
+    "dataset": "text",
+    "tokenizer": "sites.own:tokens",
+    "model": "sites.own:net",
+    "labels": "below,above",
+    "max-length": 12,
+    "metrics": "accuracy, f1",
+    "fraction-train": 1.0,
+    "num-server-rounds": 1,
+    "local-epochs": 1,
+    "threads": 1,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package `sites`, and CSV files: one of two sites, and all.csv with the rows of both."""
+    folder, rng = tmp_path_factory.mktemp("sites"), random.Random(0)
+    (folder / "sites").mkdir()
+    (folder / "sites" / "own.py").write_text(OWN)
+    rows: list[list[str]] = [[], []]
+    for i in range(40):
+        word = "".join(rng.choices("abcdefghij", k=8))
+        label = "above" if word[0] > "e" else "below"
+        rows[i % 2].append(f"{word},{label},{'train' if i < 30 else 'test'},{i % 2}")
+    head = "text,label,split,client"
+    for name, lines in (("0", rows[0]), ("1", rows[1]), ("all", rows[0] + rows[1])):
+        (folder / f"{name}.csv").write_text("\n".join([head, *lines]) + "\n")
+    return folder
+
+
+def reachable(flower: Flower, sites: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package, for Flower's processes and this one."""
+    flower.env["PYTHONPATH"] = os.pathsep.join([str(sites), flower.env.get("PYTHONPATH", "")])
+    monkeypatch.syspath_prepend(sites)
+
+
+def test_each_device_trains_on_a_file_of_its_own(
+    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit what one process with all rows does, dealt as the column `client` says."""
+    flower = Flower(tmp_path / "home", simulation=False)
+    reachable(flower, sites, monkeypatch)
+    config: dict[str, Any] = SETTINGS | {"data-dir": str(sites / "all.csv")}
+    config |= {"partition": "natural", "out-dir": str(tmp_path)}
+    try:
+        flower.start()
+        flower.start_supernodes(
+            *(
+                f"partition-id={i} num-partitions=2 data-path='{sites / f'{i}.csv'}' "
+                "allowed-imports='sites'"
+                for i in range(2)
+            )
+        )
+        outcome = flower.run(REPOSITORY, config | {"name": "there"})
+        assert outcome.status == "finished:completed", outcome.output
+    finally:
+        flower.stop()
+    engine.run(RunConfig.make(config | {"name": "here", "num-clients": 2}))
+    assert_same_run(tmp_path / "there", tmp_path / "here")
+    assert "test-f1" in (tmp_path / "there" / "metrics.csv").read_text()
+
+
+def test_functions_in_flowers_simulation(
+    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(sites))
+    monkeypatch.syspath_prepend(sites)
+    (sites / "sites" / "data.py").write_text(
+        "import torch\n\n\n"
+        "def numbers(data_dir):\n"
+        "    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(len(data_dir)))\n"
+        "    return (x[:30], x[:30].sum(1)), (x[30:], x[30:].sum(1))\n"
+    )
+    config: dict[str, Any] = {
+        key: SETTINGS[key]
+        for key in ("algo", "fraction-train", "num-server-rounds", "local-epochs", "threads")
+    }
+    config |= {"dataset": "sites.data:numbers", "data-dir": "/any", "model": "linear"}
+    config |= {"partition": "iid", "device": "cpu", "out-dir": str(tmp_path), "num-clients": 2}
+    with running(tmp_path / "home", simulation=True) as flower:
+        options = ("--federation-config", "num-supernodes=2")
+        outcome = flower.run(REPOSITORY, config | {"name": "there"}, *options)
+    assert outcome.status == "finished:completed", outcome.output
+    engine.run(RunConfig.make(config | {"name": "here"}))
+    assert_same_run(tmp_path / "there", tmp_path / "here")
+    assert "test-mae" in (tmp_path / "there" / "metrics.csv").read_text()
