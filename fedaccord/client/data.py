@@ -29,7 +29,7 @@ def test_data(task: Task, asked: TrainInstruction) -> Data:
     batches: Iterable[Batch] = ()
     if samples:
         batches = TestBatches(task, samples, model.w.dtype)
-    return Data(model, batches, task.loss, format=task.format)
+    return Data(model, batches, task.loss, metrics=task.metrics, format=task.format)
 
 
 @dataclass(frozen=True)

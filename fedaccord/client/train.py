@@ -56,6 +56,7 @@ class Data(NamedTuple):
     loss: Loss
     examples: int | None = None  # samples of the client; None: those of the first pass
     home: torch.device = CPU  # device of the reply
+    metrics: str = ""  # of an evaluation, names as of `core.metrics.select`
     format: BatchFormat = PAIRS
 
     def passes(self) -> Passes:
@@ -108,6 +109,7 @@ def evaluate_locally(
     model: nn.Module,
     batches: Iterable[Batch],
     loss: Loss = F.cross_entropy,
+    metrics: str = "",
     forward: Forward | None = None,
     targets: str = PAIRS.targets,
 ) -> Message:
@@ -117,11 +119,12 @@ def evaluate_locally(
     A personal model, and parameters that stay at the client, are in ``context.state``, where
     `train_locally` left them. ``loss`` must be a mean over its batch; ``batches`` are the client's
     held-out samples: a list or a DataLoader, which can be gone through twice; batches, ``forward``
-    and ``targets`` are as for `train_locally`.
+    and ``targets`` are as for `train_locally`. ``metrics``: names with commas, as "accuracy, f1"; by
+    default accuracy for class labels.
     Raises ValueError if the message is of another kind or asks for a model that the client lacks.
     """
     flat = flat_model(model, read_instruction(message).model_settings, forward=forward)
-    data = Data(flat, batches, loss, format=BatchFormat(forward, targets))
+    data = Data(flat, batches, loss, metrics=metrics, format=BatchFormat(forward, targets))
     return answer_question(message, ContextStore(context), data)
 
 
@@ -246,7 +249,8 @@ def local_evaluation(request: EvaluateRequest, state: Any, data: Data) -> dict[s
     def measure(w: Vector, local: Vector) -> dict[str, float]:
         model.write_local(to_device(local, model.w.device))
         batches = passes.one_pass(first=not passes.examples)
-        return evaluate(model, to_device(w, model.w.device), batches, data.loss, asked.precision)
+        w = to_device(w, model.w.device)
+        return evaluate(*(model, w, batches, data.loss, asked.precision), metrics=data.metrics)
 
     found: dict[str, float] = {}
     if request.w is not None and not request.own_only:
