@@ -1,6 +1,6 @@
 """The ClientApp: each client's part of the configured task, trained by `client/train.py`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,8 @@ def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
 
 def _train(task_of: Callable[[Context], Task], message: Message, context: Context) -> Message:
     if is_handshake(message):
-        return answer_handshake(message, context, partial(_layout, task_of, context))
+        layout_of = partial(_layout, task_of, context)
+        return answer_handshake(message, context, layout_of, partial(_card, task_of, context))
     task, instruction = task_of(context), read_instruction(message)
     device.check_steps(instruction, task.num_examples(instruction.client), context.node_config)
     store, data = memory_of(context, instruction.federation), training_data(task, instruction)
@@ -64,6 +65,12 @@ def _layout(
         node = context.node_config
         key = next(key for key in (PARTITION_ID, *OWN_DATA) if key in node)
         raise ValueError(f"{key}={node[key]}: {error}") from None
+
+
+def _card(task_of: Callable[[Context], Task], context: Context) -> Mapping[str, Any]:
+    """How a server builds the model; what was measured on a node's own data stays there."""
+    task = task_of(context)
+    return {**task.card, "mean": [], "std": []} if task.own_test and task.card else task.card
 
 
 def _test(task_of: Callable[[Context], Task], message: Message, context: Context) -> Message:

@@ -28,7 +28,7 @@ from fedaccord.process.interrupts import Interrupts, interruptible
 from fedaccord.runs import RunDirectory
 from fedaccord.runs.logbook import Logbook, with_its_clients
 from fedaccord.runs.origin import processor
-from fedaccord.task import Task, load_task
+from fedaccord.task import Task, find_device, load_task, task_of_card
 from fedaccord.wire.tensor_array import to_record, to_tensor
 
 log = logging.getLogger("flwr")
@@ -51,8 +51,10 @@ def main(grid: Grid, context: Context) -> None:
             )
             config = config.having("vectorize", "off")
         config = with_its_clients(config)
-        task = load_task(config.task, num_clients=1, whole=True)  # its test samples
-        chosen = threads.of_task(config.threads, task, config.strategy)
+        task, chosen = None, threads.Threads(config.threads or 1, "the clients alone evaluate")
+        if config.strategy.evaluation != "clients":
+            task = load_task(config.task, num_clients=1, whole=True)  # its test samples
+            chosen = threads.of_task(config.threads, task, config.strategy)
         log.info("%s", chosen)
         with chosen.in_use():
 
@@ -69,7 +71,7 @@ def main(grid: Grid, context: Context) -> None:
 def run(
     fleet_for: Callable[[Logbook], Fleet],
     config: RunConfig,
-    task: Task,
+    task: Task | None,
     on_round: Callable[[Round], None] | None = None,
     at: int | None = None,
     cohorts: Cohorts | None = None,
@@ -78,22 +80,30 @@ def run(
 ) -> RunDirectory:
     """One run of the configuration, written to its run directory.
 
-    fleet_for: the clients, once the run directory is there. With ``config.resume`` the run resumes
-    from its last checkpoint, or from that of ``at`` rounds. ``facts`` go into summary.json. A run
-    that is interrupted, also by SIGTERM or SIGHUP, or that fails leaves a directory that can be
-    read, with the model as it was then. in_process: checkpoints contain the clients' states.
+    fleet_for: the clients, once the run directory is there. task: None: the server has no data, and
+    the clients of a `MessageFleet` report how their model is built. With ``config.resume`` the run
+    resumes from its last checkpoint, or from that of ``at`` rounds. ``facts`` go into summary.json.
+    A run that is interrupted, also by SIGTERM or SIGHUP, or that fails leaves a directory that can
+    be read, with the model as it was then. in_process: checkpoints contain the clients' states.
     """
     method = config.strategy
     trackers.check(config.tracker)
-    used = machine(task) | {"gradients-per-step": method.cost.gradients} | resolved(config)
+    data = task.fingerprint if task else {}
+    used = machine(task.device if task else find_device(config.task.device))
+    used |= {"gradients-per-step": method.cost.gradients} | resolved(config)
     with (
         interruptible() as interrupts,
-        closing(Logbook(config, used, task.fingerprint, at, in_process)) as log_book,
+        closing(Logbook(config, used, data, at, in_process)) as log_book,
         summarised(log_book.directory, interrupts, facts),
         followed(config, log_book) as tracker,
     ):
         directory = log_book.directory
         log.info("run directory: %s", directory.path)
+        fleet = fleet_for(log_book)
+        if task is None:
+            assert isinstance(fleet, MessageFleet)
+            card = fleet.card(method.wait_timeout, method.model_settings)
+            task = task_of_card(config.task, card)
         if (counts := task.class_counts()) is not None:
             directory.save_classes(task.card["class-names"], counts)
 
@@ -109,7 +119,7 @@ def run(
 
         current = run_of(
             method,
-            fleet_for(log_book),
+            fleet,
             task,
             config.num_server_rounds,
             config.eval_train,
@@ -192,9 +202,9 @@ def save(directory: RunDirectory, arrays: ArrayRecord, task: Task) -> None:
     directory.save_model({name: to_tensor(array) for name, array in arrays.items()}, task.card)
 
 
-def machine(task: Task) -> dict[str, Any]:
+def machine(device: torch.device | str) -> dict[str, Any]:
     """Device, processor and threads."""
-    device = torch.device(task.device)
+    device = torch.device(device)
     used = {"device": str(device)}
     if device.type == "cuda":
         used["gpu"] = torch.cuda.get_device_name(device)

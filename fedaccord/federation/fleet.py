@@ -112,13 +112,31 @@ class MessageFleet:
     def connect(
         self, seconds: float, settings: ModelSettings = DEFAULT, model: ModelLayout | None = None
     ) -> None:
-        self.roster.layout = model
+        known, self.roster.layout = self.roster.layout, model or self.roster.layout
+        if model and known and (difference := known.difference(model)):
+            raise FederationError(
+                f"the server's model is not the clients': {difference}: build the same model on "
+                "server and clients"
+            )
         self.roster.handshake = self._with_config(handshake(settings), 0)
         if self.simulated and (problem := ray_cluster.unreachable()):  # Ray itself says nothing
             log.warning("Ray: %s, and start the run again", problem)
         self.roster.wait_for_all(self.grid, seconds)
         if self.simulated and self.num_clients == flower.DEFAULT_SUPERNODES:
             log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
+
+    def card(self, seconds: float, settings: ModelSettings) -> Mapping[str, Any]:
+        """How to build the clients' model, and its inputs and classes, as the first node reports.
+
+        Raises FederationError as `connect`, and if none reports it.
+        """
+        self.connect(seconds, settings)
+        if self.roster.card is None:
+            raise FederationError(
+                "evaluation=clients: expected clients that report the shape of a sample and the "
+                "number of classes, got none: run the app of this version of FedAccord on them"
+            )
+        return self.roster.card
 
     def available(self) -> Sequence[int]:
         self.roster.update(self.grid)

@@ -4,8 +4,8 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -58,6 +58,7 @@ class Roster:
     ) -> None:
         self.handshake = handshake()  # what nodes are asked
         self.layout: ModelLayout | None = None  # of every node's model; None: the first node's
+        self.card: Mapping[str, Any] | None = None  # of the first node that has one
         self.nodes: dict[int, int] = {}  # client -> node id, of the connected clients
         self.num_clients = 0  # C; 0 until a node has answered
         self.refused: dict[int, str] = {}  # node id -> why, of the nodes that are online
@@ -139,13 +140,14 @@ class Roster:
                 self._refuse(node, _why(last_line(reply.error.reason)))
             return
         try:
-            client, num_clients, layout = read_handshake(reply)
+            client, num_clients, layout, card = read_handshake(reply)
             if num_clients is None and not self._partition_ids.num_clients:
                 raise ValueError(
                     "expected partition-id and num-partitions in its --node-config, got neither, "
                     "and this server numbers no clients"
                 )
             self._check_model(layout)
+            self.card = self.card or card
             self._claims[node] = Claim(client, num_clients or self._partition_ids.num_clients)
         except ValueError as error:
             self._refuse(node, str(error))

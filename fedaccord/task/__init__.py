@@ -2,7 +2,7 @@
 
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.config import TaskConfig
-from fedaccord.task.load import load_task
+from fedaccord.task.load import load_task, task_of_card
 from fedaccord.task.task import Task, TrainBatches, find_device
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "TrainBatches",
     "find_device",
     "load_task",
+    "task_of_card",
 ]

@@ -1,6 +1,6 @@
 """The task of a run configuration: data set, partition and model by name."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -80,6 +80,28 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
         seed=config.seed,
         own_test=whole,
         card=_card(config, data),
+    )
+
+
+def task_of_card(config: TaskConfig, card: Mapping[str, Any]) -> Task:
+    """A task without samples, whose model is that of clients; card: as they report it.
+
+    Raises ValueError if the configuration's model cannot be built so.
+    """
+    arguments = card["arguments"] | {"shape": tuple(card["arguments"]["shape"])}
+
+    def module() -> nn.Module:
+        try:
+            return models.build(config.model, **arguments, seed=config.seed)
+        except TypeError:
+            raise ValueError(f"model: expected arguments of {config.model}, got {card}") from None
+
+    return Task(
+        module=module,
+        clients=Clients([], []),
+        device=find_device(config.device),
+        seed=config.seed,
+        card={"architecture": config.model, **card},
     )
 
 

@@ -1,8 +1,9 @@
 """The handshake: before a node trains it reports which client it is, and its model's tensors."""
 
 import json
-from collections.abc import Callable
-from typing import NamedTuple, cast
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any, NamedTuple, cast
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
@@ -15,7 +16,9 @@ PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
 OWN_DATA = ("data-dir", "data-path")  # keys of a node's config; the second is Flower's own
 UNNUMBERED = "without-number"  # in the answer of a node that the server is to number
 MAX_CLIENTS = 10**6  # no node may make the server keep more
-SETTINGS, LAYOUT = "model-settings", "model-layout"
+SETTINGS, LAYOUT, CARD = "model-settings", "model-layout", "model-card"
+MAX_SIZE = 10**9  # of what a card says of a model
+MAX_NAME = 200  # characters of a class's name
 
 
 class Introduction(NamedTuple):
@@ -24,6 +27,7 @@ class Introduction(NamedTuple):
     client: int | None  # None: the server assigns it
     num_clients: int | None  # None: the server's
     layout: ModelLayout | None = None  # None: not reported
+    card: Mapping[str, Any] | None = None  # how to build and feed the model; None: not reported
 
 
 def handshake(settings: ModelSettings = DEFAULT) -> RecordDict:
@@ -37,9 +41,11 @@ def answer_handshake(
     message: Message,
     context: Context,
     layout_of: Callable[[ModelSettings], ModelLayout] | None = None,
+    card_of: Callable[[], Mapping[str, Any]] = dict,
 ) -> Message:
     """The answer to `handshake`: the node's number, or that it has data and the server is to say;
-    and the tensors of its model, which ``layout_of`` returns.
+    the tensors of its model, which ``layout_of`` returns; and how a server without data builds it,
+    which ``card_of`` returns, as `Task.card`.
 
     Raises ValueError if the node's config has neither, or the server has another protocol.
     """
@@ -64,7 +70,10 @@ def answer_handshake(
     content = RecordDict({METRICS: metrics})
     if layout_of:
         layout = layout_of(ModelSettings(**json.loads(str(asked[SETTINGS]))))
-        content[CONFIG] = ConfigRecord({LAYOUT: json.dumps(layout._asdict())})
+        described = ConfigRecord({LAYOUT: json.dumps(layout._asdict())})
+        if card := card_of():
+            described[CARD] = json.dumps(card)
+        content[CONFIG] = described
     return Message(content, reply_to=message)
 
 
@@ -74,13 +83,14 @@ def read_handshake(reply: Message) -> Introduction:
     Raises ValueError, in one line, on an answer that is none.
     """
     metrics, layout = metrics_of(reply.content, METRICS), _layout(reply.content)
+    card = _card(reply.content)
     if UNNUMBERED in metrics or PARTITION_ID in metrics:
         check_protocol("client", metrics.get(VERSION))
     if UNNUMBERED in metrics:
         most = metrics.get(NUM_PARTITIONS)
         if most is not None and not (isinstance(most, int) and 0 < most <= MAX_CLIENTS):
             raise ValueError(f"expected {NUM_PARTITIONS} from 1 to {MAX_CLIENTS}, got {most!r:.40}")
-        return Introduction(None, most, layout)
+        return Introduction(None, most, layout, card)
     values = [metrics.get(key) for key in (PARTITION_ID, NUM_PARTITIONS)]
     if not all(isinstance(value, int) for value in values):
         raise ValueError(
@@ -95,7 +105,7 @@ def read_handshake(reply: Message) -> Introduction:
         )
     if num_clients > MAX_CLIENTS:
         raise ValueError(f"expected num-partitions of at most {MAX_CLIENTS}, got {num_clients}")
-    return Introduction(client, num_clients, layout)
+    return Introduction(client, num_clients, layout, card)
 
 
 def _layout(content: RecordDict) -> ModelLayout | None:
@@ -111,3 +121,24 @@ def _layout(content: RecordDict) -> ModelLayout | None:
         return ModelLayout(**shapes, frozen={str(k): str(v) for k, v in roles["frozen"].items()})
     except (KeyError, TypeError, AttributeError, ValueError):
         raise ValueError(f"expected the tensors of a model by role, got {text!r:.80}") from None
+
+
+def _card(content: RecordDict) -> Mapping[str, Any] | None:
+    """Raises ValueError, in one line, for a card that no model could have."""
+    text = config_of(content, CONFIG).get(CARD)
+    if text is None:
+        return None
+    try:
+        card = json.loads(str(text))
+        arguments, names = card["arguments"], card["class-names"]
+        sizes = [*arguments["shape"], arguments["classes"]]
+        fits = all(type(n) is int and n > 0 for n in sizes) and prod(sizes) <= MAX_SIZE
+        fits = fits and all(isinstance(v, str | int | list) for v in arguments.values())
+        fits = fits and len(names) <= arguments["classes"]
+        fits = fits and all(isinstance(n, str) and len(n) <= MAX_NAME for n in names)
+        fits = fits and all(isinstance(x, float) for x in (*card["mean"], *card["std"]))
+    except (KeyError, TypeError, AttributeError, ValueError):
+        fits = False
+    if not fits:
+        raise ValueError(f"expected how to build a model, got {text!r:.80}")
+    return {k: card[k] for k in ("arguments", "class-names", "mean", "std")}
