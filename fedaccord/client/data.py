@@ -27,7 +27,7 @@ def test_data(task: Task, asked: TrainInstruction) -> Data:
     model = task.model(asked.model_settings)
     samples = task.client_test(asked.client)
     batches: Iterable[Batch] = ()
-    if samples and len(samples[1]):
+    if samples and not (isinstance(samples, tuple) and not len(samples[1])):
         batches = TestBatches(task, samples, model.w.dtype)
     return Data(model, batches, task.loss, metrics=task.metrics, format=task.format)
 
