@@ -65,6 +65,11 @@ class RunConfig:
         "evaluate on the training samples too: train accuracy, generalisation gap",
         affects="records",
     )
+    keep_best: str = option(
+        "",
+        "evaluated metric, as client-accuracy, whose best model is kept too; empty: none",
+        affects="records",
+    )
     threads: int = option(
         0,
         "CPU threads of PyTorch in each process; 0: what suits the model and the cores",

@@ -26,6 +26,8 @@ from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.process import threads, trackers
 from fedaccord.process.interrupts import Interrupts, interruptible
 from fedaccord.runs import RunDirectory
+from fedaccord.runs.best import BEST
+from fedaccord.runs.directory import MODEL
 from fedaccord.runs.logbook import Logbook, with_its_clients
 from fedaccord.runs.origin import processor
 from fedaccord.task import Task, find_device, load_task, task_of_card
@@ -109,6 +111,8 @@ def run(
 
         def record(round: Round) -> None:
             with interrupts.held():
+                if log_book.best and log_book.best.is_new(round, current.session):
+                    save(directory, log_book.best.arrays(current.session), task, BEST)
                 if log_book.record(round):
                     save(
                         directory, current.output(), task
@@ -131,6 +135,9 @@ def run(
         )
         try:
             state = log_book.restore(current.session)
+            directory.path.joinpath(BEST).unlink(missing_ok=True)  # perhaps of a later round
+            if log_book.best and log_book.best.facts():
+                save(directory, log_book.best.arrays(current.session), task, BEST)
             result = current.play(state and with_lost_states(state, current.session, config))
             check_result(current, result, loss_of(method, task))
         finally:
@@ -138,6 +145,8 @@ def run(
             if current.has_begun:
                 facts["clients"] = current.state.num_clients
                 facts |= method.topology.facts(current.state.num_clients)
+            if log_book.best and (found := log_book.best.facts()):
+                facts["best-model"] = found
             if current.has_begun or not log_book.after:
                 save(directory, current.output(), task)
             log_book.checkpoint()
@@ -197,9 +206,11 @@ def with_lost_states(state: RoundState, session: Session, config: RunConfig) -> 
     return forget(session.method, session.half, state, clients)
 
 
-def save(directory: RunDirectory, arrays: ArrayRecord, task: Task) -> None:
+def save(directory: RunDirectory, arrays: ArrayRecord, task: Task, name: str = MODEL) -> None:
     """The model, with what is needed to build and feed it."""
-    directory.save_model({name: to_tensor(array) for name, array in arrays.items()}, task.card)
+    directory.save_model(
+        {name: to_tensor(array) for name, array in arrays.items()}, task.card, name
+    )
 
 
 def machine(device: torch.device | str) -> dict[str, Any]:

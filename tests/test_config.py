@@ -71,7 +71,7 @@ def test_what_keys_affect() -> None:
         },
         "records": {
             *("eval-every", "eval-train", "evaluation", "fraction-evaluate", "metrics"),
-            "gossip.eval-nodes",
+            *("keep-best", "gossip.eval-nodes"),
         },
         "speed": {
             *("threads", "workers", "gpus-per-worker", "checkpoint-every"),

@@ -14,6 +14,9 @@ from fedaccord.cli.settings import Pairs, read_place, read_settings
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
     pairs: Pairs = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best model, of a run with keep-best.")
+    ] = False,
 ) -> None:
     """Evaluate the model of a run on its test samples again, beside what the run reported.
 
@@ -22,22 +25,27 @@ def evaluate(
     fedaccord evaluate ~/fedaccord-runs/first data-dir=/data/cifar10 device=cuda
     """
     from fedaccord.runs import metrics
+    from fedaccord.runs.best import BEST
+    from fedaccord.runs.directory import MODEL
 
     console, run = make_console(), run.expanduser()
     with refusing(ValueError, OSError):
         with console.status("evaluating"):
-            values = _evaluate(run, read_place(pairs or []))
+            values = _evaluate(run, read_place(pairs or []), BEST if best else MODEL)
         reported = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     table = Table.grid(padding=(0, 2))
     for name, value in values.items():
         before = reported.get(f"{name}{metrics.LAST}")
+        if best:
+            kept = reported["best-model"]
+            before = kept["value"] if kept["metric"] == name else None
         form = "{:.2%}" if metrics.is_share(name) else "{:.4f}"
         text = "none" if before is None else form.format(before)
         table.add_row(name.replace("-", " "), form.format(value), f"reported: {text}")
     console.print(table)
 
 
-def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
+def _evaluate(run: Path, more: dict[str, Any], model_file: str) -> dict[str, float]:
     """Raises ValueError, in one line, if it is no run or cannot have these settings."""
     from fedaccord.config import RunConfig
     from fedaccord.experiments.analysis.measures import saved_vectors
@@ -50,7 +58,7 @@ def _evaluate(run: Path, more: dict[str, Any]) -> dict[str, float]:
     threads.check(settings.threads)
     task = load_task(settings.task, num_clients=1, whole=True)
     model = settings.strategy.model_settings
-    w, buffers = saved_vectors(run, task, model)
+    w, buffers = saved_vectors(run, task, model, model_file)
     with threads.of_task(settings.threads, task, settings.strategy).in_use():
         values = task.evaluate(w, model, buffers=buffers)
         if settings.eval_train:

@@ -119,8 +119,8 @@ def evaluate_locally(
     A personal model, and parameters that stay at the client, are in ``context.state``, where
     `train_locally` left them. ``loss`` must be a mean over its batch; ``batches`` are the client's
     held-out samples: a list or a DataLoader, which can be gone through twice; batches, ``forward``
-    and ``targets`` are as for `train_locally`. ``metrics``: names with commas, as "accuracy, f1"; by
-    default accuracy for class labels.
+    and ``targets`` are as for `train_locally`. ``metrics``: names with commas, as
+    "accuracy, f1"; by default accuracy for class labels.
     Raises ValueError if the message is of another kind or asks for a model that the client lacks.
     """
     flat = flat_model(model, read_instruction(message).model_settings, forward=forward)

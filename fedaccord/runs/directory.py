@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RUNNING, COMPLETED = "running", "completed"
+MODEL = "model.safetensors"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -207,14 +208,16 @@ class RunDirectory:
         writer.writerows([i, *row] for i, row in enumerate(counts))
         self._write("classes.csv", file.getvalue().encode())
 
-    def save_model(self, state_dict: "Mapping[str, Tensor]", card: Mapping[str, Any]) -> None:
+    def save_model(
+        self, state_dict: "Mapping[str, Tensor]", card: Mapping[str, Any], name: str = MODEL
+    ) -> None:
         """The model; ``card``: how to build it and what it takes, in JSON's types."""
         from safetensors.torch import save
 
         tensors = {name: tensor.cpu().contiguous() for name, tensor in state_dict.items()}
         text = json.dumps(card)
         # one key: safetensors writes several in a random order
-        self._write("model.safetensors", save(tensors, metadata={"model": text}))
+        self._write(name, save(tensors, metadata={"model": text}))
         self._write("model.json", json.dumps(card, indent=2).encode())
 
     def still_running(self) -> None:
@@ -257,7 +260,7 @@ def status(path: Path) -> str:
     return "dead" if written == RUNNING and not is_locked(path) else written
 
 
-def load_model(path: Path) -> "dict[str, Tensor]":
+def load_model(path: Path, name: str = MODEL) -> "dict[str, Tensor]":
     """The parameters of the model in a run directory, by name.
 
     Raises FileNotFoundError if there is none, and ValueError if its file is damaged.
@@ -265,11 +268,9 @@ def load_model(path: Path) -> "dict[str, Tensor]":
     from safetensors.torch import load_file
 
     try:
-        return load_file(path / "model.safetensors")
+        return load_file(path / name)
     except SafetensorError as error:
-        raise ValueError(
-            f"{path / 'model.safetensors'}: expected a model, got a damaged file ({error})"
-        ) from None
+        raise ValueError(f"{path / name}: expected a model, got a damaged file ({error})") from None
 
 
 class Mark(TypedDict):

@@ -20,6 +20,7 @@ from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.federation.round import Round
 from fedaccord.federation.session import Session
 from fedaccord.runs import COMPLETED, RunDirectory, place, status
+from fedaccord.runs.best import Best
 from fedaccord.runs.checkpoint import Checkpoint, Checkpoints
 from fedaccord.runs.lock import Lock
 from fedaccord.storage.files import read_json, replace
@@ -49,6 +50,7 @@ class Logbook:
         the clients are in this process or its workers.
         """
         self.config, self._data = config, data
+        self.best = Best(config.keep_best) if config.keep_best else None
         self._begun: Checkpoint | None = None  # what the run resumes from
         if config.resume:
             self._resume(used, at, in_process)
@@ -94,6 +96,8 @@ class Logbook:
         self._session = session
         if self._begun is None:
             return None
+        if self.best:
+            self.best.restore(self._begun.facts.get("best", {}), self._begun.server)
         state, self._begun = restore(session, self._begun), None
         _set_durable(session, state)
         return state
@@ -131,6 +135,9 @@ class Logbook:
             return
         with self._pace.timed():
             server, facts = pack(s)
+            if self.best:
+                server |= self.best.tensors()
+                facts["best"] = self.best.facts()
             facts |= {
                 "federation": self.federation,
                 "settings": in_use(self.config) | {"num-clients": s.num_clients},

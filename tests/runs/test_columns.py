@@ -34,7 +34,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "another model is broadcast": {"algo": "afedpd", "relaxed-init.beta": 0.05},
     "without a server": {"algo": "dfedsam", "eval-train": True},
     "personal models": {"algo": "feddeper"},
-    "evaluated at the clients": {"algo": "fedavg", "evaluation": "clients"},
+    "evaluated at the clients": {"evaluation": "clients", "keep-best": "client-loss"},
     "held-out samples": {"algo": "fedavg", "validation": 0.1},
     "failed": {"algo": "fedavg", "lr": 1e30, "clip-norm": 0.0},
 }

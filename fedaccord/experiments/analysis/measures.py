@@ -22,6 +22,7 @@ from fedaccord.federation.checkpoint import unpack
 from fedaccord.process import threads
 from fedaccord.runs import load_model, logbook, reader
 from fedaccord.runs.checkpoint import Checkpoints
+from fedaccord.runs.directory import MODEL
 from fedaccord.task import Clients, Task, load_task
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.solver import tf32_as
@@ -92,11 +93,13 @@ class Saved:
         return torch.Generator().manual_seed(self.config.task.seed)
 
 
-def saved_vectors(path: Path, task: Task, settings: ModelSettings) -> tuple[Tensor, Tensor]:
+def saved_vectors(
+    path: Path, task: Task, settings: ModelSettings, name: str = MODEL
+) -> tuple[Tensor, Tensor]:
     """The saved parameters (d,) and averaged buffers (d_b,) in the order of the task's model."""
-    if not (path / "model.safetensors").is_file():
-        raise ValueError(f"{path}: expected a run directory with model.safetensors, found none")
-    saved, layout = load_model(path), task.model(settings)
+    if not (path / name).is_file():
+        raise ValueError(f"{path}: expected a run directory with {name}, found none")
+    saved, layout = load_model(path, name), task.model(settings)
     shapes = {name: saved[name].shape if name in saved else None for name in layout.names}
     if shapes != dict(zip(layout.names, layout.shapes, strict=True)):
         raise ValueError(

@@ -1,0 +1,85 @@
+"""The best model of a run by an evaluated metric, which is kept beside the last one."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor
+
+from fedaccord.core.options import did_you_mean
+from fedaccord.federation.round import Round
+from fedaccord.federation.session import Session
+from fedaccord.runs.metrics import METRIC, best
+
+BEST = "best.safetensors"  # in a run directory
+LATER = ("personal-", "-nodes")  # in names of metrics that the untrained model does not have
+
+
+class Best:
+    """The model of the round with the best value of a metric; of equal ones the first.
+
+    Round 0 does not count. Raises ValueError for a name that is no metric of a model.
+    """
+
+    def __init__(self, metric: str) -> None:
+        known = [name for name, column in METRIC.items() if column.better and name != "train-loss"]
+        if metric not in known:
+            near = did_you_mean(metric, known)
+            raise ValueError(
+                "keep-best: expected an evaluated metric, as test-accuracy or client-loss, got "
+                f"{metric!r}{near}; `fedaccord run --list-columns` lists them"
+            )
+        self.metric, self.number, self.value = metric, 0, math.nan
+        self._vector: Tensor | None = None  # (d + d_b,), parameters and averaged buffers
+
+    def is_new(self, round: Round, session: Session) -> bool:
+        """Whether the round has the best model so far, which is kept then.
+
+        Raises ValueError before round 1 if the run does not measure the metric.
+        """
+        value = round.metrics.get(self.metric, math.nan)
+        if round.number == 0:
+            self._check_measured(round)
+            return False
+        if not math.isfinite(value):
+            return False
+        if self.number and best(self.metric)([self.value, value]) == self.value:
+            return False
+        s = round.state
+        w = session.method.averaged_output(s.w, s.server)
+        vector = w if s.buffers is None else torch.cat([w, s.buffers])
+        self.number, self.value, self._vector = round.number, value, vector.to("cpu", copy=True)
+        return True
+
+    def _check_measured(self, round: Round) -> None:
+        if self.metric not in round.metrics and not any(part in self.metric for part in LATER):
+            measured = [name for name in round.metrics if name in METRIC and METRIC[name].better]
+            raise ValueError(
+                f"keep-best: expected a metric that this run measures, {', '.join(measured)}, got "
+                f"{self.metric!r}; evaluation says who evaluates"
+            )
+
+    def arrays(self, session: Session) -> ArrayRecord:
+        """The model under the names of the initial parameters; after `is_new`."""
+        assert self._vector is not None
+        d = session.like.numel()
+        buffers = self._vector[d:] if session.buffer_layout else None
+        return session.arrays(self._vector[:d], buffers)
+
+    def facts(self) -> dict[str, Any]:
+        """What the summary and a checkpoint say of it, in JSON's types; empty: no model yet."""
+        if not self.number:
+            return {}
+        return {"file": BEST, "metric": self.metric, "round": self.number, "value": self.value}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of it."""
+        return {} if self._vector is None else {f"best.{self.number}": self._vector}
+
+    def restore(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """As a checkpoint has it, if that is of the same metric."""
+        if facts.get("metric") == self.metric:
+            self.number, self.value = facts["round"], facts["value"]
+            self._vector = tensors[f"best.{self.number}"].clone()

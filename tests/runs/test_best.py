@@ -1,0 +1,96 @@
+"""keep-best: the model of the best round by a metric, whatever ends and resumes the run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from fedaccord.config import RunConfig
+from fedaccord.engine import quiet, run
+from fedaccord.federation.round import Round
+from fedaccord.runs import load_model
+from fedaccord.runs.best import BEST
+from fedaccord.runs.metrics import best
+from tests.cli.shell import invoke
+
+SMALL: dict[str, Any] = {
+    **{"num-clients": 4, "model": "linear", "local-epochs": 1, "threads": 1, "device": "cpu"},
+    **{"lr": 0.5, "lr-decay": 1.0, "evaluation": "both", "checkpoint-every": 2},
+}
+
+
+def federate(folder: Path, rounds: int, on_round: Any = None, **more: Any) -> Path:
+    config = SMALL | {"out-dir": str(folder), "num-server-rounds": rounds} | more
+    with quiet():
+        return run(RunConfig.make(config), on_round=on_round).path
+
+
+def kept(path: Path) -> dict[str, Any]:
+    return dict(json.loads((path / "summary.json").read_text())["best-model"])
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("metric", ["client-accuracy", "test-loss", "client-loss-worst-tenth"])
+def test_the_best_model_is_that_of_a_run_that_ends_there(metric: str, tmp_path: Path) -> None:
+    path = federate(tmp_path, 6, name="long", algo="afedpd", **{"keep-best": metric})
+    values = pd.read_csv(path / "metrics.csv")[metric].iloc[1:]
+    found = kept(path)
+    number = int((values == best(metric)(values)).idxmax())
+    assert found == {"file": BEST, "metric": metric, "round": number, "value": values[number]}
+    short = federate(tmp_path, number, name="short", algo="afedpd")
+    assert same(load_model(path, BEST), load_model(short))
+
+
+def test_a_run_that_resumes_keeps_the_best_of_the_rounds_that_count(tmp_path: Path) -> None:
+    """Its best round is before, at or after the checkpoint that it resumes from."""
+    more = {"keep-best": "client-loss", "algo": "scaffold", "lr": 2.0, "clip-norm": 0.0}
+    whole = federate(tmp_path, 7, name="whole", **more)
+
+    def stop(round: Round) -> None:
+        if round.number == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        federate(tmp_path, 7, stop, name="parts", **more)
+    parts = federate(tmp_path, 7, name="parts", resume=True, **more)
+    assert kept(parts) == kept(whole)
+    assert same(load_model(parts, BEST), load_model(whole, BEST))
+    result = invoke("resume", parts, "num-server-rounds=8", "keep-best=test-accuracy")
+    assert result.exit_code == 0, result.output  # of another metric: from here on
+    assert kept(parts)["round"] == 8
+
+
+def test_evaluate_finds_the_best_model(tmp_path: Path) -> None:
+    path = federate(tmp_path, 3, name="x", **{"keep-best": "test-accuracy"})
+    result = invoke("evaluate", path, "--best")
+    assert result.exit_code == 0, result.output
+    value = f"{kept(path)['value']:.2%}"
+    assert f"test accuracy  {value}  reported: {value}" in " ".join(result.output.split("\n"))
+    other = federate(tmp_path, 1, name="y")
+    result = invoke("evaluate", other, "--best")
+    assert result.exit_code == 2
+    assert "expected a run directory with best.safetensors, found none" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("metric", "line"),
+    [
+        ("client-acuracy", r"keep-best: expected an evaluated metric, .* \(did you mean 'client-a"),
+        ("train-loss", "keep-best: expected an evaluated metric"),
+        ("drift", "keep-best: expected an evaluated metric"),
+        ("client-accuracy-std", "keep-best: expected an evaluated metric"),
+        (
+            "train-accuracy",
+            "keep-best: expected a metric that this run measures, test-loss,",
+        ),
+    ],
+)
+def test_a_metric_that_is_not_measured_is_one_line(metric: str, line: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=line):
+        federate(tmp_path, 2, name="x", **{"keep-best": metric})
