@@ -26,7 +26,7 @@ from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.process import threads, trackers
 from fedaccord.process.interrupts import Interrupts, interruptible
 from fedaccord.runs import RunDirectory
-from fedaccord.runs.best import BEST
+from fedaccord.runs.best import BEST, Best
 from fedaccord.runs.directory import MODEL
 from fedaccord.runs.logbook import Logbook, with_its_clients
 from fedaccord.runs.origin import processor
@@ -109,10 +109,14 @@ def run(
         if (counts := task.class_counts()) is not None:
             directory.save_classes(task.card["class-names"], counts)
 
+        def save_best(best: Best) -> None:
+            session = current.session
+            save(directory, session.arrays(*best.vectors(session)), task, BEST)
+
         def record(round: Round) -> None:
             with interrupts.held():
                 if log_book.best and log_book.best.is_new(round, current.session):
-                    save(directory, log_book.best.arrays(current.session), task, BEST)
+                    save_best(log_book.best)
                 if log_book.record(round):
                     save(
                         directory, current.output(), task
@@ -137,7 +141,7 @@ def run(
             state = log_book.restore(current.session)
             directory.path.joinpath(BEST).unlink(missing_ok=True)  # perhaps of a later round
             if log_book.best and log_book.best.facts():
-                save(directory, log_book.best.arrays(current.session), task, BEST)
+                save_best(log_book.best)
             result = current.play(state and with_lost_states(state, current.session, config))
             check_result(current, result, loss_of(method, task))
         finally:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fedaccord.core.options import did_you_mean
@@ -61,12 +60,12 @@ class Best:
                 f"{self.metric!r}; evaluation says who evaluates"
             )
 
-    def arrays(self, session: Session) -> ArrayRecord:
-        """The model under the names of the initial parameters; after `is_new`."""
+    def vectors(self, session: Session) -> tuple[Tensor, Tensor | None]:
+        """Parameters (d,) and averaged buffers (d_b,) of the model; after `is_new`."""
         assert self._vector is not None
         d = session.like.numel()
         buffers = self._vector[d:] if session.buffer_layout else None
-        return session.arrays(self._vector[:d], buffers)
+        return self._vector[:d], buffers
 
     def facts(self) -> dict[str, Any]:
         """What the summary and a checkpoint say of it, in JSON's types; empty: no model yet."""
