@@ -121,6 +121,7 @@ def multiplications(model: "Model", sample: Any) -> int:
     from torch import nn
 
     module = model if isinstance(model, nn.Module) else model.module
+    own = None if isinstance(model, nn.Module) else model.forward
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
     others = [layer for layer in module.modules() if not isinstance(layer, kinds)]
@@ -134,8 +135,8 @@ def multiplications(model: "Model", sample: Any) -> int:
     hooks = [layer.register_forward_hook(count) for layer in layers]
     try:
         with torch.no_grad(), Threads(1, "").in_use():
-            module.eval()
-            model(sample)  # a solver switches to training itself
+            module.eval()  # a solver switches to training itself
+            own(module, sample) if own else module(sample)
     finally:
         for hook in hooks:
             hook.remove()
