@@ -173,6 +173,7 @@ def test_what_would_have_no_effect_is_refused_in_one_line(given: dict[str, Any],
 
 
 OTHERS: dict[str, Any] = {"algo": "afedpd", "device": "cpu", "model": "mlp", "local-steps": 2}
+OTHERS["tokenizer"] = "tests.own:letters"
 
 
 def another(key: str, field: Any) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaccord import strategies as S
+from fedaccord.core import Muon
 from fedaccord.core.cohort import Reply
 from fedaccord.core.plugin import ClientHalf, GradientSeat
 from fedaccord.core.rounds import (
@@ -98,22 +99,24 @@ def test_a_cohort_is_each_of_its_clients(
     down, state = stack(downs), stack(states)
     before = [v.clone() for _, v in (*leaves(down), *leaves(state))]
     solver = CohortSolver(network(), stacked(batches(1)), F.cross_entropy)
+    rounds_to_bfloat16 = isinstance(method.own_optimizer(), Muon)
+    tolerance = 1e-4 if rounds_to_bfloat16 else 1e-10
     together = client_round(half, down, state, config(method, 1, tuple(range(N))), solver)
     for i, one in enumerate(expected):
-        same(row(together.up, i), one.up)
-        same(row(together.state, i), one.state)
-        close(together.result.w_K[i], one.result.w_K)
-        close(together.result.loss[i], one.result.loss)
+        same(row(together.up, i), one.up, tolerance)
+        same(row(together.state, i), one.state, tolerance)
+        close(together.result.w_K[i], one.result.w_K, tolerance)
+        close(together.result.loss[i], one.result.loss, tolerance)
         assert together.result.steps[i].tolist() == [one.result.steps]
     after = [v for _, v in (*leaves(down), *leaves(state))]
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
 
 
-def same(values: Any, expected: Any) -> None:
+def same(values: Any, expected: Any, tolerance: float) -> None:
     a, b = dict(leaves(values)), dict(leaves(expected))
     assert a.keys() == b.keys()
     for name in a:
-        close(a[name], b[name])
+        close(a[name], b[name], tolerance)
 
 
 # --- one rule, other models, losses and batches ---------------------------------------------------
