@@ -125,7 +125,7 @@ def test_a_data_path_alone_says_where_a_nodes_data_is(tmp_path: Path, dataset: s
             app(handshake(), own)
         return
     assert configured_task(own).num_examples(0) == 14
-    client, num_clients, _ = module.read_handshake(app(handshake(), own))
+    client, num_clients, *_ = module.read_handshake(app(handshake(), own))
     assert (client, num_clients) == (None, None)
 
 

@@ -173,6 +173,8 @@ def test_floating_inputs_follow_the_dtype_and_others_do_not() -> None:
     assert torch.equal(exact, weights(CLIENTS, dtype=torch.float64))
 
 
+@pytest.mark.flower
+@pytest.mark.slow  # it starts Ray
 def test_workers_read_the_same_batches() -> None:
     for clients in ([Noisy(*c) for c in CLIENTS], [shuffled(c) for c in CLIENTS]):
         assert torch.equal(weights(clients, workers=2, rounds=2), weights(clients, rounds=2))

@@ -337,7 +337,7 @@ def test_the_server_evaluates_on_the_cores_of_its_workers(
     seen = []
 
     def spy(*args: Any) -> dict[str, float]:
-        seen.append(args[-1])
+        seen.append(args[-2])
         return evaluate(*args)
 
     monkeypatch.setattr(fleet, "evaluators", 3)

@@ -32,6 +32,7 @@ def test_in_flowers_simulation(simulation: Flower) -> None:
 
 
 @pytest.mark.flower
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_on_two_supernodes(lab: Flower) -> None:
     lab.start_supernodes(*(f"partition-id={i} num-partitions=2" for i in range(2)))

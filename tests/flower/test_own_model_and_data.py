@@ -66,6 +66,7 @@ def reachable(flower: Flower, sites: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.syspath_prepend(sites)
 
 
+@pytest.mark.slow
 def test_each_device_trains_on_a_file_of_its_own(
     sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_each_device_trains_on_a_file_of_its_own(
     assert "test-f1" in (tmp_path / "there" / "metrics.csv").read_text()
 
 
+@pytest.mark.slow
 def test_functions_in_flowers_simulation(
     sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

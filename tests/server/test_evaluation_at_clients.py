@@ -66,6 +66,7 @@ def test_messages_give_the_numbers_of_the_engine(settings: Any, tmp_path: Path) 
 
 
 @pytest.mark.flower
+@pytest.mark.slow  # it starts Ray
 @pytest.mark.parametrize("name", ["personal models too", "a local part beside the model"])
 def test_workers_give_the_numbers_of_the_engine(name: str, tmp_path: Path) -> None:
     here, there = (

@@ -32,11 +32,12 @@ SETTINGS: dict[str, Any] = {"precision": "float64", "lr": 0.04, "clip_norm": 7.0
 # --- a model is one vector ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - {"dispfl"}))
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"dispfl", "fedmuon"}))
 def test_where_a_model_is_cut_into_layers_is_nothing_to_a_method(name: str) -> None:
     """Norms run over all parameters at once: of the clip, of SAM's and all other perturbations.
 
-    Only DisPFL, whose masks have a density for each layer, looks at the shapes.
+    Only DisPFL, whose masks have a density for each layer, and FedMuon, whose steps are of
+    matrices, read the shapes.
     """
     kind = METHODS[name]
     method = kind(local_steps=1 if kind is S.DPSGD else K, **SETTINGS, fraction_train=1.0)
