@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedaccord.core.metrics import Metric, select
 from fedaccord.core.rounds import sum_dtype
-from fedaccord.core.vectors import fetch
+from fedaccord.core.vectors import fetch, to_device
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.solver import Loss, Pair, forward, tf32_as
 
@@ -79,8 +79,9 @@ def _evaluate(
         examples += batch.examples
     if not examples:
         return {}
-    (loss_sum,) = fetch([total])  # the sums are there too
-    values = {name: metric.value(sums[name].cpu()) for name, metric in chosen.items()}
+    on_host = {name: to_device(part, "cpu") for name, part in sums.items()}
+    (loss_sum,) = fetch([total])  # after this synchronisation the sums' copies are complete
+    values = {name: metric.value(on_host[name]) for name, metric in chosen.items()}
     return {"loss": loss_sum / examples, **values}
 
 
