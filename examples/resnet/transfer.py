@@ -51,7 +51,7 @@ def accuracies(methods: list[str], folder: Path, rounds: int) -> dict[str, list[
             dataset="image-folder",
             data_dir=str(folder),
             image_size=32,
-            model=network(),
+            model="transfer:network",  # a function of this file, as a run config names it
             buffers="mean",
             num_clients=10,
             dirichlet_alpha=0.3,

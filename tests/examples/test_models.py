@@ -1,0 +1,32 @@
+"""The examples of a ResNet with BatchNorm and of LoRA adapters, as they are started."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def start(name: str, *words: str) -> list[str]:
+    """The lines that an example prints."""
+    command = [sys.executable, str(EXAMPLES / name), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def test_a_resnet_from_a_frozen_stem() -> None:
+    (line,) = start("resnet/transfer.py", "fedinit", "--rounds", "1")
+    name, *accuracies = line.split()
+    assert name == "fedinit"
+    assert len(accuracies) == 2
+    assert all(0 < float(value.rstrip("%")) < 100 for value in accuracies)
+
+
+def test_adapters_are_a_small_part_of_the_model() -> None:
+    pytest.importorskip("peft", reason="peft is not installed")
+    first, line = start("lora/adapters.py", "scaffold", "--rounds", "2")
+    assert first == "3779 of 56774 parameters are trained"
+    assert line.startswith("scaffold ")
