@@ -4,8 +4,8 @@ A transformer over characters, whose weights are frozen and stand for a pretrain
 at six sites to tell apart sentences about three subjects; each site has sentences of two. Only the
 adapters and the output layer are trained and sent, and a client's state has their size.
 
-    pip install peft
-    python examples/lora/adapters.py scaffold fedavg --rounds 10
+    uv sync --group examples --inexact
+    uv run --no-sync python examples/lora/adapters.py scaffold fedavg --rounds 10
 """
 
 import argparse
