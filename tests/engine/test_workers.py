@@ -228,6 +228,7 @@ def test_answers_are_looked_at_while_workers_work(fleet: Any) -> None:
     assert busy[-1] == 0
 
 
+@pytest.mark.slow
 def test_a_client_that_kills_its_workers_is_dropped(
     alone: History, fleet: Any, trap: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.shell import invoke
 from tests.flower.conftest import COMMAND, REPOSITORY, Flower, digits_files, wait_until
 
-pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PAGE = REPOSITORY / "docs" / "deployment.md"
 
