@@ -13,7 +13,9 @@ from fedaccord.federation.eta import Eta
 from fedaccord.process.interrupts import interruptible
 
 if TYPE_CHECKING:
-    from fedaccord.experiments.reproduce import Study
+    from collections.abc import Sequence
+
+    from fedaccord.experiments.reproduce import Cell, Study, Table
     from fedaccord.experiments.sweep.plan import Options
 
 PAGE = "reproduction.md"
@@ -74,15 +76,16 @@ def reproduce(
             raise ValueError("expected a TABLE, got none; `fedaccord reproduce --list` lists them")
         chosen = find(table).matching(cells or [])
         if list_all:
-            number = ["" if c.paper is None else f"{c.paper:.2f}" for c in chosen]
-            rows = [[c.name, str(c.rounds), n] for c, n in zip(chosen, number, strict=True)]
-            print_table(console, ["cell", "rounds", "paper"], rows)
+            _list(console, chosen)
             return
         changes = read_settings(pairs or [], None)
         study = Study.make(find(table), chosen, range(seeds), rounds, changes)
         for line in study.warnings():
             warn(line)
         options = Options(workers=workers)
+        if not study.table.is_run:
+            _costs(console, study.table)
+            return
         if dry_run:
             _show(console, study, options, folder)
             return
@@ -91,6 +94,35 @@ def reproduce(
         written = (page or folder / PAGE).expanduser().absolute()
         _run(console, study, options, folder, written)
     console.print(f"page: {written}\nruns: {folder}", soft_wrap=True)
+
+
+def _list(console: Console, cells: "Sequence[Cell]") -> None:
+    """The cells with the paper's numbers."""
+    from fedaccord.experiments.reproduce.measures import NAMES
+
+    more = [*dict.fromkeys(name for cell in cells for name in cell.more)]
+    rows = []
+    for cell in cells:
+        accuracy = "" if cell.paper is None else f"{cell.paper:.2f}"
+        others = (cell.more.get(name) for name in more)
+        rows.append([cell.name, str(cell.rounds), accuracy, *map(_number, others)])
+    print_table(console, ["cell", "rounds", "paper", *(NAMES[name] for name in more)], rows)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
+
+
+def _costs(console: Console, table: "Table") -> None:
+    """A table that takes no runs: the paper's costs, and ours."""
+    import pandas as pd
+
+    from fedaccord.experiments.reproduce.page import measures_of
+    from fedaccord.experiments.reproduce.results import COLUMNS
+
+    heading, *rows = measures_of(table, pd.DataFrame(columns=COLUMNS))
+    print_table(console, heading, [[row[0].strip("`"), *row[1:]] for row in rows])
+    console.print(f"{table.title}. {table.setting}", soft_wrap=True)
 
 
 def _run(console: Console, study: "Study", options: "Options", folder: Path, page: Path) -> None:

@@ -184,13 +184,17 @@ def final(group: Group, metric: str) -> Spread:
 def to_target(group: Group, metric: str, target: float) -> dict[str, Spread]:
     """The costs when the metric first reached the target, by the columns of `COSTS`; over the runs
     that reached it."""
-    rows = []
-    for table in group.tables:
-        rounds = evaluated(table, metric)
-        reached = rounds[metric] >= target if best(metric) is max else rounds[metric] <= target
-        if reached.any():
-            rows.append(rounds[reached].iloc[0])
-    return {cost: Spread.of([float(row[cost]) for row in rows]) for cost in COSTS}
+    rows = [reached(table, metric, target) for table in group.tables]
+    return {
+        cost: Spread.of([float(row[cost]) for row in rows if row is not None]) for cost in COSTS
+    }
+
+
+def reached(table: pd.DataFrame, metric: str, target: float) -> "pd.Series[float] | None":
+    """The row of a run's table (see `with_costs`) when the metric first reached the target."""
+    rounds = evaluated(table, metric)
+    good = rounds[metric] >= target if best(metric) is max else rounds[metric] <= target
+    return rounds[good].iloc[0] if good.any() else None
 
 
 def usual_target(groups: Sequence[Group], metric: str) -> float:

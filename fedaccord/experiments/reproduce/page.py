@@ -1,9 +1,11 @@
 """The page of results: every table, ours beside the paper's, and what was not run."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
+from fedaccord.experiments.reproduce.measures import BASELINE, NAMES, OF_RUN, of_method, ratio
 from fedaccord.experiments.reproduce.table import Cell, Table
 from fedaccord.experiments.sweep.trial import COMPLETED
 
@@ -16,8 +18,9 @@ INTRODUCTION = """\
 
 Test accuracy in percent of the model that a method returns, evaluated after every round: after the
 last one, the mean of the last ten evaluations, and the best of all. `paper` is the paper's number,
-with a dash where no source of it was at hand: it is not transcribed. The code of FedInit's and
-A-FedPD's authors reports the best round; it is chosen on the test samples, and so flatters. Ours
+with its spread where that is printed, and a dash where it has none; "unstable" stands where the
+paper itself prints a dash. The code of FedInit's and A-FedPD's authors reports the best round; it
+is chosen on the test samples, and so flatters. Ours
 are the mean over the seeds and, after ±, their standard deviation (divided by n - 1). `rounds` are
 ours of the paper's. `gradients`, each of one batch, and `hours` are of one run; the hours depend on
 the machine and on what else ran there. `best - paper` stands only where all rounds were run, and
@@ -42,7 +45,11 @@ def _section(table: Table, results: pd.DataFrame) -> str:
     text += [f"The paper's numbers: {table.source}.", ""]
     if rows := [*_rows(table, own)]:
         text += [_line(HEADING), _line(["---", *["--:"] * (len(HEADING) - 1)]), *rows, ""]
-    text += _not_run(table, set(own["cell"]))
+    if table.measures:
+        heading, *others = measures_of(table, own)
+        text += [_line(heading), _line(["---", *["--:"] * (len(heading) - 1)])]
+        text += [*map(_line, others), ""]
+    text += _not_run(table, set(own["cell"])) if table.is_run else []
     return "\n".join(text)
 
 
@@ -67,8 +74,50 @@ def _rows(table: Table, results: pd.DataFrame) -> Iterator[str]:
             yield _line([name, _paper(cell), length, seeds, *accuracies, difference, *cost])
 
 
+def measures_of(table: Table, results: pd.DataFrame) -> list[list[str]]:
+    """The paper's measures beside the accuracy, each with ours: of the runs with the paper's
+    settings that have the most rounds. A heading, and a row for each cell."""
+    lines = [["cell", *(word for name in table.measures for word in (NAMES[name], "ours"))]]
+    for cell in table.cells:
+        own, base = _as_printed(cell, results), _baseline(table, cell)
+        costs = {} if table.is_run else of_method(cell.settings, base.settings)
+        words = [f"`{cell.name}`" + _length(cell, own)]
+        for name in table.measures:
+            words.append(_printed(cell.more.get(name)))
+            if name in OF_RUN:
+                words.append(_spread(own[name].dropna()))
+            else:
+                value = costs[name] if costs else ratio(name, own, _as_printed(base, results))
+                words.append("–" if math.isnan(value) else f"{value:.2f}")
+        lines.append(words)
+    return lines
+
+
+def _as_printed(cell: Cell, results: pd.DataFrame) -> pd.DataFrame:
+    """The completed runs of a cell, with nothing changed, that have the most rounds."""
+    own = results[(results["cell"] == cell.name) & (results["changed"] == "")]
+    own = own[own["status"] == COMPLETED]
+    longest: pd.DataFrame = own[own["rounds"] == own["rounds"].max()]
+    return longest
+
+
+def _baseline(table: Table, cell: Cell) -> Cell:
+    """The cell of FedAvg in the same column; the cell itself where there is none."""
+    same = (other for other in table.cells if other.column == cell.column)
+    return next((other for other in same if other.row == BASELINE), cell)
+
+
+def _length(cell: Cell, runs: pd.DataFrame) -> str:
+    rounds = int(runs["rounds"].max()) if len(runs) else cell.rounds
+    return "" if rounds >= cell.rounds else f" ({rounds} of {cell.rounds} rounds)"
+
+
+def _printed(value: float | None) -> str:
+    return "–" if value is None else f"{value:g}"
+
+
 def _difference(cell: Cell, rounds: int, best: pd.Series) -> str:
-    if cell.paper is None or rounds < cell.rounds or best.empty:
+    if cell.paper is None or math.isnan(cell.paper) or rounds < cell.rounds or best.empty:
         return "–"
     value = best.mean() - cell.paper
     text = f"{value:+.2f}"
@@ -91,7 +140,10 @@ def _not_run(table: Table, run: set[str]) -> list[str]:
 
 
 def _paper(cell: Cell) -> str:
-    return "–" if cell.paper is None else f"{cell.paper:.2f}"
+    if cell.paper is None or math.isnan(cell.paper):
+        return "–" if cell.paper is None else "unstable"
+    spread = "" if cell.spread is None else f" ± {cell.spread:.2f}"
+    return f"{cell.paper:.2f}{spread}"
 
 
 def _spread(values: pd.Series) -> str:

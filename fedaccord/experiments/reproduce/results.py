@@ -7,13 +7,15 @@ from typing import Any
 
 import pandas as pd
 
+from fedaccord.experiments.reproduce.measures import OF_RUN, of_run
 from fedaccord.experiments.reproduce.table import Cell
 from fedaccord.experiments.sweep.trial import Job, Row
 from fedaccord.storage.files import replace
 
 ACCURACIES = ("last", "mean-of-last-10", "best")  # of the evaluations after a round, in percent
 KEY = ["table", "cell", "seed", "changed"]
-COLUMNS = [*KEY, "rounds", "status", *ACCURACIES, "gradients", "hours", "device", "reason"]
+WRITTEN = [*KEY, "rounds", "status", *ACCURACIES, "gradients", "hours", "device", "reason"]
+COLUMNS = [*WRITTEN, *OF_RUN]  # earlier versions wrote the first ones alone
 
 
 def result(
@@ -33,6 +35,7 @@ def result(
         "hours": round((row.get("seconds") or 0) / 3600, 3),
         "device": _device(job.path),
         "reason": row.get("reason"),
+        **of_run(job.path, cell.target),
     }
 
 
@@ -44,7 +47,8 @@ def merged(file: Path, results: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     rows = pd.DataFrame(list(results), columns=COLUMNS)
     if file.exists():
         try:
-            before = pd.read_csv(file)[COLUMNS]
+            before = pd.read_csv(file)
+            before = before[WRITTEN].join(before.reindex(columns=[*OF_RUN]))
         except (KeyError, ValueError) as error:
             raise ValueError(
                 f"{file}: expected results of `fedaccord reproduce`, got a file without them "

@@ -102,7 +102,12 @@ class Study:
         return [found[0][key] for key in self.changes if all(key in lines for lines in found)]
 
     def runs(self, folder: Path) -> list[Run]:
-        """Seed by seed, column by column: whenever this ends, a column's methods are comparable."""
+        """Seed by seed, column by column: whenever this ends, a column's methods are comparable.
+
+        None of a table of costs, which are computed.
+        """
+        if not self.table.is_run:
+            return []
         return [
             Run(cell, seed, self._job(folder, cell, seed))
             for seed in self.seeds

@@ -4,20 +4,23 @@ A file has a ``title``, the ``source`` of its numbers, and a ``setting``: what t
 open. Its columns are every combination of a choice from each of its ``axes``. A row begins with the
 preset of its name, or ``preset``, or in the columns that match a pattern of ``presets`` with
 another one; the file's table ``run``, the column's choices and the row's ``set`` change that
-preset, in this order. ``paper`` holds the paper's numbers in percent: of all columns, or by the
-columns' names.
+preset, in this order. ``paper`` holds the paper's accuracies in percent: of all columns, or by the
+columns' names; [mean, spread] where the spread is printed, nan where the paper prints a dash. Its
+other numbers are in ``more``, by the names of `measures`; ``targets`` has the accuracy, in percent,
+to which rounds and seconds are counted, by patterns of columns.
 """
 
 import itertools
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from fedaccord.core.options import did_you_mean
 from fedaccord.experiments.presets import preset
+from fedaccord.experiments.reproduce.measures import COSTS, NAMES
 from fedaccord.runs import flatten
 
 FOLDER = Path(__file__).parent / "tables"
@@ -30,7 +33,10 @@ class Cell:
     row: str
     column: str
     settings: dict[str, Any]  # run-config keys, but for seed and place
-    paper: float | None  # in percent; None: not transcribed
+    paper: float | None  # accuracy in percent; None: the paper has none; NaN: it prints a dash
+    spread: float | None = None  # of it, as printed
+    more: Mapping[str, float] = field(default_factory=dict)  # other measures, by name
+    target: float | None = None  # in percent, to which rounds and seconds are counted
 
     @property
     def name(self) -> str:
@@ -49,6 +55,16 @@ class Table:
     source: str
     setting: str
     cells: tuple[Cell, ...]  # column by column
+
+    @property
+    def measures(self) -> list[str]:
+        """The paper's measures beside the accuracy."""
+        return [*dict.fromkeys(name for cell in self.cells for name in cell.more)]
+
+    @property
+    def is_run(self) -> bool:
+        """Whether its numbers take runs; costs are computed from the methods."""
+        return not self.measures or not {*self.measures} <= {*COSTS}
 
     def matching(self, patterns: Sequence[str]) -> list[Cell]:
         """The cells whose names match one of the patterns, all of them if there are none.
@@ -86,8 +102,9 @@ def find(name: str) -> Table:
 def _read(path: Path) -> Table:
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     columns, common = dict(_columns(content["axes"])), flatten(content.get("run", {}))
+    targets = content.get("targets", {})
     cells = [
-        _cell(row, values, column, common | columns[column], [*columns])
+        _cell(row, values, column, common | columns[column], [*columns], targets)
         for column in columns
         for row, values in content["rows"].items()
     ]
@@ -109,12 +126,28 @@ def _cell(
     column: str,
     changes: Mapping[str, Any],
     columns: Sequence[str],
+    targets: Mapping[str, float],
 ) -> Cell:
     others = values.get("presets", {})
     fitting = [name for pattern, name in others.items() if fnmatchcase(column, pattern)]
     base = preset(fitting[-1] if fitting else values.get("preset", row))
-    paper = values.get("paper", {})
-    if not isinstance(paper, Mapping):
-        paper = dict(zip(columns, paper, strict=True))
     settings = {**base, **changes, **flatten(values.get("set", {}))}
-    return Cell(row, column, settings, paper.get(column))
+    paper, spread = _number(_by_column(values.get("paper", {}), columns).get(column))
+    more = {
+        name: _by_column(numbers, columns)[column]
+        for name, numbers in values.get("more", {}).items()
+    }
+    if unknown := [name for name in more if name not in NAMES]:
+        raise ValueError(f"more: expected measures of {', '.join(NAMES)}, got {unknown[0]!r}")
+    target = [value for pattern, value in targets.items() if fnmatchcase(column, pattern)]
+    return Cell(row, column, settings, paper, spread, more, target[-1] if target else None)
+
+
+def _by_column(numbers: Any, columns: Sequence[str]) -> Mapping[str, Any]:
+    return numbers if isinstance(numbers, Mapping) else dict(zip(columns, numbers, strict=True))
+
+
+def _number(value: Any) -> tuple[float | None, float | None]:
+    """A mean and its spread."""
+    mean, spread = value if isinstance(value, list) else (value, None)
+    return mean, spread

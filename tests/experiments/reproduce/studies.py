@@ -32,9 +32,9 @@ TABLE = Table(
 
 
 def finish(study: Study, folder: Path) -> pd.DataFrame:
-    """Its results, but for the hours."""
+    """Its results, but for the times."""
     results: list[dict[str, Any]] = []
     study.perform(folder, Options(workers=1), lambda done: results.append(study.result(done)))
     frame = merged(folder / "none.csv", results)
     assert [*frame.columns[: len(KEY)]] == KEY
-    return frame.drop(columns="hours")
+    return frame.drop(columns=["hours", "seconds-a-round"])

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 from fedaccord.experiments.reproduce import Cell, Study, find
+from fedaccord.experiments.reproduce.measures import TO_TARGET
 from fedaccord.experiments.reproduce.study import Done
 from fedaccord.experiments.sweep.plan import Options
 from fedaccord.experiments.sweep.trial import DEFAULTS, summary_of
@@ -47,6 +49,32 @@ def test_every_cell_and_seed_is_a_run_with_its_settings(tmp_path: Path) -> None:
         share = 2 if run.cell.row == "fedsam" else 1
         assert row.gradients == 4 * clients * steps * share
         assert not (run.job.path / "checkpoint").exists()
+
+
+def test_what_the_papers_measure_beside_the_accuracy(tmp_path: Path) -> None:
+    """Costs to the target are those of the first round at or above it; without one they are
+    absent."""
+    settings = {"eval_train": True, "num_clients": 4}
+    plain = cell("fedavg", **settings)
+    cells = [replace(plain, column=f"to {target}", target=target) for target in (0.0, 40.0, 99.9)]
+    made = Study.make(TABLE, cells, (0,), None, {})
+    rows = finish(made, tmp_path).set_index("cell")
+    table = pd.read_csv(made.runs(tmp_path)[0].job.path / "metrics.csv")
+    last = table.iloc[-1]
+    reached = table[(table["test-accuracy"] >= 0.4) & (table["round"] > 0)].iloc[0]
+    for target, number in ((0.0, 1), (40.0, reached["round"])):
+        found = rows.loc[f"fedavg/to {target}"]
+        done = table[(table["round"] <= number) & (table["round"] > 0)]
+        assert found["rounds-to-target"] == number
+        traffic = (done["up-bytes"] + done["down-bytes"]).sum()
+        assert found["bytes-to-target"] == traffic
+        assert found["gradients-to-target"] == number * found["gradients"] / 4
+        assert found["seconds-to-target"] == pytest.approx(done["seconds"].sum(), abs=1e-3)
+        assert found["consistency"] == pytest.approx(last["consistency"], abs=1e-4)
+        assert found["train-accuracy"] == pytest.approx(100 * last["train-accuracy"], abs=1e-3)
+        gap = 100 * (last["train-accuracy"] - last["test-accuracy"])
+        assert found["generalisation-gap"] == pytest.approx(gap, abs=1e-3)
+    assert rows.loc["fedavg/to 99.9"][list(TO_TARGET)].isna().all()
 
 
 def test_the_same_again_runs_nothing_and_more_seeds_what_is_new(tmp_path: Path) -> None:
