@@ -115,12 +115,9 @@ def _number(value: float | None) -> str:
 
 def _costs(console: Console, table: "Table") -> None:
     """A table that takes no runs: the paper's costs, and ours."""
-    import pandas as pd
-
     from fedaccord.experiments.reproduce.page import measures_of
-    from fedaccord.experiments.reproduce.results import COLUMNS
 
-    heading, *rows = measures_of(table, pd.DataFrame(columns=COLUMNS))
+    heading, *rows = measures_of(table)
     print_table(console, heading, [[row[0].strip("`"), *row[1:]] for row in rows])
     console.print(f"{table.title}. {table.setting}", soft_wrap=True)
 

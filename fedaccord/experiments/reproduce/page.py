@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from fedaccord.experiments.reproduce.measures import BASELINE, NAMES, OF_RUN, of_method, ratio
+from fedaccord.experiments.reproduce.results import COLUMNS
 from fedaccord.experiments.reproduce.table import Cell, Table
 from fedaccord.experiments.sweep.trial import COMPLETED
 
@@ -74,9 +75,10 @@ def _rows(table: Table, results: pd.DataFrame) -> Iterator[str]:
             yield _line([name, _paper(cell), length, seeds, *accuracies, difference, *cost])
 
 
-def measures_of(table: Table, results: pd.DataFrame) -> list[list[str]]:
+def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[str]]:
     """The paper's measures beside the accuracy, each with ours: of the runs with the paper's
     settings that have the most rounds. A heading, and a row for each cell."""
+    results = pd.DataFrame(columns=COLUMNS) if results is None else results
     lines = [["cell", *(word for name in table.measures for word in (NAMES[name], "ours"))]]
     for cell in table.cells:
         own, base = _as_printed(cell, results), _baseline(table, cell)

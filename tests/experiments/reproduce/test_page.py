@@ -141,7 +141,7 @@ def test_measures_beside_the_accuracy_and_their_ratios(tmp_path: Path) -> None:
 def test_costs_are_computed_without_a_run() -> None:
     """FedInit's table 8: twice the traffic of scaffold, twice the gradients of fedsam."""
     (table,) = [each for each in tables() if not each.is_run]
-    rows = {row[0]: row for row in measures_of(table, pd.DataFrame(columns=COLUMNS))}
+    rows = {row[0]: row for row in measures_of(table)}
     assert rows["`scaffold/10%-100`"][1:] == ["2", "2.00", "1", "1.00", "3", "2.00"]
     assert rows["`fedsam/10%-100`"][1:] == ["1", "1.00", "2", "2.00", "2", "1.00"]
     assert "Not run" not in as_markdown([table], pd.DataFrame(columns=COLUMNS), "x.csv")
