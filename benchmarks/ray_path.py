@@ -285,14 +285,13 @@ def flower(repetitions: int, clock: Callable[[], float]) -> dict[str, Seconds]:
 
 
 def _one_size(grid: Grid, size: float, repetitions: int, clock: Callable[[], float]) -> Seconds:
-    outputs, looks = SIZES[size], vars(grid)["pull_interval"]
+    outputs = SIZES[size]
     arrays = ArrayRecord(linear(outputs).state_dict())
     config = ConfigRecord({"outputs": outputs})
     with _workers(linear_task(outputs), 2) as two:
 
         def rounds(name: str, number: int) -> float:
             """The mean of some rounds after a first one."""
-            vars(grid)["pull_interval"] = looks  # this package's strategies set their own
             if name == "Flower's FedAvg":
                 strategy = flowers.FedAvg(fraction_train=1.0, fraction_evaluate=0.0)
                 begin = partial(strategy.start, grid, train_config=config)

@@ -79,17 +79,12 @@ def _name(dtype: torch.dtype) -> str:
 
 # the simulation's number of clients, if the user sets none: runs of two are mostly a mistake
 DEFAULT_SUPERNODES = 2
-_PULL_INTERVAL = "pull_interval"  # seconds between two polls for replies: an attribute of its grid
+_PULL_INTERVAL = "pull_interval"  # an attribute of its grid alone
 
 
 def is_simulation(grid: Grid) -> bool:
     """Whether Flower's simulation is behind a grid: no documented attribute says so."""
     return _PULL_INTERVAL in vars(grid)
-
-
-def set_pull_interval(grid: Grid, seconds: float) -> None:
-    """Set how often a simulation's grid polls for replies: Flower's 0.1 s is half a small round."""
-    vars(grid)[_PULL_INTERVAL] = seconds
 
 
 def is_dead_worker(reason: str) -> bool:

@@ -36,7 +36,9 @@ from fedaccord.wire.records import CONFIG, METRICS, metrics_of
 log = logging.getLogger("flwr")
 
 LATE = "no reply in time"
-PULL_INTERVAL = 0.01  # seconds
+PULL_INTERVAL = 0.01  # seconds between two polls of a simulation
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls of SuperNodes' replies
+PAUSE_SHARE = 0.1  # of the time since the messages were sent: at most so much later is a round over
 MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
 Reading = TrainReply | StateLost | str  # a string: what is wrong with the reply, in one line
 TrainReplies = Iterable[tuple[int, Reading]]  # each client of the requests, once
@@ -96,8 +98,6 @@ class MessageFleet:
         """config: a caller's own, of training messages; config_key: its record's name."""
         check_own_config(config or {}, config_key)
         self.simulated = flower.is_simulation(grid)
-        if self.simulated:
-            flower.set_pull_interval(grid, PULL_INTERVAL)
         self.grid = grid
         self._config, self._config_key = config or {}, config_key
         # a simulation loses no message, and handles two of a client at once: see `_still_late`
@@ -192,11 +192,36 @@ class MessageFleet:
 
     def _send(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message]:
         """The first reply of each client to its message; a simulation's late ones are noted."""
-        replies = self.grid.send_and_receive(list(messages.values()), timeout=timeout)
-        first = _first_replies(messages, replies)
+        message_ids = self.grid.push_messages([*messages.values()])
+        first = _first_replies(messages, self._receive(message_ids, timeout))
         if self.simulated:
             self._late |= {m.metadata.message_id: i for i, m in messages.items() if i not in first}
         return first
+
+    def _receive(self, message_ids: Iterable[str | None], timeout: float) -> list[Message]:
+        """Poll for the replies until all have arrived or ``timeout`` seconds are over.
+
+        `Grid.send_and_receive` of a deployment sleeps three seconds between two polls.
+        message_ids: None: Flower could not send the message.
+        """
+        replies: list[Message] = []
+        waiting, began = [i for i in message_ids if i], time.monotonic()
+        while waiting:
+            new = [*self.grid.pull_messages(waiting)]
+            answered = {reply.metadata.reply_to_message_id for reply in new}
+            waiting = [i for i in waiting if i not in answered]
+            replies += new
+            waited = time.monotonic() - began
+            if not waiting or waited >= timeout:
+                break
+            time.sleep(min(self._pause(waited), timeout - waited))
+        return replies
+
+    def _pause(self, waited: float) -> float:
+        """Seconds until the next poll; waited: since the messages were sent."""
+        if self.simulated:
+            return PULL_INTERVAL
+        return min(max(SHORTEST_PAUSE, PAUSE_SHARE * waited), LONGEST_PAUSE)
 
     def _still_late(self, clients: Sequence[int], end: float) -> set[int]:
         """The clients of a simulation that are busy with an earlier message; if all are, it waits

@@ -57,13 +57,9 @@ def test_flower_sends_ours_as_one_of_its_own(kind: type[flower.TensorArray]) -> 
 # --- the simulation -------------------------------------------------------------------------------
 
 
-def test_the_grid_of_a_simulation_has_an_interval_that_can_be_set() -> None:
+def test_the_grid_of_a_simulation_has_an_attribute_of_its_own() -> None:
     no_state: Any = SimpleNamespace(state=lambda: None)
-    grid, slept = InMemoryGrid(no_state), inspect.getsource(InMemoryGrid.send_and_receive)
-    assert flower.is_simulation(grid)
-    flower.set_pull_interval(grid, 0.125)
-    assert grid.pull_interval == 0.125
-    assert "sleep(self.pull_interval)" in slept
+    assert flower.is_simulation(InMemoryGrid(no_state))
 
 
 def test_the_grid_of_a_deployment_has_none() -> None:

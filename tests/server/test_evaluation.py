@@ -192,7 +192,7 @@ def test_second_answers_count_once_and_missing_ones_are_told(warnings: list[str]
     app, seen = client_app(), []
     app.evaluate()(lambda message, context: replied(message, loss=context.node_id))
     with through(change)(app, C) as grid, quiet():
-        run_over(grid, strategy(FedDeper), 1, on_round=seen.append).play()
+        run_over(grid, strategy(FedDeper, round_timeout=0.1), 1, on_round=seen.append).play()
     nodes = sorted(grid.contexts)[:-1]
     assert seen[-1].metrics["personal-loss"] == pytest.approx(np.mean(nodes))
     line = "1 of 6 clients did not evaluate their personal model: no reply in time"

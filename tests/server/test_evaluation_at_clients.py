@@ -194,7 +194,7 @@ def test_the_mean_is_over_the_clients_that_reply(warnings: list[str]) -> None:
         evaluated = messages[0].metadata.message_type == MessageType.EVALUATE
         return [replies[0], *replies[2:-1]] if evaluated else replies
 
-    last = rounds(of_samples, change)[-1]
+    last = rounds(of_samples, change, round_timeout=0.1)[-1]
     weights = [1, 3, 4, 5]
     values = [losses_at(last.w)[n - 1] for n in weights]
     assert last.metrics["client-loss"] == pytest.approx(np.average(values, weights=weights))

@@ -2,7 +2,6 @@
 
 import socket
 from collections import Counter
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
-from flwr.superlink.grid import InMemoryGrid
 
 from fedaccord.engine import quiet
 from fedaccord.federation.fleet import LATE, MessageFleet
@@ -21,15 +19,39 @@ from tests.server.net import Clock, Net
 from tests.server.runs import client_app, run_over, strategy
 
 
-def test_flowers_simulation_is_asked_more_often_than_it_would_be() -> None:
-    no_state: Any = SimpleNamespace(state=lambda: None)
-    grid = InMemoryGrid(no_state)
-    before = grid.pull_interval
-    MessageFleet(grid)
-    assert grid.pull_interval <= before / 10
-    other = Net()
-    MessageFleet(other)
-    assert not hasattr(other, "pull_interval")
+@pytest.mark.parametrize(
+    ("simulated", "timeout", "pauses"),
+    [
+        (True, 0.055, [0.01] * 5 + [0.005]),
+        (False, 0.9, [0.05] * 10 + [0.05, 0.055, 0.0605, 0.06655, 0.073205, 0.0805255]),
+    ],
+)
+def test_pauses_between_polls_grow_with_the_time_since_the_messages_were_sent(
+    simulated: bool, timeout: float, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, polls = Clock(), []
+    slept: list[float] = []
+    monkeypatch.setattr(
+        "fedaccord.federation.fleet.time",
+        SimpleNamespace(
+            monotonic=clock, sleep=lambda seconds: (slept.append(seconds), clock.sleep(seconds))
+        ),
+    )
+    with Net() as net:
+        if simulated:
+            net.pull_interval = 0.1  # type: ignore[attr-defined]
+        monkeypatch.setattr(net, "pull_messages", lambda ids: polls.append(sorted(ids)) or [])
+        assert MessageFleet(net)._receive(["b", None, "a"], timeout) == []
+    assert slept[: len(pauses)] == pytest.approx(pauses)
+    assert sum(slept) == pytest.approx(timeout)
+    assert polls == [["a", "b"]] * (len(slept) + 1)
+
+
+def test_nobody_waits_three_seconds_for_a_reply_or_for_ever() -> None:
+    with Net() as net:
+        fleet = MessageFleet(net)
+        assert [fleet._pause(waited) for waited in (0.0, 0.4, 10.0, 1e6)] == [0.05, 0.05, 1.0, 2.0]
+        assert fleet._receive([], 1e9) == fleet._receive([None], 1e9) == []
 
 
 @pytest.mark.parametrize(("simulated", "asked"), [(True, 1), (False, 4)])
@@ -108,13 +130,13 @@ def test_a_simulations_client_is_at_one_visit_at_a_time(
             if round.number == 3:
                 net.late.clear()
 
-        send = net.send_and_receive
+        receive = MessageFleet._receive
 
-        def timed(messages: Iterable[Message], timeout: float) -> Iterable[Message]:
+        def timed(fleet: MessageFleet, message_ids: Any, timeout: float) -> list[Message]:
             seconds.append(timeout)
-            return send(messages, timeout=timeout)
+            return receive(fleet, message_ids, timeout)
 
-        monkeypatch.setattr(net, "send_and_receive", timed)
+        monkeypatch.setattr(MessageFleet, "_receive", timed)
         run_over(net, strategy(round_timeout=0.2), 4, on_round=report).play()
         asked = Counter(net._node_of.values()) - Counter(net.hellos)
     assert replies[1:] == [2, 0, 0, 3]

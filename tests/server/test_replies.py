@@ -138,7 +138,7 @@ def test_a_reply_to_another_message_counts_for_nobody() -> None:
         reply.metadata.__dict__["_reply_to_message_id"] = "unknown"
         return reply
 
-    assert dropped(federation(strategy(), 1, other)) == ["no reply in time"]
+    assert dropped(federation(strategy(round_timeout=0.1), 1, other)) == ["no reply in time"]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
