@@ -294,9 +294,10 @@ def affecting(*what: str) -> set[str]:
     return {key for key, field in keys().items() if field.metadata["affects"] in what}
 
 
-def paths() -> list[str]:
-    """The keys that hold a path."""
-    return [key for key, field in keys().items() if field.metadata["path"]]
+def paths(values: Mapping[str, Any]) -> list[str]:
+    """The keys among ``values`` that hold a path, and have one."""
+    known = {key: field.metadata for key, field in keys().items() if field.metadata["path"]}
+    return [k for k, rule in known.items() if values.get(k) and values[k] not in rule["choices"]]
 
 
 def check_resumed(config: RunConfig, begun: Mapping[str, Any]) -> None:

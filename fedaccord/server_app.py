@@ -16,6 +16,8 @@ from fedaccord.core.cohort import Cohorts
 from fedaccord.core.request import ModelSettings
 from fedaccord.core.rounds import RoundState, forget
 from fedaccord.core.vectors import is_finite, leaves
+from fedaccord.federation.clock import Clock
+from fedaccord.federation.devices import NONE, devices
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.replies import MAX_LOSS
@@ -261,6 +263,9 @@ def run_of(
 
     initial = initial_arrays(task, settings, fleet.home)
     more["model"] = layout.layout
+    if method.device_profile != NONE and not isinstance(fleet, MessageFleet):
+        simulated = devices(method.device_profile, method.seed, fleet.num_clients)
+        more["clock"] = Clock(simulated, task.num_examples, method.cost.up * layout.w.nbytes)
     if method.evaluation != "clients":
         more["evaluate_fn"] = evaluate
         more["evaluate_output_fn"] = evaluate_train if eval_train else None

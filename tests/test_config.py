@@ -86,10 +86,12 @@ def test_what_keys_affect() -> None:
 
 
 def test_keys_that_hold_a_path() -> None:
+    every = dict.fromkeys(config.keys(), "/a/file.csv")
+    paths = config.paths(every)
     for key, field in config.keys().items():
-        assert field.metadata["path"] == (key in config.paths())
-        assert key in config.paths() or "absolute" not in field.metadata["doc"]
-        assert key not in config.paths() or "absolute" in field.metadata["doc"]
+        assert field.metadata["path"] == (key in paths) == ("absolute" in field.metadata["doc"])
+    assert config.paths(config.defaults()) == []
+    assert config.paths({"device-profile": "lognormal", "state-dir": "/x"}) == ["state-dir"]
 
 
 def test_names_of_keys_do_not_collide() -> None:

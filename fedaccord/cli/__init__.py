@@ -1,5 +1,6 @@
 """The command line: `fedaccord run`, `resume`, `sweep`, `evaluate`, `compare`, `report`,
-`measure`, `reproduce`, `presets`, `methods`, `doctor`, `flwr-config`, `submit`, `deploy`.
+`measure`, `reproduce`, `presets`, `methods`, `doctor`, `flwr-config`, `submit`, `devices`,
+`deploy`.
 
 Bad input gives one line on stderr and exit code 2. A command imports what it needs when it runs:
 PyTorch and Flower take seconds, which `--help` should not.
@@ -18,7 +19,7 @@ from fedaccord.process.threads import wait_passively
 
 COMMANDS = (  # the module and the function of each
     *("run", "resume", "sweep", "reproduce", "evaluate", "compare", "report", "measure"),
-    *("presets", "methods", "doctor", "flwr_config", "submit"),
+    *("presets", "methods", "doctor", "flwr_config", "submit", "devices"),
 )
 app = typer.Typer(
     cls=Commands,

@@ -26,6 +26,13 @@ Target = Annotated[
         "by default nine tenths of the best."
     ),
 ]
+At = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Rank by the accuracy at so many simulated seconds, of runs with a device-profile.",
+    ),
+]
 
 
 class Format(StrEnum):
@@ -40,6 +47,7 @@ class Format(StrEnum):
 def compare(
     runs: Runs,
     target: Target = None,
+    at: At = None,
     figures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write figures as PDF and PNG.")
     ] = None,
@@ -56,12 +64,15 @@ def compare(
     fedaccord compare ~/fedaccord-runs/first ~/fedaccord-runs/second --target 0.9
 
     fedaccord compare my-sweep --figures paper/figures --format latex
+
+    fedaccord compare my-sweep --at 3600
     """
     groups = read_groups(runs)
-    written = [] if figures is None else _figures(groups, figures.expanduser())
     from fedaccord.experiments.analysis.table import summary
 
-    rows = summary(groups, target)
+    with refusing(ValueError):
+        rows = summary(groups, target, at)
+    written = [] if figures is None else _figures(groups, figures.expanduser())
     console = make_console()
     form = Format.JSON if as_json else form
     if form is Format.TABLE:

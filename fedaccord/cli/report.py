@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedaccord.cli.compare import Runs, Target, read_groups
+from fedaccord.cli.compare import At, Runs, Target, read_groups
 from fedaccord.cli.console import make_console, stop
 from fedaccord.process.allocator import uncollected
 
@@ -14,13 +14,14 @@ from fedaccord.process.allocator import uncollected
 def report(
     runs: Runs,
     target: Target = None,
+    at: At = None,
     out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("report.html"),
 ) -> None:
     """Write one HTML file of runs side by side, which opens in a browser without a network.
 
     It shows curves with their spread over seeds, the table of `fedaccord compare`, accuracy against
-    bytes, gradients and seconds, the clients' classes and participation, the effect of settings,
-    versions and commit. Examples:
+    bytes, gradients and seconds, also simulated ones, the clients' classes and participation, the
+    effect of settings, versions and commit. Examples:
 
     fedaccord report ~/fedaccord-runs/first ~/fedaccord-runs/second
 
@@ -30,8 +31,8 @@ def report(
     from fedaccord.experiments.analysis.notebook import write_page
 
     try:
-        path = write_page(groups, out, target)
-    except ImportError as error:
+        path = write_page(groups, out, target, at)
+    except (ImportError, ValueError) as error:
         stop(error, 2)
     except OSError as error:
         stop(f"--out: cannot write {out} ({error.strerror})", 2)

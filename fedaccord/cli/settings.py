@@ -94,8 +94,8 @@ def make_absolute(values: dict[str, Any]) -> None:
     """Replace the paths among run-config values by absolute ones, from the current folder."""
     from fedaccord import config
 
-    for key in config.paths():
-        if values.get(key) and isinstance(values[key], str):
+    for key in config.paths(values):
+        if isinstance(values[key], str):
             values[key] = os.path.abspath(os.path.expanduser(values[key]))
 
 

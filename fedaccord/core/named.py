@@ -20,6 +20,9 @@ class Functions(NamedTuple):
 
     group: str = ""  # of entry points: a name -> package.module:function; empty: no group
 
+    def __str__(self) -> str:
+        return FORM
+
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.path(name) != ""
 

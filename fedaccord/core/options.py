@@ -38,7 +38,7 @@ def option(
     in "records", "speed" and "place" alone are repetitions of each other.
     path: the value is a path; node: a device's node config may have its own value; managed: a
     sweep or a study sets it for each of its runs.
-    also: names of functions that are allowed beside ``choices``, a `named.Functions`.
+    also: what is allowed beside ``choices``, as a `named.Functions`; its text says what.
     low, high: inclusive bounds; above: an exclusive lower bound; besides: one more value, outside
     the bounds; tried: values of the papers' experiments, empty where we know of none; auto: a
     plug-in's option whose run-config default is "auto", what the method itself asks for; only:
@@ -88,7 +88,7 @@ def range_text(field: "dataclasses.Field[Any]") -> str:
     rule = field.metadata
     choices: Sequence[str] = rule["choices"]
     if choices:
-        return ", ".join(choices) + (", or package.module:function" if rule["also"] != () else "")
+        return ", ".join(choices) + (f", or {rule['also']}" if rule["also"] != () else "")
     words = {"low": "at least", "above": "above", "high": "at most"}
     text = " and ".join(f"{w} {rule[k]:g}" for k, w in words.items() if rule[k] is not None)
     return text if rule["besides"] is None else f"{text}, or {rule['besides']:g}"

@@ -256,6 +256,7 @@ class RoundState(NamedTuple):
     failed: int = 0  # failed rounds in a row
     moments: Any = Stateless()  # the mean of the optimisers' vectors, of optimizer-state=average
     buffers: Vector | None = None  # (d_b,), the clients' mean, which no method reads; None: none
+    clock: float = 0.0  # simulated seconds since the start, with a device profile
 
     @property
     def num_clients(self) -> int:

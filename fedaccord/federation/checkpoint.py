@@ -21,7 +21,7 @@ def pack(s: RoundState) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors["buffers"] = s.buffers
     tensors |= {f"server.{name}": vector for name, vector in leaves(s.server)}
     tensors |= {f"moments.{name}": vector for name, vector in leaves(s.moments)}
-    return tensors, {"t": s.t, "failed": s.failed}
+    return tensors, {"t": s.t, "failed": s.failed, "clock": s.clock}
 
 
 def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> RoundState:
@@ -40,6 +40,7 @@ def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, An
         failed=facts["failed"],
         moments=fill(first_moments(method), moments),
         buffers=tensors.get("buffers"),
+        clock=facts.get("clock", 0.0),  # earlier versions wrote none
     )
 
 

@@ -20,6 +20,7 @@ from fedaccord.core.rule import LocalRule, Model, Stateless
 from fedaccord.core.topology import Star, Topology
 from fedaccord.core.vectors import Vector
 from fedaccord.federation import sampling
+from fedaccord.federation.devices import NONE
 from fedaccord.federation.settings import Settings
 
 log = logging.getLogger("flwr")
@@ -120,6 +121,21 @@ class Method(Settings, ABC):
             raise ValueError(
                 f"lr-schedule: expected constant with {name}, whose formulas assume one rate a "
                 f"round, got {self.lr_schedule!r}"
+            )
+        if self.device_profile != NONE and self.topology.is_decentralised:
+            raise ValueError(
+                f"device-profile: expected none with {name}, got {self.device_profile!r}: it "
+                "times visits to a server, and under gossip there is none"
+            )
+        if self.over_selection and (self.all_clients or self.sampling != "fixed"):
+            raise ValueError(
+                f"over-selection: expected 0 with {name} and sampling={self.sampling}, got "
+                f"{self.over_selection:g}: "
+                + (
+                    "its rounds have all clients"
+                    if self.all_clients
+                    else "cohorts have no fixed size"
+                )
             )
         if self.own_state() == "average" and self.topology.is_decentralised:
             raise ValueError(
@@ -278,6 +294,7 @@ class Method(Settings, ABC):
             sampling=self.sampling,
             num_clients=num_clients,
             least=self.min_train_nodes,
+            over_selection=self.over_selection,
         )
 
     def summary(self) -> None:

@@ -24,6 +24,7 @@ from fedaccord.core.vectors import (
     norm,
 )
 from fedaccord.federation import bounds, metrics
+from fedaccord.federation.clock import Late
 from fedaccord.federation.fleet import TrainReplies
 from fedaccord.federation.replies import Accepted, Outcome, check_all, complete, pending_numbers
 from fedaccord.federation.session import Session
@@ -79,7 +80,10 @@ def finish(
     for client in rows:
         if client["status"] != metrics.OK:
             why = "; ".join(client[key] for key in ("status", "repair") if client.get(key))
-            log.warning("round %d: dropped client %d: %s", number, client["client"], why)
+            level = (
+                logging.INFO if isinstance(outcomes[client["client"]], Late) else logging.WARNING
+            )
+            log.log(level, "round %d: dropped client %d: %s", number, client["client"], why)
     if trial is not None:
         _warn_of_outliers(number, trial)
     if failure:

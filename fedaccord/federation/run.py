@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -10,9 +11,11 @@ from flwr.serverapp.strategy import Result
 
 from fedaccord.core import rounds
 from fedaccord.core.cohort import Cohorts
-from fedaccord.core.request import ModelLayout
+from fedaccord.core.request import ModelLayout, TrainRequest
 from fedaccord.core.rounds import RoundState
 from fedaccord.federation import sampling
+from fedaccord.federation.clock import Clock, Timing
+from fedaccord.federation.devices import NONE
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.eta import Eta
 from fedaccord.federation.evaluation import (
@@ -32,7 +35,7 @@ from fedaccord.storage.mapped import Spill
 log = logging.getLogger("flwr")
 
 OnRound = Callable[[Round], None]
-SHOWN = ("train-loss", "replies", "seconds")  # metrics in a round's line of the log
+SHOWN = ("train-loss", "replies", "clock", "seconds")  # metrics in a round's line of the log
 
 
 class Run:
@@ -44,7 +47,8 @@ class Run:
     on_round: called with every round, the first with number 0, before any training. federation,
     attempt: as in `TrainInstruction`. scratch: folder for what memory does not hold; None: the
     system's temporary one. model: the roles of the model's tensors; None: those that
-    `state_dict.layout_of` reads off ``initial``.
+    `state_dict.layout_of` reads off ``initial``. clock: of a simulation, if the method has a
+    ``device_profile``; None: the time is real.
     Raises ValueError, before any message is sent, if the arguments do not fit.
     """
 
@@ -64,11 +68,21 @@ class Run:
         attempt: int = 0,
         scratch: Path | None = None,
         model: ModelLayout | None = None,
+        clock: Clock | None = None,
     ) -> None:
         if cohorts is not None and len(cohorts) < num_rounds:
             raise ValueError(
                 f"participation: expected a cohort for each of {num_rounds} rounds, "
                 f"got {len(cohorts)}"
+            )
+        if cohorts is not None and method.over_selection:
+            raise ValueError(
+                f"over-selection: expected 0 with given cohorts, got {method.over_selection:g}"
+            )
+        if clock is None and method.device_profile != NONE:
+            raise ValueError(
+                f"device-profile: expected none under Flower, whose clock is real, got "
+                f"{method.device_profile!r}: `fedaccord run` and `simulate` simulate devices"
             )
         self.method, self.num_rounds, self.cohorts = method, num_rounds, cohorts
         self.timeout = method.round_timeout if timeout is None else timeout
@@ -77,6 +91,7 @@ class Run:
         self._evaluate_fn, self._evaluate_output_fn = evaluate_fn, evaluate_output_fn
         self._on_round = on_round
         self._spill = Spill(scratch)
+        self._clock = clock
         self._state: RoundState | None = None
 
     @property
@@ -103,7 +118,8 @@ class Run:
         self.method.summary()
         s, result = self.begin(state), Result(arrays=self._initial)
         if s.t == 0:
-            self._report(Round(s, self.method.topology.average(s.w), {}, []), result)
+            first = {"clock": s.clock} if self._clock else {}
+            self._report(Round(s, self.method.topology.average(s.w), first, []), result)
         left = Eta(s.t, self.num_rounds)
         for number in range(s.t + 1, self.num_rounds + 1):
             round = self.train_round()
@@ -141,16 +157,36 @@ class Run:
         """One round, from the state to the next one; after `begin`."""
         began, s, fleet = time.perf_counter(), self.state, self.session.fleet
         available = fleet.available()
+        if self._clock:
+            available, now = self._clock.available(available, s.clock)
+            s = s._replace(clock=now)
         if self.cohorts is None:
             cohort = self.method.draw(s.t, available, s.num_clients)
         else:
             cohort = sampling.scheduled(self.cohorts[s.t], available, s.num_clients)
         requests = self.session.requests(s, cohort)
+        timing = self._timing(requests, s)
+        in_time = [it for it in requests if it.instruction.client not in timing.late]
         self._spill.release(s.server)
-        round = finish(self.session, s, requests, fleet.train(requests, self.timeout))
-        self._state = round.state._replace(server=self._spill(round.state.server))
+        replies = chain(fleet.train(in_time, self.timeout), timing.late.items())
+        round = finish(self.session, s, requests, replies)
+        server = self._spill(round.state.server)
+        self._state = round.state._replace(server=server, clock=timing.seconds)
+        if self._clock:
+            round.metrics["clock"] = timing.seconds
+            for row in round.clients:
+                row["clock"] = timing.ends[row["client"]]
         round.metrics["seconds"] = time.perf_counter() - began
         return round._replace(state=self._state)
+
+    def _timing(self, requests: Sequence[TrainRequest], s: RoundState) -> Timing:
+        """Whom the round waits for, by the simulated clock; without one for all."""
+        if self._clock is None:
+            return Timing(s.clock, {}, {})
+        method, wanted = self.method, len(requests)
+        if method.over_selection:
+            wanted = min(wanted, method.cohort_size(s.num_clients))
+        return self._clock.round(requests, s.clock, wanted, method.deadline)
 
     def is_evaluated(self, number: int) -> bool:
         """Whether the model is evaluated after so many rounds."""

@@ -1,5 +1,6 @@
 """Which clients take part in a round: a function of (seed, t) and of the connected clients."""
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 
@@ -22,14 +23,16 @@ def draw(
     sampling: str,
     num_clients: int,
     least: int = 1,
+    over_selection: float = 0.0,
     purpose: str = "cohort",
 ) -> list[int]:
     """The active clients of round t, sorted, by a generator of (purpose, seed, t) over the
     sorted clients.
 
     clients: the connected ones; of a range no list is made. sampling: ``fixed``, a fixed share of
-    all ``num_clients`` without replacement, but at least ``least``, or ``bernoulli``, each with
-    probability ``fraction``, drawn again if empty.
+    all ``num_clients`` without replacement, but at least ``least``, and by a share
+    ``over_selection`` more, or ``bernoulli``, each with probability ``fraction``, drawn again if
+    empty.
     """
     available = clients if isinstance(clients, range) else sorted(clients)
     generator = random.Random(f"{purpose} {seed} {t}")
@@ -40,7 +43,7 @@ def draw(
                 block = available[first : first + BLOCK]
                 drawn += [block[k] for k in np.flatnonzero(uniforms.random(len(block)) < fraction)]
         return drawn
-    size = max(cohort_size(fraction, num_clients), least)
+    size = math.ceil(max(cohort_size(fraction, num_clients), least) * (1 + over_selection))
     return sorted(generator.sample(available, min(size, len(available))))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fedaccord.core.optimizer import OPTIMIZERS, SCHEDULES, STATES
 from fedaccord.core.options import check_option, option, options
 from fedaccord.core.request import ModelSettings
+from fedaccord.federation.devices import LOGNORMAL, NONE, Profiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,28 @@ class Settings:
     )
     min_replies: int = option(
         1, "good replies that a round needs to count", low=1, affects="rounds"
+    )
+    device_profile: str = option(
+        NONE,
+        "simulated devices, in process: none, of drawn speeds and links, or the absolute path of a "
+        "file with a row for each client; gives the column clock",
+        choices=(NONE, LOGNORMAL),
+        also=Profiles(),
+        path=True,
+    )
+    deadline: float = option(
+        0.0,
+        "simulated seconds after which a round takes no more replies; 0: none",
+        low=0,
+        only={"device_profile": [LOGNORMAL]},
+    )
+    over_selection: float = option(
+        0.0,
+        "clients that a round asks beyond its cohort, as a share of it; the first replies count, "
+        "as many as the cohort has",
+        low=0,
+        high=10,
+        only={"device_profile": [LOGNORMAL]},
     )
     max_failed_rounds: int = option(
         3, "failed rounds in a row after which the run stops", low=1, affects="rounds"

@@ -167,6 +167,13 @@ def test_every_method(name: str, plugins: str, fleet: Any) -> None:
     assert fleet.memories.clients() == [*range(len(SIZES))]
 
 
+def test_the_simulated_clock_does_not_depend_on_workers(fleet: Any) -> None:
+    method = small("fedavg", device_profile="lognormal", deadline=0.3)
+    here, there = run_here(method), run(method)
+    assert_same(there, here)
+    assert here.metrics["dropped"].sum() > 0
+
+
 @pytest.fixture(scope="module")
 def alone() -> History:
     return run_here(small("scaffold"))

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fedaccord.experiments.analysis.groups import COSTS, Group, has, main_metric, smoothed
+from fedaccord.experiments.analysis.groups import (
+    COSTS,
+    Group,
+    costs_of,
+    has,
+    main_metric,
+    smoothed,
+)
 from fedaccord.runs.metrics import EVALUATED, METRIC, is_share
 
 if TYPE_CHECKING:
@@ -78,7 +85,9 @@ def save(groups: Sequence[Group], folder: Path) -> list[Path]:
     """A PDF and a PNG of every metric by round and of the main metric by every cost."""
     folder.mkdir(parents=True, exist_ok=True)
     metric, titles = main_metric(groups), metrics_of(groups)
-    drawn = [(name, "round") for name in titles] + [(metric, c) for c in COSTS if c != "round"]
+    drawn = [(name, "round") for name in titles] + [
+        (metric, cost) for cost in costs_of(groups) if cost != "round"
+    ]
     written = []
     for name, over in drawn:
         figure = draw(groups, name, over)

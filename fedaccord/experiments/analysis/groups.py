@@ -14,10 +14,12 @@ from fedaccord.config import affecting, defaults
 from fedaccord.runs.metrics import RANKED, WINDOW, best, is_share
 from fedaccord.runs.reader import Run
 
+CLOCK = "clock"  # of runs with a device profile alone
 ROUNDING = 1e-12  # relative, of sums of floats
 COSTS = {
     **{"round": "rounds", "bytes": "bytes sent"},
     **{"gradients": "batch gradients", "seconds": "seconds"},
+    CLOCK: "simulated seconds",
 }
 
 
@@ -75,11 +77,11 @@ def _once_a_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     return counted, [run for run in runs if all(run is not other for other in counted)]
 
 
-def ranked(groups: Sequence[Group], metric: str) -> list[Group]:
-    """The best final value first; groups without one last."""
+def ranked(groups: Sequence[Group], metric: str, at: float | None = None) -> list[Group]:
+    """The best final value first, or the best as of `at_time`; groups without one last."""
 
     def place(group: Group) -> tuple[bool, float]:
-        value = final(group, metric).mean
+        value = (final(group, metric) if at is None else at_time(group, metric, at)).mean
         return math.isnan(value), -value if best(metric) is max else value
 
     return sorted(groups, key=place)
@@ -114,7 +116,7 @@ def label(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
 def with_costs(run: Run) -> pd.DataFrame:
     """metrics.csv with the costs up to the end of each round: ``bytes`` (between nodes if there is
     no server, else up and down), ``gradients`` (of a batch, over the accepted clients; NaN if it
-    is not known) and ``seconds`` (without evaluation)."""
+    is not known), ``seconds`` (without evaluation) and ``clock`` (NaN without a device profile)."""
     table = run.metrics.copy()
     numbers = table.reindex(columns=["down-bytes", "up-bytes", "peer-bytes", "seconds"]).fillna(0)
     up_and_down = numbers["down-bytes"] + numbers["up-bytes"]
@@ -125,7 +127,16 @@ def with_costs(run: Run) -> pd.DataFrame:
     each = each if isinstance(each, (int, float)) else math.nan
     steps = run.clients.groupby("round")["steps"].sum() if "steps" in run.clients else pd.Series()
     table["gradients"] = table["round"].map(steps).fillna(0).cumsum() * each
-    return table
+    return table.assign(**{CLOCK: table.get(CLOCK, math.nan)})
+
+
+def costs_of(groups: Sequence[Group]) -> dict[str, str]:
+    """The costs that some run has, with their names."""
+    return {cost: name for cost, name in COSTS.items() if cost != CLOCK or has_clock(groups)}
+
+
+def has_clock(groups: Sequence[Group]) -> bool:
+    return any(has(group, CLOCK) for group in groups)
 
 
 def main_metric(groups: Sequence[Group]) -> str:
@@ -179,6 +190,13 @@ def final(group: Group, metric: str) -> Spread:
     """The mean of the last ten evaluations, over the runs."""
     ends = [evaluated(table, metric)[metric].tail(WINDOW).mean() for table in group.tables]
     return Spread.of([float(end) for end in ends], is_share(metric))
+
+
+def at_time(group: Group, metric: str, seconds: float) -> Spread:
+    """The last evaluation within so many simulated seconds, over the runs."""
+    tables = [evaluated(table, metric) for table in group.tables]
+    values = [table.loc[table[CLOCK] <= seconds, metric].tail(1).mean() for table in tables]
+    return Spread.of([float(value) for value in values], is_share(metric))
 
 
 def to_target(group: Group, metric: str, target: float) -> dict[str, Spread]:

@@ -29,32 +29,37 @@ def read_groups(runs: Paths) -> "list[Group]":
     return groups_of(found)
 
 
-def compare(runs: Paths, target: float | None = None) -> "pd.DataFrame":
+def compare(runs: Paths, target: float | None = None, at: float | None = None) -> "pd.DataFrame":
     """The numbers of `fedaccord compare`, a row a method and setting, the best first.
 
     runs: run directories, or folders that hold some. target: the accuracy (for other metrics the
-    loss) that costs are counted to; None: nine tenths of the best. Raises ValueError, in one line,
-    if a path holds no run.
+    loss) that costs are counted to; None: nine tenths of the best. at: simulated seconds, at which
+    the rows are ranked; None: at the end. Raises ValueError, in one line, if a path holds no run.
     """
     from fedaccord.experiments.analysis.table import summary
 
-    return summary(read_groups(runs), target).numbers()
+    return summary(read_groups(runs), target, at).numbers()
 
 
-def report(runs: Paths, path: str | Path, target: float | None = None) -> Path:
+def report(
+    runs: Paths, path: str | Path, target: float | None = None, at: float | None = None
+) -> Path:
     """Write the page of `fedaccord report`, one HTML file, and return its path.
 
-    runs, target: as of `compare`. Raises as `compare`, and ImportError, in one line, without Bokeh.
+    runs, target, at: as of `compare`. Raises as `compare`, and ImportError, in one line, without
+    Bokeh.
     """
-    return write_page(read_groups(runs), path, target)
+    return write_page(read_groups(runs), path, target, at)
 
 
-def write_page(groups: "list[Group]", path: str | Path, target: float | None) -> Path:
+def write_page(
+    groups: "list[Group]", path: str | Path, target: float | None, at: float | None = None
+) -> Path:
     """Raises ImportError, in one line, without Bokeh."""
     try:
         from fedaccord.experiments.analysis.report import html
     except ImportError as error:
         raise ImportError(f"{error}: a report needs Bokeh: {INSTALL}") from None
     path = Path(path).expanduser()
-    path.write_text(html(groups, target), encoding="utf-8")
+    path.write_text(html(groups, target, at), encoding="utf-8")
     return path.absolute()

@@ -12,7 +12,7 @@ from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
 from fedaccord.experiments.analysis.figures import PARTS, curves, styles
-from fedaccord.experiments.analysis.groups import COSTS, Group, final
+from fedaccord.experiments.analysis.groups import COSTS, Group, costs_of, final
 from fedaccord.runs.metrics import METRIC, is_share
 
 AXES = ("linear", "log y", "log x", "log both")  # x by pairs, y in turn: see draw.js
@@ -48,7 +48,7 @@ class Curves:
     """
 
     def __init__(self, groups: Sequence[Group], titles: Mapping[str, str]) -> None:
-        self.titles = dict(titles)
+        self.titles, self.costs = dict(titles), costs_of(groups)
         self.stores = [bk.ColumnDataSource(_store(group, titles)) for group in groups]
         self.labels = [group.label for group in groups]
         each = zip(self.labels, styles(len(groups)), strict=True)
@@ -77,7 +77,7 @@ class Curves:
         lines.name, bands.name = f"lines {suffix}", f"bands {suffix}"
         options = [*(choices or self.titles).items()]
         y = bk.Select(title="measure", value=metric, options=options, width=260)
-        x = bk.Select(title="over", value=over, options=[*COSTS.items()], width=160)
+        x = bk.Select(title="over", value=over, options=[*self.costs.items()], width=160)
         switch = bk.RadioButtonGroup(
             labels=[*AXES], active=AXES.index(axes), margin=(24, 5, 5, 5), name=f"axes {suffix}"
         )

@@ -40,9 +40,9 @@ class Section(NamedTuple):
         return self.name.lower().replace(" ", "-")
 
 
-def html(groups: Sequence[Group], target: float | None = None) -> str:
-    """The report's page; target: see `table.summary`."""
-    table = summary(groups, target)
+def html(groups: Sequence[Group], target: float | None = None, at: float | None = None) -> str:
+    """The report's page; target, at: see `table.summary`."""
+    table = summary(groups, target, at)
     curves = plots.Curves(table.groups, metrics_of(groups))
     sections = [*_sections(table, curves)]
     drawn = {part.id: part.content for part in sections if not isinstance(part.content, str)}

@@ -11,9 +11,12 @@ from fedaccord.experiments.analysis.groups import (
     COSTS,
     Group,
     Spread,
+    at_time,
+    costs_of,
     evaluated,
     final,
     has,
+    has_clock,
     main_metric,
     ranked,
     to_target,
@@ -22,7 +25,7 @@ from fedaccord.experiments.analysis.groups import (
 from fedaccord.runs.metrics import BEST, EVALUATED, LAST, MEAN, WINDOW, best, is_share, of_kind
 
 Cell = str | int | Spread
-TO_TARGET = "-to-target"
+TO_TARGET, AT = "-to-target", "-at-clock"
 LISTED = 5  # seeds that a cell names
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -34,6 +37,7 @@ class Summary(NamedTuple):
     target: float  # of the metric, that costs are counted to
     groups: list[Group]  # the best first
     rows: list[dict[str, Cell]]  # one a group; a `Spread` is over its runs
+    at: float | None = None  # simulated seconds, at which the metric ranks the rows
 
     def heading(self, key: str) -> str:
         """A column's name for people."""
@@ -42,6 +46,8 @@ class Summary(NamedTuple):
         if key.endswith(TO_TARGET):
             to = percent(self.target) if is_share(self.metric) else shown(self.target)
             return f"{COSTS[key.removesuffix(TO_TARGET)]} to {to}"
+        if key.endswith(AT):
+            return f"{key.removesuffix(AT)} at {shown(self.at or 0.0)} simulated seconds"
         return key.replace(MEAN, f", last {WINDOW}")
 
     def texts(self) -> pd.DataFrame:
@@ -74,19 +80,27 @@ class Summary(NamedTuple):
         return pd.DataFrame(rows)
 
 
-def summary(groups: Sequence[Group], target: float | None = None) -> Summary:
-    """``target``: of the main metric; by default `usual_target`."""
+def summary(
+    groups: Sequence[Group], target: float | None = None, at: float | None = None
+) -> Summary:
+    """``target``: of the main metric; by default `usual_target`. at: simulated seconds, at which
+    the metric ranks the rows; None: at the end. Raises ValueError if no run has a clock then."""
     metric = main_metric(groups)
+    if at is not None and not has_clock(groups):
+        raise ValueError(
+            "--at: expected runs with simulated seconds, which device-profile gives, got none"
+        )
     target = usual_target(groups, metric) if target is None else target
     others = [n for n in of_kind(EVALUATED) if is_share(n) and n != metric]
     others = [name for name in others if any(has(group, name) for group in groups)]
-    order = ranked(groups, metric)
+    order, costs = ranked(groups, metric, at), costs_of(groups)
     rows: list[dict[str, Cell]] = []
     for group in order:
         values = [evaluated(table, metric)[metric].tolist() for table in group.tables]
         spent, share = to_target(group, metric, target), is_share(metric)
         row: dict[str, Cell] = {
             "method": group.label,
+            **({} if at is None else {f"{metric}{AT}": at_time(group, metric, at)}),
             f"{metric}{MEAN}": final(group, metric),
             "seeds": seeds(group),
             "rounds": max(int((table["round"] > 0).sum()) for table in group.tables),
@@ -94,9 +108,9 @@ def summary(groups: Sequence[Group], target: float | None = None) -> Summary:
             f"{metric}{BEST}": Spread.of([best(metric)(value) for value in values if value], share),
         }
         row |= {f"{name}{MEAN}": final(group, name) for name in others}
-        row |= {f"{cost}{TO_TARGET}": spent[cost] for cost in COSTS}
+        row |= {f"{cost}{TO_TARGET}": spent[cost] for cost in costs}
         rows.append(row | {"reached": f"{spent['round'].number} of {len(group.runs)}"})
-    return Summary(metric, target, order, rows)
+    return Summary(metric, target, order, rows, at)
 
 
 def seeds(group: Group) -> str:

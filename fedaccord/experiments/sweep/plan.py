@@ -103,9 +103,8 @@ class Configuration:
         deciding = {k: v for k, v in used.items() if k in usual and v != usual[k] and k != "seed"}
         if kind_of(used["dataset"]).origin in ("user", "function"):
             deciding["data-dir"] = used["data-dir"]
-        for key in config.paths():
-            if deciding.get(key):
-                deciding[key] = contents(Path(deciding[key]))
+        for key in config.paths(deciding):
+            deciding[key] = contents(Path(deciding[key]))
         digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
         return f"{self.algo}-{digest[:10]}"
 

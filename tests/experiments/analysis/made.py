@@ -9,8 +9,11 @@ from fedaccord.runs import RunDirectory
 SETTINGS = {"algo": "fedavg", "dataset": "digits", "seed": 0, "lr": 0.1, "out-dir": "", "name": ""}
 
 
-def write(folder: Path, accuracies: Sequence[float | None], **keys: Any) -> Path:
-    """A run with these test accuracies from round 0 on; keys: settings, with _ for -.
+def write(
+    folder: Path, accuracies: Sequence[float | None], clock: float | None = None, **keys: Any
+) -> Path:
+    """A run with these test accuracies from round 0 on; keys: settings, with _ for -; clock:
+    simulated seconds of a round.
 
     A round sends 10 bytes down and 5 up and takes 2 s; two clients take 3 and 4 steps, of 2
     gradients each and t and t + 1 s in round t; client 1 fails in round 2.
@@ -23,6 +26,8 @@ def write(folder: Path, accuracies: Sequence[float | None], **keys: Any) -> Path
         row: dict[str, Any] = {"round": number}
         if accuracy is not None:
             row |= {"test-accuracy": accuracy, "test-loss": 1 - accuracy}
+        if clock is not None:
+            row["clock"] = clock * number
         if number:
             row |= {"down-bytes": 10, "up-bytes": 5, "seconds": 2.0, "dropped": 0, "drift": 0.5}
         clients = [

@@ -12,6 +12,7 @@ from fedaccord.config import affecting
 from fedaccord.experiments.analysis.groups import (
     Group,
     Spread,
+    at_time,
     final,
     groups_of,
     main_metric,
@@ -127,6 +128,28 @@ def test_the_target_is_counted_at_its_first_evaluation_over_the_runs_that_came(
     assert to_target(group, "test-loss", 0.4)["round"].mean == 2  # rounds 3 and 1
     assert final(group, "test-accuracy").mean == pytest.approx((0.6 + 0.6 + 0.3) / 3)
     assert usual_target([group], "test-accuracy") == pytest.approx(0.45)
+
+
+def test_runs_are_ranked_by_what_they_reached_in_simulated_seconds(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.6, 0.9], lr=0.1, clock=10.0)
+    write(tmp_path, [0.1, 0.5, 0.7], lr=0.2, clock=4.0)
+    write(tmp_path, [0.1, 0.2, 0.3], lr=0.3)  # without devices
+    found = groups(tmp_path)
+    first = {at: ranked(found, "test-accuracy", at)[0].settings["lr"] for at in (None, 9.0, 10.0)}
+    assert first == {None: 0.1, 9.0: 0.2, 10.0: 0.2}
+    assert at_time(found[0], "test-accuracy", 19.0).mean == 0.6
+    assert math.isnan(at_time(found[2], "test-accuracy", 19.0).mean)
+    assert to_target(found[0], "test-accuracy", 0.7)["clock"].mean == 20
+    row = summary(found, 0.7, at=9.0).rows[0]
+    assert [*row][:2] == ["method", "test-accuracy-at-clock"]
+    assert row["clock-to-target"] == Spread(8.0, math.nan, 1)
+
+
+def test_without_a_clock_there_is_no_column_and_no_ranking_by_it(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.6])
+    assert "clock-to-target" not in summary(groups(tmp_path)).rows[0]
+    with pytest.raises(ValueError, match="--at: expected runs with simulated seconds"):
+        summary(groups(tmp_path), at=9.0)
 
 
 @pytest.mark.parametrize(("number", "window"), [(10, 1), (60, 3), (500, 10)])

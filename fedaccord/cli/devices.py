@@ -1,0 +1,106 @@
+"""`fedaccord devices`: FedScale's traces of phones as a file for device-profile."""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedaccord.cli.console import make_console, refusing
+
+TRAINING = 3.0  # FedScale's factor on the milliseconds of an inference
+DAMAGES = (  # what a pickle that is none of ours raises
+    *(pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError),
+    *(AttributeError, RecursionError, OverflowError, MemoryError),
+)
+
+
+def devices(
+    capacity: Annotated[
+        Path, typer.Argument(help="FedScale's client_device_capacity: speed and bandwidth.")
+    ],
+    behaviour: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="FedScale's client_behave_trace: when devices are there."
+        ),
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="How many clients; by default all of the trace.")
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("devices.csv"),
+) -> None:
+    """Convert FedScale's traces of phones into a file for device-profile.
+
+    A trace is a pickle. Only dictionaries, lists, numbers and texts are read from it: a pickle that
+    names a function or a class is refused, and nothing of it is executed. Client i becomes the
+    device with the i-th smallest number; a trace with fewer devices than clients begins again.
+    An example:
+
+    fedaccord devices client_device_capacity --behaviour client_behave_trace --clients 100
+    """
+    from fedaccord.federation.devices import write
+
+    with refusing(ValueError, OSError):
+        speeds = _read(capacity, "computation", "communication")
+        times = _read(behaviour, "active", "inactive", "finish_time") if behaviour else []
+        rows = {}
+        for client in range(clients or len(speeds)):
+            rows[client] = _capacity(capacity, speeds[client % len(speeds)])
+            if behaviour:
+                rows[client] |= _activity(behaviour, times[client % len(times)])
+        write(out, rows)
+    make_console().print(f"{len(rows)} devices: {out}", soft_wrap=True)
+
+
+class _Plain(pickle.Unpickler):
+    """Reads built-in values alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which a trace does not need")
+
+
+def _read(path: Path, *keys: str) -> list[Mapping[str, Any]]:
+    """The devices of a trace in the order of their numbers. Raises ValueError, in one line."""
+    try:
+        with path.open("rb") as file:
+            found = _Plain(file).load()
+    except DAMAGES as error:
+        raise ValueError(f"{path}: expected a FedScale trace, got {error}") from None
+    is_trace = isinstance(found, dict) and found and all(isinstance(k, int) for k in found)
+    if not is_trace:
+        raise ValueError(
+            f"{path}: expected a FedScale trace, devices by number, got another object"
+        )
+    for number, device in found.items():
+        if not isinstance(device, dict) or any(key not in device for key in keys):
+            raise ValueError(f"{path}: expected {', '.join(keys)} of device {number}")
+    return [found[number] for number in sorted(found)]
+
+
+def _capacity(path: Path, device: Mapping[str, Any]) -> dict[str, object]:
+    speed, bandwidth = _number(path, device["computation"]), _number(path, device["communication"])
+    if not bandwidth:
+        raise ValueError(f"{path}: expected a communication above 0, got 0")
+    return {"ms_per_sample": TRAINING * speed, "up_kbps": bandwidth, "down_kbps": bandwidth}
+
+
+def _activity(path: Path, device: Mapping[str, Any]) -> dict[str, object]:
+    begins, ends = device["active"], device["inactive"]
+    if not isinstance(begins, list) or not isinstance(ends, list):
+        raise ValueError(f"{path}: expected lists of seconds as active and inactive")
+    pairs = [(_number(path, b), _number(path, e)) for b, e in zip(begins, ends, strict=False)]
+    active = " ".join(f"{begin:.15g}-{end:.15g}" for begin, end in pairs if begin < end)
+    if not active:
+        raise ValueError(f"{path}: expected a device that is active for a while, got none")
+    return {
+        "active": active,
+        "period_s": _number(path, device["finish_time"]),
+    }
+
+
+def _number(path: Path, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+        raise ValueError(f"{path}: expected a number of at least 0, got {str(value)!r:.40}")
+    return float(value)

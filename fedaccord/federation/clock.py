@@ -1,0 +1,104 @@
+"""The simulated clock of a run in process: when visits end, and which of them a round waits for.
+
+    a visit = latency + bytes down / link down + samples x seconds per sample + bytes up / link up
+
+Events are in the order of (time, client), so a clock is a function of the settings. It measures
+training alone: evaluation takes no time.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from fedaccord.core.request import TrainInstruction, TrainRequest
+from fedaccord.core.vectors import nbytes
+from fedaccord.federation.devices import Device
+from fedaccord.federation.errors import FederationError
+
+
+class End(NamedTuple):
+    """The end of a visit; in the order of time."""
+
+    seconds: float  # since the start of the run
+    client: int
+    is_lost: bool = False  # the device went away before
+
+
+class Late(str):
+    """Why a round does without a reply, in one line: no fault of the client."""
+
+
+class Timing(NamedTuple):
+    """Which visits a round waits for."""
+
+    seconds: float  # the end of the round
+    ends: Mapping[int, float]  # of each client that was asked
+    late: Mapping[int, Late]
+
+
+class Clock:
+    """The simulated clock of a federation; devices: of each client, in order."""
+
+    def __init__(
+        self, devices: Sequence[Device], examples: Callable[[int], int], up_bytes: float
+    ) -> None:
+        """examples: samples of a client; up_bytes: of a reply, without buffers of the model."""
+        self.devices, self._examples, self._up_bytes = devices, examples, up_bytes
+        self._always = all(not device.active for device in devices)
+
+    def available(self, clients: Sequence[int], now: float) -> tuple[Sequence[int], float]:
+        """Those of the clients that are there, and since when: later than ``now`` if it has to wait
+        for the first of them. Raises FederationError if none ever comes."""
+        if self._always:
+            return clients, now
+        first = min((self.devices[i].next_active(now) for i in clients), default=math.inf)
+        if first == math.inf:
+            raise FederationError(
+                f"device-profile: none of {len(clients)} clients is there any more after {now:.0f} "
+                "simulated seconds: set period_s, or fewer rounds"
+            )
+        return [i for i in clients if self.devices[i].until(first) > first], first
+
+    def end(self, request: TrainRequest, now: float) -> End:
+        """The end of a visit that begins now."""
+        asked = request.instruction
+        device, extra = self.devices[asked.client], nbytes(request.buffers)
+        down = nbytes(request.down) + nbytes(request.w_init) + extra
+        up = self._up_bytes + extra
+        seconds = device.latency + down / device.down + up / device.up
+        end = now + seconds + self._samples(asked) * device.seconds_per_sample
+        gone = device.until(now)
+        return End(gone, asked.client, is_lost=True) if gone < end else End(end, asked.client)
+
+    def _samples(self, asked: TrainInstruction) -> int:
+        """How many samples the steps of a visit read, batches counted as full."""
+        examples = self._examples(asked.client)
+        if not asked.local_steps:
+            return asked.local_epochs * examples
+        return asked.local_steps * min(asked.batch_size or examples, examples)
+
+    def round(
+        self, requests: Sequence[TrainRequest], now: float, wanted: int, deadline: float
+    ) -> Timing:
+        """A round that begins now and takes the first ``wanted`` replies, until its deadline.
+
+        It ends with the last of them; without enough of them at the deadline, or when all visits
+        have ended. deadline: in seconds from now; 0: none.
+        """
+        ends = sorted(self.end(request, now) for request in requests)
+        last = now + deadline if deadline else math.inf
+        taken = [end for end in ends if not end.is_lost and end.seconds <= last][:wanted]
+        if len(taken) == wanted:
+            last = taken[-1].seconds if taken else now
+        else:
+            last = min(last, ends[-1].seconds if ends else now)
+        first = {end.client for end in taken}
+        late = {end.client: _why(end, now, last) for end in ends if end.client not in first}
+        return Timing(last, {end.client: end.seconds for end in ends}, late)
+
+
+def _why(end: End, now: float, last: float) -> Late:
+    seconds = f"{end.seconds - now:.4g} simulated seconds"
+    if end.is_lost:
+        return Late(f"its device went away after {seconds}")
+    return Late(f"late: {seconds}, the round took {last - now:.4g}")

@@ -1,0 +1,183 @@
+"""Simulated devices: how fast a client computes, its links, and when it is there.
+
+`lognormal` draws them from (seed, client); a CSV file has a row for each client:
+
+    client, ms_per_sample, up_kbps, down_kbps, latency_ms, active, period_s
+
+``ms_per_sample``: milliseconds of a gradient of one sample; kbps: 1,000 bits a second. The last
+three may be missing or empty: no latency, and always there. ``active``: the seconds in which the
+device is there, as "0-3600 7200-9000"; ``period_s``: after so many seconds they begin again; empty:
+never.
+"""
+
+import csv
+import math
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+NONE, LOGNORMAL = "none", "lognormal"  # values of device-profile besides a file
+MEDIANS = {"ms_per_sample": 10.0, "up_kbps": 5_000.0, "down_kbps": 20_000.0, "latency_ms": 50.0}
+SIGMAS = {"ms_per_sample": 0.6, "up_kbps": 1.0, "down_kbps": 1.0, "latency_ms": 0.5}
+REQUIRED = ("client", "ms_per_sample", "up_kbps", "down_kbps")
+OPTIONAL = ("latency_ms", "active", "period_s")
+BITS = 8
+
+
+class Profiles:
+    """What device-profile may be besides a choice."""
+
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, str) and value.endswith(".csv")
+
+    def __str__(self) -> str:
+        return "the path of a .csv file"
+
+
+class Device(NamedTuple):
+    """A simulated device; times in seconds."""
+
+    seconds_per_sample: float
+    up: float  # bytes a second
+    down: float
+    latency: float = 0.0  # of a visit
+    active: tuple[tuple[float, float], ...] = ()  # (begin, end) in order; empty: always there
+    period: float = 0.0  # after which they begin again; 0: never
+
+    def until(self, now: float) -> float:
+        """When the device goes away; ``now``: it is not there; inf: never."""
+        if not self.active:
+            return math.inf
+        end = now
+        for _ in range(len(self.active) + 1):  # intervals may touch, also across two periods
+            start, phase = self._phase(end)
+            found = next((e for b, e in self.active if b <= phase < e), None)
+            if found is None:
+                return end
+            end = start + found
+        return math.inf
+
+    def next_active(self, now: float) -> float:
+        """From when on it is there, not before ``now``; inf: never again."""
+        if self.until(now) > now:
+            return now
+        start, phase = self._phase(now)
+        begins = [start + b for b, _ in self.active if b > phase]
+        if self.period:
+            begins.append(start + self.period + self.active[0][0])
+        return min(begins, default=math.inf)
+
+    def _phase(self, now: float) -> tuple[float, float]:
+        """The beginning of the period, and the seconds since."""
+        start = now // self.period * self.period if self.period else 0.0
+        return start, now - start
+
+
+def devices(profile: str, seed: int, num_clients: int) -> list[Device]:
+    """The devices of all clients. Raises ValueError, in one line, on a file that does not fit."""
+    if profile == LOGNORMAL:
+        return [lognormal(seed, i) for i in range(num_clients)]
+    return read(Path(profile), num_clients)
+
+
+def lognormal(seed: int, client: int) -> Device:
+    """A device of lognormal speed, links and latency, of `MEDIANS` and `SIGMAS`; always there."""
+    generator = random.Random(f"device {seed} {client}")
+    return _device({k: m * math.exp(generator.gauss(0, SIGMAS[k])) for k, m in MEDIANS.items()})
+
+
+def read(path: Path, num_clients: int) -> list[Device]:
+    """The devices of clients 0 to ``num_clients`` - 1; further rows stay unread.
+
+    Raises ValueError, in one line, if one is missing or a value is wrong.
+    """
+    found: dict[int, Device] = {}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            table = csv.DictReader(file)
+            names = table.fieldnames or []
+            if missing := [name for name in REQUIRED if name not in names]:
+                raise ValueError(f"expected the column {missing[0]}, got {', '.join(names)!r:.80}")
+            if other := [name for name in names if name not in (*REQUIRED, *OPTIONAL)]:
+                known = ", ".join((*REQUIRED, *OPTIONAL))
+                raise ValueError(f"expected the columns {known}, got {other[0]!r:.40}")
+            for row in table:
+                client = _client(row["client"])
+                if client in found:
+                    raise ValueError(f"expected one row of client {client}, got two")
+                found[client] = _of_row(client, row)
+    except (OSError, ValueError, csv.Error) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"device-profile: {path}: {why}") from None
+    for client in range(num_clients):
+        if client not in found:
+            raise ValueError(
+                f"device-profile: {path}: expected a row of each of {num_clients} clients, "
+                f"got none of client {client}"
+            )
+    return [found[client] for client in range(num_clients)]
+
+
+def write(path: Path, rows: Mapping[int, Mapping[str, object]]) -> None:
+    """A file for `read`; rows: of each client, with the columns' names."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, (*REQUIRED, *OPTIONAL), lineterminator="\n")
+        table.writeheader()
+        table.writerows({"client": client, **row} for client, row in rows.items())
+
+
+def _client(text: str | None) -> int:
+    if not (text or "").strip().isdecimal():
+        raise ValueError(f"expected the number of a client from 0 on, got {text!r:.40}")
+    return int(text or "")
+
+
+def _of_row(client: int, row: Mapping[str, str | None]) -> Device:
+    values = {name: _number(client, name, row.get(name)) for name in MEDIANS if row.get(name)}
+    for name in REQUIRED[1:]:
+        if name not in values:
+            raise ValueError(f"expected {name} of client {client}, got none")
+        if name != "ms_per_sample" and values[name] == 0:
+            raise ValueError(f"expected {name} of client {client} above 0, got 0")
+    period = _number(client, "period_s", row["period_s"]) if row.get("period_s") else 0.0
+    active = tuple(_interval(client, text) for text in (row.get("active") or "").split())
+    times = [time for interval in active for time in interval]
+    if times != sorted(times) or (period and times and times[-1] > period):
+        raise ValueError(
+            f"expected active intervals of client {client} in order"
+            + (f" and within its period of {period:g} s" if period else "")
+            + f", got {row['active']!r:.60}"
+        )
+    return _device(values)._replace(active=active, period=period)
+
+
+def _interval(client: int, text: str) -> tuple[float, float]:
+    begin, dash, end = text.partition("-")
+    if not dash:
+        raise ValueError(
+            f"expected active of client {client} as 0-3600 7200-9000, got {text!r:.40}"
+        )
+    first, last = (_number(client, "active", part) for part in (begin, end))
+    if first == last:
+        raise ValueError(f"expected an active interval of client {client}, got {text!r:.40}")
+    return first, last
+
+
+def _number(client: int, name: str, text: str | None) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError(f"expected {name} of client {client} of at least 0, got {text!r:.40}")
+    return value
+
+
+def _device(values: Mapping[str, float]) -> Device:
+    return Device(
+        seconds_per_sample=values["ms_per_sample"] / 1000,
+        up=values["up_kbps"] * 1000 / BITS,
+        down=values["down_kbps"] * 1000 / BITS,
+        latency=values.get("latency_ms", 0.0) / 1000,
+    )

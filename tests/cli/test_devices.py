@@ -1,0 +1,94 @@
+"""`fedaccord devices`: FedScale's traces, and pickles that would execute something."""
+
+import os
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedaccord.federation.devices import Device, read
+from tests.cli.shell import invoke, refusal, success
+
+CAPACITY = {
+    7: {"computation": 20.0, "communication": 800.0},
+    3: {"computation": 10, "communication": 8},
+}
+BEHAVIOUR = {
+    5: {"duration": 9, "active": [0, 50], "inactive": [20, 60], "finish_time": 100, "model": "x"}
+}
+
+
+def dumped(path: Path, value: Any) -> Path:
+    path.write_bytes(pickle.dumps(value))
+    return path
+
+
+def test_traces_become_devices(tmp_path: Path) -> None:
+    """In the order of their numbers; training takes three times an inference, both links are alike;
+    a trace that is too short begins again."""
+    capacity = dumped(tmp_path / "capacity", CAPACITY)
+    behaviour = dumped(tmp_path / "behaviour", BEHAVIOUR)
+    out = tmp_path / "devices.csv"
+    words = ("devices", capacity, "--behaviour", behaviour, "--clients", 3, "--out", out)
+    assert "3 devices" in success(invoke(*words)).stdout
+    there: dict[str, Any] = {"active": ((0, 20), (50, 60)), "period": 100}
+    slow, fast = Device(0.03, 1000, 1000, **there), Device(0.06, 100_000, 100_000, **there)
+    assert read(out, 3) == [slow, fast, slow]
+    success(invoke("devices", capacity, "--out", out))
+    assert read(out, 2) == [Device(0.03, 1000, 1000), Device(0.06, 100_000, 100_000)]
+
+
+class Malicious:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_malicious_trace_is_refused_and_nothing_is_executed(tmp_path: Path) -> None:
+    bomb = tmp_path / "executed"
+    trace = dumped(tmp_path / "trace", CAPACITY | {1: Malicious(bomb)})
+    for words in ((trace,), (dumped(tmp_path / "good", CAPACITY), "--behaviour", trace)):
+        result = invoke("devices", *words, "--out", tmp_path / "out.csv")
+        assert "which a trace does not need" in refusal(tmp_path, result)
+        assert not bomb.exists()
+        assert not (tmp_path / "out.csv").exists()
+    pickle.loads(trace.read_bytes())  # as it would without the restriction
+    assert bomb.exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (OrderedDict(CAPACITY), "it names collections.OrderedDict"),
+        ([1, 2], "devices by number, got another object"),
+        ({}, "devices by number, got another object"),
+        ({1: {"computation": 3.0}}, "expected computation, communication of device 1"),
+        ({1: {"computation": -3.0, "communication": 1}}, "a number of at least 0, got '-3.0'"),
+        ({1: {"computation": 3.0, "communication": 0}}, "a communication above 0"),
+        ({1: {"computation": True, "communication": 1}}, "a number of at least 0, got 'True'"),
+    ],
+)
+def test_a_wrong_trace_is_one_line(value: Any, message: str, tmp_path: Path) -> None:
+    trace = dumped(tmp_path / "trace", value)
+    result = invoke("devices", trace, "--out", tmp_path / "out.csv")
+    assert message in refusal(tmp_path, result)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no pickle", b"\x80\x05}", b"\x80\x04X\xff\xff\xff\x7fa."]
+)
+def test_a_damaged_trace_is_one_line(content: bytes, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    trace.write_bytes(content)
+    assert "expected a FedScale trace" in refusal(tmp_path, invoke("devices", trace))
+    assert "No such file" in refusal(tmp_path, invoke("devices", tmp_path / "none"))
+
+
+def test_a_device_that_is_never_there(tmp_path: Path) -> None:
+    never = {1: {"active": [5], "inactive": [5], "finish_time": 9}}
+    good, bad = dumped(tmp_path / "good", CAPACITY), dumped(tmp_path / "bad", never)
+    assert "active for a while" in refusal(tmp_path, invoke("devices", good, "--behaviour", bad))

@@ -1,0 +1,102 @@
+"""Runs on simulated devices: the clock is a function of the settings."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from flwr.app import ArrayRecord
+
+from fedaccord import simulate
+from fedaccord.engine import run_with
+from fedaccord.federation.devices import lognormal
+from fedaccord.federation.run import Run
+from fedaccord.strategies import FedAvg, FedPD
+
+SMALL: dict[str, Any] = {
+    **{"num_clients": 6, "rounds": 4, "model": "linear", "local_steps": 2, "fraction_train": 0.5},
+    **{"device_profile": "lognormal", "threads": 1},
+}
+
+
+def history(**more: Any) -> Any:
+    return simulate("fedavg", **SMALL | more)
+
+
+def test_the_clock_is_the_sum_of_the_longest_visits() -> None:
+    rows: list[Any] = []
+    found = history(on_round=lambda round: rows.extend(round.clients))
+    longest = {row["round"]: 0.0 for row in rows}
+    for row in rows:
+        device = lognormal(0, row["client"])
+        seconds = device.latency + 2 * 50 * device.seconds_per_sample
+        seconds += 650 * 4 * (1 / device.up + 1 / device.down)
+        longest[row["round"]] = max(longest[row["round"]], seconds)
+    assert [*found.metrics["clock"]] == pytest.approx(
+        [sum(s for r, s in longest.items() if r <= t) for t in range(5)]
+    )
+
+
+def test_the_clock_changes_no_weight_and_vectorised_it_is_the_same() -> None:
+    one, stacked = history(), history(vectorize="on")
+    assert [*one.metrics["clock"]] == [*stacked.metrics["clock"]]
+    bare = history(device_profile="none")
+    assert "clock" not in bare.metrics
+    assert all(map(torch.equal, bare.model.values(), one.model.values()))
+
+
+def test_over_selection_and_a_deadline() -> None:
+    """Five are asked, the three fastest are taken, and the round is shorter."""
+    rows: list[Any] = []
+    over = history(over_selection=0.5, on_round=lambda round: rows.extend(round.clients))
+    plain = history()
+    assert {*over.metrics["replies"][1:]} == {3}
+    assert {*over.metrics["dropped"][1:]} == {2}
+    assert over.metrics["clock"].iloc[-1] < plain.metrics["clock"].iloc[-1]
+    for _, cohort in pd.DataFrame(rows).groupby("round"):
+        taken = cohort["status"] == "ok"
+        assert cohort[taken]["clock"].max() < cohort[~taken]["clock"].min()
+    ends = plain.metrics["clock"].diff()[1:]
+    limited = history(deadline=float(ends.min()) * 1.01)
+    assert limited.metrics["dropped"][1:].sum() > 0
+    assert limited.metrics["clock"].iloc[-1] < plain.metrics["clock"].iloc[-1]
+
+
+def test_a_resumed_run_has_the_same_clock(tmp_path: Path) -> None:
+    keys = SMALL | {"over_selection": 0.4, "out_dir": str(tmp_path), "checkpoint_every": 1}
+    del keys["rounds"]
+    whole = run_with("fedavg", **keys, name="whole", num_server_rounds=4)
+    run_with("fedavg", **keys, name="half", num_server_rounds=2)
+    path = run_with("fedavg", **keys, name="half", num_server_rounds=4, resume=True)
+    for name in ("metrics.csv", "clients.csv"):
+        tables = [pd.read_csv(run / name).drop(columns="seconds") for run in (whole, path)]
+        pd.testing.assert_frame_equal(*tables)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FedAvg(device_profile="phones"), "expected one of none, lognormal, or the path"),
+        (lambda: FedAvg(over_selection=0.1, sampling="bernoulli"), "cohorts have no fixed size"),
+        (lambda: FedPD(over_selection=0.1, fraction_train=1.0), "its rounds have all clients"),
+        (lambda: simulate("dpsgd", **SMALL), "under gossip there is none"),
+        (lambda: simulate("fedavg", **SMALL | {"device_profile": "/no.csv"}), "No such file"),
+        (
+            lambda: simulate("fedavg", participation=[[0]] * 4, **SMALL | {"over_selection": 0.5}),
+            "expected 0 with given cohorts",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_a_deployment_has_a_real_clock() -> None:
+    fleet: Any = None  # is not asked
+    method, initial = FedAvg(device_profile="lognormal"), ArrayRecord([np.zeros(2)])
+    with pytest.raises(ValueError, match="expected none under Flower, whose clock is real"):
+        Run(method, fleet, initial, 1)

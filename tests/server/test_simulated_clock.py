@@ -1,0 +1,99 @@
+"""The simulated clock: how long a visit takes, and whom a round waits for."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from fedaccord.core import Model
+from fedaccord.core.request import TrainInstruction, TrainRequest
+from fedaccord.federation.clock import Clock
+from fedaccord.federation.devices import Device
+from fedaccord.federation.errors import FederationError
+from fedaccord.strategies import FedAvg
+
+ONE = Device(seconds_per_sample=1.0, up=math.inf, down=math.inf)
+
+
+def request(client: int, **more: Any) -> TrainRequest:
+    settings = {"local_epochs": 1, "local_steps": 0, "batch_size": 4} | more
+    asked = TrainInstruction(
+        *(0, 1, FedAvg().client_half(), ((10,),), 0.1, 0.0, 0.0),
+        *(settings["local_epochs"], settings["local_steps"], settings["batch_size"]),
+        *(0, "float32"),
+        client=client,
+    )
+    return TrainRequest(asked, Model(torch.zeros(10)))
+
+
+def clock_of(seconds: list[float], **device: Any) -> Clock:
+    """Client i needs so many seconds for a visit."""
+    each = [ONE._replace(seconds_per_sample=s, **device) for s in seconds]
+    return Clock(each, lambda _: 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "samples"),
+    [
+        ({"local_epochs": 3}, 18),
+        ({"local_steps": 5}, 20),
+        ({"local_steps": 5, "batch_size": 0}, 30),  # whole clients
+        ({"local_steps": 5, "batch_size": 50}, 30),
+    ],
+)
+def test_the_time_of_a_visit(settings: dict[str, int], samples: int) -> None:
+    """latency + 40 bytes down + samples + 80 bytes up; w^0 and buffers travel too."""
+    device = Device(seconds_per_sample=0.5, up=16.0, down=20.0, latency=3.0)
+    clock = Clock([device], lambda _: 6, up_bytes=80)
+    assert clock.end(request(0, **settings), 100.0).seconds == 100 + 3 + 2 + 5 + samples / 2
+    more = request(0, **settings)._replace(w_init=torch.zeros(10), buffers=torch.zeros(4))
+    assert clock.end(more, 100.0).seconds == 100 + 3 + 2 + 5 + samples / 2 + 2 + 16 / 20 + 16 / 16
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted", "deadline", "end", "taken"),
+    [
+        ([3, 1, 2], 3, 0, 3, [0, 1, 2]),
+        ([3, 1, 2], 2, 0, 2, [1, 2]),
+        ([2, 1, 2], 2, 0, 2, [0, 1]),  # of equal times the smaller number
+        ([3, 1, 2], 3, 2, 2, [1, 2]),
+        ([3, 1, 2], 3, 9, 3, [0, 1, 2]),
+        ([3, 1, 2], 2, 1.5, 1.5, [1]),
+        ([3, 1, 2], 1, 0.5, 0.5, []),
+    ],
+)
+def test_whom_a_round_waits_for(
+    seconds: list[float], wanted: int, deadline: float, end: float, taken: list[int]
+) -> None:
+    clock, start = clock_of(seconds), 50.0
+    timing = clock.round([request(i) for i in range(3)], start, wanted, deadline)
+    assert timing.seconds == start + end
+    assert [i for i in range(3) if i not in timing.late] == taken
+    assert timing.ends == {i: start + s for i, s in enumerate(seconds)}
+    assert all("late: " in line for line in timing.late.values())
+
+
+def test_a_device_that_goes_away() -> None:
+    """Its reply is lost, and the round does not wait for longer than it is there."""
+    clock = clock_of([3, 9], active=((0, 20.0),), period=100.0)
+    timing = clock.round([request(0), request(1)], 15.0, 2, 0)
+    assert timing.seconds == 20
+    assert {i: str(why) for i, why in timing.late.items()} == {
+        1: "its device went away after 5 simulated seconds"
+    }
+
+
+def test_a_round_begins_when_a_device_is_there() -> None:
+    there = [ONE._replace(active=((b, b + 5.0),), period=50.0) for b in (10.0, 12.0, 40.0)]
+    clock = Clock(there, lambda _: 1, 0)
+    assert clock.available(range(3), 0.0) == ([0], 10.0)
+    assert clock.available(range(3), 13.0) == ([0, 1], 13.0)
+    assert clock.available(range(3), 46.0) == ([0], 60.0)
+    once = Clock([device._replace(period=0.0) for device in there], lambda _: 1, 0)
+    with pytest.raises(FederationError, match=r"none of 3 clients .* after 46 simulated seconds"):
+        once.available(range(3), 46.0)
+
+
+def test_without_profiles_of_presence_no_list_is_made() -> None:
+    assert clock_of([1, 2]).available(range(10**9), 7.0) == (range(10**9), 7.0)
