@@ -44,8 +44,7 @@ class Summary(NamedTuple):
         if key in (self.metric + LAST, self.metric + BEST):
             return key.removeprefix(f"{self.metric}-")
         if key.endswith(TO_TARGET):
-            to = percent(self.target) if is_share(self.metric) else shown(self.target)
-            return f"{COSTS[key.removesuffix(TO_TARGET)]} to {to}"
+            return cost_heading(key, self.metric, self.target)
         if key.endswith(AT):
             return f"{key.removesuffix(AT)} at {shown(self.at or 0.0)} simulated seconds"
         return key.replace(MEAN, f", last {WINDOW}")
@@ -111,6 +110,12 @@ def summary(
         row |= {f"{cost}{TO_TARGET}": spent[cost] for cost in costs}
         rows.append(row | {"reached": f"{spent['round'].number} of {len(group.runs)}"})
     return Summary(metric, target, order, rows, at)
+
+
+def cost_heading(key: str, metric: str, target: float) -> str:
+    """For people, of a column such as bytes-to-target."""
+    to = percent(target) if is_share(metric) else shown(target)
+    return f"{COSTS[key.removesuffix(TO_TARGET)]} to {to}"
 
 
 def seeds(group: Group) -> str:

@@ -18,6 +18,7 @@ from fedaccord.data.datasets import kind_of
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.space import Choices, Space, Values
 from fedaccord.runs import flatten
+from fedaccord.runs.metrics import is_share, metric_of
 from fedaccord.storage.files import contents
 from fedaccord.strategies import METHODS
 
@@ -65,6 +66,12 @@ class Options:
         "share of the training samples to tune on, held out of the clients' data",
         above=0,
         high=0.9,
+    )
+    target: float = option(
+        0.0,
+        "rounds, bytes, gradients and seconds of the tests count until they reach this test "
+        "accuracy (or loss, as metric); 0: nine tenths of the best, of a loss eleven tenths",
+        low=0,
     )
     fair: str = option(
         "steps",
@@ -306,6 +313,12 @@ def _options(table: Mapping[str, Any]) -> Options:
             if key in table
         }
     )
+    measured = metric_of(checked.metric) or metric_of(f"test-{checked.metric}")
+    if is_share(measured) and checked.target > 1:
+        raise ValueError(
+            f"[sweep] target: expected a share in [0, 1], as 0.9, since metric={checked.metric}, "
+            f"got {checked.target:g}"
+        )
     if checked.search == "grid" and checked.fair == "trials":
         raise ValueError("[sweep] fair=trials: expected another search than grid; choose steps")
     if not checked.tune and checked.search not in ("grid", "random"):

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
+from fedaccord.experiments.analysis.groups import Group, with_costs
 from fedaccord.experiments.sweep import workers
 from fedaccord.experiments.sweep.plan import Plan
 from fedaccord.experiments.sweep.search import Ask, budget, ranked, search
@@ -16,10 +18,12 @@ from fedaccord.experiments.sweep.table import (
     Trial,
     Winner,
     at_edges,
+    costs_table,
     trials_table,
     winners_table,
 )
 from fedaccord.experiments.sweep.trial import (
+    COMPLETED,
     ROWS,
     Job,
     Row,
@@ -29,6 +33,7 @@ from fedaccord.experiments.sweep.trial import (
     row_of,
 )
 from fedaccord.experiments.sweep.workers import Workers
+from fedaccord.runs import reader
 from fedaccord.runs.lock import Lock
 from fedaccord.storage.files import replace, unfinished
 
@@ -72,7 +77,9 @@ class Sweep:
             asks = [Ask(configuration, configuration.rounds) for configuration in tested]
             self._do(work, asks, self.plan.test_seeds, TEST)
         tests = [trial for trial in self.trials.values() if trial.stage == TEST]
-        table = winners_table(winners, tests, self.plan.options.metric)
+        options, runs = self.plan.options, [*map(self._test_runs, winners)]
+        table = winners_table(winners, tests, options.metric)
+        table = table.join(costs_table(runs, options.metric, options.target), on="trial")
         self.warnings = self._at_edges(winners)
         self._write("winners.csv", table.to_csv(index=False))
         return table
@@ -101,6 +108,16 @@ class Sweep:
         tried = {c.name for c in every if c.algo == asks[0].configuration.algo}
         best = ranked(asks, [*map(self._score, asks)])[0]
         return Winner(best, self._score(Ask(best, best.rounds)), len(tried))
+
+    def _test_runs(self, winner: Winner) -> Group:
+        """A winner's completed tests, from their run directories."""
+        tested, runs = self.plan.tested(winner.configuration), []
+        for seed in self.plan.test_seeds:
+            if self.trials[tested.name, seed].status == COMPLETED:
+                with suppress(ValueError):  # the folder was removed or damaged: its row is kept
+                    runs.append(reader.read(self._job(Ask(tested, tested.rounds), seed).path))
+        tables = [*map(with_costs, runs)]
+        return Group(winner.configuration.name, runs, winner.configuration.settings, tables, [])
 
     def _at_edges(self, winners: Sequence[Winner]) -> list[str]:
         tuned = [trial.configuration for trial in self.trials.values() if trial.stage == TUNE]

@@ -8,6 +8,15 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedaccord import config
+from fedaccord.experiments.analysis.groups import (
+    Group,
+    Spread,
+    costs_of,
+    to_target,
+    usual_target,
+)
+from fedaccord.experiments.analysis.table import TO_TARGET, cost_heading
+from fedaccord.experiments.analysis.table import text as text_of
 from fedaccord.experiments.sweep.plan import Configuration
 from fedaccord.experiments.sweep.trial import COMPLETED, Row, column, number, sign
 from fedaccord.runs.metrics import MEAN, WINDOW, is_share, metric_of
@@ -99,6 +108,24 @@ def winners_table(winners: Sequence[Winner], tests: Sequence[Trial], metric: str
     return pd.DataFrame(rows)
 
 
+def costs_table(tests: Sequence[Group], metric: str, target: float) -> pd.DataFrame:
+    """A row a group of test runs, by its label: the costs until the metric first reached the
+    target, over the ``reached`` runs, with their standard deviations; 0: `usual_target`."""
+    measured = metric_of(column(metric, TEST))
+    target = target or usual_target(tests, measured)
+    rows: dict[str, dict[str, Any]] = {}
+    for group in tests:
+        row, spent = (
+            rows.setdefault(group.label, {"target": target}),
+            to_target(group, measured, target),
+        )
+        for cost in costs_of(tests):
+            key = cost + TO_TARGET
+            row |= {key: spent[cost].mean, f"{key}-std": spent[cost].std}
+        row["reached"] = f"{spent['round'].number} of {len(group.runs)}"
+    return pd.DataFrame.from_dict(rows, orient="index")
+
+
 def at_edges(winner: Configuration, tried: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A line for each number of the winner that is the least or the largest of those ``tried``:
     a better one may lie beyond, unless the key's own range ends there."""
@@ -132,16 +159,23 @@ def as_text(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """The winners' heading and rows for people: 97.00 ± 0.51% for a mean and its standard
     deviation, the method and its test metric first."""
     place = next(str(name) for name in table if f"{name}-std" in table)  # that of the tests
-    share, text = is_share(metric_of(place)), pd.DataFrame({"algo": table["algo"]})
-    for name in [place, *table.columns.drop(["algo", "trial", place, SEEDS]), "trial"]:
+    metric = metric_of(column(place.removeprefix(f"{TEST}-"), TEST))
+    text = pd.DataFrame({"algo": table["algo"]})
+    for name in [
+        place,
+        *table.columns.drop(["algo", "trial", "target", place, SEEDS], errors="ignore"),
+        "trial",
+    ]:
         if name.endswith("-std"):
             continue
-        of_metric = f"{name}-std" in table or name.startswith("validation-")
         stds = table.get(f"{name}-std", [math.nan] * len(table))
-        text[name] = [
-            _cell(value, std, share and of_metric)
-            for value, std in zip(table[name], stds, strict=True)
-        ]
+        cells = [*zip(table[name], stds, strict=True)]
+        if name.endswith(TO_TARGET):
+            to = cost_heading(name, metric, table["target"].iloc[0])
+            text[to] = [text_of(Spread(value, std, 0)) for value, std in cells]
+            continue
+        of_metric = f"{name}-std" in table or name.startswith("validation-")
+        text[name] = [_cell(value, std, is_share(metric) and of_metric) for value, std in cells]
     text["seeds"] = [f"{n} ({each})" for n, each in zip(text["seeds"], table[SEEDS], strict=True)]
     heading = [str(n).replace(MEAN, f", last {WINDOW}").replace("-", " ") for n in text]
     return heading, text.to_numpy().tolist()

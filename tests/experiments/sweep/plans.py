@@ -33,5 +33,6 @@ def finish(plan: Plan, folder: Path) -> list[Step]:
 
 
 def table(folder: Path, name: str = "table.csv") -> pd.DataFrame:
-    """Without the seconds, the one column that differs."""
-    return pd.read_csv(folder / name).drop(columns="seconds", errors="ignore")
+    """Without the seconds, which alone differ."""
+    found = pd.read_csv(folder / name)
+    return found.drop(columns=[name for name in found if name.startswith("seconds")])

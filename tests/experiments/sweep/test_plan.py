@@ -20,6 +20,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
     [
         ({"sweeps": {}}, r"expected the tables sweep, run and space, got 'sweeps' \(did you mean"),
         ({"run": 3}, r"expected a table \[run\], got 3"),
+        ({"sweep": {"target": 90.0}}, r"\[sweep\] target: expected a share in \[0, 1\], as 0.9"),
         ({"sweep": {"serach": "grid"}}, r"\[sweep\]: unknown key 'serach' \(did you mean 'search'"),
         ({"sweep": {"search": "bayes"}}, r"\[sweep\] search: expected one of grid, random"),
         ({"sweep": {"trials": 0}}, r"\[sweep\] trials: expected at least 1, got 0"),

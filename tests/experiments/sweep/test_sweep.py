@@ -1,16 +1,20 @@
 """Sweeps to their end: tables, winners, one go on where the last one was, also when killed."""
 
 import json
+import math
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
-from fedaccord.experiments.sweep import Plan, Sweep
+from fedaccord.experiments.analysis.groups import with_costs
+from fedaccord.experiments.sweep import Plan, Step, Sweep
 from fedaccord.experiments.sweep.estimate import parts
 from fedaccord.experiments.sweep.trial import DEFAULTS
 from fedaccord.runs.lock import Lock
@@ -60,6 +64,41 @@ def test_the_same_sweep_again_runs_nothing(tmp_path: Path) -> None:
     assert all(step.found for step in finish(plan, tmp_path))
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")} == before
     assert (tmp_path / "table.csv").read_bytes() == first
+
+
+def test_winners_have_their_costs_to_a_target_which_may_change(tmp_path: Path) -> None:
+    def costs(**own: float) -> dict[str, dict[str, Any]]:
+        space = {"algo": ["fedavg", "fedprox"], "fedprox": {"lr": [1e-9]}}
+        steps.extend(finish(make(space, seeds=[0, 1], **own), tmp_path))
+        return pd.read_csv(tmp_path / "winners.csv").set_index("algo").to_dict("index")
+
+    steps: list[Step] = []
+    usual = costs()
+    curves = [
+        with_costs(read(path)).set_index("round")
+        for path in sorted((tmp_path / "runs").glob("fedavg-*"))
+    ]
+    best = sum(curve["test-accuracy"][1:].mean() for curve in curves) / 2
+    assert usual["fedavg"]["target"] == pytest.approx(0.9 * best)
+    assert usual["fedavg"]["reached"] == "2 of 2"
+    assert usual["fedprox"]["reached"] == "0 of 2"
+    assert math.isnan(usual["fedprox"]["bytes-to-target"])
+    high = float(curves[0]["test-accuracy"][2:].mean())  # between those of rounds 2 and 3
+    assert curves[0]["test-accuracy"][2] < high
+    row = costs(target=high)["fedavg"]
+    firsts = [
+        curve[curve["test-accuracy"] >= high].iloc[0]
+        for curve in curves
+        if (curve["test-accuracy"] >= high).any()
+    ]
+    assert row["reached"] == f"{len(firsts)} of 2"
+    for cost in ("bytes", "gradients", "seconds"):
+        each = [first[cost] for first in firsts]
+        assert row[f"{cost}-to-target"] == pytest.approx(sum(each) / len(each))
+    assert row["round-to-target"] == pytest.approx(sum(f.name for f in firsts) / len(firsts))
+    assert [step.found for step in steps] == [False] * 4 + [True] * 4
+    shutil.rmtree(tmp_path / "runs")
+    assert costs(target=high)["fedavg"]["reached"] == "0 of 0"
 
 
 def test_a_larger_space_runs_what_is_new(tmp_path: Path) -> None:

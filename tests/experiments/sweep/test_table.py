@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from fedaccord.experiments.sweep.plan import Configuration
@@ -104,6 +105,22 @@ def test_people_see_no_nan_and_spreads_beside_means() -> None:
     assert [row[heading.index("over fedavg")] for row in rows] == ["", "-2.35%"]
     assert all(isinstance(cell, str) and cell != "nan" for row in rows for cell in row)
     assert not any(name.endswith("std") for name in heading)
+
+
+def test_costs_stand_behind_the_accuracy_with_the_target_in_their_heading() -> None:
+    table = winners_table(winners(), [trial("fedavg", 0, 0.1), trial("fedprox", 0, 0.2)], METRIC)
+    row = {"target": 0.15, "bytes-to-target": 12.35e6, "bytes-to-target-std": math.nan}
+    costs = pd.DataFrame([row], index=[BY_METHOD["fedprox"].name])
+    heading, rows = as_text(table.join(costs, on="trial"))
+    assert [row[heading.index("bytes sent to 15.00%")] for row in rows] == ["12.35M", "-"]
+    assert "target" not in heading
+
+
+def test_what_clients_measure_is_in_percent_too() -> None:
+    name = "client-accuracy-last"
+    table = winners_table(winners(), [trial("fedavg", 0, None, **{name: 0.25})], name)
+    heading, rows = as_text(table)
+    assert (heading[1], rows[0][:2]) == ("test client accuracy last", ["fedavg", "25.00%"])
 
 
 @pytest.mark.parametrize(
