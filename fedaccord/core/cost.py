@@ -62,7 +62,7 @@ def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
                     server=(s.w.numel() + sum(map(_size, (*server, s.moments)))) / s.w.numel(),
                 )
             states[i] = done.state
-            received = half.decode(done.up, w)
+            received = half.decode(done.up, down, w)
             replies.append(Reply(i, received.up, 1, 1, received.w_i0))
         # without a server no step changes what is kept
         s = s._replace(t=t + 1) if everyone else server_round(method, half, s, replies).state

@@ -31,10 +31,13 @@ class PlugIn(Registered):
 
     The client half: `init`, `start`, `received`, the gradient seat and `encode`. The server half:
     `decode` and `mean`. A plug-in with a memory at the client puts its own NamedTuple, with a
-    field ``base``, around the method's state.
+    field ``base``, around the method's state. A plug-in whose `decode` does not give back what was
+    encoded says so by ``loses``: clients then remember what the server reads.
     """
 
     replaces: ClassVar[dict[str, str]] = {}  # options of a strategy that it leaves unread: why
+    place: ClassVar[int] = 0  # in the order of `encode`, see CLIP, COMPRESS and MASK
+    loses: ClassVar[bool] = False  # the server reads something else than the method's upload
 
     @property
     def is_off(self) -> bool:
@@ -87,9 +90,13 @@ class PlugIn(Registered):
         """What the method gets where it asks for the batch's gradient at ``point``: into g."""
         return at(point)
 
-    def encode(self, up: Any, base: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
-        """What is sent instead of ``up``, and the next client state around ``base``."""
-        return up, base
+    def encode(self, up: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
+        """What is sent instead of ``up``, and the plug-in's own memory, its state without ``base``.
+
+        ``down``: the broadcast as it was received, so that up.w - down.w is the update that the
+        server reads. A plug-in without a memory returns None in its place.
+        """
+        return up, None
 
     # the server half
 
@@ -97,10 +104,10 @@ class PlugIn(Registered):
         """The NamedTuple type of what `encode` makes of a ``kind``."""
         return kind
 
-    def decode(self, received: Received, kind: Any, like: Vector) -> Received:
-        """The reverse of `encode`: an upload of type ``kind``.
+    def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
+        """The reverse of `encode`: an upload of type ``kind``; down: as of `encode`.
 
-        like: a vector (d,) of the model's dtype on the meta device, without values.
+        like: a vector (..., d) of which the shape and the dtype alone are read.
         Raises ValueError, in one line, for what no client of this plug-in encodes.
         """
         return received
@@ -114,6 +121,7 @@ class PlugIn(Registered):
         return None
 
 
+CLIP, COMPRESS, MASK = 1, 2, 3  # places of plug-ins that change uploads
 PLAIN = SGD()
 
 
@@ -252,14 +260,25 @@ class ClientHalf:
             buffers = buffers.inner
         return self.rule.gradient_result(w, g, buffers, at, config)
 
-    def finish(self, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
+    def finish(self, heard: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
+        """The message to the server, and the client's next state.
+
+        down: the broadcast; heard: what `received` made of it for the method.
+        """
         base, *around = self.states(state)
-        up, base = self.rule.finish(result.w_K, down, base, result)
+        up = message = self.rule.upload(result.w_K, heard, base, result)
         if self._shared is not Stateless:
-            up = joined(up, self.optimizer.upload(result.moments, result.config))
+            up = message = joined(up, self.optimizer.upload(result.moments, result.config))
+        memories = []
         for plugin, own in zip(self.plugins, around, strict=True):
-            up, base = plugin.encode(up, base, own, result)
-        return up, Kept(result.moments, base) if self._keeps else base
+            message, memory = plugin.encode(message, down, own, result)
+            memories.append(memory)
+        if any(plugin.loses for plugin in self.plugins):
+            up = self.decode(message, down, result.w_K).up
+        base = self.rule.remember(up, heard, base, result)
+        for memory in memories:
+            base = base if memory is None else memory._replace(base=base)
+        return message, Kept(result.moments, base) if self._keeps else base
 
     def dual(self, down: Any, state: Any) -> Vector | None:
         return self.rule.dual(down, self.states(_base(state))[0])
@@ -267,11 +286,14 @@ class ClientHalf:
     def personal(self, state: Any) -> Vector | None:
         return self.rule.personal(self.states(_base(state))[0])
 
-    def decode(self, up: Any, like: Vector) -> Received:
-        """The method's own upload; raises ValueError as the plug-ins' `decode`."""
+    def decode(self, up: Any, down: Any, like: Vector) -> Received:
+        """The method's own upload, from a message and the broadcast that it answers.
+
+        Raises ValueError as the plug-ins' `decode`.
+        """
         received, kinds = Received(up), self._sends()
         for plugin, kind in zip(reversed(self.plugins), reversed(kinds[:-1]), strict=True):
-            received = plugin.decode(received, kind, like)
+            received = plugin.decode(received, kind, down, like)
         return received
 
     def mean(self, ups: Any, cohort: Cohort) -> Any:
@@ -325,7 +347,8 @@ class GradientSeat:
 
 
 def combine(own: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
-    """A method's own plug-ins and a caller's: one of a kind, the caller's in the place of its own.
+    """A method's own plug-ins and a caller's, sorted by `PlugIn.place`: one of a kind, the caller's
+    in the place of its own.
 
     Raises ValueError for two of a kind among the caller's.
     """
@@ -334,4 +357,4 @@ def combine(own: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
         raise ValueError(f"plugins: expected one of a kind, got {twice[0]} twice; leave one out")
     instead = dict(zip(kinds, given, strict=True))
     plugins = [instead.pop(type(plugin), plugin) for plugin in own]
-    return (*plugins, *instead.values())
+    return tuple(sorted((*plugins, *instead.values()), key=lambda plugin: plugin.place))

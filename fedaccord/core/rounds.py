@@ -53,14 +53,14 @@ def client_round(
 ) -> ClientRound:
     """One local round; ``down`` and ``state`` are not changed."""
     w_i0 = half.start(down, state, config)
-    down = half.received(down, w_i0)
-    direction = half.direction(down, state, config)
-    seat = GradientSeat(half, down, state, config)
+    heard = half.received(down, w_i0)
+    direction = half.direction(heard, state, config)
+    seat = GradientSeat(half, heard, state, config)
     w_K, steps, loss, gradient, moments, mean = solve(w_i0, direction, seat, config)
     is_sgd = isinstance(half.optimizer, SGD)
     length = half.schedule.total(steps, config.lr) if is_sgd else None
     result = LocalResult(w_i0, w_K, steps, loss, gradient, config, length, moments, mean)
-    up, state = half.finish(down, state, result)
+    up, state = half.finish(heard, down, state, result)
     return ClientRound(up, state, result)
 
 

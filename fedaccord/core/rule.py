@@ -120,7 +120,7 @@ class LocalRule(Registered):
 
     receives: ClassVar[Any] = Model  # NamedTuple type of the broadcast; its field w is the model
     sends: ClassVar[Any] = Model  # NamedTuple type of the reply; a field w is w_{i,K}
-    reads_mean_direction: ClassVar[bool] = False  # `finish` calls LocalResult.mean_direction
+    reads_mean_direction: ClassVar[bool] = False  # `upload` calls LocalResult.mean_direction
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -175,12 +175,25 @@ class LocalRule(Registered):
     def gradient_result(
         self, w: Vector, g: Vector, buffers: Any, at: GradientAt, config: LocalConfig
     ) -> Any:
-        """What `finish` learns from the seat after the last step; w: w_{i,K}, ``at``: its batch."""
+        """What the seat leaves behind after the last step, `LocalResult.gradient`.
+
+        w: w_{i,K}, ``at``: the last step's batch.
+        """
         return None
 
-    def finish(self, w_K: Vector, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
-        """The reply and the client's next state."""
-        return Model(w_K), state
+    def upload(self, w_K: Vector, down: Any, state: Any, result: LocalResult) -> Any:
+        """The reply, of the type `sends`."""
+        return Model(w_K)
+
+    def remember(self, read: Any, down: Any, state: Any, result: LocalResult) -> Any:
+        """The client's next state.
+
+        ``read``: the upload as the server will read it, which is what `upload` returned unless a
+        plug-in loses some of it on the way. What the server sums up over the clients (c_i, lam_i)
+        is computed from ``read``, so that mean(c_i) = c holds with any plug-in; what belongs to
+        the client alone (its own model) from ``result``.
+        """
+        return state
 
     def dual(self, down: Any, state: Any) -> Vector | None:
         """The client's dual variable lam_i^t as a visit begins; None: the method has none."""

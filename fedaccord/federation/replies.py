@@ -43,9 +43,9 @@ def check_all(
     session: Session, s: RoundState, requests: Sequence[TrainRequest], replies: TrainReplies
 ) -> dict[int, Outcome]:
     """What becomes of every client's reply, in the order of the requests, checked as it comes."""
-    instructions = {request.instruction.client: request.instruction for request in requests}
-    found = {i: _check(session, s, instructions[i], reply) for i, reply in replies}
-    outcomes = {i: found[i] for i in instructions}
+    by_client = {request.instruction.client: request for request in requests}
+    found = {i: _check(session, s, by_client[i], reply) for i, reply in replies}
+    outcomes = {i: found[i] for i in by_client}
     forms = {i: _form(it) for i, it in outcomes.items() if isinstance(it, Accepted)}
     return outcomes | unusual("the vectors", forms)
 
@@ -61,17 +61,15 @@ def unusual(what: str, forms: Mapping[int, tuple[str, ...]]) -> dict[int, str]:
     }
 
 
-def _check(
-    session: Session, s: RoundState, instruction: TrainInstruction, reply: Reading
-) -> Outcome:
-    """A good reply, else what is wrong with it, in one line; buffers: those that were sent."""
+def _check(session: Session, s: RoundState, request: TrainRequest, reply: Reading) -> Outcome:
+    """A good reply, else what is wrong with it, in one line."""
     if isinstance(reply, str):
         return reply
-    distance, like = None, session.like
+    distance, like, instruction = None, session.like, request.instruction
     try:
         if isinstance(reply, StateLost):
             return _check_lost(reply, instruction)
-        received = session.half.decode(reply.up, like)
+        received = session.half.decode(reply.up, request.down, like)
         check_like({**received.up._asdict(), "w_i0": received.w_i0}, like)
         _check_buffers(reply.buffers, s.buffers)
         _check_count("num-examples", reply.examples, 1, session.method.max_examples)

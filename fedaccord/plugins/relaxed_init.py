@@ -116,18 +116,18 @@ class RelaxedInit(PlugIn):
         return down._replace(w=w_i0) if self.moves_anchor else down
 
     def encode(
-        self, up: Any, base: Any, state: RelaxedState, result: LocalResult
+        self, up: Any, down: Any, state: RelaxedState, result: LocalResult
     ) -> tuple[Any, RelaxedState]:
         if self.sends_start:
             up = self.sends(type(up))(*up, w_i0=result.w_i0)
-        return up, RelaxedState(result.w_K, base)
+        return up, RelaxedState(last=result.w_K, base=None)
 
     # the server half
 
     def sends(self, kind: Any) -> Any:
         return with_start(kind) if self.sends_start else kind
 
-    def decode(self, received: Received, kind: Any, like: Vector) -> Received:
+    def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
         if not self.sends_start:
             return received
         *up, w_i0 = received.up

@@ -74,11 +74,11 @@ class AFedPDClient(LocalRule):
     def direction(self, down: Down, state: ClientState, config: LocalConfig) -> Direction:
         return Direction(shift=self.dual(down, state), rho=self.rho, anchor=down.w)
 
-    def finish(
-        self, w_K: Vector, down: Down, state: ClientState, result: LocalResult
-    ) -> tuple[Model, ClientState]:
-        lam = (w_K - down.w).mul_(self.rho).add_(self.dual(down, state))
-        return Model(w_K), ClientState(lam)
+    def remember(
+        self, read: Model, down: Down, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        lam = (read.w - down.w).mul_(self.rho).add_(self.dual(down, state))
+        return ClientState(lam)
 
     def dual(self, down: Down, state: ClientState) -> Vector:
         """lam_i^t: what the client left with and the virtual steps since."""

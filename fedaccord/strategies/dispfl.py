@@ -172,13 +172,16 @@ class DisPFLClient(LocalRule):
 
         return to_device(each_client(config.client, draw).to(w.dtype), w.device)
 
-    def finish(
-        self, w_K: Vector, down: Model, state: ClientState, result: LocalResult
-    ) -> tuple[Up, ClientState]:
-        config = result.config
+    def upload(self, w_K: Vector, down: Model, state: ClientState, result: LocalResult) -> Up:
+        return Up(w_K, state.mask)
+
+    def remember(
+        self, read: Up, down: Model, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        config, w_K = result.config, result.w_K
         kappa = self.prune / 2 * (1 + math.cos(math.pi * config.round / config.rounds))
         mask = next_mask(state.mask, w_K, config.shapes, self.density, kappa, score=result.gradient)
-        return Up(w_K, state.mask), ClientState(w_K, mask)
+        return ClientState(w_K, mask)
 
     def personal(self, state: ClientState) -> Vector:
         return state.w

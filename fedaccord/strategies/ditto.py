@@ -76,10 +76,10 @@ class DittoClient(LocalRule):
     ) -> Vector:
         return buffers.v
 
-    def finish(
-        self, w_K: Vector, down: Model, state: ClientState, result: LocalResult
-    ) -> tuple[Model, ClientState]:
-        return Model(w_K), ClientState(v=result.gradient)
+    def remember(
+        self, read: Model, down: Model, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        return ClientState(v=result.gradient)
 
     def personal(self, state: ClientState) -> Vector:
         return state.v

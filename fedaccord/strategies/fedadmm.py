@@ -70,13 +70,21 @@ class FedADMMClient(LocalRule):
     def direction(self, down: Model, state: ClientState, config: LocalConfig) -> Direction:
         return Direction(shift=state.lam, rho=self.rho, anchor=down.w)
 
-    def finish(
-        self, w_K: Vector, down: Model, state: ClientState, result: LocalResult
-    ) -> tuple[Up, ClientState]:
+    def upload(self, w_K: Vector, down: Model, state: ClientState, result: LocalResult) -> Up:
+        w_hat = self._step(w_K, down, state).w_hat
+        return Up(w_hat - state.w_hat if self.variant == "tracking" else w_hat)
+
+    def remember(
+        self, read: Up, down: Model, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        own = self._step(result.w_K, down, state)
+        sent = own.w_hat - state.w_hat if self.variant == "tracking" else own.w_hat
+        lost = read.w_hat - sent  # w_hat - lam / rho, the local model, moves by a half of it
+        return ClientState(own.lam + self.rho / 2 * lost, own.w_hat + lost)
+
+    def _step(self, w_K: Vector, down: Model, state: ClientState) -> ClientState:
         lam = state.lam + self.rho * (w_K - down.w)
-        w_hat = w_K + lam / self.rho
-        up = Up(w_hat - state.w_hat if self.variant == "tracking" else w_hat)
-        return up, ClientState(lam, w_hat)
+        return ClientState(lam, w_K + lam / self.rho)
 
     def dual(self, down: Model, state: ClientState) -> Vector:
         return state.lam

@@ -78,8 +78,8 @@ class FedCMMeanClient(FedCMClient):
     sends = Up
     reads_mean_direction = True
 
-    def finish(self, w_K: Vector, down: Down, state: Any, result: LocalResult) -> tuple[Up, Any]:
-        return Up(w_K, result.mean_direction()), state
+    def upload(self, w_K: Vector, down: Down, state: Any, result: LocalResult) -> Up:
+        return Up(w_K, result.mean_direction())
 
 
 def mean_step(local: Iterable[Vector], cohort: Cohort) -> Vector:

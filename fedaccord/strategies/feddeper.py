@@ -96,10 +96,10 @@ class FedDeperClient(LocalRule):
     ) -> Vector:
         return buffers.v
 
-    def finish(
-        self, w_K: Vector, down: Model, state: ClientState, result: LocalResult
-    ) -> tuple[Model, ClientState]:
-        return Model(w_K), ClientState(v=torch.lerp(result.gradient, w_K, self.lam))
+    def remember(
+        self, read: Model, down: Model, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        return ClientState(v=torch.lerp(result.gradient, result.w_K, self.lam))
 
     def personal(self, state: ClientState) -> Vector:
         return state.v

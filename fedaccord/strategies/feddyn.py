@@ -58,11 +58,10 @@ class FedDynClient(LocalRule):
     def direction(self, down: Model, state: ClientState, config: LocalConfig) -> Direction:
         return Direction(shift=state.lam, rho=self.alpha, anchor=down.w)
 
-    def finish(
-        self, w_K: Vector, down: Model, state: ClientState, result: LocalResult
-    ) -> tuple[Model, ClientState]:
-        lam = (w_K - down.w).mul_(self.alpha).add_(state.lam)
-        return Model(w_K), ClientState(lam)
+    def remember(
+        self, read: Model, down: Model, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        return ClientState(lam=(read.w - down.w).mul_(self.alpha).add_(state.lam))
 
     def dual(self, down: Model, state: ClientState) -> Vector:
         return state.lam

@@ -67,10 +67,10 @@ class FedLESAMClient(LocalRule):
         clip_(g, config.clip_norm)
         return loss
 
-    def finish(
-        self, w_K: Vector, down: Model, state: ClientState, result: LocalResult
-    ) -> tuple[Model, ClientState]:
-        return Model(w_K), ClientState(w_old=down.w)
+    def remember(
+        self, read: Model, down: Model, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        return ClientState(w_old=down.w)
 
 
 @dataclass(frozen=True, kw_only=True)

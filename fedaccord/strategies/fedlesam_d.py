@@ -37,9 +37,9 @@ class FedLESAMDClient(FedLESAMClient, FedDynClient):
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
         return ClientState(lam=torch.zeros_like(w), w_old=w)
 
-    def finish(self, w_K: Vector, down: Model, state: Any, result: LocalResult) -> tuple[Any, Any]:
-        up, feddyn = FedDynClient.finish(self, w_K, down, state, result)
-        return up, ClientState(feddyn.lam, w_old=down.w)
+    def remember(self, read: Model, down: Model, state: Any, result: LocalResult) -> Any:
+        feddyn = FedDynClient.remember(self, read, down, state, result)
+        return ClientState(feddyn.lam, w_old=down.w)
 
 
 @dataclass(frozen=True, kw_only=True)

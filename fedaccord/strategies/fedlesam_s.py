@@ -37,9 +37,9 @@ class FedLESAMSClient(FedLESAMClient, ScaffoldClient):
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
         return ClientState(c_i=torch.zeros_like(w), w_old=w)
 
-    def finish(self, w_K: Vector, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
-        up, scaffold = ScaffoldClient.finish(self, w_K, down, state, result)
-        return up, ClientState(scaffold.c_i, w_old=down.w)
+    def remember(self, read: Any, down: Any, state: Any, result: LocalResult) -> Any:
+        scaffold = ScaffoldClient.remember(self, read, down, state, result)
+        return ClientState(scaffold.c_i, w_old=down.w)
 
 
 @dataclass(frozen=True, kw_only=True)

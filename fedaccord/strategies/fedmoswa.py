@@ -39,11 +39,14 @@ class Up(NamedTuple):
 class FedMoSWAClient(ScaffoldClient):
     sends = Up
 
-    def finish(
-        self, w_K: Vector, down: Down, state: ClientState, result: LocalResult
-    ) -> tuple[Any, ClientState]:
-        _, state = super().finish(w_K, down, state, result)
-        return Up(w_K, state.c_i), state
+    def upload(self, w_K: Vector, down: Down, state: ClientState, result: LocalResult) -> Up:
+        dc_i = super().upload(w_K, down, state, result).dc_i
+        return Up(w_K, state.c_i + dc_i)
+
+    def remember(
+        self, read: Up, down: Down, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        return ClientState(read.c_i)
 
 
 @dataclass(frozen=True, kw_only=True)

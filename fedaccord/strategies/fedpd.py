@@ -84,13 +84,22 @@ class FedPDClient(LocalRule):
     def direction(self, down: Down, state: ClientState, config: LocalConfig) -> Direction:
         return Direction(shift=state.lam, rho=self.rho, anchor=self.anchor(down, state))
 
-    def finish(
-        self, w_K: Vector, down: Down, state: ClientState, result: LocalResult
-    ) -> tuple[Up, ClientState]:
+    def upload(self, w_K: Vector, down: Down, state: ClientState, result: LocalResult) -> Up:
+        silent = is_silent(self.p, self.seed, result.config.round)
+        return Up(None if silent else self._step(w_K, down, state).anchor)
+
+    def remember(
+        self, read: Up, down: Down, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        own = self._step(result.w_K, down, state)
+        if read.anchor is None:
+            return own
+        lost = read.anchor - own.anchor  # anchor - lam / rho, the local model, moves by half of it
+        return ClientState(own.w + lost / 2, own.lam + self.rho / 2 * lost, own.anchor + lost)
+
+    def _step(self, w_K: Vector, down: Down, state: ClientState) -> ClientState:
         lam = state.lam + self.rho * (w_K - self.anchor(down, state))
-        anchor = w_K + lam / self.rho
-        up = Up(None if is_silent(self.p, self.seed, result.config.round) else anchor)
-        return up, ClientState(w_K, lam, anchor)
+        return ClientState(w_K, lam, w_K + lam / self.rho)
 
     def dual(self, down: Down, state: ClientState) -> Vector:
         return state.lam

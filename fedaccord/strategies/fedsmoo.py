@@ -114,11 +114,14 @@ class FedSMOOClient(LocalRule):
         """mu_i after the last step."""
         return torch.addcmul(buffers.climbed, buffers.s, buffers.taken + 1, value=-1)
 
-    def finish(
-        self, w_K: Vector, down: Down, state: ClientState, result: LocalResult
-    ) -> tuple[Up, ClientState]:
-        lam = (w_K - down.w).mul_(self.rho).add_(state.lam)
-        return Up(w_K, mu=result.gradient), ClientState(lam, mu=result.gradient)
+    def upload(self, w_K: Vector, down: Down, state: ClientState, result: LocalResult) -> Up:
+        return Up(w_K, mu=result.gradient)
+
+    def remember(
+        self, read: Up, down: Down, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        lam = (read.w - down.w).mul_(self.rho).add_(state.lam)
+        return ClientState(lam, mu=read.mu)
 
     def dual(self, down: Down, state: ClientState) -> Vector:
         return state.lam

@@ -47,10 +47,10 @@ class LocalClient(LocalRule):
     def start(self, down: Down, state: ClientState, config: LocalConfig) -> Vector:
         return state.w
 
-    def finish(
-        self, w_K: Vector, down: Down, state: ClientState, result: LocalResult
-    ) -> tuple[Model, ClientState]:
-        return Model(w_K), ClientState(w_K)
+    def remember(
+        self, read: Model, down: Down, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        return ClientState(result.w_K)
 
     def personal(self, state: ClientState) -> Vector:
         return state.w

@@ -57,11 +57,11 @@ class ScaffnewClient(LocalRule):
     def direction(self, down: Model, state: ClientState, config: LocalConfig) -> Direction:
         return Direction(shift=-self.h_i(down, state, config))
 
-    def finish(
-        self, w_K: Vector, down: Model, state: ClientState, result: LocalResult
-    ) -> tuple[Model, ClientState]:
+    def remember(
+        self, read: Model, down: Model, state: ClientState, result: LocalResult
+    ) -> ClientState:
         h_i = self.h_i(down, state, result.config)
-        return Model(w_K), ClientState(h=h_i.sub_(w_K, alpha=self.p / result.config.lr))
+        return ClientState(h=h_i.sub_(read.w, alpha=self.p / result.config.lr))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,11 +66,13 @@ class ScaffoldClient(LocalRule):
     def direction(self, down: Down, state: ClientState, config: LocalConfig) -> Direction:
         return Direction(shift=down.c - state.c_i)
 
-    def finish(
-        self, w_K: Vector, down: Down, state: ClientState, result: LocalResult
-    ) -> tuple[Up, ClientState]:
-        dc_i = result.mean_direction().sub_(down.c)
-        return Up(w_K, dc_i), ClientState(c_i=state.c_i + dc_i)
+    def upload(self, w_K: Vector, down: Down, state: ClientState, result: LocalResult) -> Any:
+        return Up(w_K, dc_i=result.mean_direction().sub_(down.c))
+
+    def remember(
+        self, read: Any, down: Down, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        return ClientState(c_i=state.c_i + read.dc_i)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -289,8 +289,8 @@ def test_divergence_is_told_with_its_step_size() -> None:
 class Failing(FedDynClient):
     """Fails after all the work is done, from round 1 on."""
 
-    def finish(self, w_K: Tensor, down: Model, state: ClientState, result: LocalResult) -> Any:
-        found = super().finish(w_K, down, state, result)
+    def remember(self, read: Model, down: Model, state: ClientState, result: LocalResult) -> Any:
+        found = super().remember(read, down, state, result)
         if state.lam.any():
             raise RuntimeError("the disk is full")
         return found

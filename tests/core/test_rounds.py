@@ -65,7 +65,7 @@ def rounds(method: FederatedStrategy) -> Iterator[tuple[Any, Any]]:
             done = client_round(half, down, states[i], config, solver(i))
             yield (s, down, states[i]), before
             states[i] = done.state
-            received = half.decode(done.up, torch.empty(D, device="meta"))
+            received = half.decode(done.up, down, torch.empty(D, device="meta"))
             replies.append(Reply(i, received.up, 2, 5, received.w_i0))
         before = copy.deepcopy((s, replies))
         done = server_round(method, half, s, replies)

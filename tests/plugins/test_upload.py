@@ -93,7 +93,7 @@ class TopK(PlugIn):
         return state.base
 
     def encode(
-        self, up: Any, base: Any, state: TopKState, result: LocalResult
+        self, up: Any, down: Any, state: TopKState, result: LocalResult
     ) -> tuple[Any, TopKState]:
         sent, errors = [], []
         for vector, error in zip(up, state.errors, strict=False):
@@ -101,12 +101,12 @@ class TopK(PlugIn):
             values, at, rest = split(x, math.ceil(self.share * x.shape[-1]))
             sent += [values, at]
             errors.append(rest)
-        return sparse(type(up))(*sent), TopKState(Errors(*errors), base)
+        return sparse(type(up))(*sent), TopKState(Errors(*errors), None)
 
     def sends(self, kind: Any) -> Any:
         return sparse(kind)
 
-    def decode(self, received: Received, kind: Any, like: Vector) -> Received:
+    def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
         pairs, d = zip(received.up[::2], received.up[1::2], strict=True), like.shape[-1]
         vectors = []
         for values, at in pairs:
@@ -168,7 +168,7 @@ def test_what_is_decoded_is_the_formula(name: str) -> None:
             solver = Dense(f.A[i], f.b[i], f.steps(i))
             plain = client_round(bare, down, before.base, f.config(i), solver)
             done = f.train(i, down)
-            decoded = f.half.decode(done.up, f.w0).up
+            decoded = f.half.decode(done.up, down, f.w0).up
             for up, error, got, left in zip(
                 plain.up, before.errors, decoded, done.state.errors, strict=False
             ):
@@ -242,4 +242,4 @@ def test_what_no_client_encodes_is_refused_in_one_line() -> None:
     values = torch.ones(3, dtype=torch.float64)
     for at in ([0, 1, 10], [-1, 0, 1], [0, 1]):
         with pytest.raises(ValueError, match=r"^expected [^\n]+$"):
-            half.decode(half.sends(values, torch.tensor(at)), like)
+            half.decode(half.sends(values, torch.tensor(at)), None, like)

@@ -160,7 +160,7 @@ class Federation:
             self.states[i] = done.state
             traffic["down"] += size(down) / len(self.w0)
             traffic["up"] += size(done.up) / len(self.w0)
-            received, examples = self.half.decode(done.up, like), (self.examples or {i: 1})[i]
+            received, examples = self.half.decode(done.up, down, like), (self.examples or {i: 1})[i]
             steps = int(done.result.steps)
             replies.append(Reply(i, received.up, steps, examples, received.w_i0))
         done = server_round(self.method, self.half, self.s, replies)

@@ -63,7 +63,7 @@ def test_a_round_stays_on_the_gpu_and_does_not_wait(name: str) -> None:
         for _ in range(2):
             up, state, result = client_round(half, down, state, config, solve)
         assert on_the_gpu(up, state, result.w_K, result.loss)
-        received = half.decode(up, w)
+        received = half.decode(up, down, w)
         replies.append(Reply(i, received.up, 2, 5, received.w_i0))
     if not method.topology.is_decentralised and name not in ON_THE_HOST:
         accepted = torch.tensor([-1] * clients)

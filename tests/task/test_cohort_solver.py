@@ -90,7 +90,7 @@ def test_a_cohort_is_each_of_its_clients(
     done = alone(half, 0, downs, states, method)
     replies = []
     for i, one in enumerate(done):
-        received = half.decode(one.up, w0.to("meta"))
+        received = half.decode(one.up, None, w0.to("meta"))
         replies.append(Reply(i, received.up, int(one.result.steps), SIZES[i], received.w_i0))
     s = server_round(method, half, s, replies).state
     downs, states = [broadcast(method, s, i) for i in range(N)], [one.state for one in done]

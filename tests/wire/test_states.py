@@ -51,7 +51,7 @@ def run(method: FederatedStrategy) -> Run:
             done = client_round(half, downs[-1], state, config, Solver(float(i)))
             states[i] = done.state
             ups.append(done.up)
-            received = half.decode(done.up, w.to("meta"))
+            received = half.decode(done.up, downs[-1], w.to("meta"))
             replies.append(Reply(i, received.up, 2, 5, received.w_i0))
         s = server_round(method, half, s, replies).state
     return Run(s, states, downs, ups)

@@ -43,11 +43,10 @@ class FedToyClient(LocalRule):
     def direction(self, down: Model, state: ClientState, config: LocalConfig) -> Direction:
         return Direction(shift=self.gamma * state.m)
 
-    def finish(
-        self, w_K: Vector, down: Model, state: ClientState, result: LocalResult
-    ) -> tuple[Model, ClientState]:
-        m = (result.w_i0 - w_K) / (result.steps * result.config.lr)
-        return Model(w_K), ClientState(m)
+    def remember(
+        self, read: Model, down: Model, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        return ClientState(m=(result.w_i0 - result.w_K) / (result.steps * result.config.lr))
 
 
 @dataclass(frozen=True, kw_only=True)
