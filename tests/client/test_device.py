@@ -223,7 +223,10 @@ def test_a_simulation_reads_what_its_user_names(run: dict[str, Any]) -> None:
 def test_every_key_of_a_file_is_thought_of() -> None:
     """A new setting that names a path or a network is to be looked at here."""
     known = {key for key in RunConfig.make({}).flat if key.endswith(("dir", "file"))}
-    assert known == {"data-dir", "out-dir", "partition-file", "gossip.file", "state-dir"}
+    assert known == {
+        *("data-dir", "out-dir", "partition-file", "gossip.file", "state-dir"),
+        "device-profile",  # read where clients are simulated
+    }
 
 
 # --- work -----------------------------------------------------------------------------------------
