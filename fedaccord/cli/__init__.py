@@ -1,6 +1,6 @@
 """The command line: `fedaccord run`, `resume`, `sweep`, `evaluate`, `compare`, `report`,
 `measure`, `reproduce`, `presets`, `methods`, `doctor`, `flwr-config`, `submit`, `devices`,
-`deploy`.
+`device`, `deploy`.
 
 Bad input gives one line on stderr and exit code 2. A command imports what it needs when it runs:
 PyTorch and Flower take seconds, which `--help` should not.
@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from fedaccord import __version__
-from fedaccord.cli import deploy
+from fedaccord.cli import deploy, device
 from fedaccord.cli.console import Commands
 from fedaccord.process.threads import wait_passively
 
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 for name in COMMANDS:
     app.command()(getattr(import_module(f"fedaccord.cli.{name}"), name))
+app.command(context_settings={"ignore_unknown_options": True})(device.device)
 app.add_typer(deploy.app, name="deploy")
 
 

@@ -6,6 +6,9 @@ All else that this package uses is in Flower's documented packages: `flwr.app`, 
 
 import base64
 import re
+import sys
+import time
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, cast
 
@@ -134,6 +137,58 @@ def has_lost_superlink(details: str) -> bool:
 LOCAL_PORT_VARIABLE, LOCAL_PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091"
 LOCAL_PROGRAM, LOCAL_PORT_OPTION = "flower-superlink", "--port"
 LOCAL = "local"  # its name in Flower's first configuration
+
+# --- a SuperNode ----------------------------------------------------------------------------------
+
+# seconds between two polls of a SuperNode's SuperExec for a message to handle; Flower's default: 1
+TASK_POLL_VARIABLE, TASK_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.2"
+_IDLE, _SHORTEST, _SHARE = 3.0, 0.1, 0.2  # Flower's pause between two polls of an idle SuperNode
+
+
+def node_commands() -> dict[str, Callable[[], object]]:
+    """The commands that a SuperNode starts by their names: its SuperExec, and a ClientApp for each
+    message. Importing them, with what they import later, takes a second."""
+    import flwr.supernode.main  # noqa: F401  which a SuperNode imports later
+    from flwr.supercore.cli import flower_superexec
+    from flwr.supernode.cli import flwr_clientapp
+
+    return {"flower-superexec": flower_superexec, "flwr-clientapp": flwr_clientapp}
+
+
+def run_supernode(words: Sequence[str], short_pauses: bool) -> None:
+    """`flower-supernode` in this process, which it ends.
+
+    short_pauses: replace Flower's waits, which are fixed: 3 s between two polls for messages, and
+    0.5 s between two looks for the reply of a ClientApp.
+    """
+    from flwr.supernode import start_client_internal
+    from flwr.supernode.cli import flower_supernode
+
+    sys.argv[:] = ["flower-supernode", *words]
+    if short_pauses:
+        cast(Any, start_client_internal).time = Pauses()
+    flower_supernode()
+
+
+class Pauses:
+    """The module `time` as a SuperNode's main loop uses it, with pauses that grow.
+
+    An idle SuperNode polls after 0.1 s, and then after a fifth of the time since it was last busy,
+    at most Flower's 3 s; the reply of a ClientApp is looked for every 0.05 s.
+    """
+
+    def __init__(self, clock: Any = time) -> None:
+        self._clock = clock
+        self._busy = clock.monotonic()  # when it was last busy
+
+    def sleep(self, seconds: float) -> None:
+        now = self._clock.monotonic()
+        if seconds < _IDLE:  # it waits for a ClientApp
+            self._busy = now
+            self._clock.sleep(seconds / 10)
+        else:
+            self._clock.sleep(min(max(_SHORTEST, _SHARE * (now - self._busy)), seconds))
+
 
 # --- a SuperLink's HTTP interface -----------------------------------------------------------------
 

@@ -19,6 +19,10 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+def pairs_of(options: list[str]) -> list[tuple[str, str]]:
+    return list(zip(options[::2], options[1::2], strict=True))
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
@@ -48,9 +52,34 @@ def test_init_writes_a_folder_for_each_machine(tmp_path: Path) -> None:
     assert Path(connection["federation"]["root-certificates"]).samefile(path / "operator/ca.crt")
 
 
-def test_an_ipv6_address_stands_in_brackets(tmp_path: Path) -> None:
+def test_the_options_of_a_devices_supernode(tmp_path: Path) -> None:
+    device = tmp_path / "x/device-0"
     invoke("deploy", "init", tmp_path / "x", "--supernodes", 1, "--host", "2001:db8::1")
-    assert "--superlink [2001:db8::1]:8000 " in (tmp_path / "x/device-0/start.sh").read_text()
+    invoke("deploy", "key", device)
+    assert dict(pairs_of(folders.supernode(device))) == {
+        "--superlink": "[2001:db8::1]:8000",  # an IPv6 address stands in brackets
+        "--root-certificates": str(device / "ca.crt"),
+        "--auth-supernode-private-key": str(device / "device.key"),
+        "--node-config": 'partition-id=0 num-partitions=1 dataset="npz" '
+        f'data-dir="/data/train.npz" state-dir="{device}/state"',
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((), "expected a device's folder, or options of flower-supernode, got neither"),
+        (("none",), "none: expected the server's or a device's folder of `fedaccord deploy init`,"),
+        (("x/server", "--port", "9"), "x/server: expected a device's folder, got "),
+        (("x/device-0",), "x/device-0: expected a device.key; `fedaccord deploy key` makes one"),
+    ],
+)
+def test_a_device_without_its_files_is_one_line(
+    words: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    invoke("deploy", "init", "x", "--supernodes", 1, "--host", "192.0.2.10")
+    assert line in refusal(tmp_path, invoke("device", *words))
 
 
 NO_HOSTS = ["-h", "..", "a" * 300, "a" * 64, "a..b", "a-", "300.1.1.1", "fe80::1%eth0", "my_host"]
@@ -110,7 +139,7 @@ def test_a_start_script_checks_first_and_gives_flower_its_files(
     """With programs that only say what they were called with."""
     invoke("deploy", "init", tmp_path / "lab", "--supernodes", 1, "--host", "192.0.2.10")
     programs = tmp_path / "bin"
-    for name in ("fedaccord", "flower-superlink", "flower-supernode"):
+    for name in ("fedaccord", "flower-superlink"):
         text = f'#!/bin/sh\nfor word in {name} "$@"; do echo "$word"; done\nexit "${{RC:-0}}"\n'
         folders.write(programs / name, text, mode=0o755)
     folder = tmp_path / "a folder" / machine  # copied to its machine
@@ -129,17 +158,20 @@ def test_a_start_script_checks_first_and_gives_flower_its_files(
     assert words[:4] == checked
     assert words[-1] == "--more"
     options = dict(pairwise(words))
-    assert words[4] == f"flower-super{'link' if machine == 'server' else 'node'}"
     assert "--insecure" not in words
     if machine == "server":
+        assert words[4] == "flower-superlink"
         assert "--enable-supernode-auth" in words
         assert options["--database"] == str(folder / "superlink.db")
         for option in ("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile"):
             assert (folder / options[option]).is_file()
     else:
+        assert words[4:] == ["fedaccord", "device", ".", "--more"]
+        invoke("deploy", "key", folder)
+        options = dict(pairs_of(folders.supernode(folder)))
         assert options["--superlink"] == "192.0.2.10:8000"
         assert (folder / options["--root-certificates"]).is_file()
-        assert options["--auth-supernode-private-key"] == folders.DEVICE_KEY
+        assert options["--auth-supernode-private-key"] == str(folder / folders.DEVICE_KEY)
         config = parse_config_args([options["--node-config"]])
         assert config["state-dir"] == str(folder / "state")
         assert config["data-dir"] == "/data/train.npz"

@@ -2,8 +2,11 @@
 
 import inspect
 import queue
+import re
 import runpy
+import sys
 import threading
+import time
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -188,6 +191,48 @@ def test_the_local_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command[0] == flower.LOCAL_PROGRAM
     at = command.index(flower.LOCAL_PORT_OPTION)
     assert command[at + 1] == constant.LOCAL_SUPERLINK_HTTP_API_PORT
+
+
+# --- a SuperNode ----------------------------------------------------------------------------------
+
+
+def test_what_a_supernode_starts_by_name_and_how_long_it_waits() -> None:
+    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND, TaskType
+    from flwr.supercore.superexec import run_superexec
+    from flwr.supercore.superexec.executor import subprocess_executor
+    from flwr.supernode import start_client_internal
+
+    executor, loop = map(inspect.getsource, (subprocess_executor, start_client_internal))
+    assert "subprocess.Popen(args)" in executor
+    assert 'command = ["flower-superexec"]' in loop
+    assert [*flower.node_commands()] == [
+        "flower-superexec",
+        TASK_TYPE_TO_COMMAND[TaskType.CLIENT_APP],
+    ]
+    assert flower.TASK_POLL_VARIABLE == run_superexec._TASK_POLL_INTERVAL_ENV
+    waits = re.findall(r"\btime\.\w+.*", loop)
+    assert waits == ["time.sleep(3)", "time.sleep(0.5)", "time.sleep(0.5)"]
+    idle = loop.partition("if run_id is None:")[2].partition("continue")[0]
+    assert "time.sleep(3)" in idle
+    assert flower.Pauses.__init__.__defaults__ == (start_client_internal.time,)
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_flowers_own_waits_stay_if_they_are_asked_for(
+    short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flwr.supernode import cli, start_client_internal
+
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "argv", ["x"])
+    monkeypatch.setattr(start_client_internal, "time", time)
+    monkeypatch.setattr(
+        cli, "flower_supernode", lambda: seen.extend((start_client_internal.time, *sys.argv))
+    )
+    flower.run_supernode(["--insecure"], short_pauses=short)
+    assert isinstance(seen[0], flower.Pauses) == short
+    assert seen[0] is time or short
+    assert seen[1:] == ["flower-supernode", "--insecure"]
 
 
 # --- a SuperLink's HTTP interface -----------------------------------------------------------------

@@ -32,6 +32,11 @@ class Facts(NamedTuple):
     port: int
     versions: dict[str, str]  # package -> version, of the machine that made the folders
 
+    @property
+    def address(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
 
 def make(folder: Path, hosts: Sequence[str], supernodes: int, facts: Facts) -> None:
     """Write all folders of a new deployment. Raises ValueError if the folder has files."""
@@ -44,12 +49,11 @@ def make(folder: Path, hosts: Sequence[str], supernodes: int, facts: Facts) -> N
     server, operator = folder / "server", folder / "operator"
     _fill(server / START, "superlink.sh", port=facts.port)
     _fill(server / SUPERLINK_UNIT, "unit.service", what="SuperLink", name="server", seconds=5)
-    address = f"[{facts.host}]:{facts.port}" if ":" in facts.host else f"{facts.host}:{facts.port}"
     devices = [folder / f"device-{i}" for i in range(supernodes)]
     for i, device in enumerate(devices):
         data = 'dataset="npz" data-dir="/data/train.npz"'
         write(device / NODE_CONFIG, f"partition-id={i} num-partitions={supernodes} {data}\n")
-        _fill(device / START, "supernode.sh", address=address)
+        _fill(device / START, "supernode.sh")
         unit = {"what": "SuperNode", "name": device.name, "seconds": 60}
         _fill(device / SUPERNODE_UNIT, "unit.service", **unit)
     for machine in (server, *devices):
@@ -57,7 +61,7 @@ def make(folder: Path, hosts: Sequence[str], supernodes: int, facts: Facts) -> N
     for machine in (server, *devices, operator):
         write(machine / AUTHORITY, as_pem(authority))
     certificate = str((operator / AUTHORITY).absolute())
-    connection = {"address": address, "root-certificates": certificate}
+    connection = {"address": facts.address, "root-certificates": certificate}
     config = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
     write(operator / "config.toml", tomli_w.dumps(config))
 
@@ -90,6 +94,25 @@ def make_key(folder: Path) -> Path:
     write(folder / DEVICE_KEY, private, private=True)
     write(folder / PUBLIC_KEY, public)
     return folder / PUBLIC_KEY
+
+
+def supernode(folder: Path) -> list[str]:
+    """The options of `flower-supernode` for a device's folder.
+
+    Raises ValueError, in one line, if it is no device's folder or lacks its key.
+    """
+    folder, facts = folder.absolute(), read_facts(folder)
+    try:
+        config = (folder / NODE_CONFIG).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder}: expected a device's folder, got {error}") from None
+    if not (folder / DEVICE_KEY).exists():
+        raise ValueError(f"{folder}: expected a {DEVICE_KEY}; `fedaccord deploy key` makes one")
+    return [
+        *("--superlink", facts.address, "--root-certificates", str(folder / AUTHORITY)),
+        *("--auth-supernode-private-key", str(folder / DEVICE_KEY)),
+        *("--node-config", f'{config} state-dir="{folder / "state"}"'),
+    ]
 
 
 def read_facts(folder: Path) -> Facts:

@@ -2,6 +2,4 @@
 # This device's SuperNode. What clients keep between rounds is stored in ./state.
 cd "$(dirname "$0")" || exit 1
 fedaccord doctor --deployment . || exit 1
-exec flower-supernode --superlink @address@ --root-certificates ca.crt \
-    --auth-supernode-private-key device.key \
-    --node-config "$(cat node-config) state-dir=\"$PWD/state\"" "$@"
+exec fedaccord device . "$@"

@@ -1,0 +1,67 @@
+"""`fedaccord device`: a SuperNode whose ClientApps begin without importing PyTorch and Flower."""
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedaccord.cli.console import refusing, stop
+
+THIRD_PARTY = ("numpy.random", "statistics", "safetensors.torch", "flwr.app", "flwr.clientapp")
+
+
+def device(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DIR] [OPTION]...",
+            help="A device's folder of `deploy init`, if there is one, and options of "
+            "flower-supernode, as --port 9095.",
+        ),
+    ] = None,
+    short_pauses: Annotated[
+        bool,
+        typer.Option(
+            help="Ask the server for messages sooner than every three seconds, which is Flower's "
+            "own pause: after a tenth of a second, later after a fifth of the idle time.",
+        ),
+    ] = True,
+) -> None:
+    """Start this device's SuperNode, with a process that has imported PyTorch and Flower.
+
+    Flower starts a process for each message. Here it is forked from one that has done the imports:
+    a message costs a fraction of the time, and the memory of the imports is shared. All else is
+    as with `flower-supernode`, whose options follow the folder or stand alone:
+
+    fedaccord device ~/device-0
+
+    fedaccord device --insecure --superlink 192.0.2.10:8000 --node-config 'partition-id=0 ...'
+    """
+    from importlib import import_module
+
+    from fedaccord.process.allocator import uncollected
+    from fedaccord.process.warm import warm
+
+    options = words or []
+    if not options:
+        stop("expected a device's folder, or options of flower-supernode, got neither", 2)
+    if not options[0].startswith("-"):
+        from fedaccord.cli.deployments.folders import supernode
+
+        folder = Path(options[0])
+        with refusing(ValueError, OSError):
+            options = [*supernode(folder), *options[1:]]
+            os.chdir(folder)
+    with uncollected():
+        for name in THIRD_PARTY:
+            import_module(name)
+        from fedaccord.compat import flower_1_41 as flower
+
+        commands = flower.node_commands()
+    os.environ.setdefault(flower.TASK_POLL_VARIABLE, flower.TASK_POLL)
+    with ExitStack() as stack:
+        with refusing(OSError):
+            stack.enter_context(warm(commands, forget="fedaccord"))
+        flower.run_supernode(options, short_pauses)

@@ -1,0 +1,214 @@
+"""The process that forks commands: as if each had been started by itself, and nothing stays."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from fedaccord.compat import flower_1_41 as flower
+
+# the command executes its first word; the one that PATH has says so
+DRIVER = """
+import os, sys, threading
+import forgotten, shared
+from fedaccord.process import warm
+
+def fake():
+    exec(sys.argv[1])
+
+shared.value = forgotten.value = "of the warm process"
+warm.PATIENCE = 0.2
+with warm.warm({"fake": fake}, forget="forgotten"):
+    print(os.environ["PATH"], flush=True)
+    sys.stdin.read()
+"""
+
+
+class Warm(NamedTuple):
+    program: subprocess.Popen[str]
+    folder: Path  # its own, private
+    path: str  # PATH within the block
+
+    def start(self, code: str, *words: str, **options: Any) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PATH": self.path, "OWN": "\udcff"}
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen(
+            ["fake", code, *words], env=environment, text=True, **{**pipes, **options}
+        )
+
+    def call(self, code: str, *words: str, **options: Any) -> tuple[int, str, str]:
+        with self.start(code, *words, **options) as process:
+            output, errors = process.communicate("given\n", timeout=60)
+        return process.returncode, output, errors
+
+    @property
+    def parent(self) -> int:
+        """The warm process."""
+        _, output, _ = self.call("import os; print(os.getppid())")
+        return int(output)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Warm]:
+    own = tmp_path / "bin"
+    own.mkdir()
+    (own / "fake").write_text('#!/bin/sh\necho "the real one: $*"\nexit 5\n')
+    (own / "fake").chmod(0o755)
+    for name in ("forgotten", "shared"):
+        (tmp_path / f"{name}.py").write_text("value = 'of the file'\n")
+    environment = {**os.environ, "PATH": f"{own}{os.pathsep}{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), *sys.path))
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdout
+        path = program.stdout.readline().rstrip()
+        yield Warm(program, Path(path.split(os.pathsep)[0]), path)
+        program.kill()
+
+
+def wait(until: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not until():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_child_is_the_command_as_the_caller_started_it(started: Warm, tmp_path: Path) -> None:
+    code = (
+        "import atexit, os, sys; atexit.register(print, 'at exit');"
+        "print(sys.argv[2:], os.getcwd(), os.environ['OWN'] == '\\udcff', os.read(0, 99));"
+        "print('wrong', file=sys.stderr); sys.exit(7)"
+    )
+    expected = f"['a', 'b c'] {tmp_path} True b'given\\n'\nat exit\n"
+    assert started.call(code, "a", "b c", cwd=tmp_path) == (7, expected, "wrong\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import shared; print(shared.value)", "of the warm process"),
+        ("import forgotten; print(forgotten.value)", "of the file"),
+        ("import threading; print(threading.active_count())", "1"),
+    ],
+)
+def test_a_child_has_the_imports_but_those_of_one_package(
+    code: str, expected: str, started: Warm
+) -> None:
+    assert started.call(code) == (0, f"{expected}\n", "")
+
+
+@pytest.mark.parametrize("code", ["raise ValueError('no')", "import sys; sys.exit('no')"])
+def test_an_error_of_a_command_is_that_of_a_process(code: str, started: Warm) -> None:
+    code_of, output, errors = started.call(code)
+    assert (code_of, output) == (1, "")
+    assert errors.rstrip().endswith("no")
+    assert started.call("print(1)") == (0, "1\n", "")
+
+
+def test_children_run_at_once_and_share_no_file_of_the_warm_process(started: Warm) -> None:
+    code = "import os; print(len(os.listdir('/proc/self/fd')), flush=True); os.read(0, 1)"
+    processes = [started.start(code) for _ in range(3)]
+    counts = [int(process.stdout.readline()) for process in processes if process.stdout]
+    assert max(counts) - min(counts) <= 4  # the pipes of earlier children
+    for process in processes:
+        process.communicate("x", timeout=60)
+    assert [process.returncode for process in processes] == [0, 0, 0]
+
+
+SLEEP = "print(os.getpid(), flush=True); time.sleep(600)"
+HANDLED = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9));"
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "to_child", "expected"),
+    [
+        (HANDLED, signal.SIGTERM, False, 9),  # passed on
+        ("", signal.SIGTERM, False, -signal.SIGTERM),
+        ("", signal.SIGKILL, False, -signal.SIGKILL),
+        ("", signal.SIGKILL, True, -signal.SIGKILL),  # as reported
+        ("", signal.SIGSEGV, True, -signal.SIGSEGV),
+    ],
+)
+def test_signals(code: str, number: int, to_child: bool, expected: int, started: Warm) -> None:
+    with started.start(f"import os, signal, sys, time; {code} {SLEEP}") as process:
+        assert process.stdout
+        child = int(process.stdout.readline())
+        os.kill(child if to_child else process.pid, number)
+        assert process.wait(60) == expected
+    wait(lambda: not is_running(child))
+    assert started.call("print(1)")[0] == 0
+
+
+def test_without_the_warm_process_the_command_itself_is_started(started: Warm) -> None:
+    os.kill(started.parent, signal.SIGKILL)
+    for _ in range(2):
+        code, output, errors = started.call("print(1)", "a")
+        assert (code, output) == (5, "the real one: print(1) a\n")
+        assert errors.count("\n") == 1
+        assert errors.startswith("fedaccord: the warm process is gone (")
+        assert "bin/fake without it" in errors
+    started.program.communicate("", timeout=60)
+    assert not started.folder.exists()
+
+
+@pytest.mark.parametrize("ended", ["killed", "ended"])
+def test_nothing_stays_when_the_program_ends(ended: str, started: Warm) -> None:
+    assert started.folder.stat().st_mode & 0o777 == 0o700
+    parent = started.parent
+    with started.start(f"import os, time; {SLEEP}") as process:
+        assert process.stdout
+        child = int(process.stdout.readline())
+        if ended == "killed":
+            started.program.kill()
+        else:
+            assert started.program.stdin
+            started.program.stdin.close()
+        wait(lambda: not (is_running(child) or is_running(parent) or started.folder.exists()))
+        process.wait(60)
+
+
+def test_a_command_that_is_not_there_is_one_line() -> None:
+    code = "from fedaccord.process.warm import warm\nwith warm({'no-such': print}, 'x'): pass"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    line = done.stderr.splitlines()[-1]
+    assert line == "FileNotFoundError: expected the command no-such in PATH, found none"
+
+
+def test_pauses_of_a_supernode_grow_while_it_is_idle() -> None:
+    class Clock:
+        now = 0.0
+        slept: list[float] = []  # noqa: RUF012
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.slept.append(seconds)
+            self.now += seconds
+
+    pauses = flower.Pauses(clock := Clock())
+    for asked in (3, 3, 0.5):
+        pauses.sleep(asked)
+    clock.now += 2.0  # it sends the reply
+    pauses.sleep(3)
+    clock.now += 100
+    pauses.sleep(3)
+    assert clock.slept == pytest.approx([0.1, 0.1, 0.05, 0.41, 3.0])
