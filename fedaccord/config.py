@@ -226,7 +226,7 @@ def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:
         fields = options(plugin_kind)
         values = {f.name: flat[f"{prefix}.{_key(f.name)}"] for f in fields}
         values = {field: value for field, value in values.items() if value != AUTO}
-        if fields[0].name in values or plugin_kind in own:  # the first is its strength
+        if plugin_kind.is_set(values) or plugin_kind in own:
             plugins.append(replace(own.get(plugin_kind, plugin_kind()), **values))
     method = {f.name: flat[f"{name}.{_key(f.name)}"] for f in own_options(kind)}
     made = kind(**_values(flat, Settings), **method, plugins=tuple(plugins))

@@ -108,7 +108,7 @@ def run(
             assert isinstance(fleet, MessageFleet)
             card = fleet.card(method.wait_timeout, method.model_settings)
             task = task_of_card(config.task, card)
-        if (counts := task.class_counts()) is not None:
+        if not method.hides_clients and (counts := task.class_counts()) is not None:
             directory.save_classes(task.card["class-names"], counts)
 
         def save_best(best: Best) -> None:
@@ -149,8 +149,7 @@ def run(
         finally:
             interrupts.ignore()
             if current.has_begun:
-                facts["clients"] = current.state.num_clients
-                facts |= method.topology.facts(current.state.num_clients)
+                facts |= current.facts()
             if log_book.best and (found := log_book.best.facts()):
                 facts["best-model"] = found
             if current.has_begun or not log_book.after:

@@ -27,7 +27,7 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
     "plugins": Allowed("core", "torch"),
     "data": Allowed("core", "torch torchvision numpy PIL sklearn safetensors"),
     "task": Allowed("core data", "torch torchvision numpy"),
-    "federation": Allowed("core wire storage compat", "torch flwr numpy"),
+    "federation": Allowed("core wire storage compat", "torch flwr numpy dp_accounting"),
     "strategies": Allowed("core plugins federation.strategy", "torch"),
     "client": Allowed("core wire storage task", "torch flwr"),
     "process": Allowed("federation task", "torch joblib psutil mlflow wandb"),

@@ -10,7 +10,7 @@ import json
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import Field
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedaccord.experiments.presets import presets, setting
 from fedaccord.federation.method import own_options
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
+from fedaccord.plugins.dp import DP
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.robust import Robust
@@ -80,13 +81,23 @@ def _index() -> list[str]:
     ]
 
 
+def _switch(name: str, kind: type) -> dict[str, Any]:
+    """Settings that switch a plug-in on."""
+    if kind is DP:
+        return {"sampling": "bernoulli", "dp.epsilon": 4.0}
+    strength = options(kind)[0]
+    return {f"{name}.{strength.name}": strength.default}
+
+
+def _pairs(settings: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={_text(value)}" for key, value in settings.items())
+
+
 FITS: dict[str, dict[str, Any]] = {
     **{name: {"optimizer": name} for name in OPTIMIZERS if name != "sgd"},
     "schedule": {"lr-schedule": "linear"},
     "average": {"optimizer": "momentum", "optimizer-state": "average"},
-    **{
-        name: {f"{name}.{options(k)[0].name}": options(k)[0].default} for name, k in PLUGINS.items()
-    },
+    **{name: {"local-steps": 1, **_switch(name, k)} for name, k in PLUGINS.items()},
 }
 
 
@@ -103,7 +114,8 @@ def _fit(name: str, more: dict[str, Any]) -> str:
 
 LIST_BEGINS = """\
 [When to use which](docs/methods/README.md). All take the plug-ins relaxed initialisation
-(`relaxed-init.beta=0.1`), SAM (`sam.rho=0.1`) and gossip (`gossip.topology=ring`), or say why not.
+(`relaxed-init.beta=0.1`), SAM (`sam.rho=0.1`), gossip (`gossip.topology=ring`),
+[privacy](docs/privacy.md), or say why not.
 """
 
 
@@ -176,8 +188,8 @@ def _remarks(name: str, kind: type[FederatedStrategy]) -> Iterator[str]:
         elif why := _refusal(kind, plugin_kind):
             yield f"The plug-in {page} is refused: {why}."
         else:
-            switch = f"`{strength}={_text(field.default)}`"
-            yield f"The plug-in {page} is off; {switch} switches it on."
+            switch = _pairs(_switch(plugin, plugin_kind))
+            yield f"The plug-in {page} is off; `{switch}` switches it on."
     if kind.fixed_anchor and not _refusal(kind, RelaxedInit):
         yield f"`relaxed-init.center=start` is refused: {kind.fixed_anchor}."
     if not kind.takes_weights:
@@ -191,6 +203,13 @@ def _refusal(kind: type[FederatedStrategy], plugin: type) -> str:
         return "" if kind.linear else kind.refuses.get(Gossip, undeclared)
     if plugin is Robust and not kind.averages:
         return "its server step is not the mean of local models alone"
+    if plugin is DP:
+        method = kind(fraction_train=1.0, local_steps=1)
+        if method.beyond_sums:
+            return f"its server step reads {method.beyond_sums}"
+        if method.own_state() == "average":
+            return "the optimisers' vectors are averaged without noise"
+        return "it needs all clients in every round" if kind.all_clients else ""
     return kind.refuses.get(plugin, "")
 
 
@@ -219,8 +238,12 @@ def _plugin(name: str, kind: type) -> list[str]:
         *_heading(docstring, kind),
         "## Hyper-parameters",
         _table(COLUMNS, iter(rows)),
-        f"`{name}.{_key(strength)}` = `{config.AUTO}` is what a method asks for, {_off(strength)} "
-        "(off) for most.",
+        f"`{name}.{_key(strength)}` = `{config.AUTO}` is "
+        + (
+            f"{_text(strength.default)}; the plug-in is off without a budget."
+            if kind is DP
+            else f"what a method asks for, {_off(strength)} (off) for most."
+        ),
         *([f"Methods that switch it on: {', '.join(on)}."] if on else []),
         *([f"Methods that refuse it: {'; '.join(refused)}."] if refused else []),
         *(
@@ -232,7 +255,7 @@ def _plugin(name: str, kind: type) -> list[str]:
         "## How to run it",
         _code(
             "sh",
-            f"uv run fedaccord run algo=fedavg {name}.{_key(strength)}={_text(strength.default)}",
+            f"uv run fedaccord run algo=fedavg {_pairs(_switch(name, kind))}",
         ),
     ]
 

@@ -44,6 +44,8 @@ def methods(
     remarks = [
         *(f"[{number}] {note}" for number, note in enumerate(notes, 1)),
         f"Costs are {units}.",
+        "Server steps that read more of the uploads than sums, without which there is no dp: "
+        f"{', '.join(row.name for row in rows if row.beyond_sums)}.",
         f"Any method also takes the plug-ins {', '.join(PLUGINS)}, unless it says why not.",
     ]
     typer.echo("\n" + "\n".join(line for remark in remarks for line in indented(remark)))
@@ -89,6 +91,7 @@ class _Row(NamedTuple):
     arxiv: str  # the paper's number; empty: none
     cost: "Cost"
     note: str
+    beyond_sums: str  # what the server step reads besides sums of uploads; empty: nothing
 
 
 def _rows() -> list[_Row]:
@@ -97,10 +100,13 @@ def _rows() -> list[_Row]:
 
     rows = []
     for name, kind in METHODS.items():
-        strategy, words = kind(fraction_train=1.0), about(kind)  # some train all clients
+        # some train all clients; some read sums if clients take equal steps
+        strategy, words = kind(fraction_train=1.0, local_steps=1), about(kind)
         title = words.title.partition(": ")[2] or words.title
         note = cost_note(strategy)
-        rows.append(_Row(name, file(kind), title, words.arxiv, strategy.cost, note))
+        rows.append(
+            _Row(name, file(kind), title, words.arxiv, strategy.cost, note, strategy.beyond_sums)
+        )
     return rows
 
 

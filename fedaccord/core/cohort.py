@@ -41,6 +41,8 @@ class Cohort:
 
     Without a server every node is a server with one client, itself: a cohort of one client whose
     vectors are (m, d), and whose ``num_clients`` is 1.
+
+    If a server step reads sums alone, a cohort may have one upload, the mean of ``size`` clients'.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Cohort:
         starts: Sequence[Vector],
         anchor: Vector,
         accepted: Tensor,
+        size: float | None = None,
     ) -> None:
         self.clients = clients  # ids
         self.round = round  # t
@@ -67,11 +70,12 @@ class Cohort:
         self.starts = starts  # w_{i,0} of each client, (..., d); w^t where no plug-in moved it
         self.anchor = anchor  # (..., d), mean of the anchors of prox and dual terms; mostly w^t
         self.accepted = accepted  # (C,) int64, last accepted round of every client, this one's too
+        self.size = len(weights) if size is None else size  # P; of sums alone what they stand for
 
     @property
     def participation(self) -> float:
         """P / C."""
-        return len(self.weights) / self.num_clients
+        return self.size / self.num_clients
 
     def mean(self, xs: Iterable[Vector]) -> Vector:
         """A_P[x_i]: the mean over the active clients, weighted as the run says; a fresh tensor.
@@ -82,7 +86,7 @@ class Cohort:
 
     def sum(self, xs: Iterable[Vector]) -> Vector:
         """The plain sum over the active clients; a fresh tensor."""
-        return weighted_sum(xs, [1.0] * len(self.weights))
+        return weighted_sum(xs, [self.size / len(self.weights)] * len(self.weights))
 
 
 def weighted_sum(xs: Iterable[Vector], weights: Sequence[float]) -> Vector:

@@ -1,8 +1,8 @@
 """Plug-ins: what changes one seat of any method, at the client and at the server."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any, ClassVar, NamedTuple, cast, get_type_hints
 
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fedaccord.core.cohort import Cohort, Received
 from fedaccord.core.optimizer import CONSTANT, SGD, Optimizer, Schedule
+from fedaccord.core.options import options
+from fedaccord.core.privacy import Guarantee, Privacy
 from fedaccord.core.rule import (
     Direction,
     GradientAt,
@@ -38,6 +40,11 @@ class PlugIn(Registered):
     replaces: ClassVar[dict[str, str]] = {}  # options of a strategy that it leaves unread: why
     place: ClassVar[int] = 0  # in the order of `encode`, see CLIP, COMPRESS and MASK
     loses: ClassVar[bool] = False  # the server reads something else than the method's upload
+
+    @classmethod
+    def is_set(cls, given: Mapping[str, Any]) -> bool:
+        """Whether run-config values, without those that are "auto", ask for it."""
+        return options(cls)[0].name in given  # its strength
 
     @property
     def is_off(self) -> bool:
@@ -115,6 +122,14 @@ class PlugIn(Registered):
     def mean(self, ups: Any, cohort: Cohort) -> Any:
         """The uploads that the method's server step takes the mean of."""
         return ups
+
+    def guarantee(self) -> Guarantee | None:
+        """The differential privacy that the server's step is to give; None: it gives none."""
+        return None
+
+    def at(self, privacy: Privacy) -> "PlugIn":
+        """The plug-in in a round that begins with this state of the privacy mechanism."""
+        return self
 
     def graph(self, seed: int) -> Topology | None:
         """The topology that takes the place of the star; None: it stays."""
@@ -300,6 +315,12 @@ class ClientHalf:
         for plugin in reversed(self.plugins):
             ups = plugin.mean(ups, cohort)
         return ups
+
+    def at(self, privacy: Privacy | None) -> "ClientHalf":
+        """As it travels in a round that begins with this state of the privacy mechanism."""
+        if privacy is None:
+            return self
+        return replace(self, plugins=tuple(plugin.at(privacy) for plugin in self.plugins))
 
     @property
     def moves_anchor(self) -> bool:

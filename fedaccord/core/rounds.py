@@ -13,6 +13,7 @@ from torch import Tensor
 from fedaccord.core.cohort import Client, Cohort, Reply
 from fedaccord.core.optimizer import SGD, add_, shrink_
 from fedaccord.core.plugin import ClientHalf, GradientSeat, joined
+from fedaccord.core.privacy import Normal, Privacy, release
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalResult, Stateless
 from fedaccord.core.topology import RoundInfo, ServerHalf
 from fedaccord.core.vectors import Number, Vector, map_vectors, to_device
@@ -257,6 +258,7 @@ class RoundState(NamedTuple):
     moments: Any = Stateless()  # the mean of the optimisers' vectors, of optimizer-state=average
     buffers: Vector | None = None  # (d_b,), the clients' mean, which no method reads; None: none
     clock: float = 0.0  # simulated seconds since the start, with a device profile
+    privacy: Privacy | None = None  # of the mechanism; None: the run promises none
 
     @property
     def num_clients(self) -> int:
@@ -307,10 +309,17 @@ class ServerRound(NamedTuple):
 
 @torch.no_grad()
 def server_round(
-    method: ServerHalf, half: ClientHalf, s: RoundState, replies: Sequence[Reply]
+    method: ServerHalf,
+    half: ClientHalf,
+    s: RoundState,
+    replies: Sequence[Reply],
+    normal: Normal | None = None,
 ) -> ServerRound:
-    """Round t of the server; ``replies``: the good ones, at least one, in the order of clients."""
-    clients = torch.tensor([reply.client for reply in replies])
+    """Round t of the server; ``replies``: the good ones, at least one, in the order of clients.
+
+    normal: the noise of private sums, for which there may be no replies.
+    """
+    clients = torch.tensor([reply.client for reply in replies], dtype=torch.int64)
     accepted = s.accepted.index_fill(0, clients, s.t)
     info = RoundInfo(
         round=s.t,
@@ -321,20 +330,28 @@ def server_round(
         anchored_at_starts=half.moves_anchor,
         schedule=half.schedule,
     )
+    privacy = s.privacy
+    if privacy is not None:
+        assert normal is not None
+        kind, models = half.rule.sends, half.rule.models
+        mean, privacy = release(privacy, replies, s.w, kind, models, s.num_clients, normal)
+        info = info._replace(size=privacy.share * s.num_clients)
+        replies = [Reply(-1, mean, method.steps_of_round(s.t) or 1, 1)]
     ups, cohort = method.topology.gather(s.w, replies, info)
     step = method.topology.step(method, s.w, half.mean(ups, cohort), s.server, cohort)
     w_init = s.w_init if half.needs_w_init else None
     moments = type(s.moments)(*(cohort.mean(getattr(ups, name)) for name in s.moments._fields))
     sent = [reply.buffers for reply in replies if reply.buffers is not None]
     buffers = None if s.buffers is None else cohort.mean(sent)
-    more = {"moments": moments, "buffers": buffers}
+    more = {"moments": moments, "buffers": buffers, "privacy": privacy}
     state = RoundState(s.t + 1, step.w, w_init, step.server, accepted, **more)
     return ServerRound(state, ups, cohort, step.metrics)
 
 
 def failed_round(s: RoundState) -> RoundState:
-    """The state after a round that does not count: the model stays."""
-    return s._replace(t=s.t + 1, failed=s.failed + 1)
+    """The state after a round that does not count: the model stays, the noise was drawn."""
+    spent = None if s.privacy is None else s.privacy._replace(releases=s.privacy.releases + 1)
+    return s._replace(t=s.t + 1, failed=s.failed + 1, privacy=spent)
 
 
 def forget(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedaccord.core.cohort import Client, Cohort, Reply, rows
 from fedaccord.core.optimizer import CONSTANT, Optimizer, Schedule
+from fedaccord.core.rule import LocalRule
 from fedaccord.core.vectors import Number, Vector
 
 
@@ -20,13 +21,29 @@ class ServerHalf(Protocol):
     fixed_anchor: ClassVar[str]  # why relaxed initialisation cannot move w^t as the anchor
     tied: ClassVar[bool]  # the server's memory sums up the clients'
     averages: ClassVar[bool]  # `aggregate` reads the uploads by cohort.mean(ups.w) alone
+    all_clients: ClassVar[bool]  # a round has all clients, or does not count
     refuses: ClassVar[dict[Any, str]]  # a plug-in's type -> why it does not fit
+
+    @property
+    def beyond_sums(self) -> str: ...  # what `aggregate` reads of uploads beside means and sums
 
     @property
     def reads_starts(self) -> bool: ...  # `aggregate` reads cohort.starts
 
     @property
     def weighting(self) -> str: ...
+
+    @property
+    def sampling(self) -> str: ...
+
+    @property
+    def fraction_train(self) -> float: ...
+
+    @property
+    def buffers(self) -> str: ...
+
+    @property
+    def min_replies(self) -> int: ...
 
     @property
     def seed(self) -> int: ...
@@ -43,7 +60,11 @@ class ServerHalf(Protocol):
     @property
     def topology(self) -> "Topology": ...
 
+    def rule(self) -> LocalRule: ...
+
     def rate(self, t: int) -> float: ...
+
+    def steps_of_round(self, t: int) -> int: ...
 
     def init(self, w: Vector) -> Any: ...
 
@@ -64,6 +85,7 @@ class RoundInfo(NamedTuple):
     weighted: bool  # clients count by their examples
     anchored_at_starts: bool  # clients took their own start for the anchor
     schedule: Schedule = CONSTANT
+    size: float | None = None  # clients that the one reply stands for; None: each is a client's
 
     def length(self, steps: Any) -> Any:
         """The sum of the rates of so many steps."""
@@ -140,6 +162,7 @@ class Star:
             starts=starts,
             anchor=w,
             accepted=info.accepted,
+            size=info.size,
         )
         if info.anchored_at_starts and any(reply.w_i0 is not None for reply in replies):
             cohort.anchor = cohort.mean(starts)

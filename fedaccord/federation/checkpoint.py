@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedaccord.core.privacy import Privacy
 from fedaccord.core.rounds import RoundState, first_moments
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.federation.method import Method
@@ -21,7 +22,8 @@ def pack(s: RoundState) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors["buffers"] = s.buffers
     tensors |= {f"server.{name}": vector for name, vector in leaves(s.server)}
     tensors |= {f"moments.{name}": vector for name, vector in leaves(s.moments)}
-    return tensors, {"t": s.t, "failed": s.failed, "clock": s.clock}
+    privacy = None if s.privacy is None else [*s.privacy]
+    return tensors, {"t": s.t, "failed": s.failed, "clock": s.clock, "privacy": privacy}
 
 
 def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> RoundState:
@@ -41,6 +43,7 @@ def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, An
         moments=fill(first_moments(method), moments),
         buffers=tensors.get("buffers"),
         clock=facts.get("clock", 0.0),  # earlier versions wrote none
+        privacy=Privacy(*facts["privacy"]) if facts.get("privacy") else None,
     )
 
 

@@ -16,6 +16,7 @@ from fedaccord.core.cost import Cost, cost_of
 from fedaccord.core.optimizer import OPTIMIZERS, SGD, Optimizer, Schedule
 from fedaccord.core.options import argument, check_option, listed, options
 from fedaccord.core.plugin import ClientHalf, PlugIn, combine
+from fedaccord.core.privacy import Guarantee
 from fedaccord.core.rule import LocalRule, Model, Stateless
 from fedaccord.core.topology import Star, Topology
 from fedaccord.core.vectors import Vector
@@ -142,6 +143,11 @@ class Method(Settings, ABC):
                 f"optimizer-state: expected reset or keep with {name}, got 'average': under gossip "
                 "no server averages"
             )
+        if self.hides_clients and self.evaluation != "server":
+            raise ValueError(
+                f"evaluation: expected server with dp, got {self.evaluation!r}: the guarantee does "
+                "not cover what clients measure; dp.write-client-metrics=true allows it"
+            )
         if self.buffers == "mean" and self.topology.is_decentralised:
             raise ValueError(
                 f"buffers: expected refuse, freeze or local with {name}, got 'mean': under gossip "
@@ -176,6 +182,12 @@ class Method(Settings, ABC):
     def reads_starts(self) -> bool:
         """Whether `aggregate` reads cohort.starts; a class attribute will do."""
         return False
+
+    @property
+    def beyond_sums(self) -> str:
+        """What `aggregate` reads of the uploads besides their means and sums over the cohort;
+        empty: nothing. A class attribute will do."""
+        return "" if self.averages else "more of the uploads than it declares"
 
     @abstractmethod
     def rule(self) -> LocalRule:
@@ -241,6 +253,8 @@ class Method(Settings, ABC):
 
     def needed_replies(self, num_clients: int) -> int:
         """Good replies that a round needs to count."""
+        if self.guarantee:  # an empty cohort is a round too
+            return 0
         return num_clients if self.all_clients else self.min_replies
 
     # what follows from it
@@ -253,6 +267,17 @@ class Method(Settings, ABC):
         """
         plugins = combine(self.own_plugins(), self.plugins)
         return tuple(plugin.fit(self) for plugin in plugins if not plugin.is_off)
+
+    @cached_property
+    def guarantee(self) -> Guarantee | None:
+        """The differential privacy that the run promises; None: none."""
+        found = (plugin.guarantee() for plugin in self.active_plugins)
+        return next((guarantee for guarantee in found if guarantee is not None), None)
+
+    @property
+    def hides_clients(self) -> bool:
+        """Whether no number of single clients, and no mean of them without noise, is written."""
+        return self.guarantee is not None and not self.guarantee.writes_clients
 
     @cached_property
     def topology(self) -> Topology:
@@ -282,8 +307,10 @@ class Method(Settings, ABC):
             return num_clients
         return max(sampling.cohort_size(self.fraction_train, num_clients), self.min_train_nodes)
 
-    def draw(self, t: int, available: Sequence[int], num_clients: int) -> Sequence[int]:
-        """The cohort of round t, of the clients that are available."""
+    def draw(
+        self, t: int, available: Sequence[int], num_clients: int, secret: bool = False
+    ) -> Sequence[int]:
+        """The cohort of round t, of the clients that are available; secret: as `sampling.draw`."""
         if self.topology.is_decentralised:
             return available
         return sampling.draw(
@@ -295,6 +322,8 @@ class Method(Settings, ABC):
             num_clients=num_clients,
             least=self.min_train_nodes,
             over_selection=self.over_selection,
+            may_be_empty=self.guarantee is not None,
+            secret=secret,
         )
 
     def summary(self) -> None:

@@ -74,8 +74,8 @@ def traffic_and_loss(
     rows = [it.metrics for it in outcomes.values() if isinstance(it, Accepted)]
     weights = [m["num-examples"] for m in rows]
     losses = [m["train-loss"] * n for m, n in zip(rows, weights, strict=True)]
-    return {
-        "train-loss": sum(losses) / sum(weights),
+    loss = {"train-loss": sum(losses) / sum(weights)} if rows else {}
+    return loss | {
         **counts(len(outcomes), len(rows), counted=True),
         "down-vectors": sum(n for n, _ in down) / like.numel(),
         "down-bytes": sum(b for _, b in down),

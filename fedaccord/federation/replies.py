@@ -69,7 +69,7 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
     try:
         if isinstance(reply, StateLost):
             return _check_lost(reply, instruction)
-        received = session.half.decode(reply.up, request.down, like)
+        received = instruction.half.decode(reply.up, request.down, like)
         check_like({**received.up._asdict(), "w_i0": received.w_i0}, like)
         _check_buffers(reply.buffers, s.buffers)
         _check_count("num-examples", reply.examples, 1, session.method.max_examples)

@@ -71,6 +71,8 @@ def finish(
     else:
         after, w_bar = trial.round.state, trial.w_bar
         row = metrics.traffic_and_loss(requests, outcomes, session.like) | trial.metrics()
+    if method.hides_clients:
+        row.pop("train-loss", None)
     repair, lost = "", [i for i, it in outcomes.items() if isinstance(it, StateLost)]
     if lost:
         after = rounds.forget(method, session.half, after, lost)
@@ -88,7 +90,7 @@ def finish(
         _warn_of_outliers(number, trial)
     if failure:
         log.warning("round %d failed: %s; the model stays", number, failure)
-    return Round(after, w_bar, row, rows)
+    return Round(after, w_bar, row, [] if method.hides_clients else rows)
 
 
 class _Trial(NamedTuple):
@@ -158,6 +160,8 @@ def _spoilers(session: Session, s: RoundState, good: Mapping[int, Accepted]) -> 
     At most half of the replies; empty if that does not help: then the others spoil it too.
     """
     method, sizes = session.method, _sizes(session, s, good)
+    if method.guarantee:  # their uploads are clipped
+        return []
     values = _fetch({i: [*own.values()] for i, own in sizes.items()})
     order = bounds.largest_first(
         {i: dict(zip(own, values[i], strict=True)) for i, own in sizes.items()}
@@ -176,7 +180,8 @@ def _spoilers(session: Session, s: RoundState, good: Mapping[int, Accepted]) -> 
 def _try(session: Session, s: RoundState, good: Iterable[Accepted]) -> _Trial:
     """The server step from these replies; nothing is synchronised."""
     method, accepted = session.method, [*good]
-    round = rounds.server_round(method, session.half, s, [it.reply for it in accepted])
+    replies, normal = [it.reply for it in accepted], session.normal(s)
+    round = rounds.server_round(method, session.half, s, replies, normal)
     after, ups, cohort = round.state, round.ups, round.cohort
     before = {id(vector) for _, vector in leaves(s.server)}  # were checked in an earlier round
     fresh = {"w": after.w, **dict(leaves(after.server)), **dict(leaves(after.moments))}
@@ -186,7 +191,9 @@ def _try(session: Session, s: RoundState, good: Iterable[Accepted]) -> _Trial:
     if method.max_update_norm:
         numbers["step"] = [norm(after.w - s.w).max()]
     w_bar, nodes = method.topology.average(after.w), method.topology.is_decentralised
-    if "w" in ups._fields:  # the distance of each local model from w^t: each node from its own
+    if normal is not None:
+        w_bar = cohort.mean(ups.w) if "w" in ups._fields else w_bar
+    elif "w" in ups._fields:  # the distance of each local model from w^t: each node from its own
         far: list[Number] = [it.distance for it in accepted if it.distance is not None]
         if len(far) < len(accepted):
             far = each(norm(ups.w[0] - cohort.w).flatten() if nodes else distances(ups.w, s.w))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
@@ -14,6 +15,7 @@ from fedaccord.core.cohort import Cohorts
 from fedaccord.core.request import ModelLayout, TrainRequest
 from fedaccord.core.rounds import RoundState
 from fedaccord.federation import sampling
+from fedaccord.federation.budget import Budget
 from fedaccord.federation.clock import Clock, Timing
 from fedaccord.federation.devices import NONE
 from fedaccord.federation.errors import FederationError
@@ -35,7 +37,7 @@ from fedaccord.storage.mapped import Spill
 log = logging.getLogger("flwr")
 
 OnRound = Callable[[Round], None]
-SHOWN = ("train-loss", "replies", "clock", "seconds")  # metrics in a round's line of the log
+SHOWN = ("train-loss", "replies", "dp-epsilon", "clock", "seconds")  # in a round's line of the log
 
 
 class Run:
@@ -75,6 +77,11 @@ class Run:
                 f"participation: expected a cohort for each of {num_rounds} rounds, "
                 f"got {len(cohorts)}"
             )
+        if cohorts is not None and method.guarantee:
+            raise ValueError(
+                "participation: expected a share of the clients with dp, got cohorts: the "
+                "guarantee counts on clients that are drawn one by one"
+            )
         if cohorts is not None and method.over_selection:
             raise ValueError(
                 f"over-selection: expected 0 with given cohorts, got {method.over_selection:g}"
@@ -92,6 +99,8 @@ class Run:
         self._on_round = on_round
         self._spill = Spill(scratch)
         self._clock = clock
+        self._budget: Budget | None = None  # of the privacy that the method promises
+        self._last = num_rounds  # after which the run ends
         self._state: RoundState | None = None
 
     @property
@@ -121,7 +130,7 @@ class Run:
             first = {"clock": s.clock} if self._clock else {}
             self._report(Round(s, self.method.topology.average(s.w), first, []), result)
         left = Eta(s.t, self.num_rounds)
-        for number in range(s.t + 1, self.num_rounds + 1):
+        for number in range(s.t + 1, self._last + 1):
             round = self.train_round()
             if not round.state.failed:
                 result.arrays = self.output()
@@ -150,8 +159,33 @@ class Run:
         if state is not None:
             _check_alike(state, first)
             state = state.to(first.w.device)
-        self._state = state or first
+        self._state = self._with_privacy(state or first)
         return self._state
+
+    def _with_privacy(self, s: RoundState) -> RoundState:
+        """The state with that of the privacy mechanism, and the end of the run that it sets."""
+        method, left = self.method, self.num_rounds - s.t
+        if method.guarantee is None or left <= 0:
+            return s
+        self._budget = Budget(
+            *(method.guarantee, method.fraction_train, left, s.num_clients, s.privacy),
+            secret=self.session.is_deployed,
+        )
+        if self._budget.rounds_left < left:
+            self._last = s.t + self._budget.rounds_left
+            log.warning(
+                "dp.max-epsilon: the run ends after round %d of %d: the next one would pass it",
+                *(self._last, self.num_rounds),
+            )
+        return s._replace(privacy=self._budget.first)
+
+    def facts(self) -> dict[str, Any]:
+        """What a run's summary says of its clients, its graph and its privacy."""
+        s = self.state
+        facts = {"clients": s.num_clients, **self.method.topology.facts(s.num_clients)}
+        if self._budget and s.privacy:
+            facts["dp"] = self._budget.facts(s.privacy)
+        return facts
 
     def train_round(self) -> Round:
         """One round, from the state to the next one; after `begin`."""
@@ -161,7 +195,8 @@ class Run:
             available, now = self._clock.available(available, s.clock)
             s = s._replace(clock=now)
         if self.cohorts is None:
-            cohort = self.method.draw(s.t, available, s.num_clients)
+            secret = self._budget is not None and self._budget.secret
+            cohort = self.method.draw(s.t, available, s.num_clients, secret)
         else:
             cohort = sampling.scheduled(self.cohorts[s.t], available, s.num_clients)
         requests = self.session.requests(s, cohort)
@@ -176,6 +211,8 @@ class Run:
             round.metrics["clock"] = timing.seconds
             for row in round.clients:
                 row["clock"] = timing.ends[row["client"]]
+        if self._budget and self._state.privacy:
+            round.metrics["dp-epsilon"] = self._budget.epsilon(self._state.privacy)
         round.metrics["seconds"] = time.perf_counter() - began
         return round._replace(state=self._state)
 
@@ -190,7 +227,7 @@ class Run:
 
     def is_evaluated(self, number: int) -> bool:
         """Whether the model is evaluated after so many rounds."""
-        return number % self.method.eval_every == 0 or number == self.num_rounds
+        return number % self.method.eval_every == 0 or number == self._last
 
     def _check_failures(self, last: Round) -> None:
         failed = last.state.failed

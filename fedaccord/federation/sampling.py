@@ -2,6 +2,7 @@
 
 import math
 import random
+import secrets
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -25,6 +26,8 @@ def draw(
     least: int = 1,
     over_selection: float = 0.0,
     purpose: str = "cohort",
+    may_be_empty: bool = False,
+    secret: bool = False,
 ) -> list[int]:
     """The active clients of round t, sorted, by a generator of (purpose, seed, t) over the
     sorted clients.
@@ -32,16 +35,18 @@ def draw(
     clients: the connected ones; of a range no list is made. sampling: ``fixed``, a fixed share of
     all ``num_clients`` without replacement, but at least ``least``, and by a share
     ``over_selection`` more, or ``bernoulli``, each with probability ``fraction``, drawn again if
-    empty.
+    empty, unless it may be. secret: by a generator that the operating system seeds instead.
     """
     available = clients if isinstance(clients, range) else sorted(clients)
-    generator = random.Random(f"{purpose} {seed} {t}")
+    generator = random.Random(secrets.token_hex(32) if secret else f"{purpose} {seed} {t}")
     if sampling == "bernoulli":
         uniforms, drawn = _numpys(generator), list[int]()
         while available and not drawn:
             for first in range(0, len(available), BLOCK):
                 block = available[first : first + BLOCK]
                 drawn += [block[k] for k in np.flatnonzero(uniforms.random(len(block)) < fraction)]
+            if may_be_empty:
+                break
         return drawn
     size = math.ceil(max(cohort_size(fraction, num_clients), least) * (1 + over_selection))
     return sorted(generator.sample(available, min(size, len(available))))

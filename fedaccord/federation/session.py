@@ -7,11 +7,12 @@ import torch
 from flwr.app import ArrayRecord
 
 from fedaccord.core.plugin import has_personal, state_like
+from fedaccord.core.privacy import Normal, secret, seeded
 from fedaccord.core.request import EvaluateRequest, ModelLayout, TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import Vector, dtype_of
 from fedaccord.federation import sampling
-from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.state_dict import layout_of
 from fedaccord.wire.tensor_array import to_record, to_tensor
@@ -40,6 +41,7 @@ class Session:
         self.federation, self.attempt = federation, attempt
         self.durable: Sequence[int] | None = None  # as `TrainInstruction.durable`, of every client
         self.half = method.client_half()
+        self.is_deployed = isinstance(fleet, MessageFleet) and not fleet.simulated
         self.model = model or layout_of(initial, method.model_settings)
         self.layout, self.buffer_layout = (
             {name: torch.Size(shape) for name, shape in part.items()}
@@ -50,7 +52,7 @@ class Session:
         self.dtype = dtype_of(method.precision)
         d = sum(shape.numel() for shape in self.shapes)
         self.like = torch.empty(d, dtype=self.dtype, device="meta")  # (d,), without values
-        self.has_personal = has_personal(self.half, self.shapes)
+        self.has_personal = has_personal(self.half, self.shapes) and not method.hides_clients
 
     def vector(self, arrays: ArrayRecord) -> Vector:
         """(d,) of the parameters under the names of the initial arrays."""
@@ -91,6 +93,12 @@ class Session:
             down = broadcast(self.method, s, i)
             requests.append(TrainRequest(instruction, down, w_init, s.buffers))
         return requests
+
+    def normal(self, s: RoundState) -> Normal | None:
+        """The noise of round t; None: the run promises no privacy."""
+        if s.privacy is None:
+            return None
+        return secret if self.is_deployed else seeded(self.method.seed, s.t)
 
     @property
     def asks_clients(self) -> bool:
@@ -133,7 +141,7 @@ class Session:
         return TrainInstruction(
             round=s.t,
             rounds=max(self.num_rounds, s.t + 1),
-            half=self.half,
+            half=self.half.at(s.privacy),
             shapes=self.shapes,
             lr=method.rate(s.t),
             weight_decay=method.weight_decay,

@@ -30,6 +30,7 @@ log = logging.getLogger("flwr")
 
 FOLDER = "checkpoint"  # in a run directory
 ATTEMPT = "attempt.json"  # in a run directory
+SPENT = "privacy.json"  # in a run directory: releases of a deployment
 
 
 class Logbook:
@@ -99,6 +100,9 @@ class Logbook:
         if self.best:
             self.best.restore(self._begun.facts.get("best", {}), self._begun.server)
         state, self._begun = restore(session, self._begun), None
+        if state.privacy and session.is_deployed:
+            releases = _releases(self.directory.path, state.privacy.releases)
+            state = state._replace(privacy=state.privacy._replace(releases=releases))
         _set_durable(session, state)
         return state
 
@@ -120,6 +124,9 @@ class Logbook:
 
     def record(self, round: Round) -> bool:
         """The rows of a round, and a checkpoint if one is due: whether one was written."""
+        if round.state.privacy and self._session and self._session.is_deployed:
+            spent = json.dumps({"releases": round.state.privacy.releases})
+            replace(self.directory.path / SPENT, spent.encode())
         rows = with_evaluations(round.number, round.clients, round.evaluations)
         self.directory.record({"round": round.number, **round.metrics}, rows)
         self._recorded = round.state
@@ -251,6 +258,20 @@ def _next_attempt(path: Path) -> int:
         ) from None
     replace(file, json.dumps({"attempt": attempt}).encode())
     return attempt
+
+
+def _releases(path: Path, known: int) -> int:
+    """Noisy sums that devices may have received: rounds after the last checkpoint count too.
+
+    A simulation draws the same noise again. Raises ValueError, in one line, for a damaged file.
+    """
+    file = path / SPENT
+    try:
+        return max(known, int(read_json(file)["releases"])) if file.exists() else known
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(
+            f"{file}: expected how many rounds of the privacy budget are spent, got a damaged file"
+        ) from None
 
 
 def run_of(config: RunConfig) -> Path:

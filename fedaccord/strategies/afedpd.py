@@ -88,6 +88,7 @@ class AFedPDClient(LocalRule):
 @dataclass(frozen=True, kw_only=True)
 class AFedPD(FederatedStrategy):
     assumes_sgd = False
+    beyond_sums = ""
     takes_weights = True
     fixed_anchor = "what an absent client misses is the step from w^t"
     refuses: ClassVar = {Gossip: "no node is absent, and then it is feddyn; take that"}

@@ -28,6 +28,7 @@ from fedaccord.strategies.fedavg import FedAvgClient
 class DFedAvg(FederatedStrategy):
     assumes_sgd = False
     linear = True
+    beyond_sums = "each node's model, as there is no server"
     cost_note = "the relay's; between peers 1 each way per link and gossip step"
 
     def own_plugins(self) -> tuple[PlugIn, ...]:

@@ -93,6 +93,7 @@ class FedADMMClient(LocalRule):
 @dataclass(frozen=True, kw_only=True)
 class FedADMM(FederatedStrategy):
     assumes_sgd = False
+    beyond_sums = ""
     linear = True
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)

@@ -108,6 +108,10 @@ class FedCM(FederatedStrategy):
         "outside", "weight decay after the mixture or in it", choices=("outside", "inside")
     )
 
+    @property
+    def beyond_sums(self) -> str:
+        return "" if self.local_steps else "the number of steps of each client (set local-steps)"
+
     def rule(self) -> LocalRule:
         is_sgd = isinstance(self.own_optimizer(), SGD)
         return (FedCMClient if is_sgd else FedCMMeanClient)(self.alpha, self.decay)

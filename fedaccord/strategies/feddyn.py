@@ -83,6 +83,7 @@ def primal_dual_step(
 @dataclass(frozen=True, kw_only=True)
 class FedDyn(FederatedStrategy):
     assumes_sgd = False
+    beyond_sums = ""
     linear = True
     reads_anchors = True
 

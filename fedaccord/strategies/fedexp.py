@@ -34,6 +34,7 @@ class ServerState(NamedTuple):
 class FedExP(FederatedStrategy):
     assumes_sgd = False
     takes_weights = True
+    beyond_sums = "the norm of each client's update"
     refuses: ClassVar = {Gossip: "its server rate is one number of all clients; take dfedavg"}
 
     epsilon: float = option(

@@ -43,6 +43,7 @@ class ServerState(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class FedGloSS(FederatedStrategy):
     assumes_sgd = False
+    beyond_sums = ""
     reads_anchors = True
     refuses: ClassVar = {
         Gossip: "its perturbation is normalised by one server; take feddyn with sam.rho"

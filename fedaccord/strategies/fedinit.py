@@ -42,6 +42,10 @@ class FedInit(FedAvg):
     def reads_starts(self) -> bool:
         return self.server == "updates"
 
+    @property
+    def beyond_sums(self) -> str:
+        return "the start of each client" if self.reads_starts else ""
+
     def aggregate(self, w: Vector, ups: Any, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
         if self.server == "updates":  # every local model is moved back by its jump, w_{i,0} - w^t
             pairs = zip(ups.w, cohort.starts, strict=True)

@@ -66,6 +66,10 @@ class FedMuon(FederatedStrategy):
     beta: float = option(0.5, "share of the mean direction in a step", low=0, high=1, tried="0.5")
 
     @property
+    def beyond_sums(self) -> str:
+        return "" if self.local_steps else "the number of steps of each client (set local-steps)"
+
+    @property
     def optimizer_name(self) -> str:
         return "muon"
 

@@ -35,6 +35,7 @@ from fedaccord.strategies.fedavg import FedAvgClient
 class FedNova(FederatedStrategy):
     takes_weights = True
     reads_starts = True
+    beyond_sums = "the number of steps of each client"
     refuses: ClassVar = {Gossip: "tau needs the steps of all clients; take dfedavg"}
     cost_note = "up 2 under relaxed initialisation"
 

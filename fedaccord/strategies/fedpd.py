@@ -108,6 +108,7 @@ class FedPDClient(LocalRule):
 @dataclass(frozen=True, kw_only=True)
 class FedPD(FederatedStrategy):
     assumes_sgd = False
+    beyond_sums = ""
     takes_weights = True
     all_clients = True
     refuses: ClassVar = {Gossip: "all clients share one anchor; take fedadmm"}

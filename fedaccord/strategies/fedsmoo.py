@@ -130,6 +130,7 @@ class FedSMOOClient(LocalRule):
 @dataclass(frozen=True, kw_only=True)
 class FedSMOO(FederatedStrategy):
     assumes_sgd = False
+    beyond_sums = ""
     reads_anchors = True
     refuses: ClassVar = {
         SAM: "it perturbs the model already, with its own radius",

@@ -45,6 +45,7 @@ class ServerState(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class FedSpeed(FederatedStrategy):
     assumes_sgd = False
+    beyond_sums = ""
     linear = True
     reads_anchors = True
     cost_note = "variant paper: client 2, server 1"

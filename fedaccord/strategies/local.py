@@ -61,6 +61,7 @@ class Local(FederatedStrategy):
     assumes_sgd = False
     tied = False
     averages = True
+    beyond_sums = "models that no broadcast precedes"
     refuses: ClassVar = {
         Gossip: "its clients hear nothing of each other; take dfedavg",
         RelaxedInit: "its clients start from their own models, not from the server's",

@@ -78,6 +78,7 @@ class ScaffoldClient(LocalRule):
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(FederatedStrategy):
     assumes_sgd = False
+    beyond_sums = ""
     linear = True
 
     server_lr: float = option(1.0, "server rate: how far to go towards the average", low=0)

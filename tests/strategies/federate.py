@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedaccord.core.cohort import Reply
 from fedaccord.core.plugin import GradientSeat
+from fedaccord.core.privacy import Normal
 from fedaccord.core.rounds import (
     ClientRound,
     RoundState,
@@ -127,6 +128,7 @@ class Federation:
         if server is not None:
             self.s = self.s._replace(server=server)
         self.states: dict[int, Any] = dict(states or {})
+        self.normal: Normal | None = None  # the noise of private sums
 
     def state(self, i: int, down: Any) -> Any:
         """The client's state; before its first visit it has w^0 where its rule asks for it."""
@@ -163,7 +165,7 @@ class Federation:
             received, examples = self.half.decode(done.up, down, like), (self.examples or {i: 1})[i]
             steps = int(done.result.steps)
             replies.append(Reply(i, received.up, steps, examples, received.w_i0))
-        done = server_round(self.method, self.half, self.s, replies)
+        done = server_round(self.method, self.half, self.s, replies, self.normal)
         self.s = done.state
         w_bar = self.method.topology.average(self.s.w)
         if not self.method.topology.is_decentralised and getattr(done.ups, "w", None) is not None:

@@ -3,6 +3,7 @@
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 import pages
 import pytest
@@ -64,6 +65,10 @@ def test_what_a_page_calls_refused_is_refused_and_nothing_else_is(name: str) -> 
         "relaxed-init.center": ("start", "relaxed-init.center=start"),
         "weighting": ("examples", "weighting=examples"),
     }
+    needs: dict[str, dict[str, Any]] = {
+        "relaxed-init.center": {"relaxed-init.beta": 0.1},
+        "dp.clip": {"sampling": "bernoulli", "local-steps": 1, "dp.noise-multiplier": 1.0},
+    }
     refused = re.findall(
         r"^- (?:The plug-in \[|`)(\S+?)(?:\]\(\S+|`) is refused: ", page(name), re.M
     )
@@ -71,7 +76,7 @@ def test_what_a_page_calls_refused_is_refused_and_nothing_else_is(name: str) -> 
     if Gossip in map(type, default_plugins(BUILT_IN[name])):
         del settings["gossip.topology"]
     for key, (value, shown) in settings.items():
-        extra = {"relaxed-init.beta": 0.1} if key == "relaxed-init.center" else {}
+        extra = needs.get(key, {})
         try:
             RunConfig.make({**base, **extra, key: value})
         except ValueError:

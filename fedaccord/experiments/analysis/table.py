@@ -26,6 +26,7 @@ from fedaccord.runs.metrics import BEST, EVALUATED, LAST, MEAN, WINDOW, best, is
 
 Cell = str | int | Spread
 TO_TARGET, AT = "-to-target", "-at-clock"
+EPSILON = "dp-epsilon"
 LISTED = 5  # seeds that a cell names
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -107,6 +108,9 @@ def summary(
             f"{metric}{BEST}": Spread.of([best(metric)(value) for value in values if value], share),
         }
         row |= {f"{name}{MEAN}": final(group, name) for name in others}
+        if any(has(other, EPSILON) for other in order):
+            last = [t[EPSILON].iloc[-1] for t in group.tables if EPSILON in t]
+            row[EPSILON] = Spread.of(last, False)
         row |= {f"{cost}{TO_TARGET}": spent[cost] for cost in costs}
         rows.append(row | {"reached": f"{spent['round'].number} of {len(group.runs)}"})
     return Summary(metric, target, order, rows, at)

@@ -1,0 +1,165 @@
+"""Client-level differential privacy of the sums that a server step reads.
+
+McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models. ICLR
+2018, arXiv:1710.06963, with the fixed denominator of its section 3.1. The adaptive clip: Andrew,
+Thakkar, McMahan, Ramaswamy: Differentially Private Learning with Adaptive Clipping. NeurIPS 2021,
+arXiv:1905.03871, Algorithm 1.
+
+    client  u_i, all fields of the upload together: w_{i,K} - w^t of a model, the rest as it is
+            u_i <- u_i min(1, S / ||u_i||)
+    server  u = (sum_i u_i + N(0, (z S)^2)) / (q C)                   one noise for each field
+            S <- S exp(-0.2 (b - 0.5)),  b: noised share of the clients with ||u_i|| <= S
+
+The noise of b has the deviation q C / 20, and that of the sums is raised to
+z' = (z^-2 - (q C / 10)^-2)^(-1/2), so that both releases together cost what z alone would.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedaccord.core.cohort import Reply
+from fedaccord.core.vectors import Vector
+
+RATE, QUANTILE = 0.2, 0.5  # of the adaptive clip
+COUNT_DEVIATION = 1 / 20  # noise of the count within the clip, as a share of q C
+ROUNDING = 1e-5  # a client's own clip ends this close to S, as a share of it
+CHUNK = 1 << 20  # numbers that are drawn at a time
+
+Normal = Callable[[int], Tensor]
+"""So many independent standard normal numbers, (n,) float64 on the CPU."""
+
+
+class Guarantee(NamedTuple):
+    """What a run promises; see `plugins/dp.py`."""
+
+    clip: float  # S of the first round
+    multiplier: float  # z; -1: to be found from epsilon
+    epsilon: float
+    delta: float
+    max_epsilon: float  # 0: no bound
+    adaptive: bool
+    writes_clients: bool  # numbers of single clients and their means may be written
+
+
+class Privacy(NamedTuple):
+    """The state of the mechanism between two rounds."""
+
+    releases: int  # rounds whose noise was drawn, failed ones too
+    multiplier: float  # z
+    clip: float  # S
+    share: float  # q
+    adaptive: bool
+
+
+def seeded(seed: int, t: int) -> Normal:
+    """The noise of round t of a simulation, the same in every process."""
+    digest = hashlib.sha256(f"noise {seed} {t}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return lambda n: torch.randn(n, generator=generator, dtype=torch.float64)
+
+
+def secret(n: int) -> Tensor:
+    """Noise from the operating system's cryptographic generator, a `Normal`.
+
+    Box-Muller: two uniform numbers of 53 bits each, u in (0, 1] and v in [0, 1), give
+    sqrt(-2 ln u) cos(2 pi v) and sqrt(-2 ln u) sin(2 pi v); the largest possible value is 8.6.
+    """
+    half = (n + 1) // 2
+    words = torch.frombuffer(bytearray(os.urandom(16 * half)), dtype=torch.int64)
+    u, v = ((words >> 11) & (2**53 - 1)).double().mul_(2.0**-53).view(2, half)
+    radius, angle = (1 - u).log_().mul_(-2).sqrt_(), v.mul_(2 * math.pi)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()])[:n]
+
+
+def clipped(up: Any, w: Vector, models: Sequence[str], S: float) -> Any:
+    """The upload, a NamedTuple of vectors (..., d), with a joint norm of at most S as updates.
+
+    An upload that is within S is returned with the same bits. w: (..., d), w^t.
+    """
+    scale = _scale(up, w, models, S)
+
+    def shorter(name: str, v: Vector) -> Vector:
+        centre = w if name in models else torch.zeros_like(v)
+        return torch.where(scale < 1, centre + (v - centre) * scale.to(v.dtype), v)
+
+    return up._replace(
+        **{name: shorter(name, v) for name, v in up._asdict().items() if v is not None}
+    )
+
+
+def _scale(up: Any, w: Vector, models: Sequence[str], S: float) -> Tensor:
+    """min(1, S / ||u||) (..., 1), float64 if the device has it."""
+    wide = torch.float32 if w.device.type == "mps" else torch.float64
+    norms = [
+        torch.linalg.vector_norm(v - w if name in models else v, dim=-1, keepdim=True, dtype=wide)
+        for name, v in up._asdict().items()
+        if v is not None
+    ]
+    norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    return torch.where(norm > S, S / norm, torch.ones_like(norm))
+
+
+def release(
+    privacy: Privacy,
+    replies: Sequence[Reply],
+    w: Vector,
+    kind: Any,
+    models: Sequence[str],
+    num_clients: int,
+    normal: Normal,
+) -> tuple[Any, Privacy]:
+    """The noised mean of the uploads, of type ``kind``, and the next state; uploads may be none.
+
+    Every upload is clipped here once more: a client may send anything.
+    """
+    z, S, size = privacy.multiplier, privacy.clip, privacy.share * num_clients
+    if privacy.adaptive:
+        b = _share_within(replies, w, models, S, size, normal)
+        z = raised(z, size)
+        privacy = privacy._replace(clip=S * math.exp(-RATE * (b - QUANTILE)))
+    total = {name: torch.zeros_like(w) for name in kind._fields}
+    for reply in replies:
+        scale = _scale(reply.up, w, models, S).to(w.dtype)
+        for name, v in reply.up._asdict().items():
+            total[name].add_((v - w if name in models else v) * scale)
+    for v in total.values():
+        if z:
+            for first in range(0, len(v), CHUNK):
+                part = v[first : first + CHUNK]
+                part.add_((normal(len(part)) * (z * S)).to(part))
+        v.div_(size)
+    mean = kind(*(v.add_(w) if name in models else v for name, v in total.items()))
+    return mean, privacy._replace(releases=privacy.releases + 1)
+
+
+def raised(z: float, size: float) -> float:
+    """z' of the sums, if the share within the clip is released too; size: q C."""
+    if z == 0:
+        return 0.0
+    if z >= 2 * COUNT_DEVIATION * size:
+        raise ValueError(
+            f"dp.adaptive-clip: expected more than {z / (2 * COUNT_DEVIATION):.4g} clients a round "
+            f"on average with a noise multiplier of {z:.4g}, got {size:.4g}: raise fraction-train, "
+            "or leave the clip fixed"
+        )
+    return 1 / math.sqrt(1 / z**2 - 1 / (2 * COUNT_DEVIATION * size) ** 2)
+
+
+def _share_within(
+    replies: Sequence[Reply],
+    w: Vector,
+    models: Sequence[str],
+    S: float,
+    size: float,
+    normal: Normal,
+) -> float:
+    """b: a client counts +1/2 if its norm is below S, else -1/2, so that one changes it by 1/2."""
+    scales = [_scale(reply.up, w, models, S * (1 - ROUNDING)) for reply in replies]
+    votes = sum(0.5 if float(scale) == 1 else -0.5 for scale in scales)
+    return votes / size + float(normal(1)) * COUNT_DEVIATION + 0.5

@@ -1,0 +1,81 @@
+"""What noise costs: epsilon of the subsampled Gaussian mechanism, by Google's dp-accounting alone.
+
+Privacy loss distributions of Gaussian noise of deviation z S on a sum that holds each client with
+probability q, composed over the rounds; two federations are neighbours if one has one client more.
+dp-accounting belongs to the extra ``dp`` and is imported on first use.
+"""
+
+import math
+from functools import cached_property, lru_cache
+from typing import Any
+
+INTERVAL = 1e-3  # grid of the privacy losses: epsilon is an upper bound, by less than 0.01%
+TOLERANCE = 1e-4  # of a noise multiplier that is searched for
+
+
+def _library() -> Any:
+    """Raises ValueError, in one line, if it is not installed."""
+    try:
+        import dp_accounting
+        import dp_accounting.pld
+    except ImportError as error:
+        raise ValueError(
+            f"dp: expected the package dp-accounting, found none ({error}); "
+            "`uv run --extra dp ...` has it"
+        ) from None
+    return dp_accounting
+
+
+@lru_cache(maxsize=8)
+def noise_multiplier(epsilon: float, delta: float, q: float, rounds: int) -> float:
+    """The least z, to `TOLERANCE`, with which so many rounds cost at most (epsilon, delta)."""
+    dp = _library()
+
+    def event(z: float) -> Any:
+        return dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(z)), rounds)
+
+    def accountant() -> Any:
+        one_more = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
+        return dp.pld.PLDAccountant(one_more, value_discretization_interval=INTERVAL)
+
+    bracket = dp.LowerEndpointAndGuess(0.0, 1.0)
+    return float(
+        dp.calibrate_dp_mechanism(accountant, event, epsilon, delta, bracket, tol=TOLERANCE)
+    )
+
+
+class Accountant:
+    """Epsilon after a number of rounds with noise multiplier z, at sampling probability q."""
+
+    def __init__(self, z: float, q: float, delta: float) -> None:
+        self.z, self.q, self.delta = z, q, delta
+        self._known = {0: 0.0}
+
+    @cached_property
+    def _loss(self) -> Any:
+        dp = _library()
+        return dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
+            self.z,
+            sampling_prob=self.q,
+            value_discretization_interval=INTERVAL,
+            neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        )
+
+    def epsilon(self, rounds: int) -> float:
+        if rounds not in self._known:
+            loss = self._loss.self_compose(rounds) if self.z else None
+            self._known[rounds] = (
+                math.inf if loss is None else float(loss.get_epsilon_for_delta(self.delta))
+            )
+        return self._known[rounds]
+
+    def rounds_within(self, epsilon: float, most: int) -> int:
+        """How many rounds, at most ``most``, cost no more than ``epsilon``."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.epsilon(middle) <= epsilon:
+                low = middle
+            else:
+                high = middle - 1
+        return low

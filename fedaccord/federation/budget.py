@@ -1,0 +1,72 @@
+"""The privacy budget of a run: its noise multiplier, epsilon so far, and how many rounds it has."""
+
+import logging
+from typing import Any
+
+from fedaccord.core.privacy import Guarantee, Privacy, raised
+from fedaccord.federation.accounting import Accountant, noise_multiplier
+
+log = logging.getLogger("flwr")
+
+
+class Budget:
+    """What a guarantee costs over the rounds of a run.
+
+    begun: the state of the mechanism from which a run resumes: its noise multiplier stays, whatever
+    the number of rounds is now. secret: whether the noise is drawn from the operating system.
+    Raises ValueError, in one line, if dp-accounting is not installed, or no round is left.
+    """
+
+    def __init__(
+        self,
+        guarantee: Guarantee,
+        share: float,
+        num_rounds: int,
+        num_clients: int,
+        begun: Privacy | None,
+        secret: bool,
+    ) -> None:
+        z, delta = guarantee.multiplier, guarantee.delta
+        if begun is not None:
+            z = begun.multiplier
+        elif z < 0:
+            z = noise_multiplier(guarantee.epsilon, delta, share, num_rounds)
+        if guarantee.adaptive:
+            raised(z, share * num_clients)
+        self.delta, self.secret = delta, secret
+        self.first = begun or Privacy(0, z, guarantee.clip, share, guarantee.adaptive)
+        self._accountant = Accountant(z, share, delta)
+        spent, bound = self.first.releases, guarantee.max_epsilon
+        self.rounds_left = num_rounds  # that the budget allows
+        if bound:
+            self.rounds_left = self._accountant.rounds_within(bound, spent + num_rounds) - spent
+            if self.rounds_left <= 0:
+                raise ValueError(
+                    f"dp.max-epsilon: expected room for one more round, got {bound:g}: "
+                    f"{spent + 1} of them cost {self._accountant.epsilon(spent + 1):.4g}; raise "
+                    "dp.noise-multiplier, or end the run here"
+                )
+        log.info("privacy: noise multiplier %.4g, delta %g, noise from %s", z, delta, self.source)
+        if delta * num_clients > 1:
+            log.warning(
+                "dp.delta: %g is more than 1 / C = %.2g, so that the data of some client may be "
+                "published in the clear; lower it", delta, 1 / num_clients
+            )  # fmt: skip
+
+    @property
+    def source(self) -> str:
+        return "the operating system" if self.secret else "the seed, as in any simulation"
+
+    def epsilon(self, privacy: Privacy) -> float:
+        """Of all releases until now."""
+        return self._accountant.epsilon(privacy.releases)
+
+    def facts(self, privacy: Privacy) -> dict[str, Any]:
+        """What a run's summary says of it."""
+        return {
+            "epsilon": self.epsilon(privacy),
+            "delta": self.delta,
+            "noise-multiplier": privacy.multiplier,
+            "clip": privacy.clip,
+            "noise": "system" if self.secret else "seed",
+        }

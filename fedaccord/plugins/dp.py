@@ -1,0 +1,149 @@
+"""Client-level differential privacy: clipped uploads, Gaussian noise on their sums.
+
+McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models. ICLR
+2018, arXiv:1710.06963. The adaptive clip: Andrew, Thakkar, McMahan, Ramaswamy: Differentially
+Private Learning with Adaptive Clipping. NeurIPS 2021, arXiv:1905.03871. Formulas: core/privacy.py.
+
+    cohort  each client by itself with probability q = fraction-train        sampling=bernoulli
+    client  u_i <- u_i min(1, S / ||u_i||),  u_i all fields of the upload as updates
+    server  mean of a field: (sum_i u_i + N(0, (z S)^2)) / (q C)
+
+All that the server does next reads these means alone, so the models, the broadcasts and the
+metrics made of them are (epsilon, delta)-private for every method whose server step reads uploads
+through sums. A client's memory (c_i, lam_i) is computed from its clipped upload, as the server's.
+
+When to use: where the model is published and must not reveal whether a client took part. Noise of
+the sums hurts less with more clients a round: take as many as there are. The server is trusted to
+add the noise. [What the guarantee covers](../privacy.md).
+
+Where we differ: weights are uniform, and the denominator q C is the paper's first estimator. The
+server clips again what it reads, as a client may send anything.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from fedaccord.core.cohort import Received
+from fedaccord.core.options import option, options
+from fedaccord.core.plugin import CLIP, PlugIn, combine
+from fedaccord.core.privacy import Guarantee, Privacy, clipped
+from fedaccord.core.rule import LocalResult
+from fedaccord.core.topology import ServerHalf
+from fedaccord.core.vectors import Vector
+from fedaccord.plugins.relaxed_init import RelaxedInit
+from fedaccord.plugins.robust import Robust
+
+
+@dataclass(frozen=True, kw_only=True)
+class DP(PlugIn):
+    place: ClassVar[int] = CLIP
+    loses: ClassVar[bool] = True
+
+    clip: float = option(
+        1.0, "S, largest L2 norm of a client's upload, all fields as updates", above=0, auto=True
+    )
+    epsilon: float = option(
+        0.0, "privacy budget of all rounds, for which the noise is found; 0: see noise-multiplier",
+        low=0,
+    )  # fmt: skip
+    noise_multiplier: float = option(
+        -1.0, "z: the noise on a sum has deviation z S; -1: see epsilon", low=0, besides=-1
+    )
+    delta: float = option(1e-5, "delta of the guarantee, below 1 / C", above=0, high=0.1)
+    max_epsilon: float = option(
+        0.0,
+        "the run ends before a round that would pass it; 0: epsilon, if that is set",
+        low=0,
+        affects="rounds",
+    )
+    adaptive_clip: bool = option(
+        False, "S follows the median norm of the uploads, at a share of the budget"
+    )
+    write_client_metrics: bool = option(
+        False,
+        "write numbers of single clients and their means (losses, examples), which the guarantee "
+        "does not cover",
+        affects="records",
+    )
+    models: str = "w"  # the fields of the upload that are models, with commas; `fit` sets it
+
+    @classmethod
+    def is_set(cls, given: Mapping[str, Any]) -> bool:
+        """Any of its options asks for privacy: what is incomplete is refused, never left out."""
+        return any(given.get(f.name, f.default) != f.default for f in options(cls)) or (
+            "clip" in given
+        )
+
+    def fit(self, method: ServerHalf) -> "DP":
+        super().fit(method)
+        if (self.epsilon > 0) == (self.noise_multiplier >= 0):
+            raise ValueError(
+                "dp: expected one of dp.epsilon and dp.noise-multiplier, got "
+                f"{'both' if self.epsilon else 'none'}; set dp.epsilon=4 for a budget, or "
+                "dp.noise-multiplier=0 for clipped uploads without noise"
+            )
+        name = type(method).__name__
+        others = [p for p in combine(method.own_plugins(), method.plugins) if not p.is_off]
+        if any(plugin.graph(method.seed) is not None for plugin in others):
+            raise ValueError(f"dp: expected none with gossip in {name}: no server adds noise")
+        if method.beyond_sums:
+            raise ValueError(
+                f"dp: expected none with {name}, whose server step reads {method.beyond_sums}: "
+                "noise is on sums; take fedavg, scaffold or another method that reads sums alone"
+            )
+        if method.sampling != "bernoulli" or method.all_clients:
+            raise ValueError(
+                f"sampling: expected bernoulli with dp, got {method.sampling!r}: the guarantee "
+                "counts on clients that are drawn one by one"
+                + (f", and {name} needs all in every round" if method.all_clients else "")
+            )
+        for plugin in others:
+            if isinstance(plugin, Robust):
+                raise ValueError("dp: expected robust.rule=none: noise is on sums, no other means")
+            if isinstance(plugin, RelaxedInit) and plugin.fit(method).sends_start:
+                raise ValueError(
+                    f"dp: expected no {type(plugin).__name__} with {name}, for which clients send "
+                    "their starts too"
+                )
+        for key, value, expected in (
+            ("weighting", method.weighting, "uniform"),
+            ("optimizer-state", method.own_state(), "reset or keep"),
+            ("buffers", method.buffers, "refuse, freeze or local"),
+        ):
+            if value in ("examples", "average", "mean"):
+                raise ValueError(f"{key}: expected {expected} with dp, got {value!r}")
+        if method.min_replies != 1:
+            raise ValueError(
+                f"min-replies: expected 1 with dp, got {method.min_replies}: an empty cohort is a "
+                "round too"
+            )
+        return replace(self, models=",".join(method.rule().models))
+
+    def guarantee(self) -> Guarantee:
+        return Guarantee(
+            self.clip,
+            self.noise_multiplier,
+            self.epsilon,
+            self.delta,
+            self.max_epsilon or self.epsilon,
+            self.adaptive_clip,
+            self.write_client_metrics,
+        )
+
+    def at(self, privacy: Privacy) -> "DP":
+        return self if self.clip == privacy.clip else replace(self, clip=privacy.clip)
+
+    # what travels
+
+    def encode(self, up: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
+        return self._clipped(up, down), None
+
+    def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
+        vectors = [*received.up]
+        if any(v is None or (v.shape, v.dtype) != (like.shape, like.dtype) for v in vectors):
+            return received  # which is refused
+        return received._replace(up=self._clipped(received.up, down))
+
+    def _clipped(self, up: Any, down: Any) -> Any:
+        return clipped(up, down.w, self.models.split(","), self.clip)

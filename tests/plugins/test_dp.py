@@ -1,0 +1,303 @@
+"""Differential privacy in a federation: what is released, remembered, written, spent, refused."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedaccord import engine, simulate
+from fedaccord.config import RunConfig
+from fedaccord.core.privacy import Privacy, seeded
+from fedaccord.federation.accounting import Accountant, noise_multiplier
+from fedaccord.plugins import DP
+from fedaccord.runs import reader
+from fedaccord.strategies import METHODS, RelaxedInit, Robust
+from tests import federation
+from tests.grid import InProcessGrid
+from tests.reference.problem import LeastSquares, cohorts
+from tests.server.runs import client_app, run_over
+from tests.strategies.federate import Federation, client_vectors, close
+
+C, P, T = 6, 3, 4
+PROBLEM = LeastSquares(C, num_rows=8, dim=4, seed=3)
+W0 = np.random.default_rng(1).normal(size=4)
+COHORTS = cohorts(C, P, T, seed=1)
+SETTINGS: dict[str, Any] = {
+    "precision": "float64", "lr": 0.04, "local_steps": 2, "batch_size": 0, "lr_decay": 1.0,
+    "fraction_train": P / C, "sampling": "bernoulli",
+}  # fmt: skip
+FIVE = ["fedavg", "fedinit", "scaffold", "feddyn", "fedcm", "afedpd", "fedadam", "feddeper"]
+
+
+def train(name: str, schedule: Any, clip: float, z: float = 0.0, **own: Any) -> Federation:
+    """A federation after the rounds of ``schedule``, clipped, with noise of the seed."""
+    method = METHODS[name](**SETTINGS, **own, plugins=[DP(clip=clip, noise_multiplier=z)])
+    f = Federation(method, PROBLEM, W0, len(schedule), local_steps=2)
+    f.s = f.s._replace(privacy=Privacy(0, z, clip, P / C, adaptive=False))
+    for t, active in enumerate(schedule):
+        f.normal = seeded(0, t)
+        f.take(active)
+    return f
+
+
+@pytest.mark.parametrize("name", FIVE)
+def test_without_noise_and_clip_it_is_the_bare_method(name: str) -> None:
+    bare = Federation(METHODS[name](**SETTINGS), PROBLEM, W0, T, local_steps=2)
+    for active in COHORTS:
+        bare.take(active)
+    private = train(name, COHORTS, clip=1e12)
+    close(private.s.w, bare.s.w)
+    for of, other in zip(private.states.values(), bare.states.values(), strict=True):
+        for one, two in zip(federation_leaves(of), federation_leaves(other), strict=True):
+            close(one, two)
+
+
+def federation_leaves(state: Any) -> Iterator[torch.Tensor]:
+    from fedaccord.core.vectors import leaves
+
+    return (v for _, v in leaves(state))
+
+
+@pytest.mark.parametrize("clip", [0.05, 1e12])
+@pytest.mark.parametrize(
+    ("name", "own", "mean"), [("scaffold", "c_i", "c"), ("feddyn", "lam", "lam_bar")]
+)
+def test_memories_follow_the_clipped_uploads(name: str, own: str, mean: str, clip: float) -> None:
+    schedule = [range(C), [0, 2], [], [1, 3, 4, 5], [0]]
+    f = train(name, schedule, clip)
+    total = client_vectors([f.states[i] for i in range(C)], own).mean(0)
+    close(total, getattr(f.s.server, mean), 1e-12)
+    assert float(total.norm()) > 0
+
+
+def test_an_empty_cohort_is_a_round_of_noise_alone() -> None:
+    f = train("fedavg", [[]], clip=1.0, z=2.0)
+    noise = (f.s.w - f.w0) * P
+    close(noise, seeded(0, 0)(4) * 2)
+    assert f.s.privacy == Privacy(1, 2.0, 1.0, P / C, False)
+
+
+# --- the accountant -------------------------------------------------------------------------------
+
+KNOWN = [(2.0, 1e-6, 1e-4, 1500, 0.468), (2.0, 1e-4, 0.1, 200, 2.63), (8.0, 1e-4, 0.1, 200, 1.04)]
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "q", "rounds", "z"), KNOWN)
+def test_known_noise_multipliers_are_found_again(
+    epsilon: float, delta: float, q: float, rounds: int, z: float
+) -> None:
+    """z in pfl-research's settings for CIFAR-10, and of 200 rounds of a tenth of the clients."""
+    found = noise_multiplier(epsilon, delta, q, rounds)
+    assert found == pytest.approx(z, abs=0.006)
+    assert Accountant(found, q, delta).epsilon(rounds) == pytest.approx(epsilon, rel=5e-3)
+    assert Accountant(found, q, delta).epsilon(rounds) <= epsilon
+
+
+def test_epsilon_is_the_librarys() -> None:
+    import dp_accounting as dp
+
+    event = dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(0.2, dp.GaussianDpEvent(1.5)), 30)
+    accountant = dp.pld.PLDAccountant()
+    accountant.compose(event)
+    ours = Accountant(1.5, 0.2, 1e-5)
+    assert ours.epsilon(30) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-3)
+    bound = ours.epsilon(17)
+    assert ours.rounds_within(bound, 30) == 17
+    assert ours.rounds_within(bound * 0.9999, 30) == 16
+    assert ours.rounds_within(0.01, 30) == 0
+    assert Accountant(0.0, 0.2, 1e-5).epsilon(1) == math.inf
+    assert ours.epsilon(0) == 0
+
+
+# --- a run ----------------------------------------------------------------------------------------
+
+RUN: dict[str, Any] = {
+    "dataset": "npz", "model": "linear", "num-clients": 8, "partition": "iid", "threads": 1,
+    "local-steps": 2, "batch-size": 5, "num-server-rounds": 6, "sampling": "bernoulli",
+    "fraction-train": 0.5, "algo": "scaffold", "dp.noise-multiplier": 1.0, "dp.clip": 0.5,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 6)).astype(np.float32), np.arange(60) % 3
+    np.savez(folder / "data.npz", x_train=x[:48], y_train=y[:48], x_test=x[48:], y_test=y[48:])
+    return RUN | {"data-dir": str(folder / "data.npz"), "out-dir": str(folder / "runs")}
+
+
+def run(settings: dict[str, Any], **more: Any) -> reader.Run:
+    values = settings | {key.replace("__", ".").replace("_", "-"): v for key, v in more.items()}
+    return reader.read(engine.run(RunConfig.make(values)).path)
+
+
+def model(found: reader.Run) -> bytes:
+    return (found.path / "model.safetensors").read_bytes()
+
+
+def test_a_run_writes_epsilon_and_nothing_of_single_clients(settings: dict[str, Any]) -> None:
+    found = run(settings, name="plain")
+    expected = [Accountant(1.0, 0.5, 1e-5).epsilon(t) for t in range(1, 7)]
+    assert found.metrics["dp-epsilon"].tolist()[1:] == expected
+    assert found.summary["dp.epsilon"] == expected[-1]
+    assert (found.summary["dp.noise"], found.summary["dp.noise-multiplier"]) == ("seed", 1.0)
+    unseen = {"train-loss", "drift", "consistency", "spread"}
+    assert not unseen & {*found.metrics.columns}
+    assert found.clients.empty
+    assert found.classes is None
+    shown = run(settings, name="shown", dp__write_client_metrics=True)
+    assert {"num-examples", "train-loss"} <= {*shown.clients.columns}
+    assert "train-loss" in shown.metrics
+    assert model(shown) == model(found)
+
+
+def test_a_resumed_run_has_the_same_noise_and_the_same_budget(settings: dict[str, Any]) -> None:
+    whole = run(settings, name="whole")
+    run(settings, name="parts", num_server_rounds=3)
+    parts = run(settings, name="parts", resume=True)
+    assert model(parts) == model(whole)
+    assert parts.metrics["dp-epsilon"].tolist()[1:] == whole.metrics["dp-epsilon"].tolist()[1:]
+
+
+def test_a_run_ends_before_a_round_that_would_pass_its_budget(settings: dict[str, Any]) -> None:
+    bound = Accountant(1.0, 0.5, 1e-5).epsilon(4)
+    found = run(settings, name="bound", dp__max_epsilon=bound * 1.0001)
+    assert (found.summary["status"], found.summary["rounds"]) == ("completed", 4)
+    assert found.metrics["test-accuracy"].notna().all()
+    with pytest.raises(ValueError, match=r"dp\.max-epsilon: expected room for one more round"):
+        run(settings, name="bound", dp__max_epsilon=bound * 1.0001, resume=True)
+
+
+def test_a_budget_sets_the_noise_and_stays_one_when_a_run_is_prolonged(
+    settings: dict[str, Any],
+) -> None:
+    budget = {"dp__noise_multiplier": -1.0, "dp__epsilon": 4.0}
+    found = run(settings, name="four", **budget)
+    assert 3.9 < found.summary["dp.epsilon"] <= 4
+    with pytest.raises(ValueError, match=r"dp\.max-epsilon"):
+        run(settings, name="four", num_server_rounds=12, resume=True, **budget)
+
+
+def test_cohorts_in_one_call_agree(settings: dict[str, Any]) -> None:
+    tensors = [
+        torch.cat([v.flatten() for v in reader_model(run(settings, name=how, vectorize=how))])
+        for how in ("off", "on")
+    ]
+    torch.testing.assert_close(*tensors)
+
+
+def reader_model(found: reader.Run) -> list[torch.Tensor]:
+    from fedaccord.runs.directory import load_model
+
+    return [*load_model(found.path).values()]
+
+
+def test_the_adaptive_clip_travels_with_each_round(settings: dict[str, Any]) -> None:
+    more = {"dp__noise_multiplier": 0.3, "dp__adaptive_clip": True, "dp__clip": 1e-3}
+    found = run(settings, name="adaptive", **more)
+    assert found.summary["dp.clip"] > 1.2e-3  # every upload is longer, so S grows
+
+
+def deployed(rounds: int) -> torch.Tensor:
+    """The model of a federation over messages that is no simulation."""
+    method = METHODS["fedavg"](
+        **SETTINGS, local_epochs=1, plugins=[DP(clip=0.1, noise_multiplier=1.0)]
+    )
+    with InProcessGrid(client_app(), 6) as grid, engine.quiet():
+        over = run_over(grid, method, rounds)
+        assert over.session.is_deployed
+        over.play()
+    assert over.facts()["dp"]["noise"] == "system"
+    return over.state.w
+
+
+def test_a_deployment_draws_its_noise_from_the_system() -> None:
+    one, two = deployed(2), deployed(2)
+    assert not torch.equal(one, two)
+
+
+def test_a_deployment_counts_the_rounds_after_its_last_checkpoint(tmp_path: Path) -> None:
+    from fedaccord.runs import logbook
+
+    assert logbook._releases(tmp_path, 3) == 3
+    (tmp_path / logbook.SPENT).write_text('{"releases": 5}')
+    assert logbook._releases(tmp_path, 3) == 5
+    assert logbook._releases(tmp_path, 7) == 7
+    (tmp_path / logbook.SPENT).write_text("[]")
+    with pytest.raises(ValueError, match="expected how many rounds"):
+        logbook._releases(tmp_path, 3)
+
+
+def test_a_client_that_lies_moves_the_model_by_the_clip_at_most() -> None:
+    def huge(message: Any, reply: Any) -> Any:
+        from fedaccord.wire.tensor_array import to_record, to_tensor
+
+        for name, record in reply.content.array_records.items():
+            tensors = {k: to_tensor(v) * 0 + 1e6 for k, v in record.items()}
+            reply.content[name] = to_record(tensors)
+        return reply
+
+    plugins = [DP(clip=0.1, noise_multiplier=0.0)]
+    settings = SETTINGS | {"fraction_train": 1.0, "local_steps": 1}
+    method = METHODS["fedavg"](**settings, plugins=plugins)
+    moved = []
+    for spoil in (None, huge):
+        with InProcessGrid(client_app(spoil), 6) as grid, engine.quiet():
+            over = run_over(grid, method, 1)
+            over.play()
+        moved.append(over.state.w)
+    assert 0 < float((moved[0] - moved[1]).norm()) <= 2 * 0.1 / 6 + 1e-9
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+ONE = DP(noise_multiplier=1.0)
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("fedexp", {}, "dp: expected none with FedExP, whose server step reads the norm of each"),
+    ("fednova", {}, "dp: expected none with FedNova, whose server step reads the number of steps"),
+    ("fedcm", {"local_steps": 0}, r"number of steps of each client \(set local-steps\)"),
+    ("fedinit", {"server": "updates"}, "reads the start of each client"),
+    ("dfedavg", {}, "dp: expected none with gossip in DFedAvg: no server adds noise"),
+    ("fedpd", {"fraction_train": 1.0, "sampling": "fixed"}, "sampling: expected bernoulli with dp"),
+    ("fedavg", {"sampling": "fixed"}, "sampling: expected bernoulli with dp, got 'fixed'"),
+    ("fedavg", {"weighting": "examples"}, "weighting: expected uniform with dp, got 'examples'"),
+    ("fedavg", {"buffers": "mean"}, "buffers: expected refuse, freeze or local with dp"),
+    ("fedavg", {"optimizer": "momentum", "optimizer_state": "average"}, "optimizer-state: expecte"),
+    ("fedavg", {"min_replies": 2}, "min-replies: expected 1 with dp, got 2"),
+    ("fedavg", {"evaluation": "both"}, "evaluation: expected server with dp, got 'both'"),
+    ("fedavg", {"plugins": [ONE, Robust()]}, "dp: expected robust.rule=none"),
+    ("fedcm", {"plugins": [ONE, RelaxedInit()]}, "dp: expected no RelaxedInit with FedCM"),
+    ("fedavg", {"plugins": [DP(clip=2.0)]}, "expected one of dp.epsilon and dp.noise-multiplier, "),
+    ("fedavg", {"plugins": [DP(epsilon=1.0, noise_multiplier=1.0)]}, "got both; set dp.epsilon=4"),
+]
+
+
+@pytest.mark.parametrize(("name", "more", "line"), REFUSED)
+def test_what_the_guarantee_cannot_cover_is_refused_in_one_line(
+    name: str, more: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ValueError, match=line) as error:
+        METHODS[name](**{**SETTINGS, "plugins": [ONE], **more})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["dp.clip", "dp.max-epsilon", "dp.delta"])
+def test_a_setting_of_privacy_without_a_budget_is_refused_and_never_left_out(key: str) -> None:
+    with pytest.raises(ValueError, match=r"expected one of dp\.epsilon and dp.noise-multiplier"):
+        RunConfig.make({key: 0.01, "sampling": "bernoulli"})
+
+
+def test_given_cohorts_are_refused() -> None:
+    with pytest.raises(ValueError, match="participation: expected a share of the clients with dp"):
+        federation.run("fedavg", PROBLEM, W0, COHORTS, sampling="bernoulli",
+                       **{"dp.noise-multiplier": 1.0})  # fmt: skip
+
+
+def test_a_large_delta_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"dp.noise-multiplier": 1.0, "dp.delta": 0.1}
+    simulate("fedavg", rounds=1, num_clients=20, sampling="bernoulli", local_steps=1, **settings)
+    assert "dp.delta: 0.1 is more than 1 / C = 0.05" in caplog.text
