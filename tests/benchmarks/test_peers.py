@@ -50,6 +50,7 @@ def job(folder: Path, rounds: int) -> dict[str, object]:
     return {"keys": keys, "cohorts": [[0, 2], [1, 2]][:rounds], "folder": str(folder)}
 
 
+@pytest.mark.slow
 def test_ours_is_timed_from_its_first_evaluation_to_its_last_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,8 +53,14 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-@pytest.mark.parametrize("command", ["compare", "report"])
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize(
+    ("damage", "command"),
+    [
+        *((damage, "compare") for damage in DAMAGES.values()),
+        *((DAMAGES[name], "report") for name in ("no summary", "no settings", "empty metrics")),
+    ],
+    ids=[*DAMAGES, *(f"report-{k}" for k in range(3))],
+)
 def test_a_damaged_run_is_a_line_and_the_others_are_compared(
     damage: Damage, command: str, tmp_path: Path
 ) -> None:

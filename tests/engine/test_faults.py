@@ -20,7 +20,7 @@ from fedaccord.engine.faults import KINDS
 from fedaccord.federation.strategy import FederatedStrategy
 from tests.federation import half_square, linear
 from tests.reference.problem import LeastSquares
-from tests.wire.methods import COMBINATIONS, make
+from tests.wire.methods import COMBINATIONS, all_or_slow, make
 
 C, T = 4, 4
 LEAST_SQUARES = LeastSquares(C, seed=2)
@@ -66,7 +66,7 @@ def counted(table: Table) -> bool:
     return any(not set(row) & set(UNHEARD) for row in table)
 
 
-@pytest.mark.parametrize(("name", "plugins"), COMBINATIONS)
+@pytest.mark.parametrize(("name", "plugins"), all_or_slow(COMBINATIONS))
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(tables(*UNHEARD, "duplicate").filter(counted))
 def test_a_reply_that_was_not_heard_is_one_that_never_was(
@@ -153,7 +153,7 @@ TIED = [
 
 
 @pytest.mark.parametrize("name", TIED)
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=5, deadline=None, derandomize=True)
 @given(tables(*KINDS).filter(counted))
 def test_the_servers_memory_is_the_clients(name: str, table: Table) -> None:
     assert gap(name, run(small(name), table)) < 1e-12

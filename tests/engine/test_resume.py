@@ -121,8 +121,19 @@ def test_optimisers_go_on_as_if_the_run_had_not_stopped(
     assert any(v.startswith("moments.") for v in vectors)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "afedpd", "fedpd", "dispfl"])
-@pytest.mark.parametrize("vectorize", ["on", "off"])
+@pytest.mark.parametrize(
+    ("name", "vectorize"),
+    [
+        *(("scaffold", "on"), ("afedpd", "off")),
+        *(
+            pytest.param(name, how, marks=pytest.mark.slow)
+            for name, how in (
+                *(("scaffold", "off"), ("afedpd", "on"), ("fedpd", "on")),
+                *(("fedpd", "off"), ("dispfl", "on"), ("dispfl", "off")),
+            )
+        ),
+    ],
+)
 def test_states_on_disk_are_those_in_memory(
     name: str, vectorize: str, settings: dict[str, Any]
 ) -> None:

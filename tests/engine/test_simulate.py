@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import FrozenInstanceError, fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -192,13 +193,18 @@ def another(key: str, field: Any) -> Any:
     return "other" if isinstance(usual, str) else usual + 1
 
 
+@cache
+def plain_settings() -> dict[str, Any]:
+    with quiet():
+        return simulate("fedinit", rounds=1, num_clients=3, local_steps=1, model="linear").settings
+
+
 @pytest.mark.parametrize("key", [key for key in keys() if key != "workers"])  # which start Ray
 def test_a_key_is_recorded_or_refused(key: str) -> None:
     """Nothing that is given is dropped silently."""
     other = another(key, keys()[key])
     small: dict[str, Any] = {"rounds": 1, "num_clients": 3, "local_steps": 1, "model": "linear"}
-    with quiet():
-        plain = simulate("fedinit", **small).settings
+    plain = plain_settings()
     renamed = {"num-server-rounds": "rounds", "num-clients": "num_clients"}
     given = small | {renamed.get(key, key.replace("-", "_") if "." not in key else key): other}
     algo = given.pop("algo", "fedinit")

@@ -17,6 +17,7 @@ def start(name: str, *words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_resnet_from_a_frozen_stem() -> None:
     (line,) = start("resnet/transfer.py", "fedinit", "--rounds", "1")
     name, *accuracies = line.split()

@@ -10,6 +10,7 @@ nbclient = pytest.importorskip("nbclient")
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "fedaccord.ipynb"
 
 
+@pytest.mark.slow
 def test_it_runs_and_shows_what_it_says(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}})

@@ -1,6 +1,9 @@
 """Every method with the plug-ins that it takes, and some with other optimisers."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import pytest
 
 from fedaccord.core.plugin import PlugIn
 from fedaccord.federation.strategy import FederatedStrategy
@@ -49,3 +52,12 @@ COMBINATIONS += [
     for steps in STEPS
     if taken(name, steps)
 ]
+
+
+def all_or_slow(cases: Sequence[tuple[str, str]]) -> list[Any]:
+    """All cases; those that are not slow have every method and every plug-in, not each pair."""
+    first = {name: k for k, (name, _) in reversed([*enumerate(cases)])}
+    return [
+        case if k % 4 == 0 or k == first[case[0]] else pytest.param(*case, marks=pytest.mark.slow)
+        for k, case in enumerate(cases)
+    ]

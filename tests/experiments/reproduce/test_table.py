@@ -34,8 +34,9 @@ def settings(table: str, cell: str) -> dict[str, object]:
 
 
 @each_table
-def test_every_cell_is_valid_and_its_method_reads_what_is_set(table: Table) -> None:
-    for cell in table.cells:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_cell_is_valid_and_its_method_reads_what_is_set(table: Table, step: int) -> None:
+    for cell in table.cells[::step]:
         made = RunConfig.make(cell.settings)
         made.strategy.check_clients(made.num_clients)
         given = set(cell.settings)
