@@ -67,11 +67,11 @@ def test_what_keys_affect() -> None:
     assert {what: config.affecting(what) for what in AFFECTS if what != "numbers"} == {
         "rounds": {
             *("num-server-rounds", "min-replies", "max-failed-rounds"),
-            *("max-update-norm", "max-client-norm", "max-examples"),
+            *("max-update-norm", "max-client-norm", "max-examples", "dp.max-epsilon"),
         },
         "records": {
             *("eval-every", "eval-train", "evaluation", "fraction-evaluate", "metrics"),
-            *("keep-best", "gossip.eval-nodes"),
+            *("keep-best", "gossip.eval-nodes", "dp.write-client-metrics"),
         },
         "speed": {
             *("threads", "workers", "gpus-per-worker", "checkpoint-every"),

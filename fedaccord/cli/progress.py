@@ -55,6 +55,8 @@ class Display:
                 form = ".2%" if metrics.is_share(name) else ".5g"
                 text = f"{name.replace('-', ' ')} {round.metrics[name]:{form}}"
                 self.shown[name] = round.number, text
+        if (spent := round.metrics.get("dp-epsilon")) is not None:
+            self.shown["dp-epsilon"] = round.number, f"epsilon {spent:.4g}"
         self.left = self.left or Eta(round.number, self.rounds)
         number, latest = f"round {round.number}/{self.rounds}", "  ".join(self._latest())
         self.bar.update(self.task, completed=round.number, description=number, text=latest)
@@ -104,6 +106,10 @@ def summary_table(algo: str, run: Path) -> Table:
         if f"{name}{metrics.LAST}" in summary and name not in metrics.RANKED:
             title = metrics.METRIC[name].title
             table.add_row(f"{title}, last", value(f"{name}{metrics.LAST}", "{:.2%}"))
+    if "dp" in summary:
+        spent, privacy = summary["dp"]["epsilon"], summary["dp"]
+        epsilon = "none: no noise" if spent is None else f"{spent:.4g} (delta {privacy['delta']:g})"
+        table.add_row("epsilon", f"{epsilon}, noise from the {privacy['noise']}")
     table.add_row("MB down", f"{summary['down-bytes'] / 1e6:.1f}")
     table.add_row("MB up", f"{summary['up-bytes'] / 1e6:.1f}")
     if "peer-bytes" in summary:

@@ -64,7 +64,7 @@ class Budget:
     def facts(self, privacy: Privacy) -> dict[str, Any]:
         """What a run's summary says of it."""
         return {
-            "epsilon": self.epsilon(privacy),
+            "epsilon": self.epsilon(privacy) if privacy.multiplier else None,  # JSON has no inf
             "delta": self.delta,
             "noise-multiplier": privacy.multiplier,
             "clip": privacy.clip,

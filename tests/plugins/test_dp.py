@@ -17,6 +17,7 @@ from fedaccord.plugins import DP
 from fedaccord.runs import reader
 from fedaccord.strategies import METHODS, RelaxedInit, Robust
 from tests import federation
+from tests.cli.shell import invoke, success
 from tests.grid import InProcessGrid
 from tests.reference.problem import LeastSquares, cohorts
 from tests.server.runs import client_app, run_over
@@ -153,6 +154,20 @@ def test_a_run_writes_epsilon_and_nothing_of_single_clients(settings: dict[str, 
     assert {"num-examples", "train-loss"} <= {*shown.clients.columns}
     assert "train-loss" in shown.metrics
     assert model(shown) == model(found)
+
+
+def test_a_run_without_noise_has_no_epsilon(settings: dict[str, Any]) -> None:
+    found = run(settings, name="no noise", dp__noise_multiplier=0.0)
+    assert found.summary["dp.epsilon"] is None
+    assert found.metrics["dp-epsilon"].tolist()[1:] == [math.inf] * 6
+
+
+def test_the_command_shows_epsilon_each_round_and_at_the_end(settings: dict[str, Any]) -> None:
+    pairs = [f"{key}={value}" for key, value in settings.items()]
+    shown = success(invoke("run", *pairs, "name=shown-by-command", "num-server-rounds=2")).stdout
+    spent = [f"epsilon {Accountant(1.0, 0.5, 1e-5).epsilon(t):.4g}" for t in (1, 2)]
+    assert all(text in shown for text in spent)
+    assert "noise from the seed" in " ".join(shown.split())
 
 
 def test_a_resumed_run_has_the_same_noise_and_the_same_budget(settings: dict[str, Any]) -> None:
