@@ -192,6 +192,8 @@ def _remarks(name: str, kind: type[FederatedStrategy]) -> Iterator[str]:
             yield f"The plug-in {page} is off; `{switch}` switches it on."
     if kind.fixed_anchor and not _refusal(kind, RelaxedInit):
         yield f"`relaxed-init.center=start` is refused: {kind.fixed_anchor}."
+    if why := kind(fraction_train=1.0).why_synchronous:
+        yield f"`schedule=buffered` is refused: {why}."
     if not kind.takes_weights:
         yield "`weighting=examples` is refused: its server step counts clients equally."
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedaccord.federation.strategy import FederatedStrategy
 
 COSTS = ("down", "up", "gradients", "client", "server")  # fields of Cost
+BUFFERED = "buffered"
 
 
 def methods(
@@ -23,7 +24,7 @@ def methods(
     """List the methods, their papers and what a round of each costs.
 
     Costs are in vectors of d, the number of parameters: down and up per active client, gradients
-    per local step, client and server state.
+    per local step, client and server state. Buffered: whether it takes schedule=buffered.
     """
     from fedaccord.strategies import PLUGINS
 
@@ -35,10 +36,10 @@ def methods(
         print_json([row._asdict() | {"cost": row.cost._asdict()} for row in rows])
         return
     notes = _notes(rows)
-    typer.echo(_line("method", "arXiv", COSTS))
+    typer.echo(_line("method", "arXiv", COSTS) + f"{BUFFERED:>9}")
     for row in rows:
         mark = f" [{notes.index(row.note) + 1}]" if row.note else ""
-        typer.echo(_line(row.name + mark, row.arxiv, _costs(row.cost)))
+        typer.echo(_line(row.name + mark, row.arxiv, _costs(row.cost)) + f"{_buffered(row):>9}")
         typer.echo("\n".join(indented(row.title)))
     units = "in vectors of d; gradients per local step, down and up per active client and round"
     remarks = [
@@ -63,15 +64,15 @@ def methods_markdown() -> str:
     rows = _rows()
     notes = _notes(rows)
     lines = [
-        f"| method | file | paper | {' | '.join(COSTS)} |",
-        "|---|---|---|" + "---:|" * len(COSTS),
+        f"| method | file | paper | {' | '.join(COSTS)} | {BUFFERED} |",
+        "|---|---|---|" + "---:|" * len(COSTS) + "---|",
     ]
     for row in rows:
         mark = f" <sup>{notes.index(row.note) + 1}</sup>" if row.note else ""
         file = f"[{Path(row.file).name}]({row.file})"
         link = f"[{row.title}](https://arxiv.org/abs/{row.arxiv})"
         cells = [f"`{row.name}`{mark}", file, link if row.arxiv else row.title]
-        lines.append(f"| {' | '.join([*cells, *_costs(row.cost)])} |")
+        lines.append(f"| {' | '.join([*cells, *_costs(row.cost), _buffered(row)])} |")
     if notes:
         lines += ["", *(f"{number}. {note}" for number, note in enumerate(notes, 1))]
     return "\n".join(lines) + "\n"
@@ -92,6 +93,7 @@ class _Row(NamedTuple):
     cost: "Cost"
     note: str
     beyond_sums: str  # what the server step reads besides sums of uploads; empty: nothing
+    synchronous: str  # why its rounds are synchronous; empty: schedule=buffered fits
 
 
 def _rows() -> list[_Row]:
@@ -103,11 +105,14 @@ def _rows() -> list[_Row]:
         # some train all clients; some read sums if clients take equal steps
         strategy, words = kind(fraction_train=1.0, local_steps=1), about(kind)
         title = words.title.partition(": ")[2] or words.title
-        note = cost_note(strategy)
-        rows.append(
-            _Row(name, file(kind), title, words.arxiv, strategy.cost, note, strategy.beyond_sums)
-        )
+        note, why = cost_note(strategy), strategy.why_synchronous
+        cells = name, file(kind), title, words.arxiv, strategy.cost, note, strategy.beyond_sums
+        rows.append(_Row(*cells, synchronous=why))
     return rows
+
+
+def _buffered(row: _Row) -> str:
+    return "no" if row.synchronous else "yes"
 
 
 def _notes(rows: list[_Row]) -> list[str]:

@@ -88,6 +88,6 @@ def _to_host(v: Vector) -> Vector:
 
 
 def form(request: TrainRequest, state: Any) -> tuple[Any, ...]:
-    """Equal for requests that can be stacked: the fields of their messages and states."""
+    """Equal for requests that can be stacked: their round, the fields of messages and states."""
     kept = None if state is None else tuple(name for name, _ in leaves(state))
-    return tuple(name for name, _ in leaves(request.down)), kept
+    return request.instruction.round, tuple(name for name, _ in leaves(request.down)), kept

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedaccord.core.vectors import Vector
@@ -15,7 +16,8 @@ class Client(NamedTuple):
 
     id: int
     round: int  # t, the round that starts
-    last_round: int  # the last round whose reply was accepted; -1: none yet
+    last_round: int  # of the model of its last accepted reply; -1: none yet
+    delay: int = 0  # rounds later in which the server took that reply; 0 in synchronous ones
 
 
 class Received(NamedTuple):
@@ -34,6 +36,42 @@ class Reply(NamedTuple):
     examples: int  # samples of the client
     w_i0: Vector | None = None  # as in `Received`
     buffers: Vector | None = None  # (d_b,), as in `RoundState`
+    delay: int = 0  # tau_i: rounds since the model that it began from, to which it is moved
+    damping: float = 1.0  # omega(tau_i), by which its models' distances from w are multiplied
+
+
+class Visit(NamedTuple):
+    """A visit at work while the server steps, in buffered rounds: what its client was sent."""
+
+    client: int
+    round: int  # s, whose model it received
+    accepted: int  # as in `TrainInstruction`
+    down: Any
+    w_init: Vector | None = None
+    buffers: Vector | None = None
+    end: float = 0.0  # simulated seconds; 0: the time is real
+    is_lost: bool = False  # the simulated device goes away then
+
+
+def seen(accepted: Tensor, delays: Tensor | None, visits: Sequence[Visit]) -> Tensor | None:
+    """`Cohort.seen` of buffered rounds: of a reply to the model of round s that step t took, the
+    client has missed what is between s and t, and what is after t; of a visit at work, since s."""
+    if delays is None:
+        return None
+    delays = delays.where(accepted >= 0, 0)  # a client that lost its state has seen nothing
+    late = delays > 0
+    taken, begun = accepted + delays, accepted[late] - 1
+    at_work = torch.tensor([visit.round - 1 for visit in visits], dtype=torch.int64)
+    return torch.cat([taken, taken[late] - 1, begun, at_work])
+
+
+def moved(up: Any, models: Iterable[str], base: Vector, w: Vector, damping: float) -> Any:
+    """An upload with its models moved from the model ``base`` that the client received to w:
+    w + damping (x - base)."""
+    there = {name: getattr(up, name) for name in models}
+    return up._replace(
+        **{n: (x - base).mul_(damping).add_(w) for n, x in there.items() if x is not None}
+    )
 
 
 class Cohort:
@@ -59,6 +97,8 @@ class Cohort:
         anchor: Vector,
         accepted: Tensor,
         size: float | None = None,
+        seen: Tensor | None = None,
+        damping: Sequence[float] = (),
     ) -> None:
         self.clients = clients  # ids
         self.round = round  # t
@@ -71,6 +111,9 @@ class Cohort:
         self.anchor = anchor  # (..., d), mean of the anchors of prox and dual terms; mostly w^t
         self.accepted = accepted  # (C,) int64, last accepted round of every client, this one's too
         self.size = len(weights) if size is None else size  # P; of sums alone what they stand for
+        # int64: the rounds after which some client needs to know the server's state of then
+        self.seen = accepted if seen is None else seen
+        self.damping = damping  # omega(tau_i) of each client; empty: all 1
 
     @property
     def participation(self) -> float:
@@ -83,6 +126,13 @@ class Cohort:
         xs: a vector (..., d) for each active client, or (n, d).
         """
         return weighted_sum(xs, self.weights).div_(sum(self.weights))
+
+    def undamped_mean(self, models: Iterable[Vector]) -> Vector:
+        """A_P of w + (w_i - w) / omega(tau_i): by what the clients' own memories moved."""
+        if not self.damping:
+            return self.mean(models)
+        pairs = zip(models, self.damping, strict=True)
+        return self.mean((x - self.w).div_(omega).add_(self.w) for x, omega in pairs)
 
     def sum(self, xs: Iterable[Vector]) -> Vector:
         """The plain sum over the active clients; a fresh tensor."""

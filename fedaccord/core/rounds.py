@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fedaccord.core.cohort import Client, Cohort, Reply
+from fedaccord.core.cohort import Client, Cohort, Reply, Visit, seen
 from fedaccord.core.optimizer import SGD, add_, shrink_
 from fedaccord.core.plugin import ClientHalf, GradientSeat, joined
 from fedaccord.core.privacy import Normal, Privacy, release
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalResult, Stateless
 from fedaccord.core.topology import RoundInfo, ServerHalf
-from fedaccord.core.vectors import Number, Vector, map_vectors, to_device
+from fedaccord.core.vectors import Number, Vector, all_to_device, map_vectors
 
 # --- the client's round ---------------------------------------------------------------------------
 
@@ -259,6 +259,10 @@ class RoundState(NamedTuple):
     buffers: Vector | None = None  # (d_b,), the clients' mean, which no method reads; None: none
     clock: float = 0.0  # simulated seconds since the start, with a device profile
     privacy: Privacy | None = None  # of the mechanism; None: the run promises none
+    # (C,) int64, rounds from the model of each client's last accepted reply to the step that took
+    # it; None: rounds are synchronous, and it is 0
+    delays: Tensor | None = None
+    visits: tuple[Visit, ...] = ()  # at work, in the order of clients
 
     @property
     def num_clients(self) -> int:
@@ -266,24 +270,31 @@ class RoundState(NamedTuple):
         return len(self.accepted)
 
     def client(self, i: int) -> Client:
-        return Client(i, self.t, int(self.accepted[i]))
+        delay = 0 if self.delays is None else int(self.delays[i])
+        return Client(i, self.t, int(self.accepted[i]), delay)
 
     def to(self, device: torch.device) -> "RoundState":
         """The same with its vectors on ``device``; ``accepted`` stays on the host."""
-        w, w_init, server, moments, buffers = (
-            map_vectors(lambda v: to_device(v, device), part)
-            for part in (self.w, self.w_init, self.server, self.moments, self.buffers)
-        )
-        return self._replace(w=w, w_init=w_init, server=server, moments=moments, buffers=buffers)
+        vectors = ("w", "w_init", "server", "moments", "buffers")
+        there: dict[str, Any] = {n: all_to_device(getattr(self, n), device) for n in vectors}
+        visits = tuple(v._replace(down=all_to_device(v.down, device)) for v in self.visits)
+        return self._replace(**there, visits=visits)
 
 
 def first_state(
-    method: ServerHalf, w: Vector, num_clients: int, buffers: Vector | None = None
+    method: ServerHalf,
+    w: Vector,
+    num_clients: int,
+    buffers: Vector | None = None,
+    is_buffered: bool = False,
 ) -> RoundState:
-    """The state before round 0; w: (d,), buffers: as in `RoundState`."""
+    """The state before round 0; w: (d,), buffers: as in `RoundState`; is_buffered: replies may
+    begin from earlier models."""
     accepted = torch.full((num_clients,), -1, dtype=torch.int64)
     nodes, server = method.topology.begin(w, method.init(w), num_clients)
-    return RoundState(0, nodes, w, server, accepted, moments=first_moments(method), buffers=buffers)
+    more = {"moments": first_moments(method), "buffers": buffers}
+    delays = torch.zeros_like(accepted) if is_buffered else None
+    return RoundState(0, nodes, w, server, accepted, **more, delays=delays)
 
 
 def first_moments(method: ServerHalf) -> Any:
@@ -320,7 +331,12 @@ def server_round(
     normal: the noise of private sums, for which there may be no replies.
     """
     clients = torch.tensor([reply.client for reply in replies], dtype=torch.int64)
-    accepted = s.accepted.index_fill(0, clients, s.t)
+    accepted, delays = s.accepted.index_fill(0, clients, s.t), s.delays
+    if delays is not None:
+        late = torch.tensor([reply.delay for reply in replies])
+        delays, accepted = (
+            v.index_copy(0, clients, n) for v, n in ((delays, late), (accepted, s.t - late))
+        )
     info = RoundInfo(
         round=s.t,
         lr=method.rate(s.t),
@@ -329,6 +345,7 @@ def server_round(
         weighted=method.weighting == "examples",
         anchored_at_starts=half.moves_anchor,
         schedule=half.schedule,
+        seen=seen(accepted, delays, s.visits),
     )
     privacy = s.privacy
     if privacy is not None:
@@ -343,8 +360,9 @@ def server_round(
     moments = type(s.moments)(*(cohort.mean(getattr(ups, name)) for name in s.moments._fields))
     sent = [reply.buffers for reply in replies if reply.buffers is not None]
     buffers = None if s.buffers is None else cohort.mean(sent)
-    more = {"moments": moments, "buffers": buffers, "privacy": privacy}
-    state = RoundState(s.t + 1, step.w, w_init, step.server, accepted, **more)
+    more: dict[str, Any] = {"moments": moments, "buffers": buffers, "privacy": privacy}
+    more |= {"w": step.w, "w_init": w_init, "server": step.server}
+    state = s._replace(t=s.t + 1, accepted=accepted, delays=delays, failed=0, **more)
     return ServerRound(state, ups, cohort, step.metrics)
 
 
@@ -369,7 +387,8 @@ def forget(
     centre = method.topology.average(w)
     _, server = method.topology.begin(centre, method.init(centre), s.num_clients)
     nobody = torch.full_like(s.accepted, -1)
-    return s._replace(w=w, w_init=centre, server=server, accepted=nobody)
+    # those at work have old memories: nobody waits for them any more
+    return s._replace(w=w, w_init=centre, server=server, accepted=nobody, visits=())
 
 
 def begins_anew(method: ServerHalf, half: ClientHalf) -> bool:

@@ -86,6 +86,7 @@ class RoundInfo(NamedTuple):
     anchored_at_starts: bool  # clients took their own start for the anchor
     schedule: Schedule = CONSTANT
     size: float | None = None  # clients that the one reply stands for; None: each is a client's
+    seen: Tensor | None = None  # as in `Cohort`
 
     def length(self, steps: Any) -> Any:
         """The sum of the rates of so many steps."""
@@ -163,6 +164,8 @@ class Star:
             anchor=w,
             accepted=info.accepted,
             size=info.size,
+            seen=info.seen,
+            damping=[r.damping for r in replies] if any(r.damping != 1 for r in replies) else (),
         )
         if info.anchored_at_starts and any(reply.w_i0 is not None for reply in replies):
             cohort.anchor = cohort.mean(starts)

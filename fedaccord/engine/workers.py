@@ -80,10 +80,10 @@ class Worker:
         """
         requests = self._requests(round, clients, states)
         readings = dict(self.fleet.train(requests, timeout))
-        t = requests[0].instruction.round
+        rounds = {it.instruction.client: it.instruction.round for it in requests}
         after = [
             self.fleet.memories.state(i, t) if isinstance(readings[i], TrainReply) else None
-            for i in clients
+            for i, t in rounds.items()
         ]
         return [[readings[i] for i in clients], *after]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedaccord.core.cohort import Visit
 from fedaccord.core.privacy import Privacy
 from fedaccord.core.rounds import RoundState, first_moments
 from fedaccord.core.vectors import fill, leaves
@@ -22,8 +23,35 @@ def pack(s: RoundState) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors["buffers"] = s.buffers
     tensors |= {f"server.{name}": vector for name, vector in leaves(s.server)}
     tensors |= {f"moments.{name}": vector for name, vector in leaves(s.moments)}
-    privacy = None if s.privacy is None else [*s.privacy]
-    return tensors, {"t": s.t, "failed": s.failed, "clock": s.clock, "privacy": privacy}
+    facts: dict[str, Any] = {"t": s.t, "failed": s.failed, "clock": s.clock}
+    facts["privacy"] = None if s.privacy is None else [*s.privacy]
+    if s.delays is not None:
+        tensors["delays"] = s.delays
+        facts["visits"] = [_packed(visit, tensors) for visit in s.visits]
+    return tensors, facts
+
+
+SENT = ("down", "w_init", "buffers")  # of a visit: vectors, which visits of one round share
+
+
+def _packed(visit: Visit, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The plain values of a visit, and the names of its vectors among ``tensors``, which gets
+    those that no earlier visit has."""
+    known = {id(vector): name for name, vector in tensors.items()}
+    names = {}
+    for field, vector in leaves({name: getattr(visit, name) for name in SENT}):
+        name = known.get(id(vector), f"visits.{visit.client}.{field}")
+        tensors.setdefault(name, vector)
+        names[field] = name
+    return {k: v for k, v in visit._asdict().items() if k not in SENT} | {"vectors": names}
+
+
+def _unpacked(method: Method, packed: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Visit:
+    vectors = {field: tensors[name] for field, name in packed["vectors"].items()}
+    fields = method.client_half().receives._fields
+    down = method.client_half().receives(*(vectors.get(f"down.{name}") for name in fields))
+    plain = {name: value for name, value in packed.items() if name != "vectors"}
+    return Visit(**plain, down=down, w_init=vectors.get("w_init"), buffers=vectors.get("buffers"))
 
 
 def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> RoundState:
@@ -44,6 +72,8 @@ def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, An
         buffers=tensors.get("buffers"),
         clock=facts.get("clock", 0.0),  # earlier versions wrote none
         privacy=Privacy(*facts["privacy"]) if facts.get("privacy") else None,
+        delays=tensors.get("delays"),
+        visits=tuple(_unpacked(method, visit, tensors) for visit in facts.get("visits", ())),
     )
 
 

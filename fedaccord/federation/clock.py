@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from fedaccord.core.cohort import Visit
 from fedaccord.core.request import TrainInstruction, TrainRequest
 from fedaccord.core.vectors import nbytes
 from fedaccord.federation.devices import Device
@@ -57,7 +58,17 @@ class Clock:
                 f"device-profile: none of {len(clients)} clients is there any more after {now:.0f} "
                 "simulated seconds: set period_s, or fewer rounds"
             )
-        return [i for i in clients if self.devices[i].until(first) > first], first
+        return self.active(clients, first), first
+
+    def active(self, clients: Sequence[int], now: float) -> Sequence[int]:
+        """Those of the clients that are there."""
+        if self._always:
+            return clients
+        return [i for i in clients if self.devices[i].until(now) > now]
+
+    def lost(self, visit: Visit) -> Late:
+        """Why a visit whose device went away has no reply."""
+        return Late(f"its device went away at {visit.end:.4g} simulated seconds")
 
     def end(self, request: TrainRequest, now: float) -> End:
         """The end of a visit that begins now."""

@@ -5,6 +5,7 @@ serves any number of runs, also at the same time.
 """
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from fedaccord.core.rule import LocalRule, Model, Stateless
 from fedaccord.core.topology import Star, Topology
 from fedaccord.core.vectors import Vector
 from fedaccord.federation import sampling
+from fedaccord.federation.buffered import check_buffered
 from fedaccord.federation.devices import NONE
 from fedaccord.federation.settings import Settings
 
@@ -138,6 +140,8 @@ class Method(Settings, ABC):
                     else "cohorts have no fixed size"
                 )
             )
+        if self.is_buffered:
+            check_buffered(self)
         if self.own_state() == "average" and self.topology.is_decentralised:
             raise ValueError(
                 f"optimizer-state: expected reset or keep with {name}, got 'average': under gossip "
@@ -188,6 +192,12 @@ class Method(Settings, ABC):
         """What `aggregate` reads of the uploads besides their means and sums over the cohort;
         empty: nothing. A class attribute will do."""
         return "" if self.averages else "more of the uploads than it declares"
+
+    @property
+    def synchronous(self) -> str:
+        """Why the method cannot take replies to earlier models, as buffered rounds do; empty: it
+        can. A class attribute will do."""
+        return "its step has not been derived for replies to earlier models"
 
     @abstractmethod
     def rule(self) -> LocalRule:
@@ -243,6 +253,18 @@ class Method(Settings, ABC):
                     f"(num-partitions of its nodes), got {getattr(self, name)}; lower it"
                 )
         size = self.cohort_size(num_clients)
+        if self.is_buffered:
+            if size > num_clients:
+                raise ValueError(
+                    f"concurrency: expected at most {num_clients}, the clients of this federation, "
+                    f"got {size}; lower it"
+                )
+            if self.buffer_of(num_clients) > size:
+                raise ValueError(
+                    f"buffer-size: expected at most {size}, the clients at work, got "
+                    f"{self.buffer_size}; lower it, or raise concurrency"
+                )
+            size = self.buffer_of(num_clients)
         if cohorts is None and self.min_replies > size:
             average = " on average" if self.sampling == "bernoulli" else ""
             more = "" if size == num_clients else ", or raise fraction-train"
@@ -305,14 +327,35 @@ class Method(Settings, ABC):
         """Clients of a round, on average if they are drawn one by one."""
         if self.topology.is_decentralised:
             return num_clients
+        if self.is_buffered and self.concurrency:
+            return self.concurrency
         return max(sampling.cohort_size(self.fraction_train, num_clients), self.min_train_nodes)
 
+    @property
+    def why_synchronous(self) -> str:
+        """Why buffered rounds do not fit, in one line; empty: they do."""
+        if self.topology.is_decentralised:
+            return "under gossip no server waits for replies"
+        return "its rounds have all clients" if self.all_clients else self.synchronous
+
+    def buffer_of(self, num_clients: int) -> int:
+        """Replies of a server step in buffered rounds."""
+        return self.buffer_size or -(-self.cohort_size(num_clients) // 2)
+
     def draw(
-        self, t: int, available: Sequence[int], num_clients: int, secret: bool = False
+        self,
+        t: int,
+        available: Sequence[int],
+        num_clients: int,
+        size: int | None = None,
+        secret: bool = False,
     ) -> Sequence[int]:
-        """The cohort of round t, of the clients that are available; secret: as `sampling.draw`."""
+        """The cohort of round t, of the clients that are available; size, secret: as of
+        `sampling.draw`; None: as the settings say."""
         if self.topology.is_decentralised:
             return available
+        if size is None and self.over_selection:
+            size = math.ceil(self.cohort_size(num_clients) * (1 + self.over_selection))
         return sampling.draw(
             available,
             t=t,
@@ -321,7 +364,7 @@ class Method(Settings, ABC):
             sampling=self.sampling,
             num_clients=num_clients,
             least=self.min_train_nodes,
-            over_selection=self.over_selection,
+            size=size,
             may_be_empty=self.guarantee is not None,
             secret=secret,
         )

@@ -75,6 +75,8 @@ def traffic_and_loss(
     weights = [m["num-examples"] for m in rows]
     losses = [m["train-loss"] * n for m, n in zip(rows, weights, strict=True)]
     loss = {"train-loss": sum(losses) / sum(weights)} if rows else {}
+    if delays := [m["staleness"] for m in rows if "staleness" in m]:
+        loss["staleness"] = sum(delays) / len(delays)
     return loss | {
         **counts(len(outcomes), len(rows), counted=True),
         "down-vectors": sum(n for n, _ in down) / like.numel(),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedaccord.core.cohort import Received, Reply
+from fedaccord.core.cohort import Received, Reply, moved
 from fedaccord.core.options import listed
 from fedaccord.core.request import StateLost, TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState
@@ -20,7 +20,8 @@ MAX_LOSS = 1e15  # a model with a larger one has diverged
 MAX_SECONDS = 1e9  # of a local round
 OWN_METRICS, OWN_NAME = 32, re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a foreign ClientApp
 TAKEN = {  # written by the server
-    *("round", "client", "status", "repair", "evaluation", "up-vectors", "up-bytes")
+    *("round", "client", "status", "repair", "evaluation", "up-vectors", "up-bytes"),
+    *("clock", "staleness"),
 }
 
 
@@ -65,7 +66,8 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
     """A good reply, else what is wrong with it, in one line."""
     if isinstance(reply, str):
         return reply
-    distance, like, instruction = None, session.like, request.instruction
+    instruction = request.instruction
+    distance, like, delay = None, session.like, s.t - instruction.round
     try:
         if isinstance(reply, StateLost):
             return _check_lost(reply, instruction)
@@ -83,7 +85,7 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
             _check_loss(reply.loss)
             for name, vector in _vectors(received):
                 if name == "w" and not session.method.topology.is_decentralised:
-                    distance = float(distances([vector], s.w))
+                    distance = float(distances([vector], s.w if delay == 0 else request.down.w))
                 _check_finite(name, vector, distance if name == "w" else None)
     except ValueError as error:
         return str(error)
@@ -101,6 +103,13 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
         *(instruction.client, received.up, reply.steps, reply.examples, received.w_i0),
         buffers=reply.buffers,
     )
+    if delay:
+        base, damping = request.down.w, session.method.damping(delay)
+        up = moved(decoded.up, session.half.rule.models, base, s.w, damping)
+        start = moved(received, () if received.w_i0 is None else ("w_i0",), base, s.w, damping)
+        decoded = decoded._replace(up=up, w_i0=start.w_i0, delay=delay, damping=damping)
+    if s.delays is not None:
+        metrics["staleness"] = delay
     return Accepted(decoded, _own(reply.more) | metrics, distance)
 
 

@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ from flwr.serverapp.strategy import Result
 
 from fedaccord.core import rounds
 from fedaccord.core.cohort import Cohorts
-from fedaccord.core.request import ModelLayout, TrainRequest
+from fedaccord.core.request import ModelLayout
 from fedaccord.core.rounds import RoundState
-from fedaccord.federation import sampling
 from fedaccord.federation.budget import Budget
-from fedaccord.federation.clock import Clock, Timing
+from fedaccord.federation.clock import Clock
 from fedaccord.federation.devices import NONE
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.eta import Eta
@@ -30,6 +28,7 @@ from fedaccord.federation.evaluation import (
 )
 from fedaccord.federation.fleet import Fleet
 from fedaccord.federation.method import Method
+from fedaccord.federation.policies import Buffered, FullRound
 from fedaccord.federation.round import Round, finish
 from fedaccord.federation.session import Session
 from fedaccord.storage.mapped import Spill
@@ -91,6 +90,11 @@ class Run:
                 f"device-profile: expected none under Flower, whose clock is real, got "
                 f"{method.device_profile!r}: `fedaccord run` and `simulate` simulate devices"
             )
+        if clock is None and method.is_buffered:
+            raise ValueError(
+                "schedule: expected a device-profile with 'buffered', whose clock orders the "
+                "replies in process, got none; under Flower rounds are synchronous"
+            )
         self.method, self.num_rounds, self.cohorts = method, num_rounds, cohorts
         self.timeout = method.round_timeout if timeout is None else timeout
         self.session = Session(method, initial, fleet, num_rounds, federation, attempt, model)
@@ -101,6 +105,14 @@ class Run:
         self._clock = clock
         self._budget: Budget | None = None  # of the privacy that the method promises
         self._last = num_rounds  # after which the run ends
+        kind = Buffered if method.is_buffered else FullRound
+        self._policy = kind(
+            self.session,
+            cohorts,
+            clock,
+            self.timeout,
+            release=lambda s: self._spill.release(s.server),
+        )
         self._state: RoundState | None = None
 
     @property
@@ -155,6 +167,7 @@ class Run:
         first = rounds.first_state(
             *(method, session.vector(self._initial), num_clients),
             session.buffers(self._initial),
+            method.is_buffered,
         )
         if state is not None:
             _check_alike(state, first)
@@ -171,6 +184,7 @@ class Run:
             *(method.guarantee, method.fraction_train, left, s.num_clients, s.privacy),
             secret=self.session.is_deployed,
         )
+        self._policy.secret = self._budget.secret
         if self._budget.rounds_left < left:
             self._last = s.t + self._budget.rounds_left
             log.warning(
@@ -189,41 +203,18 @@ class Run:
 
     def train_round(self) -> Round:
         """One round, from the state to the next one; after `begin`."""
-        began, s, fleet = time.perf_counter(), self.state, self.session.fleet
-        available = fleet.available()
+        began = time.perf_counter()
+        collected = self._policy.collect(self.state)
+        round = finish(self.session, *collected[:3])
+        self._state = round.state._replace(server=self._spill(round.state.server))
         if self._clock:
-            available, now = self._clock.available(available, s.clock)
-            s = s._replace(clock=now)
-        if self.cohorts is None:
-            secret = self._budget is not None and self._budget.secret
-            cohort = self.method.draw(s.t, available, s.num_clients, secret)
-        else:
-            cohort = sampling.scheduled(self.cohorts[s.t], available, s.num_clients)
-        requests = self.session.requests(s, cohort)
-        timing = self._timing(requests, s)
-        in_time = [it for it in requests if it.instruction.client not in timing.late]
-        self._spill.release(s.server)
-        replies = chain(fleet.train(in_time, self.timeout), timing.late.items())
-        round = finish(self.session, s, requests, replies)
-        server = self._spill(round.state.server)
-        self._state = round.state._replace(server=server, clock=timing.seconds)
-        if self._clock:
-            round.metrics["clock"] = timing.seconds
+            round.metrics["clock"] = self._state.clock
             for row in round.clients:
-                row["clock"] = timing.ends[row["client"]]
+                row["clock"] = collected.ends[row["client"]]
         if self._budget and self._state.privacy:
             round.metrics["dp-epsilon"] = self._budget.epsilon(self._state.privacy)
         round.metrics["seconds"] = time.perf_counter() - began
         return round._replace(state=self._state)
-
-    def _timing(self, requests: Sequence[TrainRequest], s: RoundState) -> Timing:
-        """Whom the round waits for, by the simulated clock; without one for all."""
-        if self._clock is None:
-            return Timing(s.clock, {}, {})
-        method, wanted = self.method, len(requests)
-        if method.over_selection:
-            wanted = min(wanted, method.cohort_size(s.num_clients))
-        return self._clock.round(requests, s.clock, wanted, method.deadline)
 
     def is_evaluated(self, number: int) -> bool:
         """Whether the model is evaluated after so many rounds."""

@@ -1,6 +1,5 @@
 """Which clients take part in a round: a function of (seed, t) and of the connected clients."""
 
-import math
 import random
 import secrets
 from collections.abc import Iterable, Sequence
@@ -24,7 +23,7 @@ def draw(
     sampling: str,
     num_clients: int,
     least: int = 1,
-    over_selection: float = 0.0,
+    size: int | None = None,
     purpose: str = "cohort",
     may_be_empty: bool = False,
     secret: bool = False,
@@ -33,9 +32,9 @@ def draw(
     sorted clients.
 
     clients: the connected ones; of a range no list is made. sampling: ``fixed``, a fixed share of
-    all ``num_clients`` without replacement, but at least ``least``, and by a share
-    ``over_selection`` more, or ``bernoulli``, each with probability ``fraction``, drawn again if
-    empty, unless it may be. secret: by a generator that the operating system seeds instead.
+    all ``num_clients`` without replacement, but at least ``least``, or ``size`` of them, or
+    ``bernoulli``, each with probability ``fraction``, drawn again if empty, unless it may be.
+    secret: by a generator that the operating system seeds instead.
     """
     available = clients if isinstance(clients, range) else sorted(clients)
     generator = random.Random(secrets.token_hex(32) if secret else f"{purpose} {seed} {t}")
@@ -48,7 +47,8 @@ def draw(
             if may_be_empty:
                 break
         return drawn
-    size = math.ceil(max(cohort_size(fraction, num_clients), least) * (1 + over_selection))
+    if size is None:
+        size = max(cohort_size(fraction, num_clients), least)
     return sorted(generator.sample(available, min(size, len(available))))
 
 

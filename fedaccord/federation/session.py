@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord
 
+from fedaccord.core.cohort import Visit
 from fedaccord.core.plugin import has_personal, state_like
-from fedaccord.core.privacy import Normal, secret, seeded
+from fedaccord.core.privacy import Normal, Privacy, secret, seeded
 from fedaccord.core.request import EvaluateRequest, ModelLayout, TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import Vector, dtype_of
@@ -83,16 +84,27 @@ class Session:
 
     def requests(self, s: RoundState, cohort: Iterable[int]) -> list[TrainRequest]:
         """The request to each client of round t."""
-        common, late = self._instruction(s), self.half.needs_w_init and s.t > 0
-        requests = []
+        common = self._instruction(s.t, s.privacy)
+        return [self._request(common, visit) for visit in self.visits(s, cohort)]
+
+    def visits(self, s: RoundState, cohort: Iterable[int]) -> list[Visit]:
+        """What each client of round t is sent."""
+        late, visits = self.half.needs_w_init and s.t > 0, []
         for i in cohort:
             accepted = int(s.accepted[i])
-            durable = -1 if self.durable is None else self.durable[i]
-            instruction = common._replace(client=i, accepted=accepted, durable=durable)
             w_init = s.w_init if late and accepted < 0 else None
             down = broadcast(self.method, s, i)
-            requests.append(TrainRequest(instruction, down, w_init, s.buffers))
-        return requests
+            visits.append(Visit(i, s.t, accepted, down, w_init, s.buffers))
+        return visits
+
+    def requests_of(self, visits: Iterable[Visit]) -> list[TrainRequest]:
+        """The requests of visits that may have begun in several rounds."""
+        return [self._request(self._instruction(visit.round), visit) for visit in visits]
+
+    def _request(self, common: TrainInstruction, visit: Visit) -> TrainRequest:
+        durable = -1 if self.durable is None else self.durable[visit.client]
+        instruction = common._replace(client=visit.client, accepted=visit.accepted, durable=durable)
+        return TrainRequest(instruction, visit.down, visit.w_init, visit.buffers)
 
     def normal(self, s: RoundState) -> Normal | None:
         """The noise of round t; None: the run promises no privacy."""
@@ -127,7 +139,7 @@ class Session:
             )
         needs_w = self.half.keeps_local or not own_only
         w = method.averaged_output(s.w, s.server) if clients and needs_w else None
-        common = self._instruction(s)
+        common = self._instruction(s.t, s.privacy)
         return [
             EvaluateRequest(
                 common._replace(client=i, accepted=int(s.accepted[i])), w, s.buffers, own_only
@@ -135,19 +147,19 @@ class Session:
             for i in clients
         ]
 
-    def _instruction(self, s: RoundState) -> TrainInstruction:
+    def _instruction(self, t: int, privacy: Privacy | None = None) -> TrainInstruction:
         """What is the same for all clients of round t."""
         method = self.method
         return TrainInstruction(
-            round=s.t,
-            rounds=max(self.num_rounds, s.t + 1),
-            half=self.half.at(s.privacy),
+            round=t,
+            rounds=max(self.num_rounds, t + 1),
+            half=self.half.at(privacy),
             shapes=self.shapes,
-            lr=method.rate(s.t),
+            lr=method.rate(t),
             weight_decay=method.weight_decay,
             clip_norm=method.clip_norm,
             local_epochs=method.local_epochs,
-            local_steps=method.steps_of_round(s.t),
+            local_steps=method.steps_of_round(t),
             batch_size=method.batch_size,
             seed=method.seed,
             precision=method.precision,

@@ -8,6 +8,9 @@ from fedaccord.core.options import check_option, option, options
 from fedaccord.core.request import ModelSettings
 from fedaccord.federation.devices import LOGNORMAL, NONE, Profiles
 
+SYNCHRONOUS, BUFFERED = "synchronous", "buffered"  # values of schedule
+CONSTANT_WEIGHT, POLYNOMIAL = "constant", "polynomial"  # of staleness
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -59,7 +62,7 @@ class Settings:
         0.0,
         "simulated seconds after which a round takes no more replies; 0: none",
         low=0,
-        only={"device_profile": [LOGNORMAL]},
+        only={"device_profile": [LOGNORMAL], "schedule": [SYNCHRONOUS]},
     )
     over_selection: float = option(
         0.0,
@@ -67,7 +70,31 @@ class Settings:
         "as many as the cohort has",
         low=0,
         high=10,
-        only={"device_profile": [LOGNORMAL]},
+        only={"device_profile": [LOGNORMAL], "schedule": [SYNCHRONOUS]},
+    )
+    schedule: str = option(
+        SYNCHRONOUS,
+        "the server steps with the replies of its cohort, or with the first ones of the clients at "
+        "work, which may have begun from earlier models",
+        choices=(SYNCHRONOUS, BUFFERED),
+    )
+    buffer_size: int = option(
+        0,
+        "replies of a server step; 0: half of the clients at work, rounded up",
+        low=0,
+        only={"schedule": [BUFFERED]},
+    )
+    concurrency: int = option(
+        0,
+        "clients at work at a time; 0: as many as fraction-train says",
+        low=0,
+        only={"schedule": [BUFFERED]},
+    )
+    staleness: str = option(
+        CONSTANT_WEIGHT,
+        "weight of the step from a model tau steps old: 1, or FedBuff's (1 + tau)^(-1/2)",
+        choices=(CONSTANT_WEIGHT, POLYNOMIAL),
+        only={"schedule": [BUFFERED]},
     )
     max_failed_rounds: int = option(
         3, "failed rounds in a row after which the run stops", low=1, affects="rounds"
@@ -157,6 +184,14 @@ class Settings:
             f"{self.lr:g} x {self.lr_decay:g} a round ({self.lr_schedule} within it), weight decay "
             f"{self.weight_decay:g}, {clip}, {self.precision}, weighting {self.weighting}"
         )
+
+    @property
+    def is_buffered(self) -> bool:
+        return self.schedule == BUFFERED
+
+    def damping(self, delay: int) -> float:
+        """omega(tau), the weight of the step of a reply to a model ``delay`` steps old."""
+        return 1.0 if self.staleness == CONSTANT_WEIGHT else (1 + delay) ** -0.5
 
     def rate(self, t: int) -> float:
         """eta_t, the local rate of round t (from 0)."""

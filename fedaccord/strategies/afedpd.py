@@ -27,6 +27,7 @@ authors' simulator, provisional. Evaluated and returned is w_bar, which the theo
 w^t.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -62,6 +63,18 @@ class ServerState(NamedTuple):
     lam_bar_after: dict[int, Vector]  # round t -> lam_bar after it, where t is some client's last
 
 
+def _last(rounds: Iterable[int], t: int) -> int:
+    """The last of the rounds up to t that counted; -1: none did."""
+    return max((round for round in rounds if round <= t), default=-1)
+
+
+def _after(state: ServerState, t: int) -> Vector:
+    """lam_bar after round t, or after the last one before it that counted; zero at first."""
+    found = state.lam_bar_after.get(_last(state.lam_bar_after, t))
+    zero = torch.zeros_like(state.lam_bar)
+    return zero if found is None else to_device(found, state.lam_bar.device)
+
+
 @dataclass(frozen=True)
 class AFedPDClient(LocalRule):
     receives = Down
@@ -90,6 +103,7 @@ class AFedPD(FederatedStrategy):
     assumes_sgd = False
     beyond_sums = ""
     takes_weights = True
+    synchronous = ""
     fixed_anchor = "what an absent client misses is the step from w^t"
     refuses: ClassVar = {Gossip: "no node is absent, and then it is feddyn; take that"}
     cost_note = (
@@ -98,6 +112,14 @@ class AFedPD(FederatedStrategy):
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.is_buffered and self.damping(1) != 1:
+            raise ValueError(
+                f"staleness: expected constant with {type(self).__name__}, got {self.staleness!r}: "
+                "the step that the other clients take is the server's own"
+            )
+
     def rule(self) -> AFedPDClient:
         return AFedPDClient(self.rho)
 
@@ -105,21 +127,26 @@ class AFedPD(FederatedStrategy):
         return ServerState(lam_bar=torch.zeros_like(w), lam_bar_after={})
 
     def broadcast(self, w: Vector, state: ServerState, client: Client) -> Down:
-        if client.last_round == client.round - 1:  # nothing missed (before round 0: no dual yet)
+        last, taken = client.last_round, client.last_round + client.delay
+        if last == client.round - 1:  # nothing missed (before round 0: no dual yet)
             return Down(w, None)
-        if client.last_round < 0:
+        if last < 0:
             return Down(w, state.lam_bar)
-        after = to_device(state.lam_bar_after[client.last_round], state.lam_bar.device)
-        return Down(w, state.lam_bar - after)
+        missed = state.lam_bar - _after(state, taken)
+        if client.delay:  # the steps between the model received and the step with its own
+            missed = missed + _after(state, taken - 1) - _after(state, last - 1)
+        return Down(w, missed)
 
     def aggregate(
         self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
         w_bar = cohort.mean(ups.w)
         lam_bar = (w_bar - w).mul_(self.rho).add_(state.lam_bar)
-        clients = torch.bincount(cohort.accepted + 1)  # how many were last seen in round t - 1
-        after = {t: v for t, v in state.lam_bar_after.items() if clients[t + 1]}
-        after[cohort.round] = lam_bar
+        clients = torch.bincount(cohort.seen + 1)  # how many were last seen in round t - 1
+        seen = (clients.nonzero().flatten() - 1).tolist()
+        after = {**state.lam_bar_after, cohort.round: lam_bar}
+        needed = {cohort.round, *(_last(after, t) for t in seen)}
+        after = {t: v for t, v in after.items() if t in needed}
         return (lam_bar / self.rho).add_(w_bar), ServerState(lam_bar, after)
 
     def output_model(self, w: Vector, state: ServerState) -> Vector:

@@ -37,6 +37,7 @@ class DiLoCo(FederatedStrategy):
     linear = True
     takes_weights = True
     averages = True
+    synchronous = ""
     replaces: ClassVar = {"optimizer": "diloco has its own, by diloco.inner"}
 
     inner: str = option("adamw", "optimiser of the clients", choices=[*OPTIMIZERS])

@@ -47,6 +47,7 @@ class Adaptive(FederatedStrategy):
     assumes_sgd = False
     takes_weights = True
     averages = True
+    synchronous = ""
     refuses: ClassVar = {
         Gossip: "its server step is not linear, so steps that are mixed are not its step"
     }

@@ -99,6 +99,10 @@ class FedADMM(FederatedStrategy):
     rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)
     variant: str = option("tracking", "the server's mean", choices=("tracking", "active"))
 
+    @property
+    def synchronous(self) -> str:
+        return "" if self.variant == "tracking" else super().synchronous
+
     def rule(self) -> LocalRule:
         return FedADMMClient(self.rho, self.variant)
 

@@ -33,6 +33,7 @@ class FedAvg(FederatedStrategy):
     linear = True
     takes_weights = True
     averages = True
+    synchronous = ""
 
     server_lr: float = option(1.0, "server rate: how far to go towards the average", low=0)
 

@@ -34,6 +34,7 @@ class FedAvgM(FederatedStrategy):
     linear = True
     takes_weights = True
     averages = True
+    synchronous = ""
 
     beta: float = option(0.9, "server momentum", low=0, high=1)
     server_lr: float = option(1.0, "server rate", low=0)

@@ -72,10 +72,12 @@ def primal_dual_step(
 ) -> tuple[Vector, Vector]:
     """w^{t+1} and the next lam_bar; local: w_{i,K} (..., d) of each active client.
 
-    lam_bar moves by the mean over all clients of rho (w_{i,K} - w^t), zero for inactive ones.
+    lam_bar moves by the mean over all clients of rho (w_{i,K} - w^t), zero for inactive ones; as
+    the clients' own duals do, also if the step from an earlier model is damped.
     """
     w_bar = cohort.mean(local)
-    mean_step = (w_bar - cohort.anchor).mul_(cohort.participation)
+    undamped = cohort.undamped_mean(local) if cohort.damping else w_bar
+    mean_step = (undamped - cohort.anchor).mul_(cohort.participation)
     lam_bar = mean_step.mul_(rho).add_(lam_bar)
     return (lam_bar / rho).add_(w_bar), lam_bar
 
@@ -86,6 +88,7 @@ class FedDyn(FederatedStrategy):
     beyond_sums = ""
     linear = True
     reads_anchors = True
+    synchronous = ""
 
     alpha: float = option(
         0.1, "strength of the dynamic regulariser", above=0, tried="0.001, 0.01, 0.1, 1"

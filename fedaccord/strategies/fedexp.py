@@ -35,6 +35,7 @@ class FedExP(FederatedStrategy):
     assumes_sgd = False
     takes_weights = True
     beyond_sums = "the norm of each client's update"
+    synchronous = ""
     refuses: ClassVar = {Gossip: "its server rate is one number of all clients; take dfedavg"}
 
     epsilon: float = option(

@@ -52,6 +52,7 @@ class FedMoSWAClient(ScaffoldClient):
 @dataclass(frozen=True, kw_only=True)
 class FedMoSWA(Scaffold):
     tied = False
+    synchronous = "c follows the c_i of one round"
     replaces: ClassVar = {"lr_schedule": "the rates of fedmoswa fall linearly within a round"}
 
     server_lr: float = option(1.5, "server rate: how far to go towards the average", low=0)

@@ -132,6 +132,7 @@ class FedSMOO(FederatedStrategy):
     assumes_sgd = False
     beyond_sums = ""
     reads_anchors = True
+    synchronous = ""
     refuses: ClassVar = {
         SAM: "it perturbs the model already, with its own radius",
         Gossip: "its perturbation s is normalised by one server; take feddyn with sam.rho",

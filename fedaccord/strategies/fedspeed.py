@@ -66,6 +66,10 @@ class FedSpeed(FederatedStrategy):
             for p in super().active_plugins
         )
 
+    @property
+    def synchronous(self) -> str:
+        return "" if self.variant == "authors" else super().synchronous
+
     def rule(self) -> LocalRule:
         if self.variant == "paper":
             return FedADMMClient(self.rho, "active")

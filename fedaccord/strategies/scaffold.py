@@ -80,6 +80,7 @@ class Scaffold(FederatedStrategy):
     assumes_sgd = False
     beyond_sums = ""
     linear = True
+    synchronous = ""
 
     server_lr: float = option(1.0, "server rate: how far to go towards the average", low=0)
 

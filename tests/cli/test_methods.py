@@ -16,7 +16,8 @@ def test_methods_lists_each_with_paper_and_cost_in_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     for name, strategy in STRATEGIES.items():
         (line,) = (line for line in lines if line.split()[:1] == [name])
-        assert line.split()[-5:] == [f"{x:g}" for x in strategy.cost]
+        costs, buffered = [f"{x:g}" for x in strategy.cost], not strategy.why_synchronous
+        assert line.split()[-6:] == [*costs, "yes" if buffered else "no"]
         assert cost_note(strategy) in words
         assert (f"{name} [" in line) == bool(cost_note(strategy))
         title = about(type(strategy)).title.partition(": ")[2]
@@ -31,9 +32,11 @@ def test_the_markdown_table_has_a_row_and_a_file_for_each_method() -> None:
     result = invoke("methods", "--markdown")
     assert result.stdout == methods_markdown()
     lines = result.stdout.splitlines()
-    assert lines[0] == ("| method | file | paper | down | up | gradients | client | server |")
+    assert lines[0] == (
+        "| method | file | paper | down | up | gradients | client | server | buffered |"
+    )
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-    rows = [row for row in rows if len(row) == 8]
+    rows = [row for row in rows if len(row) == 9]
     assert [row[0].split("`")[1] for row in rows] == list(METHODS)
     for row in rows:
         file = row[1].partition("(")[2].rstrip(")")

@@ -1,0 +1,126 @@
+"""Which replies the server steps with: those of a whole cohort, or the first of those at work."""
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from fedaccord.core.cohort import Cohorts, Visit
+from fedaccord.core.request import TrainRequest
+from fedaccord.core.rounds import RoundState
+from fedaccord.federation import sampling
+from fedaccord.federation.clock import Clock, Timing
+from fedaccord.federation.fleet import TrainReplies
+from fedaccord.federation.session import Session
+
+
+class Collected(NamedTuple):
+    """The replies that a server step reads."""
+
+    state: RoundState  # as it is when the server steps
+    requests: Sequence[TrainRequest]  # in the order of clients
+    replies: TrainReplies
+    ends: Mapping[int, float] = {}  # simulated seconds at which each client's reply came
+
+
+class FullRound:
+    """A round has the replies of its whole cohort, or with a clock the first of them in time.
+
+    cohorts: as of `Run`. timeout: seconds to wait for the replies. release: called on a state once
+    the messages are made.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        cohorts: Cohorts | None,
+        clock: Clock | None,
+        timeout: float,
+        release: Callable[[RoundState], None],
+    ) -> None:
+        self.session, self.method, self.fleet = session, session.method, session.fleet
+        self.cohorts, self.clock, self.timeout, self.release = cohorts, clock, timeout, release
+        self.secret = False  # whether nobody may know the cohorts: see `sampling.draw`
+
+    def cohort(
+        self, s: RoundState, available: Sequence[int], size: int | None = None
+    ) -> Sequence[int]:
+        """The clients of round t, of those that are available; size: as of `Method.draw`."""
+        if self.cohorts is None:
+            return self.method.draw(s.t, available, s.num_clients, size, self.secret)
+        return sampling.scheduled(self.cohorts[s.t], available, s.num_clients)[:size]
+
+    def collect(self, s: RoundState) -> Collected:
+        available = self.fleet.available()
+        if self.clock:
+            available, now = self.clock.available(available, s.clock)
+            s = s._replace(clock=now)
+        requests = self.session.requests(s, self.cohort(s, available))
+        timing = self._timing(requests, s)
+        in_time = [it for it in requests if it.instruction.client not in timing.late]
+        self.release(s)
+        replies = chain(self.fleet.train(in_time, self.timeout), timing.late.items())
+        return Collected(s._replace(clock=timing.seconds), requests, replies, timing.ends)
+
+    def _timing(self, requests: Sequence[TrainRequest], s: RoundState) -> Timing:
+        """Whom the round waits for, by the simulated clock; without one for all."""
+        if self.clock is None:
+            return Timing(s.clock, {}, {})
+        wanted = len(requests)
+        if self.method.over_selection:
+            wanted = min(wanted, self.method.cohort_size(s.num_clients))
+        return self.clock.round(requests, s.clock, wanted, self.method.deadline)
+
+
+class Buffered(FullRound):
+    """A server step has the first ``buffer-size`` replies of ``concurrency`` clients at work.
+
+    Free seats are filled when a round begins, with its model: what a client is sent is one model in
+    all visits of a round, and a client is at one visit at a time. Buffer = concurrency is a
+    synchronous round.
+    """
+
+    def collect(self, s: RoundState) -> Collected:
+        """By the simulated clock. A visit is computed when it ends: until then nothing reads it."""
+        assert self.clock is not None
+        s = self._filled(s)
+        ends = sorted((visit.end, visit.client) for visit in s.visits)
+        lost = {visit.client: self.clock.lost(visit) for visit in s.visits if visit.is_lost}
+        arriving = [end for end in ends if end[1] not in lost]
+        step = (arriving[: self.method.buffer_of(s.num_clients)] or ends or [(s.clock, -1)])[-1]
+        done = {i: end for end, i in ends if (end, i) <= step}
+        requests, rest = self._split(s, done)
+        self.release(s)
+        trained = [it for it in requests if it.instruction.client not in lost]
+        away = ((i, line) for i, line in lost.items() if i in done)
+        replies = chain(self.fleet.train(trained, self.timeout), away)
+        return Collected(s._replace(clock=step[0], visits=rest), requests, replies, done)
+
+    def _filled(self, s: RoundState) -> RoundState:
+        """The state with visits to round t in the free seats."""
+        at_work = {visit.client for visit in s.visits}
+        available = self.fleet.available()
+        if self.clock and not at_work:
+            available, now = self.clock.available(available, s.clock)
+            s = s._replace(clock=now)
+        elif self.clock:
+            available = self.clock.active(available, s.clock)
+        if at_work:
+            available = [i for i in available if i not in at_work]
+        seats = self.method.cohort_size(s.num_clients) - len(at_work)
+        visits = self.session.visits(s, self.cohort(s, available, seats))
+        if self.clock:
+            requests = self.session.requests_of(visits)
+            ends = [self.clock.end(request, s.clock) for request in requests]
+            visits = [
+                visit._replace(end=end.seconds, is_lost=end.is_lost)
+                for visit, end in zip(visits, ends, strict=True)
+            ]
+        every = sorted([*s.visits, *visits], key=lambda visit: visit.client)
+        return s._replace(visits=tuple(every))
+
+    def _split(
+        self, s: RoundState, done: Container[int]
+    ) -> tuple[list[TrainRequest], tuple[Visit, ...]]:
+        """The requests of the visits that have ended, and the other visits."""
+        requests = self.session.requests_of(visit for visit in s.visits if visit.client in done)
+        return requests, tuple(visit for visit in s.visits if visit.client not in done)

@@ -1,0 +1,264 @@
+"""Buffered asynchronous rounds on the simulated clock."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedaccord import simulate
+from fedaccord.core.rounds import RoundState, broadcast
+from fedaccord.core.vectors import leaves
+from fedaccord.engine import History, run_with
+from fedaccord.engine.faults import KINDS
+from fedaccord.federation.devices import write
+from fedaccord.plugins.gossip import Gossip
+from fedaccord.strategies import METHODS, AFedPD, FedADMM, FedAvg, FedDyn, RelaxedInit, Scaffold
+from tests.federation import half_square, linear
+from tests.reference import asynchronous
+from tests.reference.problem import LeastSquares
+
+C, K, LR = 8, 3, 0.05
+PROBLEM = LeastSquares(C, seed=3)
+W0 = np.random.default_rng(1).normal(size=PROBLEM.dim)
+ROWS = 12  # samples of a client: a visit reads K times as many
+UNEQUAL = (1.0, 2.3, 3.1, 20.0, 1.7, 4.9, 0.8, 2.9)
+EVERYONE = range(C)
+OWN: dict[str, dict[str, Any]] = {
+    **{"scaffold": {}, "fedavg": {}},
+    **{"feddyn": {"alpha": 1.0}, "afedpd": {"rho": 1.0}, "fedadmm": {"rho": 1.0}},
+}
+
+
+def devices(folder: Path, seconds: Sequence[float] = UNEQUAL) -> str:
+    """A file of devices with visits of so many seconds."""
+    path = folder / "devices.csv"
+    each = {"up_kbps": 1e15, "down_kbps": 1e15}
+    write(
+        path, {i: {"ms_per_sample": 1000 * s / (K * ROWS), **each} for i, s in enumerate(seconds)}
+    )
+    return str(path)
+
+
+def method_of(name: str, **more: Any) -> Any:
+    plain: dict[str, Any] = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": 0.0, "lr": LR}
+    plain |= {"precision": "float64", "local_steps": K, "batch_size": 0}
+    return METHODS[name](**plain | OWN.get(name, {}) | more)
+
+
+def run(method: Any, wanted: Sequence[Sequence[int]], **more: Any) -> History:
+    own = {"record": "weights", "rounds": len(wanted), "participation": wanted} | more
+    data = {"clients": PROBLEM.clients(), "model": linear(W0), "loss": half_square}
+    return simulate(method, **data, **own)
+
+
+def buffered(folder: Path, seconds: Sequence[float] = UNEQUAL, **more: Any) -> dict[str, Any]:
+    own = {"schedule": "buffered", "concurrency": 5, "buffer_size": 3}
+    return own | {"device_profile": devices(folder, seconds)} | more
+
+
+def true_duals(method: Any, s: RoundState, states: Sequence[Any]) -> Tensor:
+    """(C, d): the clients' duals with what they have missed; zero before a first visit."""
+    duals = []
+    for i, state in enumerate(states):
+        lam = torch.zeros_like(s.w) if state is None else state.lam
+        missed = getattr(broadcast(method, s, i), "missed", None)
+        duals.append(lam if missed is None else lam + missed)
+    return torch.stack(duals)
+
+
+@pytest.mark.parametrize("staleness", ["constant", "polynomial"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "afedpd"])
+def test_the_dense_reference(name: str, staleness: str, tmp_path: Path) -> None:
+    """Weights, memories and delays, with a client that is ten times slower than most."""
+    if (name, staleness) == ("afedpd", "polynomial"):
+        pytest.skip("is refused")
+    rng = np.random.default_rng(5)
+    wanted = [sorted(rng.choice(C, 6, replace=False).tolist()) for _ in range(14)]
+    method, states = method_of(name, staleness=staleness, **buffered(tmp_path)), list[RoundState]()
+    found = run(method, wanted, on_round=lambda round: states.append(round.state))
+    damped = staleness == "polynomial"
+    expected = asynchronous.run(
+        *(name, PROBLEM, W0, wanted, UNEQUAL),
+        **{"M": 5, "B": 3, "K": K, "lr": LR},
+        omega=lambda tau: (1 + tau) ** -0.5 if damped else 1.0,
+    )
+    assert found.weights is not None
+    assert found.states is not None
+    np.testing.assert_allclose(found.weights, expected.w, rtol=0, atol=1e-10)
+    assert max(map(max, expected.delays)) > 3
+    assert found.metrics["staleness"][1:].tolist() == [*map(np.mean, expected.delays)]
+    for t, s in enumerate(states):
+        if name == "scaffold":
+            kept = [torch.zeros_like(s.w) if it is None else it.c_i for it in found.states[t]]
+            memories = torch.stack(kept)
+        elif name == "fedavg":
+            continue
+        else:
+            memories = true_duals(method, s, found.states[t])
+        np.testing.assert_allclose(memories, expected.memories[t], rtol=0, atol=1e-10)
+
+
+ABLE = [
+    name
+    for name, kind in METHODS.items()
+    if not kind.all_clients and not kind(fraction_train=1.0).synchronous
+]
+
+
+def test_which_methods_can() -> None:
+    assert {"fedavg", "fedinit", "scaffold", "feddyn", "afedpd", "fedadam"} <= {*ABLE}
+    assert not {"fedcm", "fednova", "fedpd", "scaffnew", "dfedavg", "fedmoswa"} & {*ABLE}
+
+
+@pytest.mark.parametrize("name", ABLE)
+def test_equal_devices_and_a_buffer_of_all_are_synchronous_rounds(
+    name: str, tmp_path: Path
+) -> None:
+    """Bit for bit, with the same draws."""
+    more = {"fraction_train": 0.5, "seed": 4}
+    one = run(method_of(name, **more), [()] * 4, participation=None)
+    own = buffered(tmp_path, [2.0] * C, buffer_size=4, concurrency=4)
+    other = run(method_of(name, **more | own), [()] * 4, participation=None)
+    assert one.weights is not None
+    assert other.weights is not None
+    assert torch.equal(one.weights, other.weights)
+    for mine, theirs in zip(one.clients, other.clients, strict=True):
+        for (_, v), (_, w) in zip(leaves(mine), leaves(theirs), strict=True):
+            assert torch.equal(v, w)
+    assert other.metrics["clock"].tolist() == pytest.approx([0, 2, 4, 6, 8])
+    assert other.metrics["staleness"][1:].tolist() == [0] * 4
+
+
+FAULTS = st.dictionaries(
+    st.tuples(st.integers(0, 7), st.integers(0, C - 1)), st.sampled_from(KINDS), max_size=12
+)
+SECONDS = st.lists(st.floats(0.1, 30.0), min_size=C, max_size=C)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd", "fedadmm"])
+@settings(max_examples=3, deadline=None)
+@given(faults=FAULTS, seconds=SECONDS, sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)))
+def test_the_server_knows_the_mean_of_the_clients_memories(
+    name: str,
+    faults: dict[tuple[int, int], str],
+    seconds: list[float],
+    sizes: tuple[int, int],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """In every step, for any order of arrival, with lost and repeated messages and states."""
+    folder, states = tmp_path_factory.mktemp("devices"), list[RoundState]()
+    damped = "constant" if name == "afedpd" else "polynomial"
+    sizes_of = {"concurrency": max(sizes), "buffer_size": min(sizes), "staleness": damped}
+    method = method_of(name, max_failed_rounds=99, **buffered(folder, seconds, **sizes_of))
+    found = run(
+        *(method, [EVERYONE] * 8),
+        participation=None,
+        faults=lambda t, i: faults.get((t, i)),
+        on_round=lambda round: states.append(round.state),
+    )
+    assert found.states is not None
+    for s, kept in zip(states, found.states, strict=True):
+        assert len({visit.client for visit in s.visits}) == len(s.visits) < max(sizes) + 1
+        if name == "fedadmm":
+            first = states[0].w_init if s.w_init is None else s.w_init
+            mine = [first if it is None else it.w_hat for it in kept]
+            mean, summed = torch.stack(mine).mean(0), s.w
+        elif name == "scaffold":
+            mine = [torch.zeros_like(s.w) if it is None else it.c_i for it in kept]
+            mean, summed = torch.stack(mine).mean(0), s.server.c
+        else:
+            mean, summed = true_duals(method, s, kept).mean(0), s.server.lam_bar
+        torch.testing.assert_close(mean, summed, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "afedpd", "scaffold"])
+def test_a_run_that_resumes_with_visits_at_work_is_the_same(name: str, tmp_path: Path) -> None:
+    """Bit for bit, with tables and clocks; vectorised too."""
+    keys: dict[str, Any] = {
+        **{"num_clients": 8, "model": "linear", "local_steps": 2, "checkpoint_every": 1},
+        **{"schedule": "buffered", "concurrency": 5, "buffer_size": 2, "seed": 1, "threads": 1},
+        **{"device_profile": "lognormal", "out_dir": str(tmp_path), "sam.rho": 0.05},
+        **{"vectorize": "on" if name == "scaffold" else "off"},
+    }
+    whole = run_with(name, **keys, name="whole", num_server_rounds=7)
+    run_with(name, **keys, name="half", num_server_rounds=3)
+    path = run_with(name, **keys, name="half", num_server_rounds=7, resume=True)
+    for table in ("metrics.csv", "clients.csv"):
+        one, other = (
+            pd.read_csv(folder / table).drop(columns="seconds") for folder in (whole, path)
+        )
+        pd.testing.assert_frame_equal(one, other)
+        assert one["staleness"].max() > 0
+    one, other = (load_file(folder / "model.safetensors") for folder in (whole, path))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_exact_methods_reach_the_optimum_where_fedavg_does_not(tmp_path: Path) -> None:
+    """With a client ten times slower; the distances of longer runs are in docs/results."""
+    distance = {}
+    for name in ("fedavg", "scaffold"):
+        method = method_of(name, **buffered(tmp_path))
+        found = run(method, [()] * 120, participation=None, record="metrics")
+        w = found.model["weight"].numpy().ravel()
+        distance[name] = np.linalg.norm(w - PROBLEM.optimum()) / np.linalg.norm(PROBLEM.optimum())
+    assert distance["fedavg"] > 0.1
+    assert distance["scaffold"] < 1e-5
+
+
+def test_a_device_that_goes_away_frees_its_seat(tmp_path: Path) -> None:
+    path = tmp_path / "away.csv"
+    there = {i: {"ms_per_sample": 1, "up_kbps": 1e9, "down_kbps": 1e9} for i in range(C)}
+    there[2] |= {"ms_per_sample": 1e4, "active": "0-0.05", "period_s": 1e9}
+    write(path, there)
+    rows: list[Any] = []
+    method = method_of("fedavg", **buffered(tmp_path) | {"device_profile": str(path)})
+    found = run(method, [EVERYONE] * 4, on_round=lambda round: rows.extend(round.clients))
+    away = [row for row in rows if row["client"] == 2]
+    assert [row["status"] for row in away] == ["its device went away at 0.05 simulated seconds"]
+    assert found.metrics["replies"][1:].tolist() == [3] * 4
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: METHODS["fedcm"](schedule="buffered"), "expected synchronous with FedCM"),
+        (lambda: METHODS["fedpd"](schedule="buffered", fraction_train=1.0), "has all|have all"),
+        (
+            lambda: FedAvg(schedule="buffered", plugins=(Gossip(topology="ring"),)),
+            "under gossip no server",
+        ),
+        (lambda: FedADMM(schedule="buffered", variant="active"), "expected synchronous"),
+        (lambda: AFedPD(schedule="buffered", staleness="polynomial"), "staleness: expected const"),
+        (lambda: FedAvg(schedule="buffered", sampling="bernoulli"), "sampling: expected fixed"),
+        (lambda: FedAvg(schedule="buffered", buffers="mean"), "buffers: expected refuse or fr"),
+        (
+            lambda: FedDyn(schedule="buffered", plugins=(RelaxedInit(beta=0.1, center="start"),)),
+            "relaxed-init.center: expected server",
+        ),
+        (
+            lambda: Scaffold(schedule="buffered", concurrency=9).check_clients(8),
+            "concurrency: expected at most 8",
+        ),
+        (
+            lambda: Scaffold(schedule="buffered", buffer_size=5, concurrency=4).check_clients(8),
+            "buffer-size: expected at most 4",
+        ),
+        (
+            lambda: Scaffold(schedule="buffered", concurrency=4, min_replies=3).check_clients(8),
+            "min-replies: expected at most 2",
+        ),
+        (lambda: run(method_of("fedavg", schedule="buffered"), [()]), "expected a device-profile"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)

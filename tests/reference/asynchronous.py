@@ -1,0 +1,92 @@
+"""Buffered asynchronous rounds, dense: all clients' memories in one array, all visits by hand.
+
+M clients work at any time; the server steps when B replies have come. Client i received w^{s_i},
+and D_i = w_{i,K} - w^{s_i}; tau_i = t - s_i.
+
+    v = w^t + mean over the buffer of omega(tau_i) D_i
+    FedAvg     w = v
+    SCAFFOLD   w = v;  c_i <- c_i - c^{s_i} - D_i / (K lr);  c = mean of c_i
+    FedDyn     lam_i <- lam_i + rho D_i;  w = v + mean of lam_i / rho
+    A-FedPD    the same, and the others, also those at work: lam_i <- lam_i + rho (v - w^t)
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tests.reference.problem import Array, LeastSquares
+
+
+class Work(NamedTuple):
+    """A visit at work."""
+
+    end: float
+    client: int
+    begun: int  # s
+    D: Array
+    c: Array  # c^s
+
+
+class Result(NamedTuple):
+    w: Array  # (T + 1, d)
+    memories: Array  # (T + 1, C, d): c_i or lam_i
+    delays: list[list[int]]  # tau_i of each step
+
+
+def run(
+    method: str,
+    problem: LeastSquares,
+    w0: Array,
+    wanted: Sequence[Sequence[int]],
+    seconds: Sequence[float],
+    *,
+    M: int,
+    B: int,
+    K: int,
+    lr: float,
+    rho: float = 1.0,
+    omega: Callable[[int], float] = lambda tau: 1.0,
+) -> Result:
+    """wanted: who is asked in each step, as far as seats are free and they are not at work.
+    seconds: of a visit of each client."""
+    C, d = problem.num_clients, problem.dim
+    w, memory, c = w0.copy(), np.zeros((C, d)), np.zeros(d)
+    now, at_work = 0.0, list[Work]()
+    found: Any = Result(w0[None], memory[None], [])
+    for t, cohort in enumerate(wanted):
+        busy = {visit.client for visit in at_work}
+        for i in [i for i in sorted(cohort) if i not in busy][: M - len(busy)]:
+            y = w.copy()
+            for _ in range(K):
+                g = problem.grad(i, y)
+                if method == "scaffold":
+                    g = g - memory[i] + c
+                elif method != "fedavg":
+                    g = g + memory[i] + rho * (y - w)
+                y = y - lr * g
+            at_work.append(Work(now + seconds[i], i, t, y - w, c))
+        at_work.sort()
+        buffer, at_work = at_work[:B], at_work[B:]
+        now = buffer[-1].end
+        step = np.mean([omega(t - visit.begun) * visit.D for visit in buffer], axis=0)
+        memory, clients = memory.copy(), [visit.client for visit in buffer]
+        for visit in buffer:
+            i, D = visit.client, visit.D
+            if method == "scaffold":
+                memory[i] -= visit.c + D / (K * lr)
+            elif method != "fedavg":
+                memory[i] += rho * D
+        if method == "afedpd":
+            memory[[i for i in range(C) if i not in clients]] += rho * step
+        if method == "scaffold":
+            c = memory.mean(axis=0)
+        w = w + step
+        if method in ("feddyn", "afedpd"):
+            w = w + memory.mean(axis=0) / rho
+        found = Result(
+            np.concatenate([found.w, w[None]]),
+            np.concatenate([found.memories, memory[None]]),
+            [*found.delays, [t - visit.begun for visit in buffer]],
+        )
+    return found
