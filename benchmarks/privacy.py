@@ -1,0 +1,100 @@
+"""Accuracy against epsilon: five methods on Fashion-MNIST with 1,000 clients.
+
+python benchmarks/privacy.py DIR [--seeds 0 1 2] [--rounds 100]    # 45 runs; it resumes
+python benchmarks/privacy.py DIR --write    # and docs/results/privacy.md, of the runs in DIR
+
+A run that is completed in DIR is not repeated.
+"""
+
+import argparse
+import statistics
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import data
+
+from fedaccord.config import RunConfig
+from fedaccord.engine import quiet, run
+from fedaccord.federation.errors import FederationError
+from fedaccord.runs import COMPLETED, reader, status
+
+METHODS = ("fedavg", "fedinit", "scaffold", "feddyn", "afedpd")
+BUDGETS: dict[str, dict[str, float]] = {
+    "2": {"dp.epsilon": 2.0},
+    "8": {"dp.epsilon": 8.0},
+    "inf": {"dp.noise-multiplier": 0.0},
+}
+SETTINGS: dict[str, Any] = {
+    "dataset": "fashion-mnist", "model": "mlp", "num-clients": 1000, "dirichlet-alpha": 0.3,
+    "sampling": "bernoulli", "fraction-train": 0.1, "local-steps": 5, "batch-size": 20,
+    "lr": 0.1, "dp.clip": 1.0, "dp.delta": 1e-4, "eval-every": 10, "vectorize": "on",
+    "threads": 1,
+}  # fmt: skip
+PAGE = data.REPOSITORY / "docs" / "results" / "privacy.md"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="folder of the runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    parser.add_argument("--write", action="store_true", help="write the page, run nothing")
+    options = parser.parse_args()
+    folder = options.folder.expanduser().resolve()
+    if options.write:
+        PAGE.write_text(page(folder, options.rounds), encoding="utf-8")
+        return
+    for seed, algo, budget in product(options.seeds, options.methods, BUDGETS):
+        name = f"{algo}-{budget}-{seed}-{options.rounds}"
+        settings = SETTINGS | BUDGETS[budget] | {"algo": algo, "seed": seed, "name": name}
+        settings |= {"num-server-rounds": options.rounds, "out-dir": str(folder)}
+        settings["data-dir"] = str(data.find())
+        path = folder / name
+        if reader.is_run(path) and status(path) == COMPLETED:
+            continue
+        print(name, flush=True)
+        try:
+            with quiet():
+                run(RunConfig.make(settings | {"resume": path.exists()}))
+        except FederationError as error:
+            print(error, file=sys.stderr)
+
+
+def page(folder: Path, rounds: int) -> str:
+    """The table of the runs that are completed; a dash where there is none."""
+    lines = [
+        "# Accuracy against epsilon",
+        "",
+        f"Fashion-MNIST, 1,000 clients, {rounds} rounds. Accuracy of the last evaluation in "
+        "percent, mean ± standard deviation over the seeds, and in brackets how many of them; "
+        f"epsilon at delta {SETTINGS['dp.delta']:g}; inf: clipped uploads without noise; -: not "
+        "run. No setting was tuned: all methods have the same rate and the same clip.",
+        "",
+        "| method | " + " | ".join(f"epsilon {budget}" for budget in BUDGETS) + " |",
+        "| --- |" + " ---: |" * len(BUDGETS),
+    ]
+    for algo in METHODS:
+        cells = []
+        for budget in BUDGETS:
+            found = [reader.read(p) for p in folder.glob(f"{algo}-{budget}-*-{rounds}")]
+            values = [
+                100 * run.summary["test-accuracy-last"]
+                for run in found
+                if run.summary["status"] == COMPLETED
+            ]
+            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+            cells.append(
+                f"{statistics.mean(values):.1f}{spread} ({len(values)})" if values else "-"
+            )
+        lines.append(f"| [{algo}](../methods/{algo}.md) | {' | '.join(cells)} |")
+    settings = " ".join(f"{key}={value}" for key, value in SETTINGS.items())
+    script = "[benchmarks/privacy.py](../../benchmarks/privacy.py)"
+    lines += ["", f"Settings: `{settings}`. {script} makes the runs and this page.", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
