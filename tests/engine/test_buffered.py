@@ -202,7 +202,7 @@ def test_a_run_that_resumes_with_visits_at_work_is_the_same(name: str, tmp_path:
 
 
 def test_exact_methods_reach_the_optimum_where_fedavg_does_not(tmp_path: Path) -> None:
-    """With a client ten times slower; the distances of longer runs are in docs/results."""
+    """With a client ten times slower."""
     distance = {}
     for name in ("fedavg", "scaffold"):
         method = method_of(name, **buffered(tmp_path))

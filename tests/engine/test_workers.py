@@ -174,6 +174,14 @@ def test_the_simulated_clock_does_not_depend_on_workers(fleet: Any) -> None:
     assert here.metrics["dropped"].sum() > 0
 
 
+def test_visits_of_several_rounds_in_one_call(fleet: Any) -> None:
+    own: dict[str, Any] = {"schedule": "buffered", "concurrency": 4, "buffer_size": 2}
+    method = small("scaffold", device_profile="lognormal", **own)
+    here, there = run_here(method), run(method)
+    assert_same(there, here)
+    assert here.metrics["staleness"].max() > 0
+
+
 @pytest.fixture(scope="module")
 def alone() -> History:
     return run_here(small("scaffold"))
