@@ -56,7 +56,7 @@ def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
                 server = [part for part in s.server if not isinstance(part, dict)]
                 return Cost(
                     down=_size(down) / d,
-                    up=_size(done.up) / d,
+                    up=sum(v.nbytes for _, v in leaves(done.up) if v.numel() > 1) / w.nbytes,
                     gradients=twice.gradients - solve.gradients,
                     client=_size(done.state) / d,
                     server=(s.w.numel() + sum(map(_size, (*server, s.moments)))) / s.w.numel(),

@@ -62,9 +62,11 @@ def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
     kind: Any = type(field.default)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = _float(name, value)
+    rule = field.metadata
+    if isinstance(value, bool) and (word := str(value).lower()) in rule["choices"]:
+        value = word  # as TOML reads it
     if type(value) is not kind:
         raise ValueError(f"{name}: expected {_name(kind)}, got {value!r}")
-    rule = field.metadata
     if rule["choices"] and value not in rule["choices"] and value not in rule["also"]:
         near = did_you_mean(value, rule["choices"])
         raise ValueError(f"{name}: expected one of {range_text(field)}, got {value!r}{near}")

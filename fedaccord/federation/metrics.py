@@ -79,8 +79,8 @@ def traffic_and_loss(
         loss["staleness"] = sum(delays) / len(delays)
     return loss | {
         **counts(len(outcomes), len(rows), counted=True),
-        "down-vectors": sum(n for n, _ in down) / like.numel(),
-        "down-bytes": sum(b for _, b in down),
+        "down-vectors": sum(down) / like.nbytes,
+        "down-bytes": sum(down),
         "up-vectors": sum(m["up-vectors"] for m in rows),
         "up-bytes": sum(m["up-bytes"] for m in rows),
     }

@@ -11,7 +11,7 @@ from fedaccord.core.cohort import Received, Reply, moved
 from fedaccord.core.options import listed
 from fedaccord.core.request import StateLost, TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState
-from fedaccord.core.vectors import Number, Vector, distances, is_finite, leaves, length
+from fedaccord.core.vectors import Number, Vector, distances, is_finite, length, nbytes
 from fedaccord.federation.fleet import Reading, TrainReplies
 from fedaccord.federation.session import Session
 from fedaccord.wire.records import check_like
@@ -89,12 +89,12 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
                 _check_finite(name, vector, distance if name == "w" else None)
     except ValueError as error:
         return str(error)
-    elements, size = traffic(reply.up, reply.buffers)
+    size = traffic(reply.up, reply.buffers)
     metrics = {
         "num-examples": reply.examples,
         "train-loss": reply.loss,
         "steps": reply.steps,
-        "up-vectors": elements / like.numel(),
+        "up-vectors": size / like.nbytes,
         "up-bytes": size,
     }
     if reply.seconds is not None:
@@ -157,10 +157,9 @@ def _check_finite(name: str, vector: Vector, total: float | None = None) -> None
         raise ValueError(f"expected finite numbers, got NaN or Inf in {name!r}")
 
 
-def traffic(*vectors: Any) -> tuple[int, int]:
-    """Elements and bytes of what a message carries, headers not counted."""
-    carried = [v for value in vectors for _, v in leaves(value)]
-    return sum(v.numel() for v in carried), sum(v.nbytes for v in carried)
+def traffic(*vectors: Any) -> int:
+    """Bytes of what a message carries, headers not counted."""
+    return sum(map(nbytes, vectors))
 
 
 def _check_count(name: str, value: Any, least: int, most: int) -> None:

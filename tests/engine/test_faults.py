@@ -20,7 +20,7 @@ from fedaccord.engine.faults import KINDS
 from fedaccord.federation.strategy import FederatedStrategy
 from tests.federation import half_square, linear
 from tests.reference.problem import LeastSquares
-from tests.wire.methods import COMBINATIONS, all_or_slow, make
+from tests.wire.methods import COMBINATIONS, COMPRESSED, all_or_slow, make
 
 C, T = 4, 4
 LEAST_SQUARES = LeastSquares(C, seed=2)
@@ -66,7 +66,7 @@ def counted(table: Table) -> bool:
     return any(not set(row) & set(UNHEARD) for row in table)
 
 
-@pytest.mark.parametrize(("name", "plugins"), all_or_slow(COMBINATIONS))
+@pytest.mark.parametrize(("name", "plugins"), all_or_slow(COMBINATIONS) + COMPRESSED)
 @settings(max_examples=2, deadline=None, derandomize=True)
 @given(tables(*UNHEARD, "duplicate").filter(counted))
 def test_a_reply_that_was_not_heard_is_one_that_never_was(

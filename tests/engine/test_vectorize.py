@@ -31,7 +31,7 @@ from fedaccord.runs.logbook import vectorize_of
 from fedaccord.strategies import FedAvg, Scaffold
 from fedaccord.task import Clients, Task, load_task
 from tests.engine.test_resume import settings as settings  # a fixture
-from tests.wire.methods import COMBINATIONS, STEPS, all_or_slow, make
+from tests.wire.methods import COMBINATIONS, COMPRESSED, STEPS, all_or_slow, make
 
 SIZES = (7, 3, 5, 9, 2)  # samples of each client: other numbers of steps, and short last batches
 COHORTS = [[0, 1, 3], [1, 2, 3, 4], [0, 2], [0, 1, 2, 3, 4]]
@@ -72,6 +72,7 @@ def small(name: str, plugins: str = "bare", **more: Any) -> FederatedStrategy:
 
 
 SOME = [(name, parts) for name, parts in COMBINATIONS if parts in ("bare", "sam+ri", *STEPS)]
+SOME += [it for it in COMPRESSED if it[1] != "qsgd"]  # whose draws differ where the last bits do
 
 
 @pytest.mark.parametrize(("name", "plugins"), all_or_slow(SOME))

@@ -229,7 +229,7 @@ def test_traffic_is_counted_as_it_is_sent(share: float) -> None:
     assert list(history.metrics["up-vectors"][1:] / 3) == pytest.approx([sent] * T)
     assert (history.metrics["down-vectors"][2:] / 3 >= 2).all()
     d = 56  # of the model that `cost` counts on
-    assert method.cost.up == pytest.approx(2 * 2 * math.ceil(share * d) / d)
+    assert method.cost.up == pytest.approx(2 * (4 + 8) / 4 * math.ceil(share * d) / d)  # bytes
     assert method.cost.client == pytest.approx(2 + 2)  # c_i and l_i; two errors
     bare = make(S.Scaffold, RI).cost
     assert (method.cost.up < bare.up) == (share == 0.3)

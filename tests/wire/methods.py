@@ -7,6 +7,7 @@ import pytest
 
 from fedaccord.core.plugin import PlugIn
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.sam import SAM
@@ -29,11 +30,19 @@ STEPS: dict[str, dict[str, Any]] = {
         "plugins": PLUGINS["ri"],
     },
 }
+LOSSY: dict[str, tuple[PlugIn, ...]] = {
+    "topk": (Compress(method="topk", share=0.4),),
+    "topk-feedback+ri": (
+        RelaxedInit(beta=0.1),
+        Compress(method="topk", share=0.4, error_feedback="true"),
+    ),
+    "qsgd": (Compress(method="qsgd"),),
+}
 
 
 def make(name: str, parts: str) -> FederatedStrategy:
-    """parts: a key of `PLUGINS` or of `STEPS`."""
-    more = STEPS.get(parts) or {"plugins": PLUGINS[parts]}
+    """parts: a key of `PLUGINS`, of `STEPS` or of `LOSSY`."""
+    more = STEPS.get(parts) or {"plugins": (PLUGINS | LOSSY)[parts]}
     return METHODS[name](fraction_train=1.0, precision="float64", **more)
 
 
@@ -51,6 +60,11 @@ COMBINATIONS += [
     for name in ("scaffold", "fedcm", "feddyn", "fedinit", "dfedavg")
     for steps in STEPS
     if taken(name, steps)
+]
+COMPRESSED = [
+    *((name, "topk") for name in ("fedavg", "scaffold", "feddyn", "afedpd", "fedadmm", "fedsmoo")),
+    *((name, "topk-feedback+ri") for name in ("fedavg", "fedcm", "scaffold")),
+    ("scaffold", "qsgd"),
 ]
 
 

@@ -12,7 +12,7 @@ from fedaccord.core.rule import LocalRule, Registered
 from fedaccord.strategies import METHODS, PLUGINS, SAM, RelaxedInit
 from fedaccord.strategies.fedprox import FedProxClient
 from fedaccord.wire.codec import decode, dumps, encode, loads
-from tests.wire.methods import COMBINATIONS, make
+from tests.wire.methods import COMBINATIONS, COMPRESSED, make
 
 HALF = ClientHalf(FedProxClient(mu=0.3), (SAM(rho=0.2), RelaxedInit(beta=0.07, center="start")))
 
@@ -30,7 +30,7 @@ def refused(line: str, written: str) -> str:
     return found
 
 
-@pytest.mark.parametrize(("name", "plugins"), COMBINATIONS)
+@pytest.mark.parametrize(("name", "plugins"), COMBINATIONS + COMPRESSED)
 def test_every_method_with_every_plug_in_travels_as_text(name: str, plugins: str) -> None:
     half = make(name, plugins).client_half()
     found = loads(dumps(half))

@@ -1,0 +1,229 @@
+"""Compressed uploads, as a plug-in that any method with a server takes.
+
+Top-k: Stich, Cordonnier, Jaggi: Sparsified SGD with Memory. NeurIPS 2018, arXiv:1809.07599. Sign:
+Karimireddy, Rebjock, Stich, Jaggi: Error Feedback Fixes SignSGD and other Gradient Compression
+Schemes. ICML 2019, arXiv:1901.09847. QSGD: Alistarh, Grubic, Li, Tomioka, Vojnovic. NeurIPS 2017,
+arXiv:1610.02132. Memories that follow the upload: SCALLION, arXiv:2308.08165, for SCAFFOLD.
+
+    client  u_i = w_{i,K} - w^t for a model, the field itself for all else;   p = u_i (+ e_i)
+            sends E(p);   e_i <- p - D(E(p))  with error feedback
+            remembers c_i, lam_i, ... as they follow from D(E(p)), which the server reads
+    server  reads w^t + D(E(p)) for a model, D(E(p)) for all else
+
+    topk    the share d numbers of largest magnitude
+    randk   share d numbers at random places
+    sign    a bit for each number, and their mean magnitude
+    qsgd    `bits` bits for each number, rounded at random between two levels: the mean is exact
+    bf16    bfloat16
+    int8    255 levels for each number, rounded to the nearest
+
+qsgd and int8 have one scale for 512 numbers, their largest magnitude.
+
+When to use: where uploads are slow or dear. If clients remember what the server sums up (SCAFFOLD,
+FedDyn, A-FedPD), the optimum stays exact without error feedback: what was not sent is missing in
+the memory too, and later rounds make up for it. With error feedback the same part is corrected
+twice, and such methods diverge at small shares, so `auto` is off for them; it is on for the others
+if the compressor is biased. Error feedback costs a client one vector for each that it uploads.
+
+Where we differ: the scale of qsgd is the largest magnitude; the paper's norm is larger, and rounds
+coarser. randk draws a lattice of places, start + j stride, given by two numbers: each place has the
+paper's probability, and the error its mean square, but pairs of places are not independent. Its
+numbers are scaled by d / k if nothing remembers what was lost. sign sends zero as positive.
+"""
+
+import random
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, NamedTuple, get_type_hints
+
+import torch
+
+from fedaccord.core.cohort import Received
+from fedaccord.core.options import argument, option
+from fedaccord.core.plugin import COMPRESS, PlugIn, combine
+from fedaccord.core.rule import LocalResult
+from fedaccord.core.topology import ServerHalf
+from fedaccord.core.vectors import Vector
+from fedaccord.plugins._compressors import BFloat16, Compressor, Levels, RandK, Sign, TopK
+
+
+class CompressState(NamedTuple):
+    errors: Any  # e_i, a vector (..., d) for each that is uploaded; empty: no error feedback
+    base: Any  # the method's own client state
+
+
+@cache
+def named(title: str, fields: tuple[str, ...], kind: Any) -> Any:
+    """A NamedTuple type with these fields, all of one type."""
+    return NamedTuple(title, [(name, kind) for name in fields])
+
+
+@cache
+def packed_type(kind: Any, parts: tuple[str, ...]) -> Any:
+    """An upload's type with the tensors of its packed vectors in their place."""
+    hints = get_type_hints(kind)
+    fields = [(f"{name}_{part}", hints[name]) for name in kind._fields for part in parts]
+    return NamedTuple(f"Packed{kind.__name__}", fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compress(PlugIn):
+    place = COMPRESS
+    loses = True
+
+    method: str = option(
+        "topk",
+        "how the vectors of an upload are compressed",
+        choices=("none", "topk", "randk", "sign", "qsgd", "bf16", "int8"),
+        auto=True,
+    )
+    share: float = option(
+        0.1,
+        "share of a vector's numbers that is sent",
+        above=0,
+        high=1,
+        only={"method": ["topk", "randk"]},
+    )
+    bits: int = option(4, "bits of a number: 2, 4 or 8", low=2, high=8, only={"method": ["qsgd"]})
+    error_feedback: str = option(
+        "auto",
+        "clients add what was lost of the last upload to the next; auto: with biased compressors, "
+        "for methods whose clients do not remember what the server sums up",
+        choices=("auto", "true", "false"),
+    )
+    fields: str = argument("", "set by `fit`: the names of the vectors of an upload", shown=False)
+    models: str = argument("", "set by `fit`: those of them that are models", shown=False)
+    scaled: bool = argument(False, "set by `fit`: randk sends its numbers times d / k", shown=False)
+
+    @property
+    def is_off(self) -> bool:
+        everything = self.method in ("topk", "randk") and self.share == 1
+        return self.method == "none" or everything
+
+    def fit(self, method: ServerHalf) -> "Compress":
+        super().fit(method)
+        if self.method == "qsgd" and self.bits not in (2, 4, 8):
+            raise ValueError(f"compress.bits: expected 2, 4 or 8, got {self.bits}")
+        others = [p for p in combine(method.own_plugins(), method.plugins) if not p.is_off]
+        if any(plugin.graph(method.seed) is not None for plugin in others):
+            raise ValueError(
+                f"compress.method: expected none with gossip, got {self.method!r}: each neighbour "
+                "would need a memory of what it was sent"
+            )
+        if method.own_state() == "average":
+            raise ValueError(
+                f"optimizer-state: expected reset or keep with compress.method={self.method}, got "
+                "'average': the optimisers' vectors are uploaded whole"
+            )
+        kind, rule = method.rule().sends, method.rule()
+        for plugin in others:
+            if plugin.place < self.place:
+                kind = plugin.fit(method).sends(kind)
+        models = {*rule.models, *(name for name in kind._fields if name not in rule.sends._fields)}
+        feedback, follows = self.error_feedback, method.tied and not rule.is_stateless
+        if feedback == "auto":
+            feedback = "false" if follows or self.method == "qsgd" else "true"
+        return replace(
+            self,
+            error_feedback=feedback,
+            scaled=feedback == "false" and not follows,
+            fields=",".join(kind._fields),
+            models=",".join(name for name in kind._fields if name in models),
+        )
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether clients add what was lost of the last upload to the next."""
+        return self.error_feedback == "true"
+
+    def compressor(self, dtype: torch.dtype) -> Compressor:
+        made: dict[str, Compressor] = {
+            "topk": TopK(self.share),
+            "randk": RandK(self.share, self.scaled),
+            "sign": Sign(),
+            "qsgd": Levels(self.bits, drawn=True),
+            "bf16": BFloat16(dtype),
+            "int8": Levels(8, drawn=False),
+        }
+        return made[self.method]
+
+    # the client half
+
+    def init(self, w: Vector, w_init: Vector, base: Any) -> CompressState:
+        names = tuple(self.fields.split(",")) if self.has_errors else ()
+        kind = named("Errors", names, Vector)
+        return CompressState(kind(*(torch.zeros_like(w) for _ in names)), base)
+
+    def base(self, state: CompressState) -> Any:
+        return state.base
+
+    def encode(
+        self, up: Any, down: Any, state: CompressState, result: LocalResult
+    ) -> tuple[Any, CompressState]:
+        config, sent = result.config, list[Any]()
+        compressor, errors = self.compressor(result.w_K.dtype), dict[str, Vector]()
+        one = isinstance(config.client, int)
+        clients = [config.client] if isinstance(config.client, int) else config.client
+        generators = [generator(config.seed, config.round, i) for i in clients]
+        for name, vector in up._asdict().items():
+            if vector is None:
+                sent += [None] * len(compressor.parts)
+                continue
+            p = vector - down.w if self._is_update(name, down) else vector
+            if self.has_errors:
+                p = p + getattr(state.errors, name)
+            rows = [p] if one else [*p]
+            packed = [compressor.pack(x, g) for x, g in zip(rows, generators, strict=True)]
+            if self.has_errors:
+                read = [compressor.unpack(parts, p.shape[-1]) for parts in packed]
+                errors[name] = p - (read[0] if one else torch.stack(read))
+            sent += packed[0] if one else map(torch.stack, zip(*packed, strict=True))
+        kind = self.sends(type(up))
+        return kind(*sent), CompressState(state.errors._replace(**errors), None)
+
+    def _is_update(self, name: str, down: Any) -> bool:
+        """Whether a vector is sent as its change from w^t."""
+        return name in self.models.split(",") and down.w is not None
+
+    # the server half
+
+    def sends(self, kind: Any) -> Any:
+        return packed_type(kind, tuple(self.compressor(torch.float32).parts))
+
+    def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
+        compressor, d, vectors = self.compressor(like.dtype), like.shape[-1], list[Any]()
+        size = len(compressor.parts)
+        for j, name in enumerate(kind._fields):
+            parts = received.up[j * size : (j + 1) * size]
+            if all(part is None for part in parts):
+                vectors.append(None)
+                continue
+            self._check(name, parts, compressor, like)
+            try:
+                if like.ndim == 1:
+                    vector = compressor.unpack(parts, d)
+                else:
+                    rows = zip(*parts, strict=True)
+                    vector = torch.stack([compressor.unpack(row, d) for row in rows])
+            except ValueError as error:
+                raise ValueError(f"{name!r}: {error}") from None
+            vectors.append(vector.add_(down.w) if self._is_update(name, down) else vector)
+        return received._replace(up=kind(*vectors))
+
+    def _check(self, name: str, parts: Any, compressor: Compressor, like: Vector) -> None:
+        """Raise ValueError unless the tensors have the form of a packed vector like ``like``."""
+        rows = like.shape[:-1]
+        layout = compressor.layout(like.shape[-1], like.dtype)
+        for part, tensor, form in zip(compressor.parts, parts, layout, strict=True):
+            shape = (*rows, form.numel)
+            if tensor is None or tensor.shape != shape or tensor.dtype != form.dtype:
+                found = "none" if tensor is None else f"{tuple(tensor.shape)} and {tensor.dtype}"
+                raise ValueError(
+                    f"expected '{name}_{part}' of shape {shape} and {form.dtype}, got {found}"
+                )
+
+
+def generator(seed: int, round: int, client: int) -> torch.Generator:
+    """Of the random numbers of one client's upload in one round."""
+    key = random.Random(f"compress {seed} {round} {client}").getrandbits(63)
+    return torch.Generator().manual_seed(key)

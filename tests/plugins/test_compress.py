@@ -1,0 +1,308 @@
+"""Compressed uploads: each compressor alone, and what holds for every method around it."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedaccord import strategies as S
+from fedaccord.config import RunConfig
+from fedaccord.core.plugin import PlugIn
+from fedaccord.core.rounds import broadcast, client_round
+from fedaccord.core.vectors import PIECE
+from fedaccord.plugins._compressors import (
+    BUCKET,
+    BFloat16,
+    Compressor,
+    Levels,
+    RandK,
+    Sign,
+    TopK,
+    largest,
+)
+from fedaccord.plugins.compress import Compress, generator
+from fedaccord.plugins.relaxed_init import RelaxedInit
+from tests.engine.test_faults import TIED, gap, small
+from tests.reference import problem
+from tests.reference.problem import LeastSquares
+from tests.strategies.federate import Dense, Federation, base, federate
+
+EVERY: dict[str, Compressor] = {
+    "topk, places": TopK(0.03),
+    "topk, mask": TopK(0.3),
+    "randk": RandK(0.1, scaled=False),
+    "randk, scaled": RandK(0.1, scaled=True),
+    "sign": Sign(),
+    "qsgd 2": Levels(2, drawn=True),
+    "qsgd 4": Levels(4, drawn=True),
+    "qsgd 8": Levels(8, drawn=True),
+    "bf16": BFloat16(torch.float32),
+    "int8": Levels(8, drawn=False),
+}
+LONG = PIECE + 70_001  # several pieces, blocks and an odd last bucket
+every = pytest.mark.parametrize("name", EVERY)
+
+
+def vector(d: int, seed: int = 0) -> Tensor:
+    return torch.randn(d, generator=torch.Generator().manual_seed(seed))
+
+
+def through(compressor: Compressor, x: Tensor, seed: int = 0) -> Tensor:
+    packed = compressor.pack(x, torch.Generator().manual_seed(seed))
+    return compressor.unpack(packed, len(x))
+
+
+# --- one vector -----------------------------------------------------------------------------------
+
+
+@every
+@pytest.mark.parametrize("d", [1, 7, BUCKET, LONG])
+def test_a_packed_vector_has_the_form_that_is_stated(name: str, d: int) -> None:
+    compressor, x = EVERY[name], vector(d)
+    before = x.clone()
+    packed = compressor.pack(x, torch.Generator())
+    assert [(t.dtype, t.numel()) for t in packed] == [*compressor.layout(d, x.dtype)]
+    assert len(packed) == len(compressor.parts)
+    read = compressor.unpack(packed, d)
+    assert (read.shape, read.dtype) == (x.shape, x.dtype)
+    assert torch.equal(x, before)
+    assert not through(compressor, torch.zeros(d)).any()
+
+
+def test_the_k_largest_are_exact() -> None:
+    """Also where many are equal, and where the sample that guesses a threshold is no sample."""
+    sorted_last = torch.arange(50_000.0)
+    few = torch.zeros(50_000).index_fill_(0, torch.arange(7), 1.0)
+    equal = torch.ones(50_000)
+    for x in (vector(LONG), -vector(30), sorted_last, sorted_last.flip(0), few, equal):
+        for k in {1, 5, len(x) // 10, len(x) - 1, len(x)} - {0}:
+            at = largest(x, k)
+            assert len(at) == k
+            assert (at.diff() > 0).all()
+            assert torch.equal(x[at].abs().sort().values, x.abs().topk(k).values.flip(0))
+    assert len(largest(torch.full((9,), math.nan), 3)) == 3
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.9])
+def test_top_k_is_a_contraction(share: float) -> None:
+    x = vector(3000)
+    left = through(TopK(share), x) - x
+    assert left.square().sum() <= (1 - share) * x.square().sum()
+
+
+@pytest.mark.parametrize("name", ["randk, scaled", "qsgd 2", "qsgd 4", "qsgd 8"])
+def test_the_mean_over_the_draws_is_the_vector(name: str) -> None:
+    x, draws = vector(40), 2000
+    found = torch.stack([through(EVERY[name], x, seed) for seed in range(draws)]).double()
+    error = found.mean(0) - x
+    assert (error.abs() < 5 * found.std(0) / draws**0.5 + 1e-6).all()
+    assert found.std(0).max() > 1e-3
+
+
+def test_the_others_are_their_formulas() -> None:
+    x = vector(2000)
+    torch.testing.assert_close(through(Sign(), x), x.sign() * x.abs().mean())
+    assert torch.equal(through(BFloat16(torch.float32), x), x.bfloat16().float())
+    scale = torch.cat([b.abs().max().expand(len(b)) for b in x.split(BUCKET)]) / 127
+    assert ((through(Levels(8, drawn=False), x) - x).abs() <= scale / 2 * 1.0001).all()
+    assert ((through(Levels(4, drawn=True), x) - x).abs() <= scale * 127 / 7 * 1.0001).all()
+    kept = through(RandK(0.1, scaled=False), x)
+    assert int((kept != 0).sum()) == 200
+    assert torch.equal(kept[kept != 0], x[kept != 0])
+
+
+@pytest.mark.parametrize(
+    ("compressor", "most"),
+    [
+        (TopK(0.01), 0.02),
+        (TopK(0.1), 0.1 + 1 / 32 + 1e-4),
+        (RandK(0.01, scaled=False), 0.0101),
+        (Sign(), 1 / 32 + 1e-4),
+        (Levels(4, drawn=True), 0.13),
+        (Levels(8, drawn=False), 0.26),
+        (BFloat16(torch.float32), 0.5),
+    ],
+)
+def test_bytes(compressor: Compressor, most: float) -> None:
+    d = 11_200_000  # 45 MB
+    layout = compressor.layout(d, torch.float32)
+    assert sum(part.numel * part.dtype.itemsize for part in layout) <= most * 4 * d
+
+
+# --- what no client sends -------------------------------------------------------------------------
+
+
+def message(plugin: Compress, x: Tensor) -> tuple[Any, Any, dict[str, Tensor]]:
+    """The half of FedAvg, what it receives, and the tensors of an upload."""
+    method = S.FedAvg(plugins=(plugin,))
+    half = method.client_half()
+    (own,) = half.plugins
+    assert isinstance(own, Compress)
+    packed = own.compressor(x.dtype).pack(x, torch.Generator())
+    down = half.receives(torch.zeros_like(x))
+    return half, down, dict(zip(half.sends._fields, packed, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "part", "value", "line"),
+    [
+        ({"share": 0.01}, "w_values", torch.zeros(3), r"expected 'w_values' of shape \(30,\)"),
+        ({"share": 0.01}, "w_values", None, r"expected 'w_values' of shape .*, got none"),
+        ({"share": 0.01}, "w_places", torch.zeros(30), r"expected 'w_places' of .*int16, got"),
+        (
+            {"share": 0.01},
+            "w_places",
+            torch.zeros(30, dtype=torch.int16),
+            "'w': expected 30 places in rising order from 0 to 2999, got others",
+        ),
+        (
+            {"share": 0.01},
+            "w_places",
+            torch.arange(30, dtype=torch.int16),
+            "'w': expected 30 places in rising order from 0 to 2999, got others",
+        ),
+        (
+            {"share": 0.01},
+            "w_counts",
+            torch.tensor([2**30], dtype=torch.int32),
+            "'w': expected counts of 30 places in all, got 1073741824",
+        ),
+        (
+            {"share": 0.3},
+            "w_places",
+            torch.zeros(375, dtype=torch.uint8),
+            "'w': expected 900 places in rising order",
+        ),
+        (
+            {"method": "randk"},
+            "w_lattice",
+            torch.tensor([0, 2]),
+            "'w': expected a start and a stride of 3000 places, got 0, 2",
+        ),
+    ],
+)
+def test_what_no_client_sends_is_refused_in_one_line(
+    plugin: dict[str, Any], part: str, value: Tensor | None, line: str
+) -> None:
+    half, down, parts = message(Compress(**plugin), vector(3000))
+    half.decode(half.sends(**parts), down, vector(3000).to("meta"))
+    with pytest.raises(ValueError, match=rf"^{line}") as error:
+        half.decode(half.sends(**{**parts, part: value}), down, vector(3000).to("meta"))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"algo": "dfedavg"}, "compress.method: expected none with gossip, got 'topk'"),
+        ({"gossip.topology": "ring"}, "compress.method: expected none with gossip"),
+        ({"compress.method": "qsgd", "compress.bits": 3}, "compress.bits: expected 2, 4 or 8, got"),
+        ({"compress.method": "top"}, "compress.method: expected one of none, topk, randk"),
+        ({"compress.share": 0.0}, "compress.share: expected above 0 and at most 1"),
+        (
+            {"optimizer": "momentum", "optimizer-state": "average"},
+            "optimizer-state: expected reset or keep with compress.method=topk, got 'average'",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{line}") as error:
+        RunConfig.make({"algo": "fedavg", "compress.method": "topk"} | settings)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("algo", "settings", "expected"),
+    [
+        ("fedavg", {}, "true"),
+        ("fedinit", {}, "true"),
+        ("scaffold", {}, "false"),
+        ("feddyn", {"compress.method": "sign"}, "false"),
+        ("fedavg", {"compress.method": "qsgd"}, "false"),
+        ("fedavg", {"compress.error-feedback": False}, "false"),  # as TOML reads false
+        ("scaffold", {"compress.error-feedback": True}, "true"),
+    ],
+)
+def test_error_feedback_is_for_methods_without_memory(
+    algo: str, settings: dict[str, Any], expected: str
+) -> None:
+    made = RunConfig.make({"algo": algo, "compress.method": "topk"} | settings).strategy
+    (plugin,) = (p for p in made.active_plugins if isinstance(p, Compress))
+    assert plugin.error_feedback == expected
+
+
+@pytest.mark.parametrize(
+    "settings", [{"method": "none"}, {"share": 1.0}, {"method": "randk", "share": 1.0}]
+)
+def test_nothing_is_compressed_where_nothing_would_be_lost(settings: dict[str, Any]) -> None:
+    assert S.FedAvg(plugins=(Compress(**settings),)).active_plugins == ()
+
+
+# --- around every method --------------------------------------------------------------------------
+
+C, T, K = 4, 5, 2
+LEAST_SQUARES = LeastSquares(C, num_rows=12, dim=10, seed=3)
+W0 = np.random.default_rng(1).normal(size=10)
+METHODS = ("topk", "randk", "sign", "qsgd", "bf16", "int8")
+AROUND = {name: METHODS if name in ("scaffold", "feddyn", "afedpd") else ("topk",) for name in TIED}
+
+
+def compressed(name: str, method: str, *more: PlugIn, feedback: str = "auto") -> Any:
+    plugin = Compress(method=method, share=0.3, error_feedback=feedback)
+    made = small(name)
+    return type(made)(**{f: getattr(made, f) for f in OWN} | {"plugins": (*more, plugin)})
+
+
+OWN = ("fraction_train", "precision", "lr", "batch_size", "local_steps")
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_the_servers_memory_is_the_clients_with_every_compressor(name: str) -> None:
+    """mean(c_i) = c, mean(lam_i) = lam_bar: what clients remember is what the server read."""
+    for method in AROUND[name]:
+        made = compressed(name, method)
+        cohorts = problem.everyone(C, T) if made.all_clients else problem.cohorts(C, 2, T, seed=1)
+        history = federate(made, LEAST_SQUARES, W0, cohorts)
+        clients = [None if state is None else base(state) for state in history.clients]
+        found: Any = SimpleNamespace(clients=clients, state=history.end)
+        assert gap(name, found) < 1e-12, method
+        bare = federate(small(name), LEAST_SQUARES, W0, cohorts)
+        assert not torch.allclose(history.weights, bare.weights, rtol=1e-7), method
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["fedavg", "fedcm", "scaffold"])
+def test_what_is_read_and_the_next_error_are_the_update_and_the_last(
+    name: str, method: str
+) -> None:
+    """So the errors telescope: the sum of what is read is that of the updates, less the last."""
+    made = compressed(name, method, RelaxedInit(beta=0.1), feedback="true")
+    plain = type(made)(**{f: getattr(made, f) for f in OWN} | {"plugins": (RelaxedInit(beta=0.1),)})
+    bare, f = plain.client_half(), Federation(made, LEAST_SQUARES, W0, T)
+    for _ in range(3):
+        down = broadcast(made, f.s, 0)
+        before = f.state(0, down)
+        solver = Dense(f.A[0], f.b[0], f.steps(0))
+        up = client_round(bare, down, before.base, f.config(0), solver).up
+        done = f.train(0, down)
+        received = f.half.decode(done.up, down, f.w0)
+        read = received.up._asdict() | ({} if received.w_i0 is None else {"w_i0": received.w_i0})
+        assert read.keys() == up._asdict().keys() == done.state.errors._asdict().keys()
+        for field, value in up._asdict().items():
+            w = down.w if field in ("w", "w_i0") else torch.zeros_like(down.w)
+            error, left = (getattr(state.errors, field) for state in (before, done.state))
+            torch.testing.assert_close(
+                read[field] - w + left, value - w + error, rtol=1e-12, atol=1e-12
+            )
+        f.take([0])
+
+
+def test_random_numbers_are_of_seed_round_and_client() -> None:
+    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    draws = [torch.randint(2**40, (), generator=generator(*key)).item() for key in keys]
+    assert len({*draws}) == len(keys)
+    assert torch.randint(2**40, (), generator=generator(0, 0, 1)).item() == draws[-1]
