@@ -63,7 +63,9 @@ def main(grid: Grid, context: Context) -> None:
         with chosen.in_use():
 
             def fleet(book: Logbook) -> Fleet:
-                return MessageFleet(grid, partition_ids=book.partition_ids())
+                return MessageFleet(
+                    grid, partition_ids=book.partition_ids(), card=task.card if task else None
+                )
 
             run(fleet, config, task, in_process=False)
     except (ValueError, FileNotFoundError, FederationError) as error:
@@ -92,6 +94,11 @@ def run(
     """
     method = config.strategy
     trackers.check(config.tracker)
+    if task and not task.num_tests and method.evaluation != "clients":
+        raise ValueError(
+            f"evaluation={method.evaluation}: expected test samples for the server, the data set "
+            "has none: add some, choose evaluation=clients, or hold some out with validation=0.1"
+        )
     data = task.fingerprint if task else {}
     used = machine(task.device if task else find_device(config.task.device))
     used |= {"gradients-per-step": method.cost.gradients} | resolved(config)

@@ -37,11 +37,12 @@ def find(root: Path, reading: Reading) -> Source:
                 f"image-folder: expected train/<class>/* and test/<class>/* in {root}, found no "
                 f"{folder.name}: point data-dir to the folder that has both"
             )
-    return Source((root / "train", root / "test"), partial(decode, root, reading.image_size))
+    return Source((root / "train", root / "test"), partial(decode, root, reading))
 
 
-def decode(root: Path, image_size: int) -> Decoded:
-    """Class k is the k-th class folder by name; one may be empty, if a client lacks the class.
+def decode(root: Path, reading: Reading) -> Decoded:
+    """Class k is the k-th of ``labels``, of which any folder may lack, or without them the k-th
+    class folder by name; one may be empty, if a client lacks the class.
 
     What is called .something is nobody's image or class; other entries that are no images are left
     out with a warning. Raises ValueError, in one line.
@@ -50,24 +51,32 @@ def decode(root: Path, image_size: int) -> Decoded:
         sorted(entry.name for entry in _shown(root / split) if entry.is_dir())
         for split in ("train", "test")
     ]
-    if len(names[0]) < 2:
+    classes = reading.class_names or tuple(names[0])
+    if unknown := sorted({*names[0], *names[1]} - {*classes}) if reading.labels else []:
+        raise ValueError(
+            f"labels: expected every class folder of {root} among {', '.join(classes)}, got "
+            f"{unknown[0]}: add it"
+        )
+    if len(classes) < 2:
         raise ValueError(
             f"image-folder: expected a folder for each of two or more classes in {root / 'train'}, "
             f"got {len(names[0])}: put the images into train/<class>/*"
         )
-    if names[0] != names[1]:
+    if names[0] != names[1] and not reading.labels:
         missing = ", ".join(sorted(set(names[0]) ^ set(names[1]))[:5])
         raise ValueError(
             f"image-folder: expected the same class folders in train and test of {root}, got only "
-            f"one of the two for: {missing}: add the other, empty if need be"
+            f"one of the two for: {missing}: add the other, empty if need be, or name all classes "
+            "in labels="
         )
     files: list[Path] = []
     others: list[Path] = []
     labels: list[int] = []
     for split in ("train", "test"):
         before = len(files)
-        for label, name in enumerate(names[0]):
-            entries = _shown(root / split / name)
+        for label, name in enumerate(classes):
+            folder = root / split / name
+            entries = _shown(folder) if folder.is_dir() else []
             images = [entry for entry in entries if _is_image(entry)]
             others += sorted({*entries} - {*images})
             files += images
@@ -84,8 +93,8 @@ def decode(root: Path, image_size: int) -> Decoded:
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what Pillow thinks of an image that it reads
-        x, y = _decode_images(files, image_size), np.array(labels)
-    return Decoded(x[:before], y[:before], x[before:], y[before:], len(names[0]), tuple(names[0]))
+        x, y = _decode_images(files, reading.image_size), np.array(labels)
+    return Decoded(x[:before], y[:before], x[before:], y[before:], len(classes), classes)
 
 
 def _shown(folder: Path) -> list[Path]:
@@ -155,4 +164,4 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
 
 
-IMAGE_FOLDER = Kind(find=find, origin="user", reads=("image_size",), augment=augment)
+IMAGE_FOLDER = Kind(find=find, origin="user", reads=("image_size", "labels"), augment=augment)

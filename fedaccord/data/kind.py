@@ -62,6 +62,20 @@ class Reading(NamedTuple):
     max_length: int = 256  # tokens of a text
     labels: str = ""  # the names of the classes, with commas; empty: those in the files
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The labels in their order; empty: none are named.
+
+        Raises ValueError for fewer than two, and for one that is there twice.
+        """
+        names = tuple(part.strip() for part in self.labels.split(",") if part.strip())
+        if self.labels and len({*names}) < max(len(names), 2):
+            raise ValueError(
+                "labels: expected two or more different names with commas between them, got "
+                f"{self.labels!r}"
+            )
+        return names
+
 
 class Source(NamedTuple):
     """The files of a data set, and how to decode them."""

@@ -1,5 +1,6 @@
 """Data sets in a .npz file: the arrays x_train, y_train, x_test, y_test, as from numpy.savez.
 
+A client may have no samples to test on: without x_test and y_test there are none.
 Integer targets are labels of classes, float targets numbers to predict.
 """
 
@@ -18,6 +19,7 @@ from fedaccord.data.kind import ARRAYS, Decoded, Kind, Reading, Source, check_fi
 
 log = logging.getLogger("flwr")  # what a run prints
 
+TEST = ARRAYS[2:]
 MAX_CLASSES = 1_000_000  # more is a mistake, and a model of so many outputs fits nowhere
 CHANNELS = 4  # at most, of an image
 
@@ -58,7 +60,7 @@ def decode(path: Path) -> Decoded:
         _check_inputs(path, split, x, y)
     x_train, x_test = _alike(path, x_train, x_test)
     present = np.unique(y_train)
-    top = int(max(present[-1], y_test.max()))
+    top = int(max(present[-1], y_test.max(initial=0)))
     classes = len(names) or _num_classes(path, arrays) or len(present)
     if classes < 2 or top >= classes:
         raise ValueError(
@@ -78,10 +80,11 @@ def _of_numbers(path: Path, arrays: dict[str, Array], owners: Array | None) -> D
             f"(n, outputs), without an array `classes`; got y_train {y_train.shape} "
             f"{y_train.dtype} and y_test {y_test.shape} {y_test.dtype}: convert them"
         )
+    outputs = y_train.shape[1] if y_train.ndim == 2 else 1
     with np.errstate(over="ignore"):  # it becomes inf, and is reported as that
-        y_train, y_test = (y.reshape(len(y), -1).astype(np.float32) for y in (y_train, y_test))
+        y_train, y_test = (y.reshape(len(y), outputs).astype(np.float32) for y in (y_train, y_test))
     for split, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
-        if not y.size or not np.isfinite(y).all():
+        if (not y.size and split == "train") or not np.isfinite(y).all():
             raise ValueError(
                 f"npz: expected one or more finite float32 numbers in y_{split} of {path}, got "
                 f"{y.shape} with nan or inf, or none: clean them"
@@ -126,6 +129,8 @@ def _arrays(path: Path) -> dict[str, Array]:
             f"npz: expected numbers written by numpy.savez in {path}, got what cannot be read as "
             f"such ({reason}): write it anew"
         ) from error
+    if "x_train" in arrays and "y_train" in arrays and not any(key in arrays for key in TEST):
+        arrays |= {key: arrays[key.replace("test", "train")][:0] for key in TEST}
     if missing := [key for key in ARRAYS if key not in arrays]:
         raise ValueError(
             f"npz: expected the arrays {', '.join(ARRAYS)} in {path}, got none called "
@@ -185,7 +190,8 @@ def _texts(array: Array) -> tuple[str, ...]:
 
 
 def _check_labels(path: Path, split: str, y: Array) -> None:
-    if y.ndim != 1 or y.dtype.kind not in "iu" or y.size == 0 or y.min() < 0:
+    empty = y.size == 0 and split == "train"
+    if y.ndim != 1 or y.dtype.kind not in "iu" or empty or y.min(initial=0) < 0:
         from_ = f" from {y.min()} on" if y.size and y.dtype.kind in "iuf" else ""
         raise ValueError(
             f"npz: expected y_{split} of {path} as (n,) integers from 0 on, or names of classes as "
@@ -198,7 +204,7 @@ def _check_inputs(path: Path, split: str, x: Array, y: Array) -> None:
     is_images = x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] <= CHANNELS))
     channels_last = x.ndim == 4 and x.shape[3] <= CHANNELS < min(x.shape[1:3])
     is_features = x.dtype.kind == "f" and x.ndim >= 2 and not channels_last
-    if (is_images or is_features) and len(x) == len(y) and min(x.shape):
+    if (is_images or is_features) and len(x) == len(y) and min(x.shape[1:]):
         return
     if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] <= CHANNELS < x.shape[3]:
         advice = f"the channels come first: write x_{split}.transpose(0, 2, 3, 1)"

@@ -73,7 +73,7 @@ def decode(files: Sequence[Path], reading: Reading) -> Decoded:
     for split, rows in (("train", train), ("test", test)):
         if not rows:
             raise ValueError(f"text: expected rows for {split} in {files[-1]}, got none: add some")
-    names = _labels(files[0], reading.labels, [row.label for row in (*train, *test)])
+    names = _labels(files[0], reading.class_names, [row.label for row in (*train, *test)])
     check_fits("text: token ids", 4 * reading.max_length * (len(train) + len(test)))
     tokenizer = tokenizer_of(reading.tokenizer)
     x_train, x_test = (
@@ -177,9 +177,8 @@ def _split(path: Path, rows: list[Row]) -> tuple[list[Row], list[Row]]:
     return [row for row in rows if row.split == "train"], [r for r in rows if r.split == "test"]
 
 
-def _labels(path: Path, setting: str, found: Sequence[str]) -> tuple[str, ...]:
-    """The names of the classes in the order of their numbers."""
-    names = tuple(part.strip() for part in setting.split(",") if part.strip())
+def _labels(path: Path, names: tuple[str, ...], found: Sequence[str]) -> tuple[str, ...]:
+    """The names of the classes in the order of their numbers: ``names``, or those in the file."""
     present = {*found}
     if names:
         if unknown := sorted(present - {*names}):

@@ -68,7 +68,7 @@ def find_cifar10(root: Path, reading: Reading) -> Source:
     """Torchvision's files, or image files in root or in root/cifar10."""
     for folder in (root, root / "cifar10"):
         if not (root / "cifar-10-batches-py").is_dir() and (folder / "train").is_dir():
-            source = image_folder.find(folder, reading)
+            source = image_folder.find(folder, Reading())
             return Source(source.paths, partial(_decode_cifar10_images, folder, source))
     return find("CIFAR10", "cifar-10-batches-py", 10, (32, 32, 3), root, reading)
 

@@ -94,15 +94,17 @@ class MessageFleet:
         config: Mapping[str, Any] | None = None,
         partition_ids: PartitionIds | None = None,
         config_key: str = CONFIG,
+        card: Mapping[str, Any] | None = None,
     ) -> None:
-        """config: a caller's own, of training messages; config_key: its record's name."""
+        """config: a caller's own, of training messages; config_key: its record's name; card: of the
+        server's own data, as `Task.card`."""
         check_own_config(config or {}, config_key)
         self.simulated = flower.is_simulation(grid)
         self.grid = grid
         self._config, self._config_key = config or {}, config_key
         # a simulation loses no message, and handles two of a client at once: see `_still_late`
         ask_again = math.inf if self.simulated else ASK_AGAIN
-        self.roster = Roster(partition_ids=partition_ids, ask_again=ask_again)
+        self.roster = Roster(partition_ids=partition_ids, ask_again=ask_again, card=card)
         self._late: dict[str, int] = {}  # message -> client of a simulation that is late with it
 
     @property

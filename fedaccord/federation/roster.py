@@ -18,9 +18,10 @@ from fedaccord.wire.handshake import handshake, read_handshake
 
 log = logging.getLogger("flwr")
 
-ASK_AGAIN = 30.0  # seconds after which a handshake without a reply is repeated
+ASK_AGAIN = 30.0  # seconds after which a handshake without a reply is repeated, then 60, 120, ...
 GRACE = 5.0  # seconds to wait for more nodes if all that connected are refused
 MOST_LINES = 10  # refused nodes that an error names
+NOTICE = 60.0  # seconds between two lines on who is missing before round 1
 PAUSE = 0.1  # seconds between two updates before round 1
 KEY_ERROR = re.compile(r"(KeyError: )?'[^']*'")  # as it is reported
 
@@ -43,10 +44,10 @@ class Claim(NamedTuple):
 class Roster:
     """The nodes that answered the handshake, by client; only `wait_for_all` waits.
 
-    A node gets a handshake when it connects, after ``ask_again`` seconds without a reply, and when
-    it reconnects, under the same node id (a registered key) or another. A node whose reply does not
-    fit is refused with one line; it may reconnect with a better one. The number of clients is what
-    most nodes report before round 1, and stays. Nodes with data and no partition-id get one by
+    A node gets a handshake when it connects, after ``ask_again`` seconds without a reply, then after
+    twice as many and so on, and when it reconnects, under the same node id (a registered key) or
+    another. A node whose reply does not fit is refused with one line; it may reconnect with a better
+    one. The number of clients is what most nodes report before round 1, and stays. Nodes with data and no partition-id get one by
     `PartitionIds`.
     """
 
@@ -55,10 +56,11 @@ class Roster:
         clock: Callable[[], float] = time.monotonic,
         partition_ids: PartitionIds | None = None,
         ask_again: float = ASK_AGAIN,
+        card: Mapping[str, Any] | None = None,
     ) -> None:
         self.handshake = handshake()  # what nodes are asked
         self.layout: ModelLayout | None = None  # of every node's model; None: the first node's
-        self.card: Mapping[str, Any] | None = None  # of the first node that has one
+        self.card = card  # how the model is built; None: as the first node that knows it reports
         self.nodes: dict[int, int] = {}  # client -> node id, of the connected clients
         self.num_clients = 0  # C; 0 until a node has answered
         self.refused: dict[int, str] = {}  # node id -> why, of the nodes that are online
@@ -84,6 +86,7 @@ class Roster:
         ``seconds``, and soon if all connected nodes have been refused.
         """
         began = self._clock()
+        notice = began + NOTICE / 4
         while True:
             self.update(grid)
             if self.num_clients and len(self.nodes) == self.num_clients and not self._tie:
@@ -94,6 +97,9 @@ class Roster:
                 raise FederationError(f"no client could start: {next(iter(self.refused.values()))}")
             if waited > seconds:
                 raise FederationError(self._tie or self._missing(seconds))
+            if self._clock() > notice:
+                log.info("waiting for clients: %s", self._tie or self._missing(seconds))
+                notice += NOTICE
             time.sleep(PAUSE)
         self._has_begun = True
 
@@ -108,7 +114,12 @@ class Roster:
 
     def _ask(self, grid: Grid, online: set[int]) -> None:
         now = self._clock()
-        again = {n for n, it in self._questions.items() if now - it.when >= self._ask_again}
+        again = {
+            node
+            for node, it in self._questions.items()
+            # each handshake costs a slow device a process more: no more of them than it can start
+            if now - it.when >= self._ask_again * 2 ** (len(it.message_ids) - 1)
+        }
         new = online - self._claims.keys() - self.refused.keys() - self._questions.keys()
         nodes = sorted(new | again)
         if not nodes:
@@ -146,6 +157,7 @@ class Roster:
                     "expected partition-id and num-partitions in its --node-config, got neither, "
                     "and this server numbers no clients"
                 )
+            self._check_classes(card)
             self._check_model(layout)
             self.card = self.card or card
             self._claims[node] = Claim(client, num_clients or self._partition_ids.num_clients)
@@ -153,6 +165,18 @@ class Roster:
             self._refuse(node, str(error))
         except Exception as error:  # Flower's own complaints about what a message claims to be
             self._refuse(node, f"expected an answer that can be read, got {type(error).__name__}")
+
+    def _check_classes(self, card: Mapping[str, Any] | None) -> None:
+        """Raise ValueError if a node numbers its classes otherwise than the run does."""
+        if not (card and self.card):
+            return
+        names, theirs = ([*each["class-names"]] for each in (self.card, card))
+        unnamed = [str(k) for k in range(len(names))]
+        if names != theirs and (unnamed not in (names, theirs) or len(names) != len(theirs)):
+            raise ValueError(
+                f"expected the classes {listed(names)} in this order, got {listed(theirs)}: name "
+                "all of them at every site, by labels= of the run or as the data set allows"
+            )
 
     def _check_model(self, layout: ModelLayout | None) -> None:
         """Raise ValueError, which names the first tensor, if a node's model is not the run's."""
@@ -259,7 +283,12 @@ class Roster:
         return (
             f"expected {self.num_clients or 'some'} clients within {seconds:g} s, got "
             f"{len(self.nodes)}; missing partition-ids: {listed(missing) if missing else 'all'}"
-            + (f"; nodes without a number: {waiting}, fewer than are missing" if waiting else "")
+            + (
+                f"; nodes without a number: {waiting}, fewer than are missing: does num-clients "
+                "count them?"
+                if waiting
+                else ""
+            )
             + (f"; left out: {refused}" if refused else "")
             + ". Start their SuperNodes or give them more time with wait-timeout"
         )

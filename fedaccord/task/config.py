@@ -55,8 +55,9 @@ class TaskConfig:
     )
     labels: str = option(
         "",
-        "text: names of the classes in their order, with commas; empty: those in the data",
-        only={"dataset": ["text"]},
+        "text, image-folder: names of the classes in their order, with commas, for sites that may "
+        "lack some; empty: those in the data",
+        only={"dataset": ["text", "image-folder"]},
     )
     partition: str = option(
         "dirichlet",

@@ -32,7 +32,8 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
     data = datasets.load(config.dataset, config.data_dir, config.reading)
     measured = config.metrics or ("accuracy" if data.classes else "mae")
     metrics.select(measured, of_classes=data.classes > 0)
-    x, y, test = data.x_train, data.y_train, (data.x_test, data.y_test)
+    x, y = data.x_train, data.y_train
+    test = (data.x_test, data.y_test) if len(data.y_test) else None
     held = _held_out(len(y), config.validation, config.seed) if config.validation else None
     drawn = config.samples_per_client and config.partition not in GIVEN and not whole
     if drawn and held is not None:  # clients get the other samples

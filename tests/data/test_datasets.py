@@ -486,6 +486,28 @@ def test_image_folder_refuses_fewer_than_two_classes(draw: Draw) -> None:
         load_folder(root)
 
 
+def test_named_classes_keep_their_labels_at_a_site_that_lacks_some(pets: Path) -> None:
+    data = load_folder(pets, Reading(labels="bird, cat, cow, dog"))
+    assert data.class_names == ("bird", "cat", "cow", "dog")
+    assert (data.y_train.tolist(), data.y_test.tolist()) == ([1, 1, 3], [1, 3])
+    (pets / "train" / "dog" / "1.PNG").unlink()
+    (pets / "train" / "dog").rmdir()  # in the test samples alone
+    assert load_folder(pets, Reading(labels="bird,cat,dog")).y_test.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("labels", "line"),
+    [
+        ("cat,bird", "every class folder of .* among cat, bird, got dog: add it"),
+        ("cat,dog,cat", "two or more different names with commas between them, got 'cat,dog,cat'"),
+        ("cat", "two or more different names"),
+    ],
+)
+def test_image_folder_refuses_wrong_labels(pets: Path, labels: str, line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        load_folder(pets, Reading(labels=labels))
+
+
 def test_image_folder_refuses_different_classes_in_train_and_test(draw: Draw, pets: Path) -> None:
     draw("test/horse/1.png", (1, 1, 1))
     with pytest.raises(ValueError, match=r"same class folders.*horse"):
@@ -578,6 +600,13 @@ def test_names_of_classes_are_kept_where_they_are_known(tmp_path: Path, pets: Pa
 NAMES = np.array(["a", "b", "a", "b", "a"])
 
 
+@pytest.mark.parametrize("y_train", [np.array([0, 1, 2, 1, 0]), NAMES, np.array([0.5, 1, 2, 1, 0])])
+def test_npz_without_test_samples(tmp_path: Path, y_train: Any) -> None:
+    data = load_npz(tmp_path, **features(y_train=y_train, x_test=None, y_test=None))
+    assert (len(data.x_train), data.x_test.shape, len(data.y_test)) == (5, (0, 3), 0)
+    assert data.y_test.dtype == data.y_train.dtype
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -595,7 +624,9 @@ NAMES = np.array(["a", "b", "a", "b", "a"])
         ({"classes": 10**9}, "`classes` .* from 2 to 1,000,000 or .* got 1000000000"),
         ({"classes": "many"}, r"different names, got shape \(\) with 1"),
         ({"x_train": np.ones((5, 3, 32, 32), np.uint8)}, r"write x_train.transpose\(0, 2, 3, 1\)"),
-        ({"x_test": None, "y_test": None}, "got none called x_test, y_test"),
+        ({"x_test": None}, "got none called x_test"),
+        ({"y_test": None}, "got none called y_test"),
+        ({"x_train": None, "x_test": None, "y_test": None}, "called x_train, x_test, y_test"),
         ({"y_train": np.array([0, 1, 2, 1])}, r"x_train .* as 4 uint8 images"),
         ({"y_train": np.array([0.0, 1, 2, 1, 0])}, r"integers from 0 on, .* got \(5,\) float64"),
         ({"y_train": np.array([0, 1, -2, 1, 0])}, "from -2 on"),

@@ -98,7 +98,7 @@ def test_what_is_decoded_depends_on_settings_and_files(tmp_path: Path) -> None:
         ("sentence,label\na,0\n", {}, r"columns `text` and `label` in row 1 .*'sentence', 'label'"),
         ("text,label\na,0\nb\n", {}, r"columns .* in row 2 of .*'text', 'label' with label None"),
         ("text,label\n", {}, "expected rows for train"),
-        ("text,label\na,neg\n", {"labels": "neg"}, "two or more different labels"),
+        ("text,label\na,neg\n", {"labels": "neg"}, "labels: expected two or more different names"),
         ("text,label\na,pos\n", {"labels": "pos,bad"}, "among pos, bad, got 'neg'"),
         (TRAIN, {"tokenizer": "tests.own:no_size"}, "^tokenizer: .*the attribute vocab_size"),
         (TRAIN, {"tokenizer": "tests.own:zeros"}, "ids from 1 to 2 .* of tests.own:zeros, got"),

@@ -37,7 +37,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "evaluated at the clients": {"evaluation": "clients", "keep-best": "client-loss"},
     "held-out samples": {"algo": "fedavg", "validation": 0.1},
     "private": {"algo": "fedavg", "sampling": "bernoulli", "dp.noise-multiplier": 1.0},
-    "simulated devices": {"algo": "fedavg", "device-profile": "lognormal"},
+    "simulated devices": {"device-profile": "lognormal", "schedule": "buffered"},
     "failed": {"algo": "fedavg", "lr": 1e30, "clip-norm": 0.0},
 }
 

@@ -1,5 +1,6 @@
 """The roster: what is wrong with a node concerns that node alone, never the run."""
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,7 @@ from flwr.clientapp import ClientApp
 
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.roster import ASK_AGAIN, GRACE, Roster
+from fedaccord.wire.handshake import Introduction, read_handshake
 from tests.server.net import Clock, Net
 
 
@@ -62,6 +64,45 @@ def test_a_slow_answer_is_waited_for_and_the_node_is_not_asked_all_the_time(
     clock.at(0.9 * ASK_AGAIN, net.late.clear)
     roster.wait_for_all(net, 600)
     assert net.hellos == [10]
+
+
+def test_a_device_that_is_slow_to_reply_is_asked_less_and_less(
+    roster: Roster, net: Net, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every handshake starts a process on the device: as many as time allows would never end."""
+    net.join(10, 0, 1)
+    net.late.add(10)
+    clock.at(20 * ASK_AGAIN, net.late.clear)
+    with caplog.at_level(logging.INFO, "flwr"):
+        roster.wait_for_all(net, 600 + ASK_AGAIN)
+    assert net.hellos == [10] * 5  # after 1, 1 + 2, 1 + 2 + 4 and 15 times as long
+    lines = [line for line in caplog.messages if "waiting for clients" in line]
+    assert 5 < len(lines) < 15
+    assert "got 0; missing partition-ids: all" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("others", "line"),
+    [
+        (["cat", "dog"], ""),
+        (["0", "1"], ""),  # its data name none
+        (["dog", "cat"], "expected the classes ['cat', 'dog'] in this order, got ['dog', 'cat']"),
+        (["cat", "cow"], "expected the classes ['cat', 'dog'] in this order, got ['cat', 'cow']"),
+        (["cat"], "expected the classes ['cat', 'dog'] in this order, got ['cat']"),
+    ],
+)
+def test_a_node_that_numbers_its_classes_otherwise_is_left_out(
+    net: Net, clock: Clock, monkeypatch: pytest.MonkeyPatch, others: list[str], line: str
+) -> None:
+    def read(reply: Message) -> Introduction:
+        return read_handshake(reply)._replace(card={"class-names": others})
+
+    monkeypatch.setattr("fedaccord.federation.roster.read_handshake", read)
+    roster = Roster(clock, card={"class-names": ["cat", "dog"]})
+    net.join(10, 0, 1)
+    roster.update(net)
+    assert (line in roster.refused[10]) if line else not roster.refused
+    assert one_line(roster.refused.get(10, "none"))
 
 
 def test_a_node_that_takes_longer_than_the_next_question_is_heard(
