@@ -44,11 +44,11 @@ class Claim(NamedTuple):
 class Roster:
     """The nodes that answered the handshake, by client; only `wait_for_all` waits.
 
-    A node gets a handshake when it connects, after ``ask_again`` seconds without a reply, then after
-    twice as many and so on, and when it reconnects, under the same node id (a registered key) or
-    another. A node whose reply does not fit is refused with one line; it may reconnect with a better
-    one. The number of clients is what most nodes report before round 1, and stays. Nodes with data and no partition-id get one by
-    `PartitionIds`.
+    A node gets a handshake when it connects, after ``ask_again`` seconds without a reply, then
+    after twice as many and so on, and when it reconnects, under the same node id (a registered
+    key) or another. A node whose reply does not fit is refused with one line; it may reconnect
+    with a better one. The number of clients is what most nodes report before round 1, and stays.
+    Nodes with data and no partition-id get one by `PartitionIds`.
     """
 
     def __init__(

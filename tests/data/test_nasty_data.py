@@ -56,10 +56,9 @@ def test_nasty_data_is_usable_or_one_line(
 
 
 def holds(task: Task) -> str:
-    x, test = task.clients.x, task.test
-    assert test is not None
+    x, tests = task.clients.x, len(task.test[0]) if task.test else 0
     classes = task.card["arguments"]["classes"]
-    return f"{len(x)} + {len(test[0])} of {(*x[0].shape,)} in {classes}"
+    return f"{len(x)} + {tests} of {(*x[0].shape,)} in {classes}"
 
 
 def test_the_kinds_are_many_and_each_has_its_name() -> None:

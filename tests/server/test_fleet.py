@@ -54,7 +54,7 @@ def test_nobody_waits_three_seconds_for_a_reply_or_for_ever() -> None:
         assert fleet._receive([], 1e9) == fleet._receive([None], 1e9) == []
 
 
-@pytest.mark.parametrize(("simulated", "asked"), [(True, 1), (False, 4)])
+@pytest.mark.parametrize(("simulated", "asked"), [(True, 1), (False, 3)])
 def test_a_simulation_is_asked_once(
     simulated: bool, asked: int, net: Net, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
