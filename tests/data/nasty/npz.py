@@ -170,7 +170,7 @@ NPZ: dict[str, Case] = (
         "a member in a folder": Case(
             of_member("data/x_train.npy", npy(np.ones((6, 3)))), "got none called x_train"
         ),
-        "no test arrays": Case(of_arrays(x_test=None, y_test=None), holds="6 + 0 of (3,) in 2"),
+        "no test arrays": Case(of_arrays(x_test=None, y_test=None), "", "6 + 0 of (3,) in 3"),
         "no arrays": Case(
             of_damage(lambda content: b"PK\x05\x06" + bytes(18)),
             "got none called x_train, y_train, x_test, y_test",
@@ -209,7 +209,7 @@ NPZ: dict[str, Case] = (
             of_arrays(x_train=np.ones((0, 3)), y_train=Y_TRAIN[:0]), "got (0,) int64"
         ),
         "no test samples": Case(
-            of_arrays(x_test=np.ones((0, 3)), y_test=Y_TEST[:0]), holds="6 + 0 of (3,) in 2"
+            of_arrays(x_test=np.ones((0, 3)), y_test=Y_TEST[:0]), "", "6 + 0 of (3,) in 3"
         ),
         "nan": Case(of_arrays(x_train=np.full((6, 3), np.nan)), "got nan or inf"),
         "inf in the test": Case(of_arrays(x_test=np.full((2, 3), np.inf)), "got nan or inf"),
