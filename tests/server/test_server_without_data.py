@@ -82,6 +82,46 @@ def test_a_site_with_another_number_of_features_is_left_out(
     assert json.loads((tmp_path / "x" / "summary.json").read_text())["status"] == "failed"
 
 
+def without_test(file: Path) -> None:
+    with np.load(file) as arrays:
+        train = {name: arrays[name] for name in ("x_train", "y_train")}
+    np.savez(file, **train)
+
+
+def test_a_site_without_test_samples_trains_and_evaluates_nothing(
+    tmp_path: Path, files: list[Path]
+) -> None:
+    without_test(files[1])
+    metrics = pd.read_csv(federate(tmp_path, files, name="x") / "metrics.csv")
+    assert metrics["evaluation-empty"].tolist() == [1, 1, 1]
+    assert metrics["replies"].tolist()[1:] == [3, 3]
+    assert metrics["client-accuracy"].notna().all()
+
+
+@pytest.mark.parametrize("evaluation", ["server", "both"])
+def test_a_server_that_evaluates_needs_test_samples(
+    tmp_path: Path, files: list[Path], evaluation: str
+) -> None:
+    without_test(files[1])
+    more = {"evaluation": evaluation, "data-dir": str(files[1])}
+    line = f"evaluation={evaluation}: expected test samples for the server, the data set has none"
+    with pytest.raises(ValueError, match=line):
+        federate(tmp_path, files, name="x", **more)
+
+
+def test_sites_whose_labels_mean_other_classes_are_left_out(
+    tmp_path: Path, files: list[Path]
+) -> None:
+    for file, names in zip(files, (["cat", "dog"], ["cat", "dog"], ["bird", "cat"]), strict=True):
+        with np.load(file) as arrays:
+            np.savez(file, **arrays, classes=np.array(names))
+    with pytest.raises(FederationError) as refusal:
+        federate(tmp_path, files, name="x")
+    assert "expected the classes ['cat', 'dog'] in this order, got ['bird', 'cat']" in str(
+        refusal.value
+    )
+
+
 def spoil(card: Any) -> Callable[..., Any]:
     """The ClientApp's handshake with another card; None: without one."""
 
