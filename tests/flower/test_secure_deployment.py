@@ -59,7 +59,7 @@ def test_the_page_says_what_works_and_who_is_refused(tmp_path: Path) -> None:
     blocks = [block.splitlines() for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
     (init,), (start_server,), (key,), (_, *register), (start,), (listed, submit) = blocks
     inline = sorted({*re.findall(r"`((?:fedaccord|flwr) [^`]+)`", text)})
-    renew, doctor, stop, unregister = inline
+    renew, _device, doctor, stop, unregister = inline  # start scripts run the second
     doctor = doctor.replace("DIR", ".")
     sizes = digits_files(tmp_path)
     flower = lab.flower
