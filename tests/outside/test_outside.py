@@ -96,7 +96,7 @@ def test_it_is_in_the_table(report: dict[str, Any]) -> None:
     (row,) = (k for k, line in enumerate(lines) if "fedgrow" in line)
     line = lines[row]
     assert lines[row + 1].strip() == "FedAvg with a proximal term that grows over the run"
-    assert line.split()[-5:] == ["1", "1", "1", "0", "1"]  # costs, computed
+    assert line.split()[-6:] == ["1", "1", "1", "0", "1", "no"]  # costs, computed; buffered
 
 
 def test_its_rounds_are_those_of_the_formula(report: dict[str, Any]) -> None:
