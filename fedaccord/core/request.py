@@ -19,21 +19,30 @@ class ModelSettings(NamedTuple):
     precision: str = "float32"
     buffers: str = "refuse"  # what happens to persistent buffers
     local_parameters: str = ""  # patterns of the names of parameters that stay at the client
+    frozen_parameters: str = ""  # patterns of the names of parameters that keep their values
 
     def local_names(self, names: Collection[str]) -> set[str]:
         """Those of the trained parameters' names that a pattern matches. Raises ValueError if one
         matches none."""
-        matched: set[str] = set()
-        for pattern in filter(None, (part.strip() for part in self.local_parameters.split(","))):
-            found = {name for name in names if fnmatchcase(name, pattern)}
-            if not found:
-                raise ValueError(
-                    "local-parameters: expected patterns of the names of trained parameters, "
-                    f"{pattern!r} matches none{did_you_mean(pattern, names)}; the model has "
-                    f"{', '.join([*names][:3])}{', ...' if len(names) > 3 else ''}"
-                )
-            matched |= found
-        return matched
+        return _matched("local-parameters", self.local_parameters, "trained parameters", names)
+
+    def frozen_names(self, names: Collection[str]) -> set[str]:
+        """Those of all parameters' names that a pattern matches. Raises ValueError as above."""
+        return _matched("frozen-parameters", self.frozen_parameters, "parameters", names)
+
+
+def _matched(key: str, patterns: str, of: str, names: Collection[str]) -> set[str]:
+    matched: set[str] = set()
+    for pattern in filter(None, (part.strip() for part in patterns.split(","))):
+        found = {name for name in names if fnmatchcase(name, pattern)}
+        if not found:
+            raise ValueError(
+                f"{key}: expected patterns of the names of {of}, "
+                f"{pattern!r} matches none{did_you_mean(pattern, names)}; the model has "
+                f"{', '.join([*names][:3])}{', ...' if len(names) > 3 else ''}"
+            )
+        matched |= found
+    return matched
 
 
 DEFAULT = ModelSettings()
@@ -97,10 +106,13 @@ class TrainInstruction(NamedTuple):
     durable: int = -1  # `accepted` in the server's last checkpoint, which does not hold the state
     buffers: str = "refuse"
     local_parameters: str = ""
+    frozen_parameters: str = ""
 
     @property
     def model_settings(self) -> ModelSettings:
-        return ModelSettings(self.precision, self.buffers, self.local_parameters)
+        return ModelSettings(
+            self.precision, self.buffers, self.local_parameters, self.frozen_parameters
+        )
 
     @property
     def config(self) -> LocalConfig:

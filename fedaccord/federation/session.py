@@ -165,6 +165,7 @@ class Session:
             precision=method.precision,
             buffers=method.buffers,
             local_parameters=method.local_parameters,
+            frozen_parameters=method.frozen_parameters,
             federation=self.federation,
             attempt=self.attempt,
         )

@@ -165,6 +165,11 @@ class Settings:
         "patterns of names, separated by commas, of parameters that each client keeps for itself, "
         "as head.* or *norm*",
     )
+    frozen_parameters: str = option(
+        "",
+        "patterns of names, separated by commas, of parameters that keep their values and are "
+        "never sent, as encoder.* or *lora_A*",
+    )
 
     def __post_init__(self) -> None:
         for field in options(type(self)):
@@ -173,7 +178,9 @@ class Settings:
 
     @property
     def model_settings(self) -> ModelSettings:
-        return ModelSettings(self.precision, self.buffers, self.local_parameters)
+        return ModelSettings(
+            self.precision, self.buffers, self.local_parameters, self.frozen_parameters
+        )
 
     def local_training(self) -> str:
         """How clients train and are averaged, in one line: what applies if nothing is set too."""

@@ -21,6 +21,8 @@ def layout_of(arrays: ArrayRecord, settings: ModelSettings) -> ModelLayout:
     tensors = {name: to_tensor(array) for name, array in arrays.items()}
     buffers = {name: x for name, x in tensors.items() if _is_buffer(name, x)}
     parameters = {name: x for name, x in tensors.items() if name not in buffers}
+    frozen = settings.frozen_names(parameters)
+    parameters = {name: x for name, x in parameters.items() if name not in frozen}
     if not parameters:
         kinds = [f"{name}: {x.dtype}" for name, x in tensors.items()]
         raise ValueError(

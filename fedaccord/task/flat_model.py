@@ -23,7 +23,8 @@ class FlatModel:
     * *shared* parameters are trained and exchanged: w (d,), in the order of
       ``module.parameters()``, a tied one once;
     * *local* parameters are trained and stay at the client: `local`, beside w;
-    * *frozen* ones (``requires_grad=False``) keep their values and are never sent;
+    * *frozen* ones (``requires_grad=False``, or frozen_parameters, which sets that) keep their
+      values and are never sent;
     * persistent *buffers*, such as running statistics, follow ``buffers``: ``refuse``, ``freeze``
       (as frozen parameters; their modules are in evaluation mode in training too), ``mean``
       (averaged over the clients: `read_buffers`), ``local`` (each client's own, in `local`).
@@ -31,8 +32,8 @@ class FlatModel:
     The shared parameters are views into ``w`` and their gradients views into ``g``: a step on w is
     a step of the model, and a backward pass writes into g. Nothing is copied between the two.
 
-    w, g: (d,) of one dtype on one device. local_parameters: patterns of names as in a shell,
-    separated by commas, as ``"head.*"``. forward: as of `BatchFormat`.
+    w, g: (d,) of one dtype on one device. local_parameters, frozen_parameters: patterns of names
+    as in a shell, separated by commas, as ``"head.*"``. forward: as of `BatchFormat`.
 
     Raises ValueError for a model without shared parameters, with buffers that are refused, or
     without a parameter that a pattern matches.
@@ -46,6 +47,7 @@ class FlatModel:
         device: torch.device | str | None = None,
         buffers: str = "refuse",
         local_parameters: str = "",
+        frozen_parameters: str = "",
         forward: Forward | None = None,
     ) -> None:
         self.forward = forward
@@ -53,14 +55,22 @@ class FlatModel:
         self.policy = buffers
         state = _buffers(module, buffers)
         self.module = module.to(device=device, dtype=dtype)
-        trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        is_local = ModelSettings(local_parameters=local_parameters).local_names(trained)
+        named = dict(self.module.named_parameters())
+        roles = ModelSettings(
+            local_parameters=local_parameters, frozen_parameters=frozen_parameters
+        )
+        for name in roles.frozen_names(named):
+            named[name].requires_grad_(False)
+        trained = {n: p for n, p in named.items() if p.requires_grad}
+        is_local = roles.local_names(trained)
         shared = {n: p for n, p in trained.items() if n not in is_local}
         own = {n: p for n, p in trained.items() if n in is_local}
         if not shared:
+            kept = f" beside local-parameters={local_parameters!r}" if own else ""
+            fixed = f" beside frozen-parameters={frozen_parameters!r}" if frozen_parameters else ""
             raise ValueError(
                 f"model: expected parameters to train and exchange, {type(module).__name__} has "
-                "none" + (f" beside local-parameters={local_parameters!r}" if own else "")
+                f"none{kept}{fixed}"
             )
         self.names = [*shared]
         self.shapes = [p.shape for p in shared.values()]
@@ -81,17 +91,17 @@ class FlatModel:
         self.gradients = self.views(self.g) + _views(self.g_local, own.values())
         for p, g_p in zip(self.parameters, self.gradients, strict=True):
             p.grad = g_p
-        named = {n: b for n, b in self.module.named_buffers() if n in state}
-        self.frozen: dict[str, Tensor] = {
-            n: p for n, p in self.module.named_parameters() if not p.requires_grad
-        } | (named if buffers == "freeze" else {})
-        self._mean = named if buffers == "mean" else {}
-        self._local = named if buffers == "local" else {}
+        held = {n: b for n, b in self.module.named_buffers() if n in state}
+        self.frozen: dict[str, Tensor] = {n: p for n, p in named.items() if not p.requires_grad} | (
+            held if buffers == "freeze" else {}
+        )
+        self._mean = held if buffers == "mean" else {}
+        self._local = held if buffers == "local" else {}
         self._still = [
             m
             for m in self.module.modules()
             if buffers == "freeze"
-            and any(any(b is own for own in named.values()) for b in m.buffers(recurse=False))
+            and any(any(b is own for own in held.values()) for b in m.buffers(recurse=False))
         ]
         for still in self._still:  # the module itself may be in training mode already
             still.eval()
@@ -210,6 +220,7 @@ def flat_model(
         device=device,
         buffers=settings.buffers,
         local_parameters=settings.local_parameters,
+        frozen_parameters=settings.frozen_parameters,
         forward=forward,
     )
 

@@ -23,6 +23,7 @@ FEDAVG_BY_ANOTHER_NAME = (
     "fedper",
     "fedbn",
     "lg-fedavg",
+    "ffa-lora",
 )  # one that readers look for
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PRESETS = presets()

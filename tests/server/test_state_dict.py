@@ -109,6 +109,13 @@ def test_local_parameters_stay_where_they_are() -> None:
         start(FedAvg(buffers="freeze", local_parameters="head", **SETTINGS))
 
 
+def test_a_part_that_is_frozen_by_its_name_stays() -> None:
+    strategy = FedAvg(buffers="freeze", frozen_parameters="0.*,1.*", **SETTINGS)
+    state, before = start(strategy).arrays.to_torch_state_dict(), net().state_dict()
+    moved = [name for name in state if not torch.equal(state[name], before[name])]
+    assert moved == ["3.weight", "3.bias"]
+
+
 def test_a_part_that_is_frozen_at_the_clients_alone_is_named() -> None:
     strategy = FedAvg(buffers="freeze", **SETTINGS)
     with pytest.raises(FederationError, match="no client could start") as e:

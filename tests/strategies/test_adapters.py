@@ -36,12 +36,16 @@ def merged(found: dict[str, Tensor], like: LoRA) -> Tensor:
     return found["B"] @ found.get("A", like.A.detach())
 
 
-@pytest.mark.parametrize("freeze_A", [True, False])
-def test_the_mean_of_adapters_is_that_of_products_if_A_is_frozen(freeze_A: bool) -> None:
-    model = adapter(freeze_A)
+@pytest.mark.parametrize(("freeze_A", "names"), [(True, ""), (False, "A"), (False, "")])
+def test_the_mean_of_adapters_is_that_of_products_if_A_is_frozen(
+    freeze_A: bool, names: str
+) -> None:
+    """By the model itself, or by its name."""
+    model, keys = adapter(freeze_A), SETTINGS | {"frozen_parameters": names, "participation": 1.0}
+    freeze_A = freeze_A or bool(names)
 
     def trained(clients: Any) -> dict[str, Tensor]:
-        return simulate("fedavg", clients=clients, model=model, participation=1.0, **SETTINGS).model
+        return simulate("fedavg", clients=clients, model=model, **keys).model
 
     alone = [trained([client]) for client in CLIENTS]
     together = trained(CLIENTS)

@@ -19,7 +19,7 @@ from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.run import Run
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import METHODS
-from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.flat_model import flat_model
 from tests.federation import half_square, linear
 from tests.grid import FIRST_NODE, InProcessGrid
 from tests.plugins.test_composition import make
@@ -172,7 +172,7 @@ def app_of(models: Any) -> ClientApp:
 
 
 def over_messages(method: FederatedStrategy, models: Any, model: nn.Module) -> Run:
-    roles = FlatModel(model, buffers=method.buffers, local_parameters=method.local_parameters)
+    roles = flat_model(model, method.model_settings)
     initial = ArrayRecord(roles.state_dict() | roles.named_buffers())
     with InProcessGrid(app_of(models), C) as grid, quiet():
         fleet = MessageFleet(grid)
@@ -208,6 +208,17 @@ class Thawed(Roles):
     def __init__(self) -> None:
         super().__init__()
         self.scale.requires_grad_()
+
+
+def test_what_is_frozen_by_its_name_is_as_what_the_model_freezes() -> None:
+    more = {"buffers": "mean", "local_parameters": "head.*"}
+    here = run("scaffold", Roles(), **more)
+    assert torch.equal(
+        run("scaffold", Thawed(), **more, frozen_parameters="sc*").weights, here.weights
+    )
+    method = small("scaffold", **more, frozen_parameters="sc*")
+    found = over_messages(method, lambda i: Thawed(), Thawed())
+    assert torch.equal(found.state.w, here.state.w)
 
 
 @pytest.mark.parametrize(

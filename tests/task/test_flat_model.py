@@ -151,6 +151,9 @@ def frozen() -> nn.Sequential:
         (net, {"local_parameters": "*"}, ["has none beside local-parameters='*'"]),
         (net, {"local_parameters": "head.*"}, ["'head.*' matches none", "0.weight, 0.bias"]),
         (frozen, {"local_parameters": "0.*"}, ["'0.*' matches none", "2.weight"]),
+        (net, {"frozen_parameters": "*"}, ["has none beside frozen-parameters='*'"]),
+        (net, {"frozen_parameters": "1.*"}, ["'1.*' matches none", "0.weight, 0.bias"]),
+        (net, {"frozen_parameters": "0.*", "local_parameters": "0.*"}, ["'0.*' matches none"]),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(
@@ -185,6 +188,14 @@ def test_frozen_tensors_are_not_in_w_and_known_by_hash() -> None:
         model.module[0].bias[1] += 1e-7
     after = model.frozen_hashes()
     assert [name for name in before if before[name] != after[name]] == ["0.bias"]
+
+
+def test_parameters_are_frozen_by_their_names() -> None:
+    named, module = net(), frozen()
+    for _ in range(2):  # a module that an earlier run has frozen
+        model, marked = FlatModel(named, frozen_parameters="0.*"), FlatModel(module)
+    assert model.layout == marked.layout
+    assert [*model.frozen] == ["0.weight", "0.bias"]
 
 
 def test_local_parameters_are_trained_beside_w() -> None:
