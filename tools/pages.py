@@ -224,7 +224,7 @@ def _arguments(kind: type[FederatedStrategy]) -> "list[Field[Any]]":
     """The Python arguments of a composed method: settings of its own plug-ins."""
     inherited = {f.name for f in dataclasses.fields(FederatedStrategy)}
     inherited |= {f.name for f in own_options(kind)}
-    return [f for f in dataclasses.fields(kind) if f.name not in inherited]
+    return [f for f in dataclasses.fields(kind) if f.repr and f.name not in inherited]
 
 
 def _plugin(name: str, kind: type) -> list[str]:

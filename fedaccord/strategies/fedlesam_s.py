@@ -20,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from fedaccord.core import LocalConfig, LocalResult, Vector, option
+from fedaccord.core import LocalConfig, LocalResult, Vector, argument, option
 from fedaccord.strategies.fedlesam import FedLESAM, FedLESAMClient
 from fedaccord.strategies.scaffold import Scaffold, ScaffoldClient
 
@@ -47,6 +47,7 @@ class FedLESAMS(Scaffold):
     fixed_anchor = FedLESAM.fixed_anchor
     refuses: ClassVar = FedLESAM.refuses
 
+    upload: str = argument("both", "w_{i,K} and the control variate", shown=False)
     radius: float = option(0.05, "L2 radius of the perturbation", low=0)
 
     def rule(self) -> FedLESAMSClient:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from fedaccord.core import Cohort, LocalResult, Vector, option
+from fedaccord.core import Cohort, LocalResult, Vector, argument, option
 from fedaccord.core.optimizer import Schedule
 from fedaccord.strategies.scaffold import ClientState, Down, Scaffold, ScaffoldClient, ServerState
 
@@ -55,6 +55,7 @@ class FedMoSWA(Scaffold):
     synchronous = "c follows the c_i of one round"
     replaces: ClassVar = {"lr_schedule": "the rates of fedmoswa fall linearly within a round"}
 
+    upload: str = argument("both", "w_{i,K} and the control variate", shown=False)
     server_lr: float = option(1.5, "server rate: how far to go towards the average", low=0)
     gamma: float = option(
         0.2, "share of the cohort in c", above=0, high=1, tried="0.05, 0.1, 0.2, 0.5"

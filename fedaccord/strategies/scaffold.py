@@ -6,6 +6,7 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020, arXiv:1910.06378, Alg
             c_i+ = c_i - c + d_bar,   d_bar = (w_{i,0} - w_{i,K}) / (K lr)
     server  w^{t+1} = w^t + server_lr (w_bar - w^t)
             c <- c + (1/C) sum over the active clients of (c_i+ - c_i)       C, not P
+            the same from w_bar: c <- c + (P/C) ((w^t - w_bar) / (K lr) - c)   equal K and lr
 
 When to use: where the exact optimum counts and clients come back, as in cross-silo federations. It
 is exact at any participation, but c_i ages while its client is away, and traffic is twice FedAvg's
@@ -16,7 +17,10 @@ always; some released code starts them from the parameter values, which breaks t
 true displacement, so that c_i stays an average of gradients when relaxed initialisation moves the
 start. With another optimiser than SGD a displacement is no such average: d_bar is the mean of the
 steps' directions g_i(w) - c_i + c, and c_i+ the mean of their gradients. Clients count equally (no
-weighting=examples): mean(c_i) = c is a plain mean.
+weighting=examples): mean(c_i) = c is a plain mean. If all take K equal steps of SGD from w^t, the
+second vector of an upload follows from the first: `upload` says when it is left out. Compressed
+uploads leave it out, as SCALLION does (arXiv:2308.08165), in half of the bytes; plain ones have
+both by default, because the sum is rounded differently.
 """
 
 from dataclasses import dataclass
@@ -30,10 +34,15 @@ from fedaccord.core import (
     LocalConfig,
     LocalResult,
     LocalRule,
+    Model,
+    PlugIn,
     Vector,
     option,
 )
+from fedaccord.core.optimizer import SGD
+from fedaccord.core.plugin import combine
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.plugins.compress import Compress
 
 
 class Down(NamedTuple):
@@ -75,6 +84,22 @@ class ScaffoldClient(LocalRule):
         return ClientState(c_i=state.c_i + read.dc_i)
 
 
+@dataclass(frozen=True)
+class ScaffoldOneClient(ScaffoldClient):
+    """Sends w_{i,K} alone, from which c_i+ - c_i follows if all clients take equal steps."""
+
+    sends = Model
+
+    def upload(self, w_K: Vector, down: Down, state: ClientState, result: LocalResult) -> Model:
+        return Model(w_K)
+
+    def remember(
+        self, read: Any, down: Down, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        d_bar = (down.w - read.w).div_(result.length)
+        return ClientState(c_i=d_bar.sub_(down.c).add_(state.c_i))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scaffold(FederatedStrategy):
     assumes_sgd = False
@@ -84,8 +109,47 @@ class Scaffold(FederatedStrategy):
 
     server_lr: float = option(1.0, "server rate: how far to go towards the average", low=0)
 
+    upload: str = option(
+        "auto",
+        "vectors of an upload: both, or one (w_{i,K}, from which the other follows if all clients "
+        "take equal steps of SGD from w^t); auto: one with compress if that holds, else both",
+        choices=("auto", "one", "both"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.upload == "one" and (why := self._why_both()):
+            raise ValueError(f"upload: expected both with {type(self).__name__}, got 'one': {why}")
+
     def rule(self) -> ScaffoldClient:
-        return ScaffoldClient()
+        return ScaffoldOneClient() if self._sends_one else ScaffoldClient()
+
+    @property
+    def _sends_one(self) -> bool:
+        if self.upload != "auto":
+            return self.upload == "one"
+        return any(isinstance(p, Compress) for p in self._plugins()) and not self._why_both()
+
+    def _plugins(self) -> list[PlugIn]:
+        """Those in use, before they are fitted to the method."""
+        return [p for p in combine(self.own_plugins(), self.plugins) if not p.is_off]
+
+    def _why_both(self) -> str:
+        """Why c_i+ - c_i does not follow from w_{i,K}; empty: it does."""
+        plugins = self._plugins()
+        if not self.local_steps:
+            return "with local-epochs clients may take unequal numbers of steps"
+        if not isinstance(self.own_optimizer(), SGD):
+            return f"the steps of {self.optimizer_name} are no displacement"
+        if any(type(p).start is not PlugIn.start for p in plugins):
+            return "relaxed initialisation moves the start"
+        if any(p.graph(self.seed) is not None for p in plugins):
+            return "under gossip no server averages"
+        if self.is_buffered:
+            return "buffered replies began from different models"
+        if any(p.guarantee() is not None for p in plugins):
+            return "with dp the server does not know how many replies a sum has"
+        return ""
 
     def init(self, w: Vector) -> ServerState:
         return ServerState(c=torch.zeros_like(w))
@@ -94,8 +158,12 @@ class Scaffold(FederatedStrategy):
         return Down(w, state.c)
 
     def aggregate(
-        self, w: Vector, ups: Up, state: ServerState, cohort: Cohort
+        self, w: Vector, ups: Any, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
         w_bar = cohort.mean(ups.w)
-        c = cohort.sum(ups.dc_i).div_(cohort.num_clients).add_(state.c)
+        if self._sends_one:
+            dc = (w - w_bar).div_(cohort.lengths[0]).sub_(state.c)
+            c = dc.mul_(cohort.participation).add_(state.c)
+        else:
+            c = cohort.sum(ups.dc_i).div_(cohort.num_clients).add_(state.c)
         return torch.lerp(w, w_bar, self.server_lr), ServerState(c)
