@@ -1,9 +1,9 @@
 """Figures for papers, as PDF and PNG: curves by round, and accuracy against what it cost."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import cycle
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
@@ -24,14 +24,32 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, told apart by the colour-blind, without the yellow that paper loses
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 DASHES = ("solid", "dashed", "dotted", "dashdot")
+MARKERS = dict(zip(COLOURS, "os^Dv<>", strict=True))  # tell colours apart in grey
 PARTS = ("raw", "smooth", "low", "high")  # of a metric's curve
 
 
-def styles(number: int) -> Iterator[tuple[str, str]]:
-    """(colour, dashes) of each of so many lines: no two alike below 28."""
-    pairs = [(colour, dash) for dash in DASHES for colour in COLOURS]
-    for _, pair in zip(range(number), cycle(pairs), strict=False):
-        yield pair
+def styles(labels: Sequence[str]) -> list[tuple[str, str]]:
+    """(colour, dashes) of the line with each label: no two alike below 29, none dashed below 8.
+
+    A label's checksum chooses its colour, so that a method looks the same in every report; of two
+    that choose the same one the second in the alphabet has the next that is free.
+    """
+    chosen: dict[str, tuple[str, str]] = {}
+    free: list[tuple[str, str]] = []
+    for name in sorted({*labels}):
+        free = free or [(colour, dash) for dash in DASHES for colour in COLOURS]
+        first, dash = crc32(name.encode()) % len(COLOURS), free[0][1]
+        ring = (*COLOURS[first:], *COLOURS[:first])
+        chosen[name] = next((colour, dash) for colour in ring if (colour, dash) in free)
+        free.remove(chosen[name])
+    return [chosen[label] for label in labels]
+
+
+def looks(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """The `styles` of groups: by the method if no other group has it, else by the label."""
+    methods = [str(group.settings.get("algo")) for group in groups]
+    each = zip(methods, groups, strict=True)
+    return styles([name if methods.count(name) == 1 else group.label for name, group in each])
 
 
 def metrics_of(groups: Sequence[Group]) -> dict[str, str]:
@@ -121,14 +139,9 @@ def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
 
     figure = Figure(figsize=(4.2, 3.0))
     axes = figure.subplots()
-    for group, (colour, dash) in zip(groups, styles(len(groups)), strict=True):
+    for group, look in zip(groups, looks(groups), strict=True):
         line = curve(group, metric, over)
-        line = line[line["x"].notna() & line["smooth"].notna()]
-        if not len(line):
-            continue
-        axes.plot(line["x"], line["smooth"], color=colour, linestyle=dash, label=group.label)
-        if "low" in line:
-            axes.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.2, lw=0)
+        _add(axes, line[line["x"].notna() & line["smooth"].notna()], group.label, look)
     axes.set_xlabel(COSTS[over])
     axes.set_ylabel(METRIC[metric].title)
     if over in ("bytes", "gradients"):  # 20M, as in the report
@@ -139,3 +152,14 @@ def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
     if axes.lines:
         axes.legend(fontsize="x-small")
     return figure
+
+
+def _add(axes: Any, line: pd.DataFrame, label: str, look: tuple[str, str]) -> None:
+    """A curve with eight markers, and its band."""
+    if not len(line):
+        return
+    colour, dash = look
+    mark = {"marker": MARKERS[colour], "markersize": 4, "markevery": max(1, len(line) // 8)}
+    axes.plot(line["x"], line["smooth"], color=colour, linestyle=dash, label=label, **mark)
+    if "low" in line:
+        axes.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.2, lw=0)

@@ -11,7 +11,7 @@ from bokeh.layouts import column, row
 from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
-from fedaccord.experiments.analysis.figures import PARTS, curves, styles
+from fedaccord.experiments.analysis.figures import PARTS, curves, looks, styles
 from fedaccord.experiments.analysis.groups import COSTS, Group, costs_of, final
 from fedaccord.runs.metrics import METRIC, is_share
 
@@ -28,6 +28,7 @@ return Number(({value} / 1000 ** power).toPrecision(4)) + prefixes[power]
 PERCENT = """
 if (shares.includes(y.value)) return String(Number((100 * {value}).toPrecision(4))) + "%"
 """  # if the metric that is shown is an accuracy
+NOT_PRINTED = "@media print { :host { display: none } }"
 LINE = ("xs", "ys", "color", "dash", "width", "alpha", "label", "group")  # three of a band
 LEGEND_WIDTH, LETTER, ENTRY = 1100, 7, 60  # pixels: of a row, of a letter, of the line before it
 DRAW = Path(__file__).with_name("draw.js").read_text(encoding="utf-8")
@@ -37,7 +38,9 @@ def _plot(height: int, x: str, y: str, **more: Any) -> Any:
     """An empty plot as wide as the page; x, y: labels of its axes."""
     tools = "pan,box_zoom,wheel_zoom,reset,save"
     more |= {"x_axis_label": x, "y_axis_label": y, "tools": tools}
-    return figure(height=height, sizing_mode="stretch_width", **more)
+    plot = figure(height=height, sizing_mode="stretch_width", **more)
+    plot.toolbar.autohide = True
+    return plot
 
 
 class Curves:
@@ -47,35 +50,52 @@ class Curves:
     milliseconds for each glyph.
     """
 
-    def __init__(self, groups: Sequence[Group], titles: Mapping[str, str]) -> None:
+    def __init__(
+        self, groups: Sequence[Group], titles: Mapping[str, str], leading: Sequence[int] = ()
+    ) -> None:
+        """leading: the groups that are shown at first; empty: all."""
         self.titles, self.costs = dict(titles), costs_of(groups)
         self.stores = [bk.ColumnDataSource(_store(group, titles)) for group in groups]
         self.labels = [group.label for group in groups]
-        each = zip(self.labels, styles(len(groups)), strict=True)
-        self.looks = [(label, *style) for label, style in each]
-        active, sheet = [*range(len(groups))], _keys(len(groups))
+        every = [*range(len(groups))]
+        self.leading, self.chosen = [*leading] or every, []
+        found = {}
+        for some in (self.leading, [i for i in every if i not in self.leading]):
+            found |= dict(zip(some, looks([groups[i] for i in some]), strict=True))
+        self.looks = [(self.labels[i], *found[i]) for i in every]
         self.groups = bk.CheckboxGroup(
-            labels=self.labels, active=active, inline=True, name="groups", stylesheets=[sheet]
+            labels=self.labels, active=self.leading, inline=True, name="groups"
         )
+        self.groups.stylesheets = [_keys(self.looks)]
+        if self.leading != every:
+            names = ["best of each", "all", "none"]
+            which = bk.RadioButtonGroup(labels=names, active=0, name="which")
+            args = {"groups": self.groups, "sets": [self.leading, every, []]}
+            which.js_on_change(
+                "active", bk.CustomJS(args=args, code="groups.active = sets[this.active]")
+            )
+            self.chosen = [which]
         self.draws: list[bk.CustomJS] = []  # of the charts, for a page that was just opened
         self.kinds = bk.CheckboxButtonGroup(labels=["raw", "smoothed", "spread"], active=[0, 1, 2])
 
     def switches(self) -> Any:
         """Of all charts: which methods, and which of their lines."""
-        return column(self.groups, self.kinds, sizing_mode="stretch_width")
+        buttons = row(*self.chosen, self.kinds)
+        return column(self.groups, buttons, sizing_mode="stretch_width")
 
     def chart(
         self, metric: str, over: str = "round", axes: str = "linear", of: Sequence[str] = ()
     ) -> Any:
         """of: the metrics to choose from; empty: all."""
         # lines without a point: the size of a legend is decided when the page is opened
-        looks = [([np.nan], [np.nan], c, dash, 2, 1, name, name) for name, c, dash in self.looks]
-        columns = zip(LINE, zip(*looks, strict=True), strict=True)
+        shown = [self.looks[i] for i in self.leading]
+        empty = [([np.nan], [np.nan], c, dash, 2, 1, name, name) for name, c, dash in shown]
+        columns = zip(LINE, zip(*empty, strict=True), strict=True)
         lines = bk.ColumnDataSource({name: [*values] for name, values in columns})
         bands = bk.ColumnDataSource({name: [] for name in LINE[:3]})
-        suffix, choices = f"{metric} {over}", {n: t for n, t in self.titles.items() if n in of}
+        suffix = f"{metric} {over}"
         lines.name, bands.name = f"lines {suffix}", f"bands {suffix}"
-        options = [*(choices or self.titles).items()]
+        options = [(n, t) for n, t in self.titles.items() if n in (of or self.titles)]
         y = bk.Select(title="measure", value=metric, options=options, width=260)
         x = bk.Select(title="over", value=over, options=[*self.costs.items()], width=160)
         switch = bk.RadioButtonGroup(
@@ -83,7 +103,7 @@ class Curves:
         )
         plot, parts = _figure(axes, lines, bands, y, over)
         y.name, plot.name = f"measure {suffix}", f"plot {suffix}"
-        _add_legend(plot, self.labels)
+        _add_legend(plot, [name for name, _, _ in shown])
         draw = bk.CustomJS(
             args={"x": x, "y": y, "axes": switch, "groups": self.groups, "kinds": self.kinds}
             | {"stores": self.stores, "looks": self.looks, "parts": PARTS, "titles": self.titles}
@@ -96,7 +116,8 @@ class Curves:
             select.js_on_change("value", draw)
         for buttons in (switch, self.groups, self.kinds):
             buttons.js_on_change("active", draw)
-        return column(row(y, x, switch), plot, sizing_mode="stretch_width")
+        choices = row(y, x, switch, stylesheets=[NOT_PRINTED])
+        return column(choices, plot, sizing_mode="stretch_width")
 
 
 def _figure(
@@ -148,13 +169,13 @@ def _add_legend(plot: Any, labels: Sequence[str]) -> None:
     plot.height += 24 * (1 + (len(labels) - 1) // columns)
 
 
-def _keys(number: int) -> str:
+def _keys(lines: Sequence[tuple[str, str, str]]) -> str:
     """Style sheet: a label in its line's colour and dashes."""
-    lines = [".bk-input-group.bk-inline { flex-wrap: wrap; }"]
-    for i, (colour, dash) in enumerate(styles(number), 1):
+    rules = [".bk-input-group.bk-inline { flex-wrap: wrap; }"]
+    for i, (_, colour, dash) in enumerate(lines, 1):
         kind = "dashed" if dash == "dashdot" else dash
-        lines.append(f"label:nth-of-type({i}) span {{ border-bottom: 3px {kind} {colour}; }}")
-    return "\n".join(lines)
+        rules.append(f"label:nth-of-type({i}) span {{ border-bottom: 3px {kind} {colour}; }}")
+    return "\n".join(rules)
 
 
 def _store(group: Group, titles: Mapping[str, str]) -> dict[str, "np.ndarray[Any, Any]"]:
@@ -267,11 +288,11 @@ def sensitivity(groups: Sequence[Group], key: str, metric: str) -> Any:
         for group, end in rows
     )
     table = table.assign(low=table["y"] - table["std"], high=table["y"] + table["std"])
-    by_algo = table.groupby("algo", sort=False)
-    for (algo, own), (colour, _) in zip(by_algo, styles(len(by_algo)), strict=True):
+    by_algo = {str(algo): own for algo, own in table.groupby("algo", sort=False)}
+    for (algo, own), (colour, _) in zip(by_algo.items(), styles([*by_algo]), strict=True):
         source = bk.ColumnDataSource(own)
         plot.segment("x", "low", "x", "high", source=source, color=colour, line_width=2)
-        points = plot.scatter("x", "y", source=source, color=colour, size=9, legend_label=str(algo))
+        points = plot.scatter("x", "y", source=source, color=colour, size=9, legend_label=algo)
         plot.add_tools(bk.HoverTool(renderers=[points], tooltips=[("", "@label"), ("", value)]))
     plot.legend.click_policy = "hide"
     plot.add_layout(plot.legend[0], "right")

@@ -20,6 +20,8 @@ from fedaccord.experiments.analysis.groups import Group, Spread, differing, tune
 from fedaccord.experiments.analysis.table import Summary, summary, text
 from fedaccord.runs.reader import Run
 
+ROWS = 12  # of the summary that are shown at first, and lines of the charts
+NAMED = 4  # methods, or settings, that the title names
 MAPS = 4  # different partitions, and settings, that are drawn
 PAGE = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
 FACTS = {  # settings that say what the runs are: before all others
@@ -43,8 +45,9 @@ class Section(NamedTuple):
 def html(groups: Sequence[Group], target: float | None = None, at: float | None = None) -> str:
     """The report's page; target, at: see `table.summary`."""
     table = summary(groups, target, at)
-    curves = plots.Curves(table.groups, metrics_of(groups))
-    sections = [*_sections(table, curves)]
+    leading = _leading(table.groups)
+    curves = plots.Curves(table.groups, metrics_of(groups), leading)
+    sections = [*_sections(table, curves, leading)]
     drawn = {part.id: part.content for part in sections if not isinstance(part.content, str)}
     document = Document()
     with document.models.freeze():  # one pass over all models instead of one for each root
@@ -57,9 +60,8 @@ def html(groups: Sequence[Group], target: float | None = None, at: float | None 
     for _, parts in groupby(sections, lambda part: part.is_chart):
         bodies += ["<div>", *(_body(part, divs.get(part.id, part.content)) for part in parts)]
         bodies.append("</div>")
-    runs = sum(len(group.runs) + len(group.repeats) for group in groups)
     return PAGE.substitute(
-        title=f"FedAccord: {runs} run{'s' if runs > 1 else ''}",
+        title=escape(_title(groups)),
         links=" ".join(f'<a href="#{part.id}">{part.name}</a>' for part in sections),
         scripts=Resources("inline", components=["bokeh", "bokeh-widgets"]).render_js(),
         sections="\n".join(bodies),
@@ -79,22 +81,61 @@ def _unchecked() -> Iterator[None]:
 
 
 def _body(part: Section, content: str) -> str:
+    note = f"<p>{escape(part.note)}</p>\n" if part.note else ""
     return (
-        f'<section id="{part.id}"><h2>{part.name}</h2>\n<p>{escape(part.note)}</p>\n'
+        f'<section id="{part.id}"><h2>{part.name}</h2>\n{note}'
         f'<div class="wide">{content}</div></section>'
     )
 
 
-def _sections(table: Summary, curves: plots.Curves) -> Iterable[Section]:
+def _title(groups: Sequence[Group]) -> str:
+    """What the runs compare: 3 methods by lr on digits: 18 runs."""
+    methods = [*dict.fromkeys(str(group.settings.get("algo")) for group in groups)]
+    data = dict.fromkeys(str(group.settings.get("dataset")) for group in groups)
+    words = ", ".join(methods) if len(methods) <= NAMED else f"{len(methods)} methods"
+    if keys := _swept(groups):
+        words += f" by {' and '.join(keys) if len(keys) <= NAMED else f'{len(keys)} settings'}"
+    runs = sum(len(group.runs) + len(group.repeats) for group in groups)
+    return f"{words} on {', '.join(data)}: {runs} run{'s' if runs > 1 else ''}"
+
+
+def _swept(groups: Sequence[Group]) -> list[str]:
+    """The settings that have several values."""
+    return [
+        key
+        for key in differing([group.settings for group in groups])
+        if len({group.settings[key] for group in groups if key in group.settings}) > 1
+    ]
+
+
+def _leading(groups: Sequence[Group]) -> list[int]:
+    """The places of what is shown at first: all if they are few, else the best of each method, or
+    of the only one. groups: the best first."""
+    if len(groups) <= ROWS:
+        return [*range(len(groups))]
+    methods = [group.settings.get("algo") for group in groups]
+    firsts = [i for i, method in enumerate(methods) if method not in methods[:i]]
+    return firsts[:ROWS] if len(firsts) > 1 else [*range(ROWS)]
+
+
+def _sections(table: Summary, curves: plots.Curves, leading: Sequence[int]) -> Iterable[Section]:
     groups, metric, titles = table.groups, table.metric, curves.titles
-    note = "What was trained, on which data, by how many clients."
-    yield Section("Setup", note, _facts(groups))
+    tried_by, tried = tuned(groups)
+    swept = [plots.sensitivity(tried, key, tried_by) for key in _swept(tried)[:MAPS]]
+    note = "A point is a row of the summary, its whisker the standard deviation over runs."
+    if tried_by.startswith("validation"):
+        note += " By what the sweep was tuned on."
+    sensitivity = [Section("Sensitivity", note, plots.stacked(swept))] if swept else []
+    is_one_method = _methods(groups) == 1
+    yield Section("Setup", "", _facts(groups))
     note = (
         "Means over the seeds of a row, ± their standard deviation, the best row first; a click "
         "on a column's head sorts. Costs until the target was first reached, over the runs that "
         "reached it. A seed that was run more than once counts once."
     )
-    yield Section("Summary", note, _summary(table))
+    yield Section("Summary", note, _summary(table, leading))
+    if is_one_method:  # its settings are what the runs compare
+        yield from sensitivity
     if metric in titles:
         yield Section("Methods", "Which lines the charts show.", curves.switches(), is_chart=True)
         note = (
@@ -119,18 +160,8 @@ def _sections(table: Summary, curves: plots.Curves) -> Iterable[Section]:
             "seconds of its local rounds, from the fastest to the slowest, a point at the median."
         )
         yield Section("Clients", note, plots.clients(groups))
-    tried_by, tried = tuned(groups)
-    swept = [
-        key
-        for key in differing([group.settings for group in tried])
-        if len({group.settings[key] for group in tried if key in group.settings}) > 1
-    ]
-    if swept:
-        each = [plots.sensitivity(tried, key, tried_by) for key in swept[:MAPS]]
-        note = "A point is a row of the summary, its whisker the standard deviation over runs."
-        if tried_by.startswith("validation"):
-            note += " By what the sweep was tuned on."
-        yield Section("Sensitivity", note, plots.stacked(each))
+    if not is_one_method:
+        yield from sensitivity
     yield Section("Settings", "What differs, then what all have in common.", _settings(groups))
     yield Section("Origin", "Where the numbers come from.", _origin(groups))
 
@@ -166,20 +197,28 @@ def _facts(groups: Sequence[Group]) -> str:
     for key, name in FACTS.items():
         values = dict.fromkeys(str(g.settings[key]) for g in groups if key in g.settings)
         if values:
-            rows.append([name, ", ".join(values)])
-    return _table(["", ""], rows) if rows else ""
+            rows.append((name, ", ".join(values)))
+    return _table([name for name, _ in rows], [[values for _, values in rows]])
 
 
-def _summary(table: Summary) -> str:
+def _summary(table: Summary, leading: Sequence[int]) -> str:
     lines = ["<tr>" + "".join(f"<th>{escape(str(name))}</th>" for name in table.texts()) + "</tr>"]
-    for row in table.rows:
+    for i, row in enumerate(table.rows):
         cells = []
         for cell in row.values():
             value = cell.mean if isinstance(cell, Spread) else cell
             kind = "" if isinstance(cell, str) else f' class="number" data-value="{value}"'
             cells.append(f"<td{kind}>{escape(text(cell))}</td>")
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<table class="sorted">{"".join(lines)}</table>'
+        lines.append(f"<tr{' class=lead' if i in leading else ''}>{''.join(cells)}</tr>")
+    if len(leading) == len(table.rows):
+        return f'<table class="sorted">{"".join(lines)}</table>'
+    first = "The best row of each method" if _methods(table.groups) > 1 else "The best rows"
+    button = f"<button class=more>{first}: show all {len(table.rows)}</button>"
+    return f'<table class="sorted short">{"".join(lines)}</table>{button}'
+
+
+def _methods(groups: Sequence[Group]) -> int:
+    return len({group.settings.get("algo") for group in groups})
 
 
 def _origin(groups: Sequence[Group]) -> str:
