@@ -1,9 +1,9 @@
-"""Seconds and bytes of `fedaccord report` for 20 runs of 500 rounds.
+"""Seconds and bytes of `fedaccord report` for 30 runs of 500 rounds.
 
     python benchmarks/report.py                                         # the table
     python benchmarks/report.py --markdown docs/results/report.md       # and the page
 
-The runs are made up: 4 methods with 5 seeds each, 10 of 100 clients a round, 18 columns a round,
+The runs are made up: 6 methods with 5 seeds each, 10 of 100 clients a round, 18 columns a round,
 evaluated every round. Every repetition starts each command once, in a process of its own; CPU
 seconds are those of the process in all its threads.
 """
@@ -23,7 +23,7 @@ from fedaccord import config
 from fedaccord.config import RunConfig
 from fedaccord.runs import RunDirectory
 
-METHODS = ("fedavg", "fedinit", "scaffold", "afedpd")
+METHODS = ("fedavg", "fedinit", "scaffold", "afedpd", "feddyn", "fedcm")
 SEEDS, ROUNDS, CLIENTS, COHORT = 5, 500, 100, 10
 CLI = (sys.executable, "-c", "from fedaccord.cli import app; app()")
 MOST_SECONDS, MOST_MB = 3.0, 5.0  # of the report

@@ -1,4 +1,11 @@
 // Fills a chart from what the reader chose; its arguments are those of Curves.chart
+const columns = Math.max(1, Math.floor((window.innerWidth - 60) / entry.width))
+if (columns < legend.ncols) {  // a phone
+  const rows = (columns) => Math.ceil(entry.number / columns)
+  plot.height += 24 * (rows(columns) - rows(legend.ncols))
+  legend.ncols = columns
+}
+
 const metric = y.value, cost = x.value
 const line = {xs: [], ys: [], color: [], dash: [], width: [], alpha: [], label: [], group: []}
 const band = {xs: [], ys: [], color: []}

@@ -32,11 +32,12 @@ def styles(labels: Sequence[str]) -> list[tuple[str, str]]:
     """(colour, dashes) of the line with each label: no two alike below 29, none dashed below 8.
 
     A label's checksum chooses its colour, so that a method looks the same in every report; of two
-    that choose the same one the second in the alphabet has the next that is free.
+    that choose the same one the second in the alphabet has the next that is free; methods choose
+    before rows that are named with settings.
     """
     chosen: dict[str, tuple[str, str]] = {}
     free: list[tuple[str, str]] = []
-    for name in sorted({*labels}):
+    for name in sorted({*labels}, key=lambda name: (" " in name, name)):
         free = free or [(colour, dash) for dash in DASHES for colour in COLOURS]
         first, dash = crc32(name.encode()) % len(COLOURS), free[0][1]
         ring = (*COLOURS[first:], *COLOURS[:first])

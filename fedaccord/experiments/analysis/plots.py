@@ -29,6 +29,7 @@ PERCENT = """
 if (shares.includes(y.value)) return String(Number((100 * {value}).toPrecision(4))) + "%"
 """  # if the metric that is shown is an accuracy
 NOT_PRINTED = "@media print { :host { display: none } }"
+WRAPPED = {"flex-wrap": "wrap"}
 LINE = ("xs", "ys", "color", "dash", "width", "alpha", "label", "group")  # three of a band
 LEGEND_WIDTH, LETTER, ENTRY = 1100, 7, 60  # pixels: of a row, of a letter, of the line before it
 DRAW = Path(__file__).with_name("draw.js").read_text(encoding="utf-8")
@@ -38,6 +39,7 @@ def _plot(height: int, x: str, y: str, **more: Any) -> Any:
     """An empty plot as wide as the page; x, y: labels of its axes."""
     tools = "pan,box_zoom,wheel_zoom,reset,save"
     more |= {"x_axis_label": x, "y_axis_label": y, "tools": tools}
+    more |= {"styles": {"break-inside": "avoid"}}
     plot = figure(height=height, sizing_mode="stretch_width", **more)
     plot.toolbar.autohide = True
     return plot
@@ -80,7 +82,7 @@ class Curves:
 
     def switches(self) -> Any:
         """Of all charts: which methods, and which of their lines."""
-        buttons = row(*self.chosen, self.kinds)
+        buttons = row(*self.chosen, self.kinds, styles=WRAPPED)
         return column(self.groups, buttons, sizing_mode="stretch_width")
 
     def chart(
@@ -103,7 +105,7 @@ class Curves:
         )
         plot, parts = _figure(axes, lines, bands, y, over)
         y.name, plot.name = f"measure {suffix}", f"plot {suffix}"
-        _add_legend(plot, [name for name, _, _ in shown])
+        parts |= _add_legend(plot, [name for name, _, _ in shown])
         draw = bk.CustomJS(
             args={"x": x, "y": y, "axes": switch, "groups": self.groups, "kinds": self.kinds}
             | {"stores": self.stores, "looks": self.looks, "parts": PARTS, "titles": self.titles}
@@ -116,7 +118,7 @@ class Curves:
             select.js_on_change("value", draw)
         for buttons in (switch, self.groups, self.kinds):
             buttons.js_on_change("active", draw)
-        choices = row(y, x, switch, stylesheets=[NOT_PRINTED])
+        choices = row(y, x, switch, stylesheets=[NOT_PRINTED], styles=WRAPPED)
         return column(choices, plot, sizing_mode="stretch_width")
 
 
@@ -159,14 +161,20 @@ def _figure(
     return plot, {"sides": sides, "grids": grids, "scales": scales}
 
 
-def _add_legend(plot: Any, labels: Sequence[str]) -> None:
-    """Below the plot, which grows by its rows; the lines that are drawn, not all that could be."""
+def _add_legend(plot: Any, labels: Sequence[str]) -> dict[str, Any]:
+    """Below the plot, which grows by its rows; the lines that are drawn, not all that could be.
+
+    Returns what a narrow window needs for fewer columns.
+    """
     (lines,) = (each for each in plot.renderers if "group" in each.data_source.data)
-    columns = max(1, LEGEND_WIDTH // (LETTER * max(map(len, labels)) + ENTRY))
+    width = LETTER * max(map(len, labels)) + ENTRY
+    columns = max(1, LEGEND_WIDTH // width)
     item = bk.LegendItem(label={"field": "group"}, renderers=[lines])
     look = {"ncols": min(columns, len(labels)), "label_text_font_size": "12px"}
-    plot.add_layout(bk.Legend(items=[item], padding=4, margin=4, **look), "below")
+    legend = bk.Legend(items=[item], padding=4, margin=4, **look)
+    plot.add_layout(legend, "below")
     plot.height += 24 * (1 + (len(labels) - 1) // columns)
+    return {"legend": legend, "entry": {"width": width, "number": len(labels)}}
 
 
 def _keys(lines: Sequence[tuple[str, str, str]]) -> str:

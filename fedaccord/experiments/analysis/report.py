@@ -1,6 +1,6 @@
 """One HTML file of runs side by side, which opens without a network."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from itertools import groupby
@@ -20,7 +20,8 @@ from fedaccord.experiments.analysis.groups import Group, Spread, differing, tune
 from fedaccord.experiments.analysis.table import Summary, summary, text
 from fedaccord.runs.reader import Run
 
-ROWS = 12  # of the summary that are shown at first, and lines of the charts
+ROWS = 20  # of the summary that are shown at first, and lines of the charts
+PROBLEM = ("dataset", "partition", "dirichlet-alpha")  # what no method can choose
 NAMED = 4  # methods, or settings, that the title names
 MAPS = 4  # different partitions, and settings, that are drawn
 PAGE = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
@@ -100,22 +101,24 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _swept(groups: Sequence[Group]) -> list[str]:
-    """The settings that have several values."""
+    """The settings of which a method has several values."""
+    pairs = [(group.settings.get("algo"), group.settings) for group in groups]
     return [
         key
-        for key in differing([group.settings for group in groups])
-        if len({group.settings[key] for group in groups if key in group.settings}) > 1
+        for key in differing([settings for _, settings in pairs])
+        if len({(algo, settings[key]) for algo, settings in pairs if key in settings})
+        > len({algo for algo, settings in pairs if key in settings})
     ]
 
 
 def _leading(groups: Sequence[Group]) -> list[int]:
-    """The places of what is shown at first: all if they are few, else the best of each method, or
-    of the only one. groups: the best first."""
+    """The places of what is shown at first: all if they are few, else the best of each method on
+    each partition, or of the only one. groups: the best first."""
     if len(groups) <= ROWS:
         return [*range(len(groups))]
-    methods = [group.settings.get("algo") for group in groups]
-    firsts = [i for i, method in enumerate(methods) if method not in methods[:i]]
-    return firsts[:ROWS] if len(firsts) > 1 else [*range(ROWS)]
+    each = [(group.settings.get("algo"), *map(group.settings.get, PROBLEM)) for group in groups]
+    firsts = [i for i, pair in enumerate(each) if pair not in each[:i]]
+    return firsts[:ROWS] if _methods(groups) > 1 else [*range(ROWS)]
 
 
 def _sections(table: Summary, curves: plots.Curves, leading: Sequence[int]) -> Iterable[Section]:
@@ -195,10 +198,17 @@ def _facts(groups: Sequence[Group]) -> str:
     """The data set, the model and the clients; several values if the groups differ."""
     rows = []
     for key, name in FACTS.items():
-        values = dict.fromkeys(str(g.settings[key]) for g in groups if key in g.settings)
+        values = dict.fromkeys(_fact(g.settings, key) for g in groups if key in g.settings)
         if values:
             rows.append((name, ", ".join(values)))
     return _table([name for name, _ in rows], [[values for _, values in rows]])
+
+
+def _fact(settings: Mapping[str, Any], key: str) -> str:
+    value = str(settings[key])
+    if value == "dirichlet" and "dirichlet-alpha" in settings:
+        value += f" {settings['dirichlet-alpha']}"
+    return value
 
 
 def _summary(table: Summary, leading: Sequence[int]) -> str:
@@ -212,7 +222,11 @@ def _summary(table: Summary, leading: Sequence[int]) -> str:
         lines.append(f"<tr{' class=lead' if i in leading else ''}>{''.join(cells)}</tr>")
     if len(leading) == len(table.rows):
         return f'<table class="sorted">{"".join(lines)}</table>'
-    first = "The best row of each method" if _methods(table.groups) > 1 else "The best rows"
+    first = (
+        "The best row of each method and partition"
+        if _methods(table.groups) > 1
+        else "The best rows"
+    )
     button = f"<button class=more>{first}: show all {len(table.rows)}</button>"
     return f'<table class="sorted short">{"".join(lines)}</table>{button}'
 

@@ -32,7 +32,17 @@ def test_large_costs_have_prefixes_and_lines_their_styles(tmp_path: Path) -> Non
         for over in ("bytes", "gradients")
     ]
     assert words == ["20M", "20M"]
-    assert len({*figures.styles(28)}) == 28
+    assert len({*figures.styles([*map(str, range(28))])}) == 28
+
+
+def test_a_method_looks_the_same_beside_others() -> None:
+    few = ["fedavg", "afedpd", "scaffold"]
+    many = ["fedinit beta=0", *few, "fedinit beta=0.1", "feddyn"]
+    looks = dict(zip(many, figures.styles(many), strict=True))
+    assert figures.styles(few) == [looks[name] for name in few]
+    assert len({*looks.values()}) == len(many)
+    assert {dash for _, dash in looks.values()} == {"solid"}
+    assert figures.styles([*reversed(many)]) == [*reversed(looks.values())]
 
 
 def test_the_command_prints_the_table_and_writes_figures(tmp_path: Path) -> None:

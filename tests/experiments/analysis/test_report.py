@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,9 @@ def test_a_browser_shows_it_without_errors_and_every_plot_has_colours(browser: A
         assert coloured > 300, f"{name}: {coloured} coloured pixels"
     problems = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
     assert problems == []
+    requests = "return performance.getEntriesByType('resource').map((each) => each.name)"
+    names = browser.execute_script(requests)
+    assert [name for name in names if name.startswith(("http", "ws"))] == []
 
 
 @in_browser
@@ -159,10 +163,28 @@ def test_the_best_row_is_first_and_what_was_trained_stands_at_the_top(tmp_path: 
     assert table.index("<td>b</td>") < table.index("<td>c</td>") < table.index("<td>a</td>")
     assert ">90.00%</td>" in table
     setup, rest = text[: text.index('id="summary"')], text[text.index('id="settings"') :]
-    for cells in ("<td>model</td><td>cnn</td>", "<td>data set</td><td>digits</td>"):
-        assert cells in setup
+    cells = [
+        [part.partition("<")[0] for part in setup.split(f"<{cell}>")[1:]] for cell in ("th", "td")
+    ]
+    facts = dict(zip(*cells, strict=True))
+    assert (facts["model"], facts["data set"]) == ("cnn", "digits")
     assert "<td>model</td>" not in rest
+    assert "<h1>a, b, c on digits: 4 runs</h1>" in setup
     assert rest.count("no, a repeat") == 1
+
+
+def test_of_many_rows_the_best_of_each_method_and_partition_are_shown(tmp_path: Path) -> None:
+    for i, (algo, alpha, lr) in enumerate(product("ab", (0.1, 0.6), range(6))):
+        keys = {"partition": "dirichlet", "dirichlet_alpha": alpha, "seed": i}
+        write(tmp_path, [0.1, 0.2 + 0.01 * lr + 0.3 * (algo == "b")], algo=algo, lr=lr, **keys)
+    success(invoke("report", tmp_path, "--out", tmp_path / "r.html"))
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    rows = [line.partition("</td>")[0] for line in text.split("<tr class=lead><td>")[1:]]
+    labels = [f"{algo} dirichlet-alpha={alpha} lr=5" for algo in "ba" for alpha in (0.1, 0.6)]
+    assert sorted(rows) == sorted(labels)
+    assert "show all 24<" in text
+    assert "<h1>a, b by dirichlet-alpha and lr on digits: 24 runs</h1>" in text
+    assert "<td>dirichlet 0.1, dirichlet 0.6</td>" in text
 
 
 def test_bars_count_good_and_dropped_replies(tmp_path: Path) -> None:
