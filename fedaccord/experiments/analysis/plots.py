@@ -61,7 +61,7 @@ class Curves:
         self.labels = [group.label for group in groups]
         every = [*range(len(groups))]
         self.leading, self.chosen = [*leading] or every, []
-        found = {}
+        found: dict[int, tuple[str, str]] = {}
         for some in (self.leading, [i for i in every if i not in self.leading]):
             found |= dict(zip(some, looks([groups[i] for i in some]), strict=True))
         self.looks = [(self.labels[i], *found[i]) for i in every]
