@@ -116,3 +116,13 @@ def test_the_api_page_has_all_public_names() -> None:
     """That each can be imported is checked by sphinx-build."""
     named = re.findall(r"^\.\. auto\w+:: (\S+)$", (FOLDER.parent / "api.md").read_text(), re.M)
     assert {f"fedaccord.{name}" for name in fedaccord.__all__ if name[0] != "_"} <= {*named}
+
+
+def test_the_pictures_of_the_gallery_are_small_and_shown() -> None:
+    docs = FOLDER.parent
+    text = (docs / "gallery.md").read_text()
+    pictures = {path.relative_to(docs).as_posix(): path for path in (docs / "gallery").iterdir()}
+    assert {*re.findall(r"!\[.+\]\((.+)\)", text)} == {*pictures}
+    assert {name for name, path in pictures.items() if path.stat().st_size > 200_000} == set()
+    for sweep in re.findall(r"fedaccord sweep (\S+)", text):
+        assert (docs.parent / sweep).is_file()

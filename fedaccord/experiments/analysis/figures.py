@@ -163,4 +163,4 @@ def _add(axes: Any, line: pd.DataFrame, label: str, look: tuple[str, str]) -> No
     mark = {"marker": MARKERS[colour], "markersize": 4, "markevery": max(1, len(line) // 8)}
     axes.plot(line["x"], line["smooth"], color=colour, linestyle=dash, label=label, **mark)
     if "low" in line:
-        axes.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.2, lw=0)
+        axes.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.12, lw=0)
