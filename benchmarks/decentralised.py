@@ -1,8 +1,11 @@
 """The page and picture of a sweep of methods over graphs: docs/results/decentralised.md.
 
-fedaccord sweep benchmarks/decentralised.toml --out DIR    # it goes on
-python benchmarks/decentralised.py DIR --gossip            # what gossip costs, 100 nodes; once
+fedaccord sweep benchmarks/decentralised.toml --out DIR    # stops and resumes
 python benchmarks/decentralised.py DIR                     # from the runs that are completed
+python benchmarks/decentralised.py DIR --gossip            # what gossip costs, 100 nodes, LeNet
+
+DFedSAM's order of methods and of graphs (arXiv:2302.04083, Table 2) is tested on the differences
+between runs of the same seed, which have the same partition, first model and batches.
 """
 
 import argparse
@@ -11,6 +14,8 @@ import statistics
 import sys
 import time
 import tomllib
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +23,7 @@ import data
 import matplotlib
 import pandas as pd
 import torch
+from scipy.stats import t as student
 
 from fedaccord.engine import simulate
 from fedaccord.plugins.gossip import Network
@@ -26,8 +32,9 @@ from fedaccord.runs import reader
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-SWEEP = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-SHOWN: list[str] = SWEEP["space"]["algo"]
+LENET = Path(__file__).with_name("decentralised-cifar10.toml")  # of the time of gossip
+SHOWN = ("dpsgd", "dfedavg", "dfedavgm", "dfedsam", "dfedsam-mgs")  # the paper's order
+DASHES = ("solid", "dashed", "dotted", "dashdot", (0, (5, 1, 1, 1, 1, 1)))
 LABELS = {"ring": "ring", "grid": "grid", "exponential": "exp", "full": "full"}
 RESULTS = data.REPOSITORY / "docs" / "results"
 
@@ -36,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sweep", type=Path, help="folder of the sweep")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the page")
+    parser.add_argument("--page", default="decentralised", help="name of the page")
     parser.add_argument("--gossip", action="store_true", help="time gossip with 100 nodes")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch, with --gossip")
     options = parser.parse_args()
@@ -44,7 +52,7 @@ def main() -> None:
         if options.gossip:
             time_gossip(sweep, {"threads": options.threads, "data-dir": str(data.find())})
         else:
-            report(sweep, options.results)
+            report(sweep, options.results / options.page)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(str(error))
 
@@ -53,6 +61,7 @@ def main() -> None:
 
 
 class Run(NamedTuple):
+    seed: int
     settings: dict[str, Any]
     used: dict[str, Any]
     consensus: pd.Series  # distance after gossip, by share of the rounds
@@ -72,6 +81,7 @@ def read(run: reader.Run) -> Run:
     consensus = metrics["consensus-after"].dropna()
     consensus.index = consensus.index / run.settings["num-server-rounds"]
     return Run(
+        seed=run.settings["seed"],
         settings=run.settings,
         used=run.used,
         consensus=consensus,
@@ -86,67 +96,66 @@ def read(run: reader.Run) -> Run:
     )
 
 
-def report(sweep: Path, results: Path) -> None:
-    """Write decentralised.md and .png from the completed runs of a sweep.
+Runs = dict[tuple[str, str], list[Run]]  # by method and graph, in the order of the seeds
 
-    Raises FileNotFoundError where there is none.
+
+def report(sweep: Path, page: Path) -> None:
+    """Write PAGE.md and PAGE.png from the completed runs of a sweep.
+
+    Raises FileNotFoundError if there is none.
     """
     found = map(reader.read, reader.find([sweep]))
     done = [read(run) for run in found if run.summary["status"] == "completed"]
     if not done:
         raise FileNotFoundError(f"{sweep} holds no completed run: sweep first")
-    runs = {(run.settings["algo"], run.settings["gossip.topology"]): run for run in done}
+    runs: Runs = {}
+    for run in sorted(done, key=lambda run: run.seed):
+        place = (run.settings["algo"], run.settings["gossip.topology"])
+        runs.setdefault(place, []).append(run)
     timed = sweep / "gossip.json"
     gossip = json.loads(timed.read_text()) if timed.exists() else None
-    results.mkdir(parents=True, exist_ok=True)
-    (results / "decentralised.md").write_text(table(runs, gossip))
-    plot(runs, results / "decentralised.png")
-    print(f"{len(runs)} runs in {results / 'decentralised.md'} and decentralised.png")
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.with_suffix(".md").write_text(table(runs, gossip, page.name))
+    plot(runs, page.with_suffix(".png"))
+    print(f"{len(done)} runs in {page}.md and {page.name}.png")
 
 
-def table(runs: dict[tuple[str, str], Run], gossip: dict[str, Any] | None) -> str:
-    one = next(iter(runs.values()))
-    common, own = SWEEP["run"], SWEEP["run"]["dpsgd"]
-    methods = [m for m in SHOWN if any(method == m for method, _ in runs)]
+def table(runs: Runs, gossip: dict[str, Any] | None, name: str) -> str:
+    methods = [method for method in SHOWN if any(method == other for other, _ in runs)]
     lines = [
         "# Without a server",
         "",
-        f"CIFAR-10, LeNet, {common['num-clients']} nodes, Dirichlet partition with alpha "
-        f"{common['dirichlet-alpha']:g}, {common['num-server-rounds']} rounds of "
-        f"{common['local-steps']} local steps of batch {common['batch-size']}; rate "
-        f"{common['lr']:g} with decay {common['lr-decay']:g} a round, weight decay "
-        f"{common['weight-decay']:g}, gradient norms clipped at {common['clip-norm']:g}, random "
-        f"crops and mirrored images, seed {one.settings['seed']}. D-PSGD takes one step a round, "
-        f"so it gets {own['num-server-rounds']} rounds: as many gradients, ten times the gossip. "
-        "DFedAvgM has momentum 0.9, DFedSAM radius 0.01, DFedSAM-MGS four gossip steps. All nodes "
-        f"start from one model. {one.used['device']}, {one.used['threads']} PyTorch thread(s).",
+        *setup(runs),
         "",
-        "Test accuracy of the mean model, in brackets mean and standard deviation of the nodes' "
-        "own, after the last round; one seed, nothing tuned: a point or two say little.",
+        "Test accuracy of the mean model after the last round, mean ± standard deviation over the "
+        "seeds:",
         "",
-        *grid(runs, methods, lambda r: f"{r.accuracy:.2%} ({r.nodes[0]:.2%}, {r.nodes[1]:.2%})"),
+        *grid(runs, methods, lambda run: run.accuracy),
         "",
-        "Train less test accuracy of the mean model, in points (generalisation gap):",
+        "Mean of the nodes' own test accuracies, likewise:",
         "",
-        *grid(runs, methods, lambda r: f"{100 * r.gap:.2f}"),
+        *grid(runs, methods, lambda run: run.nodes[0]),
         "",
-        "Consensus distance `(1/m) sum ||x_i - x_bar||^2` in the last round, before and after "
-        "gossip:",
+        *claims(runs, methods),
         "",
-        *grid(runs, methods, lambda r: f"{r.before:.3g} → {r.after:.3g}"),
+        "## Also measured",
+        "",
+        "Train less test accuracy of the mean model (generalisation gap):",
+        "",
+        *grid(runs, methods, lambda run: run.gap),
+        "",
+        "Consensus distance `(1/m) sum ||x_i - x_bar||^2` in the last round after gossip:",
+        "",
+        *grid(runs, methods, lambda run: run.after, "{:.2g}"),
         "",
         "What peers would exchange over all rounds, GB:",
         "",
-        *grid(runs, methods, lambda r: f"{r.peer_bytes / 1e9:.2f}"),
+        *grid(runs, methods, lambda run: run.peer_bytes / 1e9, "{:.2f}"),
         "",
-        "Seconds of all rounds by the wall clock, without evaluation:",
+        f"![accuracies and consensus distances]({name}.png)",
         "",
-        *grid(runs, methods, lambda r: f"{r.seconds:.0f}"),
-        "",
-        "![accuracies and consensus distances](decentralised.png)",
-        "",
-        "On the full graph gossip leaves no distance beyond rounding (below the picture), but for "
-        "the step that D-PSGD takes beside it.",
+        "The lines are means over the seeds. On the full graph gossip leaves no distance beyond "
+        "rounding (below the picture), but for the step that D-PSGD takes beside it.",
         "",
     ]
     if gossip:
@@ -154,8 +163,8 @@ def table(runs: dict[tuple[str, str], Run], gossip: dict[str, Any] | None) -> st
             "## What gossip costs",
             "",
             f"{gossip['nodes']} nodes, LeNet ({gossip['parameters']:,} parameters), exponential "
-            f"graph, {gossip['steps']} gossip steps, {len(gossip['rounds'])} rounds of "
-            f"{common['local-steps']} local steps, without evaluation, seconds with "
+            f"graph, {gossip['steps']} gossip steps, {len(gossip['rounds'])} rounds of 10 local "
+            "steps, without evaluation, seconds with "
             f"{gossip['threads']} thread(s): a round took "
             f"{statistics.median(gossip['rounds']):.1f} (from {min(gossip['rounds']):.1f} to "
             f"{max(gossip['rounds']):.1f}), gossip alone {statistics.median(gossip['mix']):.2f} "
@@ -164,23 +173,120 @@ def table(runs: dict[tuple[str, str], Run], gossip: dict[str, Any] | None) -> st
             "Target: at most 5 %.",
             "",
         ]
-    made = (
-        "Made by `fedaccord sweep benchmarks/decentralised.toml --out DIR` and `python "
-        "benchmarks/decentralised.py DIR`, first with `--gossip`."
+    made = f"Made by `fedaccord sweep benchmarks/{name}.toml --out DIR` and `python "
+    return "\n".join([*lines, f"{made}benchmarks/decentralised.py DIR`.", ""])
+
+
+def setup(runs: Runs) -> list[str]:
+    """What was run, from the runs' own settings."""
+    every = [run for same in runs.values() for run in same]
+    one = next(run for run in every if run.settings["algo"] != "dpsgd")
+    common, seeds = one.settings, sorted({run.seed for run in every})
+    text = (
+        f"{common['dataset']}, {common['model']}, {common['num-clients']} nodes, Dirichlet "
+        f"partition with alpha {common['dirichlet-alpha']:g}, {common['num-server-rounds']} rounds "
+        f"of {common['local-steps']} local steps of batch {common['batch-size']}; rate "
+        f"{common['lr']:g} with decay {common['lr-decay']:g} a round, weight decay "
+        f"{common['weight-decay']:g}, gradient norms clipped at {common['clip-norm']:g}; seeds "
+        f"{', '.join(map(str, seeds))}. DFedAvgM has momentum 0.9, DFedSAM radius 0.01, "
+        "DFedSAM-MGS four gossip steps; nothing is tuned. All nodes start from one model. "
     )
-    return "\n".join([*lines, made, ""])
+    for own in [run.settings for run in every if run.settings["algo"] == "dpsgd"][:1]:
+        text += (
+            f"D-PSGD takes {own['local-steps']} step a round, so it gets "
+            f"{own['num-server-rounds']} rounds: as many gradients, more gossip. "
+        )
+    return [f"{text}{one.used['device']}, {one.used['threads']} PyTorch thread(s)."]
 
 
-def grid(runs: dict[tuple[str, str], Run], methods: list[str], cell: Any) -> list[str]:
+def grid(
+    runs: Runs, methods: Sequence[str], value: Callable[[Run], float], form: str = "{:.2%}"
+) -> list[str]:
     """A row a method, a column a topology; what is not completed is empty."""
-    found = {t: next((r.spectral_gap for k, r in runs.items() if k[1] == t), None) for t in LABELS}
-    head = [f"{LABELS[t]} (gap {g:.3f})" if g is not None else LABELS[t] for t, g in found.items()]
-    rows = [[m, *(cell(runs[m, t]) if (m, t) in runs else "" for t in LABELS)] for m in methods]
-    rule = ["---", *["--:"] * len(LABELS)]
-    return [f"| {' | '.join(row)} |" for row in (["method", *head], rule, *rows)]
+
+    def cell(same: list[Run]) -> str:
+        values = [value(run) for run in same]
+        mean = form.format(statistics.mean(values)) if values else ""
+        return f"{mean} ± {form.format(statistics.stdev(values))}" if len({*values}) > 1 else mean
+
+    gaps = {graph: run.spectral_gap for (_, graph), (run, *_) in runs.items()}
+    head = [f"{LABELS[t]} (gap {gaps[t]:.3f})" if t in gaps else LABELS[t] for t in LABELS]
+    rows = [[m, *(cell(runs.get((m, t), [])) for t in LABELS)] for m in methods]
+    return markdown(["method", *head], rows)
 
 
-def plot(runs: dict[tuple[str, str], Run], path: Path) -> None:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    rule = ["---", *["--:"] * (len(head) - 1)]
+    return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+
+
+def claims(runs: Runs, methods: Sequence[str]) -> list[str]:
+    """DFedSAM's order of methods on each graph, and of graphs for each method."""
+    graphs = [*LABELS]
+    lines = [
+        "## The order of DFedSAM's Table 2",
+        "",
+        "The paper (arXiv:2302.04083; CIFAR-10, one number a cell) has dpsgd < dfedavg < dfedavgm "
+        "< dfedsam < dfedsam-mgs on every graph, and ring < grid < exp < full for every method. A "
+        "cell has the difference in points between runs of the same seed, mean ± standard "
+        "deviation, and whether it is above 0 (yes), below (no) or neither (open) with 95% "
+        "confidence by Student's t, each cell for itself: if nothing differed, one cell of twenty "
+        "would say yes or no by chance. The settings are not the paper's, so a verdict is one on "
+        "these runs.",
+    ]
+    for title, value in (
+        ("the mean model", lambda run: run.accuracy),
+        ("the nodes' own models", lambda run: run.nodes[0]),
+    ):
+        lines += ["", f"Methods, by the accuracy of {title}:", ""]
+        lines += verdicts(runs, methods, graphs, value)
+        lines += ["", f"Graphs, by the accuracy of {title}:", ""]
+        turned = {(graph, method): same for (method, graph), same in runs.items()}
+        lines += verdicts(turned, graphs, methods, value)
+    return lines
+
+
+def verdicts(
+    runs: Runs, order: Sequence[str], columns: Sequence[str], value: Callable[[Run], float]
+) -> list[str]:
+    """A row for each two neighbours of the claimed order; the verdict of all columns is the last.
+
+    runs: by (place in the order, column).
+    """
+    rows = []
+    for low, high in pairwise(order):
+        cells, words = [], []
+        for column in columns:
+            pairs = [runs.get((place, column), []) for place in (low, high)]
+            less, more = ({run.seed: value(run) for run in same} for same in pairs)
+            gains = [100 * (more[seed] - less[seed]) for seed in sorted({*less} & {*more})]
+            words.append(verdict(gains))
+            cells.append(f"{difference(gains)} {words[-1]}")
+        counts = [f"{words.count(word)} {word}" for word in dict.fromkeys(words)]
+        names = [LABELS.get(name, name) for name in (low, high)]
+        rows.append([" < ".join(names), *cells, ", ".join(counts)])
+    head = ["claim", *(LABELS.get(name, name) for name in columns), "verdict"]
+    return markdown(head, rows)
+
+
+def difference(gains: Sequence[float]) -> str:
+    if len(gains) < 2:
+        return ""
+    return f"{statistics.mean(gains):+.2f} ± {statistics.stdev(gains):.2f}"
+
+
+def verdict(gains: Sequence[float]) -> str:
+    """yes: above 0 with 95% confidence; no: below; equal: each is 0; else open."""
+    if len(gains) < 2:
+        return "open"
+    if not any(gains):
+        return "equal"
+    mean, spread = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
+    most = float(student.ppf(0.975, len(gains) - 1)) * spread
+    return "yes" if mean > most else "no" if mean < -most else "open"
+
+
+def plot(runs: Runs, path: Path) -> None:
     """Accuracies by topology, and the consensus distance over the run on each topology."""
     figure, axes = plt.subplots(
         *(1, 1 + len(LABELS)), figsize=(16, 4), width_ratios=[1.6, 1, 1, 1, 1], layout="constrained"
@@ -190,16 +296,22 @@ def plot(runs: dict[tuple[str, str], Run], path: Path) -> None:
         axis.sharey(others[0])
     for k, method in enumerate(SHOWN):
         color = f"C{k}"
-        first.plot([], [], "o", color=color, label=method)
+        first.plot([], [], "o", color=color, linestyle=DASHES[k], label=method)
         for x, (topology, axis) in enumerate(zip(LABELS, others, strict=True)):
-            if run := runs.get((method, topology)):
+            if same := runs.get((method, topology)):
                 place = x + 0.1 * (k - 2)
-                mean, spread = (100 * value for value in run.nodes)
-                first.plot(place, 100 * run.accuracy, "o", color=color)
+                for run in same:
+                    first.plot(place, 100 * run.accuracy, "o", color=color, alpha=0.6)
+                mean = 100 * statistics.mean(run.nodes[0] for run in same)
+                spread = 100 * statistics.mean(run.nodes[1] for run in same)
                 first.errorbar(place, mean, spread, fmt="_", color=color, alpha=0.5)
-                axis.plot(run.consensus, color=color)
+                axis.plot(
+                    pd.concat([run.consensus for run in same]).groupby(level=0).mean(),
+                    color=color,
+                    linestyle=DASHES[k],
+                )
     first.set(xticks=range(len(LABELS)), xticklabels=LABELS.values(), ylabel="test accuracy (%)")
-    first.set_title("mean model (dot), nodes (bar: one std)")
+    first.set_title("mean model (dots: seeds), nodes (bar: one std)")
     others[-1].legend(*first.get_legend_handles_labels(), fontsize="small", loc="lower right")
     for axis, label in zip(others, LABELS.values(), strict=True):
         axis.set(title=label, xlabel="share of the gradient steps", yscale="log")
@@ -227,7 +339,8 @@ def time_gossip(sweep: Path, more: dict[str, Any], nodes: int = 100, rounds: int
         return x
 
     Network.mix = timed  # type: ignore[method-assign]
-    common = {key: value for key, value in SWEEP["run"].items() if key != "dpsgd"}
+    sweep_file = tomllib.loads(LENET.read_text(encoding="utf-8"))
+    common = {key: value for key, value in sweep_file["run"].items() if key != "dpsgd"}
     keys = common | more | {"num-clients": nodes, "eval-every": rounds, "eval-train": False}
     keys |= {"gossip.topology": "exponential", "gossip.steps": 4, "gossip.eval-nodes": False}
     del keys["num-server-rounds"]
