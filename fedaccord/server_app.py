@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result
 
 from fedaccord.config import RunConfig, in_use, resolved
 from fedaccord.core.cohort import Cohorts
+from fedaccord.core.cost import upload_bytes
 from fedaccord.core.request import ModelSettings
 from fedaccord.core.rounds import RoundState, forget
 from fedaccord.core.vectors import is_finite, leaves
@@ -270,8 +271,9 @@ def run_of(
     initial = initial_arrays(task, settings, fleet.home)
     more["model"] = layout.layout
     if method.device_profile != NONE and not isinstance(fleet, MessageFleet):
+        up = upload_bytes(method, method.client_half(), layout.w)
         simulated = devices(method.device_profile, method.seed, fleet.num_clients)
-        more["clock"] = Clock(simulated, task.num_examples, method.cost.up * layout.w.nbytes)
+        more["clock"] = Clock(simulated, task.num_examples, up)
     if method.evaluation != "clients":
         more["evaluate_fn"] = evaluate
         more["evaluate_output_fn"] = evaluate_train if eval_train else None

@@ -23,6 +23,7 @@ from fedaccord.experiments.presets import presets, setting
 from fedaccord.federation.method import own_options
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
+from fedaccord.plugins.broadcast import Broadcast
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.dp import DP
 from fedaccord.plugins.gossip import Gossip
@@ -208,6 +209,11 @@ def _refusal(kind: type[FederatedStrategy], plugin: type) -> str:
         return "its nodes send models to neighbours, and nothing to a server"
     if plugin is Compress and kind(fraction_train=1.0).own_state() == "average":
         return "its clients upload their optimiser's vectors, which cannot lose numbers"
+    if plugin is Broadcast:
+        try:
+            kind(fraction_train=1.0, plugins=(Broadcast(),))
+        except ValueError as error:
+            return str(error).split(": ", 2)[2]
     if plugin is Robust and not kind.averages:
         return "its server step is not the mean of local models alone"
     if plugin is DP:

@@ -1,5 +1,6 @@
 """What a method costs a client in a round and what is kept, computed from its types."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ class Cost(NamedTuple):
     """What a method costs an active client a round, and what is kept, in vectors of d."""
 
     down: float
-    up: float
+    up: float  # as the server reads them: `upload_bytes` has what plug-ins send instead
     gradients: float  # evaluations per local step
     client: float  # persistent client state
     server: float  # server state, the model included; without what it keeps for past rounds
@@ -56,7 +57,7 @@ def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
                 server = [part for part in s.server if not isinstance(part, dict)]
                 return Cost(
                     down=_size(down) / d,
-                    up=sum(v.nbytes for _, v in leaves(done.up) if v.numel() > 1) / w.nbytes,
+                    up=sum(v.nbytes for v in _read(half, done.up, down, w)) / w.nbytes,
                     gradients=twice.gradients - solve.gradients,
                     client=_size(done.state) / d,
                     server=(s.w.numel() + sum(map(_size, (*server, s.moments)))) / s.w.numel(),
@@ -67,6 +68,18 @@ def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
         # without a server no step changes what is kept
         s = s._replace(t=t + 1) if everyone else server_round(method, half, s, replies).state
     raise AssertionError("client 0 takes part in the last round")
+
+
+def upload_bytes(method: ServerHalf, half: ClientHalf, like: Vector) -> float:
+    """Bytes of an upload of a model like ``like`` (d,), as the plug-ins send it."""
+    share = math.prod(plugin.wire_share(like) for plugin in half.plugins)
+    return cost_of(method, half).up * like.nbytes * share
+
+
+def _read(half: ClientHalf, up: Any, down: Any, like: Vector) -> list[Tensor]:
+    """The vectors of an upload; a single number beside them is not counted."""
+    received = half.decode(up, down, like)
+    return [v for _, v in leaves(received) if v.numel() > 1]
 
 
 class _Solver:

@@ -20,6 +20,7 @@ from fedaccord.core.rule import (
     LocalResult,
     LocalRule,
     Registered,
+    Rounding,
     Shapes,
     Stateless,
 )
@@ -111,6 +112,10 @@ class PlugIn(Registered):
         """The NamedTuple type of what `encode` makes of a ``kind``."""
         return kind
 
+    def wire_share(self, like: Vector) -> float:
+        """Bytes of an encoded vector, as a share of those of one like ``like`` (d,)."""
+        return 1.0
+
     def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
         """The reverse of `encode`: an upload of type ``kind``; down: as of `encode`.
 
@@ -130,6 +135,10 @@ class PlugIn(Registered):
     def at(self, privacy: Privacy) -> "PlugIn":
         """The plug-in in a round that begins with this state of the privacy mechanism."""
         return self
+
+    def rounding(self) -> Rounding | None:
+        """What rounds the broadcast; None: it is sent as it is."""
+        return None
 
     def graph(self, seed: int) -> Topology | None:
         """The topology that takes the place of the star; None: it stays."""
@@ -191,6 +200,12 @@ class ClientHalf:
     def _shared(self) -> Any:
         """The type of the optimiser's vectors that travel beside the method's own."""
         return self.optimizer.sends if self.optimizer_state == "average" else Stateless
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """What rounds the broadcast; None: it is sent as it is."""
+        found = (plugin.rounding() for plugin in self.plugins)
+        return next((rounding for rounding in found if rounding is not None), None)
 
     @property
     def _keeps(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedaccord.core.options import did_you_mean, listed
 from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.rule import LocalConfig, Shapes
-from fedaccord.core.vectors import Number, Vector
+from fedaccord.core.vectors import Number, Vector, nbytes
 
 
 class ModelSettings(NamedTuple):
@@ -135,6 +135,13 @@ class TrainRequest(NamedTuple):
     down: Any  # NamedTuple of vectors (d,): the broadcast
     w_init: Vector | None = None  # (d,), w^0 with a first visit, where a client reads it
     buffers: Vector | None = None  # (d_b,), the mean of the clients' buffers; None: not averaged
+
+    @property
+    def nbytes(self) -> int:
+        """Of the vectors on the wire."""
+        rounding = self.instruction.half.rounding
+        down = nbytes(self.down) if rounding is None else rounding.nbytes(self.down)
+        return down + nbytes(self.w_init) + nbytes(self.buffers)
 
 
 class EvaluateRequest(NamedTuple):

@@ -1,7 +1,7 @@
 """The client half of a method: its direction, its gradient seat, its messages and memory."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -120,6 +120,7 @@ class LocalRule(Registered):
 
     receives: ClassVar[Any] = Model  # NamedTuple type of the broadcast; its field w is the model
     sends: ClassVar[Any] = Model  # NamedTuple type of the reply; a field w is w_{i,K}
+    exact: ClassVar[tuple[str, ...]] = ()  # fields of `receives` that the client's memory sums up
     reads_mean_direction: ClassVar[bool] = False  # `upload` calls LocalResult.mean_direction
 
     @property
@@ -202,3 +203,22 @@ class LocalRule(Registered):
     def personal(self, state: Any) -> Vector | None:
         """The client's own model, evaluated on its own test samples; None: it has none."""
         return None
+
+
+class Rounding(Protocol):
+    """Rounds what is broadcast to numbers that the wire carries in fewer bytes."""
+
+    def rounded(self, v: Vector, seed: int, round: int, name: str) -> Vector:
+        """A vector (d,) of the broadcast, by its name, as clients read it."""
+
+    def packed(self, kind: Any) -> Any:
+        """The NamedTuple type of what the wire carries of a broadcast of type ``kind``."""
+
+    def pack(self, down: Any) -> Any:
+        """A rounded broadcast as the wire carries it."""
+
+    def unpack(self, packed: Any, kind: Any, like: Vector) -> Any:
+        """The reverse of `pack`. Raises ValueError, in one line, for what it does not make."""
+
+    def nbytes(self, down: Any) -> int:
+        """Of what `pack` makes of a broadcast."""

@@ -74,9 +74,8 @@ class Clock:
         """The end of a visit that begins now."""
         asked = request.instruction
         device, extra = self.devices[asked.client], nbytes(request.buffers)
-        down = nbytes(request.down) + nbytes(request.w_init) + extra
         up = self._up_bytes + extra
-        seconds = device.latency + down / device.down + up / device.up
+        seconds = device.latency + request.nbytes / device.down + up / device.up
         end = now + seconds + self._samples(asked) * device.seconds_per_sample
         gone = device.until(now)
         return End(gone, asked.client, is_lost=True) if gone < end else End(end, asked.client)

@@ -6,7 +6,7 @@ from typing import Any
 from fedaccord.core.request import StateLost, TrainRequest
 from fedaccord.core.vectors import Vector
 from fedaccord.federation.errors import clean
-from fedaccord.federation.replies import Accepted, Outcome, traffic
+from fedaccord.federation.replies import Accepted, Outcome
 
 OK = "ok"  # status of an accepted reply
 EVALUATED = "evaluated"  # status of a client that was not to train
@@ -70,7 +70,7 @@ def traffic_and_loss(
     requests: Sequence[TrainRequest], outcomes: Mapping[int, Outcome], like: Vector
 ) -> dict[str, float]:
     """Loss and traffic of a round that counted; like: (d,), without values."""
-    down = [traffic(request.down, request.w_init, request.buffers) for request in requests]
+    down = [request.nbytes for request in requests]
     rows = [it.metrics for it in outcomes.values() if isinstance(it, Accepted)]
     weights = [m["num-examples"] for m in rows]
     losses = [m["train-loss"] * n for m, n in zip(rows, weights, strict=True)]

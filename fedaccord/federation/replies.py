@@ -68,6 +68,7 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
         return reply
     instruction = request.instruction
     distance, like, delay = None, session.like, s.t - instruction.round
+    elsewhere = delay > 0 or instruction.half.rounding is not None  # it began from another model
     try:
         if isinstance(reply, StateLost):
             return _check_lost(reply, instruction)
@@ -85,7 +86,7 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
             _check_loss(reply.loss)
             for name, vector in _vectors(received):
                 if name == "w" and not session.method.topology.is_decentralised:
-                    distance = float(distances([vector], s.w if delay == 0 else request.down.w))
+                    distance = float(distances([vector], request.down.w if elsewhere else s.w))
                 _check_finite(name, vector, distance if name == "w" else None)
     except ValueError as error:
         return str(error)
@@ -103,7 +104,7 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
         *(instruction.client, received.up, reply.steps, reply.examples, received.w_i0),
         buffers=reply.buffers,
     )
-    if delay:
+    if elsewhere:
         base, damping = request.down.w, session.method.damping(delay)
         up = moved(decoded.up, session.half.rule.models, base, s.w, damping)
         start = moved(received, () if received.w_i0 is None else ("w_i0",), base, s.w, damping)

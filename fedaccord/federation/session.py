@@ -90,12 +90,27 @@ class Session:
     def visits(self, s: RoundState, cohort: Iterable[int]) -> list[Visit]:
         """What each client of round t is sent."""
         late, visits = self.half.needs_w_init and s.t > 0, []
+        rounded: dict[int, tuple[Vector, Vector]] = {}
         for i in cohort:
             accepted = int(s.accepted[i])
             w_init = s.w_init if late and accepted < 0 else None
-            down = broadcast(self.method, s, i)
+            down = self._rounded(broadcast(self.method, s, i), s.t, rounded)
             visits.append(Visit(i, s.t, accepted, down, w_init, s.buffers))
         return visits
+
+    def _rounded(self, down: Any, t: int, rounded: dict[int, tuple[Vector, Vector]]) -> Any:
+        """A broadcast of round t as clients read it; rounded: its vectors and what they became, by
+        id: clients share them."""
+        rounding = self.half.rounding
+        if rounding is None:
+            return down
+        changed = {}
+        for name, v in down._asdict().items():
+            if v is not None and name not in self.half.rule.exact:
+                if id(v) not in rounded:
+                    rounded[id(v)] = v, rounding.rounded(v, self.method.seed, t, name)
+                changed[name] = rounded[id(v)][1]
+        return down._replace(**changed)
 
     def requests_of(self, visits: Iterable[Visit]) -> list[TrainRequest]:
         """The requests of visits that may have begun in several rounds."""

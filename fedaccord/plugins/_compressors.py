@@ -8,7 +8,7 @@ refused before anything is computed from it.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -207,20 +207,83 @@ class Levels:
 
 
 @dataclass(frozen=True)
+class Grid:
+    """8 bits for each number: multiples of a power of two, the same for each bucket.
+
+    Numbers that were rounded to the grid are packed without a loss, so the wire can pack them after
+    all else has seen them. drawn: as in `Levels`.
+    """
+
+    drawn: bool
+    dtype: torch.dtype  # of the vectors
+    parts = "levels", "exponents"
+
+    def layout(self, d: int, dtype: torch.dtype) -> Sequence[Part]:
+        return Part(torch.int8, d), Part(torch.int8, math.ceil(d / BUCKET))
+
+    def pack(self, x: Vector, generator: Generator) -> Sequence[Tensor]:
+        levels, exponents = [], []
+        for piece in torch.split(x, PIECE):
+            buckets = pad(piece, (0, -len(piece) % BUCKET)).view(-1, BUCKET)
+            half, exponent = torch.frexp(buckets.abs().amax(1).div_(127))
+            exponent = (exponent - (half == 0.5).int()).clamp_(-126, 127)  # the next power of two
+            found = (buckets / two_to(exponent, x.dtype)[:, None]).view(-1)[: len(piece)]
+            found.add_(uniform(len(piece), generator).to(x) if self.drawn else 0.5)
+            levels.append(found.floor_().clamp_(-127, 127).to(torch.int8))
+            exponents.append(exponent.to(torch.int8))
+        return torch.cat(levels), torch.cat(exponents)
+
+    def unpack(self, packed: Sequence[Tensor], d: int) -> Vector:
+        levels, exponents = packed
+        x = levels.to(self.dtype)
+        for piece, some in zip(
+            torch.split(x, PIECE), torch.split(exponents, PIECE // BUCKET), strict=True
+        ):
+            scales = two_to(some, x.dtype).repeat_interleave(BUCKET)[: len(piece)]
+            piece.mul_(scales)
+        return x
+
+
+def two_to(exponents: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.ldexp(torch.ones_like(exponents, dtype=dtype), exponents.int())
+
+
+@dataclass(frozen=True)
 class BFloat16:
-    """Each number in 16 bits, rounded to the nearest; other machines read it as int16."""
+    """Each number in 16 bits; other machines read it as int16. drawn: rounded at random to one of
+    its two neighbours, so that its mean is the number in float32, else to the nearest."""
 
     dtype: torch.dtype  # of the vectors
+    drawn: bool = False
     parts = ("halves",)
 
     def layout(self, d: int, dtype: torch.dtype) -> Sequence[Part]:
         return (Part(torch.int16, d),)
 
     def pack(self, x: Vector, generator: Generator) -> Sequence[Tensor]:
+        if self.drawn:
+            words = torch.empty(len(x), dtype=torch.int32).random_(0, 2**16, generator=generator)
+            words = words.to(x.device).add_(x.to(torch.float32).view(torch.int32))
+            return ((words >> 16).to(torch.int16),)
         return (x.to(torch.bfloat16).view(torch.int16),)
 
     def unpack(self, packed: Sequence[Tensor], d: int) -> Vector:
         return packed[0].view(torch.bfloat16).to(self.dtype)
+
+
+def checked(name: str, parts: Any, compressor: Compressor, like: Vector) -> Sequence[Tensor]:
+    """The tensors of a packed vector like ``like``. Raises ValueError if they have another form."""
+    rows = like.shape[:-1]
+    layout = compressor.layout(like.shape[-1], like.dtype)
+    for part, tensor, form in zip(compressor.parts, parts, layout, strict=True):
+        shape = (*rows, form.numel)
+        if tensor is None or tensor.shape != shape or tensor.dtype != form.dtype:
+            found = "none" if tensor is None else f"{tuple(tensor.shape)} and {tensor.dtype}"
+            raise ValueError(
+                f"expected '{name}_{part}' of shape {shape} and {form.dtype}, got {found}"
+            )
+    whole: Sequence[Tensor] = parts
+    return whole
 
 
 def size(share: float, d: int) -> int:

@@ -44,7 +44,15 @@ from fedaccord.core.plugin import COMPRESS, PlugIn, combine
 from fedaccord.core.rule import LocalResult
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector
-from fedaccord.plugins._compressors import BFloat16, Compressor, Levels, RandK, Sign, TopK
+from fedaccord.plugins._compressors import (
+    BFloat16,
+    Compressor,
+    Levels,
+    RandK,
+    Sign,
+    TopK,
+    checked,
+)
 
 
 class CompressState(NamedTuple):
@@ -190,6 +198,10 @@ class Compress(PlugIn):
     def sends(self, kind: Any) -> Any:
         return packed_type(kind, tuple(self.compressor(torch.float32).parts))
 
+    def wire_share(self, like: Vector) -> float:
+        layout = self.compressor(like.dtype).layout(len(like), like.dtype)
+        return sum(part.numel * part.dtype.itemsize for part in layout) / like.nbytes
+
     def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
         compressor, d, vectors = self.compressor(like.dtype), like.shape[-1], list[Any]()
         size = len(compressor.parts)
@@ -198,7 +210,7 @@ class Compress(PlugIn):
             if all(part is None for part in parts):
                 vectors.append(None)
                 continue
-            self._check(name, parts, compressor, like)
+            parts = checked(name, parts, compressor, like)
             try:
                 if like.ndim == 1:
                     vector = compressor.unpack(parts, d)
@@ -209,18 +221,6 @@ class Compress(PlugIn):
                 raise ValueError(f"{name!r}: {error}") from None
             vectors.append(vector.add_(down.w) if self._is_update(name, down) else vector)
         return received._replace(up=kind(*vectors))
-
-    def _check(self, name: str, parts: Any, compressor: Compressor, like: Vector) -> None:
-        """Raise ValueError unless the tensors have the form of a packed vector like ``like``."""
-        rows = like.shape[:-1]
-        layout = compressor.layout(like.shape[-1], like.dtype)
-        for part, tensor, form in zip(compressor.parts, parts, layout, strict=True):
-            shape = (*rows, form.numel)
-            if tensor is None or tensor.shape != shape or tensor.dtype != form.dtype:
-                found = "none" if tensor is None else f"{tuple(tensor.shape)} and {tensor.dtype}"
-                raise ValueError(
-                    f"expected '{name}_{part}' of shape {shape} and {form.dtype}, got {found}"
-                )
 
 
 def generator(seed: int, round: int, client: int) -> torch.Generator:

@@ -78,6 +78,7 @@ def _after(state: ServerState, t: int) -> Vector:
 @dataclass(frozen=True)
 class AFedPDClient(LocalRule):
     receives = Down
+    exact = ("missed",)
 
     rho: float
 

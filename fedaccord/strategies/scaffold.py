@@ -89,6 +89,7 @@ class ScaffoldOneClient(ScaffoldClient):
     """Sends w_{i,K} alone, from which c_i+ - c_i follows if all clients take equal steps."""
 
     sends = Model
+    exact = ("c",)
 
     def upload(self, w_K: Vector, down: Down, state: ClientState, result: LocalResult) -> Model:
         return Model(w_K)

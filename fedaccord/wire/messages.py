@@ -51,7 +51,8 @@ def write_requests(requests: Iterable[TrainRequest]) -> list[RecordDict]:
     for request in requests:
         down = request.down
         if packed is None or any(a is not b for a, b in zip(packed[0], down, strict=True)):
-            packed = down, records.pack(down)
+            rounding = request.instruction.half.rounding
+            packed = down, records.pack(down if rounding is None else rounding.pack(down))
         content = RecordDict({DOWN: packed[1], CONFIG: write_instruction(request.instruction)})
         if request.w_init is not None:
             content[INITIAL] = records.pack(Model(request.w_init))
@@ -72,9 +73,14 @@ def read_request(message: Message) -> TrainRequest:
         )
     initial = records.arrays_of(message.content, INITIAL)
     buffers = records.arrays_of(message.content, BUFFERS)
+    kind, rounding = instruction.half.receives, instruction.half.rounding
+    if rounding is None:
+        vectors = records.unpack(kind, down, like=expected)
+    else:
+        vectors = rounding.unpack(records.unpack(rounding.packed(kind), down), kind, expected)
     return TrainRequest(
         instruction,
-        records.unpack(instruction.half.receives, down, like=expected),
+        vectors,
         None if initial is None else records.unpack(Model, initial, like=expected).w,
         None if buffers is None else records.unpack(Buffers, buffers).buffers,
     )

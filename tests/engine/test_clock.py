@@ -13,7 +13,9 @@ from fedaccord import simulate
 from fedaccord.engine import run_with
 from fedaccord.federation.devices import lognormal
 from fedaccord.federation.run import Run
-from fedaccord.strategies import FedAvg, FedPD
+from fedaccord.plugins.broadcast import Broadcast
+from fedaccord.plugins.compress import Compress
+from fedaccord.strategies import FedAvg, FedPD, Scaffold
 
 SMALL: dict[str, Any] = {
     **{"num_clients": 6, "rounds": 4, "model": "linear", "local_steps": 2, "fraction_train": 0.5},
@@ -37,6 +39,29 @@ def test_the_clock_is_the_sum_of_the_longest_visits() -> None:
     assert [*found.metrics["clock"]] == pytest.approx(
         [sum(s for r, s in longest.items() if r <= t) for t in range(5)]
     )
+
+
+@pytest.mark.parametrize("method", ["topk", "randk", "sign", "qsgd", "bf16", "int8"])
+def test_the_clock_counts_the_bytes_that_are_sent(method: str) -> None:
+    """Of a compressed upload and a rounded broadcast."""
+    plugins = (Broadcast(dtype="int8"), Compress(method=method, share=0.05))
+    rows: list[Any] = []
+    found = simulate(
+        Scaffold(local_steps=2, fraction_train=0.5, device_profile="lognormal", plugins=plugins),
+        **{k: SMALL[k] for k in ("num_clients", "rounds", "model", "threads")},
+        on_round=lambda round: rows.extend(round.clients),
+    )
+    down = found.metrics["down-bytes"].iloc[1] / 3
+    assert down == 650 + 2 + 4 * 650  # w in int8 with a scale for 512, c in float32
+    (up,) = {row["up-bytes"] for row in rows}
+    assert up < {"int8": 700, "bf16": 1301}.get(method, 400)
+    longest = {row["round"]: 0.0 for row in rows}
+    for row in rows:
+        device = lognormal(0, row["client"])
+        seconds = device.latency + 2 * 50 * device.seconds_per_sample
+        seconds += up / device.up + down / device.down
+        longest[row["round"]] = max(longest[row["round"]], seconds)
+    assert found.metrics["clock"].iloc[-1] == pytest.approx(sum(longest.values()))
 
 
 def test_the_clock_changes_no_weight_and_vectorised_it_is_the_same() -> None:

@@ -20,6 +20,7 @@ import torch
 
 from fedaccord import strategies as S
 from fedaccord.core.cohort import Received
+from fedaccord.core.cost import upload_bytes
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rounds import broadcast, client_round
 from fedaccord.core.rule import LocalResult
@@ -105,6 +106,10 @@ class TopK(PlugIn):
 
     def sends(self, kind: Any) -> Any:
         return sparse(kind)
+
+    def wire_share(self, like: Vector) -> float:
+        d, itemsize = len(like), like.dtype.itemsize
+        return math.ceil(self.share * d) / d * (itemsize + 8) / itemsize
 
     def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
         pairs, d = zip(received.up[::2], received.up[1::2], strict=True), like.shape[-1]
@@ -228,11 +233,13 @@ def test_traffic_is_counted_as_it_is_sent(share: float) -> None:
     sent = 2 * 2 * math.ceil(share * 10) / 10  # two vectors, values and places
     assert list(history.metrics["up-vectors"][1:] / 3) == pytest.approx([sent] * T)
     assert (history.metrics["down-vectors"][2:] / 3 >= 2).all()
-    d = 56  # of the model that `cost` counts on
-    assert method.cost.up == pytest.approx(2 * (4 + 8) / 4 * math.ceil(share * d) / d)  # bytes
+    d = 56
+    found = upload_bytes(method, method.client_half(), torch.zeros(d))
+    assert found == pytest.approx(2 * (4 + 8) * math.ceil(share * d))
     assert method.cost.client == pytest.approx(2 + 2)  # c_i and l_i; two errors
     bare = make(S.Scaffold, RI).cost
-    assert (method.cost.up < bare.up) == (share == 0.3)
+    assert method.cost.up == bare.up  # what the server reads
+    assert (found < bare.up * 4 * d) == (share == 0.3)
     assert method.cost.down == bare.down
 
 

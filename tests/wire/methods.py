@@ -7,6 +7,7 @@ import pytest
 
 from fedaccord.core.plugin import PlugIn
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.plugins.broadcast import Broadcast
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
@@ -37,6 +38,8 @@ LOSSY: dict[str, tuple[PlugIn, ...]] = {
         Compress(method="topk", share=0.4, error_feedback="true"),
     ),
     "qsgd": (Compress(method="qsgd"),),
+    "rounded": (Broadcast(dtype="bf16"),),
+    "rounded+topk": (Broadcast(dtype="int8"), Compress(method="topk", share=0.4)),
 }
 
 
@@ -65,6 +68,8 @@ COMPRESSED = [
     *((name, "topk") for name in ("fedavg", "scaffold", "feddyn", "afedpd", "fedadmm", "fedsmoo")),
     *((name, "topk-feedback+ri") for name in ("fedavg", "fedcm", "scaffold")),
     ("scaffold", "qsgd"),
+    ("feddyn", "rounded"),
+    *((name, "rounded+topk") for name in ("fedinit", "scaffold", "afedpd")),
 ]
 
 
