@@ -96,7 +96,7 @@ class Compress(PlugIn):
     error_feedback: str = option(
         "auto",
         "clients add what was lost of the last upload to the next; auto: with biased compressors, "
-        "for methods whose clients do not remember what the server sums up",
+        "for methods whose clients do not remember what the server sums up, without dp",
         choices=("auto", "true", "false"),
     )
     fields: str = argument("", "set by `fit`: the names of the vectors of an upload", shown=False)
@@ -129,12 +129,20 @@ class Compress(PlugIn):
                 kind = plugin.fit(method).sends(kind)
         models = {*rule.models, *(name for name in kind._fields if name not in rule.sends._fields)}
         feedback, follows = self.error_feedback, method.tied and not rule.is_stateless
+        private = any(plugin.guarantee() is not None for plugin in others)
+        if private and feedback == "true":
+            raise ValueError(
+                "compress.error-feedback: expected auto or false with dp, got 'true': an upload "
+                "with the last error is longer than the clip, and what the server cuts off is in "
+                "no memory"
+            )
         if feedback == "auto":
-            feedback = "false" if follows or self.method == "qsgd" else "true"
+            off = follows or private or self.method == "qsgd"
+            feedback = "false" if off else "true"
         return replace(
             self,
             error_feedback=feedback,
-            scaled=feedback == "false" and not follows,
+            scaled=feedback == "false" and not follows and not private,
             fields=",".join(kind._fields),
             models=",".join(name for name in kind._fields if name in models),
         )

@@ -157,8 +157,12 @@ def test_states_on_disk_are_those_in_memory(
         {"sam.rho": 0.05, "relaxed-init.beta": 0.1, "algo": "feddyn", "precision": "float64"},
         {"gossip.topology": "ring", "algo": "scaffold"},
         {"relaxed-init.beta": 0.1, "fedinit.server": "updates", "algo": "fedinit"},
+        {"algo": "fedavg", "compress.method": "topk", "client-state": "disk"},  # error memories
+        {"algo": "fedcm", "compress.method": "sign", "vectorize": "on"},
+        {"algo": "scaffold", "compress.method": "qsgd", "local-steps": 2},
+        {"algo": "afedpd", "compress.method": "topk", "broadcast.dtype": "int8"},
     ],
-    ids=["sam+ri", "gossip", "updates"],
+    ids=["sam+ri", "gossip", "updates", "topk", "sign", "qsgd", "topk+int8"],
 )
 def test_with_plugins(more: dict[str, Any], settings: dict[str, Any]) -> None:
     name = "-".join(map(str, more.values())).replace(".", "")

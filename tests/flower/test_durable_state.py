@@ -31,6 +31,10 @@ SETTINGS: dict[str, Any] = {
     [
         {"algo": "scaffold", "relaxed-init.beta": 0.05},
         {"algo": "afedpd"},
+        {
+            **{"algo": "scaffold", "local-steps": 3, "broadcast.dtype": "int8"},
+            **{"compress.method": "topk", "compress.share": 0.05},
+        },
     ],
 )
 def test_a_killed_supernode_comes_back_with_its_state(

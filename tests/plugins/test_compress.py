@@ -195,6 +195,9 @@ def test_what_no_client_sends_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
+DP = {"sampling": "bernoulli", "dp.clip": 0.1, "dp.noise-multiplier": 0.0}
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
@@ -203,6 +206,10 @@ def test_what_no_client_sends_is_refused_in_one_line(
         ({"compress.method": "qsgd", "compress.bits": 3}, "compress.bits: expected 2, 4 or 8, got"),
         ({"compress.method": "top"}, "compress.method: expected one of none, topk, randk"),
         ({"compress.share": 0.0}, "compress.share: expected above 0 and at most 1"),
+        (
+            DP | {"compress.error-feedback": "true"},
+            "compress.error-feedback: expected auto or false with dp, got 'true'",
+        ),
         (
             {"optimizer": "momentum", "optimizer-state": "average"},
             "optimizer-state: expected reset or keep with compress.method=topk, got 'average'",
@@ -225,6 +232,7 @@ def test_what_does_not_fit_is_one_line(settings: dict[str, Any], line: str) -> N
         ("fedavg", {"compress.method": "qsgd"}, "false"),
         ("fedavg", {"compress.error-feedback": False}, "false"),  # as TOML reads false
         ("scaffold", {"compress.error-feedback": True}, "true"),
+        ("fedavg", DP, "false"),
     ],
 )
 def test_error_feedback_is_for_methods_without_memory(
@@ -306,3 +314,24 @@ def test_random_numbers_are_of_seed_round_and_client() -> None:
     draws = [torch.randint(2**40, (), generator=generator(*key)).item() for key in keys]
     assert len({*draws}) == len(keys)
     assert torch.randint(2**40, (), generator=generator(0, 0, 1)).item() == draws[-1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn"])
+def test_with_dp_no_upload_is_longer_than_the_clip(name: str, method: str) -> None:
+    """The server reads at most the clip, whatever the compressor makes of it; memories follow."""
+    settings = DP | {"compress.method": method, "compress.share": 0.3, "local-steps": 2}
+    made = RunConfig.make({"algo": name, "precision": "float64", "lr": 0.05} | settings).strategy
+    half, f = made.client_half(), Federation(made, LEAST_SQUARES, W0, T)
+    f.half = half
+    down = broadcast(made, f.s, 0)
+    done = f.train(0, down)
+    read = half.decode(done.up, down, f.w0).up
+    parts = [read.w - down.w, *(v for n, v in read._asdict().items() if n != "w")]
+    assert 0.01 < torch.cat(parts).norm() <= 0.1 * (1 + 1e-12)
+    state = base(done.state)
+    if name == "scaffold":
+        torch.testing.assert_close(state.c_i, read.dc_i, rtol=1e-12, atol=1e-14)
+    if name == "feddyn":
+        expected = made.alpha * (read.w - down.w)  # type: ignore[attr-defined]
+        torch.testing.assert_close(state.lam, expected, rtol=1e-12, atol=1e-14)
