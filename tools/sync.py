@@ -9,13 +9,15 @@ CI and pre-commit run the second.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 import pages
 
 from fedaccord.cli.columns import columns_markdown
-from fedaccord.config import config_toml
+from fedaccord.config import config_toml, default, keys
+from fedaccord.experiments.analysis.groups import OPTIONS
 from fedaccord.experiments.reproduce import tables
 from fedaccord.experiments.reproduce.page import as_markdown
 from fedaccord.experiments.reproduce.results import merged
@@ -51,12 +53,20 @@ def stale(root: Path) -> dict[Path, str | None]:
     wanted[readme] = replaced(readme, pages.readme_list(), "<summary>The", "</details>")
     package = root / "fedaccord" / "strategies" / "__init__.py"
     wanted[package] = replaced(package, pages.imports(), "if TYPE_CHECKING:", "BUILT_IN:")
+    wanted[root / "fedaccord/experiments/analysis" / OPTIONS.name] = options_json()
     metrics = root / "docs" / "metrics.md"
     wanted[metrics] = replaced(metrics, columns_markdown(), "## metrics.csv", "## Using")
     results = root / "docs" / "results" / "reproduction.csv"
     page = as_markdown(tables(), merged(results, []), results.name)
     wanted[results.with_suffix(".md")] = page
     return {path: text for path, text in sorted(wanted.items()) if text != read(path)}
+
+
+def options_json() -> str:
+    """Every key with its default and what it affects, a line each."""
+    pairs = {key: (default(field), field.metadata["affects"]) for key, field in keys().items()}
+    lines = [f"  {json.dumps(key)}: {json.dumps(pair)}" for key, pair in pairs.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def replaced(path: Path, new: str, first: str, after: str) -> str:

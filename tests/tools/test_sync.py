@@ -12,7 +12,7 @@ from fedaccord.strategies import BUILT_IN
 WRITTEN = (
     *("pyproject.toml", "README.md", "docs/methods", "docs/metrics.md"),
     *("docs/results/reproduction.md", "docs/results/reproduction.csv"),
-    "fedaccord/strategies/__init__.py",
+    *("fedaccord/strategies/__init__.py", "fedaccord/experiments/analysis/options.json"),
 )
 
 
@@ -55,6 +55,7 @@ def test_stale_files_are_named_and_then_written(
         ("docs/methods/fedinit.md", "relaxed", "tense"),
         ("docs/results/reproduction.md", "82.52", "83.52"),
         ("fedaccord/strategies/__init__.py", "FedAvg as FedAvg", "FedAvg as FedAverage"),
+        ("fedaccord/experiments/analysis/options.json", '"num-clients": [20', '"num-clients": [21'),
     ):
         text = (copy / name).read_text()
         assert old in text
@@ -63,6 +64,7 @@ def test_stale_files_are_named_and_then_written(
     (copy / "docs" / "methods" / "sam.md").unlink()
     stale = ["README.md", "docs/methods/fedinit.md", "docs/methods/gone.md"]
     stale += ["docs/methods/sam.md", "docs/results/reproduction.md"]
+    stale += ["fedaccord/experiments/analysis/options.json"]
     stale += ["fedaccord/strategies/__init__.py", "pyproject.toml"]
 
     assert run(monkeypatch, "--check") == 1

@@ -3,18 +3,21 @@
 A seed counts once: runs that repeat it are no replicates, whatever differs in their last bits.
 """
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fedaccord.config import affecting, defaults
 from fedaccord.runs.metrics import RANKED, WINDOW, best, is_share
 from fedaccord.runs.reader import Run
 
+FREE = ("records", "speed", "place")  # what an option affects besides the numbers
 CLOCK = "clock"  # of runs with a device profile alone
+OPTIONS = Path(__file__).with_name("options.json")  # written by tools/sync.py
 ROUNDING = 1e-12  # relative, of sums of floats
 COSTS = {
     **{"round": "rounds", "bytes": "bytes sent"},
@@ -36,7 +39,8 @@ class Group(NamedTuple):
 def groups_of(runs: Sequence[Run]) -> list[Group]:
     """The groups: methods in the order of their first runs, each by the settings that differ."""
     together: dict[tuple[Any, ...], list[Run]] = {}
-    free, usual = {"seed", *affecting("records", "speed", "place")}, defaults()
+    usual, others = _options(run.settings for run in runs)
+    free = {"seed", *others}
     for run in runs:
         settings = {k: v for k, v in _complete(run.settings, usual).items() if k not in free}
         together.setdefault(tuple(sorted(settings.items())), []).append(run)
@@ -54,6 +58,21 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
         return methods.index(group.settings.get("algo")), *map(_orderly, values)
 
     return sorted(found, key=place)
+
+
+def _options(settings: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], set[str]]:
+    """(every key with its default, the keys that affect no number of a run).
+
+    They are read from a file, because the code of the options loads PyTorch, in most of the time
+    of a comparison; a key that is not in it is one of another package's method.
+    """
+    found = json.loads(OPTIONS.read_text(encoding="utf-8"))
+    if all(key in found for each in settings for key in each):
+        usual = {key: default for key, (default, _) in found.items()}
+        return usual, {key for key, (_, affects) in found.items() if affects in FREE}
+    from fedaccord.config import affecting, defaults
+
+    return defaults(), affecting(*FREE)
 
 
 def _complete(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +114,7 @@ def _orderly(value: Any) -> tuple[bool, bool, Any]:
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys, but for algo, in which settings differ. What only one method has does not count
     as a difference to other methods; without a plug-in's table its keys have their defaults."""
-    found, usual = [], defaults()
+    found, (usual, _) = [], _options(settings)
     for key in dict.fromkeys(key for each in settings for key in each if key != "algo"):
         of_method: dict[str, set[Any]] = {}
         for each in settings:

@@ -2,6 +2,8 @@
 
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -45,14 +47,27 @@ def test_seeds_are_one_group_and_its_label_has_what_differs(tmp_path: Path) -> N
 
 def test_where_a_run_was_followed_and_what_was_measured_make_no_other_group(tmp_path: Path) -> None:
     free = sorted(affecting("records", "speed", "place") - {"name", "out-dir"})
-    ring = {"gossip.topology": "ring"}  # its table is in use
+    used = {"gossip.topology": "ring", "dp.epsilon": 1.0}  # the tables are in use
     for seed, key in enumerate(["none", *free]):
-        write(tmp_path, [0.1, 0.5], seed=seed, **ring, **({key: "other"} if key != "none" else {}))
+        write(tmp_path, [0.1, 0.5], seed=seed, **used, **({key: "other"} if key != "none" else {}))
     (group,) = groups(tmp_path)
     assert len(group.runs) == 1 + len(free)
     assert any("tracker" in run.settings for run in group.runs)
-    write(tmp_path, [0.1, 0.5], seed=len(free) + 1, **ring, **{"max-update-norm": 2.0})
+    write(tmp_path, [0.1, 0.5], seed=len(free) + 1, **used, **{"max-update-norm": 2.0})
     assert len(groups(tmp_path)) == 2
+
+
+def test_pytorch_is_loaded_for_the_options_of_other_packages_alone(tmp_path: Path) -> None:
+    code = """import sys; from pathlib import Path; from fedaccord.runs import reader
+from fedaccord.experiments.analysis.groups import groups_of
+groups_of([reader.read(Path(sys.argv[1]))]); print('torch' in sys.modules)"""
+    found = []
+    for keys in ({}, {"of-another-package.beta": 1.0}):
+        path = write(tmp_path / str(len(keys)), [0.1, 0.5], **keys)
+        command = [sys.executable, "-c", code, str(path)]
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+        found.append(result.stdout.strip())
+    assert found == ["False", "True"]
 
 
 def test_a_key_that_an_older_version_did_not_have_counts_as_its_default(tmp_path: Path) -> None:
