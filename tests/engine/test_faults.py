@@ -113,6 +113,31 @@ def test_a_client_that_is_not_reached_is_one_that_was_not_drawn(name: str) -> No
 # --- what the server's memory sums up, also where clients lost theirs -----------------------------
 
 
+@pytest.mark.parametrize(
+    ("name", "plugins"),
+    [
+        *(("fedavg", "topk"), ("fedinit", "rounded+topk"), ("scaffold", "topk")),
+        *(("scaffold", "qsgd"), ("feddyn", "qsgd"), ("afedpd", "rounded+topk")),
+    ],
+)
+def test_a_fifth_of_compressed_replies_is_lost(name: str, plugins: str) -> None:
+    """Error memories go back with the rest of a client's state."""
+    lost = np.random.default_rng(5).random((10, C)) < 0.2
+    tables = (
+        tuple(tuple(kind if is_lost else None for is_lost in row) for row in lost)
+        for kind in ("lost-reply", "lost-message")
+    )
+    found, absent = (run(small(name, plugins), table) for table in tables)
+    assert found.weights is not None
+    assert absent.weights is not None
+    assert found.metrics["dropped"].sum() == lost.sum() == 8
+    assert torch.equal(found.weights, absent.weights)
+    assert all(map(same, found.clients, absent.clients))
+    errors = [v for state in found.clients for n, v in leaves(state) if n.startswith("errors.")]
+    assert bool(errors) == (name in ("fedavg", "fedinit") and plugins != "qsgd")
+    assert all(v.norm() > 0 for v in errors)
+
+
 def mean(found: History, name: str, otherwise: Any) -> Tensor:
     """Of a vector of all clients; otherwise: what a client has before its first visit."""
     rows = [otherwise if s is None else getattr(s, name) for s in found.clients]

@@ -157,7 +157,9 @@ def run_here(method: FederatedStrategy, **more: Any) -> History:
 FEDERATED = dict(SOME)
 
 
-@pytest.mark.parametrize(("name", "plugins"), FEDERATED.items())  # once, with those it takes
+@pytest.mark.parametrize(  # once, with those it takes, and with error memories
+    ("name", "plugins"), [*FEDERATED.items(), ("fedavg", "topk"), ("scaffold", "rounded+topk")]
+)
 def test_every_method(name: str, plugins: str, fleet: Any) -> None:
     method = small(name, plugins)
     everyone = method.topology.is_decentralised or method.all_clients

@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(900)]
 ROUNDS = 6
 SETTINGS: dict[str, Any] = {
     "fraction-train": 1.0,
-    "local-epochs": 1,
     "threads": 1,
     "device": "cpu",
     "eval-every": ROUNDS,
@@ -29,8 +28,8 @@ SETTINGS: dict[str, Any] = {
 @pytest.mark.parametrize(
     "method",
     [
-        {"algo": "scaffold", "relaxed-init.beta": 0.05},
-        {"algo": "afedpd"},
+        {"algo": "scaffold", "relaxed-init.beta": 0.05, "local-epochs": 1},
+        {"algo": "afedpd", "local-epochs": 1},
         {
             **{"algo": "scaffold", "local-steps": 3, "broadcast.dtype": "int8"},
             **{"compress.method": "topk", "compress.share": 0.05},
