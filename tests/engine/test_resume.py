@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
@@ -119,6 +120,34 @@ def test_optimisers_go_on_as_if_the_run_had_not_stopped(
     assert found == written(whole.path)
     vectors = [*found["state"], *(v for _, state in found["clients"].values() for v in state)]
     assert any(v.startswith("moments.") for v in vectors)
+
+
+def normed(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A frozen layer, statistics of the inputs, a shared layer, a head."""
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 4), nn.Linear(4, classes)
+    )
+    model[1].requires_grad_(False)
+    return model
+
+
+ROLES = {"algo": "scaffold", "model": f"{__name__}:normed", "local-parameters": "4.*"}
+
+
+@pytest.mark.parametrize("buffers", ["mean", "local"])
+@pytest.mark.parametrize("client_state", ["memory", "disk"])
+def test_what_is_beside_w_goes_on_as_if_the_run_had_not_stopped(
+    buffers: str, client_state: str, settings: dict[str, Any]
+) -> None:
+    more = {**ROLES, "buffers": buffers, "client_state": client_state}
+    name = f"roles-{buffers}-{client_state}"
+    whole = run(make(settings, name=f"{name}-whole", **more))
+    interrupted(make(settings, name=f"{name}-parts", **more))
+    again = run(make(settings, name=f"{name}-parts", resume=True, **more))
+    found = written(again.path)
+    assert found == written(whole.path)
+    assert ("buffers" in found["state"]) == (buffers == "mean")
+    assert all("local" in state for _, state in found["clients"].values())
 
 
 @pytest.mark.parametrize(

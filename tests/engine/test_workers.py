@@ -31,9 +31,9 @@ from fedaccord.process.threads import cores
 from fedaccord.storage.store import Memory, Version
 from fedaccord.task import Clients, Task
 from fedaccord.task.evaluation import evaluate
+from tests.engine.test_resume import ROLES, written
 from tests.engine.test_resume import run as run_config
 from tests.engine.test_resume import settings as settings  # a fixture
-from tests.engine.test_resume import written
 from tests.engine.test_vectorize import COHORTS, EVERYONE, SIZES, SOME, clients, module, small
 
 ray = pytest.importorskip("ray")
@@ -327,8 +327,9 @@ def test_many_clients_in_one_call(own_ray: None, monkeypatch: pytest.MonkeyPatch
 
 def test_a_run_goes_on_with_workers(own_ray: None, settings: dict[str, Any]) -> None:
     """Two rounds in one process, the rest in two workers, which load the task themselves."""
-    whole = run_config(RunConfig.make(settings | {"algo": "scaffold", "name": "whole"}))
-    parts = settings | {"algo": "scaffold", "name": "parts", "threads": 0}
+    roles = settings | ROLES | {"buffers": "mean"}
+    whole = run_config(RunConfig.make(roles | {"name": "whole"}))
+    parts = roles | {"name": "parts", "threads": 0}
     run_config(RunConfig.make(parts | {"num-server-rounds": 2}))
     again = run_config(RunConfig.make(parts | {"resume": True, "workers": 2}))
     assert written(again.path) == written(whole.path)

@@ -26,6 +26,10 @@ tokens.vocab_size = 31
 
 def net(vocabulary, classes):
     return nn.EmbeddingBag(vocabulary, classes, padding_idx=0)
+
+
+def normed(shape, classes):
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, classes))
 """
 SETTINGS = {
     "algo": "scaffold",
@@ -97,6 +101,7 @@ def test_each_device_trains_on_a_file_of_its_own(
 def test_functions_in_flowers_simulation(
     sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And tensors of every role."""
     monkeypatch.setenv("PYTHONPATH", str(sites))
     monkeypatch.syspath_prepend(sites)
     (sites / "sites" / "data.py").write_text(
@@ -109,7 +114,9 @@ def test_functions_in_flowers_simulation(
         key: SETTINGS[key]
         for key in ("algo", "fraction-train", "num-server-rounds", "local-epochs", "threads")
     }
-    config |= {"dataset": "sites.data:numbers", "data-dir": "/any", "model": "linear"}
+    config |= {"dataset": "sites.data:numbers", "data-dir": "/any"}
+    config |= {"model": "sites.own:normed", "buffers": "mean"}
+    config |= {"frozen-parameters": "0.*", "local-parameters": "3.*"}
     config |= {"partition": "iid", "device": "cpu", "out-dir": str(tmp_path), "num-clients": 2}
     with running(tmp_path / "home", simulation=True) as flower:
         options = ("--federation-config", "num-supernodes=2")
