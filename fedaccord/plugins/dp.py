@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from fedaccord.core.cohort import Received
-from fedaccord.core.options import option, options
+from fedaccord.core.options import argument, option, options
 from fedaccord.core.plugin import CLIP, PlugIn, combine
 from fedaccord.core.privacy import Guarantee, Privacy, clipped
 from fedaccord.core.rule import LocalResult
@@ -66,7 +66,9 @@ class DP(PlugIn):
         "does not cover",
         affects="records",
     )
-    models: str = "w"  # the fields of the upload that are models, with commas; `fit` sets it
+    models: str = argument(
+        "w", "set by `fit`: the fields of the upload that are models, with commas", shown=False
+    )
 
     @classmethod
     def is_set(cls, given: Mapping[str, Any]) -> bool:

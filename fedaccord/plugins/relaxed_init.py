@@ -29,7 +29,7 @@ from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
 from fedaccord.core.cohort import Received
-from fedaccord.core.options import option
+from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rule import LocalResult
 from fedaccord.core.topology import ServerHalf
@@ -71,7 +71,9 @@ class RelaxedInit(PlugIn):
         "anchor of prox and dual terms: w^t, or the relaxed start as in the authors' simulator",
         choices=("server", "start"),
     )
-    sends_start: bool = False  # whether w_{i,0} travels to the server; `fit` sets it
+    sends_start: bool = argument(
+        False, "set by `fit`: whether w_{i,0} travels to the server", shown=False
+    )
 
     @property
     def is_off(self) -> bool:
