@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from base64 import b64decode
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -56,9 +58,14 @@ def test_a_page_is_whole_and_names_where_its_numbers_come_from(page: Path) -> No
 
 @pytest.fixture(scope="module")
 def browser(page: Path) -> Iterator[Any]:
+    with opened(page) as driver:
+        yield driver
+
+
+@contextmanager
+def opened(page: Path) -> Iterator[Any]:
     """Chromium with the page, and without a network."""
     webdriver = pytest.importorskip("selenium.webdriver")
-    support = pytest.importorskip("selenium.webdriver.support.ui")
     options = webdriver.ChromeOptions()
     options.binary_location = BROWSER
     for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "window-size=1200,1000"):
@@ -68,11 +75,16 @@ def browser(page: Path) -> Iterator[Any]:
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     try:
         driver.get(page.as_uri())
-        wait = "return window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
-        support.WebDriverWait(driver, 60).until(lambda d: d.execute_script(wait))
+        wait_for_plots(driver)
         yield driver
     finally:
         driver.quit()
+
+
+def wait_for_plots(driver: Any) -> None:
+    support = pytest.importorskip("selenium.webdriver.support.ui")
+    wait = "return window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].is_idle"
+    support.WebDriverWait(driver, 60).until(lambda d: d.execute_script(wait))
 
 
 @in_browser
@@ -88,6 +100,33 @@ def test_a_browser_shows_it_without_errors_and_every_plot_has_colours(browser: A
     requests = "return performance.getEntriesByType('resource').map((each) => each.name)"
     names = browser.execute_script(requests)
     assert [name for name in names if name.startswith(("http", "ws"))] == []
+
+
+@pytest.mark.slow
+@in_browser
+@pytest.mark.parametrize("number", [3, 30, 300])
+def test_many_runs_fit_a_phone_and_paper(tmp_path: Path, number: int) -> None:
+    for i in range(number):
+        algo, lr = ("fedavg", "fedinit", "scaffold")[i % 3], 0.01 * (1 + i // 9)
+        write(tmp_path, [0.1, 0.3 + 0.001 * i], algo=algo, lr=lr, seed=i // 3 % 3, name=str(i))
+    success(invoke("report", tmp_path, "--out", tmp_path / "r.html"))
+    with opened(tmp_path / "r.html") as browser:
+        shown = "return of('lines test-accuracy round').data.xs.length"
+        rows = 3 * -(-number // 9)
+        assert browser.execute_script(MODEL + shown) == 2 * (rows if rows <= 20 else 3)
+        size = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.refresh()
+        wait_for_plots(browser)
+        wide = "return document.documentElement.scrollWidth"
+        assert browser.execute_script(wide) <= 390
+        wide = "return ['methods', 'curves', 'cost'].filter((id) => { const part = "
+        wide += "document.querySelector(`#${id} .wide`); return part.scrollWidth > part.clientWidth"
+        assert browser.execute_script(wide + "})") == []
+        printed = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+        assert b64decode(printed["data"]).count(b"/Type /Page\n") >= 2
+        problems = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
+        assert problems == []
 
 
 @in_browser
