@@ -438,6 +438,9 @@ def write(options: argparse.Namespace) -> None:
         plot(tables, RESULTS / "compression.png")
     for dataset, table in tables.items():
         lines += accuracy_section(dataset, table)
+    for dataset in MODELS.keys() - tables.keys():
+        command = f"`python benchmarks/compression.py train DIR --dataset {dataset}`"
+        lines += [f"{TITLES[dataset]}: not run yet; {command} does it.", ""]
     for name, section in (("exact", exact_section), ("times", time_section)):
         path = options.folder / f"{name}.json"
         if path.exists():
