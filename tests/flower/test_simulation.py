@@ -54,6 +54,14 @@ def test_same_bits_without_a_server(simulation: Flower, tmp_path: Path) -> None:
     run_both(simulation, config, tmp_path, 5)
 
 
+@pytest.mark.slow
+def test_same_bits_of_a_private_run(simulation: Flower, tmp_path: Path) -> None:
+    """Noise and cohorts are drawn from the seed."""
+    config: dict[str, Any] = {"algo": "scaffold", "sampling": "bernoulli", "fraction-train": 0.5}
+    output = run_both(simulation, config | {"dp.epsilon": 4.0, "dp.delta": 0.01}, tmp_path, 5)
+    assert "noise from the seed" in output
+
+
 def test_a_run_that_was_stopped_is_evaluated_and_resumed_in_process(
     simulation: Flower, tmp_path: Path
 ) -> None:
