@@ -9,7 +9,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedaccord.client import device
+from fedaccord.client import device, secure
 from fedaccord.client.data import test_data, training_data
 from fedaccord.client.train import (
     answer_message,
@@ -48,10 +48,12 @@ def _train(task_of: Callable[[Context], Task], message: Message, context: Contex
     if is_handshake(message):
         layout_of = partial(_layout, task_of, context)
         return answer_handshake(message, context, layout_of, partial(_card, task_of, context))
+    if secure.is_stage(message):
+        return secure.answer_stage(message, context)
     task, instruction = task_of(context), read_instruction(message)
     device.check_steps(instruction, task.num_examples(instruction.client), context.node_config)
     store, data = memory_of(context, instruction.federation), training_data(task, instruction)
-    return answer_message(message, store, data)
+    return secure.masked(message, context, lambda: answer_message(message, store, data))
 
 
 def _layout(

@@ -23,13 +23,14 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
     "core": Allowed("", "torch"),
     "compat": Allowed("", "torch flwr numpy"),
     "wire": Allowed("core compat", "torch flwr numpy"),
+    "secure": Allowed("compat", "torch numpy cryptography"),
     "storage": Allowed("compat core wire", "torch flwr safetensors ray"),
     "plugins": Allowed("core", "torch"),
     "data": Allowed("core", "torch torchvision numpy PIL sklearn safetensors"),
     "task": Allowed("core data", "torch torchvision numpy"),
-    "federation": Allowed("core wire storage compat", "torch flwr numpy dp_accounting"),
+    "federation": Allowed("core wire secure storage compat", "torch flwr numpy dp_accounting"),
     "strategies": Allowed("core plugins federation.strategy", "torch"),
-    "client": Allowed("core wire storage task", "torch flwr"),
+    "client": Allowed("core wire secure storage task", "torch flwr"),
     "process": Allowed("federation task", "torch joblib psutil mlflow wandb"),
     "config": Allowed("core federation plugins strategies task process.trackers", ""),
     "runs": Allowed("core storage federation config", "torch safetensors tomli_w psutil pandas"),
@@ -177,6 +178,6 @@ def test_what_is_loaded_with_the_core_and_with_a_method() -> None:
     assert {"fedaccord.strategies.scaffold", "flwr"} <= method
     rooms = {name.split(".")[1] for name in method if name.startswith("fedaccord.")}
     assert rooms == {
-        *("compat", "core", "wire", "storage", "plugins", "federation", "strategies"),
+        *("compat", "core", "wire", "secure", "storage", "plugins", "federation", "strategies"),
     }
     assert not method & {"pandas", "sklearn"}

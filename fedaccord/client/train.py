@@ -10,6 +10,7 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from torch import nn
 from torch.nn import functional as F
 
+from fedaccord.client import secure
 from fedaccord.core.plugin import WithLocal, state_like
 from fedaccord.core.request import (
     EvaluateRequest,
@@ -97,9 +98,12 @@ def train_locally(
             for batch in islice(batches, 1):
                 batch_format.split(batch)
         return answer_handshake(message, context, lambda it: flat_model(model, it).layout)
+    if secure.is_stage(message):
+        return secure.answer_stage(message, context)
     flat = flat_model(model, read_instruction(message).model_settings, forward=forward)
     data = Data(flat, batches, loss, examples, format=batch_format)
-    return answer_message(message, ContextStore(context), data)
+    store_of = ContextStore(context)
+    return secure.masked(message, context, lambda: answer_message(message, store_of, data))
 
 
 def evaluate_locally(

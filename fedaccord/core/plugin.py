@@ -12,7 +12,7 @@ from torch import Tensor
 from fedaccord.core.cohort import Cohort, Received
 from fedaccord.core.optimizer import CONSTANT, SGD, Optimizer, Schedule
 from fedaccord.core.options import options
-from fedaccord.core.privacy import Guarantee, Privacy
+from fedaccord.core.privacy import Guarantee, Masking, Privacy
 from fedaccord.core.rule import (
     Direction,
     GradientAt,
@@ -130,6 +130,10 @@ class PlugIn(Registered):
 
     def guarantee(self) -> Guarantee | None:
         """The differential privacy that the server's step is to give; None: it gives none."""
+        return None
+
+    def masking(self) -> Masking | None:
+        """How uploads are masked until they are summed; None: they are not."""
         return None
 
     def at(self, privacy: Privacy) -> "PlugIn":

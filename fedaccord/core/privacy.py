@@ -47,6 +47,14 @@ class Guarantee(NamedTuple):
     writes_clients: bool  # numbers of single clients and their means may be written
 
 
+class Masking(NamedTuple):
+    """How a round's uploads are masked, so that the server reads their sum alone."""
+
+    bits: int  # of each number that is summed
+    neighbours: int  # of a client
+    threshold: float  # share of a neighbourhood that must remain
+
+
 class Privacy(NamedTuple):
     """The state of the mechanism between two rounds."""
 

@@ -164,6 +164,7 @@ class TrainReply(NamedTuple):
     # wall clock of its local round; None: not told, as where nobody waits for a GPU
     seconds: float | None = None
     buffers: Vector | None = None  # (d_b,), the buffers after the last step
+    up_bytes: int | None = None  # of the upload, if ``up`` is not what the client sent
 
 
 class StateLost(NamedTuple):

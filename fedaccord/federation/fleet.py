@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedaccord.compat import flower_1_41 as flower
@@ -31,7 +31,7 @@ from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.wire.handshake import handshake
 from fedaccord.wire.instruction import check_own_config, with_config
 from fedaccord.wire.messages import read_reply, write_evaluate_requests, write_requests
-from fedaccord.wire.records import CONFIG, METRICS, metrics_of
+from fedaccord.wire.records import CONFIG, METRICS, SECURE, config_of, metrics_of
 
 log = logging.getLogger("flwr")
 
@@ -144,7 +144,13 @@ class MessageFleet:
         self.roster.update(self.grid)
         return sorted(self.roster.nodes)
 
-    def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
+    def train(
+        self,
+        requests: Sequence[TrainRequest],
+        timeout: float,
+        more: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> TrainReplies:
+        """more: for each client the stage of a secure sum that its message is."""
         end = time.monotonic() + timeout
         clients = [request.instruction.client for request in requests]
         late = self._still_late(clients, end)
@@ -156,6 +162,9 @@ class MessageFleet:
             )
             for r, content in zip(instructions, write_requests(requests), strict=True)
         }
+        for i, stage in (more or {}).items():
+            if i in messages:
+                messages[i].content[SECURE] = ConfigRecord(dict(stage))
         replies = self._send(messages, max(0.0, end - time.monotonic()))
         _check_workers(replies.values())
 
@@ -173,6 +182,21 @@ class MessageFleet:
             messages[i] = self._message(i, content, MessageType.EVALUATE)
         replies = self._send(messages, timeout)
         return [_read(replies[i], _metrics) if i in replies else LATE for i in messages]
+
+    def stage(
+        self, payloads: Mapping[int, Mapping[str, Any]], timeout: float
+    ) -> dict[int, dict[str, Any] | str]:
+        """The answers to a stage of a secure sum, or why there is none."""
+        contents = {i: RecordDict({SECURE: ConfigRecord(dict(p))}) for i, p in payloads.items()}
+        messages = {
+            i: self._message(i, content, MessageType.TRAIN) for i, content in contents.items()
+        }
+        replies = self._send(messages, timeout)
+
+        def read(reply: Message) -> dict[str, Any]:
+            return dict(config_of(reply.content, SECURE))
+
+        return {i: _read(replies[i], read) if i in replies else LATE for i in messages}
 
     def ask(
         self,

@@ -17,7 +17,7 @@ from fedaccord.core.cost import Cost, cost_of
 from fedaccord.core.optimizer import OPTIMIZERS, SGD, Optimizer, Schedule
 from fedaccord.core.options import argument, check_option, listed, options
 from fedaccord.core.plugin import ClientHalf, PlugIn, combine
-from fedaccord.core.privacy import Guarantee
+from fedaccord.core.privacy import Guarantee, Masking
 from fedaccord.core.rule import LocalRule, Model, Stateless
 from fedaccord.core.topology import Star, Topology
 from fedaccord.core.vectors import Vector
@@ -295,6 +295,12 @@ class Method(Settings, ABC):
         """The differential privacy that the run promises; None: none."""
         found = (plugin.guarantee() for plugin in self.active_plugins)
         return next((guarantee for guarantee in found if guarantee is not None), None)
+
+    @cached_property
+    def masking(self) -> Masking | None:
+        """How uploads are masked until they are summed; None: they are not."""
+        found = (plugin.masking() for plugin in self.active_plugins)
+        return next((masking for masking in found if masking is not None), None)
 
     @property
     def hides_clients(self) -> bool:

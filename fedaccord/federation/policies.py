@@ -1,15 +1,17 @@
 """Which replies the server steps with: those of a whole cohort, or the first of those at work."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
 from fedaccord.core.cohort import Cohorts, Visit
 from fedaccord.core.request import TrainRequest
 from fedaccord.core.rounds import RoundState
-from fedaccord.federation import sampling
+from fedaccord.federation import sampling, secure
 from fedaccord.federation.clock import Clock, Timing
 from fedaccord.federation.fleet import TrainReplies
+from fedaccord.federation.replies import check_numbers
 from fedaccord.federation.session import Session
 
 
@@ -58,8 +60,14 @@ class FullRound:
         timing = self._timing(requests, s)
         in_time = [it for it in requests if it.instruction.client not in timing.late]
         self.release(s)
-        replies = chain(self.fleet.train(in_time, self.timeout), timing.late.items())
+        replies = chain(self._train(in_time), timing.late.items())
         return Collected(s._replace(clock=timing.seconds), requests, replies, timing.ends)
+
+    def _train(self, requests: Sequence[TrainRequest]) -> TrainReplies:
+        if self.method.masking is None:
+            return self.fleet.train(requests, self.timeout)
+        check = partial(check_numbers, self.session)
+        return secure.train(self.fleet, requests, self.timeout, self.method.masking, check)
 
     def _timing(self, requests: Sequence[TrainRequest], s: RoundState) -> Timing:
         """Whom the round waits for, by the simulated clock; without one for all."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedaccord.core.cohort import Received, Reply, moved
 from fedaccord.core.options import listed
-from fedaccord.core.request import StateLost, TrainInstruction, TrainRequest
+from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import Number, Vector, distances, is_finite, length, nbytes
 from fedaccord.federation.fleet import Reading, TrainReplies
@@ -75,22 +75,15 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
         received = instruction.half.decode(reply.up, request.down, like)
         check_like({**received.up._asdict(), "w_i0": received.w_i0}, like)
         _check_buffers(reply.buffers, s.buffers)
-        _check_count("num-examples", reply.examples, 1, session.method.max_examples)
-        if instruction.local_steps:
-            _check_count("steps", reply.steps, instruction.local_steps, instruction.local_steps)
-        else:  # each step uses at least one sample
-            _check_count("steps", reply.steps, 1, instruction.local_epochs * reply.examples)
-        if reply.seconds is not None:
-            _check_number("seconds", reply.seconds, 0, MAX_SECONDS)
+        check_numbers(session, request, reply)
         if not isinstance(reply.loss, Tensor):
-            _check_loss(reply.loss)
             for name, vector in _vectors(received):
                 if name == "w" and not session.method.topology.is_decentralised:
                     distance = float(distances([vector], request.down.w if elsewhere else s.w))
                 _check_finite(name, vector, distance if name == "w" else None)
     except ValueError as error:
         return str(error)
-    size = traffic(reply.up, reply.buffers)
+    size = traffic(reply.up, reply.buffers) if reply.up_bytes is None else reply.up_bytes
     metrics = {
         "num-examples": reply.examples,
         "train-loss": reply.loss,
@@ -112,6 +105,20 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
     if s.delays is not None:
         metrics["staleness"] = delay
     return Accepted(decoded, _own(reply.more) | metrics, distance)
+
+
+def check_numbers(session: Session, request: TrainRequest, reply: TrainReply) -> None:
+    """Raise ValueError, in one line, if the numbers beside an upload are not possible ones."""
+    instruction = request.instruction
+    _check_count("num-examples", reply.examples, 1, session.method.max_examples)
+    if instruction.local_steps:
+        _check_count("steps", reply.steps, instruction.local_steps, instruction.local_steps)
+    else:  # each step uses at least one sample
+        _check_count("steps", reply.steps, 1, instruction.local_epochs * reply.examples)
+    if reply.seconds is not None:
+        _check_number("seconds", reply.seconds, 0, MAX_SECONDS)
+    if not isinstance(reply.loss, Tensor):
+        _check_loss(reply.loss)
 
 
 def pending_numbers(accepted: Accepted) -> list[Number]:

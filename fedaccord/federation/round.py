@@ -27,6 +27,7 @@ from fedaccord.federation import bounds, metrics
 from fedaccord.federation.clock import Late
 from fedaccord.federation.fleet import TrainReplies
 from fedaccord.federation.replies import Accepted, Outcome, check_all, complete, pending_numbers
+from fedaccord.federation.secure import NotSummed
 from fedaccord.federation.session import Session
 
 log = logging.getLogger("flwr")
@@ -83,7 +84,9 @@ def finish(
         if client["status"] != metrics.OK:
             why = "; ".join(client[key] for key in ("status", "repair") if client.get(key))
             level = (
-                logging.INFO if isinstance(outcomes[client["client"]], Late) else logging.WARNING
+                logging.INFO
+                if isinstance(outcomes[client["client"]], (Late, NotSummed))
+                else logging.WARNING
             )
             log.log(level, "round %d: dropped client %d: %s", number, client["client"], why)
     if trial is not None:
@@ -160,7 +163,7 @@ def _spoilers(session: Session, s: RoundState, good: Mapping[int, Accepted]) -> 
     At most half of the replies; empty if that does not help: then the others spoil it too.
     """
     method, sizes = session.method, _sizes(session, s, good)
-    if method.guarantee:  # their uploads are clipped
+    if method.guarantee or method.masking:  # clipped, or nobody's alone is known
         return []
     values = _fetch({i: [*own.values()] for i, own in sizes.items()})
     order = bounds.largest_first(
@@ -191,7 +194,7 @@ def _try(session: Session, s: RoundState, good: Iterable[Accepted]) -> _Trial:
     if method.max_update_norm:
         numbers["step"] = [norm(after.w - s.w).max()]
     w_bar, nodes = method.topology.average(after.w), method.topology.is_decentralised
-    if normal is not None:
+    if normal is not None or method.masking:
         w_bar = cohort.mean(ups.w) if "w" in ups._fields else w_bar
     elif "w" in ups._fields:  # the distance of each local model from w^t: each node from its own
         far: list[Number] = [it.distance for it in accepted if it.distance is not None]

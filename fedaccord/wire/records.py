@@ -15,6 +15,7 @@ from fedaccord.wire.tensor_array import to_record, to_tensor
 
 DOWN, CONFIG, INITIAL, BUFFERS = "down", "config", "initial", "buffers"
 UP, METRICS = "up", "metrics"
+SECURE = "secure-sum"  # a stage of secure sums, and what a device remembers of it
 ARRAYS = (DOWN, INITIAL, BUFFERS, UP)
 
 

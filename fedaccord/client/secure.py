@@ -1,0 +1,43 @@
+"""A device's part of secure sums, as messages; what it remembers between two is in its Context."""
+
+from collections.abc import Callable
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from fedaccord.secure import client
+from fedaccord.wire import records
+from fedaccord.wire.records import SECURE, UP
+from fedaccord.wire.tensor_array import to_record, to_tensor
+
+
+def is_stage(message: Message) -> bool:
+    """Whether a message is of a stage without training."""
+    asked = records.config_of(message.content, SECURE)
+    return bool(asked) and asked.get("stage") != client.MASKED
+
+
+def answer_stage(message: Message, context: Context) -> Message:
+    """Raises ValueError as `client.answer`."""
+    asked = records.config_of(message.content, SECURE)
+    found, kept = client.answer(asked, records.config_of(context.state, SECURE))
+    context.state[SECURE] = ConfigRecord(kept)
+    return Message(RecordDict({SECURE: ConfigRecord(found)}), reply_to=message)
+
+
+def masked(message: Message, context: Context, train: Callable[[], Message]) -> Message:
+    """The reply of ``train``, with its upload masked if the message requires it.
+
+    Raises ValueError, before any training, if the shares of others are wrong or a masked upload was
+    sent before: two uploads under one mask would reveal their difference.
+    """
+    asked = records.config_of(message.content, SECURE)
+    if not asked:
+        return train()
+    kept = client.opened(asked, records.config_of(context.state, SECURE))
+    reply = train()
+    vectors = records.arrays_of(reply.content, UP)
+    if vectors is not None:
+        found = {name: to_tensor(array) for name, array in vectors.items()}
+        reply.content[UP] = to_record(client.mask_vectors(found, kept))
+        context.state[SECURE] = ConfigRecord(kept)
+    return reply

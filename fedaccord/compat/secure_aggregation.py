@@ -1,0 +1,13 @@
+"""Flower's primitives of secure aggregation: Shamir's shares, key agreement, encryption.
+
+Its `pseudo_rand_gen`, which folds every seed to 32 bits, and its quantiser are not among them.
+"""
+
+from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import (
+    decrypt,
+    encrypt,
+    generate_shared_key,
+)
+
+__all__ = ["combine_shares", "create_shares", "decrypt", "encrypt", "generate_shared_key"]

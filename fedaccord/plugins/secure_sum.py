@@ -1,0 +1,165 @@
+"""Secure sums: the server reads the sum of a round's uploads, and none of them alone.
+
+SecAgg+: Bell, Bonawitz, Gascon, Lepoint, Raykova: Secure Single-Server Aggregation with
+(Poly)Logarithmic Overhead. CCS 2020, eprint 2020/704. The protocol: fedaccord/secure.
+
+    client  u_i, each field of the upload as an update, each number clipped to [-R, R]
+            q_i = (u_i + R) / h rounded up or down at random, unbiased,  h = 2 R / (2^bits - 1)
+            sent: q_i + masks                          uniform over 32 or 64 bits
+    server  mean of a field: h (sum_i q_i) / P - R     exact: the masks cancel
+
+A client's memory (c_i, lam_i) is computed from its own h q_i - R, so that what holds between the
+clients' memories and the server's still holds.
+
+When to use: where the server may know what a round's clients sent together, but nobody's upload.
+[What the server sees, and what is not covered](../secure-sums.md).
+
+Where we differ: the graph of neighbours is drawn among those who answered the first stage; weights
+are uniform.
+"""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from fedaccord.core.cohort import Received
+from fedaccord.core.options import argument, option
+from fedaccord.core.plugin import MASK, PlugIn, combine
+from fedaccord.core.privacy import Masking
+from fedaccord.core.rule import LocalResult
+from fedaccord.core.topology import ServerHalf
+from fedaccord.core.vectors import Vector
+from fedaccord.plugins.compress import Compress
+from fedaccord.plugins.dp import DP
+from fedaccord.plugins.relaxed_init import RelaxedInit
+from fedaccord.plugins.robust import Robust
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureSum(PlugIn):
+    place: ClassVar[int] = MASK
+    loses: ClassVar[bool] = True
+
+    method: str = option(
+        "secagg+",
+        "whether the server reads sums of uploads alone",
+        choices=("off", "secagg+"),
+        auto=True,
+    )
+    range: float = option(
+        8.0, "R: each number of an upload, as an update, is clipped to [-R, R]", above=0
+    )
+    bits: int = option(24, "bits of each number", low=2, high=48)
+    neighbours: int = option(
+        20, "clients with which a client shares masks and secrets; all, if there are fewer", low=2
+    )
+    threshold: float = option(
+        0.6,
+        "share of a client and its neighbours that must remain until the end of a round, more than "
+        "half of them in any case",
+        low=0.5,
+        high=1,
+        affects="rounds",
+    )
+    models: str = argument("", "set by `fit`: the fields of an upload that are models", shown=False)
+
+    @property
+    def is_off(self) -> bool:
+        return self.method == "off"
+
+    def fit(self, method: ServerHalf) -> "SecureSum":
+        super().fit(method)
+        name, off = type(method).__name__, "secure-sum.method: expected off with"
+        others = [p for p in combine(method.own_plugins(), method.plugins) if not p.is_off]
+        if any(plugin.graph(method.seed) is not None for plugin in others):
+            raise ValueError(f"{off} gossip in {name}: no server takes a sum")
+        if method.beyond_sums:
+            raise ValueError(
+                f"{off} {name}, whose server step reads {method.beyond_sums}: take fedavg, "
+                "scaffold or another method that reads sums alone"
+            )
+        reasons: dict[type[PlugIn], str] = {
+            Robust: "robust.rule, which compares single uploads",
+            Compress: "compress.method: masked numbers are not compressible",
+            DP: "dp: its noise covers uploads that the server clips again, one by one",
+        }
+        for plugin in others:
+            if why := reasons.get(type(plugin)):
+                raise ValueError(f"{off} {why}")
+            if isinstance(plugin, RelaxedInit) and plugin.fit(method).sends_start:
+                raise ValueError(f"{off} {name}, for which clients send their starts too")
+        for key, value, refused, expected in (
+            ("weighting", method.weighting, "examples", "uniform"),
+            ("optimizer-state", method.own_state(), "average", "reset or keep"),
+            ("buffers", method.buffers, "mean", "refuse, freeze or local"),
+            ("schedule", method.schedule, "buffered", "synchronous"),
+        ):
+            if value == refused:
+                raise ValueError(f"{key}: expected {expected} with secure-sum, got {value!r}")
+        if method.device_profile != "none":
+            raise ValueError(
+                "device-profile: expected none with secure-sum, whose stages no simulated clock "
+                f"counts, got {method.device_profile!r}"
+            )
+        if method.max_client_norm:
+            raise ValueError(
+                "max-client-norm: expected 0 with secure-sum, whose server sees no client's "
+                f"upload, got {method.max_client_norm:g}; max-update-norm bounds the round's step"
+            )
+        return replace(self, models=",".join(method.rule().models))
+
+    def masking(self) -> Masking:
+        return Masking(self.bits, self.neighbours, self.threshold)
+
+    @property
+    def step(self) -> float:
+        """h, the distance of two numbers that can be sent."""
+        return 2 * self.range / float(2**self.bits - 1)
+
+    # what travels
+
+    def encode(self, up: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
+        config = result.config
+        one = isinstance(config.client, int)
+        clients = [config.client] if isinstance(config.client, int) else config.client
+        generators = [generator(config.seed, config.round, i) for i in clients]
+        sent: dict[str, Any] = {}
+        for name, vector in up._asdict().items():
+            if vector is not None:
+                u = vector - down.w if name in self.models.split(",") else vector
+                rows = [u] if one else [*u]
+                found = [self.quantised(x, g) for x, g in zip(rows, generators, strict=True)]
+                sent[name] = found[0] if one else torch.stack(found)
+        return up._replace(**sent), None
+
+    def quantised(self, u: Vector, generator: torch.Generator) -> Vector:
+        """q (d,) int64 in [0, 2^bits); its mean over the generator's numbers is (u + R) / h, if
+        |u| <= R. Raises ValueError for numbers that are not finite."""
+        if not bool(torch.isfinite(u).all()):
+            raise ValueError("secure-sum: the upload holds NaN or Inf; lower lr or clip-norm")
+        x = u.double().clamp(-self.range, self.range).add_(self.range).div_(self.step)
+        draws = torch.rand(len(u), generator=generator, dtype=torch.float64).to(x.device)
+        return (x + draws).floor_().to(torch.int64).clamp_(0, 2**self.bits - 1)
+
+    def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
+        """Of a client's own integers, or of their mean over a round's clients."""
+
+        def read(name: str, q: Vector) -> Vector:
+            if q.shape != like.shape:
+                raise ValueError(
+                    f"expected {name!r} of shape {tuple(like.shape)}, got {tuple(q.shape)}"
+                )
+            u = (q.double() * self.step - self.range).to(like.dtype)  # q may be everybody's mean
+            return u.add_(down.w) if name in self.models.split(",") else u
+
+        up = received.up
+        vectors = {n: read(n, q) for n, q in up._asdict().items() if q is not None}
+        return received._replace(up=up._replace(**vectors))
+
+
+def generator(seed: int, round: int, client: int) -> torch.Generator:
+    """Of the rounding of one client's upload in one round."""
+    key = random.Random(f"secure sum {seed} {round} {client}").getrandbits(63)
+    return torch.Generator().manual_seed(key)

@@ -1,0 +1,168 @@
+"""A client's part of the four stages: values in, values out.
+
+Memory and payloads are dicts of numbers, bytes and lists of them, as a Flower ConfigRecord holds.
+"""
+
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedaccord.compat.secure_aggregation import create_shares, decrypt, encrypt
+from fedaccord.secure.masks import (
+    SEED,
+    WORDS,
+    agreed,
+    check_public,
+    expand,
+    new_key,
+    pair_mask,
+    public_key,
+)
+
+SETUP, SHARE, MASKED, UNMASK = "setup", "share", "masked", "unmask"
+SHARE_SIZE = 52  # bytes of one share of 32 bytes: its index and three blocks
+NONCE = 16  # bytes that name a round's protocol
+HEADER = f">{NONCE}sII"
+
+Payload = Mapping[str, Any]
+
+
+def answer(asked: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The answer to a stage other than the masked upload, and what the client remembers.
+
+    Raises ValueError, in one line, on a stage that is out of order, or that would reveal too much.
+    """
+    stages = {SETUP: _setup, SHARE: _share, UNMASK: _unmask}
+    stage = asked.get("stage")
+    if stage not in stages:
+        raise ValueError(f"secure-sum: expected one of {', '.join(stages)}, got {stage!r:.40}")
+    if stage != SETUP:
+        check_order(asked, memory, stage)
+    return stages[stage](asked, memory)
+
+
+def check_order(asked: Payload, memory: Payload, stage: str) -> None:
+    if memory.get("next") != stage or memory.get("nonce") != asked.get("nonce"):
+        raise ValueError(
+            f"secure-sum: expected the stage {memory.get('next', SETUP)!r} of the client's current "
+            f"round, got {stage!r}: its process began anew, or a message came twice"
+        )
+
+
+def _setup(asked: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
+    nonce, own = asked["nonce"], asked["client"]
+    if not isinstance(nonce, bytes) or len(nonce) != NONCE:
+        raise ValueError(f"secure-sum: expected a nonce of {NONCE} bytes")
+    cipher, mask = new_key(), new_key()
+    kept = {"next": SHARE, "nonce": nonce, "client": own, "cipher": cipher, "mask": mask}
+    return {"cipher-key": public_key(cipher), "mask-key": public_key(mask)}, kept
+
+
+def _share(asked: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
+    own, neighbours, threshold = memory["client"], [*asked["neighbours"]], asked["threshold"]
+    holders = [own, *neighbours]
+    if len({*holders}) < len(holders) or not len(holders) < 2 * threshold <= 2 * len(holders):
+        raise ValueError(
+            "secure-sum: expected other clients as neighbours, and a threshold of more than half "
+            f"of {len(holders)} and at most all, got {threshold}"
+        )
+    keys = [*asked["cipher-keys"], *asked["mask-keys"]]
+    for key in keys:
+        check_public(key)
+    if len({*keys}) < 2 * len(neighbours) or len(keys) != 2 * len(neighbours):
+        raise ValueError("secure-sum: expected two keys of its own of each neighbour")
+    seed = os.urandom(SEED)
+    parts = [create_shares(secret, threshold, len(holders)) for secret in (seed, memory["mask"])]
+    own_shares, *others = (a + b for a, b in zip(*parts, strict=True))
+    sealed = [
+        encrypt(
+            agreed(memory["cipher"], key), struct.pack(HEADER, memory["nonce"], own, i) + shares
+        )
+        for i, key, shares in zip(neighbours, asked["cipher-keys"], others, strict=True)
+    ]
+    kept = {**memory, "next": MASKED, "seed": seed, "shares": [own_shares], "threshold": threshold}
+    kept |= {name: [*asked[name]] for name in ("neighbours", "cipher-keys", "mask-keys")}
+    return {"receivers": neighbours, "sealed": sealed}, kept
+
+
+def opened(asked: Payload, memory: Payload) -> dict[str, Any]:
+    """What the client remembers once it has the shares of its neighbours, before it trains.
+
+    Raises ValueError, in one line, if there are too few, or one is not from whom it claims.
+    """
+    check_order(asked, memory, MASKED)
+    own, senders, word = memory["client"], [*asked["senders"]], asked["word"]
+    key_of = dict(zip(memory["neighbours"], memory["cipher-keys"], strict=True))
+    if not {*senders} <= {*key_of} or len({*senders}) < len(senders) or word not in WORDS:
+        raise ValueError("secure-sum: expected shares of neighbours, each once")
+    if len(senders) + 1 < memory["threshold"]:
+        raise ValueError(
+            f"secure-sum: expected shares of at least {memory['threshold'] - 1} neighbours, got "
+            f"{len(senders)}"
+        )
+    shares = [*memory["shares"]]
+    for i, sealed in zip(senders, asked["sealed"], strict=True):
+        try:
+            text = decrypt(agreed(memory["cipher"], key_of[i]), sealed)
+        except Exception as error:  # the library's own, without a message
+            raise ValueError(f"secure-sum: the shares of client {i} are not its own") from error
+        header = struct.pack(HEADER, memory["nonce"], i, own)
+        if not text.startswith(header) or len(text) != len(header) + 2 * SHARE_SIZE:
+            raise ValueError(f"secure-sum: the shares of client {i} are not of this round")
+        shares.append(text[len(header) :])
+    return {**memory, "next": UNMASK, "senders": senders, "shares": shares, "word": word}
+
+
+def masked(values: Any, memory: Payload) -> Any:
+    """y_i, unsigned integers of the round's word; values: (n,) q_i, integers of 64 bits."""
+    own, word = memory["client"], memory["word"]
+    key_of = dict(zip(memory["neighbours"], memory["mask-keys"], strict=True))
+    total = values.astype(WORDS[word]) + expand(memory["seed"], len(values), word)
+    for i in memory["senders"]:
+        total += pair_mask(memory["mask"], key_of[i], own, i, len(values), word)
+    return total
+
+
+def _unmask(asked: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
+    own, senders = memory["client"], memory["senders"]
+    active, lost = [*asked["active"]], [*asked["lost"]]
+    share_of = dict(zip([own, *senders], memory["shares"], strict=True))
+    if sorted(active + lost) != sorted(share_of) or own not in active:
+        raise ValueError(
+            "secure-sum: expected each neighbour to be either active or lost: both shares of one "
+            "would reveal its upload"
+        )
+    if len(active) < memory["threshold"]:
+        raise ValueError(
+            f"secure-sum: expected at least {memory['threshold']} active clients in a "
+            f"neighbourhood, got {len(active)}"
+        )
+    found = {
+        "seeds": [share_of[i][:SHARE_SIZE] for i in active],
+        "keys": [share_of[i][SHARE_SIZE:] for i in lost],
+    }
+    return found, {"next": SETUP, "nonce": memory["nonce"]}
+
+
+def lengths(values: Sequence[Any]) -> int:
+    """Bytes of an answer's values."""
+    return sum(lengths(v) if isinstance(v, list) else len(v) if isinstance(v, bytes) else 8
+               for v in values)  # fmt: skip
+
+
+def mask_vectors(vectors: Mapping[str, Tensor], memory: Payload) -> dict[str, Tensor]:
+    """Named vectors of 64-bit integers, masked as one vector: integers of the round's word."""
+    values = torch.cat([*vectors.values()]).cpu().numpy()
+    signed = torch.from_numpy(masked(values, memory).view(f"<i{memory['word'] // 8}"))
+    parts = torch.split(signed, [len(v) for v in vectors.values()])
+    return dict(zip(vectors, parts, strict=True))
+
+
+def mask_upload(up: Any, memory: Payload) -> Any:
+    """`mask_vectors` of the fields of an upload, a NamedTuple, that are not None."""
+    vectors = {name: v for name, v in up._asdict().items() if v is not None}
+    return up._replace(**mask_vectors(vectors, memory))

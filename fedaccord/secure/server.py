@@ -1,0 +1,183 @@
+"""The server's part: who shares with whom, and the sum once the masks are taken off."""
+
+import math
+import os
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedaccord.compat.secure_aggregation import combine_shares
+from fedaccord.secure.client import MASKED, NONCE, SETUP, SHARE, SHARE_SIZE, UNMASK, Payload
+from fedaccord.secure.masks import SEED, WORDS, check_public, expand, pair_mask, public_key
+
+LEAST = 3  # clients of a sum: of two, each would know the other's upload
+
+
+class SumFailedError(ValueError):
+    """Why a round has no sum, in one line."""
+
+
+def regular_graph(clients: Sequence[int], degree: int) -> dict[int, list[int]]:
+    """The neighbours of each client: the nearest ``degree`` on a circle in random order.
+
+    An odd degree counts as the next even one; all others if there are not more.
+    """
+    if len(clients) - 1 <= degree + degree % 2:
+        return {i: [j for j in clients if j != i] for i in clients}
+    circle = random.SystemRandom().sample([*clients], len(clients))
+    steps = [s for k in range(1, (degree + 1) // 2 + 1) for s in (k, -k)]
+    n = len(circle)
+    return {i: sorted(circle[(at + s) % n] for s in steps) for at, i in enumerate(circle)}
+
+
+@dataclass
+class SecureRound:
+    """One round's protocol; each verb makes the payloads of a stage from the last one's answers.
+
+    An answer that is not as it should be counts as none. Raises SumFailedError when too few remain.
+    """
+
+    clients: Sequence[int]
+    bits: int  # of an upload's integers
+    degree: int  # neighbours of a client
+    share: float  # of a neighbourhood that must remain
+    nonce: bytes = field(default_factory=lambda: os.urandom(NONCE))
+    graph: dict[int, list[int]] = field(default_factory=dict)
+    keys: dict[int, Payload] = field(default_factory=dict)  # public ones
+    senders: dict[int, list[int]] = field(default_factory=dict)  # whose shares a client was sent
+
+    @property
+    def word(self) -> int:
+        """Bits of the integers that are summed."""
+        return 32 if self.bits + math.ceil(math.log2(max(2, len(self.clients)))) <= 32 else 64
+
+    def threshold(self, i: int) -> int:
+        """Of the holders of a client's shares, itself among them, so many must remain."""
+        holders = len(self.graph[i]) + 1
+        return max(holders // 2 + 1, math.ceil(self.share * holders))
+
+    def setup(self) -> dict[int, Payload]:
+        return {i: self._payload(SETUP, client=i) for i in self.clients}
+
+    def shares(self, answers: Mapping[int, Any]) -> dict[int, Payload]:
+        for i, found in answers.items():
+            if isinstance(found, Mapping) and {*found} == {"cipher-key", "mask-key"}:
+                try:
+                    check_public(found["cipher-key"])
+                    check_public(found["mask-key"])
+                except ValueError:
+                    continue
+                self.keys[i] = found
+        self._need(self.keys, SETUP)
+        self.graph = regular_graph([*self.keys], self.degree)
+        return {
+            i: self._payload(
+                SHARE,
+                neighbours=near,
+                threshold=self.threshold(i),
+                **{f"{name}s": [self.keys[j][name] for j in near] for name in self.keys[i]},
+            )
+            for i, near in self.graph.items()
+        }
+
+    def masked(self, answers: Mapping[int, Any]) -> dict[int, Payload]:
+        sealed: dict[int, dict[int, bytes]] = {}
+        for i, found in answers.items():
+            if isinstance(found, Mapping) and found.get("receivers") == self.graph[i]:
+                texts = found.get("sealed")
+                if isinstance(texts, list) and len(texts) == len(self.graph[i]):
+                    sealed[i] = dict(zip(self.graph[i], texts, strict=True))
+        self._need(sealed, SHARE)
+        self.senders = {i: [j for j in self.graph[i] if j in sealed] for i in sealed}
+        return {
+            i: self._payload(
+                MASKED, senders=near, sealed=[sealed[j][i] for j in near], word=self.word
+            )
+            for i, near in self.senders.items()
+        }
+
+    def unmask(self, active: Sequence[int]) -> dict[int, Payload]:
+        """active: the clients whose masked uploads came."""
+        self._need(active, MASKED)
+        self._check_connected(active)
+        there, asked = {*active}, dict[int, Payload]()
+        for i in active:
+            known = [i, *self.senders[i]]
+            near, lost = [j for j in known if j in there], [j for j in known if j not in there]
+            asked[i] = self._payload(UNMASK, active=near, lost=lost)
+        return asked
+
+    def total(self, uploads: Mapping[int, Any], answers: Mapping[int, Any]) -> Any:
+        """The sum (n,) of the clients' integers, in 64 bits; uploads: those of `unmask`."""
+        seeds: dict[int, list[bytes]] = {i: [] for i in uploads}
+        lost = {j for i in uploads for j in self.senders[i] if j not in uploads}
+        keys: dict[int, list[bytes]] = {j: [] for j in lost}
+        for i, found in answers.items():
+            known = [i, *self.senders[i]]
+            for name, into in (("seeds", seeds), ("keys", keys)):
+                of = [j for j in known if (j in uploads) == (name == "seeds")]
+                parts = found.get(name) if isinstance(found, Mapping) else None
+                if isinstance(parts, list) and len(parts) == len(of):
+                    for j, part in zip(of, parts, strict=True):
+                        if isinstance(part, bytes) and len(part) == SHARE_SIZE:
+                            into[j].append(part)
+        first = next(iter(uploads.values()))
+        total = np.zeros(len(first), WORDS[self.word])
+        for y in uploads.values():
+            total += y
+        for i in uploads:
+            total -= expand(self._secret(i, seeds[i]), len(first), self.word)
+        for j in sorted(lost):
+            private = self._secret(j, keys[j])
+            if public_key(private) != self.keys[j]["mask-key"]:
+                raise SumFailedError(f"secure-sum: the shares of client {j} do not fit its key")
+            for i in uploads:
+                if j in self.senders[i]:  # what j would have added takes off what i added
+                    other = self.keys[i]["mask-key"]
+                    total += pair_mask(private, other, j, i, len(first), self.word)
+        if total.max(initial=0) > len(uploads) * (2**self.bits - 1):
+            raise SumFailedError(
+                "secure-sum: the sum is outside its range: a client sent a wrong upload or share"
+            )
+        return total.astype(np.int64)
+
+    def _secret(self, i: int, shares: Sequence[bytes]) -> bytes:
+        needed = self.threshold(i)
+        if len(shares) < needed:
+            raise SumFailedError(
+                f"secure-sum: expected {needed} of the {len(self.graph[i]) + 1} shares of client "
+                f"{i} at the stage unmask, got {len(shares)}: too many clients were lost"
+            )
+        try:
+            secret = combine_shares([*shares[:needed]])
+        except ValueError:
+            secret = b""
+        if len(secret) != SEED:
+            raise SumFailedError(f"secure-sum: the shares of client {i} do not fit together")
+        return secret
+
+    def _need(self, remaining: Any, stage: str) -> None:
+        if len(remaining) < LEAST:
+            raise SumFailedError(
+                f"secure-sum: expected at least {LEAST} clients after the stage {stage}, got "
+                f"{len(remaining)}: a sum of fewer would reveal uploads"
+            )
+
+    def _check_connected(self, active: Sequence[int]) -> None:
+        """Without it the server would learn the sum of each part."""
+        there, reached, last = {*active}, {active[0]}, [active[0]]
+        while last:
+            near = {j for i in last for j in self.senders[i]} & there - reached
+            reached |= near
+            last = [*near]
+        if reached != there:
+            raise SumFailedError(
+                "secure-sum: too many clients were lost: the others are no longer connected; raise "
+                "secure-sum.neighbours"
+            )
+
+    def _payload(self, stage: str, **values: Any) -> dict[str, Any]:
+        return {"stage": stage, "nonce": self.nonce, **values}

@@ -1,0 +1,222 @@
+"""Whole rounds with secure sums, in process and by messages, beside plain rounds."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from fedaccord import strategies as S
+from fedaccord import train_locally
+from fedaccord.engine import Recorder, quiet
+from fedaccord.federation.errors import FederationError
+from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.run import Run
+from fedaccord.plugins.compress import Compress
+from fedaccord.plugins.dp import DP
+from fedaccord.plugins.robust import Robust
+from fedaccord.plugins.secure_sum import SecureSum
+from fedaccord.secure import client
+from fedaccord.strategies import FederatedStrategy
+from fedaccord.wire.instruction import is_handshake, read_instruction
+from fedaccord.wire.records import CONFIG, METRICS, SECURE, UP
+from fedaccord.wire.tensor_array import to_tensor
+from tests import federation
+from tests.engine.test_faults import gap
+from tests.grid import FIRST_NODE, InProcessGrid
+from tests.reference.problem import LeastSquares, cohorts
+
+C, ROUNDS, BITS = 6, 4, 40
+PLAIN: dict[str, Any] = {"lr_decay": 1.0, "weight_decay": 0.0, "batch_size": 0, "clip_norm": 0.0}
+MASKED = SecureSum(bits=BITS, range=64.0)
+PROBLEM, W0 = LeastSquares(C), np.ones(5)
+
+
+def method(name: str, *plugins: Any, **keys: Any) -> FederatedStrategy:
+    keys = {"precision": "float64", "lr": 0.02, "local_steps": 3, **PLAIN, **keys}
+    return S.METHODS[name](plugins=plugins, **keys)
+
+
+def run(made: FederatedStrategy, rounds: int = ROUNDS, **keys: Any) -> Any:
+    return federation.run(made, PROBLEM, W0, cohorts(C, 4, rounds, 0), **keys)
+
+
+@pytest.mark.parametrize("vectorize", ["off", "on"])
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "afedpd", "fedcm"])
+def test_a_run_is_the_plain_run_to_the_quantisation_step(name: str, vectorize: str) -> None:
+    plain, found = (run(method(name, *p), vectorize=vectorize) for p in ((), (MASKED,)))
+    difference = (plain.state.w - found.state.w).abs().max()
+    assert 0 < difference < 1e4 * MASKED.step
+
+
+@pytest.mark.parametrize("bits", [6, 24])
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd"])
+def test_the_servers_memory_is_the_clients(name: str, bits: int) -> None:
+    """At any number of bits: clients remember what the server reads of them."""
+    found = run(method(name, SecureSum(bits=bits, range=64.0)), 8)
+    assert gap(name, found) < 1e-9
+
+
+def test_rounding_is_unbiased_and_within_a_step() -> None:
+    plugin, u = SecureSum(bits=4, range=1.0), torch.linspace(-1, 1, 50_001)
+    q = plugin.quantised(u, torch.Generator().manual_seed(0))
+    errors = q.double() * plugin.step - 1 - u
+    assert errors.abs().max() < plugin.step * 1.001
+    assert abs(errors.mean()) < 5 * plugin.step / 2 / len(u) ** 0.5
+    assert torch.equal(q, plugin.quantised(u, torch.Generator().manual_seed(0)))
+    far = plugin.quantised(torch.tensor([-9.0, 9.0]), torch.Generator())
+    assert far.tolist() == [0, 15]
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        plugin.quantised(torch.tensor([1.0, float("nan")]), torch.Generator())
+
+
+def test_lost_replies_are_absent_clients() -> None:
+    """Of the bits of a run whose cohorts never had them."""
+    whole = [[0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [0, 1, 3, 4, 5]]
+    kept = [[0, 1, 2, 4], [1, 2, 3, 5], [0, 1, 4, 5]]
+    made = method("scaffold", MASKED)
+
+    def faults(t: int, i: int) -> str | None:
+        gone = i in whole[t] and i not in kept[t]
+        return ("lost-reply", "lost-message", "late")[t] if gone else None
+
+    one = federation.run(made, PROBLEM, W0, whole, faults=faults)
+    other = federation.run(made, PROBLEM, W0, kept)
+    assert torch.equal(one.state.w, other.state.w)
+    assert torch.equal(one.state.server.c, other.state.server.c)
+    assert gap("scaffold", one) < 1e-9
+
+
+def test_too_few_clients_fail_a_round_and_change_nothing(caplog: Any) -> None:
+    few = [[0, 1, 2, 3], [0, 1], [0, 1, 2, 3]]
+    made = method("scaffold", MASKED)
+    found = federation.run(made, PROBLEM, W0, few)
+    same = federation.run(made, PROBLEM, W0, few[:1])
+    two = federation.run(made, PROBLEM, W0, few[:2])
+    assert torch.equal(two.state.w, same.state.w)
+    assert found.state.failed == 0
+    assert gap("scaffold", found) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("name", "plugins", "keys", "line"),
+    [
+        ("fednova", (), {}, "reads the number of steps of each client: take fedavg"),
+        ("fedexp", (), {}, "reads the norm of each client's update"),
+        ("dfedavg", (), {}, "gossip"),
+        ("fedavg", (Robust(),), {}, "robust.rule, which compares single uploads"),
+        ("fedavg", (Compress(),), {}, "compress.method: masked numbers are not compressible"),
+        ("fedavg", (DP(epsilon=4),), {"sampling": "bernoulli"}, "dp: its noise"),
+        ("fedavg", (), {"weighting": "examples"}, "weighting: expected uniform with secure-sum"),
+        ("fedavg", (), {"buffers": "mean"}, "buffers: expected refuse, freeze or local"),
+        ("fedavg", (), {"max_client_norm": 1.0}, "max-client-norm: expected 0 with secure-sum"),
+        ("fedavg", (), {"device_profile": "lognormal"}, "device-profile: expected none"),
+        (
+            "fedavg",
+            (),
+            {"device_profile": "none", "schedule": "buffered"},
+            "schedule: expected synchronous with secure-sum",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line(
+    name: str, plugins: Any, keys: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ValueError, match=line) as error:
+        method(name, MASKED, *plugins, **keys)
+    assert "\n" not in str(error.value)
+
+
+class Watched(InProcessGrid):
+    """A grid that keeps every message that the server gets, and loses some."""
+
+    def __init__(self, app: ClientApp, lost: dict[int, str]) -> None:
+        super().__init__(app, C)
+        self.lost, self.seen = lost, list[Message]()
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        found = [*super().pull_messages(message_ids)]
+        self.seen += found
+        return found
+
+
+def by_messages(made: FederatedStrategy, lost: dict[int, str]) -> tuple[Any, Watched]:
+    """The run through Flower's messages; lost: client -> stage in which it raises, in round 2."""
+    data, app = PROBLEM.clients(), ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        batches: Any = []
+        asked: Any = message.content.get(SECURE, {})
+        i = context.node_id - FIRST_NODE
+        if not is_handshake(message):
+            if asked.get("stage") == client.SETUP:
+                rounds[i] = rounds.get(i, 0) + 1
+            if rounds.get(i) == 2 and lost.get(i) == asked.get("stage", ""):
+                raise RuntimeError("lost")
+            if CONFIG in message.content and asked.get("stage", client.MASKED) == client.MASKED:
+                batches = [data[read_instruction(message).client]]
+        model = federation.linear(W0)
+        loss = federation.half_square
+        return train_locally(message, context, model=model, batches=batches, loss=loss)
+
+    rounds: dict[int, int] = {}
+    with Watched(app, lost) as grid, quiet():
+        recorder = Recorder(
+            lambda i, t: federation.state_in(made_run.session, grid, i, t), weights=True
+        )
+        initial = ArrayRecord(federation.linear(W0).state_dict())
+        everyone = [[*range(C)]] * 3
+        made_run = Run(made, MessageFleet(grid), initial, 3, cohorts=everyone, on_round=recorder)
+        made_run.play()
+    return recorder.history(made_run.output(), {}), grid
+
+
+@pytest.mark.parametrize("stage", ["", client.SETUP, client.SHARE, client.MASKED, client.UNMASK])
+def test_by_messages_as_in_process_whichever_stage_loses_a_client(stage: str) -> None:
+    made = method("scaffold", MASKED)
+    found, _ = by_messages(made, {4: stage} if stage else {})
+    rounds = [[*range(C)]] * 3
+    if stage and stage != client.UNMASK:
+        rounds[1] = [i for i in range(C) if i != 4]
+    here = federation.run(made, PROBLEM, W0, rounds)
+    assert torch.equal(found.state.w, here.state.w)
+    assert torch.equal(found.state.server.c, here.state.server.c)
+    assert gap("scaffold", found) < 1e-9
+
+
+def test_no_message_to_the_server_holds_an_upload() -> None:
+    """Of a run with 24 bits, whose plain integers are within 2^24 of 2^32."""
+    _, grid = by_messages(method("scaffold", SecureSum(bits=24)), {})
+    contents = [message.content for message in grid.seen if not message.has_error()]
+    records = {tuple(sorted(content)) for content in contents}
+    assert (SECURE,) in records
+    assert (METRICS, UP) in records
+    uploads = [content[UP] for content in contents if UP in content]
+    assert len(uploads) == 3 * C
+    values = [to_tensor(array) for up in uploads for array in up.values()]  # type: ignore[union-attr]
+    assert {v.dtype for v in values} == {torch.int32}
+    numbers = torch.cat(values).double() / 2**32 + 0.5
+    assert abs(float(numbers.mean()) - 0.5) < 5 * (1 / 12 / len(numbers)) ** 0.5
+    # in plain all would be below 2^24, a share of 1/256
+    assert (
+        float((torch.cat(values) < 2**24).logical_and(torch.cat(values) >= 0).double().mean()) < 0.1
+    )
+    for content in contents:
+        if SECURE in content:
+            assert {*content[SECURE]} in (  # type: ignore[arg-type]
+                {"cipher-key", "mask-key"},
+                {"receivers", "sealed"},
+                {"seeds", "keys"},
+            )
+
+
+def test_a_step_that_is_too_large_blames_no_single_client(caplog: Any) -> None:
+    made = replace(method("fedavg", MASKED), max_update_norm=1e-6, max_failed_rounds=9)
+    with pytest.raises(FederationError, match="none of 2 rounds counted"):
+        run(made, 2)
+    assert "because of this reply" not in caplog.text
+    assert "round 2 failed: max-update-norm" in caplog.text
