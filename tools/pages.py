@@ -29,6 +29,7 @@ from fedaccord.plugins.dp import DP
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.robust import Robust
+from fedaccord.plugins.secure_sum import SecureSum
 from fedaccord.runs import flatten
 from fedaccord.strategies import BUILT_IN
 
@@ -223,6 +224,12 @@ def _refusal(kind: type[FederatedStrategy], plugin: type) -> str:
         if method.own_state() == "average":
             return "the optimisers' vectors are averaged without noise"
         return "it needs all clients in every round" if kind.all_clients else ""
+    if plugin is SecureSum:
+        method = kind(fraction_train=1.0, local_steps=1)
+        if method.beyond_sums:
+            return f"its server step reads {method.beyond_sums}"
+        if method.own_state() == "average":
+            return "the optimisers' vectors are averaged without masks"
     return kind.refuses.get(plugin, "")
 
 

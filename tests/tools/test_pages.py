@@ -67,6 +67,7 @@ def test_what_a_page_calls_refused_is_refused_and_nothing_else_is(name: str) -> 
     }
     needs: dict[str, dict[str, Any]] = {
         "relaxed-init.center": {"relaxed-init.beta": 0.1},
+        "secure-sum.method": {"local-steps": 1},
         "dp.clip": {"sampling": "bernoulli", "local-steps": 1, "dp.noise-multiplier": 1.0},
     }
     refused = re.findall(
