@@ -68,6 +68,7 @@ def test_what_keys_affect() -> None:
         "rounds": {
             *("num-server-rounds", "min-replies", "max-failed-rounds"),
             *("max-update-norm", "max-client-norm", "max-examples", "dp.max-epsilon"),
+            "secure-sum.threshold",
         },
         "records": {
             *("eval-every", "eval-train", "evaluation", "fraction-evaluate", "metrics"),
