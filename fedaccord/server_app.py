@@ -23,7 +23,7 @@ from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.replies import MAX_LOSS
 from fedaccord.federation.round import Round
-from fedaccord.federation.run import Run
+from fedaccord.federation.run import Run, check_real_time
 from fedaccord.federation.session import Session
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.process import threads, trackers
@@ -95,6 +95,8 @@ def run(
     """
     method = config.strategy
     trackers.check(config.tracker)
+    if not in_process or method.device_profile == NONE:
+        check_real_time(method)
     if task and not task.num_tests and method.evaluation != "clients":
         raise ValueError(
             f"evaluation={method.evaluation}: expected test samples for the server, the data set "

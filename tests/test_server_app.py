@@ -294,6 +294,26 @@ def test_what_flower_logs_of_a_wrong_setting_is_one_line(monkeypatch: pytest.Mon
     assert line.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"schedule": "buffered"}, "schedule: expected synchronous without simulated devices"),
+        (
+            {"schedule": "buffered", "device-profile": "lognormal"},
+            "device-profile: expected none under Flower",
+        ),
+    ],
+)
+def test_simulated_time_is_refused_before_a_directory_is_made(
+    keys: dict[str, str], line: str, tmp_path: Path
+) -> None:
+    values = SMALL | keys | {"out-dir": str(tmp_path)}
+    own = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=values)
+    with pytest.raises(ValueError, match=f"^{line}"):
+        server_app.app(InProcessGrid(ClientApp(), 2), own)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("algo", ["scaffold", "fedinit", "fedavg"])
 def test_states_that_ended_with_a_simulation_are_one_line(
     algo: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -85,16 +85,8 @@ class Run:
             raise ValueError(
                 f"over-selection: expected 0 with given cohorts, got {method.over_selection:g}"
             )
-        if clock is None and method.device_profile != NONE:
-            raise ValueError(
-                f"device-profile: expected none under Flower, whose clock is real, got "
-                f"{method.device_profile!r}: `fedaccord run` and `simulate` simulate devices"
-            )
-        if clock is None and method.is_buffered:
-            raise ValueError(
-                "schedule: expected a device-profile with 'buffered', whose clock orders the "
-                "replies in process, got none; under Flower rounds are synchronous"
-            )
+        if clock is None:
+            check_real_time(method)
         self.method, self.num_rounds, self.cohorts = method, num_rounds, cohorts
         self.timeout = method.round_timeout if timeout is None else timeout
         self.session = Session(method, initial, fleet, num_rounds, federation, attempt, model)
@@ -265,4 +257,18 @@ def _check_alike(state: RoundState, first: RoundState) -> None:
         raise ValueError(
             f"expected a model of {state.w.shape[-1]} parameters in {state.w.dtype}, as the run "
             f"began with, got {first.w.shape[-1]} in {first.w.dtype}"
+        )
+
+
+def check_real_time(method: Method) -> None:
+    """Raise ValueError, in one line, if the method needs the clock of simulated devices."""
+    if method.device_profile != NONE:
+        raise ValueError(
+            f"device-profile: expected none under Flower, whose clock is real, got "
+            f"{method.device_profile!r}: `fedaccord run` and `simulate` simulate devices"
+        )
+    if method.is_buffered:
+        raise ValueError(
+            "schedule: expected synchronous without simulated devices, and under Flower, got "
+            "'buffered': `fedaccord run` and `simulate` take it with device-profile=lognormal"
         )

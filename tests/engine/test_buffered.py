@@ -255,7 +255,10 @@ def test_a_device_that_goes_away_frees_its_seat(tmp_path: Path) -> None:
             lambda: Scaffold(schedule="buffered", concurrency=4, min_replies=3).check_clients(8),
             "min-replies: expected at most 2",
         ),
-        (lambda: run(method_of("fedavg", schedule="buffered"), [()]), "expected a device-profile"),
+        (
+            lambda: run(method_of("fedavg", schedule="buffered"), [()]),
+            "expected synchronous without simulated devices",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(make: Any, message: str) -> None:
