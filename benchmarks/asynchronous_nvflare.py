@@ -1,0 +1,136 @@
+"""Buffered rounds in the setting of NVFlare's CIFAR-10 example: 8 clients, all at work.
+
+    python benchmarks/asynchronous_nvflare.py DIR [--seeds 0 1 2]    # 10 runs a seed; it resumes
+    python benchmarks/asynchronous_nvflare.py DIR --write    # docs/results/asynchronous-cifar10.md
+
+Seed by seed; a run that is completed in DIR is not repeated.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import data
+import pandas as pd
+
+from fedaccord.config import RunConfig
+from fedaccord.engine import quiet, run
+from fedaccord.runs import COMPLETED, reader, status
+
+METHODS = ("fedavg", "fedinit", "scaffold", "feddyn", "afedpd")
+ROUNDS, TARGET, WINDOW = 100, 0.50, 5
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "synchronous": {"num-server-rounds": ROUNDS, "eval-every": 5},
+    "buffered": {
+        "num-server-rounds": 2 * ROUNDS, "eval-every": 10,
+        "schedule": "buffered", "concurrency": 8, "buffer-size": 4,
+    },
+}  # fmt: skip
+FEDBUFF = {"staleness": "polynomial"}  # of fedavg: the paper's weights
+SETTINGS: dict[str, Any] = {
+    "dataset": "cifar10", "model": "lenet", "num-clients": 8, "fraction-train": 1.0,
+    "partition": "dirichlet", "dirichlet-alpha": 0.5, "local-steps": 20, "batch-size": 50,
+    "lr": 0.05, "lr-decay": 0.998, "weight-decay": 0.001, "clip-norm": 10.0,
+    "device-profile": "lognormal", "threads": 1, "device": "cpu",
+}  # fmt: skip
+PAGE = data.REPOSITORY / "docs" / "results" / "asynchronous-cifar10.md"
+Tables = dict[tuple[str, str], list[pd.DataFrame]]  # by method and schedule, one a seed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="folder of the runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--write", action="store_true", help="write the page, run nothing")
+    options = parser.parse_args()
+    folder = options.folder.expanduser().resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if options.write:
+        PAGE.write_text(page(completed(folder)), encoding="utf-8")
+        return
+    for seed, algo, schedule in product(options.seeds, METHODS, SCHEDULES):
+        name = f"{algo}-{schedule}-{seed}"
+        settings = SETTINGS | SCHEDULES[schedule] | {"algo": algo, "seed": seed, "name": name}
+        if (algo, schedule) == ("fedavg", "buffered"):
+            settings |= FEDBUFF
+        settings |= {"data-dir": str(data.find()), "out-dir": str(folder)}
+        path = folder / name
+        if reader.is_run(path) and status(path) == COMPLETED:
+            continue
+        print(name, flush=True)
+        with quiet():
+            run(RunConfig.make(settings | {"resume": path.exists()}))
+
+
+def completed(folder: Path) -> Tables:
+    """The evaluated rounds of each method and schedule."""
+    found: Tables = {}
+    for algo, schedule in product(METHODS, SCHEDULES):
+        paths = sorted(folder.glob(f"{algo}-{schedule}-*"))
+        runs = [reader.read(path).metrics for path in paths if status(path) == COMPLETED]
+        found[algo, schedule] = [it[it["test-accuracy"].notna()] for it in runs]
+    return found
+
+
+def page(tables: Tables) -> str:
+    seeds = max(map(len, tables.values()))
+    return "\n".join(
+        [
+            "# Asynchronous rounds: NVFlare's setting",
+            "",
+            "CIFAR-10, LeNet, 8 clients with Dirichlet labels (alpha 0.5), all of them at work. "
+            "Synchronous rounds wait for all 8; buffered ones step after 4 replies, as in NVFlare's "
+            "example of FedBuff. FedAvg buffered is FedBuff (`staleness=polynomial`), the other "
+            f"methods have `staleness=constant`. {ROUNDS} rounds, or twice as many buffered steps: "
+            "as many replies. Devices are drawn by `device-profile=lognormal`. A method has the "
+            f"same settings in both, and nothing was tuned. Seeds of a cell: at most {seeds}.",
+            "",
+            f"Simulated minutes until the first evaluation of at least {TARGET:.0%} (after every "
+            "40 replies): median of the seeds that reached it, and in brackets how many did.",
+            "",
+            *_table(tables, _time_cell),
+            "",
+            f"Test accuracy in percent, mean of the last {WINDOW} evaluations, then mean of the "
+            "seeds ± standard deviation; the simulated minutes of the whole run.",
+            "",
+            *_table(tables, _final_cell),
+            "",
+            "Fashion-MNIST with 100 clients is in [asynchronous.md](asynchronous.md).",
+            "",
+            f"Settings: `{' '.join(f'{key}={value}' for key, value in SETTINGS.items())}`. "
+            "[benchmarks/asynchronous_nvflare.py](../../benchmarks/asynchronous_nvflare.py) makes "
+            "the runs and this page.",
+            "",
+        ]
+    )
+
+
+def _table(tables: Tables, cell: Callable[[list[pd.DataFrame]], str]) -> list[str]:
+    lines = [f"| method | {' | '.join(SCHEDULES)} |", "| --- |" + " ---: |" * len(SCHEDULES)]
+    for algo in METHODS:
+        cells = [cell(tables[algo, schedule]) for schedule in SCHEDULES]
+        lines.append(f"| [{algo}](../methods/{algo}.md) | {' | '.join(cells)} |")
+    return lines
+
+
+def _time_cell(runs: list[pd.DataFrame]) -> str:
+    reached = [table[table["test-accuracy"] >= TARGET]["clock"] for table in runs]
+    minutes = [float(clock.iloc[0]) / 60 for clock in reached if len(clock)]
+    first = f"{statistics.median(minutes):.0f}" if minutes else "–"
+    return f"{first} ({len(minutes)} of {len(runs)})"
+
+
+def _final_cell(runs: list[pd.DataFrame]) -> str:
+    if not runs:
+        return "–"
+    values = [100 * float(table["test-accuracy"].tail(WINDOW).mean()) for table in runs]
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    minutes = statistics.mean(float(table["clock"].iloc[-1]) / 60 for table in runs)
+    return f"{statistics.mean(values):.1f}{spread} ({minutes:.0f} min)"
+
+
+if __name__ == "__main__":
+    main()
