@@ -23,6 +23,9 @@ from fedaccord.compat.read_only import over
 # --- arrays ---------------------------------------------------------------------------------------
 
 
+NUMPY = "numpy.ndarray"  # how an Array's bytes are written: an .npy file
+
+
 class TensorArray(Array):
     """An Array that holds a tensor and writes its bytes when a runtime first asks for them.
 
@@ -39,7 +42,7 @@ class TensorArray(Array):
             tensor=tensor.detach(),
             dtype=_name(tensor.dtype),
             shape=tuple(tensor.shape),
-            stype="numpy.ndarray",
+            stype=NUMPY,
         )
 
     @property

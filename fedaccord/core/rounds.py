@@ -55,9 +55,10 @@ def client_round(
     """One local round; ``down`` and ``state`` are not changed."""
     w_i0 = half.start(down, state, config)
     heard = half.received(down, w_i0)
-    direction = half.direction(heard, state, config)
     seat = GradientSeat(half, heard, state, config)
-    w_K, steps, loss, gradient, moments, mean = solve(w_i0, direction, seat, config)
+    # the direction's vectors are freed with the steps
+    solution = solve(w_i0, half.direction(heard, state, config), seat, config)
+    w_K, steps, loss, gradient, moments, mean = solution
     is_sgd = isinstance(half.optimizer, SGD)
     length = half.schedule.total(steps, config.lr) if is_sgd else None
     result = LocalResult(w_i0, w_K, steps, loss, gradient, config, length, moments, mean)
@@ -104,7 +105,7 @@ def descend(
         )
     loss = torch.stack(losses).mean(0, dtype=sum_dtype(w.device))
     gradient = seat.result(w, g, walk.buffers, at)
-    return Solution(w.clone(), K, loss, gradient, walk.moments, _mean(walk.total, K))
+    return Solution(w, K, loss, gradient, walk.moments, _mean(walk.total, K))
 
 
 class CohortGradient(Protocol):

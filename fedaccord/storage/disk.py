@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.storage.files import of_file, replace
 from fedaccord.storage.store import Memory, MissingStateError, Version
-from fedaccord.storage.tensors import read_tensors, write_tensors
+from fedaccord.storage.tensors import map_tensors, write_tensors
 
 log = logging.getLogger("flwr")
 
@@ -120,7 +120,7 @@ class DiskStore:
         try:
             if kept.path.exists() and not kept.path.is_file():
                 raise ValueError("not a file")
-            state = fill(like, read_tensors(*kept))
+            state = fill(like, map_tensors(*kept))
             if dict(leaves(state)).keys() < dict(leaves(like)).keys():
                 raise ValueError("vectors are missing")
         except (OSError, ValueError) as error:

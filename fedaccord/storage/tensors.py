@@ -13,7 +13,14 @@ from fedaccord.storage.files import read_bytes, replace
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
     """Write tensors, which may share memory, by name; the CRC-32 of the file. Raises OSError."""
-    content = save({name: tensor.detach().cpu().clone() for name, tensor in tensors.items()})
+    places = set[int]()
+    separate = {}
+    for name, tensor in tensors.items():  # safetensors refuses two names for the same memory
+        host = tensor.detach().cpu().contiguous()
+        place = host.untyped_storage().data_ptr()
+        separate[name] = host.clone() if place in places else host
+        places.add(place)
+    content = save(separate)
     replace(path, content)
     return zlib.crc32(content)
 

@@ -54,7 +54,7 @@ def _evaluate(
     threads: int,
     metrics: str,
 ) -> dict[str, float]:
-    model.w.copy_(w)
+    model.load(w)
     model.module.eval()
     total = torch.zeros((), dtype=sum_dtype(model.w.device), device=model.w.device)
     sums: dict[str, Tensor] = {}

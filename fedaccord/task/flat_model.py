@@ -13,6 +13,7 @@ from fedaccord.core.vectors import dtype_of
 from fedaccord.task.batches import Forward, describe
 
 BUFFERS = ("refuse", "freeze", "mean", "local")
+LARGE = 2**24  # bytes of a model for which a visit saves memory
 
 
 class FlatModel:
@@ -80,17 +81,7 @@ class FlatModel:
         self.embeddings, self.local_embeddings = map(self._tables, (self.names, self.local_names))
         every = self.module.named_parameters(remove_duplicate=False)
         self.is_tied = len([*every]) > len([*self.module.parameters()])
-        theta = torch.cat([p.detach().reshape(-1) for p in self.parameters])
-        gradient = torch.zeros_like(theta)
-        d = sum(shape.numel() for shape in self.shapes)
-        self.w, self.g = theta[:d], gradient[:d]
-        self.w_local, self.g_local = theta[d:], gradient[d:]
-        self._point(self.w)
-        for p, view in zip(own.values(), _views(self.w_local, own.values()), strict=True):
-            p.data = view
-        self.gradients = self.views(self.g) + _views(self.g_local, own.values())
-        for p, g_p in zip(self.parameters, self.gradients, strict=True):
-            p.grad = g_p
+        self._hold(torch.cat([p.detach().reshape(-1) for p in self.parameters]))
         held = {n: b for n, b in self.module.named_buffers() if n in state}
         self.frozen: dict[str, Tensor] = {n: p for n, p in named.items() if not p.requires_grad} | (
             held if buffers == "freeze" else {}
@@ -117,6 +108,45 @@ class FlatModel:
                 "forward=lambda model, batch: ..., which returns them"
             )
         return found
+
+    def _hold(self, theta: Tensor) -> None:
+        """Make theta, shared and local parameters, the module's, with a gradient of zeros."""
+        gradient = torch.zeros_like(theta)
+        d = sum(shape.numel() for shape in self.shapes)
+        self.w, self.g = theta[:d], gradient[:d]
+        self.w_local, self.g_local = theta[d:], gradient[d:]
+        self._point(self.w)
+        own = self.parameters[len(self.shapes) :]
+        for p, view in zip(own, _views(self.w_local, own), strict=True):
+            p.data = view
+        self.gradients = self.views(self.g) + _views(self.g_local, own)
+        for p, g_p in zip(self.parameters, self.gradients, strict=True):
+            p.grad = g_p
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a visit's memory is mostly vectors, of which `take` then saves two."""
+        return self.w.is_cpu and self.w.nbytes >= LARGE and self.is_plain
+
+    def load(self, w: Tensor) -> None:
+        """Write ``w`` (d,) into the model."""
+        if not len(self.g):
+            self._hold(torch.empty_like(self.w))
+        self.w.copy_(w)
+
+    def take(self) -> Tensor:
+        """The parameters (d,) as a tensor that nobody changes any more.
+
+        A large model gives its own away, without a copy, and its gradient's memory back; the next
+        `load` allocates both.
+        """
+        if not self.is_large:
+            return self.w.clone()
+        self.g, self.gradients = self.g.new_empty(0), []
+        for p in self.parameters:
+            p.grad = None
+        self.g_local = self.g
+        return self.w
 
     @property
     def is_plain(self) -> bool:

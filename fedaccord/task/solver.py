@@ -46,13 +46,15 @@ class SequentialSolver:
         self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
     ) -> Solution:
         model = self.model
-        model.w.copy_(w_i0)
+        model.load(w_i0)
         if not model.module.training:  # after `evaluate`; the call visits all layers
             model.train()
         device = model.w.device
         with tf32_as(self.precision, device), random_numbers(config, device):
             after = local_steps(model, seat.half.optimizer, seat.half.schedule, config)
-            return descend(model.w, model.g, self.gradients(after), direction, seat, config)
+            steps = self.gradients(after)
+            solution = descend(model.w, model.g, steps, direction, seat, config)
+        return solution._replace(w_K=model.take())
 
     def gradients(self, after: Callable[[int], None] = lambda k: None) -> Iterator[GradientAt]:
         """For each batch, a function that writes its gradient at a point to ``model.g``; ``after``:
@@ -107,6 +109,10 @@ def by_autograd(
     """Write a batch's gradient to ``model.g``; returns the loss."""
     with torch.enable_grad():
         value = loss(forward(model, inputs, precision), targets)
+        if model.is_large:  # layer after layer into g: the others' gradients make no second vector
+            torch._foreach_zero_(model.gradients)
+            torch.autograd.backward(value)
+            return value.detach()
         # not `backward`: it adds to what g holds, and where layers are large and batches small,
         # clearing and adding cost up to a tenth of a step
         found = torch.autograd.grad(value, model.parameters, materialize_grads=True)

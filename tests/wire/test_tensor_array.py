@@ -4,8 +4,9 @@ import pickle
 from typing import cast
 
 import numpy as np
+import pytest
 import torch
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, Context, RecordDict
 from torch import Tensor
 
 from fedaccord.compat.flower_1_41 import KeptArray, TensorArray
@@ -65,3 +66,36 @@ def test_a_pickle_without_buffers_beside_it_gives_a_vector_of_its_own() -> None:
     received = pickle.loads(pickle.dumps(pack(Model(W))))
     to_tensor(received["w"]).add_(1)
     assert not torch.equal(to_tensor(received["w"]), W)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        np.arange(6, dtype=np.float32),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.zeros((0, 3)),
+        np.float64(3.0),
+    ],
+)
+def test_a_received_array_is_read_over_its_bytes(numbers: np.ndarray) -> None:
+    array = Array(np.asarray(numbers))
+    tensor = to_tensor(array)
+    assert torch.equal(tensor, torch.from_numpy(np.array(numbers)))
+    data = np.frombuffer(array.data, np.uint8)
+    if tensor.numel():
+        assert 0 < tensor.data_ptr() - data.ctypes.data < len(data)
+
+
+def test_bytes_at_an_odd_place_are_copied() -> None:
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }\n"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    assert len(data) % 8
+    array = Array(np.zeros(1))
+    array.data = data + np.float64(2.5).tobytes()
+    assert to_tensor(array).tolist() == [2.5]
+
+
+def test_bytes_that_are_no_numpy_file_are_refused() -> None:
+    array = Array(dtype="float64", shape=(1,), stype="else", data=Array(np.zeros(1)).data)
+    with pytest.raises(ValueError, match="expected an array of numbers, got float64 as else"):
+        to_tensor(array)
