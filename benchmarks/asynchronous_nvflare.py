@@ -82,8 +82,8 @@ def page(tables: Tables) -> str:
             "# Asynchronous rounds: NVFlare's setting",
             "",
             "CIFAR-10, LeNet, 8 clients with Dirichlet labels (alpha 0.5), all of them at work. "
-            "Synchronous rounds wait for all 8; buffered ones step after 4 replies, as in NVFlare's "
-            "example of FedBuff. FedAvg buffered is FedBuff (`staleness=polynomial`), the other "
+            "Synchronous rounds wait for all 8, buffered ones step after 4 replies, as NVFlare's "
+            "example of FedBuff does. FedAvg buffered is FedBuff (`staleness=polynomial`), the other "
             f"methods have `staleness=constant`. {ROUNDS} rounds, or twice as many buffered steps: "
             "as many replies. Devices are drawn by `device-profile=lognormal`. A method has the "
             f"same settings in both, and nothing was tuned. Seeds of a cell: at most {seeds}.",
