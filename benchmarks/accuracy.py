@@ -252,7 +252,7 @@ def listed(seeds: Iterable[int]) -> str:
     return ", ".join(map(str, seeds))
 
 
-def plot(methods: list[Method], path: Path) -> None:
+def plot(methods: list[Method], path: Path, window: int = WINDOW) -> None:
     """Test accuracy by round: the leading methods in one picture, every other in a small one."""
     by_name = {method.name: method for method in methods}
     others = [method for method in methods if method.name not in LEADING]
@@ -285,7 +285,7 @@ def plot(methods: list[Method], path: Path) -> None:
         axes.set_axis_off()
     right.suptitle(f"the other methods, {BASELINE} in grey", fontsize=10)
     figure.supxlabel(
-        f"percentages: mean of the last {WINDOW} evaluations", fontsize=9, x=0.99, ha="right"
+        f"percentages: mean of the last {window} evaluations", fontsize=9, x=0.99, ha="right"
     )
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -269,10 +269,10 @@ def verdicts(
     return markdown(head, rows)
 
 
-def difference(gains: Sequence[float]) -> str:
+def difference(gains: Sequence[float], digits: int = 2) -> str:
     if len(gains) < 2:
         return ""
-    return f"{statistics.mean(gains):+.2f} ± {statistics.stdev(gains):.2f}"
+    return f"{statistics.mean(gains):+.{digits}f} ± {statistics.stdev(gains):.{digits}f}"
 
 
 def verdict(gains: Sequence[float]) -> str:

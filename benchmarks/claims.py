@@ -1,0 +1,365 @@
+"""What the papers claim, our numbers and a verdict: docs/results/claims.md.
+
+python benchmarks/claims.py DIR --run           # the sweeps of benchmarks/claims.toml; resumes
+python benchmarks/claims.py DIR --run beta      # one of them, by name
+python benchmarks/claims.py DIR                 # the page, from the runs that are completed
+
+DIR has a folder a sweep. Those of other pages are read there too, if they are run with
+fedaccord sweep benchmarks/gallery-beta.toml --out DIR/gallery-beta, decentralised and tuned alike.
+A claim is tested on differences between runs of the same seed, as in benchmarks/decentralised.py.
+"""
+
+import argparse
+import statistics
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import data
+from decentralised import difference, markdown, verdict
+
+from fedaccord.experiments.sweep import Plan, Step, Sweep
+from fedaccord.runs import flatten, reader
+
+SWEEPS = Path(__file__).with_name("claims.toml")
+RESULTS = data.REPOSITORY / "docs" / "results"
+SEEDS = (0, 1, 2)
+WINDOW = 5  # last evaluations behind an accuracy
+WORDS = {"yes": "holds", "no": "does not hold", "open": "open", "equal": "open"}
+PAGES = {"gallery-beta": "../gallery.md", "decentralised": "decentralised.md", "tuned": "tuned.md"}
+BETA = "relaxed-init.beta"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="of the sweeps")
+    parser.add_argument("--run", nargs="*", metavar="NAME", help="run these sweeps, or all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the page")
+    options = parser.parse_args()
+    folder = options.folder.expanduser()
+    try:
+        if options.run is None:
+            report(folder, options.results)
+        else:
+            perform(folder, options.run or [*sweeps()], options.seeds)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(str(error))
+
+
+# --- the runs -------------------------------------------------------------------------------------
+
+
+def sweeps() -> dict[str, Any]:
+    """The tables [claims.NAME] of the file, by name."""
+    claims: dict[str, Any] = tomllib.loads(SWEEPS.read_text(encoding="utf-8"))["claims"]
+    return claims
+
+
+def plan(name: str, seeds: Sequence[int] = SEEDS, more: Mapping[str, Any] | None = None) -> Plan:
+    """Raises ValueError, in one line, if there is no such sweep."""
+    if name not in sweeps():
+        raise ValueError(f"--run: expected names among {', '.join(sweeps())}, got {name}")
+    own, common = sweeps()[name], tomllib.loads(SWEEPS.read_text(encoding="utf-8"))["run"]
+    options = {"tune": False, "seeds": [*seeds], "fair": "none", "workers": 1}
+    run = flatten(common) | flatten(own.get("run", {})) | (more or {})
+    return Plan.make({"sweep": options, "run": run, "space": own["space"]})
+
+
+def perform(folder: Path, names: Sequence[str], seeds: Sequence[int]) -> None:
+    more = {"data-dir": str(data.find())}
+    plans = {name: plan(name, seeds, more) for name in names}
+    for name, each in plans.items():
+        Sweep(each, folder / name, show).run()
+
+
+def show(step: Step) -> None:
+    print(step.job.name, step.row["status"], flush=True)
+
+
+# --- the claims -----------------------------------------------------------------------------------
+
+
+class Claim(NamedTuple):
+    """``high`` is above ``low``; with ``than``, by more than there: its own low and high."""
+
+    text: str
+    paper: str
+    sweep: str
+    low: dict[str, Any]
+    high: dict[str, Any]
+    than: tuple[dict[str, Any], dict[str, Any]] | None = None
+    measure: str = "accuracy"
+
+
+class Group(NamedTuple):
+    title: str
+    text: str
+    claims: list[Claim]
+
+
+def relaxed(algo: str, printed: str, sweep: str = "relaxed", where: str = "0.1") -> Claim:
+    """FedInit's Tables 1 and 2, 10%-100."""
+    text = f"relaxed initialisation gains on {algo}, Dirichlet {where}"
+    return Claim(text, printed, sweep, {"algo": algo, BETA: 0.0}, {"algo": algo, BETA: 0.1})
+
+
+def of_beta(
+    printed: str, low: float, high: float, measure: str = "accuracy", long: bool = False
+) -> Claim:
+    """FedInit's Table 3."""
+    sweep, after = ("beta", ", 150 rounds") if long else ("gallery-beta", "")
+    text = f"{measure} at beta {high:g} above that at {low:g}{after}"
+    return Claim(text, printed, sweep, {BETA: low}, {BETA: high}, None, measure)
+
+
+def above(
+    text: str, sweep: str, printed: str = "–", low: str = "feddyn", high: str = "afedpd", **at: Any
+) -> Claim:
+    return Claim(text, printed, sweep, {"algo": low} | at, {"algo": high} | at)
+
+
+def at(share: float) -> dict[str, Any]:
+    return {"fraction-train": share}
+
+
+def steps(low: int, high: int) -> Claim:
+    pair = ({"local-steps": low}, {"local-steps": high})
+    return Claim(f"K = {high} above K = {low}", "–", "interval", *pair)
+
+
+def mixing(graph: str, printed: str, measure: str) -> Claim:
+    models = {"last": "the mean model", "nodes": "the nodes' own models"}
+    low, high = ({"algo": a, "gossip.topology": graph} for a in ("dfedsam", "dfedsam-mgs"))
+    text = f"DFedSAM-MGS above DFedSAM, {graph}, {models[measure]}"
+    return Claim(text, printed, "decentralised", low, high, None, measure)
+
+
+RI = ({"algo": "fedavg", BETA: 0.0}, {"algo": "fedavg", BETA: 0.1})
+GAIN = "above FedDyn's, by more than"
+GROUPS = [
+    Group(
+        "FedInit: relaxed initialisation",
+        "arXiv:2306.05706, Tables 1 and 2: CIFAR-10, ResNet-18-GN, 10 of 100 clients, 500 rounds. "
+        "FedInit is FedAvg with relaxed initialisation.",
+        [
+            relaxed("fedavg", "72.53 → 75.95"),
+            relaxed("fedavg", "78.77 → 83.11", "relaxed-06", "0.6"),
+            above("the same, both tuned", "tuned", "72.53 → 75.95", "fedavg", "fedinit"),
+            relaxed("scaffold", "75.06 → 77.30"),
+            relaxed("scaffold", "81.37 → 83.27", "relaxed-06", "0.6"),
+            relaxed("fedadam", "70.44 → 72.55"),
+            relaxed("fedsam", "72.89 → 76.34"),
+            Claim(
+                "it gains more on fedavg than on feddyn",
+                "+3.42, +0.03",
+                "relaxed",
+                *RI,
+                ({"algo": "feddyn", BETA: 0.0}, {"algo": "feddyn", BETA: 0.1}),
+            ),
+            Claim(
+                "it gains more on fedavg than on fedcm",
+                "+3.42, -0.22",
+                "relaxed",
+                *RI,
+                ({"algo": "fedcm", BETA: 0.0}, {"algo": "fedcm", BETA: 0.1}),
+            ),
+        ],
+    ),
+    Group(
+        "FedInit: beta",
+        "Table 3: accuracy rises up to beta 0.1 and collapses at 0.15, below FedAvg's (beta 0); "
+        "consistency, the mean squared distance of the clients' models from their mean, in "
+        "the last round, falls up to 0.1 and has no bound at 0.15.",
+        [
+            of_beta("72.53 → 74.65", 0.0, 0.05),
+            of_beta("74.65 → 75.95", 0.05, 0.1),
+            of_beta("44.47 → 75.95", 0.15, 0.1),
+            of_beta("44.47 → 72.53", 0.15, 0.0),
+            of_beta("44.47 → 75.95", 0.15, 0.1, long=True),
+            of_beta("44.47 → 72.53", 0.15, 0.0, long=True),
+            of_beta("0.823 → 0.855", 0.05, 0.0, "consistency"),
+            of_beta("0.760 → 0.823", 0.1, 0.05, "consistency"),
+            of_beta("0.760 → 0.855", 0.1, 0.0, "consistency"),
+            of_beta("0.760 → 0.855", 0.1, 0.0, "consistency", long=True),
+            of_beta("0.760 → inf", 0.1, 0.15, "consistency"),
+            of_beta("0.760 → inf", 0.1, 0.15, "consistency", long=True),
+        ],
+    ),
+    Group(
+        "A-FedPD over FedDyn",
+        "arXiv:2409.18915, Table 2 (LeNet, CIFAR-10, Dirichlet 0.1, 10 of 100 clients) and Figure "
+        "2, which prints no numbers: accuracy over the share of clients in a round, and over the "
+        "local interval with rounds times interval fixed.",
+        [
+            above("10% of the clients", "participation", "79.51 → 80.28", **at(0.1)),
+            above("the same, both tuned", "tuned", "79.51 → 80.28"),
+            above("2%", "participation", **at(0.02)),
+            above("5%", "participation", **at(0.05)),
+            above("20%", "participation", **at(0.2)),
+            Claim(
+                "more so with 2% than with 20%",
+                "–",
+                "participation",
+                {"algo": "feddyn"} | at(0.02),
+                {"algo": "afedpd"} | at(0.02),
+                ({"algo": "feddyn"} | at(0.2), {"algo": "afedpd"} | at(0.2)),
+            ),
+            above("K = 5, 120 rounds", "total-5"),
+            above("K = 20, 30 rounds", "total-20"),
+            above("K = 50, 12 rounds", "total-50"),
+        ],
+    ),
+    Group(
+        "FedInit: the local interval K with the rounds fixed",
+        "Figure 1, which prints no numbers: accuracy rises with K, then falls.",
+        [steps(1, 5), steps(5, 20), steps(20, 50), steps(100, 50)],
+    ),
+    Group(
+        "DFedSAM: several gossip steps",
+        "arXiv:2302.04083, Table 2 (CIFAR-10, one number a cell), without saying whose model is "
+        "evaluated.",
+        [
+            mixing(graph, printed, measure)
+            for measure in ("last", "nodes")
+            for graph, printed in (
+                ("ring", "73.19 → 80.55"),
+                ("grid", "85.28 → 87.39"),
+                ("exponential", "87.44 → 88.06"),
+                ("full", "88.05 → 88.20"),
+            )
+        ],
+    ),
+]
+
+
+# --- the page -------------------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    settings: dict[str, Any]
+    values: dict[str, float]  # by measure; accuracies in percent
+
+
+def read(run: reader.Run) -> Result:
+    metrics = run.metrics.set_index("round")
+    accuracy = 100 * metrics["test-accuracy"].dropna()
+    values = {"accuracy": accuracy.iloc[-WINDOW:].mean(), "last": accuracy.iloc[-1]}
+    for name, column, unit in (
+        ("consistency", "consistency", 1),
+        ("nodes", "test-accuracy-nodes", 100),
+    ):
+        if column in metrics:
+            values[name] = unit * metrics[column].dropna().iloc[-1]
+    return Result({BETA: 0.0} | run.settings, {k: float(v) for k, v in values.items()})
+
+
+def find(folder: Path) -> dict[str, list[Result]]:
+    """The completed runs of each sweep, but for those that tune. Raises FileNotFoundError if there
+    is none."""
+    names = dict.fromkeys(claim.sweep for group in GROUPS for claim in group.claims)
+    found: dict[str, list[Result]] = {}
+    for name in names:
+        if (folder / name / "runs").exists():
+            runs = map(reader.read, reader.find([folder / name]))
+            done = [run for run in runs if run.summary["status"] == "completed"]
+            found[name] = [read(run) for run in done if not run.settings.get("validation")]
+    if not any(found.values()):
+        raise FileNotFoundError(f"{folder} holds no completed run of {', '.join(names)}")
+    return found
+
+
+def chosen(results: Sequence[Result], which: Mapping[str, Any], measure: str) -> dict[int, float]:
+    """The measure of the runs with these settings, by seed. Raises ValueError if two have one."""
+    values: dict[int, float] = {}
+    for settings, measured in results:
+        if all(settings.get(key) == value for key, value in which.items()):
+            if settings["seed"] in values:
+                raise ValueError(f"two runs of seed {settings['seed']} with {dict(which)}")
+            values[settings["seed"]] = measured[measure]
+    return values
+
+
+def cells(claim: Claim, results: Sequence[Result]) -> list[str]:
+    """Claim, the paper's numbers, ours, the difference and the verdict."""
+    pairs = [(claim.low, claim.high), *([claim.than] if claim.than else [])]
+    known = [[chosen(results, which, claim.measure) for which in pair] for pair in pairs]
+    seeds = sorted(set.intersection(*({*values} for pair in known for values in pair)))
+    each = [[high[seed] - low[seed] for seed in seeds] for low, high in known]
+    gains = [gain - (each[1][k] if claim.than else 0.0) for k, gain in enumerate(each[0])]
+    digits = 3 if claim.measure == "consistency" else 2
+    if claim.than:
+        ours = ", ".join(map(difference, each))
+    else:
+        ours = " → ".join(spread([values[seed] for seed in seeds], digits) for values in known[0])
+    page = PAGES.get(claim.sweep)
+    runs = f"[{claim.sweep}]({page})" if page else f"`{claim.sweep}`"
+    if not seeds:
+        return [claim.text, claim.paper, "not run", "", runs, "open"]
+    return [claim.text, claim.paper, ours, difference(gains, digits), runs, WORDS[verdict(gains)]]
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    if len(values) < 2:
+        return "".join(f"{value:.{digits}f}" for value in values)
+    return f"{statistics.mean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+
+
+def report(folder: Path, results: Path) -> None:
+    found = find(folder)
+    made = {
+        group.title: [cells(claim, found.get(claim.sweep, [])) for claim in group.claims]
+        for group in GROUPS
+    }
+    counts = Counter(row[-1] for rows in made.values() for row in rows)
+    lines = [
+        "# What holds of the papers' claims",
+        "",
+        "Each line is a claim, the paper's numbers, ours as mean ± standard deviation over the "
+        f"seeds {', '.join(map(str, SEEDS))}, and the difference between runs of the same seed, "
+        "which have the same partition, first model, cohorts and batches. A claim holds if that "
+        "difference is above 0 with 95% confidence by Student's t, does not hold if it is below 0, "
+        "and is open otherwise; each line for itself: if nothing differed, one line of twenty "
+        "would hold or not hold by chance. The settings are not the papers': the "
+        "verdicts are on these runs alone, with a small model and few rounds. "
+        f"Of {sum(counts.values())} claims "
+        + ", ".join(f"{counts[word]} {word}" for word in dict.fromkeys(WORDS.values()))
+        + ".",
+        "",
+        setting(),
+        "",
+    ]
+    head = ["claim", "paper", "ours", "difference", "runs", "verdict"]
+    for group in GROUPS:
+        lines += [f"## {group.title}", "", group.text, "", *markdown(head, made[group.title]), ""]
+    lines += [
+        "Made by `python benchmarks/claims.py DIR --run`, `fedaccord sweep benchmarks/NAME.toml "
+        f"--out DIR/NAME` for {', '.join(PAGES)}, and `python benchmarks/claims.py DIR`, on a CPU.",
+        "",
+    ]
+    results.mkdir(parents=True, exist_ok=True)
+    (results / "claims.md").write_text("\n".join(lines))
+    print(f"{sum(counts.values())} claims in {results / 'claims.md'}: {dict(counts)}")
+
+
+def setting() -> str:
+    common = tomllib.loads(SWEEPS.read_text(encoding="utf-8"))["run"]
+    return (
+        "Fashion-MNIST, an MLP with two hidden layers of 200, Dirichlet partition with alpha "
+        f"{common['dirichlet-alpha']:g} and replacement `{common['replacement']}`, "
+        f"{common['num-clients']} clients, {common['fraction-train']:.0%} of them a round, "
+        f"{common['num-server-rounds']} rounds of {common['local-steps']} local steps of batch "
+        f"{common['batch-size']}, rate {common['lr']:g} with decay {common['lr-decay']:g} a round, "
+        f"weight decay {common['weight-decay']:g}, gradient norms clipped at "
+        f"{common['clip-norm']:g}, but for what `benchmarks/claims.toml` says of a sweep; every "
+        "method with its defaults, nothing tuned unless a line says so. An accuracy is the mean of "
+        f"the last {WINDOW} evaluations of a run, the last fifth of its rounds; without a server "
+        "it is that of the last round."
+    )
+
+
+if __name__ == "__main__":
+    main()

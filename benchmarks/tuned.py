@@ -1,0 +1,207 @@
+"""The page and picture of a sweep that tunes every method: docs/results/tuned.md.
+
+fedaccord sweep benchmarks/tuned.toml --out DIR     # stops and resumes
+python benchmarks/tuned.py DIR                      # from the methods whose tests are completed
+python benchmarks/tuned.py DIR --page full-length   # of benchmarks/full-length.toml
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import accuracy
+import pandas as pd
+from decentralised import difference, markdown, verdict
+
+from fedaccord.experiments.analysis.groups import reached, with_costs
+from fedaccord.experiments.sweep import Plan
+from fedaccord.experiments.sweep.plan import Configuration
+from fedaccord.experiments.sweep.table import at_edges
+from fedaccord.runs import reader
+from fedaccord.runs.metrics import WINDOW
+
+TARGET = 0.8  # test accuracy up to which costs count
+WORDS = {"yes": "above", "no": "below", "open": "open", "equal": "equal"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sweep", type=Path, help="folder of the sweep")
+    parser.add_argument("--page", default="tuned", help="name of the page and of the sweep's file")
+    parser.add_argument("--results", type=Path, default=accuracy.RESULTS, help="folder of the page")
+    options = parser.parse_args()
+    try:
+        plan = Plan.make(accuracy.read_file(options.page))
+        report(plan, options.sweep.expanduser(), options.results, options.page)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(str(error))
+
+
+class Tested(NamedTuple):
+    """A method with its tuned values, tested with every seed."""
+
+    method: accuracy.Method
+    configuration: Configuration  # the winner's
+    validation: float  # of its longest tuning run, in percent
+    tables: list[pd.DataFrame]  # of each test: metrics.csv with costs
+
+    @property
+    def accuracies(self) -> dict[int, float]:
+        return {seed: 100 * run.mean for seed, run in self.method.runs.items()}
+
+
+def read(sweep: Path, plan: Plan) -> list[Tested]:
+    """The methods whose tests are completed, the best first."""
+    tests: dict[str, list[reader.Run]] = {}
+    tuning: dict[str, list[reader.Run]] = {}
+    for run in map(reader.read, reader.find([sweep])):
+        if run.summary["status"] == "completed":
+            stage = tuning if run.settings["validation"] else tests
+            stage.setdefault(run.settings["algo"], []).append(run)
+    found = []
+    for name in plan.methods:
+        own = {run.settings["seed"]: run for run in tests.get(name, [])}
+        if {*own} >= {*plan.test_seeds} and len(own) == len(tests[name]):
+            found.append(_tested(plan, name, [own[seed] for seed in plan.test_seeds], tuning[name]))
+    return sorted(found, key=lambda each: -each.method.mean)
+
+
+def _tested(
+    plan: Plan, name: str, tests: Sequence[reader.Run], tuning: Sequence[reader.Run]
+) -> Tested:
+    settings = tests[0].settings
+    winner = next(
+        each
+        for each in plan.configurations(name)
+        if all(settings[key] == value for key, value in each.point.items())
+    )
+    same = [run for run in tuning if all(run.settings[k] == v for k, v in winner.point.items())]
+    longest = max(same, key=lambda run: run.settings["num-server-rounds"])
+    validation = longest.summary[f"validation-accuracy-mean-of-last-{WINDOW}"]
+    method = accuracy.Method(name, {run.settings["seed"]: _run(run) for run in tests})
+    return Tested(method, winner, 100 * validation, [*map(with_costs, tests)])
+
+
+def _run(run: reader.Run) -> accuracy.Run:
+    curve = run.metrics.set_index("round")["test-accuracy"].dropna()
+    return accuracy.Run(run.settings, curve, curve.iloc[-WINDOW:].mean(), float("nan"))
+
+
+def report(plan: Plan, sweep: Path, results: Path, page: str) -> None:
+    """Write the page and its picture. Raises FileNotFoundError if no method is tested."""
+    found = read(sweep, plan)
+    if not found:
+        raise FileNotFoundError(f"{sweep} holds no method that is tested: sweep first")
+    results.mkdir(parents=True, exist_ok=True)
+    (results / f"{page}.md").write_text(text(plan, found, page))
+    accuracy.plot([each.method for each in found], results / f"{page}.png", WINDOW)
+    print(f"{len(found)} of {len(plan.methods)} methods in {results / page}.md and {page}.png")
+
+
+def text(plan: Plan, found: Sequence[Tested], page: str) -> str:
+    options, baseline = plan.options, accuracy.BASELINE
+    base = next((each for each in found if each.method.name == baseline), None)
+    head = [
+        *("method", "tuned values", f"accuracy, mean of last {WINDOW}", f"points over {baseline}"),
+        *("", "validation", f"rounds to {TARGET:.0%}", "gradients to it", "GB to it", "gradients"),
+    ]
+    rows = [[each.method.name, *cells(each, base)] for each in found]
+    left = [name for name in plan.methods if name not in {each.method.name for each in found}]
+    first = max(1, round(plan.run["num-server-rounds"] / options.eta ** (options.rungs - 1)))
+    lines = [
+        f"# Tuned methods on {accuracy.NAMES[plan.run['dataset']]}",
+        "",
+        f"![test accuracy by round]({page}.png)",
+        "",
+        setting(plan),
+        "",
+        f"Every method was tuned alike: {options.trials} configurations of the local rate, alike "
+        f"for all, and of its own keys, drawn as a Latin hypercube from `benchmarks/{page}.toml`. "
+        f"They were ranked by the accuracy on {options.validation:.0%} of the training samples, "
+        f"held out, after {first} rounds with seed {', '.join(map(str, plan.seeds))}; the test "
+        "images were not seen. The best was then trained on all training samples with the seeds "
+        f"{', '.join(map(str, plan.test_seeds))} and evaluated on the test images. "
+        f"{options.trials} configurations are few: a method may be better than here.",
+        "",
+        *markdown(head, rows),
+        "",
+        f"An accuracy is the mean of the last {WINDOW} evaluations of a run, then mean ± standard "
+        "deviation over the seeds. Points over FedAvg are differences between runs of the same "
+        "seed, which have the same partition, first model, cohorts and batches: above or below "
+        "if they are so with 95% confidence by Student's t, each row for itself, else open. "
+        f"`validation` is the winner's accuracy on the held-out samples at the end. Rounds, batch "
+        f"gradients and bytes (both ways) count up to the first evaluation at {TARGET:.0%} or "
+        "above, mean over the seeds that reached it; `gradients` are those of the whole run.",
+        "",
+        *at_edge(plan, found),
+    ]
+    if left:
+        lines += [f"Not tested yet: {', '.join(left)}.", ""]
+    made = f"`fedaccord sweep benchmarks/{page}.toml --out DIR` and `python benchmarks/tuned.py DIR"
+    made += "" if page == "tuned" else f" --page {page}"
+    return "\n".join([*lines, f"Made by {made}`, on a CPU.", ""])
+
+
+def setting(plan: Plan) -> str:
+    run: dict[str, Any] = {"local-steps": 0} | dict(plan.run)
+    steps, epochs = run["local-steps"], run.get("local-epochs")
+    work = f"{steps} local steps" if steps else f"{epochs} local epochs"
+    return (
+        f"{accuracy.NAMES[run['dataset']]}, {accuracy.NAMES[run['model']]}, Dirichlet partition "
+        f"with alpha {run['dirichlet-alpha']:g} and replacement `{run['replacement']}`, "
+        f"{run['num-clients']} clients, {run['fraction-train']:.0%} of them a round, "
+        f"{run['num-server-rounds']} rounds of {work} of batch {run['batch-size']}; the rate "
+        f"decays by {run['lr-decay']:g} a round, weight decay {run['weight-decay']:g}, gradient "
+        f"norms clipped at {run['clip-norm']:g}."
+    )
+
+
+def cells(tested: Tested, base: Tested | None) -> list[str]:
+    """A row's words after the method's name."""
+    point = tested.configuration.point
+    values = ", ".join(f"{key} {value:.3g}" for key, value in point.items())
+    own, gains = tested.accuracies, ["–", ""]
+    if base and base is not tested:
+        each = [own[seed] - base.accuracies[seed] for seed in sorted(own)]
+        gains = [difference(each), WORDS[verdict(each)]]
+    rows = [reached(table, "test-accuracy", TARGET) for table in tested.tables]
+    met = [row for row in rows if row is not None]
+    count = f" ({len(met)} of {len(rows)})" if 0 < len(met) < len(rows) else ""
+    rounds, gradients, sent = (
+        [float(row[cost]) for row in met] for cost in ("round", "gradients", "bytes")
+    )
+    return [
+        values,
+        f"{statistics.mean(own.values()):.2f} ± {statistics.stdev(own.values()):.2f}%",
+        *gains,
+        f"{tested.validation:.1f}%",
+        f"{statistics.mean(rounds):.0f}{count}" if met else "–",
+        f"{statistics.mean(gradients):,.0f}" if met else "–",
+        f"{statistics.mean(sent) / 1e9:.2f}" if met else "–",
+        f"{tested.tables[0]['gradients'].iloc[-1]:,.0f}",
+    ]
+
+
+def at_edge(plan: Plan, found: Sequence[Tested]) -> list[str]:
+    """The winners' values that are the least or largest of those that were tried."""
+    lines = [
+        line.partition(" is the ")[0].replace("the winner's ", "")
+        for each in found
+        for line in at_edges(
+            each.configuration, [c.point for c in plan.configurations(each.method.name)]
+        )
+    ]
+    if not lines:
+        return []
+    return [
+        "A better value may lie beyond those that were tried, since the tuned one is the least or "
+        f"the largest of them, for {'; '.join(lines)}.",
+        "",
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The page of benchmarks/claims.py, from run directories made by hand; its sweeps."""
+
+from pathlib import Path
+from typing import Any
+
+import claims
+import pytest
+
+from fedaccord.runs import RunDirectory
+
+
+def write_run(
+    out: Path, sweep: str, seed: int, accuracy: float, status: str = "completed", **settings: Any
+) -> None:
+    made = {"seed": seed} | {key.replace("_", "-"): value for key, value in settings.items()}
+    if "beta" in made:
+        made["relaxed-init.beta"] = made.pop("beta")
+    name = "-".join(map(str, (sweep, *made.values())))
+    run = RunDirectory(str(out / sweep / "runs"), name, made)
+    for number in range(12):
+        late = number > 6  # the last five evaluations
+        row = {"round": number, "test-accuracy": accuracy if late else 0.1}
+        run.record(row | {"consistency": 1 - accuracy}, [])
+    run.summarise(status)
+
+
+def page(out: Path) -> dict[str, list[str]]:
+    """The cells of each line of the page's tables, by the claim."""
+    claims.report(out, out)
+    lines = (out / "claims.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_a_claim_is_tested_on_differences_between_runs_of_the_same_seed(tmp_path: Path) -> None:
+    for seed, gain in enumerate((0.02, 0.03, 0.04)):
+        base = 0.5 + seed / 10
+        write_run(tmp_path, "relaxed", seed, base, algo="fedavg")  # without a table of its own
+        write_run(tmp_path, "relaxed", seed, base + gain, algo="fedavg", beta=0.1)
+        write_run(tmp_path, "relaxed", seed, base, algo="scaffold")
+        write_run(tmp_path, "relaxed", seed, base - gain, algo="scaffold", beta=0.1)
+        write_run(tmp_path, "relaxed", seed, base, algo="feddyn")
+        write_run(tmp_path, "relaxed", seed, base + 0.01, algo="feddyn", beta=0.1)
+    write_run(tmp_path, "relaxed", 3, 0.9, "failed", algo="fedavg")
+    write_run(tmp_path, "tuned", 0, 0.9, algo="fedavg", validation=0.1)
+    found = page(tmp_path)
+    assert found["relaxed initialisation gains on fedavg, Dirichlet 0.1"] == [
+        *("72.53 → 75.95", "60.00 ± 10.00 → 63.00 ± 11.00", "+3.00 ± 1.00", "`relaxed`", "holds")
+    ]
+    of_scaffold = found["relaxed initialisation gains on scaffold, Dirichlet 0.1"]
+    assert of_scaffold[2:] == ["-3.00 ± 1.00", "`relaxed`", "does not hold"]
+    assert found["it gains more on fedavg than on feddyn"][1:] == [
+        *("+3.00 ± 1.00, +1.00 ± 0.00", "+2.00 ± 1.00", "`relaxed`", "open")
+    ]
+    assert found["the same, both tuned"][1:] == ["not run", "", "[tuned](tuned.md)", "open"]
+    assert "1 holds, 1 does not hold, " in (tmp_path / "claims.md").read_text()
+
+
+def test_consistency_is_that_of_the_last_round(tmp_path: Path) -> None:
+    for seed in range(3):
+        for beta, accuracy in ((0.0, 0.5), (0.1, 0.6 + seed / 100)):
+            write_run(tmp_path, "gallery-beta", seed, accuracy, algo="fedinit", beta=beta)
+    assert page(tmp_path)["consistency at beta 0 above that at 0.1"][1:] == [
+        *("0.390 ± 0.010 → 0.500 ± 0.000", "+0.110 ± 0.010"),
+        *("[gallery-beta](../gallery.md)", "holds"),
+    ]
+
+
+def test_two_runs_of_one_seed_and_no_run_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="holds no completed run of relaxed, "):
+        claims.report(tmp_path, tmp_path)
+    write_run(tmp_path, "relaxed", 0, 0.5, algo="fedavg", lr=0.1)
+    write_run(tmp_path, "relaxed", 0, 0.5, algo="fedavg", lr=0.2)
+    with pytest.raises(ValueError, match=r"two runs of seed 0 with .*'algo': 'fedavg'"):
+        claims.report(tmp_path, tmp_path)
+    with pytest.raises(ValueError, match=r"--run: expected names among relaxed, .*, got figure"):
+        claims.plan("figure")
+
+
+@pytest.mark.parametrize("name", claims.sweeps())
+def test_a_sweep_has_one_configuration_for_each_side_of_its_claims(name: str) -> None:
+    plan = claims.plan(name)
+    assert not plan.tunes
+    every = [c.settings for method in plan.methods for c in plan.configurations(method)]
+    sides = [
+        side
+        for group in claims.GROUPS
+        for claim in group.claims
+        for side in (claim.low, claim.high, *(claim.than or ()))
+        if claim.sweep == name
+    ]
+    assert sides
+    for side in sides:
+        assert sum(side.items() <= settings.items() for settings in every) == 1

@@ -1,0 +1,71 @@
+"""The page of benchmarks/tuned.py, from run directories made by hand; its sweeps."""
+
+from pathlib import Path
+from typing import Any
+
+import accuracy
+import pytest
+import tuned
+
+from fedaccord.experiments.sweep import Plan
+from fedaccord.runs import RunDirectory
+
+
+def plan_of(page: str, *methods: str) -> Plan:
+    content = accuracy.read_file(page)
+    own = {k: v for k, v in content["space"].items() if not isinstance(v, dict) or k in methods}
+    space = own | {"lr": content["space"]["lr"], "algo": [*methods]}
+    return Plan.make(content | {"space": space})
+
+
+PLAN = plan_of("tuned", "fedavg", "fedinit", "scaffold", "feddyn")
+
+
+def write_run(out: Path, method: str, which: int, seed: int, final: float, **other: Any) -> None:
+    """A test of a method's configuration, or with ``validation`` a run that tunes it."""
+    own = PLAN.configurations(method)[which].settings | {"validation": 0.0, "seed": seed} | other
+    name = f"{method}-{which}-{seed}-{own['validation']}"
+    run = RunDirectory(str(out / "runs"), name, own)
+    split = "validation" if own["validation"] else "test"
+    for number in range(21):
+        share = number / 20
+        row = {"round": 5 * number, f"{split}-accuracy": final * (0.5 if number < 11 else 1)}
+        run.record(row | {"up-bytes": 10**6, "down-bytes": 0, "seconds": 1.0, "drift": share}, [])
+    run.summarise("completed", **{f"{split}-accuracy-mean-of-last-10": final})
+
+
+def test_a_method_is_tested_with_its_tuned_values_and_compared_by_seed(tmp_path: Path) -> None:
+    for method, which, gain in (("fedavg", 1, 0.0), ("fedinit", 2, 0.02), ("scaffold", 0, -0.02)):
+        write_run(tmp_path, method, which, 0, 0.75, validation=0.1)
+        for seed in range(3):
+            write_run(tmp_path, method, which, seed, 0.79 + seed / 100 + gain * (1 + seed / 10))
+    write_run(tmp_path, "feddyn", 0, 0, 0.9)  # of one seed: not tested yet
+    tuned.report(PLAN, tmp_path, tmp_path, "tuned")
+    page = (tmp_path / "tuned.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows[2:]] == ["fedinit", "fedavg", "scaffold"]
+    assert rows[2][1:7] == [
+        *("lr 0.231, relaxed-init.beta 0.1", "82.20 ± 1.20%", "+2.20 ± 0.20", "above"),
+        *("75.0%", "55"),
+    ]
+    assert rows[3][1:7] == [
+        *("lr 0.0545", "80.00 ± 1.00%", "–", "", "75.0%", "55 (2 of 3)"),
+    ]
+    assert rows[4][3:5] == ["-2.20 ± 0.20", "below"]
+    assert "fedinit: lr=0.2305; fedinit: relaxed-init.beta=0.1" in page
+    assert "Not tested yet: feddyn." in page
+    assert (tmp_path / "tuned.png").stat().st_size > 10_000
+
+
+def test_no_method_that_is_tested_is_one_line(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg", 0, 0, 0.9, validation=0.1)
+    with pytest.raises(FileNotFoundError, match="holds no method that is tested: sweep first"):
+        tuned.report(PLAN, tmp_path, tmp_path, "tuned")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "methods"), [("tuned", 29), ("full-length", 10)])
+def test_every_method_has_as_many_configurations(page: str, methods: int) -> None:
+    plan = Plan.make(accuracy.read_file(page))
+    assert len(plan.methods) == methods
+    assert {len(plan.configurations(method)) for method in plan.methods} == {4}
