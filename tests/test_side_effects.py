@@ -62,34 +62,34 @@ assert w.isfinite().all()
 """
 
 
-def changed(code: str, more: str = "") -> list[str]:
-    """The names of what ``code`` changed in a fresh process; more: what is loaded before."""
-    lines = [
-        *(SETUP, more, "before = seen()", code, "after = seen()"),
-        "print('changed:', *(name for name in before if before[name] != after[name]))",
-    ]
-    script = "\n".join(lines)
-    command = [sys.executable, "-c", script]
+CHANGES = "torch.set_num_threads(3); warnings.simplefilter('ignore'); os.environ['X'] = '1'"
+
+
+def changed(*codes: str, more: str = "") -> list[list[str]]:
+    """The names of what each of ``codes`` changed, in turn in a fresh process; more: what is loaded
+    before."""
+    lines = [SETUP, more]
+    for code in codes:
+        lines += ["before = seen()", code, "after = seen()"]
+        lines.append("print('changed:', *(name for name in before if before[name] != after[name]))")
+    command = [sys.executable, "-c", "\n".join(lines)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1].split()[1:]
+    found = [line for line in done.stdout.splitlines() if line.startswith("changed:")]
+    assert len(found) == len(codes)
+    return [line.split()[1:] for line in found]
 
 
-def test_the_eye_sees_changes() -> None:
-    code = "torch.set_num_threads(3); warnings.simplefilter('ignore'); os.environ['X'] = '1'"
-    assert changed(code) == ["environment", "warning", "filters", "threads"]
-
-
-def test_simulate_leaves_the_process_as_it_was() -> None:
-    assert changed(SIMULATE.replace("WORKERS", "0")) == []
-
-
-def test_so_does_train_locally() -> None:
-    assert changed(TRAIN, LOADED) == []
+def test_simulate_and_train_locally_leave_the_process_as_it_was() -> None:
+    simulated, trained, seen = changed(
+        SIMULATE.replace("WORKERS", "0"), TRAIN, CHANGES, more=LOADED
+    )
+    assert simulated == trained == []
+    assert seen == ["environment", "warning", "filters", "threads"]  # else nothing would be seen
 
 
 @pytest.mark.flower  # it starts Ray
 def test_so_does_simulate_with_workers() -> None:
     pytest.importorskip("ray")
-    names = changed(SIMULATE.replace("WORKERS", "1"), "import ray, ray.util")
+    (names,) = changed(SIMULATE.replace("WORKERS", "1"), more="import ray, ray.util")
     assert names in ([], ["generators"])  # Ray draws ports by Python's
