@@ -53,6 +53,7 @@ class Masking(NamedTuple):
     bits: int  # of each number that is summed
     neighbours: int  # of a client
     threshold: float  # share of a neighbourhood that must remain
+    least: int = 3  # clients of a sum: of two, each would know the other's upload
 
 
 class Privacy(NamedTuple):

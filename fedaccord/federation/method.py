@@ -265,6 +265,11 @@ class Method(Settings, ABC):
                     f"{self.buffer_size}; lower it, or raise concurrency"
                 )
             size = self.buffer_of(num_clients)
+        if cohorts is None and self.masking and size < self.masking.least:
+            raise ValueError(
+                f"secure-sum.method: expected at least {self.masking.least} clients a round (of "
+                f"fewer a sum would reveal uploads), got {size}; raise fraction-train, or set off"
+            )
         if cohorts is None and self.min_replies > size:
             average = " on average" if self.sampling == "bernoulli" else ""
             more = "" if size == num_clients else ", or raise fraction-train"
@@ -275,7 +280,7 @@ class Method(Settings, ABC):
 
     def needed_replies(self, num_clients: int) -> int:
         """Good replies that a round needs to count."""
-        if self.guarantee:  # an empty cohort is a round too
+        if self.guarantee and not self.masking:  # an empty cohort is a round too
             return 0
         return num_clients if self.all_clients else self.min_replies
 

@@ -140,7 +140,8 @@ def _settle(
         if not all(isinstance(outcomes[i], Accepted) for i in good):
             continue
         if trial is None:
-            return None, f"expected at least {needed} good replies, got {len(good)}"
+            unsummed = next((it for it in outcomes.values() if isinstance(it, NotSummed)), None)
+            return None, unsummed or f"expected at least {needed} good replies, got {len(good)}"
         trial = trial._replace(values=values)
         failure = _failure(trial, method.max_update_norm)
         spoilers = _spoilers(session, s, good) if failure else []

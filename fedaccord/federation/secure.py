@@ -4,7 +4,6 @@ Every reply whose upload is in the sum is read as the mean of the round's upload
 reads means and sums alone takes the same step as from the uploads themselves.
 """
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -14,21 +13,21 @@ import numpy as np
 import torch
 
 from fedaccord.core.privacy import Masking
-from fedaccord.core.request import TrainReply, TrainRequest
+from fedaccord.core.request import StateLost, TrainReply, TrainRequest
 from fedaccord.federation.fleet import LATE, Fleet, MessageFleet, Reading, TrainReplies
+from fedaccord.federation.replies import unusual
 from fedaccord.secure import client
 from fedaccord.secure.client import Payload
 from fedaccord.secure.masks import WORDS
 from fedaccord.secure.server import SecureRound, SumFailedError
 
-log = logging.getLogger("flwr")
-
-STAGE_SECONDS = 120.0  # to wait for the answers of a stage without training
+STAGE_SECONDS = 120.0  # to wait at most for the answers of a stage without training,
+STAGE_SHARE = 1 / 8  # and of the seconds of a round: one lost client leaves time for all stages
 Check = Callable[[TrainRequest, TrainReply], None]  # raises ValueError for wrong numbers
 
 
 class NotSummed(str):
-    """Why an upload was not read, in one line; the reason was logged once for all."""
+    """Why an upload was not read, in one line: the sum failed, and not because of this client."""
 
 
 def train(
@@ -44,19 +43,19 @@ def train(
     """
     if not requests:
         return []
-    end = time.monotonic() + timeout
     asked = {request.instruction.client: request for request in requests}
-    lines: dict[int, Reading] = dict.fromkeys(asked, LATE)
-    sent: Counter[int] = Counter()
     protocol = SecureRound([*asked], *masking)
     channel = _Messages(fleet) if isinstance(fleet, MessageFleet) else _InProcess(fleet)
+    pause = min(STAGE_SECONDS, STAGE_SHARE * timeout)
+    end = time.monotonic() + timeout - pause  # of training; the last stage has its own time
+    readings: dict[int, Reading] = {}
+    sent: Counter[int] = Counter()
 
     def ask(payloads: Mapping[int, Payload]) -> Mapping[int, Any]:
-        left = max(0.0, end - time.monotonic())
-        answers = channel.ask(payloads, min(left, STAGE_SECONDS))
+        answers = channel.ask(payloads, pause)
         for i, found in answers.items():
             if isinstance(found, str):
-                lines[i] = found
+                readings[i] = found
             else:
                 sent[i] += client.lengths([*found.values()])
         return answers
@@ -65,61 +64,62 @@ def train(
         shares = protocol.shares(ask(protocol.setup()))
         payloads = protocol.masked(ask(shares))
         some = [asked[i] for i in payloads]
-        replies = dict(channel.train(some, payloads, max(0.0, end - time.monotonic())))
-        forms = {i: _form(it) for i, it in replies.items() if isinstance(it, TrainReply)}
-        usual = Counter(forms.values()).most_common(1)
-        uploads = {}
-        for i, reply in replies.items():
-            lines[i] = reply
-            if isinstance(reply, TrainReply):
-                try:
-                    reply = reply._replace(loss=float(reply.loss))
-                    check(asked[i], reply)
-                    uploads[i] = _integers(reply, protocol.word, len(asked[i].down.w))
-                    if forms[i] != usual[0][0]:
-                        raise ValueError("expected the vectors that the other replies have")
-                except (ValueError, TypeError) as error:
-                    uploads.pop(i, None)
-                    lines[i] = str(error)
-                    continue
-                replies[i] = reply
-        answers = ask(protocol.unmask([*uploads]))
-        total = protocol.total(uploads, answers)
+        readings |= channel.train(some, payloads, max(0.0, end - time.monotonic()))
+        good = _good(readings, asked, protocol.word, check)
+        uploads = {i: _integers(reply.up, protocol.word) for i, reply in good.items()}
+        total = protocol.total(uploads, ask(protocol.unmask([*uploads])))
     except SumFailedError as error:
-        log.warning("round %d: %s", requests[0].instruction.round + 1, error)
-        why = NotSummed(error)
-        return [(i, line if isinstance(line, str) and line != LATE else why)
-                for i, line in lines.items()]  # fmt: skip
-    first = replies[next(iter(uploads))]
-    assert isinstance(first, TrainReply)
-    mean = _split(torch.from_numpy(total).double().div_(len(uploads)), first.up, fleet.home)
-    for i in uploads:
-        reply = replies[i]
-        assert isinstance(reply, TrainReply)
-        size = uploads[i].nbytes + sent[i]
-        lines[i] = reply._replace(up=mean, up_bytes=size)
-    return lines.items()
+        others = NotSummed(error)
+        lost = {i: it for i, it in readings.items() if isinstance(it, (str, StateLost))}
+        return [(i, lost.get(i, others)) for i in asked]
+    up = next(iter(good.values())).up
+    mean = _split(torch.from_numpy(total).double().div_(len(good)), up, fleet.home)
+    for i, reply in good.items():
+        readings[i] = reply._replace(up=mean, up_bytes=uploads[i].nbytes + sent[i])
+    return [(i, readings.get(i, LATE)) for i in asked]
 
 
-def _form(reply: TrainReply) -> tuple[str, ...]:
-    return tuple(name for name, v in reply.up._asdict().items() if v is not None)
+def _good(
+    readings: dict[int, Reading], asked: Mapping[int, TrainRequest], word: int, check: Check
+) -> dict[int, TrainReply]:
+    """The replies with uploads that can be summed; the readings of others become the reason."""
+    replies = {i: it for i, it in readings.items() if isinstance(it, TrainReply)}
+    odd = unusual("the vectors", {i: tuple(_vectors(it.up)) for i, it in replies.items()})
+    good = {}
+    for i, reply in replies.items():
+        try:
+            if i in odd:
+                raise ValueError(odd[i])
+            reply = reply._replace(loss=float(reply.loss))
+            check(asked[i], reply)
+            _check_masked(reply.up, word, len(asked[i].down.w))
+            good[i] = reply
+        except (ValueError, TypeError) as error:
+            readings[i] = str(error)
+    return good
 
 
-def _integers(reply: TrainReply, word: int, d: int) -> Any:
-    """A masked upload, all fields as one array. Raises ValueError if it is none."""
-    parts = [v for v in reply.up if v is not None]
-    dtype = {32: torch.int32, 64: torch.int64}[word]
-    if not parts or any(v.shape != (d,) or v.dtype != dtype for v in parts):
+def _vectors(up: Any) -> dict[str, Any]:
+    """The fields of an upload, a NamedTuple, that are not None."""
+    return {name: v for name, v in up._asdict().items() if v is not None}
+
+
+def _check_masked(up: Any, word: int, d: int) -> None:
+    dtype, vectors = {32: torch.int32, 64: torch.int64}[word], _vectors(up).values()
+    if not vectors or any(v.shape != (d,) or v.dtype != dtype for v in vectors):
         raise ValueError(f"expected masked vectors of shape {(d,)} and {dtype}")
-    return np.concatenate([v.numpy() for v in parts]).view(WORDS[word])
+
+
+def _integers(up: Any, word: int) -> Any:
+    """A masked upload, all fields as one array."""
+    return np.concatenate([v.numpy() for v in _vectors(up).values()]).view(WORDS[word])
 
 
 def _split(values: torch.Tensor, up: Any, home: torch.device) -> Any:
     """One vector as the fields of an upload."""
-    names = [name for name, v in up._asdict().items() if v is not None]
-    home = torch.device("cpu") if home.type == "mps" else home
-    parts = values.to(home).chunk(len(names)) if names else ()
-    return up._replace(**dict(zip(names, parts, strict=True)))
+    home = torch.device("cpu") if home.type == "mps" else home  # which has no float64
+    names = [*_vectors(up)]
+    return up._replace(**dict(zip(names, values.to(home).chunk(len(names)), strict=True)))
 
 
 class _InProcess:
@@ -152,7 +152,8 @@ class _InProcess:
         for i, reply in self.fleet.train(some, timeout):
             if isinstance(reply, TrainReply):
                 self.memories[i] = opened[i]
-                reply = reply._replace(up=client.mask_upload(reply.up, opened[i]))
+                masked = client.mask_vectors(_vectors(reply.up), opened[i])
+                reply = reply._replace(up=reply.up._replace(**masked))
             replies[i] = reply
         return [*replies.items()]
 

@@ -14,10 +14,14 @@ clients' memories and the server's still holds.
 When to use: where the server may know what a round's clients sent together, but nobody's upload.
 [What the server sees, and what is not covered](../secure-sums.md).
 
+With dp a client scales its upload, before the rounding, to the norm S - h sqrt(n) at most, n
+numbers in all fields: the rounded one has at most the norm S. The server adds noise to the sum.
+
 Where we differ: the graph of neighbours is drawn among those who answered the first stage; weights
 are uniform.
 """
 
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -27,7 +31,7 @@ import torch
 from fedaccord.core.cohort import Received
 from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import MASK, PlugIn, combine
-from fedaccord.core.privacy import Masking
+from fedaccord.core.privacy import Masking, Privacy, clipped
 from fedaccord.core.rule import LocalResult
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector
@@ -64,6 +68,9 @@ class SecureSum(PlugIn):
         affects="rounds",
     )
     models: str = argument("", "set by `fit`: the fields of an upload that are models", shown=False)
+    clip: float = argument(
+        0.0, "set by `at`: S of dp, which a rounded upload does not exceed; 0: no dp", shown=False
+    )
 
     @property
     def is_off(self) -> bool:
@@ -83,11 +90,12 @@ class SecureSum(PlugIn):
         reasons: dict[type[PlugIn], str] = {
             Robust: "robust.rule, which compares single uploads",
             Compress: "compress.method: masked numbers are not compressible",
-            DP: "dp: its noise covers uploads that the server clips again, one by one",
         }
         for plugin in others:
             if why := reasons.get(type(plugin)):
                 raise ValueError(f"{off} {why}")
+            if isinstance(plugin, DP) and plugin.adaptive_clip:
+                raise ValueError(f"{off} dp.adaptive-clip, which counts single uploads")
             if isinstance(plugin, RelaxedInit) and plugin.fit(method).sends_start:
                 raise ValueError(f"{off} {name}, for which clients send their starts too")
         for key, value, refused, expected in (
@@ -113,6 +121,9 @@ class SecureSum(PlugIn):
     def masking(self) -> Masking:
         return Masking(self.bits, self.neighbours, self.threshold)
 
+    def at(self, privacy: Privacy) -> "SecureSum":
+        return replace(self, clip=privacy.clip)
+
     @property
     def step(self) -> float:
         """h, the distance of two numbers that can be sent."""
@@ -121,25 +132,40 @@ class SecureSum(PlugIn):
     # what travels
 
     def encode(self, up: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
-        config = result.config
+        config, models = result.config, self.models.split(",")
         one = isinstance(config.client, int)
         clients = [config.client] if isinstance(config.client, int) else config.client
         generators = [generator(config.seed, config.round, i) for i in clients]
+        updates = {n: v - down.w if n in models else v for n, v in _vectors(up).items()}
+        if self.clip:
+            bound = self.bound(sum(u.shape[-1] for u in updates.values()))
+            updates = _vectors(clipped(up._replace(**updates), down.w, (), bound))
         sent: dict[str, Any] = {}
-        for name, vector in up._asdict().items():
-            if vector is not None:
-                u = vector - down.w if name in self.models.split(",") else vector
-                rows = [u] if one else [*u]
-                found = [self.quantised(x, g) for x, g in zip(rows, generators, strict=True)]
-                sent[name] = found[0] if one else torch.stack(found)
+        for name, u in updates.items():
+            rows = [u] if one else [*u]
+            found = [self.quantised(x, g) for x, g in zip(rows, generators, strict=True)]
+            sent[name] = found[0] if one else torch.stack(found)
         return up._replace(**sent), None
+
+    def bound(self, size: int) -> float:
+        """The norm of ``size`` numbers that have at most the norm S once they are rounded.
+
+        Raises ValueError if the rounding alone may pass S.
+        """
+        error = self.step * math.sqrt(size)
+        if error >= self.clip:
+            raise ValueError(
+                f"secure-sum: expected rounding of {size:,} numbers within dp.clip={self.clip:g}, "
+                f"got {error:.3g}: raise secure-sum.bits, or lower secure-sum.range"
+            )
+        return self.clip - error
 
     def quantised(self, u: Vector, generator: torch.Generator) -> Vector:
         """q (d,) int64 in [0, 2^bits); its mean over the generator's numbers is (u + R) / h, if
         |u| <= R. Raises ValueError for numbers that are not finite."""
         if not bool(torch.isfinite(u).all()):
             raise ValueError("secure-sum: the upload holds NaN or Inf; lower lr or clip-norm")
-        x = u.double().clamp(-self.range, self.range).add_(self.range).div_(self.step)
+        x = _wide(u).clamp(-self.range, self.range).add_(self.range).div_(self.step)
         draws = torch.rand(len(u), generator=generator, dtype=torch.float64).to(x.device)
         return (x + draws).floor_().to(torch.int64).clamp_(0, 2**self.bits - 1)
 
@@ -151,12 +177,22 @@ class SecureSum(PlugIn):
                 raise ValueError(
                     f"expected {name!r} of shape {tuple(like.shape)}, got {tuple(q.shape)}"
                 )
-            u = (q.double() * self.step - self.range).to(like.dtype)  # q may be everybody's mean
+            u = (_wide(q) * self.step - self.range).to(like.dtype).to(down.w.device)
             return u.add_(down.w) if name in self.models.split(",") else u
 
         up = received.up
-        vectors = {n: read(n, q) for n, q in up._asdict().items() if q is not None}
+        vectors = {name: read(name, q) for name, q in _vectors(up).items()}
         return received._replace(up=up._replace(**vectors))
+
+
+def _vectors(up: Any) -> dict[str, Vector]:
+    """The fields of an upload that are not None."""
+    return {name: v for name, v in up._asdict().items() if v is not None}
+
+
+def _wide(v: torch.Tensor) -> torch.Tensor:
+    """float64, on the host if the device has none."""
+    return (v.cpu() if v.device.type == "mps" else v).double()
 
 
 def generator(seed: int, round: int, client: int) -> torch.Generator:

@@ -160,9 +160,3 @@ def mask_vectors(vectors: Mapping[str, Tensor], memory: Payload) -> dict[str, Te
     signed = torch.from_numpy(masked(values, memory).view(f"<i{memory['word'] // 8}"))
     parts = torch.split(signed, [len(v) for v in vectors.values()])
     return dict(zip(vectors, parts, strict=True))
-
-
-def mask_upload(up: Any, memory: Payload) -> Any:
-    """`mask_vectors` of the fields of an upload, a NamedTuple, that are not None."""
-    vectors = {name: v for name, v in up._asdict().items() if v is not None}
-    return up._replace(**mask_vectors(vectors, memory))

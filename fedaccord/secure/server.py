@@ -13,8 +13,6 @@ from fedaccord.compat.secure_aggregation import combine_shares
 from fedaccord.secure.client import MASKED, NONCE, SETUP, SHARE, SHARE_SIZE, UNMASK, Payload
 from fedaccord.secure.masks import SEED, WORDS, check_public, expand, pair_mask, public_key
 
-LEAST = 3  # clients of a sum: of two, each would know the other's upload
-
 
 class SumFailedError(ValueError):
     """Why a round has no sum, in one line."""
@@ -44,6 +42,7 @@ class SecureRound:
     bits: int  # of an upload's integers
     degree: int  # neighbours of a client
     share: float  # of a neighbourhood that must remain
+    least: int  # clients of a sum
     nonce: bytes = field(default_factory=lambda: os.urandom(NONCE))
     graph: dict[int, list[int]] = field(default_factory=dict)
     keys: dict[int, Payload] = field(default_factory=dict)  # public ones
@@ -160,9 +159,9 @@ class SecureRound:
         return secret
 
     def _need(self, remaining: Any, stage: str) -> None:
-        if len(remaining) < LEAST:
+        if len(remaining) < self.least:
             raise SumFailedError(
-                f"secure-sum: expected at least {LEAST} clients after the stage {stage}, got "
+                f"secure-sum: expected at least {self.least} clients after the stage {stage}, got "
                 f"{len(remaining)}: a sum of fewer would reveal uploads"
             )
 

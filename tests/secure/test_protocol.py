@@ -2,6 +2,8 @@
 
 import base64
 import contextlib
+import random
+from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedaccord.compat.secure_aggregation import combine_shares, create_shares
+from fedaccord.core.privacy import Masking
 from fedaccord.secure import client, masks
 from fedaccord.secure.server import SecureRound, SumFailedError, regular_graph
 
 SIZE = 300
+LATE, PLAIN_STAGES = "late", (client.SETUP, client.SHARE, client.UNMASK)
 
 
 def test_the_primitives_give_known_answers() -> None:
@@ -80,18 +84,24 @@ def test_the_graph_is_regular_symmetric_and_random() -> None:
     assert regular_graph([1, 4, 9], 20) == {1: [4, 9], 4: [1, 9], 9: [1, 4]}
 
 
+def numbers(n: int, bits: int = 24) -> dict[int, Any]:
+    """Uploads in plain, of n clients."""
+    values = np.random.default_rng(0)
+    return {i: values.integers(0, 2**bits, SIZE) for i in range(n)}
+
+
 def protocol(
     n: int = 6,
     lost: dict[int, str] | None = None,
     degree: int = 20,
-    word_bits: int = 24,
-    seen: list[Any] | None = None,
+    bits: int = 24,
+    seen: dict[str, dict[int, Any]] | None = None,
 ) -> tuple[dict[int, Any], Any]:
     """(uploads in plain of those in the sum, the sum); lost: client -> stage to which it does not
-    answer; seen: every answer that the server gets."""
-    lost, values = lost or {}, np.random.default_rng(0)
-    plain = {i: values.integers(0, 2**word_bits, SIZE) for i in range(n)}
-    server = SecureRound(range(n), word_bits, degree, 0.6)
+    answer; seen: stage -> every answer that the server gets, too late ones under LATE."""
+    lost, plain = lost or {}, numbers(n, bits)
+    seen = {} if seen is None else seen
+    server = SecureRound(range(n), *Masking(bits, degree, 0.6))
     memories: dict[int, Any] = {i: {} for i in range(n)}
 
     def ask(payloads: Any) -> dict[int, Any]:
@@ -99,36 +109,53 @@ def protocol(
         for i, payload in payloads.items():
             if lost.get(i) != payload["stage"]:
                 answers[i], memories[i] = client.answer(payload, memories[i])
-        if seen is not None:
-            seen.extend(answers.values())
+                seen.setdefault(payload["stage"], {})[i] = answers[i]
         return answers
 
     shares = server.shares(ask(server.setup()))
-    uploads = {}
+    uploads: dict[int, Any] = {}
     for i, payload in server.masked(ask(shares)).items():
-        if lost.get(i) != client.MASKED:
-            memories[i] = client.opened(payload, memories[i])
-            uploads[i] = client.masked(plain[i], memories[i])
-    if seen is not None:
-        seen.append(uploads)
+        memories[i] = client.opened(payload, memories[i])
+        is_late = lost.get(i) == client.MASKED
+        there = seen.setdefault(LATE, {}) if is_late else uploads
+        there[i] = client.masked(plain[i], memories[i])
+    seen[client.MASKED] = uploads
     total = server.total(uploads, ask(server.unmask([*uploads])))
     return {i: plain[i] for i in uploads}, total
 
 
 STAGES = (client.SETUP, client.SHARE, client.MASKED, client.UNMASK)
+PATTERNS = [*combinations_with_replacement((None, *STAGES), 5)]  # what becomes of five clients
 
 
-@pytest.mark.parametrize("degree", [8, 20])  # 8: of nine holders six are left
 @pytest.mark.parametrize("lost", [{}, *({3: stage} for stage in STAGES), dict(enumerate(STAGES))])
-def test_the_sum_is_that_of_the_uploads_whoever_is_lost(lost: dict[int, str], degree: int) -> None:
-    plain, total = protocol(12, lost, degree)
+def test_the_sum_is_that_of_the_uploads_whoever_is_lost(lost: dict[int, str]) -> None:
+    """Twelve clients with eight neighbours each: of nine holders six are left."""
+    plain, total = protocol(12, lost, degree=8)
     assert {*plain} == {i for i in range(12) if lost.get(i) in (None, client.UNMASK)}
     assert np.array_equal(total, sum(plain.values()))
 
 
 def test_many_bits_are_summed_in_64() -> None:
-    plain, total = protocol(4, word_bits=48)
+    plain, total = protocol(4, bits=48)
     assert np.array_equal(total, sum(plain.values()))
+
+
+def test_all_patterns_of_lost_clients() -> None:
+    """A sum if enough remain at each stage, of those whose uploads came; else one line."""
+    for k, fates in enumerate(PATTERNS):
+        lost = dict(zip(random.Random(k).sample(range(5), 5), fates, strict=True))
+        gone = [sum(fate in STAGES[: at + 1] for fate in fates) for at in range(4)]
+        least = (3, 3, 3, 2 if gone[0] == 2 else 3)  # shares of 3 holders: 2 are enough
+        few = [stage for stage, n, m in zip(STAGES, gone, least, strict=True) if 5 - n < m]
+        if few:
+            with pytest.raises(SumFailedError, match=f"the stage {few[0]}, got") as error:
+                protocol(5, lost)
+            assert "\n" not in str(error.value)
+            continue
+        plain, total = protocol(5, lost)
+        assert {*plain} == {i for i, fate in lost.items() if fate in (None, client.UNMASK)}
+        assert np.array_equal(total, sum(plain.values()))
 
 
 @pytest.mark.parametrize(
@@ -147,34 +174,43 @@ def test_too_many_lost_clients_are_one_line(stage: str, line: str) -> None:
     assert np.array_equal(total, sum(plain.values()))
 
 
+def assert_hidden(y: Any, plain: Any) -> None:
+    """Uniform over 32 bits, and nowhere the plain number, which is below 2^24."""
+    assert not (y == plain).any()
+    assert abs(y.astype(np.float64).mean() / 2**32 - 0.5) < 5 * np.sqrt(1 / 12 / SIZE)
+    assert (y < 2**24).sum() < 10
+
+
 def test_what_the_server_sees() -> None:
-    """In no answer is a client's seed, key or upload; uploads are uniform, also where two clients
-    have the same plain numbers."""
-    seen: list[Any] = []
-    plain, _ = protocol(6, {5: client.MASKED}, seen=seen)
-    uploads = seen[-2] if isinstance(seen[-2], dict) and 0 in seen[-2] else None
-    uploads = next(it for it in seen if 0 in it) if uploads is None else uploads
-    values = np.concatenate([*uploads.values()]).astype(np.float64) / 2**32
-    assert abs(values.mean() - 0.5) < 5 * np.sqrt(1 / 12 / len(values))
-    assert abs((values < 1 / 256).mean() - 1 / 256) < 5 * np.sqrt(1 / 256 / len(values))
-    for i, y in uploads.items():
-        assert not np.isin(y - plain[i], 0).any()
-        others = [uploads[j] for j in uploads if j != i]
-        assert all(not np.array_equal(y, z) for z in others)
-    answers = [it for it in seen if 0 not in it]
-    kinds = {frozenset(it) for it in answers}
+    """In no answer is an upload, and one secret of each client, at most: what it takes off is not
+    all that hides the upload."""
+    plain, answers = numbers(6), dict[str, dict[int, Any]]()
+    protocol(6, {5: client.MASKED}, seen=answers)
+    kinds = {stage: {frozenset(it) for it in answers[stage].values()} for stage in PLAIN_STAGES}
     assert kinds == {
-        frozenset({"cipher-key", "mask-key"}),
-        frozenset({"receivers", "sealed"}),
-        frozenset({"seeds", "keys"}),
+        client.SETUP: {frozenset({"cipher-key", "mask-key"})},
+        client.SHARE: {frozenset({"receivers", "sealed"})},
+        client.UNMASK: {frozenset({"seeds", "keys"})},
     }
-    for found in answers:
-        if "seeds" in found:  # of the five active clients a seed's share each, of the lost its key
-            assert [len(found["seeds"]), len(found["keys"])] == [5, 1]
+    active = range(5)
+    for i in active:  # of the five active clients a share of the seed, of the lost one of its key
+        found = answers[client.UNMASK][i]
+        assert [len(found["seeds"]), len(found["keys"])] == [5, 1]
+        assert_hidden(answers[client.MASKED][i], plain[i])
+        order = {j: [j, *(k for k in active if k != j)] for j in active}
+        shares = [answers[client.UNMASK][j]["seeds"][order[j].index(i)] for j in active]
+        mask = masks.expand(combine_shares(shares[:4]), SIZE, 32)
+        assert_hidden(answers[client.MASKED][i] - mask, plain[i])
+    key = combine_shares([answers[client.UNMASK][j]["keys"][0] for j in active][:4])
+    late = answers[LATE][5]  # an upload that comes after its masks were taken off
+    assert_hidden(late, plain[5])
+    for i in active:
+        late -= masks.pair_mask(key, answers[client.SETUP][i]["mask-key"], 5, i, SIZE, 32)
+    assert_hidden(late, plain[5])
 
 
 def test_a_client_refuses_what_would_reveal_its_upload() -> None:
-    server = SecureRound(range(3), 24, 20, 0.6)
+    server = SecureRound(range(3), *Masking(24, 20, 0.6))
     memories: dict[int, Any] = {}
     keys: dict[int, Any] = {}
     for i, payload in server.setup().items():

@@ -1,5 +1,6 @@
 """Whole rounds with secure sums, in process and by messages, beside plain rounds."""
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,10 @@ from flwr.clientapp import ClientApp
 from fedaccord import strategies as S
 from fedaccord import train_locally
 from fedaccord.engine import Recorder, quiet
+from fedaccord.federation import fleet, roster, secure
 from fedaccord.federation.errors import FederationError
-from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.run import Run
+from fedaccord.plugins.broadcast import Broadcast
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.dp import DP
 from fedaccord.plugins.robust import Robust
@@ -29,7 +31,7 @@ from tests.engine.test_faults import gap
 from tests.grid import FIRST_NODE, InProcessGrid
 from tests.reference.problem import LeastSquares, cohorts
 
-C, ROUNDS, BITS = 6, 4, 40
+C, ROUNDS, BITS = 6, 3, 40
 PLAIN: dict[str, Any] = {"lr_decay": 1.0, "weight_decay": 0.0, "batch_size": 0, "clip_norm": 0.0}
 MASKED = SecureSum(bits=BITS, range=64.0)
 PROBLEM, W0 = LeastSquares(C), np.ones(5)
@@ -44,8 +46,13 @@ def run(made: FederatedStrategy, rounds: int = ROUNDS, **keys: Any) -> Any:
     return federation.run(made, PROBLEM, W0, cohorts(C, 4, rounds, 0), **keys)
 
 
-@pytest.mark.parametrize("vectorize", ["off", "on"])
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "afedpd", "fedcm"])
+@pytest.mark.parametrize(
+    ("name", "vectorize"),
+    [
+        *((name, "off") for name in ("fedavg", "scaffold", "feddyn", "afedpd", "fedcm")),
+        *((name, "on") for name in ("scaffold", "afedpd")),
+    ],
+)
 def test_a_run_is_the_plain_run_to_the_quantisation_step(name: str, vectorize: str) -> None:
     plain, found = (run(method(name, *p), vectorize=vectorize) for p in ((), (MASKED,)))
     difference = (plain.state.w - found.state.w).abs().max()
@@ -90,15 +97,49 @@ def test_lost_replies_are_absent_clients() -> None:
     assert gap("scaffold", one) < 1e-9
 
 
-def test_too_few_clients_fail_a_round_and_change_nothing(caplog: Any) -> None:
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [it.getMessage() for it in caplog.records if it.levelno >= logging.WARNING]
+
+
+def test_too_few_clients_fail_a_round_in_one_line_and_change_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     few = [[0, 1, 2, 3], [0, 1], [0, 1, 2, 3]]
     made = method("scaffold", MASKED)
     found = federation.run(made, PROBLEM, W0, few)
-    same = federation.run(made, PROBLEM, W0, few[:1])
-    two = federation.run(made, PROBLEM, W0, few[:2])
-    assert torch.equal(two.state.w, same.state.w)
+    assert warnings(caplog) == [
+        "round 2 failed: secure-sum: expected at least 3 clients after the stage setup, got 2: a "
+        "sum of fewer would reveal uploads; the model stays"
+    ]
+    assert found.weights is not None
+    assert torch.equal(found.weights[2], found.weights[1])
+    assert not torch.equal(found.weights[3], found.weights[2])
     assert found.state.failed == 0
     assert gap("scaffold", found) < 1e-9
+
+
+def test_a_lost_client_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    def faults(t: int, i: int) -> str | None:
+        return "late" if (t, i) == (1, 3) else None
+
+    federation.run(method("fedavg", MASKED), PROBLEM, W0, [[*range(C)]] * 2, faults=faults)
+    assert warnings(caplog) == ["round 2: dropped client 3: no reply in time"]
+
+
+def test_cohorts_that_are_too_small_for_any_sum_are_refused_before_a_round() -> None:
+    with pytest.raises(ValueError, match=r"at least 3 clients a round .*, got 2; raise fraction-t"):
+        method("fedavg", MASKED, fraction_train=0.3).check_clients(C)
+    method("fedavg", MASKED, fraction_train=0.5).check_clients(C)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold"])
+def test_a_rounded_broadcast_composes(name: str) -> None:
+    """To the quantisation step; the server reads w^t and the mean update from what was sent."""
+    plain, found = (run(method(name, Broadcast(dtype="int8"), *p)) for p in ((), (MASKED,)))
+    bare = run(method(name))
+    difference = (plain.state.w - found.state.w).abs().max()
+    assert 0 < difference < 1e4 * MASKED.step < (plain.state.w - bare.state.w).abs().max()
+    assert name == "fedavg" or gap(name, found) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -109,7 +150,10 @@ def test_too_few_clients_fail_a_round_and_change_nothing(caplog: Any) -> None:
         ("dfedavg", (), {}, "gossip"),
         ("fedavg", (Robust(),), {}, "robust.rule, which compares single uploads"),
         ("fedavg", (Compress(),), {}, "compress.method: masked numbers are not compressible"),
-        ("fedavg", (DP(epsilon=4),), {"sampling": "bernoulli"}, "dp: its noise"),
+        (
+            *("fedavg", (DP(epsilon=4, adaptive_clip=True),), {"sampling": "bernoulli"}),
+            "dp.adaptive-clip, which counts single uploads",
+        ),
         ("fedavg", (), {"weighting": "examples"}, "weighting: expected uniform with secure-sum"),
         ("fedavg", (), {"buffers": "mean"}, "buffers: expected refuse, freeze or local"),
         ("fedavg", (), {"max_client_norm": 1.0}, "max-client-norm: expected 0 with secure-sum"),
@@ -130,22 +174,53 @@ def test_what_does_not_fit_is_one_line(
     assert "\n" not in str(error.value)
 
 
-class Watched(InProcessGrid):
-    """A grid that keeps every message that the server gets, and loses some."""
+class Clock:
+    """In the place of the module `time`: sleeping takes no time."""
 
-    def __init__(self, app: ClientApp, lost: dict[int, str]) -> None:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Watched(InProcessGrid):
+    """A grid that keeps every message that the server gets. Each takes a second; no error comes:
+    a client that raises is silent."""
+
+    def __init__(self, app: ClientApp, clock: Clock) -> None:
         super().__init__(app, C)
-        self.lost, self.seen = lost, list[Message]()
+        self.clock, self.seen, self.pushed = clock, list[Message](), dict[str, float]()
+
+    def push_messages(self, messages: Any) -> Any:
+        ids = [*super().push_messages(messages)]
+        self.pushed |= dict.fromkeys(ids, self.clock.now)
+        return ids
 
     def pull_messages(self, message_ids: Any) -> Any:
-        found = [*super().pull_messages(message_ids)]
+        there = [i for i in message_ids if self.clock.now >= self.pushed[i] + 1]
+        found = [it for it in super().pull_messages(there) if not it.has_error()]
         self.seen += found
         return found
 
 
-def by_messages(made: FederatedStrategy, lost: dict[int, str]) -> tuple[Any, Watched]:
-    """The run through Flower's messages; lost: client -> stage in which it raises, in round 2."""
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (fleet, roster, secure):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def by_messages(
+    made: FederatedStrategy, clock: Clock, lost: dict[int, str] | None = None
+) -> tuple[Any, Watched]:
+    """The run through Flower's messages; lost: client -> stage in which it is lost, in round 2."""
     data, app = PROBLEM.clients(), ClientApp()
+    lost = lost or {}
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -164,23 +239,25 @@ def by_messages(made: FederatedStrategy, lost: dict[int, str]) -> tuple[Any, Wat
         return train_locally(message, context, model=model, batches=batches, loss=loss)
 
     rounds: dict[int, int] = {}
-    with Watched(app, lost) as grid, quiet():
+    with Watched(app, clock) as grid, quiet():
         recorder = Recorder(
             lambda i, t: federation.state_in(made_run.session, grid, i, t), weights=True
         )
         initial = ArrayRecord(federation.linear(W0).state_dict())
         everyone = [[*range(C)]] * 3
-        made_run = Run(made, MessageFleet(grid), initial, 3, cohorts=everyone, on_round=recorder)
+        there = fleet.MessageFleet(grid)
+        made_run = Run(made, there, initial, 3, cohorts=everyone, on_round=recorder, timeout=80.0)
         made_run.play()
     return recorder.history(made_run.output(), {}), grid
 
 
 @pytest.mark.parametrize("stage", ["", client.SETUP, client.SHARE, client.MASKED, client.UNMASK])
-def test_by_messages_as_in_process_whichever_stage_loses_a_client(stage: str) -> None:
+def test_by_messages_as_in_process_whichever_stage_loses_a_client(stage: str, clock: Clock) -> None:
+    """One that is silent leaves time for the stages that follow."""
     made = method("scaffold", MASKED)
-    found, _ = by_messages(made, {4: stage} if stage else {})
+    found, _ = by_messages(made, clock, {4: stage} if stage else {})
     rounds = [[*range(C)]] * 3
-    if stage and stage != client.UNMASK:
+    if stage not in ("", client.UNMASK):
         rounds[1] = [i for i in range(C) if i != 4]
     here = federation.run(made, PROBLEM, W0, rounds)
     assert torch.equal(found.state.w, here.state.w)
@@ -188,9 +265,9 @@ def test_by_messages_as_in_process_whichever_stage_loses_a_client(stage: str) ->
     assert gap("scaffold", found) < 1e-9
 
 
-def test_no_message_to_the_server_holds_an_upload() -> None:
+def test_no_message_to_the_server_holds_an_upload(clock: Clock) -> None:
     """Of a run with 24 bits, whose plain integers are within 2^24 of 2^32."""
-    _, grid = by_messages(method("scaffold", SecureSum(bits=24)), {})
+    _, grid = by_messages(method("scaffold", SecureSum(bits=24)), clock)
     contents = [message.content for message in grid.seen if not message.has_error()]
     records = {tuple(sorted(content)) for content in contents}
     assert (SECURE,) in records

@@ -1,0 +1,94 @@
+"""Secure sums with differential privacy: clients clip what they round, the server adds noise."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedaccord import simulate
+from fedaccord.core.cohort import Received
+from fedaccord.core.privacy import seeded
+from fedaccord.federation import budget
+from fedaccord.plugins.dp import DP
+from fedaccord.plugins.secure_sum import SecureSum
+from fedaccord.strategies import METHODS
+from tests import federation
+from tests.engine.test_faults import gap
+from tests.reference.problem import LeastSquares
+
+C, CLIP = 6, 0.05
+PROBLEM, W0 = LeastSquares(C), np.ones(5)
+PLAIN: dict[str, Any] = {"lr_decay": 1.0, "weight_decay": 0.0, "batch_size": 0, "clip_norm": 0.0}
+
+
+def run(name: str, z: float, bits: int, rounds: int, clients: Any = None, **more: Any) -> Any:
+    method = METHODS[name](
+        **{**PLAIN, "precision": "float64", "lr": 0.02, "local_steps": 3},
+        **{"sampling": "bernoulli", "fraction_train": 1.0},
+        plugins=[DP(clip=CLIP, noise_multiplier=z), SecureSum(bits=bits, range=1.0)],
+    )
+    return simulate(
+        method,
+        clients=clients or PROBLEM.clients(),
+        model=federation.linear(W0),
+        loss=federation.half_square,
+        rounds=rounds,
+        record="weights",
+        **more,
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(1, 60), st.integers(4, 16), st.floats(-3, 3), st.integers(0, 99))
+def test_a_rounded_upload_has_at_most_the_norm_s(d: int, bits: int, size: float, seed: int) -> None:
+    """Of all fields together, as the server reads them."""
+    kind: Any = METHODS["scaffold"]().rule().sends
+    numbers = torch.Generator().manual_seed(seed)
+    w, *fields = torch.randn(3, d, generator=numbers, dtype=torch.float64)
+    up, down = kind(*(10**size * v for v in fields)), SimpleNamespace(w=w)
+    plugin = SecureSum(bits=bits, range=1.0, models="w", clip=1.0)
+    result: Any = SimpleNamespace(config=SimpleNamespace(seed=seed, round=0, client=0))
+    error = plugin.step * (2 * d) ** 0.5
+    if error >= 1:
+        with pytest.raises(ValueError, match=r"raise secure-sum\.bits, or lower"):
+            plugin.encode(up, down, None, result)
+        return
+    sent, _ = plugin.encode(up, down, None, result)
+    found = plugin.decode(Received(sent), kind, down, w).up
+    norm = float(torch.cat([found[0] - w, found[1]]).norm())
+    assert norm <= 1 + 1e-12
+    assert norm >= min(1.0, float(torch.cat([up[0] - w, up[1]]).norm())) - 2 * error
+
+
+def test_one_client_changes_the_released_sum_by_at_most_s() -> None:
+    """With data that move its model further, and with data that do not move it."""
+    moved = []
+    for scale in (0.0, 2.0):
+        clients = PROBLEM.clients()
+        clients[5] = (clients[5][0] * scale, clients[5][1] * scale)
+        moved.append(run("fedavg", 0.0, 40, 1, clients).state.w)
+    assert 0.999 * CLIP < float((moved[0] - moved[1]).norm()) * C < CLIP * (1 + 1e-9)
+
+
+def test_noise_is_added_to_the_sum_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = SimpleNamespace(epsilon=lambda releases: 0.0)  # accounting takes seconds
+    monkeypatch.setattr(budget, "Accountant", lambda *_: free)
+    noisy, exact = (run("fedavg", z, 40, 1).state.w for z in (2.0, 0.0))
+    torch.testing.assert_close(noisy - exact, seeded(0, 0)(5) * 2 * CLIP / C, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn"])
+def test_memories_follow_what_the_server_reads(name: str) -> None:
+    assert gap(name, run(name, 0.0, 12, 3)) < 1e-9
+
+
+def test_a_round_without_a_sum_fails_and_its_noise_counts() -> None:
+    """Who took part may show in it, and a step of noise alone would help nobody."""
+    found = run("fedavg", 0.0, 24, 2, faults=lambda t, i: "late" if t and i > 1 else None)
+    assert found.weights is not None
+    assert torch.equal(found.weights[2], found.weights[1])
+    assert (found.state.failed, found.state.privacy.releases) == (1, 2)
