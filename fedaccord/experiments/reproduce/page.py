@@ -5,7 +5,14 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from fedaccord.experiments.reproduce.measures import BASELINE, NAMES, OF_RUN, of_method, ratio
+from fedaccord.experiments.reproduce.measures import (
+    BASELINE,
+    NAMES,
+    OF_RUN,
+    TO_TARGET,
+    of_method,
+    ratio,
+)
 from fedaccord.experiments.reproduce.results import COLUMNS
 from fedaccord.experiments.reproduce.table import Cell, Table
 from fedaccord.experiments.sweep.trial import COMPLETED
@@ -46,6 +53,8 @@ def _section(table: Table, results: pd.DataFrame) -> str:
     text += [f"The paper's numbers: {table.source}.", ""]
     if rows := [*_rows(table, own)]:
         text += [_line(HEADING), _line(["---", *["--:"] * (len(HEADING) - 1)]), *rows, ""]
+        devices = sorted({str(name) for name in own["device"].dropna() if name})
+        text += [f"Run on: {', '.join(devices)}.", ""] if devices else []
     if table.measures:
         heading, *others = measures_of(table, own)
         text += [_line(heading), _line(["---", *["--:"] * (len(heading) - 1)])]
@@ -77,9 +86,13 @@ def _rows(table: Table, results: pd.DataFrame) -> Iterator[str]:
 
 def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[str]]:
     """The paper's measures beside the accuracy, each with ours: of the runs with the paper's
-    settings that have the most rounds. A heading, and a row for each cell."""
+    settings that have the most rounds; then ours of the costs to a target that it does not print.
+    A heading, and a row for each cell."""
     results = pd.DataFrame(columns=COLUMNS) if results is None else results
-    lines = [["cell", *(word for name in table.measures for word in (NAMES[name], "ours"))]]
+    has_target = any(cell.target is not None for cell in table.cells)
+    unprinted = [name for name in TO_TARGET if has_target and name not in table.measures]
+    pairs = (word for name in table.measures for word in (NAMES[name], "ours"))
+    lines = [["cell", *pairs, *(f"{NAMES[name]}, ours" for name in unprinted)]]
     for cell in table.cells:
         own, base = _as_printed(cell, results), _baseline(table, cell)
         costs = {} if table.is_run else of_method(cell.settings, base.settings)
@@ -91,6 +104,7 @@ def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[
             else:
                 value = costs[name] if costs else ratio(name, own, _as_printed(base, results))
                 words.append("–" if math.isnan(value) else f"{value:.2f}")
+        words += [_spread(own[name].dropna(), ",.0f") for name in unprinted]
         lines.append(words)
     return lines
 
@@ -148,11 +162,11 @@ def _paper(cell: Cell) -> str:
     return f"{cell.paper:.2f}{spread}"
 
 
-def _spread(values: pd.Series) -> str:
+def _spread(values: pd.Series, form: str = ".2f") -> str:
     if values.empty:
         return "–"
-    spread = f" ± {values.std():.2f}" if len(values) > 1 else ""
-    return f"{values.mean():.2f}{spread}"
+    spread = f" ± {values.std():{form}}" if len(values) > 1 else ""
+    return f"{values.mean():{form}}{spread}"
 
 
 def _line(words: Sequence[str]) -> str:

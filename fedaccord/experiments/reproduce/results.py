@@ -33,7 +33,7 @@ def result(
         **{name: x and round(100 * x, 2) for name, x in accuracies.items()},
         "gradients": row.get("gradients"),
         "hours": round((row.get("seconds") or 0) / 3600, 3),
-        "device": _device(job.path),
+        "device": device_of(job.path),
         "reason": row.get("reason"),
         **of_run(job.path, cell.target),
     }
@@ -64,10 +64,10 @@ def write(file: Path, results: pd.DataFrame) -> None:
     replace(file, results.to_csv(index=False).encode())
 
 
-def _device(path: Path) -> str:
-    """That of a run directory's run; empty: not known."""
+def device_of(path: Path) -> str:
+    """That of a run directory's run, a GPU by its name; empty: not known."""
     try:
         used = tomllib.loads((path / "config.toml").read_text(encoding="utf-8")).get("used", {})
     except (FileNotFoundError, ValueError):
         return ""
-    return str(used.get("device", ""))
+    return str(used.get("gpu") or used.get("device", ""))

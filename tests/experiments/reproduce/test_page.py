@@ -9,7 +9,7 @@ import pytest
 
 from fedaccord.experiments.reproduce import tables
 from fedaccord.experiments.reproduce.page import as_markdown, measures_of
-from fedaccord.experiments.reproduce.results import COLUMNS, merged, write
+from fedaccord.experiments.reproduce.results import COLUMNS, device_of, merged, write
 from tests.experiments.reproduce.studies import TABLE
 
 
@@ -46,6 +46,15 @@ def test_a_cell_with_its_paper_rounds_seeds_and_cost(tmp_path: Path) -> None:
     assert TABLE.source in text
     assert TABLE.setting in text
     assert "[results.csv](results.csv)" in text
+
+
+def test_a_table_names_the_devices_of_its_runs(tmp_path: Path) -> None:
+    """A GPU by the name that a run directory has."""
+    (tmp_path / "config.toml").write_text('[used]\ndevice = "cuda"\ngpu = "NVIDIA X"\n')
+    assert device_of(tmp_path) == "NVIDIA X"
+    of = [result("fedavg/few", seed, 90.0) for seed in range(2)] + [failed("fedavg/few", 2)]
+    found = lines(tmp_path, of[0], of[1] | {"device": "NVIDIA X"}, of[2] | {"device": ""})
+    assert "Run on: NVIDIA X, cpu." in found
 
 
 def test_a_deviation_of_more_than_two_spreads_is_bold(tmp_path: Path) -> None:
@@ -136,6 +145,21 @@ def test_measures_beside_the_accuracy_and_their_ratios(tmp_path: Path) -> None:
     assert fedinit[1:] == ["30", "10.00 ± 1.41", "2", "4.00", "1.5", "1.50"]
     text = "\n".join(as_markdown([table], merged(tmp_path / "none.csv", results), "x").splitlines())
     assert "| `fedinit/few` | 30 | 10.00 ± 1.41 |" in text
+
+
+def test_costs_to_a_target_that_a_paper_does_not_print_are_ours_alone(tmp_path: Path) -> None:
+    aimed = replace(TABLE.cells[0], more={"rounds-to-target": 30.0}, target=70.0)
+    costs = {"rounds-to-target": 9.0, "gradients-to-target": 1e4}
+    results = [
+        result("fedavg/few", 0, 80.0, **costs),
+        result("fedavg/few", 1, 80.0, **costs | {"gradients-to-target": 2e4}),
+    ]
+    frame = merged(tmp_path / "none.csv", results)
+    heading, row = measures_of(replace(TABLE, cells=(aimed,)), frame)
+    assert heading[3:] == [
+        f"{of} ours" for of in ("gradients to it,", "bytes to it,", "seconds to the target,")
+    ]
+    assert row[3:] == ["15,000 ± 7,071", "–", "–"]
 
 
 def test_costs_are_computed_without_a_run() -> None:
