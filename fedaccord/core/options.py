@@ -113,8 +113,8 @@ def unread(settings: Any) -> dict[str, str]:
     found, every = {}, {field.name: field for field in options(type(settings))}
     for field in every.values():
         for name, values in field.metadata["only"].items():
-            value = getattr(settings, name)
-            is_own = value in every[name].metadata["also"]  # a function may read anything
+            value, other = getattr(settings, name), every[name].metadata
+            is_own = value not in other["choices"] and value in other["also"]  # may read anything
             if value not in values and not is_own:
                 found[field.name] = f"{name.replace('_', '-')}={'|'.join(map(str, values))}"
     return found
