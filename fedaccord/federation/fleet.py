@@ -6,7 +6,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -38,6 +38,7 @@ log = logging.getLogger("flwr")
 LATE = "no reply in time"
 PULL_INTERVAL = 0.01  # seconds between two polls of a simulation
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls of SuperNodes' replies
+READ_AT_ONCE = 2**28  # bytes of replies that are fetched together
 PAUSE_SHARE = 0.1  # of the time since the messages were sent: at most so much later is a round over
 MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
 Reading = TrainReply | StateLost | str  # a string: what is wrong with the reply, in one line
@@ -165,13 +166,9 @@ class MessageFleet:
         for i, stage in (more or {}).items():
             if i in messages:
                 messages[i].content[SECURE] = ConfigRecord(dict(stage))
-        replies = self._send(messages, max(0.0, end - time.monotonic()))
-        _check_workers(replies.values())
-
-        def read(reply: Message) -> TrainReply | StateLost:
-            return read_reply(reply.content, instructions[0].half)
-
-        return [(i, _read(replies[i], read) if i in replies else LATE) for i in clients]
+        size = max((request.nbytes for request in requests), default=0)
+        replies = self._send(messages, max(0.0, end - time.monotonic()), size)
+        return _readings(clients, replies, lambda it: read_reply(it.content, instructions[0].half))
 
     def evaluate(
         self, requests: Sequence[EvaluateRequest], timeout: float
@@ -180,7 +177,7 @@ class MessageFleet:
         for request, content in zip(requests, write_evaluate_requests(requests), strict=True):
             i = request.instruction.client
             messages[i] = self._message(i, content, MessageType.EVALUATE)
-        replies = self._send(messages, timeout)
+        replies = dict(self._send(messages, timeout))
         return [_read(replies[i], _metrics) if i in replies else LATE for i in messages]
 
     def stage(
@@ -191,7 +188,7 @@ class MessageFleet:
         messages = {
             i: self._message(i, content, MessageType.TRAIN) for i, content in contents.items()
         }
-        replies = self._send(messages, timeout)
+        replies = dict(self._send(messages, timeout))
 
         def read(reply: Message) -> dict[str, Any]:
             return dict(config_of(reply.content, SECURE))
@@ -207,7 +204,7 @@ class MessageFleet:
     ) -> dict[int, T | str]:
         """What ``read`` makes of each client's evaluation of ``content``, or why it cannot."""
         messages = {i: self._message(i, content, MessageType.EVALUATE) for i in clients}
-        replies = self._send(messages, timeout)
+        replies = dict(self._send(messages, timeout))
         return {i: _read(replies[i], read) if i in replies else LATE for i in clients}
 
     def _with_config(self, content: RecordDict, server_round: int) -> RecordDict:
@@ -216,32 +213,56 @@ class MessageFleet:
     def _message(self, client: int, content: RecordDict, kind: str) -> Message:
         return Message(content, self.roster.nodes[client], kind)
 
-    def _send(self, messages: Mapping[int, Message], timeout: float) -> dict[int, Message]:
-        """The first reply of each client to its message; a simulation's late ones are noted."""
+    def _send(
+        self, messages: Mapping[int, Message], timeout: float, size: int = 0
+    ) -> Iterator[tuple[int, Message]]:
+        """The first reply of each client to its message, as they arrive; a simulation's late ones
+        are noted. size: bytes of a reply."""
         message_ids = self.grid.push_messages([*messages.values()])
-        first = _first_replies(messages, self._receive(message_ids, timeout))
-        if self.simulated:
-            self._late |= {m.metadata.message_id: i for i, m in messages.items() if i not in first}
-        return first
+        return self._first_replies(messages, self._receive(message_ids, timeout, size))
 
-    def _receive(self, message_ids: Iterable[str | None], timeout: float) -> list[Message]:
+    def _receive(
+        self, message_ids: Iterable[str | None], timeout: float, size: int = 0
+    ) -> Iterator[Message]:
         """Poll for the replies until all have arrived or ``timeout`` seconds are over.
 
         `Grid.send_and_receive` of a deployment sleeps three seconds between two polls.
-        message_ids: None: Flower could not send the message.
+        message_ids: None: Flower could not send the message. Of large replies a few are fetched at
+        a time, and wait in the SuperLink's store until then.
         """
-        replies: list[Message] = []
         waiting, began = [i for i in message_ids if i], time.monotonic()
+        at_once = max(1, READ_AT_ONCE // size) if size else len(waiting)
         while waiting:
-            new = [*self.grid.pull_messages(waiting)]
-            answered = {reply.metadata.reply_to_message_id for reply in new}
+            answered = set[str]()
+            for first in range(0, len(waiting), at_once):
+                for reply in self.grid.pull_messages(waiting[first : first + at_once]):
+                    answered.add(reply.metadata.reply_to_message_id)
+                    yield reply
             waiting = [i for i in waiting if i not in answered]
-            replies += new
             waited = time.monotonic() - began
             if not waiting or waited >= timeout:
                 break
             time.sleep(min(self._pause(waited), timeout - waited))
-        return replies
+
+    def _first_replies(
+        self, messages: Mapping[int, Message], replies: Iterable[Message]
+    ) -> Iterator[tuple[int, Message]]:
+        clients = {message.metadata.message_id: i for i, message in messages.items()}
+        late = dict(clients)
+        for reply in replies:
+            name = reply.metadata.reply_to_message_id
+            i = clients.get(name)
+            if i is None:
+                log.info("ignored a reply to no message of this round")
+            elif not _is_sender(reply, messages[i]):
+                log.info("ignored a reply for client %d that another node sent", i)
+            elif name not in late:
+                log.info("ignored a second reply of client %d", i)
+            else:
+                del late[name]
+                yield i, reply
+        if self.simulated:
+            self._late |= late
 
     def _pause(self, waited: float) -> float:
         """Seconds until the next poll; waited: since the messages were sent."""
@@ -272,23 +293,20 @@ class MessageFleet:
         pass
 
 
-def _first_replies(
-    messages: Mapping[int, Message], replies: Iterable[Message]
-) -> dict[int, Message]:
-    """The first reply of each client to the message that it was sent."""
-    clients = {message.metadata.message_id: i for i, message in messages.items()}
-    first: dict[int, Message] = {}
-    for reply in replies:
-        i = clients.get(reply.metadata.reply_to_message_id)
-        if i is None:
-            log.info("ignored a reply to no message of this round")
-        elif not _is_sender(reply, messages[i]):
-            log.info("ignored a reply for client %d that another node sent", i)
-        elif i in first:
-            log.info("ignored a second reply of client %d", i)
-        else:
-            first[i] = reply
-    return first
+def _readings(
+    clients: Sequence[int],
+    replies: Iterable[tuple[int, Message]],
+    read: Callable[[Message], TrainReply | StateLost],
+) -> TrainReplies:
+    """What is read of each client's reply, as they arrive, then of the clients without one."""
+    late, errors = dict.fromkeys(clients), list[str]()
+    for i, reply in replies:
+        del late[i]
+        if reply.has_error():
+            errors.append(reply.error.reason or "")
+        yield i, _read(reply, read)
+    _check_workers(errors)
+    yield from ((i, LATE) for i in late)
 
 
 def _is_sender(reply: Message, message: Message) -> bool:
@@ -298,13 +316,12 @@ def _is_sender(reply: Message, message: Message) -> bool:
     return by_flower or sender == message.metadata.dst_node_id
 
 
-def _check_workers(replies: Iterable[Message]) -> None:
+def _check_workers(errors: Iterable[str]) -> None:
     """Raise FederationError if Flower's simulation has lost a worker process.
 
     It goes on giving clients to a Ray actor that died, one after another. One such reply may be
     made up by a client: at least two are needed.
     """
-    errors = [reply.error.reason or "" for reply in replies if reply.has_error()]
     if sum(flower.is_dead_worker(reason) for reason in errors) > 1:
         raise FederationError(
             "a worker process of Flower's simulation died, mostly because of too little memory, "

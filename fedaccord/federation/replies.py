@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import Number, Vector, distances, is_finite, length, nbytes
 from fedaccord.federation.fleet import Reading, TrainReplies
 from fedaccord.federation.session import Session
+from fedaccord.storage.mapped import Overflow
 from fedaccord.wire.records import check_like
 
 MAX_LOSS = 1e15  # a model with a larger one has diverged
@@ -45,7 +46,16 @@ def check_all(
 ) -> dict[int, Outcome]:
     """What becomes of every client's reply, in the order of the requests, checked as it comes."""
     by_client = {request.instruction.client: request for request in requests}
-    found = {i: _check(session, s, by_client[i], reply) for i, reply in replies}
+    in_memory = not session.is_deployed or session.method.masking  # which has one sum for all
+    place: Callable[[Any], Any] = (lambda v: v) if in_memory else Overflow(session.scratch)
+    found = dict[int, Outcome]()
+    for i, reply in replies:
+        it = _check(session, s, by_client[i], reply)
+        if isinstance(it, Accepted):
+            names = ("up", "w_i0", "buffers")
+            kept: dict[str, Any] = {name: place(getattr(it.reply, name)) for name in names}
+            it = it._replace(reply=it.reply._replace(**kept))
+        found[i] = it
     outcomes = {i: found[i] for i in by_client}
     forms = {i: _form(it) for i, it in outcomes.items() if isinstance(it, Accepted)}
     return outcomes | unusual("the vectors", forms)

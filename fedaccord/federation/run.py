@@ -89,7 +89,8 @@ class Run:
             check_real_time(method)
         self.method, self.num_rounds, self.cohorts = method, num_rounds, cohorts
         self.timeout = method.round_timeout if timeout is None else timeout
-        self.session = Session(method, initial, fleet, num_rounds, federation, attempt, model)
+        whole = method, initial, fleet, num_rounds, federation, attempt, model, scratch
+        self.session = Session(*whole)
         self._initial = initial
         self._evaluate_fn, self._evaluate_output_fn = evaluate_fn, evaluate_output_fn
         self._on_round = on_round

@@ -1,6 +1,7 @@
 """What does not change during a run: the layout of the model, the client half, the clients."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,12 +35,17 @@ class Session:
         federation: str = "",
         attempt: int = 0,
         model: ModelLayout | None = None,
+        scratch: Path | None = None,
     ) -> None:
-        """Raises ValueError if ``initial`` does not hold the parameters of a model."""
+        """scratch: folder for what memory does not hold; None: the system's temporary one.
+
+        Raises ValueError if ``initial`` does not hold the parameters of a model.
+        """
         self.method = method
         self.fleet = fleet
         self.num_rounds = num_rounds
         self.federation, self.attempt = federation, attempt
+        self.scratch = scratch
         self.durable: Sequence[int] | None = None  # as `TrainInstruction.durable`, of every client
         self.half = method.client_half()
         self.is_deployed = isinstance(fleet, MessageFleet) and not fleet.simulated

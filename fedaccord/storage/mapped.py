@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaccord.core.vectors import Vector
+from fedaccord.core.vectors import Vector, map_vectors
 
 VECTORS = 16  # in a file of `Spill`
+REPLIES = 2**29  # bytes of a round's replies that stay in memory
 PAST = 2**28  # bytes of vectors of past rounds that stay in memory
 MADV_POPULATE_WRITE = 23  # of Linux, since 5.14
 
@@ -113,6 +114,30 @@ class Spill:
             kind = VECTORS * v.numel(), v.dtype
             self._places = [*mapped(*kind, self._folder).view(VECTORS, -1)]
         place = self._places.pop()
+        write(place, v)
+        release(place)
+        return place
+
+
+class Overflow:
+    """Moves the vectors of a round's replies into files as of `mapped` once `REPLIES` bytes of them
+    are in memory: at most these, and the one that is read, are held there.
+
+    folder: as of `Spill`. Vectors on a GPU stay.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder, self._left = folder, REPLIES
+
+    def __call__(self, value: Any) -> Any:
+        """The same NamedTuple with its vectors, nested ones too, where they are to be."""
+        return map_vectors(self._placed, value)
+
+    def _placed(self, v: Vector) -> Vector:
+        self._left -= v.nbytes
+        if self._left >= 0 or not (v.is_cpu and v.numel()):
+            return v
+        place = mapped(v.numel(), v.dtype, self._folder).view(v.shape)
         write(place, v)
         release(place)
         return place

@@ -2,21 +2,26 @@
 
 import socket
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import pytest
+import torch
 from flwr.app import Message
 
+from fedaccord.core import rounds
 from fedaccord.engine import quiet
 from fedaccord.federation.fleet import LATE, MessageFleet
 from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.federation.round import Round
-from fedaccord.strategies import FedDeper
+from fedaccord.storage.mapped import in_file
+from fedaccord.strategies import FedDeper, Scaffold
 from tests.server.net import Clock, Net
-from tests.server.runs import client_app, run_over, strategy
+from tests.server.runs import W0, client_app, run_over, strategy
 
 
 @pytest.mark.parametrize(
@@ -41,7 +46,7 @@ def test_pauses_between_polls_grow_with_the_time_since_the_messages_were_sent(
         if simulated:
             net.pull_interval = 0.1  # type: ignore[attr-defined]
         monkeypatch.setattr(net, "pull_messages", lambda ids: polls.append(sorted(ids)) or [])
-        assert MessageFleet(net)._receive(["b", None, "a"], timeout) == []
+        assert not [*MessageFleet(net)._receive(["b", None, "a"], timeout)]
     assert slept[: len(pauses)] == pytest.approx(pauses)
     assert sum(slept) == pytest.approx(timeout)
     assert polls == [["a", "b"]] * (len(slept) + 1)
@@ -51,7 +56,7 @@ def test_nobody_waits_three_seconds_for_a_reply_or_for_ever() -> None:
     with Net() as net:
         fleet = MessageFleet(net)
         assert [fleet._pause(waited) for waited in (0.0, 0.4, 10.0, 1e6)] == [0.05, 0.05, 1.0, 2.0]
-        assert fleet._receive([], 1e9) == fleet._receive([None], 1e9) == []
+        assert not [*fleet._receive([], 1e9), *fleet._receive([None], 1e9)]
 
 
 @pytest.mark.parametrize(("simulated", "asked"), [(True, 1), (False, 3)])
@@ -132,9 +137,9 @@ def test_a_simulations_client_is_at_one_visit_at_a_time(
 
         receive = MessageFleet._receive
 
-        def timed(fleet: MessageFleet, message_ids: Any, timeout: float) -> list[Message]:
+        def timed(fleet: MessageFleet, ids: Any, timeout: float, *size: int) -> Iterator[Message]:
             seconds.append(timeout)
-            return receive(fleet, message_ids, timeout)
+            return receive(fleet, ids, timeout, *size)
 
         monkeypatch.setattr(MessageFleet, "_receive", timed)
         run_over(net, strategy(round_timeout=0.2), 4, on_round=report).play()
@@ -159,3 +164,40 @@ def test_a_late_evaluation_is_over_before_the_next_visit() -> None:
         assert [*net._node_of.values()].count(10) == 3  # a hello, a visit, an evaluation
         net.late.clear()
         assert deper.train_round().metrics["replies"] == 3
+
+
+def test_of_large_replies_few_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages: as many as are fetched together, and the one before them, which is being read.
+    Vectors: `REPLIES` bytes, the others are in files. The numbers are those of small replies."""
+    fetched, alive, files = list[int](), WeakSet[Message](), list[bool]()
+    d, server_round = len(W0), rounds.server_round
+
+    class Counted(Net):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            found = [*super().pull_messages(message_ids)]
+            alive.update(found)
+            fetched.append(len(found))
+            assert len(alive) <= 3 or fetched[-1] == 6
+            return found
+
+    def watched(*values: Any) -> rounds.ServerRound:
+        files.extend(in_file(v) for reply in values[3] for v in reply.up)
+        return server_round(*values)
+
+    def play() -> list[Any]:
+        with Counted(client_app()) as net, quiet():
+            for i in range(6):
+                net.join(10 + i, i, 6)
+            run = run_over(net, strategy(Scaffold), 2)
+            run.play()
+        return [run.state.w, run.state.server.c]
+
+    monkeypatch.setattr(rounds, "server_round", watched)
+    expected = play()
+    assert fetched == [6, 6, 6]  # the handshakes, and two rounds
+    assert files == [False] * 24
+    monkeypatch.setattr("fedaccord.federation.fleet.READ_AT_ONCE", 2 * 16 * d + 8)
+    monkeypatch.setattr("fedaccord.storage.mapped.REPLIES", 3 * 8 * d)
+    assert all(map(torch.equal, play(), expected))
+    assert fetched[3:] == [6, 2, 2, 2, 2, 2, 2]
+    assert files[24:] == ([False] * 3 + [True] * 9) * 2
