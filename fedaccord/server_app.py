@@ -34,6 +34,7 @@ from fedaccord.runs.directory import MODEL
 from fedaccord.runs.logbook import Logbook, with_its_clients
 from fedaccord.runs.origin import processor
 from fedaccord.task import Task, find_device, load_task, task_of_card
+from fedaccord.wire.handshake import class_names
 from fedaccord.wire.tensor_array import to_record, to_tensor
 
 log = logging.getLogger("flwr")
@@ -119,7 +120,7 @@ def run(
             card = fleet.card(method.wait_timeout, method.model_settings)
             task = task_of_card(config.task, card)
         if not method.hides_clients and (counts := task.class_counts()) is not None:
-            directory.save_classes(task.card["class-names"], counts)
+            directory.save_classes(class_names(task.card), counts)
 
         def save_best(best: Best) -> None:
             session = current.session
@@ -223,9 +224,8 @@ def with_lost_states(state: RoundState, session: Session, config: RunConfig) -> 
 
 def save(directory: RunDirectory, arrays: ArrayRecord, task: Task, name: str = MODEL) -> None:
     """The model, with what is needed to build and feed it."""
-    directory.save_model(
-        {name: to_tensor(array) for name, array in arrays.items()}, task.card, name
-    )
+    card = task.card | {"class-names": class_names(task.card)}
+    directory.save_model({name: to_tensor(array) for name, array in arrays.items()}, card, name)
 
 
 def machine(device: torch.device | str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from fedaccord.core.options import listed
 from fedaccord.core.request import ModelLayout
 from fedaccord.federation.errors import FederationError, clean, last_line
 from fedaccord.federation.partition_ids import PartitionIds
-from fedaccord.wire.handshake import handshake, read_handshake
+from fedaccord.wire.handshake import class_names, handshake, read_handshake
 
 log = logging.getLogger("flwr")
 
@@ -171,11 +171,11 @@ class Roster:
         if not (card and self.card):
             return
         names, theirs = ([*each["class-names"]] for each in (self.card, card))
-        unnamed = [str(k) for k in range(len(names))]
-        if names != theirs and (unnamed not in (names, theirs) or len(names) != len(theirs)):
+        if names != theirs and (any(names) and any(theirs) or len(names) != len(theirs)):
+            here, there = listed(class_names(self.card)), listed(class_names(card))
             raise ValueError(
-                f"expected the classes {listed(names)} in this order, got {listed(theirs)}: name "
-                "all of them at every site, by labels= of the run or as the data set allows"
+                f"expected the classes {here} in this order, got {there}: name all of them at "
+                "every site, by labels= of the run or as the data set allows"
             )
 
     def _check_model(self, layout: ModelLayout | None) -> None:

@@ -148,7 +148,7 @@ def _card(config: TaskConfig, data: Dataset) -> dict[str, Any]:
     return {
         "architecture": config.model,
         "arguments": arguments,
-        "class-names": [*data.class_names] or [str(k) for k in range(data.classes)],
+        "class-names": [*data.class_names] or [""] * data.classes,  # "": it has no name
         "mean": [*data.mean],
         "std": [*data.std],
     }

@@ -123,6 +123,11 @@ def _layout(content: RecordDict) -> ModelLayout | None:
         raise ValueError(f"expected the tensors of a model by role, got {text!r:.80}") from None
 
 
+def class_names(card: Mapping[str, Any]) -> list[str]:
+    """The names of the classes of a `Task.card`; of those that have none, the number."""
+    return [name or str(k) for k, name in enumerate(card["class-names"])]
+
+
 def _card(content: RecordDict) -> Mapping[str, Any] | None:
     """Raises ValueError, in one line, for a card that no model could have."""
     text = config_of(content, CONFIG).get(CARD)

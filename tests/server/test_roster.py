@@ -85,7 +85,9 @@ def test_a_device_that_is_slow_to_reply_is_asked_less_and_less(
     ("others", "line"),
     [
         (["cat", "dog"], ""),
-        (["0", "1"], ""),  # its data name none
+        (["", ""], ""),  # its data name none
+        (["0", "1"], "expected the classes ['cat', 'dog'] in this order, got ['0', '1']"),
+        (["", "", ""], "expected the classes ['cat', 'dog'] in this order, got ['0', '1', '2']"),
         (["dog", "cat"], "expected the classes ['cat', 'dog'] in this order, got ['dog', 'cat']"),
         (["cat", "cow"], "expected the classes ['cat', 'dog'] in this order, got ['cat', 'cow']"),
         (["cat"], "expected the classes ['cat', 'dog'] in this order, got ['cat']"),
