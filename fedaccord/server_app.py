@@ -117,23 +117,22 @@ def run(
         fleet = fleet_for(log_book)
         if task is None:
             assert isinstance(fleet, MessageFleet)
-            card = fleet.card(method.wait_timeout, method.model_settings)
-            task = task_of_card(config.task, card)
+            reported = fleet.card(method.wait_timeout, method.model_settings)
+            task = task_of_card(config.task, reported)
         if not method.hides_clients and (counts := task.class_counts()) is not None:
             directory.save_classes(class_names(task.card), counts)
+        card = card_of(task, method.model_settings)
 
         def save_best(best: Best) -> None:
             session = current.session
-            save(directory, session.arrays(*best.vectors(session)), task, BEST)
+            save(directory, session.arrays(*best.vectors(session)), card, BEST)
 
         def record(round: Round) -> None:
             with interrupts.held():
                 if log_book.best and log_book.best.is_new(round, current.session):
                     save_best(log_book.best)
                 if log_book.record(round):
-                    save(
-                        directory, current.output(), task
-                    )  # so that a run that is killed has a model
+                    save(directory, current.output(), card)  # a run that is killed has a model
                 tracker.log(round.number, round.metrics)
             if on_round:
                 on_round(round)
@@ -164,7 +163,7 @@ def run(
             if log_book.best and (found := log_book.best.facts()):
                 facts["best-model"] = found
             if current.has_begun or not log_book.after:
-                save(directory, current.output(), task)
+                save(directory, current.output(), card)
             log_book.checkpoint()
     return directory
 
@@ -222,9 +221,26 @@ def with_lost_states(state: RoundState, session: Session, config: RunConfig) -> 
     return forget(session.method, session.half, state, clients)
 
 
-def save(directory: RunDirectory, arrays: ArrayRecord, task: Task, name: str = MODEL) -> None:
+def card_of(task: Task, settings: ModelSettings) -> dict[str, Any]:
+    """How to build and feed the model of the run, in JSON's types, as `Task.card`.
+
+    With tensors that are not saved, those that are frozen or stay at clients: seed, a digest of
+    each ``frozen`` one, and the names of the ``local`` ones.
+    """
+    card, model = {**task.card, "class-names": class_names(task.card)}, task.model(settings)
+    if not (model.frozen or model.all_local_names):
+        return card
+    return card | {
+        "seed": task.seed,
+        "frozen": model.frozen_hashes(),
+        "local": model.all_local_names,
+    }
+
+
+def save(
+    directory: RunDirectory, arrays: ArrayRecord, card: Mapping[str, Any], name: str = MODEL
+) -> None:
     """The model, with what is needed to build and feed it."""
-    card = task.card | {"class-names": class_names(task.card)}
     directory.save_model({name: to_tensor(array) for name, array in arrays.items()}, card, name)
 
 

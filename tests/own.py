@@ -1,5 +1,6 @@
 """Functions as a user writes them, named in settings as ``tests.own:tiny``."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -14,6 +15,17 @@ from torch.utils.data import TensorDataset
 
 def tiny(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
+
+
+def pocket(classes: int) -> nn.Module:
+    """For images of 8x8 grey pixels; its layers have the names of a ResNet's."""
+    block = nn.Sequential(
+        OrderedDict(
+            bn1=nn.BatchNorm2d(2), downsample=nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+        )
+    )
+    layers = {"conv1": nn.Conv2d(1, 2, 3, stride=3), "bn1": nn.BatchNorm2d(2), "layer1": block}
+    return nn.Sequential(OrderedDict(layers, flatten=nn.Flatten(), fc=nn.Linear(8, classes)))
 
 
 def bag_of_tokens(vocabulary: int, classes: int) -> nn.Module:

@@ -104,6 +104,30 @@ def test_a_loaded_model_gives_the_reported_accuracy(tmp_path: Path, precision: s
     assert np.mean(hits) == pytest.approx(run.summary["test-accuracy-last"], abs=1e-12)
 
 
+ROLES = {"model": "tests.engine.test_resume:normed", "seed": 3, "num_server_rounds": 1}
+
+
+@pytest.mark.parametrize("buffers", ["mean", "local", "freeze"])
+def test_a_loaded_model_has_the_frozen_and_local_tensors_of_the_run(
+    tmp_path: Path, buffers: str
+) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 6)).astype(np.float32), np.arange(30) % 3
+    np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    keys = KEYS | ROLES | {"dataset": "npz", "data_dir": str(tmp_path / "data.npz")}
+    more = {"buffers": buffers, "local_parameters": "4.*", "num_clients": 2, "partition": "iid"}
+    path = fedaccord.run(name="x", out_dir=str(tmp_path), **keys | more)
+    hits = [name == str(k) for name, k in zip(outputs(path, torch.from_numpy(x)), y, strict=True)]
+    expected = reader.read(path).summary["test-accuracy-last"]
+    assert np.mean(hits) == pytest.approx(expected, abs=1e-12)
+    card = json.loads((path / "model.json").read_text())
+    (path / "model.json").write_text(json.dumps(card | {"seed": 4}))
+    with pytest.raises(
+        ValueError, match=r"^model: expected '1\.\w+' with the frozen values of .*$"
+    ):
+        fedaccord.load(path)
+
+
 @pytest.mark.parametrize("name", list(models.MODELS))
 def test_every_model_is_loaded_for_images_as_small_as_it_takes(tmp_path: Path, name: str) -> None:
     rng, side = np.random.default_rng(0), 32 if name == "vgg11" else 28

@@ -180,8 +180,9 @@ def simulate(
     are drawn as from tensors, or a function that gives the batches of a pass when it is called with
     a torch.Generator, whose state depends on seed, round, client and pass alone: a function without
     other randomness gives the same weights when a run resumes and with ``workers``. It is called
-    once before round 1 too, to count its samples, and every pass must have as many; ``batch_size``
-    does not apply to it. test: samples to evaluate on, with ``clients``, in one of these forms.
+    once before round 1 too, to count its samples, and every pass must have as many; its
+    batches are used as they are, whatever ``batch_size`` is, which is refused if all clients are
+    functions. test: samples to evaluate on, with ``clients``, in one of these forms.
 
     model: a module, whose parameters are the initial ones, a function that returns one (it is
     called once), or a name of `fedaccord run --list-keys`. forward: ``forward(model, batch)``, the
@@ -238,6 +239,11 @@ def simulate(
     loss = loss_of(loss) if isinstance(loss, str) else loss
     if clients is not None:
         task = own_task(config, clients, test, model, loss, BatchFormat(forward, targets))
+        if "batch-size" in given and getattr(task.clients, "by_functions", False):
+            raise TypeError(
+                "batch-size: expected it without functions as clients, whose batches are used as "
+                "they are; leave it out"
+            )
     elif isinstance(model, nn.Module):
         raise ValueError("model: expected a name with dataset=, or a module with clients=")
     else:

@@ -171,7 +171,7 @@ class Roster:
         if not (card and self.card):
             return
         names, theirs = ([*each["class-names"]] for each in (self.card, card))
-        if names != theirs and (any(names) and any(theirs) or len(names) != len(theirs)):
+        if names != theirs and ((any(names) and any(theirs)) or len(names) != len(theirs)):
             here, there = listed(class_names(self.card)), listed(class_names(card))
             raise ValueError(
                 f"expected the classes {here} in this order, got {there}: name all of them at "

@@ -232,6 +232,11 @@ class FlatModel:
         """The reverse of `read_local`; integer buffers are rounded."""
         _unflatten(vector, [self.w_local, *self._local.values()])
 
+    @property
+    def all_local_names(self) -> list[str]:
+        """The client's own parameters, then its own buffers."""
+        return [*self.local_names, *self._local]
+
     def frozen_hashes(self) -> dict[str, str]:
         """A digest of each frozen tensor's dtype, shape and values, by name."""
         return {name: digest(tensor) for name, tensor in self.frozen.items()}

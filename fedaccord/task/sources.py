@@ -113,6 +113,11 @@ class SourceClients:
         """Whether batches are cut by ``batch-size`` for every client."""
         return all(isinstance(source, DatasetSource) for source in self.sources)
 
+    @property
+    def by_functions(self) -> bool:
+        """Whether no client's batches are cut by ``batch-size``."""
+        return not any(isinstance(source, DatasetSource) for source in self.sources)
+
     def size(self, client: int) -> int:
         return self.sources[client].size
 

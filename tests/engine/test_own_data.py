@@ -1,6 +1,7 @@
 """`simulate` on Datasets, functions that give batches, dicts and tokens: the weights of tensors."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedaccord import simulate
-from fedaccord.engine import History
+from fedaccord.config import RunConfig
+from fedaccord.core.vectors import leaves
+from fedaccord.engine import History, quiet, run
+from fedaccord.strategies import Scaffold
+from tests import own
 
 SIZES = (7, 12, 5, 9)
 WORDS, LENGTH, CLASSES = 11, 6, 3
@@ -75,6 +80,8 @@ def shuffled(samples: Samples) -> Any:
 
 def history(clients: Any, algo: str = "scaffold", **changes: Any) -> History:
     arguments = {"test": TEST, "model": MODEL, "record": "weights", **STEPS, **changes}
+    if all(map(callable, clients)):
+        del arguments["batch_size"]
     return simulate(algo, clients=clients, **arguments)
 
 
@@ -171,6 +178,48 @@ def test_floating_inputs_follow_the_dtype_and_others_do_not() -> None:
     exact = weights(clients, forward=forward, test=None, dtype=torch.float64)
     assert seen == {torch.int64, torch.float64}
     assert torch.equal(exact, weights(CLIENTS, dtype=torch.float64))
+
+
+class ByClient:
+    num_partitions = len(SIZES)
+
+    def load_partition(self, partition_id: int) -> own.Rows:
+        x, y = CLIENTS[partition_id]
+        return own.Rows(ids=[*x], label=[*y])
+
+
+def by_client() -> Any:
+    return {"train": ByClient(), "test": TEST, "classes": CLASSES, "vocabulary": WORDS}
+
+
+FORMS = {"Datasets": TensorDataset, "functions": lambda x, y: shuffled((x, y))}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_it_resumes_from_the_checkpoint_of_a_run_to_the_bit(form: Any, tmp_path: Path) -> None:
+    """The run has the same samples from a partitioner."""
+    steps = {"local_epochs": 2, "batch_size": 4, "lr": 0.5}
+    method = Scaffold(**steps, optimizer="adamw", optimizer_state="keep")
+    config = {"dataset": f"{__name__}:by_client", "partition": "natural"}
+    config |= {"model": f"{__name__}:Words", "num-clients": len(SIZES), "num-server-rounds": 2}
+    with quiet():
+        path = run(RunConfig.make(config | {"out-dir": str(tmp_path)}, method)).path
+    clients = [form(*c) for c in CLIENTS]
+    arguments: dict[str, Any] = {"clients": clients, "model": MODEL, "test": TEST, "rounds": 4}
+    whole, rest = simulate(method, **arguments), simulate(method, **arguments, resume=path)
+    assert rest.metrics["round"].tolist() == [3, 4]
+    assert all(torch.equal(rest.model[name], tensor) for name, tensor in whole.model.items())
+    assert [leaves(state) for state in rest.clients] != [()] * len(SIZES)
+    for one, other in zip(whole.clients, rest.clients, strict=True):
+        pairs = zip(leaves(one), leaves(other), strict=True)
+        assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
+
+
+def test_a_batch_size_beside_functions_alone_has_no_effect_and_is_refused() -> None:
+    functions = [shuffled(c) for c in CLIENTS]
+    with pytest.raises(TypeError, match=r"^batch-size: expected it without functions as clients"):
+        simulate("fedavg", clients=functions, model=MODEL, batch_size=4)
+    assert torch.equal(weights([*functions[:2], *CLIENTS[2:]]), weights(CLIENTS))
 
 
 @pytest.mark.flower

@@ -11,6 +11,7 @@ import torch
 from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 
 from fedaccord import client_app, evaluate_locally, server_app, simulate
+from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig
 from fedaccord.core.request import ModelSettings
 from fedaccord.engine import quiet, run
@@ -18,7 +19,7 @@ from fedaccord.federation.errors import FederationError
 from fedaccord.federation.evaluation import _over_clients
 from fedaccord.federation.round import Round
 from fedaccord.runs import load_model
-from fedaccord.strategies import FedAvg
+from fedaccord.strategies import Ditto, FedAvg
 from fedaccord.task import load_task
 from fedaccord.task.evaluation import evaluate
 from tests.federation import half_square, linear
@@ -31,6 +32,16 @@ SMALL: dict[str, Any] = {
     **{"num-clients": 6, "num-server-rounds": 3, "model": "linear", "local-epochs": 1},
     **{"threads": 1, "device": "cpu", "eval-every": 2},
 }
+
+
+def preset(name: str) -> dict[str, Any]:
+    """What makes it another method than FedAvg, on a small model with the names of a ResNet."""
+    found = read_settings([], None, name)
+    own = {key: found[key] for key in ("algo", "local-parameters", "buffers") if key in found}
+    return {"model": "tests.own:pocket", "buffers": "mean", **own}
+
+
+PERSONAL = {name: preset(name) for name in ("fedper", "fedbn", "lg-fedavg")}
 RUNS: dict[str, dict[str, Any]] = {
     "a server's and the clients'": {"algo": "scaffold", "evaluation": "both"},
     "some clients": {"algo": "afedpd", "evaluation": "clients", "fraction-evaluate": 0.5},
@@ -39,6 +50,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "a local part beside the model": {"local-parameters": "1.bias", "evaluation": "clients"},
     "a local part, and the server's": {"algo": "scaffold", "local-parameters": "1.bias"},
     "without a server": {"algo": "dfedavg", "evaluation": "clients"},
+    **{name: settings | {"evaluation": "clients"} for name, settings in PERSONAL.items()},
 }
 each_run = pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
 
@@ -61,6 +73,8 @@ def test_messages_give_the_numbers_of_the_engine(settings: Any, tmp_path: Path) 
     config = RunConfig.make(SMALL | settings | {"out-dir": str(tmp_path), "name": "there"})
     with InProcessGrid(client_app.app, 6, config.flat) as grid, quiet():
         vars(grid)["pull_interval"] = 0.1
+        for client in grid.contexts.values():
+            client.node_config["allowed-imports"] = "tests"
         server_app.main(grid, Context(1, 0, {}, RecordDict(), config.flat))
     assert tables(tmp_path / "there") == tables(here)
 
@@ -126,16 +140,25 @@ def test_who_evaluates_depends_on_seed_and_round_alone(tmp_path: Path) -> None:
     assert who(algo="scaffold", **{"fraction-train": 1.0}) == drawn != who(seed=1)
 
 
-def test_a_local_part_is_evaluated_beside_the_output_model() -> None:
-    """As its own model; the output model itself has the initial part."""
-    keys: dict[str, Any] = {"num_clients": 4, "local_epochs": 1, "threads": 1, "model": "linear"}
-    keys |= {"local_parameters": "1.bias", "evaluation": "both", "rounds": 2}
+@pytest.mark.parametrize(
+    "settings",
+    [{"model": "linear", "local-parameters": "1.bias"}, *PERSONAL.values()],
+    ids=["a bias", *PERSONAL],
+)
+def test_a_local_part_is_evaluated_beside_the_output_model(settings: dict[str, Any]) -> None:
+    """As its own model, once the client has trained; the output model has the initial part."""
+    keys: dict[str, Any] = settings | {"num-clients": 4, "local-epochs": 1, "threads": 1}
+    keys |= {"evaluation": "both", "algo": "fedavg", "rounds": 2}
     rows: list[Round] = []
-    found = simulate("fedavg", participation=[[0, 1], [1, 2]], on_round=rows.append, **keys)
-    task = load_task(RunConfig.make({"model": "linear"}).task, num_clients=4)
-    settings = ModelSettings(local_parameters="1.bias")
+    found = simulate(participation=[[0, 1], [1, 2]], on_round=rows.append, **underscored(keys))
+    config = RunConfig.make({"model": settings["model"]}).task
+    task = load_task(config, num_clients=4)
+    roles = {key: settings[key] for key in ("buffers", "local-parameters") if key in settings}
+    model = task.model(ModelSettings(**underscored(roles)))
+    if found.state.buffers is not None:
+        model.write_buffers(found.state.buffers)
     for row in rows[-1].evaluations:
-        model, samples = task.model(settings), task.client_test(row["client"])
+        samples = task.client_test(row["client"])
         assert samples is not None
         state = found.clients[row["client"]]
         assert ("personal-loss" in row) == (row["client"] != 3) == (state is not None)
@@ -147,7 +170,13 @@ def test_a_local_part_is_evaluated_beside_the_output_model() -> None:
                 assert {k: row[f"{name}-{k}"] for k in expected} == expected
     last = found.metrics.iloc[-1]
     assert last["personal-loss"] != last["client-loss"]
+    own = [row["personal-accuracy"] for row in rows[-1].evaluations if row["client"] != 3]
+    assert last["personal-accuracy"] == pytest.approx(np.mean(own), rel=1e-12)
     assert last["evaluation-replies"] == 4
+
+
+def underscored(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key.replace("-", "_"): value for key, value in keys.items()}
 
 
 # --- what clients reply ---------------------------------------------------------------------------
@@ -156,15 +185,16 @@ def test_a_local_part_is_evaluated_beside_the_output_model() -> None:
 def rounds(
     evaluate: Callable[[Message, Context], Message] | None,
     change: Any = lambda messages, replies: replies,
+    kind: Any = FedAvg,
     **settings: Any,
 ) -> list[Round]:
-    """A round of FedAvg on least squares with a foreign ClientApp."""
+    """A round on least squares with a foreign ClientApp."""
     app, seen = trained(), []
     if evaluate:
         app.evaluate()(evaluate)
     settings = {"evaluation": "clients", **settings}
     with through(change)(app, C) as grid, quiet():
-        run_over(grid, strategy(FedAvg, **settings), 1, on_round=seen.append).play()
+        run_over(grid, strategy(kind, **settings), 1, on_round=seen.append).play()
     return seen
 
 
@@ -172,12 +202,45 @@ def number(context: Context) -> int:
     return int(str(context.node_config["partition-id"]))
 
 
-def of_samples(message: Message, context: Context) -> Message:
-    """evaluate_locally, on the first samples of the client: as many as its number, and one."""
+def samples(context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first samples of the client: as many as its number, and one."""
     i = number(context)
     x, y = LEAST_SQUARES.clients()[i]
-    data: Any = [(x[: i + 1], y[: i + 1])]
+    return x[: i + 1], y[: i + 1]
+
+
+def of_samples(message: Message, context: Context) -> Message:
+    data = [samples(context)]
     return evaluate_locally(message, context, model=linear(W0), batches=data, loss=half_square)
+
+
+def joined(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    predictions: torch.Tensor = model(torch.cat([batch["a"], batch["b"]], 1))
+    return predictions
+
+
+DICTS: list[tuple[Any, dict[str, Any]]] = [
+    (lambda x, y: {"img": x, "label": y}, {}),
+    (
+        lambda x, y: {"a": x[:, :1], "b": x[:, 1:], "name": ["row"] * len(y), "y": y},
+        {"forward": joined, "targets": "y"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("form", "arguments"), DICTS)
+def test_batches_in_dicts_are_evaluated_as_pairs(form: Any, arguments: dict[str, Any]) -> None:
+    """Also for a personal model, which needs a second pass."""
+
+    def evaluate(message: Message, context: Context) -> Message:
+        data = [form(*samples(context))]
+        more = {"batches": data, "loss": half_square, **arguments}
+        return evaluate_locally(message, context, model=linear(W0), **more)
+
+    for kind in (FedAvg, Ditto):
+        as_pairs, as_dicts = rounds(of_samples, kind=kind)[-1], rounds(evaluate, kind=kind)[-1]
+        assert as_dicts.evaluations == as_pairs.evaluations
+        assert ("personal-loss" in as_pairs.metrics) == (kind is Ditto)
 
 
 def answer(message: Message, **numbers: float) -> Message:

@@ -1,6 +1,7 @@
 """The model of a run directory, ready to use."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from fedaccord.data.transforms import normalise
 from fedaccord.runs import load_model
 from fedaccord.task import models
+from fedaccord.task.flat_model import digest
 
 
 class SavedModel(nn.Module):
@@ -50,10 +52,32 @@ def load(run: str | Path) -> SavedModel:
         raise ValueError(f"{path}: expected a run directory with model.safetensors, found none")
     card, saved = read_card(path), load_model(path)
     arguments = card["arguments"] | {"shape": tuple(card["arguments"]["shape"])}
-    module = models.build(card["architecture"], **arguments)
+    module = models.build(card["architecture"], **arguments, seed=card.get("seed", 0))
     module.to(next(iter(saved.values())).dtype)
-    module.load_state_dict(saved)
+    _fill(module, saved, card)
     return SavedModel(module, card).eval()
+
+
+def _fill(module: nn.Module, saved: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
+    """Give the module its saved tensors; frozen ones, and those that stayed at clients, are as it
+    was built. Raises ValueError, which names the first tensor, if it is another module."""
+    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    for name, tensor in saved.items():
+        if shapes.get(name) != tensor.shape:
+            raise ValueError(
+                f"model: expected {name!r} of shape {tuple(tensor.shape)} in "
+                f"{card['architecture']}, got {tuple(shapes.get(name, ())) or 'none'}"
+            )
+    frozen, local = card.get("frozen", {}), card.get("local", [])
+    built = dict(module.named_parameters()) | dict(module.named_buffers())  # tied ones once
+    for name in built.keys() & shapes.keys() - saved.keys() - {*local}:
+        if digest(built[name]) != frozen.get(name):
+            raise ValueError(
+                f"model: expected {name!r} with the frozen values of the run in "
+                f"{card['architecture']}, got others: build it with the same version of PyTorch, "
+                "or from the same file"
+            )
+    module.load_state_dict(saved, strict=False)
 
 
 def read_card(path: Path) -> dict[str, Any]:
