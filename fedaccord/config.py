@@ -130,7 +130,7 @@ class RunConfig:
     )
     resume: bool = option(
         False,
-        "go on from the last checkpoint of the run called name",
+        "resume from the last checkpoint of the run called name",
         affects="place",
         managed=True,
     )

@@ -376,7 +376,7 @@ def _presets(name: str) -> Iterator[str]:
                 f'uv run flwr run . --stream --run-config {file} --federation-config "{simulated}"',
             ]
     if lines:
-        yield "Presets, whose comments tell where each number comes from:"
+        yield "Presets, whose comments name the source of each number:"
         yield "\n".join(lines)
         yield _code("sh", *commands[:2])
 

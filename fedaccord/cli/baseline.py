@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 
 def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
-    """The command of FedAvg, without a server of DFedAvg, in the same setting; None if the run is
-    that itself, and for a resumed run, whose settings nobody typed. preset: the name of its own."""
+    """The command of FedAvg, without a server of DFedAvg, in the same setting; None for a run of
+    that itself and for a resumed run, whose settings were not typed. preset: its own preset."""
     from fedaccord.cli.settings import read_settings
     from fedaccord.config import RunConfig, defaults, in_use
     from fedaccord.strategies import METHODS

@@ -208,7 +208,7 @@ def _check_private(path: Path) -> Check:
         return fail(path.name, f"none in {path.parent}")
     if path.stat().st_mode & 0o077:
         return fail(path.name, f"others may read it: chmod 600 {path}")
-    return ok(path.name, "nobody else may read it")
+    return ok(path.name, "no other user may read it")
 
 
 def _check_writable(what: str, folder: Path) -> Check:

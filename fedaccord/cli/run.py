@@ -118,7 +118,7 @@ def federate(
     except KeyboardInterrupt as error:
         rest = "nothing was written"
         if path is not None and path.exists():
-            rest = f"{path} holds what was done so far; fedaccord resume {path} goes on"
+            rest = f"{path} holds what was done so far; fedaccord resume {path} continues it"
         stop(f"interrupted: {rest}", exit_code(error))
     except (ValueError, FileNotFoundError) as error:
         stop(error, 2)

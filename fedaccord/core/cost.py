@@ -35,7 +35,7 @@ class Cost(NamedTuple):
 
 
 def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
-    """The cost of a client that comes back after it missed a round, in a federation of short zeros.
+    """The cost of a client that returns after it missed a round, in a federation of short zeros.
 
     PyTorch's meta device would do without numbers, but its first use loads the compiler: seconds.
     """

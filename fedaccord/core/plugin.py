@@ -79,7 +79,7 @@ class PlugIn(Registered):
         return base
 
     def base(self, state: Any) -> Any:
-        """What lies inside this plug-in's state; a plug-in with a memory overrides it."""
+        """The state that this plug-in wraps; a plug-in with a memory overrides it."""
         return state
 
     def start(self, w_i0: Vector, state: Any) -> Vector:
@@ -176,7 +176,7 @@ def joined(message: Any, more: Any) -> Any:
 
 
 class Layer(NamedTuple):
-    """A plug-in's gradient buffers around those of what lies inside it."""
+    """A plug-in's gradient buffers around those of the state that it wraps."""
 
     own: Any
     inner: Any

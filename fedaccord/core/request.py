@@ -1,4 +1,4 @@
-"""A client's part of a round as values: what it is told, and what it answers.
+"""A client's part of a round as values: its instruction and its reply.
 
 In process they pass as they are; `wire/messages.py` turns them into Flower messages.
 """
@@ -129,7 +129,7 @@ class TrainInstruction(NamedTuple):
 
 
 class TrainRequest(NamedTuple):
-    """What one client is asked."""
+    """What one client receives."""
 
     instruction: TrainInstruction
     down: Any  # NamedTuple of vectors (d,): the broadcast
@@ -161,7 +161,7 @@ class TrainReply(NamedTuple):
     steps: int  # K_i
     loss: Number  # mean over the steps of the loss before the step; (): it lies on a GPU
     more: Mapping[str, Any] = {}  # a foreign ClientApp's own metrics
-    # wall clock of its local round; None: not told, as where nobody waits for a GPU
+    # wall clock of its local round; None: unknown, as on a GPU without synchronisation
     seconds: float | None = None
     buffers: Vector | None = None  # (d_b,), the buffers after the last step
     up_bytes: int | None = None  # of the upload, if ``up`` is not what the client sent

@@ -41,7 +41,7 @@ class Solver(Protocol):
 
 
 class ClientRound(NamedTuple):
-    """What a local round comes to."""
+    """The result of a local round."""
 
     up: Any  # the reply, as the plug-ins encode it
     state: Any  # the client's next state
@@ -126,7 +126,7 @@ class _Walk(NamedTuple):
     constant: Vector | None
     buffers: Any  # of the gradient seat; a tensor of one dimension belongs to all rows
     moments: Any  # of the optimiser
-    total: Vector | None  # (..., d), the sum of the directions; None: nobody reads it
+    total: Vector | None  # (..., d), the sum of the directions; None: not read
     along: Vector | None  # (..., d), as in `Direction`
     losses: Tensor | None = None  # (n, 1), the sum of a cohort's losses
 
@@ -311,7 +311,7 @@ def broadcast(method: ServerHalf, s: RoundState, client: int) -> Any:
 
 
 class ServerRound(NamedTuple):
-    """What a server's round comes to."""
+    """The result of a server's round."""
 
     state: RoundState  # of round t + 1
     ups: Any  # the uploads, a tuple of vectors in each field
@@ -378,7 +378,7 @@ def forget(
 ) -> RoundState:
     """The state once ``clients`` have lost theirs: their next visit is a first one.
 
-    Where the server's memory sums up what clients keep, nobody knows what to take off for a client
+    Where the server's memory sums up what clients keep, it is unknown what to subtract for a client
     that lost its part. All memories then begin anew at the model as it is: the sum is right again.
     """
     if not begins_anew(method, half):
@@ -387,9 +387,9 @@ def forget(
     w = method.output_model(s.w, s.server)
     centre = method.topology.average(w)
     _, server = method.topology.begin(centre, method.init(centre), s.num_clients)
-    nobody = torch.full_like(s.accepted, -1)
-    # those at work have old memories: nobody waits for them any more
-    return s._replace(w=w, w_init=centre, server=server, accepted=nobody, visits=())
+    none = torch.full_like(s.accepted, -1)
+    # those at work have old memories: their replies are not awaited
+    return s._replace(w=w, w_init=centre, server=server, accepted=none, visits=())
 
 
 def begins_anew(method: ServerHalf, half: ClientHalf) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 LARGE = 2**20  # bytes from which a copy of its own is worth its launches
 PIECE = 2**17  # numbers of a vector that a core's cache holds several times
 Vector = Tensor  # (..., d): all parameters of a model, of one client (d,) or of a cohort (n, d)
-Number = float | Tensor  # a tensor () may lie on a device that nobody has waited for yet
+Number = float | Tensor  # a tensor () possibly on a device whose work is not finished
 
 
 def norm(v: Vector) -> Tensor:

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from fedaccord.data.kind import Dataset, Decoded, PerChannel
 
 CACHE_FORMAT = 3  # raise it when the decoding changes: older cache files are then left aside
-ABANDONED = 600  # seconds without a write after which a part of a file is nobody's any more
+ABANDONED = 600  # seconds without a write after which a part of a file counts as abandoned
 
 
 def cache_folder() -> Path:
@@ -38,7 +38,7 @@ def cache_folder() -> Path:
 
 
 def fingerprint(paths: tuple[Path, ...], settings: Mapping[str, Any]) -> str:
-    """Short hash of settings, paths and the names, sizes and times of what lies in the paths and in
+    """Short hash of settings, paths and the names, sizes and times of the files in the paths and in
     their folders; no source has more levels, and a link to a folder above has no end of them."""
     entries = [str(path) for path in paths]
     for path in entries.copy():

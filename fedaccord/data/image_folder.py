@@ -44,7 +44,7 @@ def decode(root: Path, reading: Reading) -> Decoded:
     """Class k is the k-th of ``labels``, of which any folder may lack, or without them the k-th
     class folder by name; one may be empty, if a client lacks the class.
 
-    What is called .something is nobody's image or class; other entries that are no images are left
+    What is called .something is no image or class; other entries that are no images are left
     out with a warning. Raises ValueError, in one line.
     """
     names = [

@@ -39,10 +39,10 @@ def decode(path: Path) -> Decoded:
     """uint8 images (n, h, w[, c]) or float features (n, ...), with labels (n,), or with numbers to
     predict, (n,) or (n, outputs) floats.
 
-    An array ``client`` (n,) of integers or names tells who holds each training sample, for
+    An array ``client`` (n,) of integers or names names the holder of each training sample, for
     ``partition=natural``.
 
-    Labels are integers, or names of classes as strings. An array ``classes`` tells how many
+    Labels are integers, or names of classes as strings. An array ``classes`` says how many
     classes there are, as one integer, or their names in the order of the labels: on devices that
     each lack some class it gives all of them the same labels. Without it each of 0..k-1 must be
     among y_train, and names are numbered in sorted order. Raises ValueError, in one line.

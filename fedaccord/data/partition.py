@@ -245,7 +245,7 @@ def fill(class_of: Ints, priors: Floats, replacement: str, rng: np.random.Genera
     For ``none`` the law is exactly the loop's. For ``cyclic`` it differs in one detail from the
     code of FedInit's authors: there, the draw that finds a class exhausted is thrown away before
     the class starts again, which bends the prior of one slot per restart. Theirs also gives the
-    remainder n - num_clients * size to client 0; here nobody holds it and all sizes are equal.
+    remainder n - num_clients * size to client 0; here no client has it and all sizes are equal.
     """
     num_clients, size = len(priors), len(class_of) // len(priors)
     # "A client uniformly among those not full": give each client a Poisson clock and let it ring

@@ -16,7 +16,7 @@ log = logging.getLogger("flwr")  # what a run prints
 def read(file: str, num_clients: int, num_samples: int) -> list[Ints]:
     """The samples of every client, as the file has them.
 
-    Samples that are held more than once are told in a warning. Raises ValueError, in one line, for
+    Samples with more than one holder are named in a warning. Raises ValueError, in one line, for
     anything else than num_clients non-empty lists of integers below num_samples.
     """
     if not file:

@@ -319,7 +319,7 @@ def _is_sender(reply: Message, message: Message) -> bool:
 def _check_workers(errors: Iterable[str]) -> None:
     """Raise FederationError if Flower's simulation has lost a worker process.
 
-    It goes on giving clients to a Ray actor that died, one after another. One such reply may be
+    It continues to give clients to a Ray actor that died, one after another. One such reply may be
     made up by a client: at least two are needed.
     """
     if sum(flower.is_dead_worker(reason) for reason in errors) > 1:

@@ -41,7 +41,7 @@ class FullRound:
     ) -> None:
         self.session, self.method, self.fleet = session, session.method, session.fleet
         self.cohorts, self.clock, self.timeout, self.release = cohorts, clock, timeout, release
-        self.secret = False  # whether nobody may know the cohorts: see `sampling.draw`
+        self.secret = False  # whether the cohorts are secret: see `sampling.draw`
 
     def cohort(
         self, s: RoundState, available: Sequence[int], size: int | None = None

@@ -33,5 +33,5 @@ def unreachable() -> str:
         socket.create_connection((host, int(port)), timeout=1).close()
     except (OSError, ValueError):
         why = "and a simulation would wait for it for minutes"
-        return f"nobody answers at {address}, {why}; {remedy}"
+        return f"no cluster answers at {address}, {why}; {remedy}"
     return ""

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from fedaccord.core.vectors import PIECE, Vector
 
 BUCKET = 512  # numbers with one scale; a divisor of PIECE
-BLOCK = 2**16  # places that 16 bits tell apart
+BLOCK = 2**16  # places that 16 bits distinguish
 SAMPLES = 2**14  # of which the threshold of the largest numbers is guessed
 
 

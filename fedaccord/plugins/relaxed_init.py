@@ -15,7 +15,7 @@ start for methods whose dual step has its anchor there, and for methods whose se
 true displacement w_{i,0} - w_{i,K}.
 
 When to use: to improve a method on skewed data without further gradients. A client keeps one more
-vector and is sent w^0 once, with its first training message. Clients should come back: the older
+vector and is sent w^0 once, with its first training message. Clients should return: the older
 l_i, the longer the jump. beta above 0.102 leaves the theory, and in the paper 0.15 ends in
 divergence. It makes no biased method exact.
 

@@ -16,7 +16,7 @@ f = trim P, rounded up, and at most as many as leave one value (trimmed mean) or
 When to use: where some clients may send anything, by fault or on purpose. Fewer than half of a
 round's clients can then move a coordinate no farther than the others reach. On heterogeneous data
 honest clients differ too: the median of their models is not their mean, and Krum follows one client
-alone, so the model is worse where nobody sends anything wrong. A method whose server sums up more
+alone, so the model is worse if no client sends anything wrong. A method whose server sums up more
 than models (duals, control variates) is refused: its memory would no longer be the clients'.
 
 Where we differ: the papers take means of gradients, we of local models after their K steps.

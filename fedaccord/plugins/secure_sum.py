@@ -11,7 +11,7 @@ SecAgg+: Bell, Bonawitz, Gascon, Lepoint, Raykova: Secure Single-Server Aggregat
 A client's memory (c_i, lam_i) is computed from its own h q_i - R, so that what holds between the
 clients' memories and the server's still holds.
 
-When to use: where the server may know what a round's clients sent together, but nobody's upload.
+When to use: where the server may know what a round's clients sent together, but no single upload.
 [What the server sees, and what is not covered](../secure-sums.md).
 
 With dp a client scales its upload, before the rounding, to the norm S - h sqrt(n) at most, n

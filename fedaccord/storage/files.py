@@ -70,5 +70,5 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 
 def of_file(error: OSError, path: Path) -> OSError:
-    """The same error, told of this file."""
+    """The same error, with the file's name."""
     return OSError(error.errno, error.strerror, str(path))

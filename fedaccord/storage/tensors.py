@@ -26,7 +26,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
 
 
 def map_tensors(path: Path, crc32: int) -> dict[str, Tensor]:
-    """As `read_tensors`, but what is not used does not lie in memory; the file may be deleted."""
+    """As `read_tensors`, but what is not used takes no memory; the file may be deleted."""
     found = 0
     with path.open("rb") as file:
         while block := file.read(2**20):

@@ -10,7 +10,7 @@ Sun, Shen, Tao. NeurIPS 2024, arXiv:2409.18915, Algorithm 1, with virtual dual u
 
 The listing keeps all duals on the server. Averaging its dual step over active and inactive clients
 gives lam_bar+ = lam_bar + rho (w_bar - w^t): the very step that an absent client misses. So a
-client keeps its own dual, and on its return the server tells it what it missed, lam_bar now minus
+client keeps its own dual, and on its return the server sends what it missed, lam_bar now minus
 lam_bar after its last round. The server holds lam_bar once per distinct round in which some client
 was last seen, never one vector per client; the run moves the oldest of them to files.
 

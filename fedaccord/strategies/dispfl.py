@@ -234,4 +234,4 @@ class DisPFL(DFedAvg):
         bits = 1 / (8 * w.element_size())  # a bit per parameter, in vectors of d
         network.send(masks.mean(1) + bits)
         total, count = network.total(models), network.total(masks)
-        return total.div_(count).nan_to_num_(0.0), state  # 0 / 0: nobody trains it
+        return total.div_(count).nan_to_num_(0.0), state  # 0 / 0: no client trains it

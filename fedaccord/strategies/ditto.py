@@ -9,7 +9,7 @@ Li, Hu, Beirami, Smith. ICML 2021, arXiv:2012.04221, Algorithm 1.
 
 When to use: where each client wants a model of its own beside FedAvg's, which stays as it is, bit
 for bit. v_i is that model: lam = 0 trains it alone, as `local` does, and a large lam holds it at
-w^t. It stays on the client, which should come back. Traffic is FedAvg's at twice the gradients.
+w^t. It stays on the client, which should return. Traffic is FedAvg's at twice the gradients.
 
 Where we differ: v_i takes as many steps as w, on the same batches; the paper leaves both free. The
 two gradients are clipped apart, and weight decay acts on both. Keep lr lam below 1: the pull is a

@@ -12,7 +12,7 @@ tracking makes w the mean of w_hat_i over all clients, stale ones included, and 
 participation. active is what A-FedPD's poster compares with; under partial participation the
 optimum is not a fixed point of it.
 
-When to use: for the exact optimum at FedAvg's traffic, with clients that come back. A client keeps
+When to use: for the exact optimum at FedAvg's traffic, with clients that return. A client keeps
 two vectors, the server only the model. At low participation w leans on what absent clients sent
 long ago, so it moves slowly: rather cross-silo than cross-device.
 

@@ -6,7 +6,7 @@ Xu, Wang, Wang, Yao. 2021, arXiv:2106.10874, Algorithm 2.
     server  delta = mean over active of (w_{i,0} - w_{i,K}) / (K_i lr),   delta = 0 in round 1
             w^{t+1} = w^t + server_lr (w_bar - w^t)
 
-When to use: at low participation, with clients that keep nothing. The server's momentum tells a
+When to use: at low participation, with clients that keep nothing. The server's momentum shows a
 cohort what the others did lately, at the price of a second vector down; it suits cross-device
 federations. A small alpha trusts it more and can fail: in FedInit's experiments it does on VGG-11.
 A bias remains.

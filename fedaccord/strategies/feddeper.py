@@ -14,14 +14,14 @@ rho / lr v, which is not constant over the round and so is added to the gradient
 
     lr g_i(y) + rho (v + y - 2 w^t) = lr ((g_i(y) + rho / lr v) + rho / lr (y - 2 w^t))
 
-rho is a factor of the step, not scaled by lr: well below 1. A client that comes back finds w^t away
+rho is a factor of the step, not scaled by lr: well below 1. A client that returns finds w^t away
 from its v, and y overshoots by about rho K of that way, as relaxed initialisation does by beta:
 where few clients take part, keep rho K at most 0.1. On CIFAR-10 with K = 10 and 10 of 100 clients
 it diverged after 30 rounds with rho = 0.03, and trained well with 0.005. The default, 0.002, is 0.1
 over the 50 steps of 5 epochs of 500 samples; fewer steps stand a larger rho.
 
 When to use: where each client wants a model of its own beside the global one. v_i is that model; it
-stays on the client, which should come back. Traffic is FedAvg's at twice the gradients, and the
+stays on the client, which should return. Traffic is FedAvg's at twice the gradients, and the
 global fixed point is biased.
 
 Where we differ: the paper leaves open whether y and v see one batch; here they do. Weight decay

@@ -6,7 +6,7 @@ Minimization. IEEE TNNLS 2023, doi:10.1109/TNNLS.2023.3304453.
     client  w <- w - lr (g_i(w + rho g_i(w) / ||g_i(w)||) - c_i + c)
 
 When to use: as SCAFFOLD, where a flatter minimum is worth twice the gradients. Clients keep c_i and
-should come back; traffic is twice FedAvg's both ways, which points to cross-silo federations. The
+should return; traffic is twice FedAvg's both ways, which points to cross-silo federations. The
 radius costs SCAFFOLD its exactness, so it is kept small.
 
 Where we differ: as in scaffold.py and sam.py; c_i comes from the displacement, as in option II.

@@ -8,7 +8,7 @@ Initialization. NeurIPS 2023, arXiv:2306.05706, Algorithm 1.
             server = updates: w^t + mean of w_{i,K} - w_{i,0}
 
 When to use: to improve FedAvg on skewed data at FedAvg's traffic. A client keeps one vector, its
-last local model, so clients should come back: the older l_i, the longer the jump at the start. Its
+last local model, so clients should return: the older l_i, the longer the jump at the start. Its
 fixed point is biased as FedAvg's is.
 
 Where we differ: not from the paper. The authors' simulator adds mean displacements where the paper

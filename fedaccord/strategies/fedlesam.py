@@ -9,7 +9,7 @@ Fan, Hu, Yao, Niu, Zhang, Sugiyama, Wang. ICML 2024, arXiv:2405.18890, Algorithm
 
 When to use: for SAM at one gradient per step. The way the broadcast model went since the client's
 last visit stands for the ascent; the first visit is FedAvg's. A client keeps one vector and should
-come back: after a long absence the direction is old. The radius leaves a bias.
+return: after a long absence the direction is old. The radius leaves a bias.
 
 Where we differ: not from the paper. The released code takes the last round's global update for
 every client, and divides by the sum of the layers' norms; here one global norm. radius is our

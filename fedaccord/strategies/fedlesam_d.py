@@ -10,7 +10,7 @@ Local Perturbations for Federated Sharpness-aware Minimization. ICML 2024, arXiv
     server  as in feddyn.py
 
 When to use: as FedSpeed, for one gradient a step instead of two, at FedAvg's traffic. Clients keep
-two vectors and should come back. The radius costs FedDyn its exactness.
+two vectors and should return. The radius costs FedDyn its exactness.
 
 Where we differ: as in feddyn.py and fedlesam.py.
 """

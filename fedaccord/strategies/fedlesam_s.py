@@ -10,7 +10,7 @@ Local Perturbations for Federated Sharpness-aware Minimization. ICML 2024, arXiv
     server  as in scaffold.py
 
 When to use: as FedGamma, for one gradient a step instead of two. Clients keep two vectors and
-should come back; traffic is twice FedAvg's both ways. The radius costs SCAFFOLD its exactness.
+should return; traffic is twice FedAvg's both ways. The radius costs SCAFFOLD its exactness.
 
 Where we differ: as in scaffold.py and fedlesam.py. radius is that of the authors' example command.
 """

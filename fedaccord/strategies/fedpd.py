@@ -6,7 +6,7 @@ Zhang, Hong, Dhople, Yin, Liu. IEEE TSP 2021, arXiv:2005.11418, Algorithm 1.
     client  w <- w - lr (g_i(w) + lam_i + rho (w - anchor_i))         K steps from the anchor
             lam_i <- lam_i + rho (w_{i,K} - anchor_i);   anchor_i <- w_{i,K} + lam_i / rho
     server  with probability 1 - p:   w^{t+1} = mean over all clients of anchor_i, their next anchor
-            else nothing is sent, and clients go on from their own anchors
+            else nothing is sent, and clients continue from their own anchors
 
 When to use: where every client takes part in every round, as in small cross-silo federations. It is
 exact, and p above 0 saves communication. It refuses partial participation (set fraction-train=1; or
@@ -40,7 +40,7 @@ from fedaccord.plugins.relaxed_init import RelaxedInit
 
 
 class Down(NamedTuple):
-    w: Vector | None  # None: the last round was not sent, go on from your own anchor
+    w: Vector | None  # None: the last round was not sent, continue from your own anchor
 
 
 class Up(NamedTuple):

@@ -11,7 +11,7 @@ Sun, Shen, Huang, Ding, Tao. ICLR 2023, arXiv:2302.10429, Algorithm 1.
 r is sam.rho.
 
 When to use: as FedDyn, where a flatter minimum is worth twice the gradients. Traffic is FedAvg's; a
-client keeps its dual and should come back. Exact only without the ascent (sam.rho=0): the radius
+client keeps its dual and should return. Exact only without the ascent (sam.rho=0): the radius
 leaves a bias.
 
 variant=paper is another method, not another way to compute this one. Insert the optimum w*, where

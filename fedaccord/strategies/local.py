@@ -5,7 +5,7 @@ A baseline, of no paper: what a client reaches without the others.
     state   w_i, the client's own model, w^0 at first
     client  w <- w - lr g_i(w)                 K steps from w_i
             w_i <- w_{i,K}
-    server  w^{t+1} = w_bar, the mean of the active clients' models, which nobody trains on
+    server  w^{t+1} = w_bar, the mean of the active clients' models, which no client trains on
 
 When to use: beside any method with personal models, and to learn whether clients gain from each
 other at all: personal-accuracy is that of w_i on the client's own test samples. Nothing travels
@@ -63,7 +63,7 @@ class Local(FederatedStrategy):
     averages = True
     beyond_sums = "models that no broadcast precedes"
     refuses: ClassVar = {
-        Gossip: "its clients hear nothing of each other; take dfedavg",
+        Gossip: "its clients do not exchange models; use dfedavg",
         RelaxedInit: "its clients start from their own models, not from the server's",
     }
     cost_note = "down 1 with a first visit; up for the report alone"
@@ -73,7 +73,7 @@ class Local(FederatedStrategy):
         if self.optimizer_state == "average":
             raise ValueError(
                 "optimizer-state: expected reset or keep with local, got 'average': its clients "
-                "hear nothing of each other"
+                "do not exchange models"
             )
 
     def rule(self) -> LocalClient:

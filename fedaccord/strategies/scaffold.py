@@ -8,7 +8,7 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020, arXiv:1910.06378, Alg
             c <- c + (1/C) sum over the active clients of (c_i+ - c_i)       C, not P
             the same from w_bar: c <- c + (P/C) ((w^t - w_bar) / (K lr) - c)   equal K and lr
 
-When to use: where the exact optimum counts and clients come back, as in cross-silo federations. It
+When to use: where the exact optimum counts and clients return, as in cross-silo federations. It
 is exact at any participation, but c_i ages while its client is away, and traffic is twice FedAvg's
 both ways. On networks with noisy gradients it does not always beat FedAvg.
 

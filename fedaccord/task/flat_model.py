@@ -135,7 +135,7 @@ class FlatModel:
         self.w.copy_(w)
 
     def take(self) -> Tensor:
-        """The parameters (d,) as a tensor that nobody changes any more.
+        """The parameters (d,) as a tensor that is not changed any more.
 
         A large model gives its own away, without a copy, and its gradient's memory back; the next
         `load` allocates both.

@@ -33,7 +33,7 @@ class Layer:
 
     @property
     def is_known(self) -> bool:
-        """Whether the layer's settings are known here."""
+        """Whether this module supports the layer's settings."""
         return True
 
     @property

@@ -56,7 +56,7 @@ def with_config(
 
 @lru_cache(maxsize=1)
 def _write_common(instruction: TrainInstruction) -> str:
-    """What all clients of a round are told, once for all of them."""
+    """What all clients of a round receive, once for all of them."""
     fields = {k: v for k, v in instruction._asdict().items() if k not in OWN}
     return json.dumps({VERSION: PROTOCOL, **fields, "half": dumps(instruction.half)})
 

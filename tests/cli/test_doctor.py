@@ -200,7 +200,7 @@ def test_doctor_finds_a_ray_cluster_that_is_gone(tmp_path: Path) -> None:
     file.parent.mkdir()
     gone = f"127.0.0.1:{free_port()}"
     file.write_text(gone)
-    line = f"warn nobody answers at {gone}, and a simulation would wait for it for minutes; "
+    line = f"warn no cluster answers at {gone}, and a simulation would wait for it for minutes; "
     code, lines = doctor(**own)
     assert code == 0
     assert lines["ray cluster"] == f"{line}rm {file}"

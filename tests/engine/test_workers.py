@@ -413,7 +413,7 @@ def test_a_cluster_that_is_gone_is_named_at_once_and_a_local_one_ignores_it(
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr(ray, "init", lambda *given, **_: started.extend(given))
     started: list[str] = []
-    with pytest.raises(ValueError, match=rf"nobody answers at 127.0.0.1:1, .*; rm {file}"):
+    with pytest.raises(ValueError, match=rf"no cluster answers at 127.0.0.1:1, .*; rm {file}"):
         cluster.begin("auto", 1)
     cluster.begin("local", 1)
     assert started == ["local"]

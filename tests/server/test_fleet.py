@@ -109,7 +109,8 @@ def test_a_simulation_names_the_cluster_that_nobody_answers_for(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     MessageFleet(net).connect(5.0)
-    line = f"nobody answers at {address}, and a simulation would wait for it for minutes; rm {file}"
+    line = f"no cluster answers at {address}, and a simulation would wait for it for minutes; "
+    line += f"rm {file}"
     assert [line in warning for warning in warnings] == [True] * simulated
     file.unlink()
     MessageFleet(net).connect(5.0)

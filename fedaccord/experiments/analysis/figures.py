@@ -21,10 +21,10 @@ from fedaccord.runs.metrics import EVALUATED, METRIC, is_share
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart by the colour-blind, without the yellow that paper loses
+# Okabe and Ito's colours, which the colour-blind distinguish, without the yellow that paper loses
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 DASHES = ("solid", "dashed", "dotted", "dashdot")
-MARKERS = dict(zip(COLOURS, "os^Dv<>", strict=True))  # tell colours apart in grey
+MARKERS = dict(zip(COLOURS, "os^Dv<>", strict=True))  # distinguish colours in grey
 PARTS = ("raw", "smooth", "low", "high")  # of a metric's curve
 
 

@@ -191,7 +191,7 @@ class Plan:
                 )
 
     def _check_evaluation(self, evaluation: str) -> None:
-        """Raise ValueError, in one line, if nobody measures what ranks configurations."""
+        """Raise ValueError, in one line, if what ranks configurations is not measured."""
         metric = self.options.metric
         if metric.startswith(CLIENT) and evaluation == "server":
             needed = '"clients" or "both"'

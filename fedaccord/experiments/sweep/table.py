@@ -22,7 +22,7 @@ from fedaccord.experiments.sweep.trial import COMPLETED, Row, column, number, si
 from fedaccord.runs.metrics import MEAN, WINDOW, is_share, metric_of
 
 TUNE, TEST = "tune", "test"  # stages: on validation samples, and on the test samples
-STOPPED = "stopped"  # of a trial that did not go on after a rung
+STOPPED = "stopped"  # of a trial that ended after a rung
 BASELINES = ("fedavg", "dfedavg")  # what methods are compared with: the first that is there
 SEEDS = "completed"  # column: the seeds behind a mean
 LAST = ("seconds", "reason")  # columns; only the seconds differ from one machine to another
