@@ -65,7 +65,7 @@ def main() -> None:
     def counted(self: SecureRound, stage: str, **values: Any) -> dict[str, Any]:
         nonlocal sent
         found = payload(self, stage, **values)
-        sent += client.lengths([*found.values()])
+        sent += client.nbytes(found)
         return found
 
     SecureRound._payload = counted  # type: ignore[method-assign]

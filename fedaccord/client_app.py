@@ -53,7 +53,7 @@ def _train(task_of: Callable[[Context], Task], message: Message, context: Contex
     task, instruction = task_of(context), read_instruction(message)
     device.check_steps(instruction, task.num_examples(instruction.client), context.node_config)
     store, data = memory_of(context, instruction.federation), training_data(task, instruction)
-    return secure.masked(message, context, lambda: answer_message(message, store, data))
+    return secure.masked_reply(message, context, lambda: answer_message(message, store, data))
 
 
 def _layout(

@@ -24,7 +24,7 @@ def answer_stage(message: Message, context: Context) -> Message:
     return Message(RecordDict({SECURE: ConfigRecord(found)}), reply_to=message)
 
 
-def masked(message: Message, context: Context, train: Callable[[], Message]) -> Message:
+def masked_reply(message: Message, context: Context, train: Callable[[], Message]) -> Message:
     """The reply of ``train``, with its upload masked if the message requires it.
 
     Raises ValueError, before any training, if the shares of others are wrong or a masked upload was
@@ -33,7 +33,7 @@ def masked(message: Message, context: Context, train: Callable[[], Message]) -> 
     asked = records.config_of(message.content, SECURE)
     if not asked:
         return train()
-    kept = client.opened(asked, records.config_of(context.state, SECURE))
+    kept = client.open_shares(asked, records.config_of(context.state, SECURE))
     reply = train()
     vectors = records.arrays_of(reply.content, UP)
     if vectors is not None:

@@ -103,7 +103,7 @@ def train_locally(
     flat = flat_model(model, read_instruction(message).model_settings, forward=forward)
     data = Data(flat, batches, loss, examples, format=batch_format)
     store_of = ContextStore(context)
-    return secure.masked(message, context, lambda: answer_message(message, store_of, data))
+    return secure.masked_reply(message, context, lambda: answer_message(message, store_of, data))
 
 
 def evaluate_locally(

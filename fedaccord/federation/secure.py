@@ -22,7 +22,7 @@ from fedaccord.secure.masks import WORDS
 from fedaccord.secure.server import SecureRound, SumFailedError
 
 STAGE_SECONDS = 120.0  # to wait at most for the answers of a stage without training,
-STAGE_SHARE = 1 / 8  # and of the seconds of a round: one lost client leaves time for all stages
+STAGE_SHARE = 1 / 5  # and of the seconds of a round: one lost client leaves time for all stages
 Check = Callable[[TrainRequest, TrainReply], None]  # raises ValueError for wrong numbers
 
 
@@ -57,7 +57,7 @@ def train(
             if isinstance(found, str):
                 readings[i] = found
             else:
-                sent[i] += client.lengths([*found.values()])
+                sent[i] += client.nbytes(found)
         return answers
 
     try:
@@ -145,7 +145,7 @@ class _InProcess:
         replies: dict[int, Reading] = {}
         for i, payload in payloads.items():
             try:
-                opened[i] = client.opened(payload, self.memories[i])
+                opened[i] = client.open_shares(payload, self.memories[i])
             except ValueError as error:
                 replies[i] = str(error)
         some = [request for request in requests if request.instruction.client in opened]

@@ -5,7 +5,7 @@ Memory and payloads are dicts of numbers, bytes and lists of them, as a Flower C
 
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,12 +15,12 @@ from fedaccord.compat.secure_aggregation import create_shares, decrypt, encrypt
 from fedaccord.secure.masks import (
     SEED,
     WORDS,
-    agreed,
     check_public,
     expand,
     new_key,
     pair_mask,
     public_key,
+    shared_key,
 )
 
 SETUP, SHARE, MASKED, UNMASK = "setup", "share", "masked", "unmask"
@@ -80,7 +80,7 @@ def _share(asked: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, A
     own_shares, *others = (a + b for a, b in zip(*parts, strict=True))
     sealed = [
         encrypt(
-            agreed(memory["cipher"], key), struct.pack(HEADER, memory["nonce"], own, i) + shares
+            shared_key(memory["cipher"], key), struct.pack(HEADER, memory["nonce"], own, i) + shares
         )
         for i, key, shares in zip(neighbours, asked["cipher-keys"], others, strict=True)
     ]
@@ -89,7 +89,7 @@ def _share(asked: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, A
     return {"receivers": neighbours, "sealed": sealed}, kept
 
 
-def opened(asked: Payload, memory: Payload) -> dict[str, Any]:
+def open_shares(asked: Payload, memory: Payload) -> dict[str, Any]:
     """What the client remembers once it has the shares of its neighbours, before it trains.
 
     Raises ValueError, in one line, if there are too few, or one is not from whom it claims.
@@ -107,7 +107,7 @@ def opened(asked: Payload, memory: Payload) -> dict[str, Any]:
     shares = [*memory["shares"]]
     for i, sealed in zip(senders, asked["sealed"], strict=True):
         try:
-            text = decrypt(agreed(memory["cipher"], key_of[i]), sealed)
+            text = decrypt(shared_key(memory["cipher"], key_of[i]), sealed)
         except Exception as error:  # the library's own, without a message
             raise ValueError(f"secure-sum: the shares of client {i} are not its own") from error
         header = struct.pack(HEADER, memory["nonce"], i, own)
@@ -117,7 +117,7 @@ def opened(asked: Payload, memory: Payload) -> dict[str, Any]:
     return {**memory, "next": UNMASK, "senders": senders, "shares": shares, "word": word}
 
 
-def masked(values: Any, memory: Payload) -> Any:
+def add_masks(values: Any, memory: Payload) -> Any:
     """y_i, unsigned integers of the round's word; values: (n,) q_i, integers of 64 bits."""
     own, word = memory["client"], memory["word"]
     key_of = dict(zip(memory["neighbours"], memory["mask-keys"], strict=True))
@@ -148,15 +148,18 @@ def _unmask(asked: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, 
     return found, {"next": SETUP, "nonce": memory["nonce"]}
 
 
-def lengths(values: Sequence[Any]) -> int:
-    """Bytes of an answer's values."""
-    return sum(lengths(v) if isinstance(v, list) else len(v) if isinstance(v, bytes) else 8
-               for v in values)  # fmt: skip
+def nbytes(value: Any) -> int:
+    """Bytes of what a payload or an answer holds; a number counts as 8."""
+    if isinstance(value, Mapping):
+        return nbytes([*value.values()])
+    if isinstance(value, list):
+        return sum(map(nbytes, value))
+    return len(value) if isinstance(value, bytes) else 8
 
 
 def mask_vectors(vectors: Mapping[str, Tensor], memory: Payload) -> dict[str, Tensor]:
     """Named vectors of 64-bit integers, masked as one vector: integers of the round's word."""
     values = torch.cat([*vectors.values()]).cpu().numpy()
-    signed = torch.from_numpy(masked(values, memory).view(f"<i{memory['word'] // 8}"))
+    signed = torch.from_numpy(add_masks(values, memory).view(f"<i{memory['word'] // 8}"))
     parts = torch.split(signed, [len(v) for v in vectors.values()])
     return dict(zip(vectors, parts, strict=True))

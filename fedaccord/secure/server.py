@@ -91,6 +91,9 @@ class SecureRound:
                     sealed[i] = dict(zip(self.graph[i], texts, strict=True))
         self._need(sealed, SHARE)
         self.senders = {i: [j for j in self.graph[i] if j in sealed] for i in sealed}
+        short = [i for i, near in self.senders.items() if len(near) + 1 < self.threshold(i)]
+        if len(self.senders) - len(short) < self.least:  # those that are short refuse to upload
+            raise self._lost(short[0], len(self.senders[short[0]]) + 1, SHARE)
         return {
             i: self._payload(
                 MASKED, senders=near, sealed=[sealed[j][i] for j in near], word=self.word
@@ -106,6 +109,8 @@ class SecureRound:
         for i in active:
             known = [i, *self.senders[i]]
             near, lost = [j for j in known if j in there], [j for j in known if j not in there]
+            if len(near) < self.threshold(i):  # of its seed there are fewer shares than that
+                raise self._lost(i, len(near), MASKED)
             asked[i] = self._payload(UNMASK, active=near, lost=lost)
         return asked
 
@@ -164,6 +169,13 @@ class SecureRound:
                 f"secure-sum: expected at least {self.least} clients after the stage {stage}, got "
                 f"{len(remaining)}: a sum of fewer would reveal uploads"
             )
+
+    def _lost(self, i: int, remaining: int, stage: str) -> SumFailedError:
+        holders = len(self.graph[i]) + 1
+        return SumFailedError(
+            f"secure-sum: expected at least {self.threshold(i)} of the {holders} clients of a "
+            f"neighbourhood after the stage {stage}, got {remaining}: too many were lost"
+        )
 
     def _check_connected(self, active: Sequence[int]) -> None:
         """Without it the server would learn the sum of each part."""

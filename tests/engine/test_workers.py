@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from fedaccord.core.vectors import leaves
 from fedaccord.engine import History
 from fedaccord.federation.fleet import LATE
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.plugins.secure_sum import SecureSum
 from fedaccord.process.threads import cores
 from fedaccord.storage.store import Memory, Version
 from fedaccord.task import Clients, Task
@@ -167,6 +169,13 @@ def test_every_method(name: str, plugins: str, fleet: Any) -> None:
     here = run_here(small(name, plugins), cohorts=cohorts)
     assert_same(run(small(name, plugins), cohorts), here)
     assert fleet.memories.clients() == [*range(len(SIZES))]
+
+
+def test_secure_sums(fleet: Any) -> None:
+    """Masks are drawn anew, and cancel: the bits of one process."""
+    method = replace(small("scaffold"), plugins=(SecureSum(),))
+    cohorts = [cohort for cohort in COHORTS if len(cohort) > 2]
+    assert_same(run(method, cohorts), run_here(method, cohorts=cohorts))
 
 
 def test_the_simulated_clock_does_not_depend_on_workers(fleet: Any) -> None:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedaccord.compat.secure_aggregation import combine_shares, create_shares
 from fedaccord.core.privacy import Masking
-from fedaccord.secure import client, masks
+from fedaccord.secure import client, masks, server
 from fedaccord.secure.server import SecureRound, SumFailedError, regular_graph
 
 SIZE = 300
@@ -37,8 +37,8 @@ def test_the_primitives_give_known_answers() -> None:
     found = masks._private(i).exchange(ec.ECDH(), masks._private(r).public_key())
     assert found.hex() == shared
     derived = HKDF(hashes.SHA256(), 32, None, None).derive(bytes.fromhex(shared))
-    assert masks.agreed(i, masks.public_key(r)) == base64.urlsafe_b64encode(derived)
-    assert masks.agreed(r, masks.public_key(i)) == masks.agreed(i, masks.public_key(r))
+    assert masks.shared_key(i, masks.public_key(r)) == base64.urlsafe_b64encode(derived)
+    assert masks.shared_key(r, masks.public_key(i)) == masks.shared_key(i, masks.public_key(r))
 
 
 def test_a_mask_is_the_key_stream_of_its_seed() -> None:
@@ -101,7 +101,7 @@ def protocol(
     answer; seen: stage -> every answer that the server gets, too late ones under LATE."""
     lost, plain = lost or {}, numbers(n, bits)
     seen = {} if seen is None else seen
-    server = SecureRound(range(n), *Masking(bits, degree, 0.6))
+    secure = SecureRound(range(n), *Masking(bits, degree, 0.6))
     memories: dict[int, Any] = {i: {} for i in range(n)}
 
     def ask(payloads: Any) -> dict[int, Any]:
@@ -112,15 +112,15 @@ def protocol(
                 seen.setdefault(payload["stage"], {})[i] = answers[i]
         return answers
 
-    shares = server.shares(ask(server.setup()))
+    shares = secure.shares(ask(secure.setup()))
     uploads: dict[int, Any] = {}
-    for i, payload in server.masked(ask(shares)).items():
-        memories[i] = client.opened(payload, memories[i])
+    for i, payload in secure.masked(ask(shares)).items():
+        memories[i] = client.open_shares(payload, memories[i])
         is_late = lost.get(i) == client.MASKED
         there = seen.setdefault(LATE, {}) if is_late else uploads
-        there[i] = client.masked(plain[i], memories[i])
+        there[i] = client.add_masks(plain[i], memories[i])
     seen[client.MASKED] = uploads
-    total = server.total(uploads, ask(server.unmask([*uploads])))
+    total = secure.total(uploads, ask(secure.unmask([*uploads])))
     return {i: plain[i] for i in uploads}, total
 
 
@@ -174,6 +174,13 @@ def test_too_many_lost_clients_are_one_line(stage: str, line: str) -> None:
     assert np.array_equal(total, sum(plain.values()))
 
 
+@pytest.mark.parametrize("stage", [client.SHARE, client.MASKED])
+def test_too_small_neighbourhoods_are_one_line_before_clients_refuse(stage: str) -> None:
+    line = f"at least 4 of the 6 clients of a neighbourhood after the stage {stage}, got 3"
+    with pytest.raises(SumFailedError, match=line):
+        protocol(6, dict.fromkeys((1, 2, 4), stage))
+
+
 def assert_hidden(y: Any, plain: Any) -> None:
     """Uniform over 32 bits, and nowhere the plain number, which is below 2^24."""
     assert not (y == plain).any()
@@ -192,15 +199,16 @@ def test_what_the_server_sees() -> None:
         client.SHARE: {frozenset({"receivers", "sealed"})},
         client.UNMASK: {frozenset({"seeds", "keys"})},
     }
-    active = range(5)
+    active, seeds = range(5), set[bytes]()
     for i in active:  # of the five active clients a share of the seed, of the lost one of its key
         found = answers[client.UNMASK][i]
         assert [len(found["seeds"]), len(found["keys"])] == [5, 1]
         assert_hidden(answers[client.MASKED][i], plain[i])
         order = {j: [j, *(k for k in active if k != j)] for j in active}
         shares = [answers[client.UNMASK][j]["seeds"][order[j].index(i)] for j in active]
-        mask = masks.expand(combine_shares(shares[:4]), SIZE, 32)
-        assert_hidden(answers[client.MASKED][i] - mask, plain[i])
+        seeds.add(seed := combine_shares(shares[:4]))
+        assert_hidden(answers[client.MASKED][i] - masks.expand(seed, SIZE, 32), plain[i])
+    assert len(seeds) == 5
     key = combine_shares([answers[client.UNMASK][j]["keys"][0] for j in active][:4])
     late = answers[LATE][5]  # an upload that comes after its masks were taken off
     assert_hidden(late, plain[5])
@@ -210,25 +218,25 @@ def test_what_the_server_sees() -> None:
 
 
 def test_a_client_refuses_what_would_reveal_its_upload() -> None:
-    server = SecureRound(range(3), *Masking(24, 20, 0.6))
+    secure = SecureRound(range(3), *Masking(24, 20, 0.6))
     memories: dict[int, Any] = {}
     keys: dict[int, Any] = {}
-    for i, payload in server.setup().items():
+    for i, payload in secure.setup().items():
         keys[i], memories[i] = client.answer(payload, {})
     shares: dict[int, Any] = {}
-    asked = server.shares(keys)
+    asked = secure.shares(keys)
     with pytest.raises(ValueError, match="more than half of 3"):
         client.answer({**asked[0], "threshold": 1}, memories[0])
     for i, payload in asked.items():
         shares[i], memories[i] = client.answer(payload, memories[i])
-    forward = server.masked(shares)
+    forward = secure.masked(shares)
     wrong = {**forward[0], "sealed": forward[0]["sealed"][::-1]}
     with pytest.raises(ValueError, match="are not its own"):
-        client.opened(wrong, memories[0])
-    opened = client.opened(forward[0], memories[0])
+        client.open_shares(wrong, memories[0])
+    opened = client.open_shares(forward[0], memories[0])
     with pytest.raises(ValueError, match="a message came twice"):
-        client.opened(forward[0], opened)  # a second upload under the same masks
-    unmask = server.unmask([0, 1, 2])[0]
+        client.open_shares(forward[0], opened)  # a second upload under the same masks
+    unmask = secure.unmask([0, 1, 2])[0]
     with pytest.raises(ValueError, match="either active or lost"):
         client.answer({**unmask, "lost": [1]}, opened)
     with pytest.raises(ValueError, match="at least 2 active"):
@@ -240,8 +248,36 @@ def test_a_client_refuses_what_would_reveal_its_upload() -> None:
         client.answer(unmask, after)
 
 
+@pytest.mark.parametrize(
+    ("holders", "share", "needed"),
+    [(4, 0.5, 3), (5, 0.5, 3), (5, 0.6, 3), (10, 0.6, 6), (10, 0.61, 7), (10, 1.0, 10)],
+)
+def test_more_than_half_of_the_holders_are_needed(holders: int, share: float, needed: int) -> None:
+    secure = SecureRound(range(holders), *Masking(24, 20, share))
+    secure.graph = regular_graph(range(holders), 20)
+    assert secure.threshold(0) == needed
+
+
+def test_clients_that_share_no_masks_are_not_summed() -> None:
+    """Each triangle's sum would be known."""
+    secure = SecureRound(range(6), *Masking(24, 2, 0.6))
+    pairs = {i: [j for j in range(6) if j % 2 == i % 2 and j != i] for i in range(6)}
+    secure.graph = secure.senders = pairs
+    with pytest.raises(SumFailedError, match="no longer connected"):
+        secure.unmask(range(6))
+    secure.unmask([0, 2, 4])
+
+
+def test_wrong_shares_fail_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask key that is not the one of which a lost client showed the public part."""
+    key = masks.new_key()
+    monkeypatch.setattr(server, "combine_shares", lambda shares: key)
+    with pytest.raises(SumFailedError, match="the shares of client 3 do not fit its key"):
+        protocol(5, {3: client.MASKED})
+
+
 def test_a_wrong_upload_fails_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = client.masked
-    monkeypatch.setattr(client, "masked", lambda q, kept: right(q, kept) + np.uint32(2**30))
+    right = client.add_masks
+    monkeypatch.setattr(client, "add_masks", lambda q, kept: right(q, kept) + np.uint32(2**30))
     with pytest.raises(SumFailedError, match="outside its range"):
         protocol(5)

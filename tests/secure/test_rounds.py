@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from fedaccord.wire.instruction import is_handshake, read_instruction
 from fedaccord.wire.records import CONFIG, METRICS, SECURE, UP
 from fedaccord.wire.tensor_array import to_tensor
 from tests import federation
+from tests.cli.shell import invoke
 from tests.engine.test_faults import gap
 from tests.grid import FIRST_NODE, InProcessGrid
 from tests.reference.problem import LeastSquares, cohorts
@@ -172,6 +174,22 @@ def test_what_does_not_fit_is_one_line(
     with pytest.raises(ValueError, match=line) as error:
         method(name, MASKED, *plugins, **keys)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("pair", "line"),
+    [
+        ("compress.method=topk", "compress.method: masked numbers are not compressible"),
+        ("num-clients=4", "expected at least 3 clients a round"),
+    ],
+)
+def test_the_command_refuses_before_a_run_directory_is_made(
+    pair: str, line: str, tmp_path: Path
+) -> None:
+    found = invoke("run", "secure-sum.method=secagg+", f"out-dir={tmp_path}/runs", pair)
+    assert found.exit_code != 0
+    assert line in " ".join(found.output.split())
+    assert not [*tmp_path.iterdir()]
 
 
 class Clock:
