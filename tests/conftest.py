@@ -25,6 +25,14 @@ def single_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync() -> Iterator[None]:
+    """Do not wait for the disk in this process: no test looks at what a power cut leaves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """A folder with CIFAR-10 (cifar10/train/<class>/*, cifar10/test/...) and FashionMNIST/raw/*."""

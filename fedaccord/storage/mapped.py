@@ -57,8 +57,8 @@ def write(place: Tensor, v: Tensor) -> None:
 
 
 def release(v: Tensor) -> None:
-    """Let the memory go that a tensor of `mapped`, or a part of one, has taken: its values are in
-    the file. Any other tensor is left alone."""
+    """Drop the resident pages of a tensor of `mapped`, or of a part of one (madvise): its values
+    stay in the file. No-op for others."""
     if in_file(v) and v.numel():
         _advise(v, mmap.MADV_DONTNEED)
 
@@ -79,9 +79,8 @@ class Spill:
     """Moves the oldest vectors of past rounds that a server state holds into files as of `mapped`.
 
     ``folder``: where; None: the system's temporary one. `PAST` bytes of them stay in memory.
-    Some vectors share a file. One file for each would do, but for glibc before 2.38: what a file
-    takes in memory, small as it is, comes to lie behind the vector that is freed, whose place the
-    next vector then does not fit.
+    Some vectors share a file. With one file for each, glibc before 2.38 puts the few bytes that a
+    file needs in memory behind the vector that is freed, and the next vector does not fit there.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

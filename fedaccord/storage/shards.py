@@ -17,6 +17,7 @@ from fedaccord.storage.memories import Memories
 from fedaccord.storage.store import Memory
 
 SHARD = 2**26  # bytes of a file, unless a place is larger
+PLACES = 1024  # of a file at most: each is a tensor in memory
 ALIGNED = 64  # bytes: a vector begins at a multiple
 
 
@@ -83,7 +84,7 @@ class Shards(Memories):
                 self._free[len(version.state.place)].append(version.state.place)
 
     def _new_places(self, size: int) -> list[Tensor]:
-        number = max(1, SHARD // size)
+        number = max(1, min(PLACES, SHARD // size))
         shard = mapped(number * size, torch.uint8, self._folder)
         self._shards.append(shard)
         return list(shard.view(number, size))
