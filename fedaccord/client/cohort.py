@@ -34,7 +34,7 @@ def local_rounds(
     (see `form`). Raises NotImplementedError if the model supports only one client at a time.
     """
     began = time.perf_counter()
-    asked, model = requests[0].instruction, task.model(requests[0].instruction.model_settings)
+    instruction, model = requests[0].instruction, task.model(requests[0].instruction.model_settings)
     device = model.w.device
     clients = [request.instruction.client for request in requests]
     begun = [
@@ -42,16 +42,16 @@ def local_rounds(
         for request, state in zip(requests, states, strict=True)
     ]
     batches = task.cohort_batches(
-        *(clients, asked.round, asked.batch_size, asked.seed, model.w.dtype),
-        *(asked.local_epochs, asked.local_steps),
+        *(clients, instruction.round, instruction.batch_size, instruction.seed, model.w.dtype),
+        *(instruction.local_epochs, instruction.local_steps),
     )
-    steps = [asked.steps(task.num_examples(client)) for client in clients]
-    solve = CohortSolver(model, batches, task.loss, asked.precision)
+    steps = [instruction.steps(task.num_examples(client)) for client in clients]
+    solve = CohortSolver(model, batches, task.loss, instruction.precision)
     done = client_round(
-        asked.half,
+        instruction.half,
         all_to_device(stack([request.down for request in requests]), device),
         stack(begun),
-        asked.config._replace(
+        instruction.config._replace(
             client=tuple(clients), steps=_together(steps), embeddings=model.embeddings
         ),
         solve,
@@ -74,7 +74,7 @@ def local_rounds(
             reply = reply._replace(loss=found[len(told) + j], seconds=step * steps[j])
             replies.append((reply, states[j]))
         else:
-            replies.append(DIVERGED.format(steps[j], asked.lr))
+            replies.append(DIVERGED.format(steps[j], instruction.lr))
     return replies
 
 

@@ -12,20 +12,21 @@ from fedaccord.task.batches import Batch
 from fedaccord.task.sources import Source
 
 
-def training_data(task: Task, asked: TrainInstruction) -> Data:
+def training_data(task: Task, instruction: TrainInstruction) -> Data:
     """The client's batches of the round."""
-    model = task.model(asked.model_settings)
+    model = task.model(instruction.model_settings)
     batches = task.train_batches(
-        asked.client, asked.round, asked.batch_size, asked.seed, model.w.dtype
+        *(instruction.client, instruction.round, instruction.batch_size, instruction.seed),
+        model.w.dtype,
     )
-    examples = task.num_examples(asked.client)
+    examples = task.num_examples(instruction.client)
     return Data(model, batches, task.loss, examples, format=task.format)
 
 
-def test_data(task: Task, asked: TrainInstruction) -> Data:
+def test_data(task: Task, instruction: TrainInstruction) -> Data:
     """The client's share of the test samples."""
-    model = task.model(asked.model_settings)
-    samples = task.client_test(asked.client)
+    model = task.model(instruction.model_settings)
+    samples = task.client_test(instruction.client)
     batches: Iterable[Batch] = ()
     if samples and not (isinstance(samples, tuple) and not len(samples[1])):
         batches = TestBatches(task, samples, model.w.dtype)

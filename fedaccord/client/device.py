@@ -83,10 +83,10 @@ def state_days(node: Mapping[str, Any]) -> int:
     return _limit(node, STATE_DAYS, DAYS)
 
 
-def check_steps(asked: TrainInstruction, examples: int, node: Mapping[str, Any]) -> None:
+def check_steps(instruction: TrainInstruction, examples: int, node: Mapping[str, Any]) -> None:
     """Raises ValueError if a round has more steps than the node accepts."""
     most = _limit(node, MAX_STEPS, STEPS)
-    steps = asked.steps(examples)
+    steps = instruction.steps(examples)
     if steps > most and not is_simulated():
         raise ValueError(
             f"{MAX_STEPS}: this node takes at most {most} steps a round, the run asks for {steps}; "

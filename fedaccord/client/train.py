@@ -139,15 +139,15 @@ def answer_message(message: Message, own: Store, data: Data) -> Message:
     """`train_locally` with a model whose parameters are flat already; own: of the memory."""
     _check_shapes(data.model, read_instruction(message))
     request = read_request(message)
-    asked = request.instruction
-    memory = own.load(asked.client)
+    instruction = request.instruction
+    memory = own.load(instruction.client)
     try:
-        state = _state(own, memory, asked)
+        state = _state(own, memory, instruction)
     except MissingStateError:
-        return Message(write_reply(StateLost(asked.accepted)), reply_to=message)
+        return Message(write_reply(StateLost(instruction.accepted)), reply_to=message)
     reply, state = local_round(request, state, data)
-    kept = own.pack(asked.client, asked.round, state)
-    own.save(asked.client, store.remember(memory, asked, kept))
+    kept = own.pack(instruction.client, instruction.round, state)
+    own.save(instruction.client, store.remember(memory, instruction, kept))
     return Message(write_reply(reply), reply_to=message)
 
 
@@ -155,19 +155,21 @@ def answer_question(message: Message, own: Store, data: Data) -> Message:
     """`evaluate_locally` with a model whose parameters are flat already."""
     _check_shapes(data.model, read_instruction(message))
     request = read_evaluate_request(message)
-    asked = request.instruction
+    instruction = request.instruction
     try:
-        state = _state(own, own.load(asked.client), asked)
+        state = _state(own, own.load(instruction.client), instruction)
     except MissingStateError:
         state = None
     found = local_evaluation(request, state, data)
     return Message(RecordDict({records.METRICS: MetricRecord(dict(found))}), reply_to=message)
 
 
-def _state(own: Store, memory: Memory | None, asked: TrainInstruction) -> Any:
+def _state(own: Store, memory: Memory | None, instruction: TrainInstruction) -> Any:
     """The client's state before this request; None: it is the first one."""
-    kept = store.recall(memory, asked)
-    return None if kept is None else own.unpack(kept, state_like(asked.half, asked.shapes))
+    kept = store.recall(memory, instruction)
+    if kept is None:
+        return None
+    return own.unpack(kept, state_like(instruction.half, instruction.shapes))
 
 
 # values
@@ -183,19 +185,19 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
     the model diverged, and only then are the state's values complete.
     """
     began = time.perf_counter()
-    asked, model = request.instruction, data.model
-    half, config, device = asked.half, asked.config, model.w.device
+    instruction, model = request.instruction, data.model
+    half, config, device = instruction.half, instruction.config, model.w.device
     down = all_to_device(request.down, device)
     state = first_state(request, model) if state is None else all_to_device(state, device)
-    config = config._replace(steps=_steps(asked, data.batches), embeddings=model.embeddings)
+    config = config._replace(steps=_steps(instruction, data.batches), embeddings=model.embeddings)
     if half.keeps_local:
         model.write_local(state.local)
         state = state.base
     if request.buffers is not None:
         model.write_buffers(to_device(request.buffers, device))
     passes = data.passes()
-    steps = passes.steps(asked.local_epochs, asked.local_steps)
-    solve = SequentialSolver(model, steps, data.loss, asked.precision)
+    steps = passes.steps(instruction.local_epochs, instruction.local_steps)
+    solve = SequentialSolver(model, steps, data.loss, instruction.precision)
     up, state, result = client_round(half, down, state, config, solve)
     if half.keeps_local:
         state = WithLocal(state, model.read_local())
@@ -207,23 +209,24 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
         return reply, state
     total, loss = fetch([length(result.w_K), result.loss])  # synchronises: all copies are complete
     if not is_finite(result.w_K, total):
-        raise ValueError(DIVERGED.format(result.steps, asked.lr))
+        raise ValueError(DIVERGED.format(result.steps, instruction.lr))
     return reply._replace(loss=loss, seconds=time.perf_counter() - began), state
 
 
-def _steps(asked: TrainInstruction, batches: Iterable[Batch]) -> int:
+def _steps(instruction: TrainInstruction, batches: Iterable[Batch]) -> int:
     """K_i, if rates that fall within the round depend on it; else 0.
 
     Raises ValueError if the batches have no length.
     """
-    if not asked.half.schedule.falls or asked.local_steps:
-        return asked.local_steps
+    schedule = instruction.half.schedule
+    if not schedule.falls or instruction.local_steps:
+        return instruction.local_steps
     if not isinstance(batches, Sized):
         raise ValueError(
-            f"lr-schedule={asked.half.schedule.name}: expected batches with a length (a list, a "
+            f"lr-schedule={schedule.name}: expected batches with a length (a list, a "
             f"DataLoader), or local-steps, got a {type(batches).__name__}"
         )
-    return asked.local_epochs * len(batches)
+    return instruction.local_epochs * len(batches)
 
 
 def first_state(request: TrainRequest, model: FlatModel) -> Any:
@@ -242,7 +245,7 @@ def local_evaluation(request: EvaluateRequest, state: Any, data: Data) -> dict[s
     state: after the client's last accepted round; None: it has none.
     Raises ValueError if its own model alone is asked for and it has none.
     """
-    asked, model = request.instruction, data.model
+    model, precision = data.model, request.instruction.precision
     own = None if state is None else _own_model(request, state, model)
     if request.own_only and own is None:
         raise ValueError("expected a client with a personal model, got one that has none")
@@ -254,7 +257,7 @@ def local_evaluation(request: EvaluateRequest, state: Any, data: Data) -> dict[s
         model.write_local(to_device(local, model.w.device))
         batches = passes.one_pass(first=not passes.examples)
         w = to_device(w, model.w.device)
-        return evaluate(*(model, w, batches, data.loss, asked.precision), metrics=data.metrics)
+        return evaluate(*(model, w, batches, data.loss, precision), metrics=data.metrics)
 
     found: dict[str, float] = {}
     if request.w is not None and not request.own_only:
@@ -277,10 +280,10 @@ def _own_model(
     return None if w is None else (w, local)
 
 
-def _check_shapes(model: FlatModel, asked: TrainInstruction) -> None:
-    if tuple(model.shapes) != asked.shapes:
+def _check_shapes(model: FlatModel, instruction: TrainInstruction) -> None:
+    if tuple(model.shapes) != instruction.shapes:
         raise ValueError(
             "expected the server's model with parameter shapes "
-            f"{shapes_text(asked.shapes)}, got {shapes_text(model.shapes)}: "
+            f"{shapes_text(instruction.shapes)}, got {shapes_text(model.shapes)}: "
             "build the same model on server and clients"
         )

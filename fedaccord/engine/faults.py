@@ -76,8 +76,8 @@ class FaultyFleet:
     ) -> list[Mapping[str, float] | str]:
         return self.fleet.evaluate(requests, timeout)
 
-    def _kind(self, asked: TrainInstruction) -> str | None:
-        kind = self.faults(asked.round, asked.client)
+    def _kind(self, instruction: TrainInstruction) -> str | None:
+        kind = self.faults(instruction.round, instruction.client)
         if kind is not None and kind not in KINDS:
             raise ValueError(f"faults: expected None or one of {', '.join(KINDS)}, got {kind!r}")
         return kind

@@ -61,10 +61,10 @@ def run(
     facts = {name: count for name, count in counts.items() if count is not None}
     chosen = threads.of_task(config.threads, task, config.strategy, config.workers)
     with chosen.in_use():
-        asked = logbook.as_begun(config, at)
+        setting = logbook.as_begun(config, at)
         size = config.strategy.cohort_size(config.num_clients)
-        choice = vectorized.choose(asked, task, config.strategy, size)
-        if asked == "auto":
+        choice = vectorized.choose(setting, task, config.strategy, size)
+        if setting == "auto":
             log.info("%s", choice)
         config = config.having("vectorize", choice.as_set)
         load = partial(load_task, config.task, num_clients=config.num_clients)
@@ -102,8 +102,8 @@ def _clients(
 
         def here(book: logbook.Logbook | None) -> LocalFleet:
             folder = book.directory.path if book else None
-            asked, rounds = config.client_state, config.num_server_rounds
-            memories = states.memories(asked, config.strategy, task, rounds, folder, drawn)
+            setting, rounds = config.client_state, config.num_server_rounds
+            memories = states.memories(setting, config.strategy, task, rounds, folder, drawn)
             return LocalFleet(task, on_client, vectorize, memories, task.device)
 
         yield here

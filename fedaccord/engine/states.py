@@ -29,18 +29,18 @@ class StorageChoice(NamedTuple):
 
 
 def choose(
-    asked: str, method: Method, num_clients: int, rounds: int, vector: int, drawn: bool = True
+    setting: str, method: Method, num_clients: int, rounds: int, vector: int, drawn: bool = True
 ) -> StorageChoice:
-    """memory or disk as asked; auto: disk if the states of the clients that the rounds can visit
+    """memory or disk as set; auto: disk if the states of the clients that the rounds can visit
     take more than `SHARE` of the free memory. vector: bytes of a vector of d; drawn: cohorts are
     drawn, not given."""
     visited = num_clients
     if drawn and method.sampling == "fixed" and not method.topology.is_decentralised:
         visited = min(num_clients, rounds * method.cohort_size(num_clients))
     size = 2 * visited * method.cost.client * vector  # the last two versions
-    if asked != "auto":
+    if setting != "auto":
         return StorageChoice(
-            asked == "disk", size, f"client states {PLACES[asked == 'disk']}: as set"
+            setting == "disk", size, f"client states {PLACES[setting == 'disk']}: as set"
         )
     free = free_memory()
     on_disk = size > SHARE * free
@@ -49,13 +49,13 @@ def choose(
 
 
 def memories(
-    asked: str, method: Method, task: Task, rounds: int, folder: Path | None, drawn: bool = True
+    setting: str, method: Method, task: Task, rounds: int, folder: Path | None, drawn: bool = True
 ) -> Memories:
     """The store of the clients' memories; folder: of files, which are made when the first state is
     stored; None: the system's temporary one."""
     vector = task.model(method.model_settings).w.nbytes
-    choice = choose(asked, method, len(task.clients), rounds, vector, drawn)
-    log.log(logging.WARNING if choice.on_disk and asked == "auto" else logging.INFO, "%s", choice)
+    choice = choose(setting, method, len(task.clients), rounds, vector, drawn)
+    log.log(logging.WARNING if choice.on_disk and setting == "auto" else logging.INFO, "%s", choice)
     if choice.on_disk:
         return Shards(folder)
     # vectors from a GPU are in pinned memory, and their copy may not be complete

@@ -35,10 +35,10 @@ class VectorizeChoice(NamedTuple):
         return self.why
 
 
-def choose(asked: str, task: Task, strategy: FederatedStrategy, clients: int) -> VectorizeChoice:
-    """on and off as asked; auto: by the rule, with so many ``clients`` a round."""
-    if asked != "auto":
-        return VectorizeChoice(asked == "on", "as set")
+def choose(setting: str, task: Task, strategy: FederatedStrategy, clients: int) -> VectorizeChoice:
+    """on and off as set; auto: by the rule, with so many ``clients`` a round."""
+    if setting != "auto":
+        return VectorizeChoice(setting == "on", "as set")
     reason = _against(task, strategy, clients)
     if reason:
         return VectorizeChoice(False, f"one client at a time: {reason}")

@@ -46,13 +46,13 @@ DIED = "its worker process died, alone with it too: perhaps it needs more memory
 class Share(NamedTuple):
     """The requests of one call of a worker."""
 
-    asked: Sequence[TrainInstruction]
+    instructions: Sequence[TrainInstruction]
     states: Sequence[Any]  # the Ray object of the state that each client begins with, or None
     again: bool = False  # a worker died during this call
 
     def apart(self) -> "list[Share]":
         """A share for each client, for other workers."""
-        return [Share([a], [s], True) for a, s in zip(self.asked, self.states, strict=True)]
+        return [Share([a], [s], True) for a, s in zip(self.instructions, self.states, strict=True)]
 
 
 Send = Callable[[Any, Share], list[Any]]  # (actor, share) -> the Ray objects that it will give
@@ -166,19 +166,19 @@ class WorkersFleet(MemoriesFleet):
         round = ray.put({request.instruction.client: request for request in requests})
 
         def send(actor: Any, share: Share) -> list[Any]:
-            method = actor.train.options(num_returns=1 + len(share.asked))
-            clients = [asked.client for asked in share.asked]
+            method = actor.train.options(num_returns=1 + len(share.instructions))
+            clients = [it.client for it in share.instructions]
             found: list[Any] = method.remote([round], clients, deadline - _now(), *share.states)
             return found
 
         questions = [request.instruction for request in requests]
         most = BYTES // max(1, nbytes(requests[0].down)) if requests else 1
-        for asked, reading, state in self._ask(questions, send, deadline, max(1, most)):
+        for instruction, reading, state in self._ask(questions, send, deadline, max(1, most)):
             if isinstance(reading, TrainReply):
-                self._remember(asked, state)
+                self._remember(instruction, state)
             if self._on_client:
-                self._on_client(asked.client)
-            yield asked.client, reading
+                self._on_client(instruction.client)
+            yield instruction.client, reading
 
     def evaluate(
         self, requests: Sequence[EvaluateRequest], timeout: float
@@ -188,11 +188,11 @@ class WorkersFleet(MemoriesFleet):
         questions = [request.instruction for request in requests]
 
         def send(actor: Any, share: Share) -> list[Any]:
-            clients = [asked.client for asked in share.asked]
+            clients = [it.client for it in share.instructions]
             return [actor.evaluate.remote([round], clients, deadline - _now(), *share.states)]
 
         found = {a.client: r for a, r, _ in self._ask(questions, send, deadline)}
-        readings = [found[asked.client] for asked in questions]
+        readings = [found[it.client] for it in questions]
         return [GONE if isinstance(reading, StateLost) else reading for reading in readings]
 
     def close(self) -> None:
@@ -210,13 +210,13 @@ class WorkersFleet(MemoriesFleet):
         Raises FederationError if no worker is left.
         """
         pairs = []
-        for asked in questions:
+        for instruction in questions:
             try:
-                pairs.append((asked, self._recall(asked)))
+                pairs.append((instruction, self._recall(instruction)))
             except MissingStateError:
-                yield asked, StateLost(asked.accepted), None
+                yield instruction, StateLost(instruction.accepted), None
             except ValueError as error:
-                yield asked, describe(error), None
+                yield instruction, describe(error), None
         left = deque(self._deal(pairs, most))
 
         def employ() -> None:
@@ -239,13 +239,13 @@ class WorkersFleet(MemoriesFleet):
                 lost = [s is not None and is_lost(s) for s in share.states]
                 for part, without in zip(share.apart(), lost, strict=True):
                     if without:
-                        yield part.asked[0], StateLost(part.asked[0].accepted), None
+                        yield part.instructions[0], StateLost(part.instructions[0].accepted), None
                     else:
                         left.append(part)
             except RayTaskError as error:  # errors that LocalFleet does not count as a client's
                 assert share is not None
                 reason = describe(error.cause)
-                yield from ((asked, reason, None) for asked in share.asked)
+                yield from ((it, reason, None) for it in share.instructions)
             except RayError as error:
                 if share is None:
                     self._give_up(seat, error)
@@ -254,20 +254,20 @@ class WorkersFleet(MemoriesFleet):
                 what = "a worker process died: another one starts"
                 if share.again:
                     log.warning("%s", what)
-                    yield share.asked[0], DIED, None
+                    yield share.instructions[0], DIED, None
                 else:
-                    log.warning("%s, and %d clients are asked again", what, len(share.asked))
+                    log.warning("%s, and %d clients are asked again", what, len(share.instructions))
                     left.extend(share.apart())
             else:
                 employ()  # the caller validates the readings meanwhile
                 if share is not None:
                     states = after or [None] * len(readings)
-                    yield from zip(share.asked, readings, states, strict=True)
+                    yield from zip(share.instructions, readings, states, strict=True)
         for seat in self._seats:
             if seat.share is not None:
                 left.append(seat.share)
                 seat.begin_again()
-        yield from ((asked, LATE, None) for share in left for asked in share.asked)
+        yield from ((it, LATE, None) for share in left for it in share.instructions)
 
     def _deal(self, pairs: Sequence[tuple[TrainInstruction, Any]], most: int) -> Iterator[Share]:
         """Shares of about as much work each, the largest clients first."""
@@ -275,8 +275,8 @@ class WorkersFleet(MemoriesFleet):
         wanted = len(self._seats) * (1 if self.vectorize else SHARES)
         number = max(min(wanted, len(pairs)), math.ceil(len(pairs) / most))
         for k in range(number):
-            asked, states = zip(*pairs[k::number], strict=True)
-            yield Share(asked, states)
+            instructions, states = zip(*pairs[k::number], strict=True)
+            yield Share(instructions, states)
 
     def _give_up(self, seat: Seat, error: RayError) -> None:
         """Continue without a worker that cannot be restarted."""

@@ -50,7 +50,7 @@ class MissingStateError(Exception):
     """The client does not have the state that the server expects."""
 
 
-def recall(memory: Memory | None, asked: TrainInstruction) -> Any | None:
+def recall(memory: Memory | None, instruction: TrainInstruction) -> Any | None:
     """The state that a visit begins with, as it was kept; None: it is the client's first one.
 
     Every start of a run has a larger ``attempt`` than the starts before it, so messages are ordered
@@ -60,31 +60,32 @@ def recall(memory: Memory | None, asked: TrainInstruction) -> Any | None:
     Raises MissingStateError if the state is missing, and ValueError for a message that is earlier
     than the last one.
     """
-    if memory and asked.attempt < memory.attempt:
+    if memory and instruction.attempt < memory.attempt:
         raise ValueError(
-            f"the message of round {asked.round + 1} is of an {EARLIER_START} than the last "
+            f"the message of round {instruction.round + 1} is of an {EARLIER_START} than the last "
             "message: nothing was done"
         )
-    if memory and asked.attempt == memory.attempt and asked.round < memory.latest.round:
+    if memory and instruction.attempt == memory.attempt and instruction.round < memory.latest.round:
         raise ValueError(
-            f"the message of round {asked.round + 1} came after that of round "
+            f"the message of round {instruction.round + 1} came after that of round "
             f"{memory.latest.round + 1}: nothing was done"
         )
-    if asked.accepted < 0:
+    if instruction.accepted < 0:
         return None
-    found = version(memory, asked.accepted)
+    found = version(memory, instruction.accepted)
     if found is not None:
         return found.state
-    if is_stateless(asked.half, asked.shapes):  # nothing to remember, nothing lost
+    if is_stateless(instruction.half, instruction.shapes):  # nothing to remember, nothing lost
         return None
     raise MissingStateError
 
 
-def remember(memory: Memory | None, asked: TrainInstruction, state: Any) -> Memory:
+def remember(memory: Memory | None, instruction: TrainInstruction, state: Any) -> Memory:
     """What a client remembers after the visit that ``state`` comes from."""
-    before = version(memory, asked.accepted)
-    durable = None if asked.durable == asked.accepted else version(memory, asked.durable)
-    return Memory(Version(asked.round, state), before, asked.attempt, durable)
+    accepted, durable = instruction.accepted, instruction.durable
+    before = version(memory, accepted)
+    older = None if durable == accepted else version(memory, durable)
+    return Memory(Version(instruction.round, state), before, instruction.attempt, older)
 
 
 def version(memory: Memory | None, round: int) -> Version | None:
