@@ -6,8 +6,8 @@ dp-accounting belongs to the extra ``dp`` and is imported on first use.
 """
 
 import math
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 INTERVAL = 1e-3  # grid of the privacy losses: epsilon is an upper bound, by less than 0.01%
 TOLERANCE = 1e-4  # of a noise multiplier that is searched for
@@ -44,30 +44,34 @@ def noise_multiplier(epsilon: float, delta: float, q: float, rounds: int) -> flo
     )
 
 
-class Accountant:
+@lru_cache(maxsize=8)
+def _loss(z: float, q: float) -> Any:
+    """The privacy loss distribution of one round."""
+    dp = _library()
+    return dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
+        z,
+        sampling_prob=q,
+        value_discretization_interval=INTERVAL,
+        neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(z: float, q: float, delta: float, rounds: int) -> float:
+    if rounds == 0:
+        return 0.0
+    return float(_loss(z, q).self_compose(rounds).get_epsilon_for_delta(delta)) if z else math.inf
+
+
+class Accountant(NamedTuple):
     """Epsilon after a number of rounds with noise multiplier z, at sampling probability q."""
 
-    def __init__(self, z: float, q: float, delta: float) -> None:
-        self.z, self.q, self.delta = z, q, delta
-        self._known = {0: 0.0}
-
-    @cached_property
-    def _loss(self) -> Any:
-        dp = _library()
-        return dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
-            self.z,
-            sampling_prob=self.q,
-            value_discretization_interval=INTERVAL,
-            neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        )
+    z: float
+    q: float
+    delta: float
 
     def epsilon(self, rounds: int) -> float:
-        if rounds not in self._known:
-            loss = self._loss.self_compose(rounds) if self.z else None
-            self._known[rounds] = (
-                math.inf if loss is None else float(loss.get_epsilon_for_delta(self.delta))
-            )
-        return self._known[rounds]
+        return _epsilon(self.z, self.q, self.delta, rounds)
 
     def rounds_within(self, epsilon: float, most: int) -> int:
         """How many rounds, at most ``most``, cost no more than ``epsilon``."""
