@@ -39,21 +39,28 @@ def test_a_claim_is_tested_on_differences_between_runs_of_the_same_seed(tmp_path
         write_run(tmp_path, "relaxed", seed, base + gain, algo="fedavg", beta=0.1)
         write_run(tmp_path, "relaxed", seed, base, algo="scaffold")
         write_run(tmp_path, "relaxed", seed, base - gain, algo="scaffold", beta=0.1)
-        write_run(tmp_path, "relaxed", seed, base, algo="feddyn")
-        write_run(tmp_path, "relaxed", seed, base + 0.01, algo="feddyn", beta=0.1)
+        for algo, share, more in (("feddyn", 0.02, 2 * gain), ("feddyn", 0.2, gain)):
+            of = {"algo": algo, "fraction_train": share}
+            write_run(tmp_path, "participation", seed, base, **of)
+            write_run(tmp_path, "participation", seed, base + more, **of | {"algo": "afedpd"})
     write_run(tmp_path, "relaxed", 3, 0.9, "failed", algo="fedavg")
     write_run(tmp_path, "tuned", 0, 0.9, algo="fedavg", validation=0.1)
     found = page(tmp_path)
-    assert found["relaxed initialisation gains on fedavg, Dirichlet 0.1"] == [
+    assert found["relaxed initialisation with beta 0.1 gains on fedavg, Dirichlet 0.1"] == [
         *("72.53 → 75.95", "60.00 ± 10.00 → 63.00 ± 11.00", "+3.00 ± 1.00", "`relaxed`", "holds")
     ]
-    of_scaffold = found["relaxed initialisation gains on scaffold, Dirichlet 0.1"]
+    of_scaffold = found["relaxed initialisation with beta 0.1 gains on scaffold, Dirichlet 0.1"]
     assert of_scaffold[2:] == ["-3.00 ± 1.00", "`relaxed`", "does not hold"]
-    assert found["it gains more on fedavg than on feddyn"][1:] == [
-        *("+3.00 ± 1.00, +1.00 ± 0.00", "+2.00 ± 1.00", "`relaxed`", "open")
+    assert found["A-FedPD gains more on FedDyn with 2% than with 20%"][1:] == [
+        *("+6.00 ± 2.00, +3.00 ± 1.00", "+3.00 ± 1.00", "`participation`", "holds")
     ]
-    assert found["the same, both tuned"][1:] == ["not run", "", "[tuned](tuned.md)", "open"]
-    assert "1 holds, 1 does not hold, " in (tmp_path / "claims.md").read_text()
+    assert found["FedInit above FedAvg, both tuned"][1:] == [
+        "not run",
+        "",
+        "[tuned](tuned.md)",
+        "open",
+    ]
+    assert " claims 4 hold, 1 do not, " in (tmp_path / "claims.md").read_text()
 
 
 def test_consistency_is_that_of_the_last_round(tmp_path: Path) -> None:

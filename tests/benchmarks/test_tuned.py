@@ -64,7 +64,9 @@ def test_no_method_that_is_tested_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "methods"), [("tuned", 29), ("full-length", 10)])
+@pytest.mark.parametrize(
+    ("page", "methods"), [("tuned", 29), ("full-length", 10), ("tuned-cifar10", 10)]
+)
 def test_every_method_has_as_many_configurations(page: str, methods: int) -> None:
     plan = Plan.make(accuracy.read_file(page))
     assert len(plan.methods) == methods
