@@ -254,13 +254,11 @@ def listed(seeds: Iterable[int]) -> str:
 
 def plot(methods: list[Method], path: Path, window: int = WINDOW) -> None:
     """Test accuracy by round: the leading methods in one picture, every other in a small one."""
-    by_name = {method.name: method for method in methods}
     others = [method for method in methods if method.name not in LEADING]
-    columns = 5
-    rows = max(1, math.ceil(len(others) / columns))
-    figure = plt.figure(figsize=(13, 6.4), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25), wspace=0.02)
-
+    figure = plt.figure(figsize=(13 if others else 6.5, 6.4), layout="constrained")
+    left, *right = figure.subfigures(
+        *(1, 2 if others else 1), squeeze=False, width_ratios=(1, 1.25) if others else None
+    )[0]
     main = left.subplots()
     leading = [method for method in methods if method.name in LEADING]
     for method in leading:
@@ -271,24 +269,32 @@ def plot(methods: list[Method], path: Path, window: int = WINDOW) -> None:
     main.set_title("mean and range of the seeds", fontsize=10)
     main.grid(alpha=0.3)
     main.spines[["top", "right"]].set_visible(False)
-
-    grid = right.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
-    for axes, method in zip(grid, others, strict=False):
-        if BASELINE in by_name:
-            axes.plot(by_name[BASELINE].curves.mean(axis=1), color="0.6", linewidth=1.2)
-        draw(axes, method, LEADING["fedinit"], width=1.6)
-        axes.set_title(f"{method.name}  {method.mean:.1%}", fontsize=9)
-        axes.set_ylim(*limits(methods))
-        axes.grid(alpha=0.3)
-        axes.tick_params(labelsize=8)
-    for axes in list(right.axes)[len(others) :]:
-        axes.set_axis_off()
-    right.suptitle(f"the other methods, {BASELINE} in grey", fontsize=10)
+    for part in right:
+        small_pictures(part, others, methods)
     figure.supxlabel(
         f"percentages: mean of the last {window} evaluations", fontsize=9, x=0.99, ha="right"
     )
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def small_pictures(figure: Any, others: list[Method], methods: list[Method]) -> None:
+    """One for each of the others."""
+    columns = 5
+    rows = math.ceil(len(others) / columns)
+    baseline = next((method for method in methods if method.name == BASELINE), None)
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+    for axes, method in zip(grid, others, strict=False):
+        if baseline:
+            axes.plot(baseline.curves.mean(axis=1), color="0.6", linewidth=1.2)
+        draw(axes, method, LEADING["fedinit"], width=1.6)
+        axes.set_title(f"{method.name}  {method.mean:.1%}", fontsize=9)
+        axes.set_ylim(*limits(methods))
+        axes.grid(alpha=0.3)
+        axes.tick_params(labelsize=8)
+    for axes in list(figure.axes)[len(others) :]:
+        axes.set_axis_off()
+    figure.suptitle(f"the other methods, {BASELINE} in grey", fontsize=10)
 
 
 def limits(methods: list[Method]) -> tuple[float, float]:
