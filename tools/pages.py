@@ -62,6 +62,8 @@ def _index() -> list[str]:
         "differs from the paper or from released code, and how to run it. `uv run python "
         "tools/sync.py` writes them all from the code.",
         _table(columns, rows(BUILT_IN)),
+        "DFedADMM is left out until its equations can be read and transcribed twice, as those of "
+        "every method here.",
         "## Costs",
         "In vectors of d, the number of parameters: what an active client receives and sends in a "
         "round, gradient evaluations per local step, and what a client and the server keep.",

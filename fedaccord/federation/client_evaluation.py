@@ -1,6 +1,9 @@
 """The output model on the clients' own data, by the @app.evaluate() of the user's ClientApp.
 
 Messages, replies and results are those of Flower's strategies: the app need not know of FedAccord.
+It measures what it likes of the output model, and nothing else; personal models, the spread over
+clients and the rows of clients.csv are those of `federation/evaluation.py`, whose messages
+`evaluate_locally` and FedAccord's own app answer. A run asks one of the two.
 """
 
 import logging

@@ -154,6 +154,19 @@ def test_transforms_are_a_function_of_seed_round_and_client() -> None:
     assert torch.allclose(weights(clients, vectorize="on"), one, atol=1e-5)
 
 
+def test_transforms_draw_other_numbers_in_every_batch() -> None:
+    drawn = []
+
+    class Noting(TensorDataset):
+        def __getitem__(self, i: int) -> Any:
+            if torch.initial_seed():  # else a look at the samples before round 1
+                drawn.append(torch.rand(()).item())
+            return super().__getitem__(i)
+
+    weights([Noting(*c) for c in CLIENTS], rounds=1, local_epochs=2)
+    assert len({*drawn}) == len(drawn) >= sum(SIZES)
+
+
 def test_a_data_loader_that_a_function_makes() -> None:
     def loader(samples: Samples) -> Any:
         data = TensorDataset(*samples)

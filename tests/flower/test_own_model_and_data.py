@@ -2,12 +2,17 @@
 
 import os
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
+from PIL import Image
 
-from fedaccord import engine
+from fedaccord import engine, load
 from fedaccord.config import RunConfig
 from tests.flower.conftest import REPOSITORY, Flower, assert_same_run, running
 
@@ -116,7 +121,7 @@ def test_functions_in_flowers_simulation(
     }
     config |= {"dataset": "sites.data:numbers", "data-dir": "/any"}
     config |= {"model": "sites.own:normed", "buffers": "mean"}
-    config |= {"frozen-parameters": "0.*", "local-parameters": "3.*"}
+    config |= {"frozen-parameters": "0.*", "local-parameters": "3.*", "evaluation": "both"}
     config |= {"partition": "iid", "device": "cpu", "out-dir": str(tmp_path), "num-clients": 2}
     with running(tmp_path / "home", simulation=True) as flower:
         options = ("--federation-config", "num-supernodes=2")
@@ -124,4 +129,67 @@ def test_functions_in_flowers_simulation(
     assert outcome.status == "finished:completed", outcome.output
     engine.run(RunConfig.make(config | {"name": "here"}))
     assert_same_run(tmp_path / "there", tmp_path / "here")
-    assert "test-mae" in (tmp_path / "there" / "metrics.csv").read_text()
+    columns = (tmp_path / "there" / "metrics.csv").read_text().partition("\n")[0].split(",")
+    assert {"test-mae", "client-mae", "personal-mae"} <= {*columns}
+
+
+RESNET = """
+from torchvision.models import resnet18
+
+
+def frozen_stem(classes):
+    model = resnet18(num_classes=classes)
+    for part in (model.conv1, model.bn1, model.layer1):
+        part.requires_grad_(False)
+    return model
+"""
+
+
+def package(folder: Path) -> Path:
+    """A package with a model of its own, as it is installed."""
+    facts = folder / "nets-1.dist-info"
+    facts.mkdir(parents=True)
+    (folder / "nets.py").write_text(RESNET)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: nets\nVersion: 1\n")
+    text = "[fedaccord.models]\nfrozen-resnet = nets:frozen_stem\n"
+    (facts / "entry_points.txt").write_text(text)
+    return folder
+
+
+def images(folder: Path, seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    for split, label in product(("train", "test"), ("cat", "dog")):
+        (folder / split / label).mkdir(parents=True)
+        for i in range(4):
+            pixels = rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / split / label / f"{i}.png")
+    return folder
+
+
+@pytest.mark.slow
+def test_a_resnet_on_folders_of_images_without_data_on_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three SuperNodes that name a data-path and nothing else."""
+    flower = Flower(tmp_path / "home", simulation=False)
+    reachable(flower, package(tmp_path / "site-packages"), monkeypatch)
+    config = {
+        **{"algo": "scaffold", "optimizer": "adamw", "lr": 0.001, "local-steps": 2},
+        **{"model": "frozen-resnet", "buffers": "mean", "dataset": "image-folder"},
+        **{"num-clients": 3, "fraction-train": 1.0, "num-server-rounds": 1, "threads": 1},
+        **{"evaluation": "clients", "out-dir": str(tmp_path), "name": "x", "device": "cpu"},
+    }
+    try:
+        flower.start()
+        sites = [images(tmp_path / f"site-{i}", i) for i in range(3)]
+        flower.start_supernodes(*(f"data-path='{site}'" for site in sites))
+        outcome = flower.run(REPOSITORY, config)
+        assert outcome.status == "finished:completed", outcome.output
+    finally:
+        flower.stop()
+    metrics = pd.read_csv(tmp_path / "x" / "metrics.csv")
+    assert metrics["evaluation-replies"].tolist() == [3, 3]
+    assert metrics["client-accuracy"].notna().all()
+    model = load(tmp_path / "x")
+    assert model.class_names == ["cat", "dog"]
+    assert model(torch.zeros(5, 3, 16, 16)).shape == (5, 2)

@@ -241,6 +241,8 @@ def test_batches_in_dicts_are_evaluated_as_pairs(form: Any, arguments: dict[str,
         as_pairs, as_dicts = rounds(of_samples, kind=kind)[-1], rounds(evaluate, kind=kind)[-1]
         assert as_dicts.evaluations == as_pairs.evaluations
         assert ("personal-loss" in as_pairs.metrics) == (kind is Ditto)
+    own = [row["personal-loss"] for row in as_pairs.evaluations]  # clients count equally
+    assert as_pairs.metrics["personal-loss"] == pytest.approx(np.mean(own), rel=1e-12)
 
 
 def answer(message: Message, **numbers: float) -> Message:

@@ -1,7 +1,8 @@
 """What is beside w (frozen, local and buffer tensors) does not change what a method does to w."""
 
+import logging
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -40,6 +41,8 @@ POLICIES = ("freeze", "mean", "local")
 class Roles(nn.Module):
     """Two least squares side by side, of w and of a head; statistics of the inputs."""
 
+    used: ClassVar[Any] = None  # the last one that was called: runs train copies
+
     def __init__(self, scale: float = 1.0, statistics: bool = True) -> None:
         super().__init__()
         self.body, self.head = linear(W0), linear(HEAD)
@@ -51,6 +54,7 @@ class Roles(nn.Module):
             self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
+        Roles.used = self
         if self.training and self.statistics:
             self.seen += 0.1 * (x.mean(0) - self.seen)
             self.batches += 1
@@ -71,7 +75,7 @@ def cohorts_of(method: FederatedStrategy) -> Any:
 
 
 def run(name: str, model: nn.Module, loss: Any = both, **more: Any) -> History:
-    outside = {key: more.pop(key) for key in ("faults", "workers") if key in more}
+    outside = {key: more.pop(key) for key in ("faults", "vectorize") if key in more}
     method = small(name, **more)
     return simulate(
         method,
@@ -96,12 +100,11 @@ def alone(name: str) -> History:
 def test_the_method_on_w_is_the_method_alone(name: str, buffers: str) -> None:
     if buffers == "mean" and small(name).topology.is_decentralised:
         pytest.skip("no server averages buffers")
-    bare, model = alone(name), Roles()
-    frozen = model.scale.clone()
-    found = run(name, model, buffers=buffers, local_parameters="head.*")
+    bare = alone(name)
+    found = run(name, Roles(), buffers=buffers, local_parameters="head.*")
     assert found.weights is not None
     np.testing.assert_allclose(found.weights, bare.weights, rtol=0, atol=1e-12)
-    assert torch.equal(model.scale, frozen)
+    assert torch.equal(Roles.used.scale, Roles().scale)
     # what is sent and stored: w's share as before, D + 1 numbers of buffers where they are averaged
     size = np.array([len(cohort) for cohort in cohorts_of(small(name))]) * 8
     extra = size * (D + 1) * (buffers == "mean")
@@ -115,6 +118,31 @@ def test_the_method_on_w_is_the_method_alone(name: str, buffers: str) -> None:
         assert len(own.local) == D + (D + 1) * (buffers == "local")
         kept = {name: v.shape for name, v in leaves(own.base)}
         assert kept == {name: v.shape for name, v in leaves(state)}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_what_is_frozen_has_its_bits_after_twenty_rounds(optimizer: str) -> None:
+    method = small("scaffold", buffers="freeze", optimizer=optimizer, fraction_train=0.5)
+    found = simulate(method, clients=PROBLEM.clients(), model=Roles(), loss=both, rounds=20)
+    before, after = Roles().state_dict(), Roles.used.state_dict()
+    for name in ("scale", "seen", "batches"):
+        assert torch.equal(after[name], before[name])
+    assert {*found.model} == {"body.weight", "head.weight"}
+    assert not torch.equal(found.model["body.weight"], before["body.weight"])
+
+
+@pytest.mark.parametrize(("buffers", "lines"), [("freeze", 0), ("mean", 1)])
+def test_clients_in_one_call(
+    buffers: str, lines: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frozen parts allow it; with others it is one client at a time, as one line says."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    one, together = (
+        run("scaffold", Roles(), buffers=buffers, vectorize=how) for how in ("off", "on")
+    )
+    np.testing.assert_allclose(together.weights, one.weights, rtol=0, atol=1e-12)
+    said = [line for line in caplog.messages if "expected a model without local" in line]
+    assert len(said) == lines
 
 
 def test_a_head_that_stays_descends_at_its_client_alone() -> None:
