@@ -24,9 +24,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "results" / "secure_sum.md"
 HEAD = """# Cost of secure sums
 
 {clients} clients, all in each round, {parameters:,} parameters in float32, FedAvg, one local step
-on one sample, in process with one thread ({rounds} measured). CPU seconds of a round are those
-of all clients and of the server together; on devices each client does its own part. Bytes of an
-upload include its answers to the three stages without training.
+on one sample, in process with one thread, rounds measured: {rounds}. CPU seconds of a round
+are those of all clients and of the server together; on devices each client does its own part. Bytes
+of an upload include its answers to the three stages without training.
 
 | | CPU seconds a round | upload of a client, bytes | to a client beside the model, bytes |
 |---|---:|---:|---:|
