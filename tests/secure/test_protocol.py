@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import hmac
 import random
 from itertools import combinations_with_replacement
 from typing import Any
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedaccord.compat.secure_aggregation import combine_shares, create_shares
+from fedaccord.compat.secure_aggregation import combine_shares, create_shares, encrypt
 from fedaccord.core.privacy import Masking
 from fedaccord.secure import client, masks, server
 from fedaccord.secure.server import SecureRound, SumFailedError, regular_graph
@@ -39,6 +40,30 @@ def test_the_primitives_give_known_answers() -> None:
     derived = HKDF(hashes.SHA256(), 32, None, None).derive(bytes.fromhex(shared))
     assert masks.shared_key(i, masks.public_key(r)) == base64.urlsafe_b64encode(derived)
     assert masks.shared_key(r, masks.public_key(i)) == masks.shared_key(i, masks.public_key(r))
+
+
+def test_shares_give_a_known_secret() -> None:
+    """A secret that the program ssss split among five, of whom three are enough; then padding, a
+    constant, whose shares are itself. The polynomials of ssss have a term x^3 more."""
+    parts = {
+        1: 0xD6515A3905CD755119B86E311C801E31 ^ 0b1,
+        4: 0x3FE8878DC4A5D35811CF3CBCD33DBE52 ^ 0b1000000,
+        5: 0xAD76F92FA9D0A9C4CA0C1533AF7F6132 ^ 0b1010101,
+    }
+    padding = bytes([16] * 16)
+    shares = [i.to_bytes(4, "little") + y.to_bytes(16, "big") + padding for i, y in parts.items()]
+    assert combine_shares(shares).hex() == "44cf249b68b80fcdc27b47be60c2c145"
+
+
+def test_shares_are_sealed_as_fernet_specifies() -> None:
+    """0x80, time, iv, AES-128-CBC under the key's second half, HMAC-SHA256 under its first."""
+    key, text = bytes(range(32)), b"shares of a secret"
+    token = base64.urlsafe_b64decode(encrypt(base64.urlsafe_b64encode(key), text))
+    assert token[0] == 0x80
+    mac = hmac.new(key[:16], token[:-32], "sha256").digest()
+    assert token[-32:] == mac
+    cipher = Cipher(algorithms.AES(key[16:]), modes.CBC(token[9:25])).decryptor()
+    assert cipher.update(token[25:-32]) == text + bytes([14] * 14)
 
 
 def test_a_mask_is_the_key_stream_of_its_seed() -> None:

@@ -62,11 +62,12 @@ def test_a_run_is_the_plain_run_to_the_quantisation_step(name: str, vectorize: s
     assert 0 < difference < 1e4 * MASKED.step
 
 
-@pytest.mark.parametrize("bits", [6, 24])
-@pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd"])
+@pytest.mark.parametrize(
+    ("name", "bits"), [("scaffold", 6), ("scaffold", 24), ("feddyn", 6), ("afedpd", 6)]
+)
 def test_the_servers_memory_is_the_clients(name: str, bits: int) -> None:
     """At any number of bits: clients remember what the server reads of them."""
-    found = run(method(name, SecureSum(bits=bits, range=64.0)), 8)
+    found = run(method(name, SecureSum(bits=bits, range=64.0)), 4)
     assert gap(name, found) < 1e-9
 
 
