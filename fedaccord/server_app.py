@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
+from fedaccord.compat import flower_1_41 as flower
 from fedaccord.config import RunConfig, in_use, resolved
 from fedaccord.core.cohort import Cohorts
 from fedaccord.core.cost import upload_bytes
@@ -57,6 +58,7 @@ def main(grid: Grid, context: Context) -> None:
             )
             config = config.having("vectorize", "off")
         config = with_its_clients(config)
+        check_real_time(config.strategy, not flower.is_simulation(grid))
         task, chosen = None, threads.Threads(config.threads or 1, "the clients alone evaluate")
         if config.strategy.evaluation != "clients":
             task = load_task(config.task, num_clients=1, whole=True)  # its test samples
@@ -96,8 +98,8 @@ def run(
     """
     method = config.strategy
     trackers.check(config.tracker)
-    if not in_process or method.device_profile == NONE:
-        check_real_time(method)
+    if in_process and method.device_profile == NONE:
+        check_real_time(method, deployed=False)
     if task and not task.num_tests and method.evaluation != "clients":
         raise ValueError(
             f"evaluation={method.evaluation}: expected test samples for the server, the data set "

@@ -309,8 +309,10 @@ def test_simulated_time_is_refused_before_a_directory_is_made(
 ) -> None:
     values = SMALL | keys | {"out-dir": str(tmp_path)}
     own = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=values)
+    grid = InProcessGrid(ClientApp(), 2)
+    vars(grid)["pull_interval"] = 0.1  # as Flower's simulation
     with pytest.raises(ValueError, match=f"^{line}"):
-        server_app.app(InProcessGrid(ClientApp(), 2), own)
+        server_app.app(grid, own)
     assert not list(tmp_path.iterdir())
 
 

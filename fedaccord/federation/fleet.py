@@ -6,36 +6,44 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedaccord.compat import flower_1_41 as flower
-from fedaccord.core.options import listed
 from fedaccord.core.request import (
     DEFAULT,
     EvaluateRequest,
     ModelLayout,
     ModelSettings,
     StateLost,
+    TrainInstruction,
     TrainReply,
     TrainRequest,
 )
 from fedaccord.federation import ray_cluster
-from fedaccord.federation.errors import FederationError, last_line
+from fedaccord.federation.answers import (
+    check_workers,
+    is_sender,
+    read_answer,
+    read_metrics,
+    read_training,
+)
+from fedaccord.federation.errors import FederationError
 from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.wire.handshake import handshake
 from fedaccord.wire.instruction import check_own_config, with_config
-from fedaccord.wire.messages import read_reply, write_evaluate_requests, write_requests
-from fedaccord.wire.records import CONFIG, METRICS, SECURE, config_of, metrics_of
+from fedaccord.wire.messages import write_evaluate_requests, write_requests
+from fedaccord.wire.records import CONFIG, SECURE, config_of
 
 log = logging.getLogger("flwr")
 
 LATE = "no reply in time"
+REPLACED = "another node took the place of its node"
 PULL_INTERVAL = 0.01  # seconds between two polls of a simulation
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls of SuperNodes' replies
 READ_AT_ONCE = 2**28  # bytes of replies that are fetched together
@@ -83,6 +91,15 @@ class Fleet(Protocol):
         """The metrics of each client on its own samples, or in one line why there are none."""
 
 
+class _Visit(NamedTuple):
+    """A visit at work on a node."""
+
+    message: Message
+    message_id: str | None  # None: Flower could not send the message
+    asked: TrainInstruction
+    deadline: float  # by `time.monotonic`
+
+
 class MessageFleet:
     """Clients behind a Flower grid."""
 
@@ -107,6 +124,8 @@ class MessageFleet:
         ask_again = math.inf if self.simulated else ASK_AGAIN
         self.roster = Roster(partition_ids=partition_ids, ask_again=ask_again, card=card)
         self._late: dict[str, int] = {}  # message -> client of a simulation that is late with it
+        self._at_work: dict[int, _Visit] = {}  # by client
+        self._ended: dict[int, Reading] = {}  # of visits that nobody has received yet, in order
 
     @property
     def num_clients(self) -> int:
@@ -156,19 +175,80 @@ class MessageFleet:
         clients = [request.instruction.client for request in requests]
         late = self._still_late(clients, end)
         requests = [r for r in requests if r.instruction.client not in late]
-        instructions = [request.instruction for request in requests]
-        messages = {
-            r.client: self._message(
-                r.client, self._with_config(content, r.round + 1), MessageType.TRAIN
-            )
-            for r, content in zip(instructions, write_requests(requests), strict=True)
-        }
+        messages = self._training(requests)
         for i, stage in (more or {}).items():
             if i in messages:
                 messages[i].content[SECURE] = ConfigRecord(dict(stage))
         size = max((request.nbytes for request in requests), default=0)
         replies = self._send(messages, max(0.0, end - time.monotonic()), size)
-        return _readings(clients, replies, lambda it: read_reply(it.content, instructions[0].half))
+        asked = {request.instruction.client: request.instruction for request in requests}
+        return _readings(clients, replies, asked)
+
+    def send(self, requests: Sequence[TrainRequest], timeout: float) -> None:
+        """Ask clients to train and return at once; timeout: seconds until `receive` gives one up.
+
+        An earlier visit of the same client is given up, and its reply dropped.
+        """
+        messages = self._training(requests)
+        message_ids = self.grid.push_messages([*messages.values()])
+        deadline = time.monotonic() + timeout
+        for request, message_id in zip(requests, message_ids, strict=True):
+            asked = request.instruction
+            visit = _Visit(messages[asked.client], message_id, asked, deadline)
+            self._at_work[asked.client] = visit
+            self._ended.pop(asked.client, None)
+
+    def receive(self, clients: Collection[int], wanted: int) -> dict[int, Reading]:
+        """The next ``wanted`` replies in the order of arrival, and in between why others have none.
+
+        It waits until they are there, or all visits have ended. clients: those whose visits still
+        count; the replies of others are dropped.
+        """
+        for visits in (self._at_work, self._ended):
+            for i in visits.keys() - {*clients}:
+                del visits[i]
+        began = time.monotonic()
+        while True:
+            self._look()
+            received, replies = list[int](), 0
+            for i, reading in self._ended.items():
+                if replies == wanted:
+                    break
+                received.append(i)
+                replies += not isinstance(reading, str)
+            if replies == wanted or not self._at_work:
+                return {i: self._ended.pop(i) for i in received}
+            time.sleep(self._pause(time.monotonic() - began))
+
+    def _look(self) -> None:
+        """Note which visits have ended since the last look."""
+        self.roster.update(self.grid)
+        sent = {visit.message_id: i for i, visit in self._at_work.items() if visit.message_id}
+        for reply in self.grid.pull_messages([*sent]) if sent else ():
+            i = sent.get(reply.metadata.reply_to_message_id)
+            visit = None if i is None else self._at_work.get(i)
+            if i is None or visit is None or not is_sender(reply, visit.message):
+                log.info("ignored a reply that no client at work sent, or its second one")
+                continue
+            del self._at_work[i]
+            self._ended[i] = read_training(reply, visit.asked)
+        now = time.monotonic()
+        for i, visit in [*self._at_work.items()]:
+            node = visit.message.metadata.dst_node_id
+            is_replaced = self.roster.nodes.get(i, node) != node
+            if is_replaced or visit.message_id is None or now >= visit.deadline:
+                del self._at_work[i]
+                self._ended[i] = REPLACED if is_replaced else LATE
+
+    def _training(self, requests: Sequence[TrainRequest]) -> dict[int, Message]:
+        """The message of each request, by client."""
+        instructions = [request.instruction for request in requests]
+        return {
+            r.client: self._message(
+                r.client, self._with_config(content, r.round + 1), MessageType.TRAIN
+            )
+            for r, content in zip(instructions, write_requests(requests), strict=True)
+        }
 
     def evaluate(
         self, requests: Sequence[EvaluateRequest], timeout: float
@@ -178,7 +258,7 @@ class MessageFleet:
             i = request.instruction.client
             messages[i] = self._message(i, content, MessageType.EVALUATE)
         replies = dict(self._send(messages, timeout))
-        return [_read(replies[i], _metrics) if i in replies else LATE for i in messages]
+        return [read_answer(replies[i], read_metrics) if i in replies else LATE for i in messages]
 
     def stage(
         self, payloads: Mapping[int, Mapping[str, Any]], timeout: float
@@ -193,7 +273,7 @@ class MessageFleet:
         def read(reply: Message) -> dict[str, Any]:
             return dict(config_of(reply.content, SECURE))
 
-        return {i: _read(replies[i], read) if i in replies else LATE for i in messages}
+        return {i: read_answer(replies[i], read) if i in replies else LATE for i in messages}
 
     def ask(
         self,
@@ -205,7 +285,7 @@ class MessageFleet:
         """What ``read`` makes of each client's evaluation of ``content``, or why it cannot."""
         messages = {i: self._message(i, content, MessageType.EVALUATE) for i in clients}
         replies = dict(self._send(messages, timeout))
-        return {i: _read(replies[i], read) if i in replies else LATE for i in clients}
+        return {i: read_answer(replies[i], read) if i in replies else LATE for i in clients}
 
     def _with_config(self, content: RecordDict, server_round: int) -> RecordDict:
         return with_config(content, self._config, self._config_key, server_round)
@@ -254,7 +334,7 @@ class MessageFleet:
             i = clients.get(name)
             if i is None:
                 log.info("ignored a reply to no message of this round")
-            elif not _is_sender(reply, messages[i]):
+            elif not is_sender(reply, messages[i]):
                 log.info("ignored a reply for client %d that another node sent", i)
             elif name not in late:
                 log.info("ignored a second reply of client %d", i)
@@ -293,10 +373,15 @@ class MessageFleet:
         pass
 
 
+def is_deployed(fleet: Fleet) -> bool:
+    """Whether the clients are SuperNodes, and the time is real."""
+    return isinstance(fleet, MessageFleet) and not fleet.simulated
+
+
 def _readings(
     clients: Sequence[int],
     replies: Iterable[tuple[int, Message]],
-    read: Callable[[Message], TrainReply | StateLost],
+    asked: Mapping[int, TrainInstruction],
 ) -> TrainReplies:
     """What is read of each client's reply, as they arrive, then of the clients without one."""
     late, errors = dict.fromkeys(clients), list[str]()
@@ -304,49 +389,6 @@ def _readings(
         del late[i]
         if reply.has_error():
             errors.append(reply.error.reason or "")
-        yield i, _read(reply, read)
-    _check_workers(errors)
+        yield i, read_training(reply, asked[i])
+    check_workers(errors)
     yield from ((i, LATE) for i in late)
-
-
-def _is_sender(reply: Message, message: Message) -> bool:
-    """Whether the receiver of the message sent the reply, or Flower in its place."""
-    sender = reply.metadata.src_node_id
-    by_flower = reply.has_error() and sender == message.metadata.src_node_id
-    return by_flower or sender == message.metadata.dst_node_id
-
-
-def _check_workers(errors: Iterable[str]) -> None:
-    """Raise FederationError if Flower's simulation has lost a worker process.
-
-    It continues to give clients to a Ray actor that died, one after another. One such reply may be
-    made up by a client: at least two are needed.
-    """
-    if sum(flower.is_dead_worker(reason) for reason in errors) > 1:
-        raise FederationError(
-            "a worker process of Flower's simulation died, mostly because of too little memory, "
-            "and most clients of this run would fail from now on; give each client more with "
-            "client-resources-num-cpus, so that fewer run at once, and resume with resume=true"
-        )
-
-
-def _read(reply: Message, read: Callable[[Message], T]) -> T | str:
-    """The content of a reply, or in one line why it cannot be used: no reply ends a run."""
-    try:
-        if reply.has_error():
-            return f"error {reply.error.code}: {last_line(reply.error.reason)}"
-        return read(reply)
-    except ValueError as error:
-        return str(error)
-    except Exception as error:  # Flower's own complaints about what a message claims to be
-        return f"expected a reply that can be read, got {type(error).__name__}"
-
-
-def _metrics(reply: Message) -> Mapping[str, float]:
-    metrics = metrics_of(reply.content, METRICS)
-    if not metrics:
-        raise ValueError(f"expected the record {METRICS!r}, got {listed(sorted(reply.content))}")
-    numbers = {name: v for name, v in metrics.items() if isinstance(v, (int, float))}
-    if not all(map(math.isfinite, numbers.values())):
-        raise ValueError("expected finite numbers in an evaluation, got NaN or Inf")
-    return numbers

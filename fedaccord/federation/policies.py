@@ -10,7 +10,7 @@ from fedaccord.core.request import TrainRequest
 from fedaccord.core.rounds import RoundState
 from fedaccord.federation import sampling, secure
 from fedaccord.federation.clock import Clock, Timing
-from fedaccord.federation.fleet import TrainReplies
+from fedaccord.federation.fleet import MessageFleet, TrainReplies
 from fedaccord.federation.replies import check_numbers
 from fedaccord.federation.session import Session
 
@@ -88,13 +88,22 @@ class Buffered(FullRound):
     """
 
     def collect(self, s: RoundState) -> Collected:
-        """By the simulated clock. A visit is computed when it ends: until then nothing reads it."""
-        assert self.clock is not None
-        s = self._filled(s)
+        """In the order of the simulated clock; without one in that of real arrival."""
+        s, wanted = self._filled(s), self.method.buffer_of(s.num_clients)
+        if self.clock:
+            return self._simulated(s, wanted, self.clock)
+        assert isinstance(self.fleet, MessageFleet)
+        self.release(s)
+        ended = self.fleet.receive([visit.client for visit in s.visits], wanted)
+        requests, rest = self._split(s, ended)
+        return Collected(s._replace(visits=rest), requests, ended.items())
+
+    def _simulated(self, s: RoundState, wanted: int, clock: Clock) -> Collected:
+        """A visit is computed when it ends: until then nothing reads it."""
         ends = sorted((visit.end, visit.client) for visit in s.visits)
-        lost = {visit.client: self.clock.lost(visit) for visit in s.visits if visit.is_lost}
+        lost = {visit.client: clock.lost(visit) for visit in s.visits if visit.is_lost}
         arriving = [end for end in ends if end[1] not in lost]
-        step = (arriving[: self.method.buffer_of(s.num_clients)] or ends or [(s.clock, -1)])[-1]
+        step = (arriving[:wanted] or ends or [(s.clock, -1)])[-1]
         done = {i: end for end, i in ends if (end, i) <= step}
         requests, rest = self._split(s, done)
         self.release(s)
@@ -104,7 +113,7 @@ class Buffered(FullRound):
         return Collected(s._replace(clock=step[0], visits=rest), requests, replies, done)
 
     def _filled(self, s: RoundState) -> RoundState:
-        """The state with visits to round t in the free seats."""
+        """The state with visits of round t in the free seats; nodes are asked at once."""
         at_work = {visit.client for visit in s.visits}
         available = self.fleet.available()
         if self.clock and not at_work:
@@ -116,8 +125,10 @@ class Buffered(FullRound):
             available = [i for i in available if i not in at_work]
         seats = self.method.cohort_size(s.num_clients) - len(at_work)
         visits = self.session.visits(s, self.cohort(s, available, seats))
+        requests = self.session.requests_of(visits)
+        if isinstance(self.fleet, MessageFleet):
+            self.fleet.send(requests, self.timeout)
         if self.clock:
-            requests = self.session.requests_of(visits)
             ends = [self.clock.end(request, s.clock) for request in requests]
             visits = [
                 visit._replace(end=end.seconds, is_lost=end.is_lost)

@@ -26,7 +26,7 @@ from fedaccord.federation.evaluation import (
     evaluate_at_clients,
     evaluate_at_server,
 )
-from fedaccord.federation.fleet import Fleet
+from fedaccord.federation.fleet import Fleet, is_deployed
 from fedaccord.federation.method import Method
 from fedaccord.federation.policies import Buffered, FullRound
 from fedaccord.federation.round import Round, finish
@@ -86,7 +86,7 @@ class Run:
                 f"over-selection: expected 0 with given cohorts, got {method.over_selection:g}"
             )
         if clock is None:
-            check_real_time(method)
+            check_real_time(method, is_deployed(fleet))
         self.method, self.num_rounds, self.cohorts = method, num_rounds, cohorts
         self.timeout = method.round_timeout if timeout is None else timeout
         whole = method, initial, fleet, num_rounds, federation, attempt, model, scratch
@@ -165,6 +165,8 @@ class Run:
         if state is not None:
             _check_alike(state, first)
             state = state.to(first.w.device)
+            if self._clock is None:  # nobody waits for replies to the server that was here before
+                state = state._replace(visits=())
         self._state = self._with_privacy(state or first)
         return self._state
 
@@ -261,15 +263,16 @@ def _check_alike(state: RoundState, first: RoundState) -> None:
         )
 
 
-def check_real_time(method: Method) -> None:
+def check_real_time(method: Method, deployed: bool) -> None:
     """Raise ValueError, in one line, if the method needs the clock of simulated devices."""
     if method.device_profile != NONE:
         raise ValueError(
             f"device-profile: expected none under Flower, whose clock is real, got "
             f"{method.device_profile!r}: `fedaccord run` and `simulate` simulate devices"
         )
-    if method.is_buffered:
+    if method.is_buffered and not deployed:
         raise ValueError(
-            "schedule: expected synchronous without simulated devices, and under Flower, got "
-            "'buffered': `fedaccord run` and `simulate` take it with device-profile=lognormal"
+            "schedule: expected synchronous without simulated devices or SuperNodes, got "
+            "'buffered': `fedaccord run` and `simulate` take it with device-profile=lognormal, and "
+            "Flower's simulation does not"
         )

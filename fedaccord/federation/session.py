@@ -14,7 +14,7 @@ from fedaccord.core.request import EvaluateRequest, ModelLayout, TrainInstructio
 from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import Vector, dtype_of
 from fedaccord.federation import sampling
-from fedaccord.federation.fleet import Fleet, MessageFleet
+from fedaccord.federation.fleet import Fleet, is_deployed
 from fedaccord.federation.method import Method
 from fedaccord.federation.state_dict import layout_of
 from fedaccord.wire.tensor_array import to_record, to_tensor
@@ -48,7 +48,7 @@ class Session:
         self.scratch = scratch
         self.durable: Sequence[int] | None = None  # as `TrainInstruction.durable`, of every client
         self.half = method.client_half()
-        self.is_deployed = isinstance(fleet, MessageFleet) and not fleet.simulated
+        self.is_deployed = is_deployed(fleet)
         self.model = model or layout_of(initial, method.model_settings)
         self.layout, self.buffer_layout = (
             {name: torch.Size(shape) for name, shape in part.items()}

@@ -42,7 +42,10 @@ class Settings:
         1, "rounds between evaluations; the last is always evaluated", low=1, affects="records"
     )
     round_timeout: float = option(
-        3600.0, "seconds to wait for the replies of a round", above=0, affects="speed"
+        3600.0,
+        "seconds to wait for the replies of a round; with schedule=buffered for each reply",
+        above=0,
+        affects="speed",
     )
     wait_timeout: float = option(
         600.0, "seconds to wait for all clients before round 1", above=0, affects="speed"
@@ -75,7 +78,8 @@ class Settings:
     schedule: str = option(
         SYNCHRONOUS,
         "the server steps with the replies of its cohort, or with the first ones of the clients at "
-        "work, which may have begun from earlier models",
+        "work, which may have begun from earlier models, on SuperNodes or simulated devices; "
+        "Flower's simulation refuses buffered",
         choices=(SYNCHRONOUS, BUFFERED),
     )
     buffer_size: int = option(

@@ -1,0 +1,63 @@
+"""What arrives from nodes: who sent it, and what it says or in one line why it cannot be used."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+from flwr.app import Message
+
+from fedaccord.compat import flower_1_41 as flower
+from fedaccord.core.options import listed
+from fedaccord.core.request import StateLost, TrainInstruction, TrainReply
+from fedaccord.federation.errors import FederationError, last_line
+from fedaccord.wire.messages import read_reply
+from fedaccord.wire.records import METRICS, metrics_of
+
+T = TypeVar("T")
+
+
+def is_sender(reply: Message, message: Message) -> bool:
+    """Whether the receiver of the message sent the reply, or Flower in its place."""
+    sender = reply.metadata.src_node_id
+    by_flower = reply.has_error() and sender == message.metadata.src_node_id
+    return by_flower or sender == message.metadata.dst_node_id
+
+
+def check_workers(errors: Iterable[str]) -> None:
+    """Raise FederationError if Flower's simulation has lost a worker process.
+
+    It continues to give clients to a Ray actor that died, one after another. One such reply may be
+    made up by a client: at least two are needed.
+    """
+    if sum(flower.is_dead_worker(reason) for reason in errors) > 1:
+        raise FederationError(
+            "a worker process of Flower's simulation died, mostly because of too little memory, "
+            "and most clients of this run would fail from now on; give each client more with "
+            "client-resources-num-cpus, so that fewer run at once, and resume with resume=true"
+        )
+
+
+def read_answer(reply: Message, read: Callable[[Message], T]) -> T | str:
+    """The content of a reply, or in one line why it cannot be used: no reply ends a run."""
+    try:
+        if reply.has_error():
+            return f"error {reply.error.code}: {last_line(reply.error.reason)}"
+        return read(reply)
+    except ValueError as error:
+        return str(error)
+    except Exception as error:  # Flower's own complaints about what a message claims to be
+        return f"expected a reply that can be read, got {type(error).__name__}"
+
+
+def read_training(reply: Message, asked: TrainInstruction) -> TrainReply | StateLost | str:
+    return read_answer(reply, lambda it: read_reply(it.content, asked.half))
+
+
+def read_metrics(reply: Message) -> Mapping[str, float]:
+    metrics = metrics_of(reply.content, METRICS)
+    if not metrics:
+        raise ValueError(f"expected the record {METRICS!r}, got {listed(sorted(reply.content))}")
+    numbers = {name: v for name, v in metrics.items() if isinstance(v, (int, float))}
+    if not all(map(math.isfinite, numbers.values())):
+        raise ValueError("expected finite numbers in an evaluation, got NaN or Inf")
+    return numbers
