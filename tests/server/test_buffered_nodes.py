@@ -18,7 +18,7 @@ from fedaccord.core.vectors import leaves
 from fedaccord.engine import quiet
 from fedaccord.federation import checkpoint
 from fedaccord.federation.devices import write
-from fedaccord.federation.fleet import LATE, REPLACED
+from fedaccord.federation.fleet import LATE, REPLACED, MessageFleet
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.strategies import METHODS, Scaffold
@@ -145,7 +145,7 @@ def test_the_same_order_of_arrival_is_the_same_run(name: str, at_once: int, tmp_
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd"])
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     faults=st.lists(st.sampled_from([None, None, *KINDS]), min_size=12, max_size=12),
     seed=st.integers(0, 99),
@@ -221,6 +221,18 @@ def test_another_node_of_a_client_ends_its_visit(clock: Clock) -> None:
     assert rows == [(0, REPLACED)]
     assert clock.now < TIMEOUT
     assert [round.metrics["replies"] for round in found[1:]] == [C - 1, C, C]
+
+
+def test_a_new_visit_drops_the_reply_to_the_one_before() -> None:
+    """Also one that has arrived: the server gives visits up when all memories begin anew."""
+    with Nodes([1, 0], at_once=2) as net, quiet():
+        run = run_over(net, method_of("scaffold"), 2)
+        s, fleet = run.begin(), run.session.fleet
+        assert isinstance(fleet, MessageFleet)
+        fleet.send(run.session.requests(s, [0, 1]), TIMEOUT)
+        assert [*fleet.receive([0, 1], 1)] == [1]
+        fleet.send(run.session.requests(s._replace(t=1), [0]), TIMEOUT)
+        assert fleet.receive([0], 1) == {0: LATE}
 
 
 def test_a_simulation_refuses() -> None:
