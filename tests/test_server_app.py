@@ -215,7 +215,7 @@ def test_a_signal_ends_a_run_and_twenty_more_do_not_interrupt_the_saving(
     assert result.exit_code == code, result.output
     assert result.stderr == (
         f"fedaccord: interrupted: {path} holds what was done so far; "
-        f"fedaccord resume {path} goes on\n"
+        f"fedaccord resume {path} continues it\n"
     )
     assert runs.status(path) == "interrupted"
     assert summary(path)["rounds"] == 3

@@ -111,7 +111,7 @@ def test_an_interrupted_run_leaves_what_it_has_done(tmp_path: Path) -> None:
     assert result.exit_code == 130, result.output
     assert result.stderr == (
         f"fedaccord: interrupted: {directory} holds what was done so far; "
-        f"fedaccord resume {directory} goes on\n"
+        f"fedaccord resume {directory} continues it\n"
     )
     assert "\x1b" not in result.stdout
 

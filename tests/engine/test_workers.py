@@ -226,7 +226,7 @@ def test_the_largest_clients_go_first_and_shares_are_even(fleet: Any) -> None:
 
     def deal(clients: Any, most: int = 100) -> list[list[int]]:
         pairs: Any = [(SimpleNamespace(client=i), None) for i in clients]
-        return [[asked.client for asked in share.asked] for share in fleet._deal(pairs, most)]
+        return [[i.client for i in share.instructions] for share in fleet._deal(pairs, most)]
 
     assert deal(range(5)) == [[3], [0], [2], [1], [4]]
     assert list(map(len, deal([*range(5)] * 4))) == [3] * 4 + [2] * 4
