@@ -270,7 +270,7 @@ def test_keys_without_effect_are_told_under_flower(
     set_by_a_user = {"partition": "iid", "classes-per-client": 3, "fedprox.mu": 0.2, "workers": 2}
     run_config = {**config.defaults(), "model": "linear", "algo": "fedavg", **set_by_a_user}
     context: Any = SimpleNamespace(run_config=run_config)
-    grid: Any = None
+    grid: Any = SimpleNamespace()
     server_app.main(grid, context)
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
         "classes-per-client=3 has no effect: nothing reads it without partition=pathological",
