@@ -205,9 +205,9 @@ class Node:
         if is_handshake(message):
             return app(message, self.context)
         request = read_request(message)
-        asked, w = request.instruction, request.down.w
-        own = 1e-6 * (1 + self.client + 1000 * asked.round)
-        sends = asked.half.sends
+        instruction, w = request.instruction, request.down.w
+        own = 1e-6 * (1 + self.client + 1000 * instruction.round)
+        sends = instruction.half.sends
         up = sends(*(w + own if name == "w" else w * own for name in sends._fields))
         return Message(write_reply(TrainReply(up, SAMPLES_OF_A_NODE, 1, 2.3)), reply_to=message)
 

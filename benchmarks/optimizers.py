@@ -90,7 +90,7 @@ def ours(name: str, batches: Batches, options: argparse.Namespace) -> Callable[[
     )
     model = FlatModel(module(options))
     shapes, s = tuple(map(tuple, model.shapes)), first_state(method, model.w.clone(), 1)
-    asked = TrainInstruction(
+    instruction = TrainInstruction(
         round=0,
         rounds=1,
         half=method.client_half(),
@@ -107,7 +107,7 @@ def ours(name: str, batches: Batches, options: argparse.Namespace) -> Callable[[
     )
 
     def one_round() -> None:
-        request = TrainRequest(asked, broadcast(method, s, 0))
+        request = TrainRequest(instruction, broadcast(method, s, 0))
         local_round(request, None, Data(model, batches, F.cross_entropy))
 
     return one_round

@@ -113,10 +113,10 @@ class NoSteps(LocalFleet):
     """Clients whose model after the local steps is the one before them."""
 
     def _round(self, request: TrainRequest, state: Any) -> tuple[TrainReply, Any]:
-        asked = request.instruction
-        found = training_data(self.task, asked)
+        instruction = request.instruction
+        found = training_data(self.task, instruction)
         begun = first_state(request, CPU) if state is None else state
-        done = client_round(asked.half, request.down, begun, asked.config, no_steps)
+        done = client_round(instruction.half, request.down, begun, instruction.config, no_steps)
         return TrainReply(done.up, found.examples or 0, 1, 0.0), done.state
 
 

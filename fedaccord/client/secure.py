@@ -12,14 +12,14 @@ from fedaccord.wire.tensor_array import to_record, to_tensor
 
 def is_stage(message: Message) -> bool:
     """Whether a message is of a stage without training."""
-    asked = records.config_of(message.content, SECURE)
-    return bool(asked) and asked.get("stage") != client.MASKED
+    payload = records.config_of(message.content, SECURE)
+    return bool(payload) and payload.get("stage") != client.MASKED
 
 
 def answer_stage(message: Message, context: Context) -> Message:
     """Raises ValueError as `client.answer`."""
-    asked = records.config_of(message.content, SECURE)
-    found, kept = client.answer(asked, records.config_of(context.state, SECURE))
+    payload = records.config_of(message.content, SECURE)
+    found, kept = client.answer(payload, records.config_of(context.state, SECURE))
     context.state[SECURE] = ConfigRecord(kept)
     return Message(RecordDict({SECURE: ConfigRecord(found)}), reply_to=message)
 
@@ -30,10 +30,10 @@ def masked_reply(message: Message, context: Context, train: Callable[[], Message
     Raises ValueError, before any training, if the shares of others are wrong or a masked upload was
     sent before: two uploads under one mask would reveal their difference.
     """
-    asked = records.config_of(message.content, SECURE)
-    if not asked:
+    payload = records.config_of(message.content, SECURE)
+    if not payload:
         return train()
-    kept = client.open_shares(asked, records.config_of(context.state, SECURE))
+    kept = client.open_shares(payload, records.config_of(context.state, SECURE))
     reply = train()
     vectors = records.arrays_of(reply.content, UP)
     if vectors is not None:

@@ -66,13 +66,13 @@ class MemoriesFleet:
     def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
         self.memories.restore(states)
 
-    def _recall(self, asked: TrainInstruction) -> Any:
+    def _recall(self, instruction: TrainInstruction) -> Any:
         """The stored state with which a client begins; see `store.recall`."""
-        return store.recall(self.memories.load(asked.client), asked)
+        return store.recall(self.memories.load(instruction.client), instruction)
 
-    def _remember(self, asked: TrainInstruction, kept: Any) -> None:
-        memory = store.remember(self.memories.load(asked.client), asked, kept)
-        self.memories.save(asked.client, memory)
+    def _remember(self, instruction: TrainInstruction, kept: Any) -> None:
+        memory = store.remember(self.memories.load(instruction.client), instruction, kept)
+        self.memories.save(instruction.client, memory)
 
 
 class LocalFleet(MemoriesFleet):
@@ -117,16 +117,16 @@ class LocalFleet(MemoriesFleet):
         """The requests to execute, each with its client's state; replies to the others."""
         reached: list[Reached] = []
         for request in requests:
-            asked = request.instruction
+            instruction = request.instruction
             try:
-                reached.append((request, self._state(asked)))
+                reached.append((request, self._state(instruction)))
                 continue
             except MissingStateError:
-                replies[asked.client] = StateLost(asked.accepted)
+                replies[instruction.client] = StateLost(instruction.accepted)
             except ValueError as error:
-                replies[asked.client] = describe(error)
+                replies[instruction.client] = describe(error)
             if self._on_client:
-                self._on_client(asked.client)
+                self._on_client(instruction.client)
         return reached
 
     def _train(self, part: Sequence[Reached]) -> dict[int, Reading]:
@@ -134,12 +134,12 @@ class LocalFleet(MemoriesFleet):
         replies: dict[int, Reading] = {}
         size = nbytes(part[0][0].down)
         for (request, _), done in zip(part, self._rounds(part), strict=True):
-            asked = request.instruction
+            instruction = request.instruction
             if isinstance(done, str):
-                replies[asked.client] = done
+                replies[instruction.client] = done
             else:
-                replies[asked.client] = done[0]
-                self._made.append((asked, *done))
+                replies[instruction.client] = done[0]
+                self._made.append((instruction, *done))
         if self.home.type == "cpu" or self._in_memory or len(self._made) * size > PENDING:
             self._store_made()
         return replies
@@ -149,8 +149,10 @@ class LocalFleet(MemoriesFleet):
         made, self._made = self._made, []
         if made and not self._in_memory:
             fetch(reply.loss for _, reply, _ in made)
-        for asked, _, state in made:
-            self._remember(asked, self.memories.pack(asked.client, asked.round, state))
+        for instruction, _, state in made:
+            self._remember(
+                instruction, self.memories.pack(instruction.client, instruction.round, state)
+            )
 
     def _rounds(self, part: Sequence[Reached]) -> Sequence[tuple[TrainReply, Any] | str]:
         if self.vectorize and len(part) > 1:
@@ -171,9 +173,9 @@ class LocalFleet(MemoriesFleet):
         except Exception as error:  # the server judges any error of a client
             return describe(error)
 
-    def _state(self, asked: TrainInstruction) -> Any:
+    def _state(self, instruction: TrainInstruction) -> Any:
         """The state with which a client begins; None: its first request."""
-        kept = self._recall(asked)
+        kept = self._recall(instruction)
         return None if kept is None else self.memories.unpack(kept)
 
     def evaluate(

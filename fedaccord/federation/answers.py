@@ -49,8 +49,8 @@ def read_answer(reply: Message, read: Callable[[Message], T]) -> T | str:
         return f"expected a reply that can be read, got {type(error).__name__}"
 
 
-def read_training(reply: Message, asked: TrainInstruction) -> TrainReply | StateLost | str:
-    return read_answer(reply, lambda it: read_reply(it.content, asked.half))
+def read_training(reply: Message, instruction: TrainInstruction) -> TrainReply | StateLost | str:
+    return read_answer(reply, lambda it: read_reply(it.content, instruction.half))
 
 
 def read_metrics(reply: Message) -> Mapping[str, float]:

@@ -72,20 +72,24 @@ class Clock:
 
     def end(self, request: TrainRequest, now: float) -> End:
         """The end of a visit that begins now."""
-        asked = request.instruction
-        device, extra = self.devices[asked.client], nbytes(request.buffers)
+        instruction = request.instruction
+        device, extra = self.devices[instruction.client], nbytes(request.buffers)
         up = self._up_bytes + extra
         seconds = device.latency + request.nbytes / device.down + up / device.up
-        end = now + seconds + self._samples(asked) * device.seconds_per_sample
+        end = now + seconds + self._samples(instruction) * device.seconds_per_sample
         gone = device.until(now)
-        return End(gone, asked.client, is_lost=True) if gone < end else End(end, asked.client)
+        return (
+            End(gone, instruction.client, is_lost=True)
+            if gone < end
+            else End(end, instruction.client)
+        )
 
-    def _samples(self, asked: TrainInstruction) -> int:
+    def _samples(self, instruction: TrainInstruction) -> int:
         """How many samples the steps of a visit read, batches counted as full."""
-        examples = self._examples(asked.client)
-        if not asked.local_steps:
-            return asked.local_epochs * examples
-        return asked.local_steps * min(asked.batch_size or examples, examples)
+        examples = self._examples(instruction.client)
+        if not instruction.local_steps:
+            return instruction.local_epochs * examples
+        return instruction.local_steps * min(instruction.batch_size or examples, examples)
 
     def round(
         self, requests: Sequence[TrainRequest], now: float, wanted: int, deadline: float

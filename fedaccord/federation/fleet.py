@@ -96,7 +96,7 @@ class _Visit(NamedTuple):
 
     message: Message
     message_id: str | None  # None: Flower could not send the message
-    asked: TrainInstruction
+    instruction: TrainInstruction
     deadline: float  # by `time.monotonic`
 
 
@@ -181,8 +181,8 @@ class MessageFleet:
                 messages[i].content[SECURE] = ConfigRecord(dict(stage))
         size = max((request.nbytes for request in requests), default=0)
         replies = self._send(messages, max(0.0, end - time.monotonic()), size)
-        asked = {request.instruction.client: request.instruction for request in requests}
-        return _readings(clients, replies, asked)
+        instructions = {request.instruction.client: request.instruction for request in requests}
+        return _readings(clients, replies, instructions)
 
     def send(self, requests: Sequence[TrainRequest], timeout: float) -> None:
         """Ask clients to train and return at once; timeout: seconds until `receive` gives one up.
@@ -193,10 +193,10 @@ class MessageFleet:
         message_ids = self.grid.push_messages([*messages.values()])
         deadline = time.monotonic() + timeout
         for request, message_id in zip(requests, message_ids, strict=True):
-            asked = request.instruction
-            visit = _Visit(messages[asked.client], message_id, asked, deadline)
-            self._at_work[asked.client] = visit
-            self._ended.pop(asked.client, None)
+            instruction = request.instruction
+            visit = _Visit(messages[instruction.client], message_id, instruction, deadline)
+            self._at_work[instruction.client] = visit
+            self._ended.pop(instruction.client, None)
 
     def receive(self, clients: Collection[int], wanted: int) -> dict[int, Reading]:
         """The next ``wanted`` replies in the order of arrival, and in between why others have none.
@@ -231,7 +231,7 @@ class MessageFleet:
                 log.info("ignored a reply that no client at work sent, or its second one")
                 continue
             del self._at_work[i]
-            self._ended[i] = read_training(reply, visit.asked)
+            self._ended[i] = read_training(reply, visit.instruction)
         now = time.monotonic()
         for i, visit in [*self._at_work.items()]:
             node = visit.message.metadata.dst_node_id
@@ -381,7 +381,7 @@ def is_deployed(fleet: Fleet) -> bool:
 def _readings(
     clients: Sequence[int],
     replies: Iterable[tuple[int, Message]],
-    asked: Mapping[int, TrainInstruction],
+    instructions: Mapping[int, TrainInstruction],
 ) -> TrainReplies:
     """What is read of each client's reply, as they arrive, then of the clients without one."""
     late, errors = dict.fromkeys(clients), list[str]()
@@ -389,6 +389,6 @@ def _readings(
         del late[i]
         if reply.has_error():
             errors.append(reply.error.reason or "")
-        yield i, read_training(reply, asked[i])
+        yield i, read_training(reply, instructions[i])
     check_workers(errors)
     yield from ((i, LATE) for i in late)

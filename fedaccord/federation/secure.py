@@ -43,8 +43,8 @@ def train(
     """
     if not requests:
         return []
-    asked = {request.instruction.client: request for request in requests}
-    protocol = SecureRound([*asked], *masking)
+    request_of = {request.instruction.client: request for request in requests}
+    protocol = SecureRound([*request_of], *masking)
     channel = _Messages(fleet) if isinstance(fleet, MessageFleet) else _InProcess(fleet)
     pause = min(STAGE_SECONDS, STAGE_SHARE * timeout)
     end = time.monotonic() + timeout - pause  # of training; the last stage has its own time
@@ -63,24 +63,24 @@ def train(
     try:
         shares = protocol.shares(ask(protocol.setup()))
         payloads = protocol.masked(ask(shares))
-        some = [asked[i] for i in payloads]
+        some = [request_of[i] for i in payloads]
         readings |= channel.train(some, payloads, max(0.0, end - time.monotonic()))
-        good = _good(readings, asked, protocol.word, check)
+        good = _good(readings, request_of, protocol.word, check)
         uploads = {i: _integers(reply.up, protocol.word) for i, reply in good.items()}
         total = protocol.total(uploads, ask(protocol.unmask([*uploads])))
     except SumFailedError as error:
         others = NotSummed(error)
         lost = {i: it for i, it in readings.items() if isinstance(it, (str, StateLost))}
-        return [(i, lost.get(i, others)) for i in asked]
+        return [(i, lost.get(i, others)) for i in request_of]
     up = next(iter(good.values())).up
     mean = _split(torch.from_numpy(total).double().div_(len(good)), up, fleet.home)
     for i, reply in good.items():
         readings[i] = reply._replace(up=mean, up_bytes=uploads[i].nbytes + sent[i])
-    return [(i, readings.get(i, LATE)) for i in asked]
+    return [(i, readings.get(i, LATE)) for i in request_of]
 
 
 def _good(
-    readings: dict[int, Reading], asked: Mapping[int, TrainRequest], word: int, check: Check
+    readings: dict[int, Reading], request_of: Mapping[int, TrainRequest], word: int, check: Check
 ) -> dict[int, TrainReply]:
     """The replies with uploads that can be summed; the readings of others become the reason."""
     replies = {i: it for i, it in readings.items() if isinstance(it, TrainReply)}
@@ -91,8 +91,8 @@ def _good(
             if i in odd:
                 raise ValueError(odd[i])
             reply = reply._replace(loss=float(reply.loss))
-            check(asked[i], reply)
-            _check_masked(reply.up, word, len(asked[i].down.w))
+            check(request_of[i], reply)
+            _check_masked(reply.up, word, len(request_of[i].down.w))
             good[i] = reply
         except (ValueError, TypeError) as error:
             readings[i] = str(error)

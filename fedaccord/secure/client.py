@@ -31,30 +31,30 @@ HEADER = f">{NONCE}sII"
 Payload = Mapping[str, Any]
 
 
-def answer(asked: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
+def answer(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
     """The answer to a stage other than the masked upload, and what the client remembers.
 
     Raises ValueError, in one line, on a stage that is out of order, or that would reveal too much.
     """
     stages = {SETUP: _setup, SHARE: _share, UNMASK: _unmask}
-    stage = asked.get("stage")
+    stage = payload.get("stage")
     if stage not in stages:
         raise ValueError(f"secure-sum: expected one of {', '.join(stages)}, got {stage!r:.40}")
     if stage != SETUP:
-        check_order(asked, memory, stage)
-    return stages[stage](asked, memory)
+        check_order(payload, memory, stage)
+    return stages[stage](payload, memory)
 
 
-def check_order(asked: Payload, memory: Payload, stage: str) -> None:
-    if memory.get("next") != stage or memory.get("nonce") != asked.get("nonce"):
+def check_order(payload: Payload, memory: Payload, stage: str) -> None:
+    if memory.get("next") != stage or memory.get("nonce") != payload.get("nonce"):
         raise ValueError(
             f"secure-sum: expected the stage {memory.get('next', SETUP)!r} of the client's current "
             f"round, got {stage!r}: its process began anew, or a message came twice"
         )
 
 
-def _setup(asked: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
-    nonce, own = asked["nonce"], asked["client"]
+def _setup(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
+    nonce, own = payload["nonce"], payload["client"]
     if not isinstance(nonce, bytes) or len(nonce) != NONCE:
         raise ValueError(f"secure-sum: expected a nonce of {NONCE} bytes")
     cipher, mask = new_key(), new_key()
@@ -62,15 +62,15 @@ def _setup(asked: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, A
     return {"cipher-key": public_key(cipher), "mask-key": public_key(mask)}, kept
 
 
-def _share(asked: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
-    own, neighbours, threshold = memory["client"], [*asked["neighbours"]], asked["threshold"]
+def _share(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
+    own, neighbours, threshold = memory["client"], [*payload["neighbours"]], payload["threshold"]
     holders = [own, *neighbours]
     if len({*holders}) < len(holders) or not len(holders) < 2 * threshold <= 2 * len(holders):
         raise ValueError(
             "secure-sum: expected other clients as neighbours, and a threshold of more than half "
             f"of {len(holders)} and at most all, got {threshold}"
         )
-    keys = [*asked["cipher-keys"], *asked["mask-keys"]]
+    keys = [*payload["cipher-keys"], *payload["mask-keys"]]
     for key in keys:
         check_public(key)
     if len({*keys}) < 2 * len(neighbours) or len(keys) != 2 * len(neighbours):
@@ -82,20 +82,20 @@ def _share(asked: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, A
         encrypt(
             shared_key(memory["cipher"], key), struct.pack(HEADER, memory["nonce"], own, i) + shares
         )
-        for i, key, shares in zip(neighbours, asked["cipher-keys"], others, strict=True)
+        for i, key, shares in zip(neighbours, payload["cipher-keys"], others, strict=True)
     ]
     kept = {**memory, "next": MASKED, "seed": seed, "shares": [own_shares], "threshold": threshold}
-    kept |= {name: [*asked[name]] for name in ("neighbours", "cipher-keys", "mask-keys")}
+    kept |= {name: [*payload[name]] for name in ("neighbours", "cipher-keys", "mask-keys")}
     return {"receivers": neighbours, "sealed": sealed}, kept
 
 
-def open_shares(asked: Payload, memory: Payload) -> dict[str, Any]:
+def open_shares(payload: Payload, memory: Payload) -> dict[str, Any]:
     """What the client remembers once it has the shares of its neighbours, before it trains.
 
     Raises ValueError, in one line, if there are too few, or one is not from whom it claims.
     """
-    check_order(asked, memory, MASKED)
-    own, senders, word = memory["client"], [*asked["senders"]], asked["word"]
+    check_order(payload, memory, MASKED)
+    own, senders, word = memory["client"], [*payload["senders"]], payload["word"]
     key_of = dict(zip(memory["neighbours"], memory["cipher-keys"], strict=True))
     if not {*senders} <= {*key_of} or len({*senders}) < len(senders) or word not in WORDS:
         raise ValueError("secure-sum: expected shares of neighbours, each once")
@@ -105,7 +105,7 @@ def open_shares(asked: Payload, memory: Payload) -> dict[str, Any]:
             f"{len(senders)}"
         )
     shares = [*memory["shares"]]
-    for i, sealed in zip(senders, asked["sealed"], strict=True):
+    for i, sealed in zip(senders, payload["sealed"], strict=True):
         try:
             text = decrypt(shared_key(memory["cipher"], key_of[i]), sealed)
         except Exception as error:  # the library's own, without a message
@@ -127,9 +127,9 @@ def add_masks(values: Any, memory: Payload) -> Any:
     return total
 
 
-def _unmask(asked: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
+def _unmask(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
     own, senders = memory["client"], memory["senders"]
-    active, lost = [*asked["active"]], [*asked["lost"]]
+    active, lost = [*payload["active"]], [*payload["lost"]]
     share_of = dict(zip([own, *senders], memory["shares"], strict=True))
     if sorted(active + lost) != sorted(share_of) or own not in active:
         raise ValueError(

@@ -105,14 +105,14 @@ class SecureRound:
         """active: the clients whose masked uploads came."""
         self._need(active, MASKED)
         self._check_connected(active)
-        there, asked = {*active}, dict[int, Payload]()
+        there, payloads = {*active}, dict[int, Payload]()
         for i in active:
             known = [i, *self.senders[i]]
             near, lost = [j for j in known if j in there], [j for j in known if j not in there]
             if len(near) < self.threshold(i):  # of its seed there are fewer shares than that
                 raise self._lost(i, len(near), MASKED)
-            asked[i] = self._payload(UNMASK, active=near, lost=lost)
-        return asked
+            payloads[i] = self._payload(UNMASK, active=near, lost=lost)
+        return payloads
 
     def total(self, uploads: Mapping[int, Any], answers: Mapping[int, Any]) -> Any:
         """The sum (n,) of the clients' integers, in 64 bits; uploads: those of `unmask`."""

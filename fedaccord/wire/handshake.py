@@ -32,9 +32,9 @@ class Introduction(NamedTuple):
 
 def handshake(settings: ModelSettings = DEFAULT) -> RecordDict:
     """A question that a ClientApp answers without training: which client, and which model?"""
-    asked = ConfigRecord({HANDSHAKE: True, VERSION: PROTOCOL})
-    asked[SETTINGS] = json.dumps(settings._asdict())
-    return RecordDict({CONFIG: asked})
+    question = ConfigRecord({HANDSHAKE: True, VERSION: PROTOCOL})
+    question[SETTINGS] = json.dumps(settings._asdict())
+    return RecordDict({CONFIG: question})
 
 
 def answer_handshake(
@@ -49,8 +49,8 @@ def answer_handshake(
 
     Raises ValueError if the node's config has neither, or the server has another protocol.
     """
-    asked = config_of(message.content, CONFIG)
-    check_protocol("server", asked.get(VERSION))
+    question = config_of(message.content, CONFIG)
+    check_protocol("server", question.get(VERSION))
     config = context.node_config
     values: dict[str, int] = {VERSION: PROTOCOL}
     wanted: tuple[str, ...] = (PARTITION_ID, NUM_PARTITIONS)
@@ -69,7 +69,7 @@ def answer_handshake(
     metrics = MetricRecord(dict[str, int | float | list[int] | list[float]](values))
     content = RecordDict({METRICS: metrics})
     if layout_of:
-        layout = layout_of(ModelSettings(**json.loads(str(asked[SETTINGS]))))
+        layout = layout_of(ModelSettings(**json.loads(str(question[SETTINGS]))))
         described = ConfigRecord({LAYOUT: json.dumps(layout._asdict())})
         if card := card_of():
             described[CARD] = json.dumps(card)

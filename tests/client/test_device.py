@@ -237,11 +237,11 @@ def test_every_key_of_a_file_is_thought_of() -> None:
     [({}, 2 * 3), ({"local_steps": 7}, 7), ({"batch_size": 0}, 2), ({"local_epochs": 9}, 27)],
 )
 def test_a_node_bounds_the_steps_of_a_round(settings: dict[str, Any], steps: int) -> None:
-    asked = ASKED._replace(**settings)
-    device.check_steps(asked, 25, {"max-local-steps": steps})
+    instruction = ASKED._replace(**settings)
+    device.check_steps(instruction, 25, {"max-local-steps": steps})
     line = rf"^max-local-steps: .* at most {steps - 1} steps a round, the run asks for {steps};"
     with pytest.raises(ValueError, match=line):
-        device.check_steps(asked, 25, {"max-local-steps": steps - 1})
+        device.check_steps(instruction, 25, {"max-local-steps": steps - 1})
 
 
 def test_without_a_bound_of_its_own_a_node_takes_a_million() -> None:

@@ -37,13 +37,13 @@ def batches(n: int = 3) -> list[Any]:
 
 
 def request(model: FlatModel) -> TrainRequest:
-    asked = TrainInstruction(
+    instruction = TrainInstruction(
         *(0, 3, HALF, tuple(map(tuple, model.shapes)), 0.1, 0.01, 10.0),
         **{"local_epochs": 1, "local_steps": 0, "batch_size": 0, "seed": 0},
         **{"precision": "float32", "client": 0, "accepted": -1},
     )
     torch.manual_seed(2)
-    return TrainRequest(asked, Down(model.w.clone(), 0.01 * torch.randn(D)), None, None)
+    return TrainRequest(instruction, Down(model.w.clone(), 0.01 * torch.randn(D)), None, None)
 
 
 def peak(loss: Any) -> float:
@@ -51,8 +51,8 @@ def peak(loss: Any) -> float:
     w and its gradient, and what beside them is received, remembered, computed and returned."""
     with profile(profile_memory=True) as trace:  # all of it: what was there before shows no end
         model = FlatModel(network())
-        asked, state = request(model), ClientState(torch.zeros(D))
-        local_round(asked, state, Data(model, batches(), loss))
+        one, state = request(model), ClientState(torch.zeros(D))
+        local_round(one, state, Data(model, batches(), loss))
     events = sorted(trace.kineto_results.events(), key=lambda event: event.start_ns())
     most = now = 0
     for event in events:
@@ -77,9 +77,9 @@ def test_a_large_model_gives_the_same_replies_and_keeps_none_of_them(
     def visits() -> list[Any]:
         """Two with one model, evaluated after each, as in a simulation."""
         model, found = FlatModel(network()), list[Any]()
-        asked, state = request(model), ClientState(torch.zeros(D))
+        one, state = request(model), ClientState(torch.zeros(D))
         for _ in range(2):
-            reply, state = local_round(asked, state, Data(model, batches(), squares))
+            reply, state = local_round(one, state, Data(model, batches(), squares))
             found.append((*reply.up, *state))
             found.append([vector.clone() for vector in found[-1]])
             evaluate(model, torch.ones(D), batches(1), F.cross_entropy)

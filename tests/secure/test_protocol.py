@@ -249,10 +249,10 @@ def test_a_client_refuses_what_would_reveal_its_upload() -> None:
     for i, payload in secure.setup().items():
         keys[i], memories[i] = client.answer(payload, {})
     shares: dict[int, Any] = {}
-    asked = secure.shares(keys)
+    payloads = secure.shares(keys)
     with pytest.raises(ValueError, match="more than half of 3"):
-        client.answer({**asked[0], "threshold": 1}, memories[0])
-    for i, payload in asked.items():
+        client.answer({**payloads[0], "threshold": 1}, memories[0])
+    for i, payload in payloads.items():
         shares[i], memories[i] = client.answer(payload, memories[i])
     forward = secure.masked(shares)
     wrong = {**forward[0], "sealed": forward[0]["sealed"][::-1]}

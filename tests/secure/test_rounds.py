@@ -245,14 +245,14 @@ def by_messages(
     @app.train()
     def train(message: Message, context: Context) -> Message:
         batches: Any = []
-        asked: Any = message.content.get(SECURE, {})
+        payload: Any = message.content.get(SECURE, {})
         i = context.node_id - FIRST_NODE
         if not is_handshake(message):
-            if asked.get("stage") == client.SETUP:
+            if payload.get("stage") == client.SETUP:
                 rounds[i] = rounds.get(i, 0) + 1
-            if rounds.get(i) == 2 and lost.get(i) == asked.get("stage", ""):
+            if rounds.get(i) == 2 and lost.get(i) == payload.get("stage", ""):
                 raise RuntimeError("lost")
-            if CONFIG in message.content and asked.get("stage", client.MASKED) == client.MASKED:
+            if CONFIG in message.content and payload.get("stage", client.MASKED) == client.MASKED:
                 batches = [data[read_instruction(message).client]]
         model = federation.linear(W0)
         loss = federation.half_square

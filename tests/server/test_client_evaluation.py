@@ -79,17 +79,17 @@ def test_the_means_are_those_of_flowers_strategies() -> None:
     ],
 )
 def test_as_many_clients_as_the_arguments_say(arguments: Any, sizes: list[int]) -> None:
-    asked: dict[int, list[int]] = {}
+    clients_of: dict[int, list[int]] = {}
 
     def note(client: int, message: Message) -> dict[str, Any]:
         number = int(str(message.content.config_records["config"]["server-round"]))
-        asked.setdefault(number, []).append(client)
+        clients_of.setdefault(number, []).append(client)
         return norm(client, message)
 
     start(note, strategy(**arguments), rounds=3)
-    assert [len(clients) for clients in asked.values()] == sizes
+    assert [len(clients) for clients in clients_of.values()] == sizes
     if sizes and sizes[0] < C:
-        assert len({tuple(clients) for clients in asked.values()}) > 1
+        assert len({tuple(clients) for clients in clients_of.values()}) > 1
 
 
 def test_records_and_configs_have_the_names_that_the_user_gives() -> None:

@@ -18,13 +18,13 @@ ONE = Device(seconds_per_sample=1.0, up=math.inf, down=math.inf)
 
 def request(client: int, **more: Any) -> TrainRequest:
     settings = {"local_epochs": 1, "local_steps": 0, "batch_size": 4} | more
-    asked = TrainInstruction(
+    instruction = TrainInstruction(
         *(0, 1, FedAvg().client_half(), ((10,),), 0.1, 0.0, 0.0),
         *(settings["local_epochs"], settings["local_steps"], settings["batch_size"]),
         *(0, "float32"),
         client=client,
     )
-    return TrainRequest(asked, Model(torch.zeros(10)))
+    return TrainRequest(instruction, Model(torch.zeros(10)))
 
 
 def clock_of(seconds: list[float], **device: Any) -> Clock:

@@ -267,15 +267,15 @@ def test_more_replies_than_a_round_has_clients_are_refused_before_it(
         FedAvg(min_replies=most + 1, **settings).check_clients(6)
     assert f"at most {most}, the {words}" in str(refused.value)
     assert ("raise fraction-train" in str(refused.value)) == (most < 6)
-    asked: list[Message] = []
+    messages: list[Message] = []
 
     def count(message: Message, reply: Message) -> Message:
-        asked.append(message)
+        messages.append(message)
         return reply
 
     with pytest.raises(ValueError, match="min-replies"):
         federation(strategy(min_replies=most + 1, **settings), 1, count)
-    assert asked == []
+    assert messages == []
 
 
 def test_explicit_cohorts_are_as_large_as_they_are() -> None:

@@ -128,7 +128,7 @@ def test_other_records_of_the_context_are_left_alone() -> None:
 # --- which version a visit begins with ------------------------------------------------------------
 
 
-def asked(
+def instruction(
     round: int,
     accepted: int,
     *,
@@ -146,95 +146,99 @@ def asked(
     )
 
 
-def request(memory: Memory | None, told: TrainInstruction) -> tuple[Any, Memory]:
+def request(memory: Memory | None, instruction: TrainInstruction) -> tuple[Any, Memory]:
     """The state that a visit begins with, and the memory after it: states are words here."""
-    begun = recall(memory, told)
-    return begun, remember(memory, told, f"after {told.round}")
+    begun = recall(memory, instruction)
+    return begun, remember(memory, instruction, f"after {instruction.round}")
 
 
 def test_a_visit_begins_with_the_state_that_was_accepted_last() -> None:
-    begun, memory = request(None, asked(0, -1))
+    begun, memory = request(None, instruction(0, -1))
     assert begun is None
-    begun, memory = request(memory, asked(2, 0))
+    begun, memory = request(memory, instruction(2, 0))
     assert begun == "after 0"
-    begun, memory = request(memory, asked(3, 0))  # the reply of round 2 was lost
+    begun, memory = request(memory, instruction(3, 0))  # the reply of round 2 was lost
     assert begun == "after 0"
-    begun, memory = request(memory, asked(5, 0))  # and that of round 3
+    begun, memory = request(memory, instruction(5, 0))  # and that of round 3
     assert begun == "after 0"
-    begun, memory = request(memory, asked(6, 5))
+    begun, memory = request(memory, instruction(6, 5))
     assert begun == "after 5"
     assert memory == Memory(Version(6, "after 6"), Version(5, "after 5"))
 
 
 def test_a_first_step_that_was_not_accepted_is_a_first_visit_again() -> None:
-    _, memory = request(None, asked(0, -1))
-    begun, memory = request(memory, asked(1, -1))
+    _, memory = request(None, instruction(0, -1))
+    begun, memory = request(memory, instruction(1, -1))
     assert begun is None
     assert memory == Memory(Version(1, "after 1"))
-    begun, _ = request(memory, asked(2, 1))
+    begun, _ = request(memory, instruction(2, 1))
     assert begun == "after 1"
 
 
 def test_a_message_that_comes_twice_begins_where_it_began() -> None:
-    _, memory = request(None, asked(0, -1))
-    once = request(memory, asked(4, 0))
-    assert request(once[1], asked(4, 0)) == once
+    _, memory = request(None, instruction(0, -1))
+    once = request(memory, instruction(4, 0))
+    assert request(once[1], instruction(4, 0)) == once
 
 
 def test_a_message_of_an_earlier_round_changes_nothing() -> None:
-    _, memory = request(None, asked(0, -1))
-    _, memory = request(memory, asked(4, 0))
+    _, memory = request(None, instruction(0, -1))
+    _, memory = request(memory, instruction(4, 0))
     with pytest.raises(ValueError, match=r"the message of round 3 came after that of round 5"):
-        request(memory, asked(2, 0))
+        request(memory, instruction(2, 0))
 
 
 def test_a_server_that_begins_again_goes_back_with_its_clients() -> None:
-    _, memory = request(None, asked(0, -1))
-    _, memory = request(memory, asked(4, 0))
-    begun, memory = request(memory, asked(2, 0, attempt=1))
+    _, memory = request(None, instruction(0, -1))
+    _, memory = request(memory, instruction(4, 0))
+    begun, memory = request(memory, instruction(2, 0, attempt=1))
     assert begun == "after 0"
     assert memory.attempt == 1
 
 
 def test_a_server_that_resumes_from_its_last_checkpoint_finds_the_state_however_far_back() -> None:
-    _, memory = request(None, asked(0, -1))
-    _, memory = request(memory, asked(1, 0))
+    _, memory = request(None, instruction(0, -1))
+    _, memory = request(memory, instruction(1, 0))
     for round in range(2, 9):  # the checkpoint of round 2 holds that 1 was accepted
-        _, memory = request(memory, asked(round, round - 1, durable=1))
+        _, memory = request(memory, instruction(round, round - 1, durable=1))
     kept = Version(8, "after 8"), Version(7, "after 7"), Version(1, "after 1")
     assert (memory.latest, memory.before, memory.durable) == kept
     for attempt in (1, 2):
-        begun, memory = request(memory, asked(2, 1, attempt=attempt, durable=1))
+        begun, memory = request(memory, instruction(2, 1, attempt=attempt, durable=1))
         assert begun == "after 1"
         assert memory.durable is None  # it is the one before
-        _, memory = request(memory, asked(3, 2, attempt=attempt, durable=1))
-    _, memory = request(memory, asked(4, 3, attempt=2, durable=3))  # a later checkpoint
+        _, memory = request(memory, instruction(3, 2, attempt=attempt, durable=1))
+    _, memory = request(memory, instruction(4, 3, attempt=2, durable=3))  # a later checkpoint
     assert memory == Memory(Version(4, "after 4"), Version(3, "after 3"), 2)
 
 
 def test_without_checkpoints_that_need_it_two_versions_are_kept() -> None:
     memory = None
     for round in range(9):
-        _, memory = request(memory, asked(round, round - 1))
+        _, memory = request(memory, instruction(round, round - 1))
         assert memory.durable is None
 
 
 def test_a_message_of_an_earlier_start_changes_nothing_whatever_its_round() -> None:
-    _, memory = request(None, asked(0, -1, attempt=3))
-    _, memory = request(memory, asked(4, 0, attempt=3))
-    _, memory = request(memory, asked(1, 0, attempt=7))  # another start, from an earlier checkpoint
+    _, memory = request(None, instruction(0, -1, attempt=3))
+    _, memory = request(memory, instruction(4, 0, attempt=3))
+    _, memory = request(
+        memory, instruction(1, 0, attempt=7)
+    )  # another start, from an earlier checkpoint
     for round in (0, 1, 5, 8):
         with pytest.raises(
             ValueError, match=f"round {round + 1} is of an earlier start of the run"
         ):
-            request(memory, asked(round, 0, attempt=3))
-    assert request(memory, asked(2, 1, attempt=7))[0] == "after 1"
+            request(memory, instruction(round, 0, attempt=3))
+    assert request(memory, instruction(2, 1, attempt=7))[0] == "after 1"
 
 
 @pytest.mark.parametrize("memory", [None, Memory(Version(3, "after 3"), Version(1, "after 1"))])
 def test_a_state_that_is_gone_is_lost(memory: Memory | None) -> None:
     with pytest.raises(MissingStateError):
-        recall(memory, asked(5, 2))
+        recall(memory, instruction(5, 2))
     with pytest.raises(MissingStateError):
-        recall(memory, asked(5, 2, rule=FedAvgClient(), plugins=(RelaxedInit(beta=0.1),)))
-    assert recall(memory, asked(5, 2, rule=FedAvgClient())) is None  # there is nothing to lose
+        recall(memory, instruction(5, 2, rule=FedAvgClient(), plugins=(RelaxedInit(beta=0.1),)))
+    assert (
+        recall(memory, instruction(5, 2, rule=FedAvgClient())) is None
+    )  # there is nothing to lose

@@ -165,13 +165,13 @@ def test_a_partition_id_that_cannot_be_is_one_line(config: tuple[int, int]) -> N
 
 @pytest.mark.parametrize("number", OTHERS)
 def test_a_server_of_another_protocol_is_refused_at_the_hello(number: Any) -> None:
-    asked = handshake()
-    assert asked.config_records["config"].pop("protocol") == PROTOCOL
+    question = handshake()
+    assert question.config_records["config"].pop("protocol") == PROTOCOL
     if number is not None:
-        asked.config_records["config"]["protocol"] = number
+        question.config_records["config"]["protocol"] = number
     own = Context(1, 2, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {})
     with pytest.raises(ValueError, match=refusal("server", number)):
-        answer_handshake(message(asked), own)
+        answer_handshake(message(question), own)
 
 
 @pytest.mark.parametrize("config", [{"partition-id": 0, "num-partitions": 2}, {"data-path": "/"}])

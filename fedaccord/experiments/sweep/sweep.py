@@ -90,7 +90,7 @@ class Sweep:
             every = [c for m in self.plan.methods for c in self.plan.configurations(m)]
             return [Winner(self.plan.tested(c), math.nan, 1) for c in every]
         searches = {method: search(self.plan, method) for method in self.plan.methods}
-        batches = {method: next(asked) for method, asked in searches.items()}
+        batches = {method: next(proposals) for method, proposals in searches.items()}
         winners = {}
         while batches:
             self._do(work, [ask for asks in batches.values() for ask in asks], self.plan.seeds)
@@ -129,8 +129,8 @@ class Sweep:
         self, work: Workers, asks: Sequence[Ask], seeds: Iterable[int], stage: str = TUNE
     ) -> None:
         """Run what is missing; afterwards `trials` has all, in the order of the asks."""
-        asked = [(ask, seed, self._job(ask, seed)) for ask in asks for seed in seeds]
-        jobs = {job.name: job for _, _, job in asked}  # each once, if it was proposed twice
+        proposed = [(ask, seed, self._job(ask, seed)) for ask in asks for seed in seeds]
+        jobs = {job.name: job for _, _, job in proposed}  # each once, if it was proposed twice
         rows = {name: row for name, job in jobs.items() if (row := row_of(job)) is not None}
         before = self.trials
         for name in rows:
@@ -146,7 +146,7 @@ class Sweep:
                 (ask.configuration.name, seed): Trial(
                     ask.configuration, seed, stage, ask.rounds, rows[job.name]
                 )
-                for ask, seed, job in asked
+                for ask, seed, job in proposed
                 if job.name in rows
             }
             self._write("table.csv", trials_table([*self.trials.values()]).to_csv(index=False))
@@ -154,7 +154,7 @@ class Sweep:
         work([job for name, job in jobs.items() if name not in rows], on_row)
         keep()
         if stage == TUNE:
-            for ask, _, job in asked:
+            for ask, _, job in proposed:
                 if ask.rounds >= ask.configuration.rounds:
                     forget_checkpoints(job)
 

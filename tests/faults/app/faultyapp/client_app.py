@@ -29,16 +29,16 @@ def train(message: Message, context: Context) -> Message:
         faults = json.loads(os.environ["FEDACCORD_FAULTS"])
         words = faults.get(str(context.node_config[PARTITION_ID]), "").split()
         kind, stage, number = (*words, *("", "", "1")[len(words) :])
-        asked = config_of(message.content, SECURE)
-        is_stage = kind and asked.get("stage", "") == stage
-        if is_stage and _round(message, context, asked) == int(number):
+        payload = config_of(message.content, SECURE)
+        is_stage = kind and payload.get("stage", "") == stage
+        if is_stage and _round(message, context, payload) == int(number):
             fault(kind)
     return client_app.app(message, context)
 
 
-def _round(message: Message, context: Context, asked: Mapping[str, Any]) -> int:
+def _round(message: Message, context: Context, payload: Mapping[str, Any]) -> int:
     """From 0; of a secure sum's stage, which names none, the number of messages of the kind."""
-    if not asked:
+    if not payload:
         return read_instruction(message).round
     count = int(str(config_of(context.state, "seen").get("messages", 0)))
     context.state["seen"] = ConfigRecord({"messages": count + 1})
