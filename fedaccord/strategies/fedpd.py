@@ -131,6 +131,12 @@ class FedPD(FederatedStrategy):
                 "fedpd: local-init=own starts from the client's own model, so relaxed "
                 "initialisation has no start to move; set local-init=server"
             )
+        for plugin in self.active_plugins:
+            if plugin.place and self.p:
+                raise ValueError(
+                    f"p: expected 0 with {type(plugin).__name__}, got {self.p:g}: without a "
+                    "broadcast a client has no update to send"
+                )
 
     def rule(self) -> LocalRule:
         return FedPDClient(self.rho, self.p, self.local_init, self.seed)

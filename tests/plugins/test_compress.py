@@ -1,6 +1,8 @@
 """Compressed uploads: each compressor alone, and what holds for every method around it."""
 
 import math
+from dataclasses import replace
+from itertools import cycle, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +32,7 @@ from tests.engine.test_faults import TIED, gap, small
 from tests.reference import problem
 from tests.reference.problem import LeastSquares
 from tests.strategies.federate import Dense, Federation, base, federate
+from tests.wire.methods import taken
 
 EVERY: dict[str, Compressor] = {
     "topk, places": TopK(0.03),
@@ -203,6 +206,11 @@ DP = {"sampling": "bernoulli", "dp.clip": 0.1, "dp.noise-multiplier": 0.0}
     [
         ({"algo": "dfedavg"}, "compress.method: expected none with gossip, got 'topk'"),
         ({"gossip.topology": "ring"}, "compress.method: expected none with gossip"),
+        ({"algo": "local"}, "Local cannot take Compress: its clients upload whole models"),
+        (
+            {"algo": "fedpd", "fraction-train": 1.0, "fedpd.p": 0.3},
+            "p: expected 0 with Compress, got 0.3: without a broadcast",
+        ),
         ({"compress.method": "qsgd", "compress.bits": 3}, "compress.bits: expected 2, 4 or 8, got"),
         ({"compress.method": "top"}, "compress.method: expected one of none, topk, randk"),
         ({"compress.share": 0.0}, "compress.share: expected above 0 and at most 1"),
@@ -256,41 +264,44 @@ C, T, K = 4, 5, 2
 LEAST_SQUARES = LeastSquares(C, num_rows=12, dim=10, seed=3)
 W0 = np.random.default_rng(1).normal(size=10)
 METHODS = ("topk", "randk", "sign", "qsgd", "bf16", "int8")
-AROUND = {name: METHODS if name in ("scaffold", "feddyn", "afedpd") else ("topk",) for name in TIED}
 
 
 def compressed(name: str, method: str, *more: PlugIn, feedback: str = "auto") -> Any:
     plugin = Compress(method=method, share=0.3, error_feedback=feedback)
-    made = small(name)
-    return type(made)(**{f: getattr(made, f) for f in OWN} | {"plugins": (*more, plugin)})
-
-
-OWN = ("fraction_train", "precision", "lr", "batch_size", "local_steps")
+    return replace(small(name), plugins=(*more, plugin))
 
 
 @pytest.mark.parametrize("name", TIED)
 def test_the_servers_memory_is_the_clients_with_every_compressor(name: str) -> None:
     """mean(c_i) = c, mean(lam_i) = lam_bar: what clients remember is what the server read."""
-    for method in AROUND[name]:
-        made = compressed(name, method)
-        cohorts = problem.everyone(C, T) if made.all_clients else problem.cohorts(C, 2, T, seed=1)
-        history = federate(made, LEAST_SQUARES, W0, cohorts)
-        clients = [None if state is None else base(state) for state in history.clients]
-        found: Any = SimpleNamespace(clients=clients, state=history.end)
+    bare = small(name)
+    cohorts = problem.everyone(C, T) if bare.all_clients else problem.cohorts(C, 2, T, seed=1)
+    weights = federate(bare, LEAST_SQUARES, W0, cohorts).weights
+    for method in METHODS:
+        history = federate(compressed(name, method), LEAST_SQUARES, W0, cohorts)
+        found: Any = SimpleNamespace(clients=history.clients, state=history.end)
         assert gap(name, found) < 1e-12, method
-        bare = federate(small(name), LEAST_SQUARES, W0, cohorts)
-        assert not torch.allclose(history.weights, bare.weights, rtol=1e-7), method
+        assert not torch.allclose(history.weights, weights, rtol=1e-7), method
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["fedavg", "fedcm", "scaffold"])
+EVERY_METHOD = [name for name in S.METHODS if taken(name, "topk")]
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *product(("fedavg", "fedcm", "scaffold"), METHODS),
+        *zip(EVERY_METHOD, cycle(METHODS), strict=False),
+    ],
+)
 def test_what_is_read_and_the_next_error_are_the_update_and_the_last(
     name: str, method: str
 ) -> None:
     """So the errors telescope: the sum of what is read is that of the updates, less the last."""
-    made = compressed(name, method, RelaxedInit(beta=0.1), feedback="true")
-    plain = type(made)(**{f: getattr(made, f) for f in OWN} | {"plugins": (RelaxedInit(beta=0.1),)})
-    bare, f = plain.client_half(), Federation(made, LEAST_SQUARES, W0, T)
+    relaxed = (RelaxedInit(beta=0.1),) if taken(name, "ri") else ()
+    made = compressed(name, method, *relaxed, feedback="true")
+    bare = replace(made, plugins=relaxed).client_half()
+    f = Federation(made, LEAST_SQUARES, W0, T, shapes=((2, 5),))
     for _ in range(3):
         down = broadcast(made, f.s, 0)
         before = f.state(0, down)
@@ -307,6 +318,13 @@ def test_what_is_read_and_the_next_error_are_the_update_and_the_last(
                 read[field] - w + left, value - w + error, rtol=1e-12, atol=1e-12
             )
         f.take([0])
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_at_share_1_each_method_is_the_bare_one(name: str) -> None:
+    plain = small(name)
+    made = replace(plain, plugins=(Compress(share=1.0),))
+    assert (made.client_half(), made.rule()) == (plain.client_half(), plain.rule())
 
 
 def test_random_numbers_are_of_seed_round_and_client() -> None:

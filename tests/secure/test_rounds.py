@@ -152,6 +152,7 @@ def test_a_rounded_broadcast_composes(name: str) -> None:
         ("fednova", (), {}, "reads the number of steps of each client: take fedavg"),
         ("fedexp", (), {}, "reads the norm of each client's update"),
         ("dfedavg", (), {}, "gossip"),
+        ("fedpd", (), {"fraction_train": 1.0, "p": 0.3}, "p: expected 0 with SecureSum, got 0.3"),
         ("fedavg", (Robust(),), {}, "robust.rule, which compares single uploads"),
         ("fedavg", (Compress(),), {}, "compress.method: masked numbers are not compressible"),
         (
