@@ -162,7 +162,7 @@ class SecureSum(PlugIn):
 
     def quantised(self, u: Vector, generator: torch.Generator) -> Vector:
         """q (d,) int64 in [0, 2^bits); its mean over the generator's numbers is (u + R) / h, if
-        |u| <= R. Raises ValueError for numbers that are not finite."""
+        u is within -R and R. Raises ValueError for numbers that are not finite."""
         if not bool(torch.isfinite(u).all()):
             raise ValueError("secure-sum: the upload holds NaN or Inf; lower lr or clip-norm")
         x = _wide(u).clamp(-self.range, self.range).add_(self.range).div_(self.step)

@@ -117,6 +117,7 @@ def test_the_api_page_has_all_public_names() -> None:
     """That each can be imported is checked by sphinx-build."""
     named = re.findall(r"^\.\. auto\w+:: (\S+)$", (FOLDER.parent / "api.md").read_text(), re.M)
     assert {f"fedaccord.{name}" for name in fedaccord.__all__ if name[0] != "_"} <= {*named}
+    assert {f"fedaccord.plugins.{kind.__name__}" for kind in PLUGINS.values()} <= {*named}
 
 
 def test_the_pictures_of_the_gallery_are_small_and_shown() -> None:
