@@ -1,13 +1,14 @@
 """Many SuperNodes' worth of messages against one SuperLink: memory of the server, lost replies.
 
-    python benchmarks/load.py --nodes 200 --rounds 2
+    python benchmarks/load.py --nodes 200 --rounds 2 --limit 2e9
 
 A SuperLink and a run of ResNet-18 (45 MB) on loopback, and one process with the identities of all
 nodes, which speaks Flower's Fleet API as SuperNodes do: it registers each, sends its heartbeats,
 pulls its messages and pushes its replies, four at a time. A node's reply is the model that it
 received with a number of its own added: nothing is trained, and no two replies have an object in
 common. Memory is sampled every 0.3 s: the resident set of the SuperLink and of the ServerApp, and
-the part of it that is anonymous, which no file backs.
+the part of it that is anonymous, which no file backs. With --limit the ServerApp is in a memory
+group of so many bytes (as root, with a memory controller of cgroup v1).
 """
 
 import argparse
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--algo", default="fedavg")
+    parser.add_argument("--limit", type=float, help="bytes of memory of the ServerApp")
     parser.add_argument("--folder", type=Path, help="of the run and of the SuperLink's database")
     parser.add_argument("--address", help=argparse.SUPPRESS)  # of the process with the nodes
     options = parser.parse_args()
@@ -55,7 +57,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     settings = f'algo="{options.algo}" model="{MODEL}" dataset="npz" data-dir="{folder}/data.npz" '
     settings += f"num-server-rounds={options.rounds} fraction-train=1.0 local-steps=1 threads=1 "
     settings += f'eval-every={options.rounds} out-dir="{work}" name="run" round-timeout=3000.0'
-    with devices.deployment(work, [], []) as (environment, _):
+    limited = small_devices.limited(options.limit)
+    with limited as group, devices.deployment(work, [], []) as (environment, _):
         address = (work / "config.toml").read_text().split('"')[1]
         own = [sys.executable, __file__, "--address", address, "--nodes", str(options.nodes)]
         own += ["--folder", str(folder)]
@@ -63,12 +66,14 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             nodes = subprocess.Popen(own, stdout=log, stderr=log, env=environment)
         try:
             words = ["flwr", "run", str(devices.REPOSITORY), "lab", "--stream", "-c", settings]
-            with watched() as peaks:
+            with watched(group) as peaks:
                 began = time.monotonic()
                 done = subprocess.run(
                     words, env=environment, cwd=work, capture_output=True, text=True, check=False
                 )
                 seconds = time.monotonic() - began
+                if group:
+                    peaks |= small_devices.usage(group)
         finally:
             nodes.terminate()
             nodes.wait(60)
@@ -89,9 +94,11 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def watched() -> Iterator[dict[str, float]]:
-    """The peaks of a block: resident MB of each role, and the anonymous part."""
+def watched(group: Path | None) -> Iterator[dict[str, float]]:
+    """The peaks of a block: resident MB of each role, and the anonymous part. The ServerApp is
+    moved into the group."""
     found: dict[str, float] = {}
+    moved = set[int]()
     over = threading.Event()
 
     def look() -> None:
@@ -100,6 +107,9 @@ def watched() -> Iterator[dict[str, float]]:
                 with suppress(psutil.Error, OSError, StopIteration):
                     words = " ".join(process.cmdline())
                     role = next(role for name, role in ROLES.items() if name in words)
+                    if group and role == "ServerApp" and process.pid not in moved:
+                        (group / "tasks").write_text(str(process.pid))
+                        moved.add(process.pid)
                     lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
                     for line in lines:
                         name, _, value = line.partition(":")

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import devices
 import numpy as np
@@ -65,10 +66,17 @@ def measure(
         cpu = (devices.cpu_seconds(nodes[:1]) - before) / (ROUNDS + 1)
         found = {"idle": idle, "peak": peak, "cpu a message": cpu, "rounds": seconds}
         if group:
-            found["most of the group"] = number(group / "memory.max_usage_in_bytes") / devices.MB
-            found["times at the limit"] = number(group / "memory.failcnt")
-            found["killed"] = (group / "memory.oom_control").read_text().split()[-1]
+            found |= usage(group)
     return found
+
+
+def usage(group: Path) -> dict[str, Any]:
+    """Of a memory group: its peak in MB, how often it reached its limit, how many were killed."""
+    return {
+        "most of the group": number(group / "memory.max_usage_in_bytes") / devices.MB,
+        "times at the limit": number(group / "memory.failcnt"),
+        "killed": (group / "memory.oom_control").read_text().split()[-1],
+    }
 
 
 def write_images(path: Path, shape: tuple[int, ...]) -> None:
@@ -85,12 +93,15 @@ def write_images(path: Path, shape: tuple[int, ...]) -> None:
 
 
 @contextmanager
-def limited() -> Iterator[Path | None]:
-    """A memory group of its own; None: this user or system can make none."""
+def limited(limit: float | None = LIMIT) -> Iterator[Path | None]:
+    """A memory group of its own; None: this user or system can make none, or there is no limit."""
+    if limit is None:
+        yield None
+        return
     group = GROUPS / f"fedaccord-{os.getpid()}"
     try:
         group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(LIMIT))
+        (group / "memory.limit_in_bytes").write_text(str(int(limit)))
     except OSError as error:
         print(f"no memory group ({error}): one core alone", file=sys.stderr)
         yield None

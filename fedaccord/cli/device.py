@@ -41,7 +41,7 @@ def device(
     """
     from importlib import import_module
 
-    from fedaccord.process.allocator import uncollected
+    from fedaccord.process.allocator import forget_file_pages, uncollected
     from fedaccord.process.warm import warm
 
     options = words or []
@@ -64,4 +64,5 @@ def device(
     with ExitStack() as stack:
         with refusing(OSError):
             stack.enter_context(warm(commands, forget="fedaccord"))
+        forget_file_pages()  # of what the warm process needs, not the SuperNode
         flower.run_supernode(options, short_pauses)

@@ -46,7 +46,7 @@ LATE = "no reply in time"
 REPLACED = "another node took the place of its node"
 PULL_INTERVAL = 0.01  # seconds between two polls of a simulation
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls of SuperNodes' replies
-READ_AT_ONCE = 2**28  # bytes of replies that are fetched together
+READ_AT_ONCE = 2**27  # bytes of replies that are fetched together
 PAUSE_SHARE = 0.1  # of the time since the messages were sent: at most so much later is a round over
 MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
 Reading = TrainReply | StateLost | str  # a string: what is wrong with the reply, in one line

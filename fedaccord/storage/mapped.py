@@ -15,7 +15,7 @@ from torch import Tensor
 from fedaccord.core.vectors import Vector, map_vectors
 
 VECTORS = 16  # in a file of `Spill`
-REPLIES = 2**29  # bytes of a round's replies that stay in memory
+REPLIES = 2**28  # bytes of a round's replies that stay in memory
 PAST = 2**28  # bytes of vectors of past rounds that stay in memory
 MADV_POPULATE_WRITE = 23  # of Linux, since 5.14
 

@@ -2,12 +2,14 @@
 
 import ctypes
 import gc
+import mmap
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from fedaccord.process.allocator import keep_freed_memory, uncollected
+from fedaccord.process.allocator import forget_file_pages, keep_freed_memory, uncollected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
@@ -49,3 +51,26 @@ def test_a_process_with_pytorch_is_searched_as_before() -> None:
     with uncollected():
         assert gc.isenabled()
     assert gc.get_freeze_count() == frozen
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/self/smaps")
+def test_clean_pages_of_files_are_dropped_and_written_ones_stay(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(empty := bytes(1 << 24))
+    with file.open("rb") as opened:
+        clean, written = (mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) for _ in range(2))
+    written[5] = 7
+    assert [clean[:], sum(written[:])] == [empty, 7]  # all pages are there
+    before = resident_files()
+    forget_file_pages()
+    assert resident_files() < before - 12  # of `clean`; others are mapped again meanwhile
+    assert [clean[:], sum(written[:])] == [empty, 7]
+    assert torch.ones(3).sum() == 3
+    clean.close()
+    written.close()
+
+
+def resident_files() -> float:
+    """MB of files in this process's memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(it.split()[1]) / 1024 for it in lines if it.startswith("RssFile:"))
