@@ -1,5 +1,6 @@
 """Buffered asynchronous rounds on the simulated clock."""
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,40 @@ def test_exact_methods_reach_the_optimum_where_fedavg_does_not(tmp_path: Path) -
         distance[name] = np.linalg.norm(w - PROBLEM.optimum()) / np.linalg.norm(PROBLEM.optimum())
     assert distance["fedavg"] > 0.1
     assert distance["scaffold"] < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("name", "steps", "low", "high"),
+    [
+        ("fedavg", 2000, 0.1, 1.0),
+        ("scaffold", 2000, 0, 1e-13),
+        ("feddyn", 8000, 0, 1e-13),
+        ("afedpd", 8000, 0, 1e-13),
+    ],
+)
+def test_the_optimum_with_a_slow_client_and_faults(
+    name: str, steps: int, low: float, high: float, seed: int, tmp_path: Path
+) -> None:
+    """The distance from the optimum in its norm: with drawn speeds, one client ten times slower,
+    and in the first half lost and repeated messages and clients that lose their states."""
+    rng = np.random.default_rng(seed)
+    seconds = rng.lognormal(sigma=0.5, size=C)
+    seconds[0] *= 10
+
+    def fault(t: int, i: int) -> str | None:
+        drawn = random.Random(f"{seed} {t} {i}")
+        return drawn.choice(KINDS) if t < steps / 2 and drawn.random() < 0.1 else None
+
+    method = method_of(name, max_failed_rounds=99, **buffered(tmp_path, seconds.tolist()))
+    found = run(method, [()] * steps, participation=None, record="metrics", faults=fault)
+    w, optimum = found.model["weight"].numpy().ravel(), PROBLEM.optimum()
+    distance = np.linalg.norm(w - optimum) / np.linalg.norm(optimum)
+    assert found.metrics["staleness"].max() > 3  # mean of a step
+    assert found.metrics["dropped"].sum() > steps / 20
+    assert low <= distance < high
 
 
 def test_a_device_that_goes_away_frees_its_seat(tmp_path: Path) -> None:
