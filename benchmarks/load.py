@@ -1,14 +1,14 @@
 """Many SuperNodes' worth of messages against one SuperLink: memory of the server, lost replies.
 
-    python benchmarks/load.py --nodes 200 --rounds 2 --limit 2e9
+    python benchmarks/load.py --nodes 30 100 --out load.json --markdown docs/results/load.md
 
 A SuperLink and a run of ResNet-18 (45 MB) on loopback, and one process with the identities of all
 nodes, which speaks Flower's Fleet API as SuperNodes do: it registers each, sends its heartbeats,
 pulls its messages and pushes its replies, four at a time. A node's reply is the model that it
 received with a number of its own added: nothing is trained, and no two replies have an object in
 common. Memory is sampled every 0.3 s: the resident set of the SuperLink and of the ServerApp, and
-the part of it that is anonymous, which no file backs. With --limit the ServerApp is in a memory
-group of so many bytes (as root, with a memory controller of cgroup v1).
+the part of it that is anonymous, which no file backs. The ServerApp is in a memory group of --limit
+bytes (as root, with a memory controller of cgroup v1), so that it fails if it needs more.
 """
 
 import argparse
@@ -31,39 +31,53 @@ import psutil
 import small_devices
 import torch
 
+from fedaccord.federation.fleet import READ_AT_ONCE
+from fedaccord.storage.mapped import REPLIES
+
 MODEL, SAMPLES_OF_A_NODE, WORKERS, MB = "resnet18", 100, 4, 1e6
 ROLES = {"flower-superlink": "SuperLink", "flwr-serverapp": "ServerApp"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[30, 100])
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--algo", default="fedavg")
-    parser.add_argument("--limit", type=float, help="bytes of memory of the ServerApp")
+    parser.add_argument("--limit", type=float, default=2e9, help="bytes of the ServerApp; 0: none")
     parser.add_argument("--folder", type=Path, help="of the run and of the SuperLink's database")
+    parser.add_argument("--out", type=Path, default=Path("load.json"), help="what was measured")
+    parser.add_argument("--markdown", type=Path, help="write the page to this file")
     parser.add_argument("--address", help=argparse.SUPPRESS)  # of the process with the nodes
     options = parser.parse_args()
     if options.address:
         serve(options)
         return
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        print(json.dumps(measure(options, Path(folder)), indent=1))
+    found = json.loads(options.out.read_text()) if options.out.exists() else []
+    for nodes in options.nodes:
+        if nodes in [one["nodes"] for one in found]:
+            continue
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            found.append(measure(nodes, options, Path(folder)))
+        print(json.dumps(found[-1], indent=1), flush=True)
+        options.out.write_text(json.dumps(found, indent=1))
+    if options.markdown:
+        options.markdown.write_text(page(found, options))
 
 
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def measure(nodes: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     small_devices.write_images(folder / "data.npz", small_devices.IMAGES[MODEL])
     work = folder / "work"
     settings = f'algo="{options.algo}" model="{MODEL}" dataset="npz" data-dir="{folder}/data.npz" '
     settings += f"num-server-rounds={options.rounds} fraction-train=1.0 local-steps=1 threads=1 "
-    settings += f'eval-every={options.rounds} out-dir="{work}" name="run" round-timeout=3000.0'
-    limited = small_devices.limited(options.limit)
+    settings += "wait-timeout=3000.0 "
+    settings += f'eval-every={options.rounds} out-dir="{work}" name="run" round-timeout=6000.0'
+    limited = small_devices.limited(options.limit or None)
     with limited as group, devices.deployment(work, [], []) as (environment, _):
         address = (work / "config.toml").read_text().split('"')[1]
-        own = [sys.executable, __file__, "--address", address, "--nodes", str(options.nodes)]
+        own = [sys.executable, __file__, "--address", address, "--nodes", str(nodes)]
         own += ["--folder", str(folder)]
         with (work / "nodes.log").open("wb") as log:
-            nodes = subprocess.Popen(own, stdout=log, stderr=log, env=environment)
+            serving = subprocess.Popen(own, stdout=log, stderr=log, env=environment)
         try:
             words = ["flwr", "run", str(devices.REPOSITORY), "lab", "--stream", "-c", settings]
             with watched(group) as peaks:
@@ -75,14 +89,14 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 if group:
                     peaks |= small_devices.usage(group)
         finally:
-            nodes.terminate()
-            nodes.wait(60)
+            serving.terminate()
+            serving.wait(60)
         metrics = work / "run/metrics.csv"
         if not metrics.is_file():
             sys.exit(done.stdout + done.stderr + (work / "nodes.log").read_text())
         rows = pd.read_csv(metrics).iloc[1:]
     return {
-        "nodes": options.nodes,
+        "nodes": nodes,
         "algo": options.algo,
         "seconds of a round": rows["seconds"].tolist(),
         "seconds of the run": seconds,
@@ -127,6 +141,55 @@ def watched(group: Path | None) -> Iterator[dict[str, float]]:
         thread.join()
 
 
+def page(found: list[dict[str, Any]], options: argparse.Namespace) -> str:
+    heads = [
+        *("SuperNodes", "replies", "lost", "seconds a round", "SuperLink: all", "anonymous"),
+        *("ServerApp: all", "anonymous", "most of its group"),
+    ]
+    lines = [f"| {' | '.join(heads)} |", "| --: " * len(heads) + "|"]
+    for one in found:
+        peaks = one["peak MB"]
+        sizes = [f"{role}, {part}" for role in ROLES.values() for part in ("all", "anonymous")]
+        cells = [
+            *(one["nodes"], f"{sum(one['replies']):.0f}", f"{sum(one['dropped']):.0f}"),
+            f"{max(one['seconds of a round']):.0f}",
+            *(f"{peaks[name]:.0f}" for name in sizes),
+            f"{peaks['most of the group']:.0f}" if "most of the group" in peaks else "-",
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    killed = sum(int(one["peak MB"].get("killed", 0)) for one in found)
+    at_once, kept = (number / MB for number in (READ_AT_ONCE, REPLIES))
+    return "\n".join(
+        [
+            "# Load on a server",
+            "",
+            " ".join(__doc__.split("\n\n")[2].split()),
+            "",
+            f"CPU, {os.cpu_count()} cores with other load, torch {torch.__version__}, "
+            f"{options.algo}, {options.rounds} round(s), {found[0]['MB of a reply']:.0f} MB a "
+            f"reply, a limit of {options.limit / MB:,.0f} MB; MB at the peak.",
+            "",
+            *lines,
+            "",
+            f"The limit killed {killed} processes; the group's figure includes the files that "
+            "Linux caches for it.",
+            "",
+            f"**The bound.** The ServerApp fetches at most {at_once:.0f} MB of replies together, "
+            "one reply at least; the others wait in the SuperLink's database. Of a round's replies "
+            f"{kept:.0f} MB stay in memory, those that came first, and the others are stored in "
+            "files of the run directory, from which the server step reads them one after another "
+            "in the order of clients, so that the sum does not depend on the order of arrival. "
+            "Neither number depends on how many nodes there are. On top come the models and "
+            "vectors of the server itself, and Flower's copies of the replies that are fetched. In "
+            "buffered rounds a look fetches all replies that are there: at most `concurrency`.",
+            "",
+            "Made by `python benchmarks/load.py --nodes "
+            f"{' '.join(str(one['nodes']) for one in found)} --markdown docs/results/load.md`.",
+            "",
+        ]
+    )
+
+
 # --- the process with the nodes -------------------------------------------------------------------
 
 
@@ -136,9 +199,10 @@ def serve(options: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     with ExitStack() as stack, ThreadPoolExecutor(WORKERS) as pool:
+        number = options.nodes[0]
         nodes = [
             Node(i, options, *stack.enter_context(http_request_response(options.address, True)))
-            for i in range(options.nodes)
+            for i in range(number)
         ]
         print(f"{len(nodes)} nodes", flush=True)
         while True:
@@ -167,7 +231,7 @@ class Node:
 
         self.client, self.receive, self.send = client, receive, send
         self.pull_object, self.push_object, self.confirm = pull_object, push_object, confirm
-        config = {"partition-id": client, "num-partitions": options.nodes, "dataset": "npz"}
+        config = {"partition-id": client, "num-partitions": options.nodes[0], "dataset": "npz"}
         config["data-dir"] = f"{options.folder}/data.npz"
         self.context = Context(0, node_id, config, RecordDict(), {"model": MODEL})
 
