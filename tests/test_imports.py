@@ -125,6 +125,19 @@ def test_rooms_import_each_other_in_one_direction_only() -> None:
         left = {name: above for name, above in left.items() if name not in lowest}
 
 
+def test_no_module_imports_itself_through_others() -> None:
+    """Also not for types or inside functions. A package's __init__ is the way in, and left out."""
+    paths = {module(path): path for path in SOURCES if path.name != "__init__.py"}
+    left = {}
+    for name, path in paths.items():
+        named = {*imports(path)}  # a.b, or a.b.c where c is a name in the module a.b
+        left[name] = (named | {n.rpartition(".")[0] for n in named}) & {*paths}
+    while left:
+        lowest = {name for name, above in left.items() if not above & set(left)}
+        assert lowest, f"a circle among {sorted(left)}"
+        left = {name: above for name, above in left.items() if name not in lowest}
+
+
 def test_flowers_private_parts_are_left_to_one_module() -> None:
     for path in (path for path in SOURCES if room(path) != "compat"):
         found = [n for n in imports(path) if below(n, "flwr") and not below(n, *PUBLIC)]

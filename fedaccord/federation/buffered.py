@@ -1,12 +1,9 @@
 """What does not fit buffered rounds."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fedaccord.federation.method import Method
+from fedaccord.federation.method import Method
 
 
-def check_buffered(method: "Method") -> None:
+def check_buffered(method: Method) -> None:
     """Raise ValueError, in one line, if the method cannot take replies to earlier models."""
     if why := method.why_synchronous:
         name = type(method).__name__

@@ -22,7 +22,6 @@ from fedaccord.core.rule import LocalRule, Model, Stateless
 from fedaccord.core.topology import Star, Topology
 from fedaccord.core.vectors import Vector
 from fedaccord.federation import sampling
-from fedaccord.federation.buffered import check_buffered
 from fedaccord.federation.devices import NONE
 from fedaccord.federation.settings import Settings
 
@@ -140,8 +139,6 @@ class Method(Settings, ABC):
                     else "cohorts have no fixed size"
                 )
             )
-        if self.is_buffered:
-            check_buffered(self)
         if self.own_state() == "average" and self.topology.is_decentralised:
             raise ValueError(
                 f"optimizer-state: expected reset or keep with {name}, got 'average': under gossip "

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedaccord.core.options import argument
 from fedaccord.federation.arguments import check_arguments
+from fedaccord.federation.buffered import check_buffered
 from fedaccord.federation.client_evaluation import AggregateMetrics, ClientEvaluation
 from fedaccord.federation.evaluation import EvaluateFn
 from fedaccord.federation.fleet import MessageFleet
@@ -74,6 +75,8 @@ class FederatedStrategy(Method, Strategy, ABC):
         if self.weighted_by_key:
             object.__setattr__(self, "weighting", "examples")
         super().__post_init__()
+        if self.is_buffered:
+            check_buffered(self)
 
     def start(
         self,

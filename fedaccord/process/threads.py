@@ -74,6 +74,13 @@ def cores() -> int:
     return int(joblib.cpu_count())
 
 
+def processes(wanted: int) -> int:
+    """How many run side by side on this machine; 0: one a core, a single one with a GPU."""
+    import torch
+
+    return wanted or (1 if torch.cuda.is_available() else cores())
+
+
 def of_task(wanted: int, task: "Task", strategy: "FederatedStrategy", workers: int = 0) -> Threads:
     """The threads of a run of ``strategy`` on ``task``; see `choose`. Workers have one each."""
     if workers and not wanted:

@@ -187,3 +187,11 @@ def test_the_environment_is_set_in_our_own_processes_alone(code: str, policy: st
         [sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True
     )
     assert done.stdout.split()[-1] == policy
+
+
+def test_as_many_processes_as_cores_or_one_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 5)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert (threads.processes(0), threads.processes(3)) == (5, 3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert (threads.processes(0), threads.processes(3)) == (1, 3)

@@ -6,9 +6,9 @@ from typing import NamedTuple
 from fedaccord.config import RunConfig
 from fedaccord.data import datasets
 from fedaccord.experiments.reproduce.study import Run, Study
-from fedaccord.experiments.sweep import workers
 from fedaccord.experiments.sweep.estimate import timed
 from fedaccord.experiments.sweep.plan import Options
+from fedaccord.process import threads
 from fedaccord.task import load_task
 from fedaccord.task.config import TaskConfig
 
@@ -26,7 +26,7 @@ class Estimate:
     """Hours of runs; each model is timed once on each data set."""
 
     def __init__(self, study: Study, options: Options) -> None:
-        self.study, self.processes = study, workers.count(options.workers)
+        self.study, self.processes = study, threads.processes(options.workers)
         self.paces: dict[tuple[object, ...], Pace] = {}
 
     def hours(self, runs: Sequence[Run]) -> float | None:

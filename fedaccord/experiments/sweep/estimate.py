@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from fedaccord import engine
 from fedaccord.config import RunConfig
-from fedaccord.experiments.sweep import space, workers
+from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.plan import Configuration, Plan
 from fedaccord.experiments.sweep.search import budget
 from fedaccord.experiments.sweep.table import TEST, TUNE
+from fedaccord.process import threads
 
 LADDERS = ("halving", "asha")
 TIMED = 2  # rounds; the second one counts
@@ -87,7 +88,7 @@ def estimate(plan: Plan, found: Sequence[Part]) -> str:
     total = sum(rest * part.runs + seconds * part.rounds * _work(part) / one for part in found)
     if plan.options.ray_address:
         return f"{_words(total)} of one trial after another, {seconds:.2g} s a round"
-    number = workers.count(plan.options.workers)
+    number = threads.processes(plan.options.workers)
     total = total / number + (_start_of_process() if number > 1 else 0)
     processes = f"{number} process{'es' if number > 1 else ''}"
     return f"about {_words(total)} with {processes}, {seconds:.2g} s a round of {method}"

@@ -16,8 +16,8 @@ import ray
 
 from fedaccord.engine.cluster import begin, environment
 from fedaccord.experiments.sweep.plan import Options
-from fedaccord.experiments.sweep.trial import FAILED, Job, Row, execute, mean
-from fedaccord.experiments.sweep.workers import OnRow, Workers, count
+from fedaccord.experiments.sweep.trial import FAILED, Job, OnRow, Row, Workers, execute, mean
+from fedaccord.process import threads
 from fedaccord.process.allocator import keep_freed_memory
 
 WORST = -1e30  # the score of a failed rung, which stops: NaN is below every quantile
@@ -39,7 +39,7 @@ def on_ray(options: Options) -> Iterator[Climbing]:
     Raises ValueError if there is no such cluster, or not enough of it.
     """
     with environment():
-        begin(options.ray_address, max(count(options.workers), math.ceil(options.cpus)))
+        begin(options.ray_address, max(threads.processes(options.workers), math.ceil(options.cpus)))
         try:
             _check_room(options)
             of_ray = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_retries=0)

@@ -27,12 +27,12 @@ from fedaccord.experiments.sweep.trial import (
     ROWS,
     Job,
     Row,
+    Workers,
     check_names,
     forget_checkpoints,
     mean,
     row_of,
 )
-from fedaccord.experiments.sweep.workers import Workers
 from fedaccord.runs import reader
 from fedaccord.runs.lock import Lock
 from fedaccord.storage.files import replace, unfinished

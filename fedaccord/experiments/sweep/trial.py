@@ -7,7 +7,7 @@ is started again reads it and runs only what is missing.
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -47,6 +47,10 @@ class Job(NamedTuple):
     @property
     def file(self) -> Path:
         return Path(self.folder) / ROWS / f"{self.name}-{self.rounds}.json"
+
+
+OnRow = Callable[[Job, Row], None]  # told of every row once it is complete
+Workers = Callable[[Sequence[Job], OnRow], None]  # who runs jobs: see workers.py
 
 
 def check_names(folder: Path) -> None:

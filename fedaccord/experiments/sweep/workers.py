@@ -6,7 +6,7 @@ has its seed and its number of threads: it is the same on every machine.
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
@@ -14,15 +14,11 @@ from multiprocessing import active_children, connection, get_context, parent_pro
 from os import _exit
 from threading import Thread
 
-import torch
-
 from fedaccord.experiments.sweep.plan import Options
-from fedaccord.experiments.sweep.trial import FAILED, Job, Row, execute
+from fedaccord.experiments.sweep.trial import FAILED, Job, OnRow, Row, Workers, execute
 from fedaccord.process import threads
 from fedaccord.process.allocator import keep_freed_memory
 
-OnRow = Callable[[Job, Row], None]
-Workers = Callable[[Sequence[Job], OnRow], None]
 DIED = "its process died, alone too: perhaps it needs more memory than there is"
 
 
@@ -37,12 +33,8 @@ def of(options: Options) -> AbstractContextManager[Workers]:
                 "type `uv sync --extra sweep --inexact`"
             ) from None
         return ray_workers(options)
-    number = count(options.workers)
+    number = threads.processes(options.workers)
     return processes(number) if number > 1 else here()
-
-
-def count(wanted: int) -> int:
-    return wanted or (1 if torch.cuda.is_available() else threads.cores())
 
 
 @contextmanager

@@ -60,14 +60,6 @@ def test_a_job_that_kills_its_process_is_a_row(
     )
 
 
-def test_as_many_workers_as_cores_or_one_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers.threads, "cores", lambda: 5)
-    monkeypatch.setattr(workers.torch.cuda, "is_available", lambda: False)
-    assert (workers.count(0), workers.count(3)) == (5, 3)
-    monkeypatch.setattr(workers.torch.cuda, "is_available", lambda: True)
-    assert (workers.count(0), workers.count(3)) == (1, 3)
-
-
 @pytest.mark.parametrize("module", ["fedaccord.experiments.sweep.on_ray", "optuna"])
 def test_without_a_package_the_message_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str
