@@ -67,9 +67,7 @@ class DittoClient(LocalRule):
         clip_(g, config.clip_norm)
         shrink = 1 - config.lr * (self.lam + config.weight_decay)
         buffers.v.mul_(shrink).add_(g, alpha=-config.lr).add_(buffers.pull)
-        loss = at(w)
-        clip_(g, config.clip_norm)
-        return loss
+        return super().gradient(w, g, buffers, at, config)  # of w, as FedAvg's
 
     def gradient_result(
         self, w: Vector, g: Vector, buffers: Buffers, at: GradientAt, config: LocalConfig
