@@ -15,6 +15,8 @@ from flwr.cli.build import build_fab_from_files
 from flwr.cli.config_utils import load_and_validate
 from flwr.cli.utils import collect_files
 
+from tests.test_imports import PACKAGE, SOURCES, below, imports, module
+
 REPOSITORY = Path(__file__).parents[1]
 MOST = 400_000  # bytes of the bundle once compressed; Flower 1.41 stores it as it is, 1 MB
 APPS = """
@@ -70,6 +72,11 @@ def test_the_bundle_is_small_and_holds_what_the_apps_import(checkout: Path, tmp_
     assert len(packed.getvalue()) <= MOST
     names = {path.name for path in app.iterdir()} - {".info"}
     assert names == {"LICENSE", "README.md", "pyproject.toml", "fedaccord"}
+    sent = {path: app / path.relative_to(REPOSITORY) for path in SOURCES}
+    absent = [module(path) for path, copy in sent.items() if not copy.exists()]
+    for path in {*SOURCES} - {PACKAGE / "__init__.py"}:  # which names what a checkout has
+        found = [name for name in imports(path) if below(name, *absent)]
+        assert not (sent[path].exists() and found), path
     done = python("-c", APPS, str(app), folder=tmp_path, path=app)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "scaffold" in done.stdout.split()

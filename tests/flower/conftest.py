@@ -233,9 +233,8 @@ def copy_app(source: Path, folder: Path, package: str) -> Path:
     for side in ("server_app", "client_app"):
         assert f"fedaccord.apps:{side}" in project
         project = project.replace(f"fedaccord.apps:{side}", f"{package}.{side}:app")
-    lines = (line for line in project.splitlines() if not line.startswith("fab-"))
-    text = "\n".join(lines).replace('"fedaccord"', f'"{package}"')
-    (folder / "pyproject.toml").write_text(text)
+    project = re.sub(r"^fab-.* = (\[[^]]*]|.*).*\n", "", project, flags=re.MULTILINE)
+    (folder / "pyproject.toml").write_text(project.replace('"fedaccord"', f'"{package}"'))
     return folder
 
 
