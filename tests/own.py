@@ -32,6 +32,14 @@ def bag_of_tokens(vocabulary: int, classes: int) -> nn.Module:
     return nn.EmbeddingBag(vocabulary, classes, padding_idx=0)
 
 
+def narrow(classes: int) -> nn.Module:
+    return nn.Linear(7, classes)
+
+
+def few_outputs() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+
 def no_module() -> str:
     return "a module"
 
@@ -155,6 +163,16 @@ def other_inputs() -> Any:
 def broken_inputs() -> Any:
     x, y = numbers(4, 0)
     return (x * np.nan, y), (x, y)
+
+
+def names_of_classes() -> Any:
+    x, _ = numbers(4, 0)
+    return ((x, np.array(["a", "b", "a", "b"])),) * 2
+
+
+def below_zero() -> Any:
+    x, y = numbers(4, 0)
+    return ((x, y - 1),) * 2
 
 
 def one_class() -> Any:

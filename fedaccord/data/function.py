@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedaccord.core import named
 from fedaccord.data.cache import channel_stats
-from fedaccord.data.kind import Dataset, Kind, Reading, Source
+from fedaccord.data.kind import Dataset, Kind, Reading, Source, warn_if_whole
 from fedaccord.data.samples import Split, partitioned, split_of
 from fedaccord.data.text import encode, tokenizer_of
 
@@ -74,9 +74,13 @@ def _dataset(name: str, found: Any, reading: Reading) -> Dataset:
     if y_train.is_floating_point():
         if classes:
             raise ValueError("expected integer labels with classes, got float targets: convert one")
-        classes, top = 0, -1
+        classes = 0
+        warn_if_whole(f"dataset: the targets of {name}", y_train, y_test)
     else:
-        top = int(max(y_train.max(), y_test.max()))
+        labels = torch.cat([y_train.flatten(), y_test.flatten()])
+        top, low = int(labels.max()), int(labels.min())
+        if low < 0 and y_train.ndim == 1:
+            raise ValueError(f"expected labels from 0 on, got {low}")
         classes = _count("classes", top + 1 if classes is None else classes)
         if classes < 2 or top >= classes:
             raise ValueError(f"expected labels below classes={classes}, two or more, got {top}")

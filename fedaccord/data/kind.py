@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from fedaccord.data.transforms import normalise
+
+log = logging.getLogger("flwr")  # what a run prints
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 PerChannel = tuple[float, ...]  # of pixels in [0, 1]
@@ -129,6 +132,15 @@ def check_fits(what: str, size: int) -> None:
         raise ValueError(
             f"{what}: expected what fits into the {memory / 1e9:,.0f} GB of memory here, got "
             f"{size / 1e9:,.0f} GB: take less of it, or smaller images"
+        )
+
+
+def warn_if_whole(what: str, *targets: Any) -> None:
+    """Numbers to predict that may be labels: warn if all are whole."""
+    if all((y == y.round()).all() for y in targets):
+        log.warning(
+            f"{what} are whole numbers stored as floats: they are predicted as numbers; store "
+            "integers if they are labels of classes"
         )
 
 

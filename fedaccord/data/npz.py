@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedaccord.data.kind import ARRAYS, Decoded, Kind, Reading, Source, check_fits, number_owners
+from fedaccord.data.kind import (
+    ARRAYS,
+    Decoded,
+    Kind,
+    Reading,
+    Source,
+    check_fits,
+    number_owners,
+    warn_if_whole,
+)
 
 log = logging.getLogger("flwr")  # what a run prints
 
@@ -90,11 +99,7 @@ def _of_numbers(path: Path, arrays: dict[str, Array], owners: Array | None) -> D
                 f"{y.shape} with nan or inf, or none: clean them"
             )
         _check_inputs(path, split, x, y)
-    if all((y == np.rint(y)).all() for y in (y_train, y_test)):
-        log.warning(
-            f"npz: y_train and y_test of {path} are whole numbers stored as floats: they are "
-            "predicted as numbers; store integers if they are labels of classes"
-        )
+    warn_if_whole(f"npz: y_train and y_test of {path}", y_train, y_test)
     x_train, x_test = _alike(path, x_train, x_test)
     return Decoded(x_train, y_train, x_test, y_test, 0, owners=owners)
 

@@ -113,17 +113,16 @@ def _tensor(values: Any) -> Tensor:
 
 def _array(values: Any) -> Any:
     """Also of images, as PIL has them."""
-    if isinstance(values, np.ndarray):
-        return values
-    return _stacked(np.stack, [np.asarray(value) for value in values])
+    if not isinstance(values, np.ndarray):
+        values = _stacked(np.stack, [np.asarray(value) for value in values])
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"expected numbers, of labels integers from 0 on, got {values.dtype}")
+    return values
 
 
 def _stacked(stack: Any, values: Sequence[Any]) -> Any:
     try:
-        found = stack([*values])
+        return stack([*values])
     except (ValueError, RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"expected samples of one shape, got several ({reason})") from error
-    if isinstance(found, np.ndarray) and found.dtype.kind not in "biuf":
-        raise ValueError(f"expected numbers, got {found.dtype}")
-    return found

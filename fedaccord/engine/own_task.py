@@ -4,12 +4,10 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import select
-from fedaccord.core.request import ModelSettings
 from fedaccord.task import Clients, Samples, Task, find_device, models
 from fedaccord.task.batches import BatchFormat, describe
 from fedaccord.task.solver import Loss
@@ -33,7 +31,8 @@ def own_task(
         form,
         metrics=config.task.metrics,
     )
-    _check_fit(task, config.strategy.model_settings)
+    dtype = task.model(config.strategy.model_settings).w.dtype
+    select(task.metrics, of_classes=not task.example(1, dtype)[1].is_floating_point())
     return task
 
 
@@ -96,27 +95,3 @@ def _module(config: RunConfig, model: str | nn.Module, clients: Sequence[Any]) -
     classes = int(max(int(y.max()) for _, y in clients)) + 1
     seed, stem = config.strategy.seed, config.task.stem
     return lambda: models.build(model, shape, classes, stem=stem, seed=seed)
-
-
-def _check_fit(task: Task, settings: ModelSettings) -> None:
-    """Raise ValueError, in one line, if the model does not accept the samples."""
-    model = task.model(settings)
-    inputs, targets = task.example(2, model.w.dtype)
-    select(task.metrics, of_classes=not targets.is_floating_point())
-    try:
-        with torch.no_grad():
-            model.module.eval()
-            value = task.loss(model(inputs).to(model.w.dtype), targets)
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
-        reason = " ".join(str(error).split())
-        form = (
-            f"inputs (n, ...) of {tuple(inputs.shape[1:])}"
-            if isinstance(inputs, Tensor)
-            else describe(inputs)
-        )
-        raise ValueError(
-            f"model: expected one that takes {form} and gives what the loss compares with targets "
-            f"of {tuple(targets.shape[1:])} {targets.dtype}: {reason}"
-        ) from error
-    if value.numel() != 1:
-        raise ValueError(f"loss: expected one number for a batch, got {tuple(value.shape)}")

@@ -104,8 +104,8 @@ class FlatModel:
         found = self.forward(self.module, inputs) if self.forward else self.module(inputs)
         if not isinstance(found, Tensor):
             raise ValueError(
-                f"model: expected predictions in a tensor, got {describe(found)}; give "
-                "forward=lambda model, batch: ..., which returns them"
+                f"model: expected predictions in a tensor, got {describe(found)}; "
+                "return them, or give forward=lambda model, batch: ..., which does"
             )
         return found
 

@@ -16,7 +16,7 @@ from fedaccord.core.request import DEFAULT, ModelSettings
 from fedaccord.core.vectors import dtype_of, to_device
 from fedaccord.data import fingerprint
 from fedaccord.data.partition import has_classes, matching_share
-from fedaccord.task.batches import PAIRS, Batch, BatchFormat, as_floats, map_tensors
+from fedaccord.task.batches import PAIRS, Batch, BatchFormat, as_floats, describe, map_tensors
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
@@ -103,11 +103,41 @@ class Task:
         return found
 
     def model(self, settings: ModelSettings = DEFAULT) -> FlatModel:
-        """The cached model: before using it, set its w, and what the settings put beside w."""
+        """The cached model: before using it, set its w, and what the settings put beside w.
+
+        Raises ValueError, in one line, if it does not accept the samples.
+        """
         key = settings._replace(precision=str(dtype_of(settings.precision)))
         if key not in self._models:
-            self._models[key] = self.fresh_model(settings, self.device)
+            model = self.fresh_model(settings, self.device)
+            if len(self.clients):
+                self._check_fit(model)
+            self._models[key] = model
         return self._models[key]
+
+    def _check_fit(self, model: FlatModel) -> None:
+        """Evaluate the loss of the first samples, as of the last class."""
+        inputs, targets = self.example(2, model.w.dtype)
+        wanted, place = f"{tuple(targets.shape[1:])} {targets.dtype}", model.w.device
+        if "arguments" in self.card and not targets.is_floating_point():
+            classes, place = self.card["arguments"]["classes"], torch.device("cpu")
+            wanted, targets = f"{classes} classes", torch.full(targets.shape, classes - 1)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                model.module.eval()
+                predictions = model(inputs).to(place, model.w.dtype)
+                value = self.loss(predictions, targets)  # CUDA would not survive a wrong class
+        except Exception as error:  # whatever the module's own code raises
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            form = describe(inputs)
+            if isinstance(inputs, Tensor):
+                form = f"inputs (n, ...) of {tuple(inputs.shape[1:])}"
+            raise ValueError(
+                f"model: expected one that takes {form} and gives what the loss compares with "
+                f"targets of {wanted}: {reason}"
+            ) from error
+        if value.numel() != 1:
+            raise ValueError(f"loss: expected one number for a batch, got {tuple(value.shape)}")
 
     def fresh_model(self, settings: ModelSettings, device: torch.device | str) -> FlatModel:
         """A new model with the initial values."""

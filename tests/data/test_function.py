@@ -81,6 +81,8 @@ def test_integers_stay_integers() -> None:
         ("uneven", "a target for each of one or more inputs of train, got 4 inputs and 3 targets"),
         ("other_inputs", r"inputs of train and test alike, got \(\(3,\), .* and \(\(2,\), torch"),
         ("broken_inputs", "finite inputs of train, got nan or inf"),
+        ("names_of_classes", "expected numbers, of labels integers from 0 on, got <U1"),
+        ("below_zero", "expected labels from 0 on, got -1"),
         ("one_class", "labels below classes=1, two or more, got 0"),
         ("many_columns", r"one column beside the label \(label, .*\), got a, b, label; choose two"),
         ("ragged", "samples of one shape, got several"),
