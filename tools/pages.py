@@ -220,12 +220,16 @@ def _refusal(kind: type[FederatedStrategy], plugin: type) -> str:
     if plugin is Robust and not kind.averages:
         return "its server step is not the mean of local models alone"
     if plugin is DP:
-        method = kind(fraction_train=1.0, local_steps=1)
-        if method.beyond_sums:
-            return f"its server step reads {method.beyond_sums}"
+        method, local = kind(fraction_train=1.0, local_steps=1), "; `dp.where=client` is accepted"
         if method.own_state() == "average":
             return "the optimisers' vectors are averaged without noise"
-        return "it needs all clients in every round" if kind.all_clients else ""
+        if method.topology.is_decentralised:
+            return "it has no server"
+        if plugin in kind.refuses:
+            return kind.refuses[plugin]
+        if method.beyond_sums:
+            return f"its server step reads {method.beyond_sums}{local}"
+        return f"it needs all clients in every round{local}" if kind.all_clients else ""
     if plugin is SecureSum:
         method = kind(fraction_train=1.0, local_steps=1)
         if method.beyond_sums:

@@ -11,7 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedaccord.client import secure
+from fedaccord.client.device import is_simulated
 from fedaccord.core.plugin import WithLocal, state_like
+from fedaccord.core.privacy import guarantee_of
 from fedaccord.core.request import (
     EvaluateRequest,
     StateLost,
@@ -59,6 +61,7 @@ class Data(NamedTuple):
     home: torch.device = CPU  # device of the reply
     metrics: str = ""  # of an evaluation, names as of `core.metrics.select`
     format: BatchFormat = PAIRS
+    secret: bool = False  # as in `LocalConfig`
 
     def passes(self) -> Passes:
         """Over the batches, as the model reads them."""
@@ -145,7 +148,9 @@ def answer_message(message: Message, own: Store, data: Data) -> Message:
         state = _state(own, memory, instruction)
     except MissingStateError:
         return Message(write_reply(StateLost(instruction.accepted)), reply_to=message)
-    reply, state = local_round(request, state, data)
+    reply, state = local_round(request, state, data._replace(secret=not is_simulated()))
+    if (promise := guarantee_of(instruction.half.plugins)) and promise.hides_numbers:
+        reply = reply._replace(examples=1, loss=0.0, seconds=None)
     kept = own.pack(instruction.client, instruction.round, state)
     own.save(instruction.client, store.remember(memory, instruction, kept))
     return Message(write_reply(reply), reply_to=message)
@@ -189,15 +194,16 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
     half, config, device = instruction.half, instruction.config, model.w.device
     down = all_to_device(request.down, device)
     state = first_state(request, model) if state is None else all_to_device(state, device)
-    config = config._replace(steps=_steps(instruction, data.batches), embeddings=model.embeddings)
+    steps = _steps(instruction, data.batches)
+    config = config._replace(steps=steps, embeddings=model.embeddings, secret=data.secret)
     if half.keeps_local:
         model.write_local(state.local)
         state = state.base
     if request.buffers is not None:
         model.write_buffers(to_device(request.buffers, device))
     passes = data.passes()
-    steps = passes.steps(instruction.local_epochs, instruction.local_steps)
-    solve = SequentialSolver(model, steps, data.loss, instruction.precision)
+    batches = passes.steps(instruction.local_epochs, instruction.local_steps)
+    solve = SequentialSolver(model, batches, data.loss, instruction.precision)
     up, state, result = client_round(half, down, state, config, solve)
     if half.keeps_local:
         state = WithLocal(state, model.read_local())

@@ -1,4 +1,4 @@
-"""Client-level differential privacy of the sums that a server step reads.
+"""Client-level differential privacy of the sums that a server step reads, or of each upload.
 
 McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models. ICLR
 2018, arXiv:1710.06963, with the fixed denominator of its section 3.1. The adaptive clip: Andrew,
@@ -12,12 +12,16 @@ arXiv:1905.03871, Algorithm 1.
 
 The noise of b has the deviation q C / 20, and that of the sums is raised to
 z' = (z^-2 - (q C / 10)^-2)^(-1/2), so that both releases together cost what z alone would.
+
+Local privacy, for a server that is not trusted, has no noise there:
+
+    client  sends u_i + N(0, (z S)^2), each field with noise of its own
 """
 
 import hashlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +49,24 @@ class Guarantee(NamedTuple):
     max_epsilon: float  # 0: no bound
     adaptive: bool
     writes_clients: bool  # numbers of single clients and their means may be written
+    local: bool = False  # clients add the noise, each to its own upload
+
+    @property
+    def hides_numbers(self) -> bool:
+        """Whether clients do not send numbers such as their losses."""
+        return self.local and not self.writes_clients
+
+
+def guarantee_of(plugins: Iterable[Any]) -> Guarantee | None:
+    """What one of these plug-ins promises; None: none does."""
+    found = (plugin.guarantee() for plugin in plugins)
+    return next((guarantee for guarantee in found if guarantee is not None), None)
+
+
+def has_noisy_sums(plugins: Iterable[Any]) -> bool:
+    """Whether the server adds noise to the sums that it reads."""
+    guarantee = guarantee_of(plugins)
+    return guarantee is not None and not guarantee.local
 
 
 class Masking(NamedTuple):
@@ -64,11 +86,17 @@ class Privacy(NamedTuple):
     clip: float  # S
     share: float  # q
     adaptive: bool
+    local: bool = False  # as in `Guarantee`
+
+    def spent(self) -> "Privacy":
+        """After one more release."""
+        return self._replace(releases=self.releases + 1)
 
 
-def seeded(seed: int, t: int) -> Normal:
-    """The noise of round t of a simulation, the same in every process."""
-    digest = hashlib.sha256(f"noise {seed} {t}".encode()).digest()
+def seeded(seed: int, t: int, client: int | None = None) -> Normal:
+    """The noise of round t of a simulation, the same in every process; None: the server's."""
+    key = f"noise {seed} {t}" if client is None else f"noise {seed} {t} {client}"
+    digest = hashlib.sha256(key.encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
     return lambda n: torch.randn(n, generator=generator, dtype=torch.float64)
 
@@ -138,13 +166,18 @@ def release(
         for name, v in reply.up._asdict().items():
             total[name].add_((v - w if name in models else v) * scale)
     for v in total.values():
-        if z:
-            for first in range(0, len(v), CHUNK):
-                part = v[first : first + CHUNK]
-                part.add_((normal(len(part)) * (z * S)).to(part))
+        add_noise_(v, z * S, normal)
         v.div_(size)
     mean = kind(*(v.add_(w) if name in models else v for name, v in total.items()))
-    return mean, privacy._replace(releases=privacy.releases + 1)
+    return mean, privacy.spent()
+
+
+def add_noise_(v: Vector, deviation: float, normal: Normal) -> None:
+    """v + N(0, deviation^2), v (d,) in place."""
+    if deviation:
+        for first in range(0, len(v), CHUNK):
+            part = v[first : first + CHUNK]
+            part.add_((normal(len(part)) * deviation).to(part))
 
 
 def raised(z: float, size: float) -> float:

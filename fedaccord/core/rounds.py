@@ -349,7 +349,9 @@ def server_round(
         seen=seen(accepted, delays, s.visits),
     )
     privacy = s.privacy
-    if privacy is not None:
+    if privacy is not None and privacy.local:  # clients have added the noise
+        privacy = privacy.spent()
+    elif privacy is not None:
         assert normal is not None
         kind, models = half.rule.sends, half.rule.models
         mean, privacy = release(privacy, replies, s.w, kind, models, s.num_clients, normal)
@@ -369,7 +371,7 @@ def server_round(
 
 def failed_round(s: RoundState) -> RoundState:
     """The state after a round that does not count: the model stays, the noise was drawn."""
-    spent = None if s.privacy is None else s.privacy._replace(releases=s.privacy.releases + 1)
+    spent = None if s.privacy is None else s.privacy.spent()
     return s._replace(t=s.t + 1, failed=s.failed + 1, privacy=spent)
 
 

@@ -51,6 +51,7 @@ class LocalConfig(NamedTuple):
     shapes: Shapes
     steps: Any = 0  # K_i, where rates fall within the round: an int, or (n, 1) for a cohort
     embeddings: Sequence[int] = ()  # which parameters are tables of vectors and no matrices
+    secret: bool = False  # noise comes from the operating system, not from the seed
 
 
 class LocalResult(NamedTuple):

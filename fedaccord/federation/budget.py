@@ -14,6 +14,7 @@ class Budget:
 
     begun: the state of the mechanism from which a run resumes: its noise multiplier stays, whatever
     the number of rounds is now. secret: whether the noise is drawn from the operating system.
+    Where clients add the noise, a client's upload may change by 2 S, and is seen by itself.
     Raises ValueError, in one line, if dp-accounting is not installed, or no round is left.
     """
 
@@ -26,16 +27,19 @@ class Budget:
         begun: Privacy | None,
         secret: bool,
     ) -> None:
-        z, delta = guarantee.multiplier, guarantee.delta
+        z, delta, sensitivity = guarantee.multiplier, guarantee.delta, 1.0  # in units of S
+        if guarantee.local:
+            share, sensitivity = 1.0, 2.0
         if begun is not None:
             z = begun.multiplier
         elif z < 0:
-            z = noise_multiplier(guarantee.epsilon, delta, share, num_rounds)
+            z = sensitivity * noise_multiplier(guarantee.epsilon, delta, share, num_rounds)
         if guarantee.adaptive:
             raised(z, share * num_clients)
         self.delta, self.secret = delta, secret
-        self.first = begun or Privacy(0, z, guarantee.clip, share, guarantee.adaptive)
-        self._accountant = Accountant(z, share, delta)
+        first = Privacy(0, z, guarantee.clip, share, guarantee.adaptive, guarantee.local)
+        self.first = begun or first
+        self._accountant = Accountant(z / sensitivity, share, delta)
         spent, bound = self.first.releases, guarantee.max_epsilon
         self.rounds_left = num_rounds  # that the budget allows
         if bound:
@@ -46,7 +50,10 @@ class Budget:
                     f"{spent + 1} of them cost {self._accountant.epsilon(spent + 1):.4g}; raise "
                     "dp.noise-multiplier, or end the run here"
                 )
-        log.info("privacy: noise multiplier %.4g, delta %g, noise from %s", z, delta, self.source)
+        log.info(
+            "privacy: noise multiplier %.4g on %s, delta %g, noise from %s",
+            *(z, "each upload" if guarantee.local else "sums", delta, self.source),
+        )
         if delta * num_clients > 1:
             log.warning(
                 "dp.delta: %g is more than 1 / C = %.2g, so that the data of some client may be "

@@ -19,4 +19,6 @@ def check_buffered(method: Method) -> None:
     if any(plugin.moves_anchor for plugin in method.active_plugins):
         raise ValueError("relaxed-init.center: expected server with schedule=buffered, got 'start'")
     if method.guarantee is not None:
-        raise ValueError("dp: expected off with schedule=buffered, whose cohorts are not drawn")
+        raise ValueError(
+            "dp: expected off with schedule=buffered: its budget counts rounds of drawn cohorts"
+        )

@@ -17,7 +17,7 @@ from fedaccord.core.cost import Cost, cost_of
 from fedaccord.core.optimizer import OPTIMIZERS, SGD, Optimizer, Schedule
 from fedaccord.core.options import argument, check_option, listed, options
 from fedaccord.core.plugin import ClientHalf, PlugIn, combine
-from fedaccord.core.privacy import Guarantee, Masking
+from fedaccord.core.privacy import Guarantee, Masking, guarantee_of, has_noisy_sums
 from fedaccord.core.rule import LocalRule, Model, Stateless
 from fedaccord.core.topology import Star, Topology
 from fedaccord.core.vectors import Vector
@@ -130,14 +130,12 @@ class Method(Settings, ABC):
                 "times visits to a server, and under gossip there is none"
             )
         if self.over_selection and (self.all_clients or self.sampling != "fixed"):
+            why = (
+                "its rounds have all clients" if self.all_clients else "cohorts have no fixed size"
+            )
             raise ValueError(
                 f"over-selection: expected 0 with {name} and sampling={self.sampling}, got "
-                f"{self.over_selection:g}: "
-                + (
-                    "its rounds have all clients"
-                    if self.all_clients
-                    else "cohorts have no fixed size"
-                )
+                f"{self.over_selection:g}: {why}"
             )
         if self.own_state() == "average" and self.topology.is_decentralised:
             raise ValueError(
@@ -277,7 +275,7 @@ class Method(Settings, ABC):
 
     def needed_replies(self, num_clients: int) -> int:
         """Good replies that a round needs to count."""
-        if self.guarantee and not self.masking:  # an empty cohort is a round too
+        if self.has_noisy_sums and not self.masking:  # an empty cohort is a round too
             return 0
         return num_clients if self.all_clients else self.min_replies
 
@@ -295,8 +293,12 @@ class Method(Settings, ABC):
     @cached_property
     def guarantee(self) -> Guarantee | None:
         """The differential privacy that the run promises; None: none."""
-        found = (plugin.guarantee() for plugin in self.active_plugins)
-        return next((guarantee for guarantee in found if guarantee is not None), None)
+        return guarantee_of(self.active_plugins)
+
+    @property
+    def has_noisy_sums(self) -> bool:
+        """Whether the server adds the noise of that guarantee."""
+        return has_noisy_sums(self.active_plugins)
 
     @cached_property
     def masking(self) -> Masking | None:
@@ -373,7 +375,7 @@ class Method(Settings, ABC):
             num_clients=num_clients,
             least=self.min_train_nodes,
             size=size,
-            may_be_empty=self.guarantee is not None,
+            may_be_empty=self.has_noisy_sums,
             secret=secret,
         )
 

@@ -164,7 +164,7 @@ def _spoilers(session: Session, s: RoundState, good: Mapping[int, Accepted]) -> 
     At most half of the replies; empty if that does not help: then the others spoil it too.
     """
     method, sizes = session.method, _sizes(session, s, good)
-    if method.guarantee or method.masking:  # clipped, or unknown one by one
+    if method.has_noisy_sums or method.masking:  # clipped, or unknown one by one
         return []
     values = _fetch({i: [*own.values()] for i, own in sizes.items()})
     order = bounds.largest_first(

@@ -76,7 +76,7 @@ class Run:
                 f"participation: expected a cohort for each of {num_rounds} rounds, "
                 f"got {len(cohorts)}"
             )
-        if cohorts is not None and method.guarantee:
+        if cohorts is not None and method.has_noisy_sums:
             raise ValueError(
                 "participation: expected a share of the clients with dp, got cohorts: the "
                 "guarantee counts on clients that are drawn one by one"
@@ -179,7 +179,7 @@ class Run:
             *(method.guarantee, method.fraction_train, left, s.num_clients, s.privacy),
             secret=self.session.is_deployed,
         )
-        self._policy.secret = self._budget.secret
+        self._policy.secret = self._budget.secret and method.has_noisy_sums
         if self._budget.rounds_left < left:
             self._last = s.t + self._budget.rounds_left
             log.warning(

@@ -128,8 +128,8 @@ class Session:
         return TrainRequest(instruction, visit.down, visit.w_init, visit.buffers)
 
     def normal(self, s: RoundState) -> Normal | None:
-        """The noise of round t; None: the run promises no privacy."""
-        if s.privacy is None:
+        """The noise of round t on sums; None: they have none."""
+        if s.privacy is None or s.privacy.local:
             return None
         return secret if self.is_deployed else seeded(self.method.seed, s.t)
 

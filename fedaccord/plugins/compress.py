@@ -41,6 +41,7 @@ import torch
 from fedaccord.core.cohort import Received
 from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import COMPRESS, PlugIn, combine
+from fedaccord.core.privacy import has_noisy_sums
 from fedaccord.core.rule import LocalResult
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector
@@ -129,7 +130,7 @@ class Compress(PlugIn):
                 kind = plugin.fit(method).sends(kind)
         models = {*rule.models, *(name for name in kind._fields if name not in rule.sends._fields)}
         feedback, follows = self.error_feedback, method.tied and not rule.is_stateless
-        private = any(plugin.guarantee() is not None for plugin in others)
+        private = has_noisy_sums(others)
         if private and feedback == "true":
             raise ValueError(
                 "compress.error-feedback: expected auto or false with dp, got 'true': an upload "

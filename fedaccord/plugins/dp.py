@@ -1,4 +1,4 @@
-"""Client-level differential privacy: clipped uploads, Gaussian noise on their sums.
+"""Client-level differential privacy: clipped uploads, Gaussian noise on their sums or on each.
 
 McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models. ICLR
 2018, arXiv:1710.06963. The adaptive clip: Andrew, Thakkar, McMahan, Ramaswamy: Differentially
@@ -12,23 +12,35 @@ All that the server does next reads these means alone, so the models, the broadc
 metrics made of them are (epsilon, delta)-private for every method whose server step reads uploads
 through sums. A client's memory (c_i, lam_i) is computed from its clipped upload, as the server's.
 
+With `dp.where=client` each client adds the noise to its own upload, and no server needs to be
+trusted with one:
+
+    client  sends u_i + N(0, (z S)^2), each field with noise of its own
+    server  the method's bare step
+
+Two uploads differ by 2 S at most, so a round costs what noise of the multiplier z / 2 costs without
+any sampling: the server sees who takes part. Memories are computed from the noised upload.
+
 When to use: where the model is published and must not reveal whether a client took part. Noise of
-the sums hurts less with more clients a round: take as many as there are. The server is trusted to
-add the noise. [What the guarantee covers](../privacy.md).
+the sums hurts less with more clients a round: take as many as there are. By default the server is
+trusted to add the noise; without that trust the same budget needs noise on every upload, some
+sqrt(P) times as much on their mean. [What the guarantee covers](../privacy.md).
 
 Where we differ: weights are uniform, and the denominator q C is the paper's first estimator. The
-server clips again what it reads, as a client may send anything.
+server clips again what it reads, as a client may send anything, unless it is noised already.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
+
+import torch
 
 from fedaccord.core.cohort import Received
 from fedaccord.core.options import argument, option, options
 from fedaccord.core.plugin import CLIP, PlugIn, combine
-from fedaccord.core.privacy import Guarantee, Privacy, clipped
-from fedaccord.core.rule import LocalResult
+from fedaccord.core.privacy import Guarantee, Privacy, add_noise_, clipped, secret, seeded
+from fedaccord.core.rule import LocalConfig, LocalResult
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector
 from fedaccord.plugins.relaxed_init import RelaxedInit
@@ -48,7 +60,16 @@ class DP(PlugIn):
         low=0,
     )  # fmt: skip
     noise_multiplier: float = option(
-        -1.0, "z: the noise on a sum has deviation z S; -1: see epsilon", low=0, besides=-1
+        -1.0,
+        "z: the noise, on a sum or on each upload, has deviation z S; -1: see epsilon",
+        low=0,
+        besides=-1,
+    )
+    where: str = option(
+        "server",
+        "who adds the noise: the server to the sums, or each client to its upload, for those who "
+        "do not trust the server",
+        choices=("server", "client"),
     )
     delta: float = option(1e-5, "delta of the guarantee, below 1 / C", above=0, high=0.1)
     max_epsilon: float = option(
@@ -62,8 +83,8 @@ class DP(PlugIn):
     )
     write_client_metrics: bool = option(
         False,
-        "write numbers of single clients and their means (losses, examples), which the guarantee "
-        "does not cover",
+        "send and write numbers of single clients and their means (losses, examples), which the "
+        "guarantee does not cover",
         affects="records",
     )
     models: str = argument(
@@ -88,21 +109,12 @@ class DP(PlugIn):
         name = type(method).__name__
         others = [p for p in combine(method.own_plugins(), method.plugins) if not p.is_off]
         if any(plugin.graph(method.seed) is not None for plugin in others):
-            raise ValueError(f"dp: expected none with gossip in {name}: no server adds noise")
-        if method.beyond_sums:
-            raise ValueError(
-                f"dp: expected none with {name}, whose server step reads {method.beyond_sums}: "
-                "noise is on sums; take fedavg, scaffold or another method that reads sums alone"
-            )
-        if method.sampling != "bernoulli" or method.all_clients:
-            raise ValueError(
-                f"sampling: expected bernoulli with dp, got {method.sampling!r}: the guarantee "
-                "counts on clients that are drawn one by one"
-                + (f", and {name} needs all in every round" if method.all_clients else "")
-            )
+            raise ValueError(f"dp: expected none with gossip in {name}: it has no server")
+        if self.where == "client":
+            self._check_local(method)
+        else:
+            self._check_sums(method, others)
         for plugin in others:
-            if isinstance(plugin, Robust):
-                raise ValueError("dp: expected robust.rule=none: noise is on sums, no other means")
             if isinstance(plugin, RelaxedInit) and plugin.fit(method).sends_start:
                 raise ValueError(
                     f"dp: expected no {type(plugin).__name__} with {name}, for which clients send "
@@ -115,12 +127,44 @@ class DP(PlugIn):
         ):
             if value in ("examples", "average", "mean"):
                 raise ValueError(f"{key}: expected {expected} with dp, got {value!r}")
+        return replace(self, models=",".join(method.rule().models))
+
+    def _check_sums(self, method: ServerHalf, others: Sequence[PlugIn]) -> None:
+        """Raise ValueError, in one line, if noise on sums does not make the method private."""
+        name = type(method).__name__
+        if method.beyond_sums:
+            raise ValueError(
+                f"dp: expected none with {name}, whose server step reads {method.beyond_sums}: "
+                "noise is on sums; take fedavg, scaffold or another method that reads sums alone, "
+                "or dp.where=client"
+            )
+        if method.sampling != "bernoulli" or method.all_clients:
+            raise ValueError(
+                f"sampling: expected bernoulli with dp, got {method.sampling!r}: the guarantee "
+                "counts on clients that are drawn one by one"
+                + (f", and {name} needs all in every round" if method.all_clients else "")
+            )
+        if any(isinstance(plugin, Robust) for plugin in others):
+            raise ValueError("dp: expected robust.rule=none: noise is on sums, no other means")
         if method.min_replies != 1:
             raise ValueError(
                 f"min-replies: expected 1 with dp, got {method.min_replies}: an empty cohort is a "
                 "round too"
             )
-        return replace(self, models=",".join(method.rule().models))
+
+    def _check_local(self, method: ServerHalf) -> None:
+        """Raise ValueError, in one line, if a client would send more than its noised upload."""
+        if self.adaptive_clip:
+            raise ValueError(
+                "dp.adaptive-clip: expected false with dp.where=client, got true: the norm of an "
+                "upload is private too"
+            )
+        if not method.steps_of_round(0) and not self.write_client_metrics:
+            raise ValueError(
+                "local-steps: expected a fixed number with dp.where=client, got 0: with "
+                "local-epochs a client's number of steps reveals how many samples it has; set "
+                "local-steps=10, or dp.write-client-metrics=true to send such numbers"
+            )
 
     def guarantee(self) -> Guarantee:
         return Guarantee(
@@ -131,20 +175,40 @@ class DP(PlugIn):
             self.max_epsilon or self.epsilon,
             self.adaptive_clip,
             self.write_client_metrics,
+            local=self.where == "client",
         )
 
     def at(self, privacy: Privacy) -> "DP":
-        return self if self.clip == privacy.clip else replace(self, clip=privacy.clip)
+        z = privacy.multiplier if privacy.local else self.noise_multiplier
+        return replace(self, clip=privacy.clip, noise_multiplier=z)
 
     # what travels
 
     def encode(self, up: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
-        return self._clipped(up, down), None
+        up = self._clipped(up, down)
+        if self.where == "client":
+            self._add_noise_(up, result.config)
+        return up, None
+
+    def _add_noise_(self, up: Any, config: LocalConfig) -> None:
+        """Noise on every vector of an upload, (d,) or of a cohort (n, d), in place."""
+        vectors = [v for v in up if v is not None]
+        if self.noise_multiplier < 0:
+            raise ValueError("dp: expected a noise multiplier from the server, got none")
+        if not all(bool(torch.isfinite(v).all()) for v in vectors):
+            raise ValueError("dp: the upload holds NaN or Inf; lower lr or clip-norm")
+        one = isinstance(config.client, int)
+        for j, i in enumerate([config.client] if isinstance(config.client, int) else config.client):
+            normal = secret if config.secret else seeded(config.seed, config.round, i)
+            for v in vectors:
+                add_noise_(v if one else v[j], self.noise_multiplier * self.clip, normal)
 
     def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
         vectors = [*received.up]
-        if any(v is None or (v.shape, v.dtype) != (like.shape, like.dtype) for v in vectors):
-            return received  # which is refused
+        if self.where == "client" or any(
+            v is None or (v.shape, v.dtype) != (like.shape, like.dtype) for v in vectors
+        ):
+            return received  # noised already, or to be refused
         return received._replace(up=self._clipped(received.up, down))
 
     def _clipped(self, up: Any, down: Any) -> Any:

@@ -94,6 +94,8 @@ class SecureSum(PlugIn):
         for plugin in others:
             if why := reasons.get(type(plugin)):
                 raise ValueError(f"{off} {why}")
+            if isinstance(plugin, DP) and plugin.where == "client":
+                raise ValueError(f"{off} dp.where=client, whose single uploads are private already")
             if isinstance(plugin, DP) and plugin.adaptive_clip:
                 raise ValueError(f"{off} dp.adaptive-clip, which counts single uploads")
             if isinstance(plugin, RelaxedInit) and plugin.fit(method).sends_start:

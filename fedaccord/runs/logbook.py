@@ -102,7 +102,10 @@ class Logbook:
         state, self._begun = restore(session, self._begun), None
         if state.privacy and session.is_deployed:
             releases = _releases(self.directory.path, state.privacy.releases)
+            if state.privacy.local:  # clients may have sent uploads of the round that was cut off
+                releases += 1
             state = state._replace(privacy=state.privacy._replace(releases=releases))
+            self._write_spent(releases)
         _set_durable(session, state)
         return state
 
@@ -122,11 +125,13 @@ class Logbook:
             ) from None
         return PartitionIds(self.config.num_clients, of, keep)
 
+    def _write_spent(self, releases: int) -> None:
+        replace(self.directory.path / SPENT, json.dumps({"releases": releases}).encode())
+
     def record(self, round: Round) -> bool:
         """The rows of a round, and a checkpoint if one is due: whether one was written."""
         if round.state.privacy and self._session and self._session.is_deployed:
-            spent = json.dumps({"releases": round.state.privacy.releases})
-            replace(self.directory.path / SPENT, spent.encode())
+            self._write_spent(round.state.privacy.releases)
         rows = with_evaluations(round.number, round.clients, round.evaluations)
         self.directory.record({"round": round.number, **round.metrics}, rows)
         self._recorded = round.state

@@ -22,6 +22,7 @@ from typing import ClassVar, NamedTuple
 from fedaccord.core import Client, Cohort, LocalConfig, LocalResult, LocalRule, Model, Vector
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.compress import Compress
+from fedaccord.plugins.dp import DP
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 
@@ -66,6 +67,7 @@ class Local(FederatedStrategy):
     refuses: ClassVar = {
         Gossip: "its clients do not exchange models; use dfedavg",
         Compress: "its clients upload whole models, as no broadcast precedes them, and no updates",
+        DP: "its uploads are whole models, which no broadcast precedes",
         RelaxedInit: "its clients start from their own models, not from the server's",
     }
     cost_note = "down 1 with a first visit; up for the report alone"

@@ -41,6 +41,7 @@ from fedaccord.core import (
 )
 from fedaccord.core.optimizer import SGD
 from fedaccord.core.plugin import combine
+from fedaccord.core.privacy import has_noisy_sums
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.compress import Compress
 
@@ -148,7 +149,7 @@ class Scaffold(FederatedStrategy):
             return "under gossip no server averages"
         if self.is_buffered:
             return "buffered replies began from different models"
-        if any(p.guarantee() is not None for p in plugins):
+        if has_noisy_sums(plugins):
             return "with dp the server does not know how many replies a sum has"
         return ""
 

@@ -285,7 +285,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fednova", {}, "dp: expected none with FedNova, whose server step reads the number of steps"),
     ("fedcm", {"local_steps": 0}, r"number of steps of each client \(set local-steps\)"),
     ("fedinit", {"server": "updates"}, "reads the start of each client"),
-    ("dfedavg", {}, "dp: expected none with gossip in DFedAvg: no server adds noise"),
+    ("dfedavg", {}, "dp: expected none with gossip in DFedAvg: it has no server"),
     ("fedpd", {"fraction_train": 1.0, "sampling": "fixed"}, "sampling: expected bernoulli with dp"),
     ("fedavg", {"sampling": "fixed"}, "sampling: expected bernoulli with dp, got 'fixed'"),
     ("fedavg", {"weighting": "examples"}, "weighting: expected uniform with dp, got 'examples'"),

@@ -1,0 +1,283 @@
+"""Privacy that clients add themselves: what they send, remember and spend, and what is refused."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedaccord import engine
+from fedaccord.core.cohort import Received
+from fedaccord.core.privacy import Guarantee, Privacy
+from fedaccord.federation.budget import Budget
+from fedaccord.federation.run import Run
+from fedaccord.plugins import DP, SAM, Compress, Robust, SecureSum
+from fedaccord.strategies import METHODS, RelaxedInit
+from tests import federation
+from tests.faults.test_restarts import Lab
+from tests.grid import InProcessGrid
+from tests.reference.problem import LeastSquares, cohorts
+from tests.server.runs import LEAST_SQUARES, W0, client_app, run_over
+from tests.strategies.federate import Federation, client_vectors, close
+
+C = LEAST_SQUARES.num_clients
+SETTINGS: dict[str, Any] = {
+    "precision": "float64", "lr": 0.04, "local_steps": 2, "batch_size": 0, "lr_decay": 1.0,
+    "weight_decay": 0.0, "clip_norm": 0.0,
+}  # fmt: skip
+LOCAL = DP(clip=0.5, noise_multiplier=1.0, where="client")
+TAKEN = [
+    name
+    for name, kind in METHODS.items()
+    if not (built := kind(fraction_train=1.0, local_steps=1)).topology.is_decentralised
+    and built.own_state() != "average"
+    and name != "local"
+]
+
+
+def at(t: int = 0, client: Any = 0, seed: int = 0, secret: bool = False) -> Any:
+    """The part of a local result that a plug-in reads."""
+    config = SimpleNamespace(seed=seed, round=t, client=client, secret=secret)
+    return SimpleNamespace(config=config)
+
+
+def sent(plugin: DP, up: Any, w: torch.Tensor, result: Any) -> Any:
+    message, memory = plugin.encode(up, SimpleNamespace(w=w), None, result)
+    assert memory is None
+    return message
+
+
+# --- the mechanism --------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.sampled_from(TAKEN), st.integers(0, 99), st.floats(-3, 3), st.sampled_from([0.01, 1, 50]))
+def test_what_is_noised_has_at_most_the_norm_of_the_clip(
+    name: str, seed: int, size: float, clip: float
+) -> None:
+    method = METHODS[name](fraction_train=1.0, local_steps=1, plugins=[LOCAL])
+    rule, (plugin,) = method.rule(), [p for p in method.active_plugins if isinstance(p, DP)]
+    draw = torch.Generator().manual_seed(seed)
+    w, *fields = torch.randn(1 + len(rule.sends._fields), 7, generator=draw, dtype=torch.float64)
+    up = rule.sends(*(10**size * v for v in fields))
+    bare = plugin.at(Privacy(0, 0.0, clip, 1.0, False, local=True))
+    found = sent(bare, up, w, at())
+    assert bare.decode(Received(found), rule.sends, None, w).up is found
+
+    def norm(of: Any) -> float:
+        updates = [v - w if n in rule.models else v for n, v in of._asdict().items()]
+        return float(torch.cat(updates).norm())
+
+    assert norm(found) == pytest.approx(min(clip, norm(up)), rel=1e-9)
+
+
+@pytest.mark.parametrize("secret", [False, True], ids=["seed", "system"])
+def test_the_noise_of_an_upload_has_the_stated_deviation(secret: bool) -> None:
+    """Of clients, fields and rounds each its own: eight vectors without correlation."""
+    n, rule = 10**5, METHODS["scaffold"]().rule()
+    w = torch.zeros(2, n, dtype=torch.float64)
+    plugin = DP(clip=0.3, noise_multiplier=1.7, where="client", models="w")
+    ups = [sent(plugin, rule.sends(w, w), w, at(t, (4, 5), secret=secret)) for t in (0, 1)]
+    noise = torch.cat([v for up in ups for v in up]) / (0.3 * 1.7)
+    correlations = noise @ noise.mT / n - torch.eye(8, dtype=torch.float64)
+    assert float(correlations.abs().max()) < 5 * math.sqrt(2 / n)
+    assert float(((noise**4).mean(1) - 3).abs().max()) < 5 * math.sqrt(96 / n)
+    again = sent(plugin, rule.sends(w[0], w[0]), w[0], at(0, 5, secret=secret))
+    assert torch.equal(again.w, ups[0].w[1]) != secret
+    if not secret:
+        assert torch.equal(again.dc_i, ups[0].dc_i[1])  # one at a time as in a cohort
+        assert not torch.equal(sent(plugin, again, w[0], at(0, 5, seed=1)).w - again.w, again.w)
+
+
+def test_a_client_sends_nothing_without_a_multiplier_or_with_numbers_that_are_not_finite() -> None:
+    w = torch.zeros(3, dtype=torch.float64)
+    kind: Any = METHODS["fedavg"]().rule().sends
+    with pytest.raises(ValueError, match="expected a noise multiplier from the server, got none"):
+        sent(DP(epsilon=1.0, where="client", models="w"), kind(w), w, at())
+    for bad in (math.nan, math.inf):
+        with pytest.raises(ValueError, match="dp: the upload holds NaN or Inf"):
+            sent(LOCAL.fit(METHODS["fedavg"](**SETTINGS)), kind(w + bad), w, at())  # type: ignore[arg-type]
+
+
+MEMORIES = [
+    ("scaffold", {}, "c_i", "c"),
+    ("scaffold", {"upload": "one"}, "c_i", "c"),
+    ("feddyn", {}, "lam", "lam_bar"),
+    ("fedspeed", {}, "lam", "lam_bar"),
+]
+PROBLEM = LeastSquares(6, num_rows=8, dim=4, seed=3)
+
+
+@pytest.mark.parametrize("compress", [[], [Compress(method="topk", share=0.5)]], ids=["", "topk"])
+@pytest.mark.parametrize(("name", "own", "memory", "mean"), MEMORIES)
+def test_memories_follow_the_noised_uploads(
+    name: str, own: dict[str, Any], memory: str, mean: str, compress: list[Compress]
+) -> None:
+    ends = []
+    for z in (0.0, 1.0):
+        plugins = [DP(clip=0.5, noise_multiplier=z, where="client"), *compress]
+        method = METHODS[name](**SETTINGS, **own, plugins=plugins)
+        f = Federation(method, PROBLEM, np.ones(4), 4, local_steps=2)
+        f.s = f.s._replace(privacy=Privacy(0, z, 0.5, 1.0, False, local=True))
+        for active in (range(6), [0, 2], [1, 3, 4, 5], [0]):
+            f.take(active)
+            own_memories = client_vectors([f.states[i] for i in range(6)], memory)
+            close(own_memories.mean(0), getattr(f.s.server, mean), 1e-12)
+        assert f.s.privacy is not None
+        assert f.s.privacy.releases == 4
+        ends.append(own_memories)
+    assert float((ends[1] - ends[0]).norm()) > 0.1
+
+
+def test_noised_uploads_keep_error_feedback() -> None:
+    """What follows the noise may read it: only sums that the server noises refuse it."""
+    compress = Compress(method="topk", error_feedback="true")
+    method = METHODS["fedavg"](**SETTINGS, plugins=[LOCAL, compress])
+    assert [p.error_feedback for p in method.active_plugins if isinstance(p, Compress)] == ["true"]
+
+
+# --- the budget -----------------------------------------------------------------------------------
+
+
+def budget(multiplier: float, epsilon: float, rounds: int, **more: Any) -> Budget:
+    guarantee = Guarantee(0.5, multiplier, epsilon, 1e-5, epsilon, False, False, local=True)
+    return Budget(guarantee, 0.1, rounds, 50, **{"begun": None, "secret": False, **more})
+
+
+def test_epsilon_is_that_of_gaussians_composed() -> None:
+    """T releases with z and sensitivity 2 S are one with z / (2 sqrt(T)), by no sampling."""
+    found = budget(12.0, 0.0, 9)
+    for rounds in (1, 4, 9):
+        exact = dp_accounting.get_epsilon_gaussian(12 / 2 / math.sqrt(rounds), 1e-5)
+        privacy = found.first._replace(releases=rounds)
+        assert found.epsilon(privacy) == pytest.approx(exact, rel=1e-3)
+        assert found.epsilon(privacy) >= exact * (1 - 1e-9)
+
+
+def test_a_multiplier_is_found_for_the_budget_of_all_rounds_and_no_more_are_begun() -> None:
+    found = budget(-1.0, 4.0, 16)
+    exact = 2 * math.sqrt(16) * dp_accounting.get_sigma_gaussian(4.0, 1e-5)
+    assert found.first.multiplier == pytest.approx(exact, rel=1e-3)
+    assert found.rounds_left == 16
+    assert budget(-1.0, 4.0, 16, begun=found.first._replace(releases=6)).rounds_left == 10
+    with pytest.raises(ValueError, match=r"dp\.max-epsilon: expected room for one more round"):
+        budget(-1.0, 4.0, 16, begun=found.first._replace(releases=16))
+
+
+def test_a_resumed_server_counts_the_round_in_which_it_was_killed(tmp_path: Path) -> None:
+    """Devices draw new noise for it: 7 rounds, the 8th that was cut off, 6 to 10 once more."""
+    lab = Lab(tmp_path, "fedavg")
+    private = {"dp.noise-multiplier": 9.0, "dp.where": "client", "local-steps": 2}
+    lab.run(10, killed_after=7, **private)
+    assert json.loads((tmp_path / "runs" / "x" / "privacy.json").read_text()) == {"releases": 7}
+    lab.run(10, killed_after=6, resume=True, **private)
+    assert json.loads((tmp_path / "runs" / "x" / "privacy.json").read_text()) == {"releases": 9}
+    found = lab.run(10, resume=True, **private)
+    assert json.loads((found / "privacy.json").read_text()) == {"releases": 15}
+    exact = dp_accounting.get_epsilon_gaussian(9 / 2 / math.sqrt(15), 1e-5)
+    summary = json.loads((found / "summary.json").read_text())
+    assert summary["dp"]["epsilon"] == pytest.approx(exact, rel=1e-3)
+    assert summary["dp"]["noise"] == "system"
+
+
+# --- a federation ---------------------------------------------------------------------------------
+
+COHORTS = cohorts(C, 3, 3, seed=1)
+
+
+def over_messages(replies: list[Message] | None = None, **more: Any) -> Run:
+    def seen(message: Message, reply: Message) -> Message:
+        if replies is not None:
+            replies.append(reply)
+        return reply
+
+    dp = DP(clip=0.5, noise_multiplier=1.0, where="client", **more)
+    method = METHODS["scaffold"](**SETTINGS, plugins=[dp])
+    with InProcessGrid(client_app(seen, None), C) as grid, engine.quiet():
+        run = run_over(grid, method, len(COHORTS), cohorts=COHORTS)
+        run.play()
+    return run
+
+
+def in_process(**more: Any) -> torch.Tensor:
+    method = METHODS["scaffold"](**SETTINGS, plugins=[LOCAL])
+    found = federation.run(method, LEAST_SQUARES, W0, COHORTS, **more)
+    return found.state.w
+
+
+def test_a_simulation_has_the_same_bits_by_messages_and_in_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bare = federation.run(METHODS["scaffold"](**SETTINGS), LEAST_SQUARES, W0, COHORTS).state.w
+    expected = in_process()
+    assert float((expected - bare).norm()) > 0.5
+    torch.testing.assert_close(in_process(vectorize="on"), expected, rtol=0, atol=1e-12)
+    devices = over_messages().state.w
+    monkeypatch.setattr("fedaccord.client.train.is_simulated", lambda: True)
+    assert torch.equal(over_messages().state.w, expected)
+    assert not torch.equal(devices, expected)  # they draw from the system
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_numbers_beside_an_upload_are_sent_only_if_allowed(shown: bool) -> None:
+    replies: list[Message] = []
+    run = over_messages(replies, write_client_metrics=shown)
+    numbers = [dict(reply.content["metrics"]) for reply in replies]
+    assert len(numbers) == sum(map(len, COHORTS))
+    plain = {"num-examples": 1, "train-loss": 0.0, "steps": 2}
+    assert all((it == plain) != shown and it["steps"] == 2 for it in numbers)
+    assert all(("seconds" in it) == shown for it in numbers)
+    assert run.facts()["dp"]["noise"] == "system"
+
+
+ACCEPTED: list[tuple[str, dict[str, Any]]] = [
+    ("fedexp", {}),
+    ("fednova", {}),
+    ("fedpd", {"fraction_train": 1.0}),
+    ("scaffnew", {"fraction_train": 1.0, "local_steps": 0}),
+    ("fedavg", {"min_replies": 2}),
+    ("fedavg", {"plugins": [LOCAL, Robust(rule="median")]}),
+    ("scaffold", {"plugins": [LOCAL, SAM()], "upload": "one"}),
+]
+
+
+@pytest.mark.parametrize(("name", "more"), ACCEPTED)
+def test_a_server_step_may_read_more_than_sums(name: str, more: dict[str, Any]) -> None:
+    method = METHODS[name](**{**SETTINGS, "plugins": [LOCAL], **more})
+    assert method.needed_replies(C) >= 1
+    assert not method.has_noisy_sums
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("dfedavg", {}, "dp: expected none with gossip in DFedAvg: it has no server"),
+    ("fedavg", {"plugins": [DP(noise_multiplier=1.0, where="client", adaptive_clip=True)]},
+     "dp.adaptive-clip: expected false with dp.where=client"),
+    ("fedavg", {"local_steps": 0}, "local-steps: expected a fixed number with dp.where=client"),
+    ("fedavg", {"weighting": "examples"}, "weighting: expected uniform with dp, got 'examples'"),
+    ("fedavg", {"buffers": "mean"}, "buffers: expected refuse, freeze or local with dp"),
+    ("fedavg", {"optimizer": "momentum", "optimizer_state": "average"}, "optimizer-state: expecte"),
+    ("fedavg", {"evaluation": "both"}, "evaluation: expected server with dp, got 'both'"),
+    ("fedavg", {"schedule": "buffered"}, "dp: expected off with schedule=buffered"),
+    ("fedcm", {"plugins": [LOCAL, RelaxedInit()]}, "dp: expected no RelaxedInit with FedCM"),
+    ("fedavg", {"plugins": [LOCAL, SecureSum()]}, "secure-sum.method: expected off with dp.where"),
+    ("local", {}, "Local cannot take DP: its uploads are whole models, which no broadcast precede"),
+    ("fedpd", {"fraction_train": 1.0, "p": 0.5}, "p: expected 0 with DP, got 0.5"),
+    ("fedavg", {"plugins": [DP(where="client")]}, "expected one of dp.epsilon and dp.noise-multi"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "more", "line"), REFUSED)
+def test_what_would_leak_beside_the_noise_is_refused_in_one_line(
+    name: str, more: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(ValueError, match=line) as error:
+        METHODS[name](**{**SETTINGS, "plugins": [LOCAL], **more})
+    assert "\n" not in str(error.value)
