@@ -68,20 +68,22 @@ def prepare(options: argparse.Namespace) -> None:
 def engine_round(task: Task, config: RunConfig, fleet: Fleet | None = None) -> OneRound:
     """What `Run.play` does in a round, without evaluation; fleet: by default in this process.
 
-    Raises RuntimeError where a client fails: its steps would be missing in the seconds.
+    Raises RuntimeError if a client fails: its steps would be missing in the seconds.
     """
-    cohorts: list[list[int]] = []
     method, rounds = config.strategy, config.num_server_rounds
+    cohorts: list[list[int]] = [[0]] * rounds  # as they come
     fleet = fleet or LocalFleet(task, vectorize=config.vectorize == "on", home=task.device)
     initial = server_app.initial_arrays(task, method.model_settings, fleet.home)
-    run = Run(method, fleet, initial, rounds, cohorts=[[0]] * rounds)
-    run.cohorts = cohorts  # as they come
+    run = Run(method, fleet, initial, rounds, cohorts=cohorts)
     run.begin()
 
     def one_round(cohort: list[int]) -> None:
-        cohorts.append(cohort)
-        if run.train_round().metrics["dropped"]:
-            raise RuntimeError(f"{config.algo} lost a client in round {len(cohorts)}")
+        t = run.state.t
+        cohorts[t:] = [cohort]
+        if (replies := run.train_round().metrics["replies"]) != len(cohort):
+            raise RuntimeError(
+                f"{config.algo}: expected {len(cohort)} replies in round {t + 1}, got {replies:g}"
+            )
 
     return one_round
 

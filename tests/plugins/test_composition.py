@@ -1,5 +1,6 @@
 """Methods and plug-ins by value: what adds to a method, what stands in its place, what is off."""
 
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,13 @@ import pytest
 import torch
 
 from fedaccord import strategies as S
+from fedaccord.core.plugin import PlugIn
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.plugins import PLUGINS as KNOWN
+from fedaccord.plugins.broadcast import Broadcast
+from fedaccord.plugins.compress import Compress
+from fedaccord.plugins.dp import DP
+from fedaccord.plugins.secure_sum import SecureSum
 from fedaccord.strategies import METHODS, SAM, DFedAvg, Gossip, RelaxedInit, Robust
 from tests.reference import problem
 from tests.reference.problem import LeastSquares
@@ -170,6 +177,45 @@ def test_a_plugin_of_a_methods_own_kind_takes_its_place() -> None:
     )
     fedspeed = make(S.FedSpeed, SAM(rho=0.4), mix=0.5, variant="paper")
     assert fedspeed.active_plugins == (SAM(rho=0.4, mix=0.5, normalised=False),)
+
+
+ONE_OF_EACH: dict[str, PlugIn] = {
+    "broadcast": Broadcast(dtype="int8"),
+    "compress": Compress(method="topk"),
+    "dp": DP(noise_multiplier=0.0),
+    "gossip": Gossip(topology="ring"),
+    "relaxed-init": RelaxedInit(beta=0.1),
+    "robust": Robust(rule="median"),
+    "sam": SAM(rho=0.1),
+    "secure-sum": SecureSum(),
+}
+NO_SENSE = {
+    ("broadcast", "gossip"): "broadcast.dtype: expected float32 .*: under gossip no server",
+    ("compress", "gossip"): "compress.method: expected none with gossip",
+    ("dp", "gossip"): "dp: expected none with gossip .*: no server adds",
+    ("gossip", "robust"): "robust.rule: expected none with gossip",
+    ("gossip", "secure-sum"): "secure-sum.method: expected off with gossip .*: no server takes",
+    ("dp", "robust"): "dp: expected robust.rule=none: noise is on sums",
+    ("robust", "secure-sum"): "secure-sum.method: expected off with robust.rule, which compares",
+    ("compress", "secure-sum"): "secure-sum.method: expected off with compress.method: masked",
+}
+
+
+@pytest.mark.parametrize("pair", [*combinations(ONE_OF_EACH, 2)], ids="+".join)
+def test_each_two_plugins_are_in_their_places_or_refused_in_one_line(
+    pair: tuple[str, str],
+) -> None:
+    assert ONE_OF_EACH.keys() == KNOWN.keys()
+    sampling = "bernoulli" if "dp" in pair else "fixed"
+    for names in (pair, pair[::-1]):
+        plugins = tuple(ONE_OF_EACH[name] for name in names)
+        if line := NO_SENSE.get(pair):
+            with pytest.raises(ValueError, match=rf"^{line}[^\n]+$"):
+                S.FedAvg(plugins=plugins, sampling=sampling)
+            continue
+        found = S.FedAvg(plugins=plugins, sampling=sampling).active_plugins
+        assert {*map(type, found)} == {*map(type, plugins)}
+        assert found[0].place <= found[1].place
 
 
 @pytest.mark.parametrize("plugin", [SAM(rho=0.1), RelaxedInit(beta=0.1), Gossip()])
