@@ -7,6 +7,7 @@ import math
 import sys
 import textwrap
 from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 AFFECTS = ("numbers", "rounds", "records", "speed", "place")
@@ -140,11 +141,15 @@ def describe(kind: type, common: type = object) -> None:
             text = field.metadata["argument"]
         else:
             continue
-        text = f"{field.name} = {field.default!r}: {text}"
-        lines += textwrap.wrap(
-            text, 92, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False
-        )
+        lines += _indented(f"{field.name} = {field.default!r}: {text}")
     kind.__doc__ = "\n".join(lines) + "\n"
+
+
+@cache  # most arguments are those of all methods
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, 92, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
