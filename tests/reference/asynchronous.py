@@ -8,6 +8,7 @@ and D_i = w_{i,K} - w^{s_i}; tau_i = t - s_i.
     SCAFFOLD   w = v;  c_i <- c_i - c^{s_i} - D_i / (K lr);  c = mean of c_i
     FedDyn     lam_i <- lam_i + rho D_i;  w = v + mean of lam_i / rho
     A-FedPD    the same, and the others, also those at work: lam_i <- lam_i + rho (v - w^t)
+    ACE        w = w^t + server_lr times the mean of all clients' last D_i, zero before the first
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ class Work(NamedTuple):
 
 class Result(NamedTuple):
     w: Array  # (T + 1, d)
-    memories: Array  # (T + 1, C, d): c_i or lam_i
+    memories: Array  # (T + 1, C, d): c_i, lam_i or D_i
     delays: list[list[int]]  # tau_i of each step
 
 
@@ -46,6 +47,7 @@ def run(
     K: int,
     lr: float,
     rho: float = 1.0,
+    server_lr: float = 1.0,
     omega: Callable[[int], float] = lambda tau: 1.0,
 ) -> Result:
     """wanted: who is asked in each step, as far as seats are free and they are not at work.
@@ -62,7 +64,7 @@ def run(
                 g = problem.grad(i, y)
                 if method == "scaffold":
                     g = g - memory[i] + c
-                elif method != "fedavg":
+                elif method in ("feddyn", "afedpd"):
                     g = g + memory[i] + rho * (y - w)
                 y = y - lr * g
             at_work.append(Work(now + seconds[i], i, t, y - w, c))
@@ -75,12 +77,16 @@ def run(
             i, D = visit.client, visit.D
             if method == "scaffold":
                 memory[i] -= visit.c + D / (K * lr)
-            elif method != "fedavg":
+            elif method in ("feddyn", "afedpd"):
                 memory[i] += rho * D
+            elif method == "ace":
+                memory[i] = D
         if method == "afedpd":
             memory[[i for i in range(C) if i not in clients]] += rho * step
         if method == "scaffold":
             c = memory.mean(axis=0)
+        if method == "ace":
+            step = server_lr * memory.mean(axis=0)
         w = w + step
         if method in ("feddyn", "afedpd"):
             w = w + memory.mean(axis=0) / rho

@@ -1,0 +1,27 @@
+"""The baseline of benchmarks/asynchronous.py: its mean of all clients' last updates."""
+
+from pathlib import Path
+
+import numpy as np
+from ace import Ace
+
+from tests.engine.test_buffered import EVERYONE, LR, PROBLEM, UNEQUAL, W0, C, K, buffered, run
+from tests.reference import asynchronous
+
+
+def test_ace(tmp_path: Path) -> None:
+    """Weights and every client's last update, with a client ten times slower than most."""
+    plain = {"lr_decay": 1.0, "weight_decay": 0.0, "clip_norm": 0.0, "lr": LR}
+    plain |= {"precision": "float64", "local_steps": K, "batch_size": 0, "server_lr": 0.2}
+    wanted, seconds = [[*EVERYONE]] * 60, (*UNEQUAL[:3], 20.05, *UNEQUAL[4:])  # no two at once
+    found = run(Ace(**plain, **buffered(tmp_path, seconds, buffer_size=1)), wanted)
+    expected = asynchronous.run(
+        *("ace", PROBLEM, W0, wanted, seconds), **{"M": 5, "B": 1, "K": K, "lr": LR}, server_lr=0.2
+    )
+    assert found.weights is not None
+    np.testing.assert_allclose(found.weights, expected.w, rtol=0, atol=1e-10)
+    assert max(map(max, expected.delays)) > 10
+    for i in range(C):
+        state = found.clients[i]
+        D = np.zeros(PROBLEM.dim) if state is None else state.D.numpy()
+        np.testing.assert_allclose(D, expected.memories[-1, i], rtol=0, atol=1e-10)
