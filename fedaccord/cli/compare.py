@@ -27,10 +27,11 @@ Target = Annotated[
     ),
 ]
 At = Annotated[
-    float | None,
+    str | None,
     typer.Option(
-        metavar="SECONDS",
-        help="Rank by the accuracy at so many simulated seconds, of runs with a device-profile.",
+        metavar="SECONDS|COST=NUMBER",
+        help="Rank by the accuracy at so many simulated seconds, of runs with a device-profile, or "
+        "at another cost: dp-epsilon=4, bytes=1e9, round=50.",
     ),
 ]
 
@@ -66,6 +67,8 @@ def compare(
     fedaccord compare my-sweep --figures paper/figures --format latex
 
     fedaccord compare my-sweep --at 3600
+
+    fedaccord compare my-private-runs --at dp-epsilon=4
     """
     groups = read_groups(runs)
     from fedaccord.experiments.analysis.table import summary

@@ -20,8 +20,8 @@ def report(
     """Write one HTML file of runs side by side, which opens in a browser without a network.
 
     It shows curves with their spread over seeds, the table of `fedaccord compare`, accuracy against
-    bytes, gradients and seconds, also simulated ones, the clients' classes and participation, the
-    effect of settings, versions and commit. Examples:
+    bytes, gradients, seconds, simulated seconds and epsilon, the clients' classes and
+    participation, the effect of settings, versions and commit. Examples:
 
     fedaccord report ~/fedaccord-runs/first ~/fedaccord-runs/second
 

@@ -16,14 +16,37 @@ from fedaccord.runs.metrics import RANKED, WINDOW, best, is_share
 from fedaccord.runs.reader import Run
 
 FREE = ("records", "speed", "place")  # what an option affects besides the numbers
-CLOCK = "clock"  # of runs with a device profile alone
+CLOCK, EPSILON = "clock", "dp-epsilon"
+GIVEN_BY = {CLOCK: "device-profile", EPSILON: "dp.epsilon"}  # costs that not every run has
 OPTIONS = Path(__file__).with_name("options.json")  # written by tools/sync.py
 ROUNDING = 1e-12  # relative, of sums of floats
 COSTS = {
     **{"round": "rounds", "bytes": "bytes sent"},
     **{"gradients": "batch gradients", "seconds": "seconds"},
-    CLOCK: "simulated seconds",
+    **{CLOCK: "simulated seconds", EPSILON: "epsilon"},
 }
+
+
+class Point(NamedTuple):
+    """So much of a cost, at which runs are compared."""
+
+    value: float
+    over: str = CLOCK  # a column of `COSTS`
+
+    @staticmethod
+    def of(at: float | str) -> "Point":
+        """Of 3600, which are simulated seconds, or dp-epsilon=4. Raises ValueError, in one line."""
+        over, _, value = str(at).rpartition("=")
+        try:
+            point = Point(float(value), over or CLOCK)
+        except ValueError:
+            point = Point(math.nan)
+        if math.isnan(point.value) or point.over not in COSTS:
+            raise ValueError(
+                f"--at: expected simulated seconds, as 3600, or COST=NUMBER with one of "
+                f"{', '.join(COSTS)}, got {at!r}"
+            )
+        return point
 
 
 class Group(NamedTuple):
@@ -96,11 +119,11 @@ def _once_a_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     return counted, [run for run in runs if all(run is not other for other in counted)]
 
 
-def ranked(groups: Sequence[Group], metric: str, at: float | None = None) -> list[Group]:
-    """The best final value first, or the best as of `at_time`; groups without one last."""
+def ranked(groups: Sequence[Group], metric: str, at: Point | None = None) -> list[Group]:
+    """The best final value first, or the best as of `up_to`; groups without one last."""
 
     def place(group: Group) -> tuple[bool, float]:
-        value = (final(group, metric) if at is None else at_time(group, metric, at)).mean
+        value = (final(group, metric) if at is None else up_to(group, metric, at)).mean
         return math.isnan(value), -value if best(metric) is max else value
 
     return sorted(groups, key=place)
@@ -135,7 +158,8 @@ def label(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
 def with_costs(run: Run) -> pd.DataFrame:
     """metrics.csv with the costs up to the end of each round: ``bytes`` (between nodes if there is
     no server, else up and down), ``gradients`` (of a batch, over the accepted clients; NaN if it
-    is not known), ``seconds`` (without evaluation) and ``clock`` (NaN without a device profile)."""
+    is not known), ``seconds`` (without evaluation), and those of `GIVEN_BY` (NaN if the run has
+    none)."""
     table = run.metrics.copy()
     numbers = table.reindex(columns=["down-bytes", "up-bytes", "peer-bytes", "seconds"]).fillna(0)
     up_and_down = numbers["down-bytes"] + numbers["up-bytes"]
@@ -146,16 +170,13 @@ def with_costs(run: Run) -> pd.DataFrame:
     each = each if isinstance(each, (int, float)) else math.nan
     steps = run.clients.groupby("round")["steps"].sum() if "steps" in run.clients else pd.Series()
     table["gradients"] = table["round"].map(steps).fillna(0).cumsum() * each
-    return table.assign(**{CLOCK: table.get(CLOCK, math.nan)})
+    return table.assign(**{cost: table.get(cost, math.nan) for cost in GIVEN_BY})
 
 
 def costs_of(groups: Sequence[Group]) -> dict[str, str]:
     """The costs that some run has, with their names."""
-    return {cost: name for cost, name in COSTS.items() if cost != CLOCK or has_clock(groups)}
-
-
-def has_clock(groups: Sequence[Group]) -> bool:
-    return any(has(group, CLOCK) for group in groups)
+    absent = {cost for cost in GIVEN_BY if not any(has(group, cost) for group in groups)}
+    return {cost: name for cost, name in COSTS.items() if cost not in absent}
 
 
 def main_metric(groups: Sequence[Group]) -> str:
@@ -211,10 +232,10 @@ def final(group: Group, metric: str) -> Spread:
     return Spread.of([float(end) for end in ends], is_share(metric))
 
 
-def at_time(group: Group, metric: str, seconds: float) -> Spread:
-    """The last evaluation within so many simulated seconds, over the runs."""
+def up_to(group: Group, metric: str, at: Point) -> Spread:
+    """The last evaluation that cost no more, over the runs."""
     tables = [evaluated(table, metric) for table in group.tables]
-    values = [table.loc[table[CLOCK] <= seconds, metric].tail(1).mean() for table in tables]
+    values = [table.loc[table[at.over] <= at.value, metric].tail(1).mean() for table in tables]
     return Spread.of([float(value) for value in values], is_share(metric))
 
 

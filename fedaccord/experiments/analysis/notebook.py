@@ -29,12 +29,15 @@ def read_groups(runs: Paths) -> "list[Group]":
     return groups_of(found)
 
 
-def compare(runs: Paths, target: float | None = None, at: float | None = None) -> "pd.DataFrame":
+def compare(
+    runs: Paths, target: float | None = None, at: float | str | None = None
+) -> "pd.DataFrame":
     """The numbers of `fedaccord compare`, a row a method and setting, the best first.
 
     runs: run directories, or folders that hold some. target: the accuracy (for other metrics the
-    loss) that costs are counted to; None: nine tenths of the best. at: simulated seconds, at which
-    the rows are ranked; None: at the end. Raises ValueError, in one line, if a path holds no run.
+    loss) that costs are counted to; None: nine tenths of the best. at: simulated seconds, or
+    a cost as "dp-epsilon=4", at which the rows are ranked; None: at the end. Raises ValueError, in
+    one line, if a path holds no run.
     """
     from fedaccord.experiments.analysis.table import summary
 
@@ -42,7 +45,7 @@ def compare(runs: Paths, target: float | None = None, at: float | None = None) -
 
 
 def report(
-    runs: Paths, path: str | Path, target: float | None = None, at: float | None = None
+    runs: Paths, path: str | Path, target: float | None = None, at: float | str | None = None
 ) -> Path:
     """Write the page of `fedaccord report`, one HTML file, and return its path.
 
@@ -53,7 +56,7 @@ def report(
 
 
 def write_page(
-    groups: "list[Group]", path: str | Path, target: float | None, at: float | None = None
+    groups: "list[Group]", path: str | Path, target: float | None, at: float | str | None = None
 ) -> Path:
     """Raises ImportError, in one line, without Bokeh."""
     try:

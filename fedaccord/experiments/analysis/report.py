@@ -43,7 +43,9 @@ class Section(NamedTuple):
         return self.name.lower().replace(" ", "-")
 
 
-def html(groups: Sequence[Group], target: float | None = None, at: float | None = None) -> str:
+def html(
+    groups: Sequence[Group], target: float | None = None, at: float | str | None = None
+) -> str:
     """The report's page; target, at: see `table.summary`."""
     table = summary(groups, target, at)
     leading = _leading(table.groups)

@@ -9,24 +9,25 @@ import pandas as pd
 
 from fedaccord.experiments.analysis.groups import (
     COSTS,
+    EPSILON,
+    GIVEN_BY,
     Group,
+    Point,
     Spread,
-    at_time,
     costs_of,
     evaluated,
     final,
     has,
-    has_clock,
     main_metric,
     ranked,
     to_target,
+    up_to,
     usual_target,
 )
 from fedaccord.runs.metrics import BEST, EVALUATED, LAST, MEAN, WINDOW, best, is_share, of_kind
 
 Cell = str | int | Spread
-TO_TARGET, AT = "-to-target", "-at-clock"
-EPSILON = "dp-epsilon"
+TO_TARGET, AT = "-to-target", "-at-"
 LISTED = 5  # seeds that a cell names
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -38,7 +39,7 @@ class Summary(NamedTuple):
     target: float  # of the metric, that costs are counted to
     groups: list[Group]  # the best first
     rows: list[dict[str, Cell]]  # one a group; a `Spread` is over its runs
-    at: float | None = None  # simulated seconds, at which the metric ranks the rows
+    at: Point | None = None  # at which the metric ranks the rows
 
     def heading(self, key: str) -> str:
         """A column's name for people."""
@@ -46,8 +47,8 @@ class Summary(NamedTuple):
             return key.removeprefix(f"{self.metric}-")
         if key.endswith(TO_TARGET):
             return cost_heading(key, self.metric, self.target)
-        if key.endswith(AT):
-            return f"{key.removesuffix(AT)} at {shown(self.at or 0.0)} simulated seconds"
+        if self.at and key == f"{self.metric}{AT}{self.at.over}":
+            return f"{self.metric} at {shown(self.at.value)} {COSTS[self.at.over]}"
         return key.replace(MEAN, f", last {WINDOW}")
 
     def texts(self) -> pd.DataFrame:
@@ -81,26 +82,28 @@ class Summary(NamedTuple):
 
 
 def summary(
-    groups: Sequence[Group], target: float | None = None, at: float | None = None
+    groups: Sequence[Group], target: float | None = None, at: float | str | None = None
 ) -> Summary:
-    """``target``: of the main metric; by default `usual_target`. at: simulated seconds, at which
-    the metric ranks the rows; None: at the end. Raises ValueError if no run has a clock then."""
-    metric = main_metric(groups)
-    if at is not None and not has_clock(groups):
+    """``target``: of the main metric; by default `usual_target`. at: where the metric ranks the
+    rows, as `Point.of`; None: at the end. Raises ValueError if no run has that cost."""
+    metric, costs = main_metric(groups), costs_of(groups)
+    point = None if at is None else Point.of(at)
+    if point and point.over not in costs:
         raise ValueError(
-            "--at: expected runs with simulated seconds, which device-profile gives, got none"
+            f"--at: expected runs with {COSTS[point.over]}, which {GIVEN_BY[point.over]} gives, "
+            "got none"
         )
     target = usual_target(groups, metric) if target is None else target
     others = [n for n in of_kind(EVALUATED) if is_share(n) and n != metric]
     others = [name for name in others if any(has(group, name) for group in groups)]
-    order, costs = ranked(groups, metric, at), costs_of(groups)
+    order = ranked(groups, metric, point)
     rows: list[dict[str, Cell]] = []
     for group in order:
         values = [evaluated(table, metric)[metric].tolist() for table in group.tables]
         spent, share = to_target(group, metric, target), is_share(metric)
         row: dict[str, Cell] = {
             "method": group.label,
-            **({} if at is None else {f"{metric}{AT}": at_time(group, metric, at)}),
+            **({f"{metric}{AT}{point.over}": up_to(group, metric, point)} if point else {}),
             f"{metric}{MEAN}": final(group, metric),
             "seeds": seeds(group),
             "rounds": max(int((table["round"] > 0).sum()) for table in group.tables),
@@ -108,12 +111,11 @@ def summary(
             f"{metric}{BEST}": Spread.of([best(metric)(value) for value in values if value], share),
         }
         row |= {f"{name}{MEAN}": final(group, name) for name in others}
-        if any(has(other, EPSILON) for other in order):
-            last = [t[EPSILON].iloc[-1] for t in group.tables if EPSILON in t]
-            row[EPSILON] = Spread.of(last, False)
+        if EPSILON in costs:
+            row[EPSILON] = Spread.of([table[EPSILON].iloc[-1] for table in group.tables])
         row |= {f"{cost}{TO_TARGET}": spent[cost] for cost in costs}
         rows.append(row | {"reached": f"{spent['round'].number} of {len(group.runs)}"})
-    return Summary(metric, target, order, rows, at)
+    return Summary(metric, target, order, rows, point)
 
 
 def cost_heading(key: str, metric: str, target: float) -> str:

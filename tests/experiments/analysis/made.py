@@ -10,10 +10,14 @@ SETTINGS = {"algo": "fedavg", "dataset": "digits", "seed": 0, "lr": 0.1, "out-di
 
 
 def write(
-    folder: Path, accuracies: Sequence[float | None], clock: float | None = None, **keys: Any
+    folder: Path,
+    accuracies: Sequence[float | None],
+    clock: float | None = None,
+    epsilon: float | None = None,
+    **keys: Any,
 ) -> Path:
-    """A run with these test accuracies from round 0 on; keys: settings, with _ for -; clock:
-    simulated seconds of a round.
+    """A run with these test accuracies from round 0 on; keys: settings, with _ for -; clock,
+    epsilon: simulated seconds and privacy that a round costs.
 
     A round sends 10 bytes down and 5 up and takes 2 s; two clients take 3 and 4 steps, of 2
     gradients each and t and t + 1 s in round t; client 1 fails in round 2.
@@ -28,6 +32,8 @@ def write(
             row |= {"test-accuracy": accuracy, "test-loss": 1 - accuracy}
         if clock is not None:
             row["clock"] = clock * number
+        if epsilon is not None and number:
+            row["dp-epsilon"] = epsilon * number
         if number:
             row |= {"down-bytes": 10, "up-bytes": 5, "seconds": 2.0, "dropped": 0, "drift": 0.5}
         clients = [

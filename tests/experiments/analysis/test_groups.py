@@ -13,8 +13,9 @@ import pytest
 from fedaccord.config import affecting
 from fedaccord.experiments.analysis.groups import (
     Group,
+    Point,
     Spread,
-    at_time,
+    costs_of,
     final,
     groups_of,
     main_metric,
@@ -22,6 +23,7 @@ from fedaccord.experiments.analysis.groups import (
     smoothed,
     to_target,
     tuned,
+    up_to,
     usual_target,
 )
 from fedaccord.experiments.analysis.table import shown, summary, text
@@ -150,10 +152,11 @@ def test_runs_are_ranked_by_what_they_reached_in_simulated_seconds(tmp_path: Pat
     write(tmp_path, [0.1, 0.5, 0.7], lr=0.2, clock=4.0)
     write(tmp_path, [0.1, 0.2, 0.3], lr=0.3)  # without devices
     found = groups(tmp_path)
-    first = {at: ranked(found, "test-accuracy", at)[0].settings["lr"] for at in (None, 9.0, 10.0)}
-    assert first == {None: 0.1, 9.0: 0.2, 10.0: 0.2}
-    assert at_time(found[0], "test-accuracy", 19.0).mean == 0.6
-    assert math.isnan(at_time(found[2], "test-accuracy", 19.0).mean)
+    points = (None, Point(9.0), Point(10.0))
+    first = [ranked(found, "test-accuracy", at)[0].settings["lr"] for at in points]
+    assert first == [0.1, 0.2, 0.2]
+    assert up_to(found[0], "test-accuracy", Point(19.0)).mean == 0.6
+    assert math.isnan(up_to(found[2], "test-accuracy", Point(19.0)).mean)
     assert to_target(found[0], "test-accuracy", 0.7)["clock"].mean == 20
     row = summary(found, 0.7, at=9.0).rows[0]
     assert [*row][:2] == ["method", "test-accuracy-at-clock"]
@@ -163,8 +166,27 @@ def test_runs_are_ranked_by_what_they_reached_in_simulated_seconds(tmp_path: Pat
 def test_without_a_clock_there_is_no_column_and_no_ranking_by_it(tmp_path: Path) -> None:
     write(tmp_path, [0.1, 0.6])
     assert "clock-to-target" not in summary(groups(tmp_path)).rows[0]
-    with pytest.raises(ValueError, match="--at: expected runs with simulated seconds"):
+    with pytest.raises(ValueError, match="--at: expected runs with simulated seconds, which devi"):
         summary(groups(tmp_path), at=9.0)
+    for at in ("soon", "nan", "metres=3", "dp-epsilon="):
+        with pytest.raises(ValueError, match="--at: expected simulated seconds, as 3600, or COST="):
+            summary(groups(tmp_path), at=at)
+
+
+def test_runs_are_ranked_by_what_they_reached_with_an_epsilon(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.6, 0.9], lr=0.1, epsilon=3.0)
+    write(tmp_path, [0.1, 0.5, 0.7], lr=0.2, epsilon=1.0)
+    write(tmp_path, [0.1, 0.2, 0.95], lr=0.3)  # without privacy
+    found = summary(groups(tmp_path), 0.7, at="dp-epsilon=4")
+    assert [group.settings["lr"] for group in found.groups] == [0.2, 0.1, 0.3]
+    assert [row["test-accuracy-at-dp-epsilon"].mean for row in found.rows[:2]] == [0.7, 0.6]  # type: ignore[union-attr]
+    assert [row["dp-epsilon-to-target"].mean for row in found.rows[:2]] == [2, 6]  # type: ignore[union-attr]
+    assert [row["dp-epsilon"].mean for row in found.rows[:2]] == [2, 6]  # type: ignore[union-attr]
+    assert {"test-accuracy at 4 epsilon", "epsilon to 70.00%"} <= {*found.texts()}
+    by_bytes = summary(groups(tmp_path), at="bytes=15").groups
+    assert [group.settings["lr"] for group in by_bytes] == [0.1, 0.2, 0.3]
+    assert "dp-epsilon" in costs_of(found.groups)
+    assert "dp-epsilon" not in costs_of(found.groups[2:])
 
 
 @pytest.mark.parametrize(("number", "window"), [(10, 1), (60, 3), (500, 10)])
