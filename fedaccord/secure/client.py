@@ -25,6 +25,7 @@ from fedaccord.secure.masks import (
 
 SETUP, SHARE, MASKED, UNMASK = "setup", "share", "masked", "unmask"
 SHARE_SIZE = 52  # bytes of one share of 32 bytes: its index and three blocks
+LEAST_NEIGHBOURS = 2
 NONCE = 16  # bytes that name a round's protocol
 HEADER = f">{NONCE}sII"
 
@@ -69,6 +70,11 @@ def _share(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str,
         raise ValueError(
             "secure-sum: expected other clients as neighbours, and a threshold of more than half "
             f"of {len(holders)} and at most all, got {threshold}"
+        )
+    if len(neighbours) < LEAST_NEIGHBOURS:
+        raise ValueError(
+            f"secure-sum: expected at least {LEAST_NEIGHBOURS} neighbours, got {len(neighbours)}: "
+            "their masks hide the upload"
         )
     keys = [*payload["cipher-keys"], *payload["mask-keys"]]
     for key in keys:

@@ -20,11 +20,13 @@ from fedaccord.core.vectors import leaves
 from fedaccord.engine import History, run_with
 from fedaccord.engine.faults import KINDS
 from fedaccord.federation.devices import write
+from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.strategies import METHODS, AFedPD, FedADMM, FedAvg, FedDyn, RelaxedInit, Scaffold
 from tests.federation import half_square, linear
 from tests.reference import asynchronous
 from tests.reference.problem import LeastSquares
+from tests.strategies.federate import base
 
 C, K, LR = 8, 3, 0.05
 PROBLEM = LeastSquares(C, seed=3)
@@ -144,11 +146,13 @@ FAULTS = st.dictionaries(
 SECONDS = st.lists(st.floats(0.1, 30.0), min_size=C, max_size=C)
 
 
+@pytest.mark.parametrize("plugins", [(), (Compress(share=0.4),)], ids=["", "topk"])
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd", "fedadmm"])
 @settings(max_examples=3, deadline=None)
 @given(faults=FAULTS, seconds=SECONDS, sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)))
 def test_the_server_knows_the_mean_of_the_clients_memories(
     name: str,
+    plugins: tuple[Compress, ...],
     faults: dict[tuple[int, int], str],
     seconds: list[float],
     sizes: tuple[int, int],
@@ -158,7 +162,8 @@ def test_the_server_knows_the_mean_of_the_clients_memories(
     folder, states = tmp_path_factory.mktemp("devices"), list[RoundState]()
     damped = "constant" if name == "afedpd" else "polynomial"
     sizes_of = {"concurrency": max(sizes), "buffer_size": min(sizes), "staleness": damped}
-    method = method_of(name, max_failed_rounds=99, **buffered(folder, seconds, **sizes_of))
+    own = {"max_failed_rounds": 99, "plugins": plugins} | buffered(folder, seconds, **sizes_of)
+    method = method_of(name, **own)
     found = run(
         *(method, [EVERYONE] * 8),
         participation=None,
@@ -166,7 +171,8 @@ def test_the_server_knows_the_mean_of_the_clients_memories(
         on_round=lambda round: states.append(round.state),
     )
     assert found.states is not None
-    for s, kept in zip(states, found.states, strict=True):
+    for s, every in zip(states, found.states, strict=True):
+        kept = [None if it is None else base(it) for it in every]
         assert len({visit.client for visit in s.visits}) == len(s.visits) < max(sizes) + 1
         if name == "fedadmm":
             first = states[0].w_init if s.w_init is None else s.w_init
@@ -180,14 +186,19 @@ def test_the_server_knows_the_mean_of_the_clients_memories(
         torch.testing.assert_close(mean, summed, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "afedpd", "scaffold"])
-def test_a_run_that_resumes_with_visits_at_work_is_the_same(name: str, tmp_path: Path) -> None:
-    """Bit for bit, with tables and clocks; vectorised too."""
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("fedavg", "none"), ("fedavg", "topk"), ("afedpd", "none"), ("scaffold", "none")],
+)
+def test_a_run_that_resumes_with_visits_at_work_is_the_same(
+    name: str, method: str, tmp_path: Path
+) -> None:
+    """Bit for bit, with tables and clocks; vectorised, and with error memories, too."""
     keys: dict[str, Any] = {
         **{"num_clients": 8, "model": "linear", "local_steps": 2, "checkpoint_every": 1},
         **{"schedule": "buffered", "concurrency": 5, "buffer_size": 2, "seed": 1, "threads": 1},
         **{"device_profile": "lognormal", "out_dir": str(tmp_path), "sam.rho": 0.05},
-        **{"vectorize": "on" if name == "scaffold" else "off"},
+        **{"vectorize": "on" if name == "scaffold" else "off", "compress.method": method},
     }
     whole = run_with(name, **keys, name="whole", num_server_rounds=7)
     run_with(name, **keys, name="half", num_server_rounds=3)

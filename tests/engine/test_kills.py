@@ -32,11 +32,16 @@ def child(config: RunConfig) -> int:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_twenty_kills_change_no_bit(settings: dict[str, Any]) -> None:
-    more = {"algo": "scaffold", "num-server-rounds": ROUNDS, "checkpoint-every": 1}
-    whole = run(RunConfig.make(settings | more | {"name": "kills-whole"}))
-    more["name"] = "kills"
-    path, rng = whole.path.with_name("kills"), random.Random(0)
+@pytest.mark.parametrize(
+    ("algo", "method"),
+    [("scaffold", "none"), pytest.param("fedavg", "topk", marks=pytest.mark.slow)],
+)
+def test_twenty_kills_change_no_bit(algo: str, method: str, settings: dict[str, Any]) -> None:
+    more: dict[str, Any] = {"num-server-rounds": ROUNDS, "checkpoint-every": 1}
+    more |= {"algo": algo, "compress.method": method}
+    whole = run(RunConfig.make(settings | more | {"name": f"kills-{algo}-whole"}))
+    more["name"] = f"kills-{algo}"
+    path, rng = whole.path.with_name(f"kills-{algo}"), random.Random(0)
     killed = 0
     for _ in range(KILLS):
         pid = child(RunConfig.make(settings | more | {"resume": has_begun(path)}))

@@ -25,19 +25,22 @@ from fedaccord.task import load_task
 from tests.grid import InProcessGrid
 
 CLIENTS = 4
-METHODS = ["fedavg", "scaffold", "afedpd"]
+METHODS = [
+    *(("fedavg", {}), ("scaffold", {}), ("afedpd", {})),
+    pytest.param(("fedavg", {"compress.method": "topk"}), id="topk", marks=pytest.mark.slow),
+]
 
 
 class Lab:
     """Devices, and runs of a server that can be killed after a round."""
 
-    def __init__(self, folder: Path, method: str) -> None:
+    def __init__(self, folder: Path, method: str, more: dict[str, Any]) -> None:
         self.folder = folder
         rng = np.random.default_rng(0)
         x, y = rng.normal(size=(60, 6)).astype(np.float32), np.arange(60) % 3
         np.savez(folder / "data.npz", x_train=x[:48], y_train=y[:48], x_test=x[48:], y_test=y[48:])
         self.settings = {
-            **{"algo": method, "dataset": "npz", "data-dir": str(folder / "data.npz")},
+            **{"algo": method, "dataset": "npz", "data-dir": str(folder / "data.npz"), **more},
             **{"model": "linear", "num-clients": CLIENTS, "partition": "iid", "threads": 1},
             **{"fraction-train": 0.5, "local-epochs": 1, "batch-size": 5, "checkpoint-every": 5},
             **{"out-dir": str(folder / "runs")},
@@ -93,9 +96,9 @@ class Lab:
         return str(reply.error.reason) if reply.has_error() else "accepted"
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=METHODS, ids=lambda it: it[0])
 def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
-    return Lab(tmp_path, request.param)
+    return Lab(tmp_path, *request.param)
 
 
 def statuses(path: Path) -> set[str]:

@@ -252,6 +252,11 @@ def test_a_client_refuses_what_would_reveal_its_upload() -> None:
     payloads = secure.shares(keys)
     with pytest.raises(ValueError, match="more than half of 3"):
         client.answer({**payloads[0], "threshold": 1}, memories[0])
+    for near in ([], [1]):
+        alone = {name: payloads[0][name][: len(near)] for name in ("cipher-keys", "mask-keys")}
+        few = {**payloads[0], **alone, "neighbours": near, "threshold": len(near) + 1}
+        with pytest.raises(ValueError, match=f"at least 2 neighbours, got {len(near)}"):
+            client.answer(few, memories[0])
     for i, payload in payloads.items():
         shares[i], memories[i] = client.answer(payload, memories[i])
     forward = secure.masked(shares)

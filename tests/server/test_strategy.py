@@ -15,6 +15,7 @@ from fedaccord.engine import History, quiet
 from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.roster import Roster
 from fedaccord.federation.round import Round
+from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.strategies import AFedPD, FedAvg, FedDyn, FedInit, FedPD, Scaffold
@@ -34,6 +35,7 @@ from tests.server.runs import (
     run_over,
     strategy,
 )
+from tests.strategies.federate import base
 
 
 def raising(message: Message, reply: Message) -> Message:
@@ -357,22 +359,26 @@ def check_drift(found: History, local: torch.Tensor, number: int) -> None:
         assert row[name] == pytest.approx(float(((local - centre) ** 2).sum(1).mean())), name
 
 
-def test_metrics_are_what_they_are_called() -> None:
+@pytest.mark.parametrize("plugins", [(), (Compress(method="topk", share=0.4),)], ids=["", "topk"])
+def test_metrics_are_what_they_are_called(plugins: tuple[Compress, ...]) -> None:
+    """Of the local models as the server reads them, and of the bytes as they are sent."""
     rho = 0.1
-    found = run("afedpd", LEAST_SQUARES, W0, [[0, 1, 2], [2, 3]], local_steps=4, lr=0.02)
+    method = strategy(AFedPD, rho=rho, local_steps=4, batch_size=0, lr=0.02, plugins=plugins)
+    found = run(method, LEAST_SQUARES, W0, [[0, 1, 2], [2, 3]])
     assert found.weights is not None
     assert found.averages is not None
     assert found.states is not None
     # the local models from the dual step: lam_i+ = lam_i + rho (w_{i,K} - w^t), where client 3
     # missed round 0: its dual took the virtual step rho (w_bar - w)
-    lam_2, lam_3 = found.states[1][2].lam, rho * (found.averages[1] - found.weights[0])
-    steps = [found.states[2][2].lam - lam_2, found.states[2][3].lam - lam_3]
+    lam_2, lam_3 = base(found.states[1][2]).lam, rho * (found.averages[1] - found.weights[0])
+    steps = [base(found.states[2][2]).lam - lam_2, base(found.states[2][3]).lam - lam_3]
     check_drift(found, torch.stack([found.weights[1] + step / rho for step in steps]), 2)
     row = found.metrics.iloc[2]
     assert row["consistency"] > row["spread"]
-    assert row["up-bytes"] == 2 * 5 * 8
+    sent = 2 * 8 + 1 if plugins else 5 * 8  # two numbers and a bit for each, or five
+    assert row["up-bytes"] == 2 * sent
     assert row["down-bytes"] == 3 * 5 * 8  # client 3 is told what it missed
-    assert (row["up-vectors"], row["down-vectors"]) == (2, 3)
+    assert (row["up-vectors"], row["down-vectors"]) == (2 * sent / 40, 3)
 
 
 def test_with_added_displacements_the_averages_are_those_of_the_true_local_models() -> None:
