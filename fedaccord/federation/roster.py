@@ -1,6 +1,7 @@
 """The connected nodes: which node is which client. A wrong node is left out of the run."""
 
 import logging
+import math
 import re
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ GRACE = 5.0  # seconds to wait for more nodes if all that connected are refused
 MOST_LINES = 10  # refused nodes that an error names
 NOTICE = 60.0  # seconds between two lines on who is missing before round 1
 PAUSE = 0.1  # seconds between two updates before round 1
+SIMULATED = "Free memory (Ray starts clients below 95% in use) and processors of other load"
 KEY_ERROR = re.compile(r"(KeyError: )?'[^']*'")  # as it is reported
 
 
@@ -45,10 +47,11 @@ class Roster:
     """The nodes that answered the handshake, by client; only `wait_for_all` waits.
 
     A node gets a handshake when it connects, after ``ask_again`` seconds without a reply, then
-    after twice as many and so on, and when it reconnects, under the same node id (a registered
-    key) or another. A node whose reply does not fit is refused with one line; it may reconnect
-    with a better one. The number of clients is what most nodes report before round 1, and stays.
-    Nodes with data and no partition-id get one by `PartitionIds`.
+    after twice as many and so on (infinite: in a simulation, which loses none), and when it
+    reconnects, under the same node id (a registered key) or another. A node whose reply does not
+    fit is refused with one line; it may reconnect with a better one. The number of clients is what
+    most nodes report before round 1, and stays. Nodes with data and no partition-id get one by
+    `PartitionIds`.
     """
 
     def __init__(
@@ -279,6 +282,8 @@ class Roster:
         refused = "; ".join([*lines[:MOST_LINES], *more])
         served = self._partition_ids.client_of.keys() | self.refused.keys()
         claims = self._claims.items()
+        is_simulation = math.isinf(self._ask_again)
+        start = SIMULATED if is_simulation else "Start their SuperNodes"
         waiting = sum(claim.client is None and node not in served for node, claim in claims)
         return (
             f"expected {self.num_clients or 'some'} clients within {seconds:g} s, got "
@@ -290,7 +295,7 @@ class Roster:
                 else ""
             )
             + (f"; left out: {refused}" if refused else "")
-            + ". Start their SuperNodes or give them more time with wait-timeout"
+            + f". {start} or give them more time with wait-timeout"
         )
 
 

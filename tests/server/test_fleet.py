@@ -61,7 +61,12 @@ def test_nobody_waits_three_seconds_for_a_reply_or_for_ever() -> None:
 
 @pytest.mark.parametrize(("simulated", "asked"), [(True, 1), (False, 3)])
 def test_a_simulation_is_asked_once(
-    simulated: bool, asked: int, net: Net, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    simulated: bool,
+    asked: int,
+    net: Net,
+    clock: Clock,
+    lines: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It handles two messages to a client at once: a late hello would put a used state back."""
     if simulated:
@@ -74,6 +79,7 @@ def test_a_simulation_is_asked_once(
     fleet.connect(600)
     assert fleet.available() == [0]
     assert net.hellos == [10] * asked
+    assert any("Free memory (Ray starts" in line for line in lines) == simulated
 
 
 @pytest.mark.parametrize("simulated", [True, False])
