@@ -26,6 +26,7 @@ from fedaccord.engine.own_task import own_task
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.process import threads
+from fedaccord.process.allocator import give_back_memory
 from fedaccord.runs import RunDirectory, logbook
 from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.task import Clients, Task, load_task
@@ -68,10 +69,13 @@ def run(
             log.info("%s", choice)
         config = config.having("vectorize", choice.as_set)
         load = partial(load_task, config.task, num_clients=config.num_clients)
-        with _clients(config, task, load, choice.vectorize, on_client) as clients:
-            return server_app.run(
-                *(clients, config, task, on_round, at), cohorts=cohorts, partition=facts
-            )
+        try:
+            with _clients(config, task, load, choice.vectorize, on_client) as clients:
+                return server_app.run(
+                    *(clients, config, task, on_round, at), cohorts=cohorts, partition=facts
+                )
+        finally:
+            give_back_memory()  # another run may follow in this process
 
 
 def run_with(algo: str = RunConfig.algo, **keys: Any) -> Path:

@@ -26,6 +26,13 @@ def keep_freed_memory() -> None:
         libc.mallopt(mmap_threshold, 1 << 30)
 
 
+def give_back_memory() -> None:
+    """Hand freed memory back to the system: glibc keeps what lies below something that is still
+    used, such as the client states of a run that has ended. Without glibc nothing happens."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 def forget_file_pages() -> None:
     """Drop this process's clean pages of files, as of the libraries that it has imported and uses
     no more. The system maps those again that are needed. Without Linux nothing happens.

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedaccord.process.allocator import forget_file_pages, keep_freed_memory, uncollected
+from fedaccord.process.allocator import (
+    forget_file_pages,
+    give_back_memory,
+    keep_freed_memory,
+    uncollected,
+)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc has mallopt")
@@ -28,6 +33,21 @@ def test_freed_memory_is_used_again_without_a_page_fault() -> None:
 
     faults_of_twenty()  # the heap may grow a few times before it has room for the same again
     assert faults_of_twenty() < 8192
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has malloc_trim")
+def test_freed_memory_below_what_is_used_goes_back() -> None:
+    """As of client states that were allocated before something that stays."""
+    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("this C library has no malloc_trim")
+    keep_freed_memory()  # from here on everything is in the heap, whatever ran before
+    states = [torch.ones(200_000) for _ in range(250)]  # 200 MB
+    stays = torch.ones(200_000)
+    states.clear()
+    before = resident("RssAnon:")
+    give_back_memory()
+    assert resident("RssAnon:") < before - 150
+    assert stays.sum() == 200_000
 
 
 def test_the_search_for_unreachable_objects_rests_and_leaves_out_what_came(
@@ -61,16 +81,16 @@ def test_clean_pages_of_files_are_dropped_and_written_ones_stay(tmp_path: Path) 
         clean, written = (mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY) for _ in range(2))
     written[5] = 7
     assert [clean[:], sum(written[:])] == [empty, 7]  # all pages are there
-    before = resident_files()
+    before = resident("RssFile:")
     forget_file_pages()
-    assert resident_files() < before - 12  # of `clean`; others are mapped again meanwhile
+    assert resident("RssFile:") < before - 12  # of `clean`; others are mapped again meanwhile
     assert [clean[:], sum(written[:])] == [empty, 7]
     assert torch.ones(3).sum() == 3
     clean.close()
     written.close()
 
 
-def resident_files() -> float:
-    """MB of files in this process's memory."""
+def resident(kind: str) -> float:
+    """MB of this process's memory: RssFile:, of files; RssAnon:, its own."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(it.split()[1]) / 1024 for it in lines if it.startswith("RssFile:"))
+    return next(int(it.split()[1]) / 1024 for it in lines if it.startswith(kind))
