@@ -62,8 +62,11 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield f"{algo} | {keys}", algo, keys
 
 
-def clients() -> list[tuple[Tensor, Tensor]]:
-    data = datasets.load("digits", "", download=False, image_size=0)
+Own = list[tuple[Tensor, Tensor]]  # samples and classes of each client
+
+
+def clients() -> Own:
+    data = datasets.load("digits")
     x = data.x_train.double().flatten(1) / 255
     n = sum(SIZES)
     return list(zip(x[:n].split(SIZES), data.y_train[:n].split(SIZES), strict=True))
@@ -76,15 +79,15 @@ def network(dtype: torch.dtype) -> nn.Module:
     return layers.to(dtype)
 
 
-def weights(algo: str, keys: dict[str, Any], dtype: torch.dtype) -> Tensor | str:
-    """(T+1, ..., d), or why the combination is refused."""
+def weights(algo: str, keys: dict[str, Any], own: Own, dtype: torch.dtype) -> Tensor | str:
+    """(T+1, ..., d), or why the combination is refused; own: of each client."""
     everyone = algo in ("fedpd", "dispfl", "dpsgd") or algo.startswith("dfed")
     everyone |= "gossip.topology" in keys
     local = {} if algo == "dpsgd" else {"local-epochs": 2}
     try:
         history = simulate(
             algo,
-            clients=[(x.to(dtype), y) for x, y in clients()],
+            clients=[(x.to(dtype), y) for x, y in own],
             model=network(dtype),
             rounds=ROUNDS,
             participation=EVERYONE if everyone else COHORTS,
@@ -102,8 +105,9 @@ def weights(algo: str, keys: dict[str, Any], dtype: torch.dtype) -> Tensor | str
 
 def record() -> dict[str, Tensor | str]:
     torch.set_num_threads(1)
+    own = clients()
     return {
-        f"{name} | {dtype}": weights(algo, keys, dtype)
+        f"{name} | {dtype}": weights(algo, keys, own, dtype)
         for name, algo, keys in cases()
         for dtype in (torch.float32, torch.float64)
     }
@@ -129,13 +133,14 @@ def main() -> None:
         sys.exit(__doc__)
     file = Path(sys.argv[2])
     found = record()
+    refused = sum(isinstance(value, str) for value in found.values())
+    count = f"{len(found)} cases, {refused} of them refused"
     if sys.argv[1] == "record":
         torch.save(found, file)
-        refused = sum(isinstance(value, str) for value in found.values())
-        print(f"{len(found)} cases, {refused} of them refused, in {file}")
+        print(f"{count}, in {file}")
         return
     lines = sorted(moved(torch.load(file), found))
-    print("\n".join(lines) or f"{len(found)} cases, every bit as before")
+    print("\n".join(lines) or f"{count}, every bit as before")
     sys.exit(bool(lines))
 
 

@@ -190,8 +190,9 @@ class Settings:
         """How clients train and are averaged, in one line: what applies if nothing is set too."""
         length = f"{self.local_steps} steps" if self.local_steps else f"{self.local_epochs} epochs"
         clip = f"clip norm {self.clip_norm:g}" if self.clip_norm else "no clipping"
+        who = "all" if self.fraction_train == 1 else f"{self.fraction_train:.4g} of the"
         return (
-            f"{self.fraction_train:.4g} of the clients, {length} of {self.optimizer}, lr "
+            f"{who} clients, {length} of {self.optimizer}, lr "
             f"{self.lr:g} x {self.lr_decay:g} a round ({self.lr_schedule} within it), weight decay "
             f"{self.weight_decay:g}, {clip}, {self.precision}, weighting {self.weighting}"
         )
