@@ -33,15 +33,15 @@ class BatchFormat:
 
         Raises ValueError, in one line, for a batch of another form.
         """
-        if isinstance(batch, Mapping):
+        if isinstance(batch, tuple | list) and len(batch) >= 2:  # first: it is asked in every step
+            targets = batch[-1]
+        elif isinstance(batch, Mapping):
             if self.targets not in batch:
                 raise ValueError(
                     f"batch: expected the targets under {self.targets!r}, got {describe(batch)}; "
                     "give targets=KEY"
                 )
             targets = batch[self.targets]
-        elif isinstance(batch, tuple | list) and len(batch) >= 2:
-            targets = batch[-1]
         else:
             raise ValueError(f"batch: expected (inputs, targets) or a dict, got {describe(batch)}")
         if not isinstance(targets, Tensor) or not targets.dim():
@@ -53,7 +53,7 @@ class BatchFormat:
 
     def _inputs(self, batch: Batch) -> Any:
         """The model's argument."""
-        if not isinstance(batch, Mapping):
+        if isinstance(batch, tuple | list):
             if len(batch) == 2:
                 return batch[0]
             raise ValueError(f"batch: expected (inputs, targets), got {describe(batch)}; {GIVE}")
