@@ -22,7 +22,9 @@ def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
     setting = {"algo": baseline} | {
         key: value
         for key, value in settings.flat.items()
-        if key in read and value != usual[key] and key not in ("algo", "name")
+        if (key in read or key.startswith("dp."))  # the privacy is the setting's, not the method's
+        and value != usual[key]
+        and key not in ("algo", "name")
     }
     plugins = RunConfig.make(setting).strategy.active_plugins
     if settings.algo == baseline and len(plugins) == len(settings.strategy.active_plugins):

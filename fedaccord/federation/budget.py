@@ -1,6 +1,7 @@
 """The privacy budget of a run: its noise multiplier, epsilon so far, and how many rounds it has."""
 
 import logging
+import math
 from typing import Any
 
 from fedaccord.core.privacy import Guarantee, Privacy, raised
@@ -8,13 +9,16 @@ from fedaccord.federation.accounting import Accountant, noise_multiplier
 
 log = logging.getLogger("flwr")
 
+LOUD = 20  # times the norm of the mean upload, above which noise is warned of
+
 
 class Budget:
     """What a guarantee costs over the rounds of a run.
 
-    begun: the state of the mechanism from which a run resumes: its noise multiplier stays, whatever
-    the number of rounds is now. secret: whether the noise is drawn from the operating system.
-    Where clients add the noise, a client's upload may change by 2 S, and is seen by itself.
+    numbers: of an upload, all its vectors. begun: the state of the mechanism from which a run
+    resumes: its noise multiplier stays, whatever the number of rounds is now. secret: whether the
+    noise is drawn from the operating system. Where clients add the noise, a client's upload may
+    change by 2 S, and is seen by itself.
     Raises ValueError, in one line, if dp-accounting is not installed, or no round is left.
     """
 
@@ -24,10 +28,12 @@ class Budget:
         share: float,
         num_rounds: int,
         num_clients: int,
+        numbers: int,
         begun: Privacy | None,
         secret: bool,
     ) -> None:
         z, delta, sensitivity = guarantee.multiplier, guarantee.delta, 1.0  # in units of S
+        clients = share * num_clients
         if guarantee.local:
             share, sensitivity = 1.0, 2.0
         if begun is not None:
@@ -35,7 +41,7 @@ class Budget:
         elif z < 0:
             z = sensitivity * noise_multiplier(guarantee.epsilon, delta, share, num_rounds)
         if guarantee.adaptive:
-            raised(z, share * num_clients)
+            raised(z, clients)
         self.delta, self.secret = delta, secret
         first = Privacy(0, z, guarantee.clip, share, guarantee.adaptive, guarantee.local)
         self.first = begun or first
@@ -58,6 +64,12 @@ class Budget:
             log.warning(
                 "dp.delta: %g is more than 1 / C = %.2g, so that the data of some client may be "
                 "published in the clear; lower it", delta, 1 / num_clients
+            )  # fmt: skip
+        noise = z * math.sqrt(numbers) / (math.sqrt(clients) if guarantee.local else clients)
+        if noise > LOUD:
+            log.warning(
+                "dp: the noise of a round is %.0f times as long as the longest mean update: take a "
+                "smaller model (as model=linear), more clients, fewer rounds or more epsilon", noise
             )  # fmt: skip
 
     @property

@@ -176,7 +176,9 @@ class Run:
         if method.guarantee is None or left <= 0:
             return s
         self._budget = Budget(
-            *(method.guarantee, method.fraction_train, left, s.num_clients, s.privacy),
+            *(method.guarantee, method.fraction_train, left, s.num_clients),
+            numbers=s.w.numel() * len(self.session.half.rule.sends._fields),
+            begun=s.privacy,
             secret=self.session.is_deployed,
         )
         self._policy.secret = self._budget.secret and method.has_noisy_sums

@@ -23,6 +23,10 @@ def of(*pairs: str) -> str | None:
         ("algo=fedavg relaxed-init.beta=0.05", "algo=fedavg"),
         ("algo=feddyn name=a", "algo=fedavg"),
         (
+            "algo=scaffold sampling=bernoulli dp.epsilon=4 dp.clip=0.5",
+            "algo=fedavg sampling=bernoulli dp.epsilon=4.0 dp.clip=0.5",
+        ),
+        (
             "algo=fedpd fraction-train=1 eval-train=true",
             "algo=fedavg fraction-train=1.0 eval-train=true",
         ),
@@ -43,6 +47,7 @@ def test_it_has_the_setting_without_what_is_the_methods(pairs: str, expected: st
     [
         "algo=fedavg lr=0.05",
         "algo=dfedavg gossip.topology=grid",
+        "algo=fedavg sampling=bernoulli dp.epsilon=4",
         "algo=scaffold name=x resume=true",
     ],
 )

@@ -205,11 +205,12 @@ def test_a_budget_sets_the_noise_and_stays_one_when_a_run_is_prolonged(
         run(settings, name="four", num_server_rounds=12, resume=True, **budget)
 
 
-def test_cohorts_in_one_call_agree(settings: dict[str, Any]) -> None:
-    tensors = [
-        torch.cat([v.flatten() for v in reader_model(run(settings, name=how, vectorize=how))])
-        for how in ("off", "on")
-    ]
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_cohorts_in_one_call_agree(settings: dict[str, Any], where: str) -> None:
+    tensors = []
+    for how in ("off", "on"):
+        found = run(settings, name=f"{how}-{where}", vectorize=how, dp__where=where)
+        tensors.append(torch.cat([v.flatten() for v in reader_model(found)]))
     torch.testing.assert_close(*tensors)
 
 

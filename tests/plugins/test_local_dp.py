@@ -149,7 +149,9 @@ def test_noised_uploads_keep_error_feedback() -> None:
 
 def budget(multiplier: float, epsilon: float, rounds: int, **more: Any) -> Budget:
     guarantee = Guarantee(0.5, multiplier, epsilon, 1e-5, epsilon, False, False, local=True)
-    return Budget(guarantee, 0.1, rounds, 50, **{"begun": None, "secret": False, **more})
+    return Budget(
+        guarantee, 0.1, rounds, 50, **{"numbers": 100, "begun": None, "secret": False, **more}
+    )
 
 
 def test_epsilon_is_that_of_gaussians_composed() -> None:
@@ -170,6 +172,20 @@ def test_a_multiplier_is_found_for_the_budget_of_all_rounds_and_no_more_are_begu
     assert budget(-1.0, 4.0, 16, begun=found.first._replace(releases=6)).rounds_left == 10
     with pytest.raises(ValueError, match=r"dp\.max-epsilon: expected room for one more round"):
         budget(-1.0, 4.0, 16, begun=found.first._replace(releases=16))
+
+
+@pytest.mark.parametrize(("local", "numbers", "loud"), [(True, 900, 18), (False, 900, 3.6)])
+def test_noise_that_drowns_the_mean_upload_is_warned_of(
+    local: bool, numbers: int, loud: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """25 clients of 250, z 3: on a sum of 25 the noise has the norm 3 sqrt(n) S, on a mean of 25
+    noised uploads 3 sqrt(n / 25) S."""
+    guarantee = Guarantee(0.5, 3.0, 0.0, 1e-5, 0.0, False, False, local=local)
+    for times in (1, (20.1 / loud) ** 2, (19.9 / loud) ** 2):
+        Budget(guarantee, 0.1, 3, 250, round(numbers * times), None, secret=False)
+    lines = [r.message for r in caplog.records if "noise of a round" in r.message]
+    assert lines == [lines[0]]
+    assert lines[0].startswith("dp: the noise of a round is 20 times as long as the longest mean")
 
 
 def test_a_resumed_server_counts_the_round_in_which_it_was_killed(tmp_path: Path) -> None:
@@ -207,19 +223,13 @@ def over_messages(replies: list[Message] | None = None, **more: Any) -> Run:
     return run
 
 
-def in_process(**more: Any) -> torch.Tensor:
-    method = METHODS["scaffold"](**SETTINGS, plugins=[LOCAL])
-    found = federation.run(method, LEAST_SQUARES, W0, COHORTS, **more)
-    return found.state.w
-
-
 def test_a_simulation_has_the_same_bits_by_messages_and_in_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bare = federation.run(METHODS["scaffold"](**SETTINGS), LEAST_SQUARES, W0, COHORTS).state.w
-    expected = in_process()
+    local = METHODS["scaffold"](**SETTINGS, plugins=[LOCAL])
+    expected = federation.run(local, LEAST_SQUARES, W0, COHORTS).state.w
     assert float((expected - bare).norm()) > 0.5
-    torch.testing.assert_close(in_process(vectorize="on"), expected, rtol=0, atol=1e-12)
     devices = over_messages().state.w
     monkeypatch.setattr("fedaccord.client.train.is_simulated", lambda: True)
     assert torch.equal(over_messages().state.w, expected)
@@ -236,6 +246,15 @@ def test_numbers_beside_an_upload_are_sent_only_if_allowed(shown: bool) -> None:
     assert all((it == plain) != shown and it["steps"] == 2 for it in numbers)
     assert all(("seconds" in it) == shown for it in numbers)
     assert run.facts()["dp"]["noise"] == "system"
+
+
+def test_a_budget_is_known_once_a_run_begins_and_a_cost_before() -> None:
+    method = METHODS["scaffold"](**SETTINGS, plugins=[DP(epsilon=4.0, where="client")])
+    assert (method.cost.up, method.cost.client) == (2, 1)
+    found = federation.run(method, LEAST_SQUARES, W0, COHORTS)
+    expected = 2 * math.sqrt(3) * dp_accounting.get_sigma_gaussian(4.0, 1e-5)
+    assert found.state.privacy is not None
+    assert found.state.privacy[:2] == (3, pytest.approx(expected, rel=1e-3))
 
 
 ACCEPTED: list[tuple[str, dict[str, Any]]] = [
