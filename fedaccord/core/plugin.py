@@ -129,7 +129,7 @@ class PlugIn(Registered):
         return ups
 
     def guarantee(self) -> Guarantee | None:
-        """The differential privacy that the server's step is to give; None: it gives none."""
+        """The differential privacy that the run promises with it; None: none."""
         return None
 
     def masking(self) -> Masking | None:
