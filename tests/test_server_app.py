@@ -1,6 +1,7 @@
 """How runs end: completed with a trained model, else failed or interrupted, and what they leave."""
 
 import csv
+import gc
 import json
 import os
 import signal
@@ -277,6 +278,17 @@ def test_keys_without_effect_are_told_under_flower(
         "fedprox.mu=0.2 has no effect: nothing reads it without algo=fedprox",
         "workers=2 has no effect here: `fedaccord run` takes it",
     ]
+
+
+def test_what_a_run_held_is_freed_when_it_ends(start: Callable[..., Path]) -> None:
+    """Not when the garbage collector comes: the next run needs the memory."""
+    gc.collect()
+    gc.disable()
+    try:
+        start({"algo": "afedpd", "keep-best": "test-accuracy"})
+        assert [o for o in gc.get_objects() if isinstance(o, LocalFleet)] == []
+    finally:
+        gc.enable()
 
 
 # --- under Flower ---------------------------------------------------------------------------------

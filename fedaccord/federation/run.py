@@ -94,7 +94,7 @@ class Run:
         self._initial = initial
         self._evaluate_fn, self._evaluate_output_fn = evaluate_fn, evaluate_output_fn
         self._on_round = on_round
-        self._spill = Spill(scratch)
+        spill = self._spill = Spill(scratch)
         self._clock = clock
         self._budget: Budget | None = None  # of the privacy that the method promises
         self._last = num_rounds  # after which the run ends
@@ -104,7 +104,7 @@ class Run:
             cohorts,
             clock,
             self.timeout,
-            release=lambda s: self._spill.release(s.server),
+            release=lambda s: spill.release(s.server),
         )
         self._state: RoundState | None = None
 
