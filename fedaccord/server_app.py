@@ -167,7 +167,6 @@ def run(
             if current.has_begun or not log_book.after:
                 save(directory, current.output(), card)
             log_book.checkpoint()
-            del current  # and `record`, which each other would keep until the next collection
     return directory
 
 

@@ -128,7 +128,13 @@ class Run:
 
     def play(self, state: RoundState | None = None) -> Result:
         """All rounds, from ``state`` if there is one. Raises as `begin`, and FederationError after
-        ``max_failed_rounds`` failed rounds in a row."""
+        ``max_failed_rounds`` failed rounds in a row. Afterwards nothing is called back."""
+        try:
+            return self._play(state)
+        finally:
+            self._on_round = None  # it may have this run: both are freed at once, with the clients
+
+    def _play(self, state: RoundState | None) -> Result:
         self.method.summary()
         s, result = self.begin(state), Result(arrays=self._initial)
         if s.t == 0:
