@@ -71,7 +71,7 @@ def measure(nodes: int, options: argparse.Namespace, folder: Path) -> dict[str, 
     settings += f"num-server-rounds={options.rounds} fraction-train=1.0 local-steps=1 threads=1 "
     settings += "wait-timeout=3000.0 "
     settings += f'eval-every={options.rounds} out-dir="{work}" name="run" round-timeout=6000.0'
-    limited = small_devices.limited(options.limit or None)
+    limited = small_devices.limited(options.limit)
     with limited as group, devices.deployment(work, [], []) as (environment, _):
         address = (work / "config.toml").read_text().split('"')[1]
         own = [sys.executable, __file__, "--address", address, "--nodes", str(nodes)]

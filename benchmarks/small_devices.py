@@ -1,11 +1,13 @@
-"""A device's environment, its idle SuperNode and a visit, within one core and 1 GB of memory.
+"""A device's environment, its idle SuperNode and a visit, within one core and little memory.
 
     python benchmarks/small_devices.py --environment ~/device-env --models mlp lenet
+    python benchmarks/small_devices.py --environment ~/device-env --models resnet18 --limit 2e9
 
 A SuperLink and two SuperNodes on loopback. The first SuperNode runs in the environment of
---environment, which needs this package and no extra, bound to one core (taskset) and, as root with
-a memory controller of cgroup v1, in a group of 1 GB; the second one is unbounded. Three rounds of
-SCAFFOLD on random images in an `.npz` file, an epoch of 500 samples a round.
+--environment, which needs this package and no extra (ResNet-18: the extra `data`), bound to one
+core (taskset) and, as root with a memory controller of cgroup v1, in a group of --limit bytes; the
+second one is unbounded. Three rounds of SCAFFOLD on random images in an `.npz` file, an epoch of
+500 samples a round.
 """
 
 import argparse
@@ -23,7 +25,6 @@ import devices
 import numpy as np
 
 GROUPS = Path("/sys/fs/cgroup/memory")
-LIMIT = 1 << 30  # bytes
 IMAGES = {"mlp": (8, 8, 1), "lenet": (32, 32, 3), "resnet18": (32, 32, 3)}
 SAMPLES, ROUNDS = 500, 3
 
@@ -33,10 +34,11 @@ def main() -> None:
     parser.add_argument("--environment", type=Path, default=devices.BIN.parent)
     parser.add_argument("--models", nargs="+", choices=IMAGES, default=["mlp", "lenet"])
     parser.add_argument("--plain", action="store_true", help="flower-supernode, no warm process")
+    parser.add_argument("--limit", type=float, default=2**30, help="bytes; 0: none")
     options = parser.parse_args()
     print(f"{options.environment}: {size(options.environment) / devices.MB:.0f} MB")
     for model in options.models:
-        with tempfile.TemporaryDirectory() as folder, limited() as group:
+        with tempfile.TemporaryDirectory() as folder, limited(options.limit) as group:
             print(model, json.dumps(measure(model, options, Path(folder), group)), flush=True)
 
 
@@ -93,9 +95,12 @@ def write_images(path: Path, shape: tuple[int, ...]) -> None:
 
 
 @contextmanager
-def limited(limit: float | None = LIMIT) -> Iterator[Path | None]:
-    """A memory group of its own; None: this user or system can make none, or there is no limit."""
-    if limit is None:
+def limited(limit: float) -> Iterator[Path | None]:
+    """A memory group of its own; None: this user or system can make none, or there is no limit.
+
+    limit: in bytes; 0: none.
+    """
+    if not limit:
         yield None
         return
     group = GROUPS / f"fedaccord-{os.getpid()}"
