@@ -92,9 +92,9 @@ def measure(nodes: int, options: argparse.Namespace, folder: Path) -> dict[str, 
             serving.terminate()
             serving.wait(60)
         metrics = work / "run/metrics.csv"
-        if not metrics.is_file():
-            sys.exit(done.stdout + done.stderr + (work / "nodes.log").read_text())
-        rows = pd.read_csv(metrics).iloc[1:]
+        rows = pd.read_csv(metrics).iloc[1:] if metrics.is_file() else pd.DataFrame()
+        if len(rows) < options.rounds:
+            sys.exit(f"{done.stdout}{done.stderr}{(work / 'nodes.log').read_text()}{peaks}")
     return {
         "nodes": nodes,
         "algo": options.algo,

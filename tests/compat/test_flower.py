@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -25,6 +26,7 @@ from flwr.superlink.grid import InMemoryGrid
 from ray.exceptions import ActorDiedError
 
 from fedaccord.cli.deployments import certificates
+from fedaccord.cli.device import THIRD_PARTY
 from fedaccord.compat import flower_1_41 as flower
 from fedaccord.federation.errors import last_line
 from fedaccord.wire.handshake import handshake
@@ -215,6 +217,11 @@ def test_what_a_supernode_starts_by_name_and_how_long_it_waits() -> None:
     idle = loop.partition("if run_id is None:")[2].partition("continue")[0]
     assert "time.sleep(3)" in idle
     assert flower.Pauses.__init__.__defaults__ == (start_client_internal.time,)
+
+
+def test_a_warm_process_has_imported_what_a_connection_needs() -> None:
+    assert "import httpcore" in inspect.getsource(httpx.HTTPTransport.__init__)
+    assert "httpcore" in THIRD_PARTY
 
 
 @pytest.mark.parametrize("short", [True, False])
