@@ -85,6 +85,8 @@ def measure(nodes: int, options: argparse.Namespace, folder: Path) -> dict[str, 
                 done = subprocess.run(
                     words, env=environment, cwd=work, capture_output=True, text=True, check=False
                 )
+                while is_running("flwr-serverapp"):  # a busy server may end the stream of its log
+                    time.sleep(1.0)
                 seconds = time.monotonic() - began
                 if group:
                     peaks |= small_devices.usage(group)
@@ -105,6 +107,15 @@ def measure(nodes: int, options: argparse.Namespace, folder: Path) -> dict[str, 
         "MB of a reply": float(rows["up-bytes"].iloc[0] / rows["replies"].iloc[0]) / MB,
         "peak MB": peaks,
     }
+
+
+def is_running(command: str) -> bool:
+    """Whether a process that this one started, or one of theirs, has this command."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if command in " ".join(process.cmdline()):
+                return True
+    return False
 
 
 @contextmanager
@@ -166,7 +177,7 @@ def page(found: list[dict[str, Any]], options: argparse.Namespace) -> str:
             " ".join(__doc__.split("\n\n")[2].split()),
             "",
             f"CPU, {os.cpu_count()} cores with other load, torch {torch.__version__}, "
-            f"{options.algo}, {options.rounds} round(s), {found[0]['MB of a reply']:.0f} MB a "
+            f"{options.algo}, rounds: {options.rounds}, {found[0]['MB of a reply']:.0f} MB a "
             f"reply, a limit of {options.limit / MB:,.0f} MB; MB at the peak.",
             "",
             *lines,
