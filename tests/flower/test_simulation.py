@@ -55,9 +55,11 @@ def test_same_bits_without_a_server(simulation: Flower, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_same_bits_of_a_private_run(simulation: Flower, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_same_bits_of_a_private_run(simulation: Flower, tmp_path: Path, where: str) -> None:
     """Noise and cohorts are drawn from the seed."""
     config: dict[str, Any] = {"algo": "scaffold", "sampling": "bernoulli", "fraction-train": 0.5}
+    config |= {"dp.where": where, "local-steps": 2}
     output = run_both(simulation, config | {"dp.epsilon": 4.0, "dp.delta": 0.01}, tmp_path, 5)
     assert "noise from the seed" in output
 
