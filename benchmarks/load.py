@@ -194,6 +194,11 @@ def page(found: list[dict[str, Any]], options: argparse.Namespace) -> str:
             "vectors of the server itself, and Flower's copies of the replies that are fetched. In "
             "buffered rounds a look fetches all replies that are there: at most `concurrency`.",
             "",
+            "Runs of 60 and of 100 nodes on the same busy machine ended before their replies were "
+            "there: SQLite, in which the SuperLink stores them, was locked for longer than Flower "
+            "waits (`database is locked`). The number of nodes that such a server bears is not "
+            "known from this page.",
+            "",
             "Made by `python benchmarks/load.py --nodes "
             f"{' '.join(str(one['nodes']) for one in found)} --markdown docs/results/load.md`.",
             "",
