@@ -183,7 +183,8 @@ def text(methods: list[Method], name: str) -> str:
         f"{rounds} of a run, then of the seeds; train loss (of local steps, before each step) is "
         f"the mean of the last {WINDOW * step} rounds. {seeds_of(methods, name)} "
         "Methods without a server have a benchmark of their own (`benchmarks/decentralised.py`); "
-        f"FedPD and Scaffnew need all clients in every round. Elsewhere: {pages}.",
+        f"FedPD and Scaffnew need all clients in every round. Elsewhere: {pages}, "
+        "[personal models](personal.md).",
         "",
         f"Made by `fedaccord sweep benchmarks/{name}.toml --out DIR` and `python "
         "benchmarks/accuracy.py DIR`, on a CPU.",
