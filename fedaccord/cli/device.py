@@ -9,7 +9,7 @@ import typer
 
 from fedaccord.cli.console import refusing, stop
 
-THIRD_PARTY = (  # a ClientApp's first connection imports the last one, a fifth of its time
+THIRD_PARTY = (  # a ClientApp's first connection imports the last one
     *("numpy.random", "statistics", "safetensors.torch", "flwr.app", "flwr.clientapp", "httpcore"),
 )
 
