@@ -23,6 +23,9 @@ ENVIRONMENT = {  # of this process and of Ray's, while it runs; the user's own v
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers without a share of a GPU see every GPU
     # seconds after which Ray's agents exit if the run was killed; Ray's default is a minute
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+    # how full a disk may be that takes what memory does not hold; at Ray's default of 0.95 a disk
+    # of 250 GB counts as full when 12 GB are free
+    "RAY_local_fs_capacity_threshold": "0.99",
 }
 
 # whether under `uv run` Ray copies the folder and builds an environment for each worker: minutes

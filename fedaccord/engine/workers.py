@@ -33,7 +33,7 @@ from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.fleet import LATE, TrainReplies
 from fedaccord.process.allocator import keep_freed_memory
 from fedaccord.process.threads import cores
-from fedaccord.storage.on_ray import GONE, RayMemories, is_lost
+from fedaccord.storage.on_ray import GONE, RayMemories, is_lost, put
 from fedaccord.storage.store import MissingStateError
 from fedaccord.task import Task
 
@@ -163,7 +163,7 @@ class WorkersFleet(MemoriesFleet):
 
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         deadline = time.monotonic() + timeout
-        round = ray.put({request.instruction.client: request for request in requests})
+        round = put({request.instruction.client: request for request in requests})
 
         def send(actor: Any, share: Share) -> list[Any]:
             method = actor.train.options(num_returns=1 + len(share.instructions))
@@ -184,7 +184,7 @@ class WorkersFleet(MemoriesFleet):
         self, requests: Sequence[EvaluateRequest], timeout: float
     ) -> list[Mapping[str, float] | str]:
         deadline = time.monotonic() + timeout
-        round = ray.put({request.instruction.client: request for request in requests})
+        round = put({request.instruction.client: request for request in requests})
         questions = [request.instruction for request in requests]
 
         def send(actor: Any, share: Share) -> list[Any]:
@@ -304,7 +304,7 @@ def workers_fleet(
     load: makes a worker's task; None: it is sent this one.
     """
     with ray_for(workers, address, threads, gpus) as resources:
-        get: Callable[[], Any] = load or partial(ray.get, ray.put(task))
+        get: Callable[[], Any] = load or partial(ray.get, put(task))
         start = partial(ray.remote(Worker).options(**resources).remote, get, threads, vectorize)
         fleet = WorkersFleet(task, start, workers, vectorize, on_client)
         try:

@@ -4,7 +4,7 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import ObjectLostError
+from ray.exceptions import ObjectLostError, OutOfDiskError
 
 from fedaccord.core.vectors import map_vectors
 from fedaccord.storage.memories import Memories
@@ -18,7 +18,7 @@ class RayMemories(Memories):
     short."""
 
     def pack(self, client: int, round: int, state: Any) -> Any:
-        return ray.put(state)
+        return put(state)
 
     def unpack(self, kept: Any, like: Any = None) -> Any:
         """The state, over memory of Ray's that is not to be changed."""
@@ -29,6 +29,17 @@ class RayMemories(Memories):
 
     def state(self, client: int, round: int) -> Any:
         return map_vectors(torch.clone, super().state(client, round))
+
+
+def put(what: Any) -> Any:
+    """A new Ray object. Raises OSError, in one line, if neither memory nor the disk has room."""
+    try:
+        return ray.put(what)
+    except OutOfDiskError:
+        raise OSError(
+            "Ray has no room for a client's state or a model, neither in memory nor on the disk; "
+            "free some of the disk of Ray's folder, or choose another folder with RAY_TMPDIR"
+        ) from None
 
 
 def is_lost(kept: Any) -> bool:

@@ -80,7 +80,9 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def own_ray(trap: Path) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
+    from fedaccord.engine.cluster import environment
+
+    with pytest.MonkeyPatch.context() as patch, environment():
         patch.setattr(
             ray_constants, "RAY_ENABLE_UV_RUN_RUNTIME_ENV", False
         )  # see `engine/cluster.py`
@@ -353,6 +355,17 @@ def test_states_beyond_the_memory_for_them_go_to_disk(own_ray: None) -> None:
         fleet.restore((i, (0, Kept(torch.full((d,), float(i))))) for i in range(60))
         kept = fleet.client_states([0] * 60)
         assert all(float(state.c[0]) == i for i, (_, state) in kept.items())
+
+
+def test_no_room_for_a_state_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedaccord.storage.on_ray import RayMemories
+
+    def full(_: Any) -> None:
+        raise ray.exceptions.OutOfDiskError
+
+    monkeypatch.setattr(ray, "put", full)
+    with pytest.raises(OSError, match=r"^Ray has no room .*; free some .* RAY_TMPDIR$"):
+        RayMemories().restore([(0, (0, Kept(torch.zeros(1))))])
 
 
 def test_the_server_evaluates_on_the_cores_of_its_workers(
