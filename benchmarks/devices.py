@@ -288,14 +288,13 @@ def page(table: str, options: Any) -> str:
             "",
             " ".join(__doc__.split("\n\n")[2].split()),
             "",
-            f"CPU, {os.cpu_count()} cores with other load, Python {sys.version.split()[0]}, torch "
-            f"{torch.__version__}, an MLP on the digits, {options.repetitions} repetitions of "
-            f"{options.rounds} rounds. Under other load seconds a round are upper bounds; CPU "
-            "seconds vary less. `before` is this app when it still polled every three seconds as "
-            "Flower does. The aims are 0.5 CPU seconds a message and, with a warm process, 4 s a "
-            "round with Flower's own pauses and about 1 s without. Idle is the CPU time of a "
-            "SuperNode without messages in percent of a "
-            "core.",
+            f"CPU, {os.cpu_count()} cores, Python {sys.version.split()[0]}, torch "
+            f"{torch.__version__}, an MLP on the digits, {options.repetitions} x "
+            f"{options.rounds} rounds a row. Where other work runs beside them, seconds are "
+            "upper bounds. `before` is this app when it still polled every three seconds as "
+            "Flower does. The aims are 0.5 CPU seconds a message beside training and, with a warm "
+            "process, 4 s a round with Flower's own pauses and about 1 s without. Idle is the CPU "
+            "time of a SuperNode without messages in percent of a core.",
             "",
             table,
             "",

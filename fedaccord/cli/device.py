@@ -64,6 +64,8 @@ def device(
         commands = flower.node_commands()
     os.environ.setdefault(flower.TASK_POLL_VARIABLE, flower.TASK_POLL)
     with ExitStack() as stack:
+        if short_pauses:
+            stack.enter_context(flower.part_pauses())  # also of the warm process
         with refusing(OSError):
             stack.enter_context(warm(commands, forget="fedaccord"))
         forget_file_pages()  # of what the warm process needs, not the SuperNode

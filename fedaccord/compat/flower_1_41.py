@@ -8,13 +8,14 @@ import base64
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from flwr.app import Array
+from flwr.app import Array, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -140,6 +141,38 @@ def has_lost_superlink(details: str) -> bool:
 LOCAL_PORT_VARIABLE, LOCAL_PORT = "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091"
 LOCAL_PROGRAM, LOCAL_PORT_OPTION = "flower-superlink", "--port"
 LOCAL = "local"  # its name in Flower's first configuration
+
+# --- messages of which parts are on their way -----------------------------------------------------
+
+# seconds until a part of a message that is still being sent is asked for again, and twice as many
+# the next time; Flower's: 1. Who polls often meets such a message in most rounds.
+_PART_PAUSE = 0.05
+
+
+@contextmanager
+def part_pauses() -> Iterator[None]:
+    """A block in which this process asks soon again for a part of a message that is still sent."""
+    from flwr.supercore.constant import PULL_INITIAL_BACKOFF
+    from flwr.supercore.inflatable import inflatable_utils as parts
+
+    defaults = [
+        cast(dict[str, Any], pull.__kwdefaults__)
+        for pull in (parts.pull_objects, parts.pull_and_inflate_object_from_tree)
+    ]
+    for its in defaults:
+        its["initial_backoff"] = _PART_PAUSE
+    try:
+        yield
+    finally:
+        for its in defaults:
+            its["initial_backoff"] = PULL_INITIAL_BACKOFF
+
+
+def pull_messages(grid: Grid, message_ids: Iterable[str]) -> Iterable[Message]:
+    """`Grid.pull_messages`, with a short wait for a reply of which parts are still being sent."""
+    with part_pauses():
+        return grid.pull_messages(message_ids)
+
 
 # --- a SuperNode ----------------------------------------------------------------------------------
 

@@ -224,7 +224,7 @@ class MessageFleet:
         """Note which visits have ended since the last look."""
         self.roster.update(self.grid)
         sent = {visit.message_id: i for i, visit in self._at_work.items() if visit.message_id}
-        for reply in self.grid.pull_messages([*sent]) if sent else ():
+        for reply in flower.pull_messages(self.grid, [*sent]) if sent else ():
             i = sent.get(reply.metadata.reply_to_message_id)
             visit = None if i is None else self._at_work.get(i)
             if i is None or visit is None or not is_sender(reply, visit.message):
@@ -315,7 +315,7 @@ class MessageFleet:
         while waiting:
             answered = set[str]()
             for first in range(0, len(waiting), at_once):
-                for reply in self.grid.pull_messages(waiting[first : first + at_once]):
+                for reply in flower.pull_messages(self.grid, waiting[first : first + at_once]):
                     answered.add(reply.metadata.reply_to_message_id)
                     yield reply
             waiting = [i for i in waiting if i not in answered]
@@ -358,7 +358,7 @@ class MessageFleet:
         the one that ends last would put back the state that it began with.
         """
         while self._late:
-            for reply in self.grid.pull_messages([*self._late]):
+            for reply in flower.pull_messages(self.grid, [*self._late]):
                 self._late.pop(reply.metadata.reply_to_message_id, None)
             late = {*self._late.values()} & {*clients}
             if len(late) < max(1, len(clients)) or time.monotonic() > end:

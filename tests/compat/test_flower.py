@@ -11,7 +11,7 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -222,6 +222,33 @@ def test_what_a_supernode_starts_by_name_and_how_long_it_waits() -> None:
 def test_a_warm_process_has_imported_what_a_connection_needs() -> None:
     assert "import httpcore" in inspect.getsource(httpx.HTTPTransport.__init__)
     assert "httpcore" in THIRD_PARTY
+
+
+def test_a_part_that_is_still_being_sent_is_asked_for_again_soon() -> None:
+    """Flower's own wait is back afterwards."""
+    from flwr.supercore.inflatable import inflatable_utils as parts
+    from flwr.superlink.grid import http_grid
+    from flwr.supernode import start_client_internal
+    from flwr.supernode.runtime import run_clientapp
+
+    for room in (http_grid, start_client_internal):
+        assert room.pull_objects is parts.pull_objects
+        assert inspect.getsource(room).count("pull_objects(") == 1
+        assert "backoff" not in inspect.getsource(room)
+    whole = run_clientapp.pull_and_inflate_object_from_tree
+    assert whole is parts.pull_and_inflate_object_from_tree
+    assert "backoff" not in inspect.getsource(run_clientapp)
+    assert "delay = initial_backoff" in inspect.getsource(parts.pull_objects)
+
+    def pauses() -> set[Any]:
+        return {f.__kwdefaults__["initial_backoff"] for f in (parts.pull_objects, whole)}
+
+    class Seeing:
+        def pull_messages(self, message_ids: Any) -> list[Any]:
+            return [*message_ids, *pauses()]
+
+    assert flower.pull_messages(cast(Any, Seeing()), ["x"]) == ["x", 0.05]
+    assert pauses() == {1}
 
 
 @pytest.mark.parametrize("short", [True, False])
