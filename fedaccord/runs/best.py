@@ -19,16 +19,29 @@ LATER = ("personal-", "-nodes")  # in names of metrics that the untrained model 
 class Best:
     """The model of the round with the best value of a metric; of equal ones the first.
 
-    Round 0 does not count. Raises ValueError for a name that is no metric of a model.
+    Round 0 does not count. Raises ValueError for a name that is no metric of a model, and for one
+    that is not measured with these settings of the run.
     """
 
-    def __init__(self, metric: str) -> None:
+    def __init__(self, metric: str, evaluation: str, eval_train: bool) -> None:
         known = [name for name, column in METRIC.items() if column.better and name != "train-loss"]
         if metric not in known:
             near = did_you_mean(metric, known)
             raise ValueError(
                 "keep-best: expected an evaluated metric, as test-accuracy or client-loss, got "
                 f"{metric!r}{near}; `fedaccord run --list-columns` lists them"
+            )
+        at, needs = metric.split("-")[0], ""
+        if at == "client" and evaluation == "server":
+            needs = "evaluation=clients or evaluation=both"
+        elif at in ("test", "validation") and evaluation == "clients":
+            needs = "evaluation=server or evaluation=both"
+        elif at == "train" and not eval_train:
+            needs = "eval-train=true"
+        if needs:
+            raise ValueError(
+                f"keep-best: expected a metric that this run measures, got {metric!r}: choose "
+                f"another or set {needs}"
             )
         self.metric, self.number, self.value = metric, 0, math.nan
         self._vector: Tensor | None = None  # (d + d_b,), parameters and averaged buffers
@@ -57,7 +70,7 @@ class Best:
             measured = [name for name in round.metrics if name in METRIC and METRIC[name].better]
             raise ValueError(
                 f"keep-best: expected a metric that this run measures, {', '.join(measured)}, got "
-                f"{self.metric!r}; evaluation says who evaluates"
+                f"{self.metric!r}"
             )
 
     def vectors(self, session: Session) -> tuple[Tensor, Tensor | None]:

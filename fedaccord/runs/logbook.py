@@ -51,7 +51,8 @@ class Logbook:
         the clients are in this process or its workers.
         """
         self.config, self._data = config, data
-        self.best = Best(config.keep_best) if config.keep_best else None
+        own = (config.keep_best, config.strategy.evaluation, config.eval_train)
+        self.best = Best(*own) if config.keep_best else None
         self._begun: Checkpoint | None = None  # what the run resumes from
         if config.resume:
             self._resume(used, at, in_process)

@@ -85,12 +85,25 @@ def test_evaluate_finds_the_best_model(tmp_path: Path) -> None:
         ("train-loss", "keep-best: expected an evaluated metric"),
         ("drift", "keep-best: expected an evaluated metric"),
         ("client-accuracy-std", "keep-best: expected an evaluated metric"),
+        ("train-accuracy", "keep-best: .* got 'train-accuracy': .* set eval-train=true$"),
         (
-            "train-accuracy",
-            "keep-best: expected a metric that this run measures, test-loss,",
+            "client-loss",
+            "keep-best: .* set evaluation=clients or evaluation=both$",
         ),
     ],
 )
 def test_a_metric_that_is_not_measured_is_one_line(metric: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=line):
-        federate(tmp_path, 2, name="x", **{"keep-best": metric})
+        federate(tmp_path, 2, name="x", **{"keep-best": metric, "evaluation": "server"})
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_clients_alone_do_not_measure_a_test_metric(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"keep-best: .* evaluation=server or evaluation=both$"):
+        federate(tmp_path, 2, name="x", evaluation="clients", **{"keep-best": "test-loss"})
+
+
+def test_a_metric_of_another_task_is_one_line(tmp_path: Path) -> None:
+    line = "keep-best: expected a metric that this run measures, test-loss,.* got 'test-mae'$"
+    with pytest.raises(ValueError, match=line):
+        federate(tmp_path, 2, name="x", **{"keep-best": "test-mae"})
