@@ -4,9 +4,9 @@
     python benchmarks/compression.py exact DIR      # least squares in float64
     python benchmarks/compression.py time DIR       # encode and decode of 45 MB, one thread
     python benchmarks/compression.py write DIR      # docs/results/compression.md and .png
+    python benchmarks/compression.py write DIR --dataset cifar10     # compression-cifar10.md, .png
 
-Each but `write` resumes: what is completed in DIR is not repeated. `write` has the sections of
-which DIR has numbers.
+Each but `write` resumes: what is completed in DIR is not repeated.
 """
 
 import argparse
@@ -68,6 +68,7 @@ COMMON: dict[str, Any] = {
 }  # fmt: skip
 MODELS = {"fashion-mnist": "mlp", "cifar10": "lenet"}
 TITLES = {"fashion-mnist": "Fashion-MNIST, an MLP", "cifar10": "CIFAR-10, LeNet"}
+PAGES = {"fashion-mnist": "compression", "cifar10": "compression-cifar10"}
 WINDOW = 3  # last evaluations behind a run's accuracy
 COLOURS = ("#000000", "#d55e00", "#cc79a7", "#0072b2", "#009e73", "#e69f00")  # Okabe and Ito's
 
@@ -209,28 +210,22 @@ def until(runs: list[Trained], target: float) -> str:
     return f"{statistics.mean(float(mb.iloc[0]) for mb in reached):.0f}"
 
 
-def plot(tables: dict[str, Table], path: Path) -> None:
-    """Accuracy against megabytes uploaded, seed 0: a row a dataset, a column a method."""
+def plot(dataset: str, table: Table, path: Path) -> None:
+    """Accuracy against megabytes uploaded, the first seed: a column a method."""
     figure, axes = plt.subplots(
-        len(tables),
-        len(ALGOS),
-        figsize=(14, 0.8 + 2.9 * len(tables)),
-        sharey="row",
-        squeeze=False,
-        layout="constrained",
+        1, len(ALGOS), figsize=(14, 3.7), sharey="row", layout="constrained"
     )
-    for line, (dataset, table) in zip(axes, tables.items(), strict=True):
-        for ax, algo in zip(line, ALGOS, strict=True):
-            for compressor, colour in zip(COMPRESSORS, COLOURS, strict=True):
-                if runs := table.get((algo, compressor)):
-                    curve = runs[0].curve.iloc[1:]
-                    ax.plot(curve["mb"], curve["accuracy"], color=colour, label=compressor)
-            ax.set(xscale="log", title=algo)
-            ax.grid(alpha=0.3)
-            ax.spines[["top", "right"]].set_visible(False)
-        line[0].set_ylabel(f"{TITLES[dataset].split(',')[0]}, test accuracy (%)")
-    axes[-1][2].set_xlabel("megabytes uploaded by all clients")
-    axes[0][0].legend(fontsize=8)
+    for ax, algo in zip(axes, ALGOS, strict=True):
+        for compressor, colour in zip(COMPRESSORS, COLOURS, strict=True):
+            if runs := table.get((algo, compressor)):
+                curve = runs[0].curve.iloc[1:]
+                ax.plot(curve["mb"], curve["accuracy"], color=colour, label=compressor)
+        ax.set(xscale="log", title=algo)
+        ax.grid(alpha=0.3)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel(f"{TITLES[dataset].split(',')[0]}, test accuracy (%)")
+    axes[2].set_xlabel("megabytes uploaded by all clients")
+    axes[0].legend(fontsize=8)
     figure.savefig(path, dpi=90)
     plt.close(figure)
 
@@ -441,24 +436,24 @@ def time_section(found: dict[str, Any]) -> Iterator[str]:
 
 
 def write(options: argparse.Namespace) -> None:
-    tables = {name: completed(options.folder, name, options.seeds) for name in MODELS}
-    tables = {name: table for name, table in tables.items() if table}
-    lines = ["# Compressed uploads", ""]
-    if tables:
-        lines += ["![accuracy against megabytes uploaded](compression.png)", ""]
-        plot(tables, RESULTS / "compression.png")
-    for dataset, table in tables.items():
-        lines += accuracy_section(dataset, table)
-    for dataset in MODELS.keys() - tables.keys():
-        command = f"`python benchmarks/compression.py train DIR --dataset {dataset}`"
-        lines += [f"{TITLES[dataset]}: not run yet; {command} does it.", ""]
-    for name, section in (("exact", exact_section), ("times", time_section)):
-        path = options.folder / f"{name}.json"
-        if path.exists():
-            lines += section(json.loads(path.read_text()))
+    """The page of a data set; that of Fashion-MNIST also has the exact optima and the times."""
+    dataset = options.dataset
+    table, stem = completed(options.folder, dataset, options.seeds), PAGES[dataset]
+    if not table:
+        sys.exit(f"{options.folder}: expected completed runs on {dataset}, found none; train first")
+    plot(dataset, table, RESULTS / f"{stem}.png")
+    lines = ["# Compressed uploads", "", f"![accuracy against megabytes uploaded]({stem}.png)", ""]
+    lines += accuracy_section(dataset, table)
+    links = [f"[{TITLES[other]}]({page}.md)" for other, page in PAGES.items() if other != dataset]
+    lines += [f"Elsewhere: {', '.join(links)}.", ""]
+    if stem == "compression":
+        for name, section in (("exact", exact_section), ("times", time_section)):
+            path = options.folder / f"{name}.json"
+            if path.exists():
+                lines += section(json.loads(path.read_text()))
     script = "[benchmarks/compression.py](../../benchmarks/compression.py)"
     lines += [f"{script} makes these numbers and this page.", ""]
-    (RESULTS / "compression.md").write_text("\n".join(lines), encoding="utf-8")
+    (RESULTS / f"{stem}.md").write_text("\n".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
