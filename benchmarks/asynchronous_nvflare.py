@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import archive
 import data
 import pandas as pd
 
@@ -102,7 +103,7 @@ def page(tables: Tables) -> str:
             "",
             f"Settings: `{' '.join(f'{key}={value}' for key, value in SETTINGS.items())}`. "
             "[benchmarks/asynchronous_nvflare.py](../../benchmarks/asynchronous_nvflare.py) makes "
-            "the runs and this page.",
+            f"the runs and this page.{archive.sentence(PAGE.stem)}",
             "",
         ]
     )

@@ -20,6 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import archive
 import data
 import matplotlib
 import pandas as pd
@@ -452,7 +453,7 @@ def write(options: argparse.Namespace) -> None:
             if path.exists():
                 lines += section(json.loads(path.read_text()))
     script = "[benchmarks/compression.py](../../benchmarks/compression.py)"
-    lines += [f"{script} makes these numbers and this page.", ""]
+    lines += [f"{script} makes these numbers and this page.{archive.sentence(stem)}", ""]
     (RESULTS / f"{stem}.md").write_text("\n".join(lines), encoding="utf-8")
 
 

@@ -1,0 +1,110 @@
+"""The runs behind a page in one small file: settings and tables, no models.
+
+    python benchmarks/archive.py pack DIR docs/results/runs/NAME.tar.xz
+    python benchmarks/archive.py unpack docs/results/runs/NAME.tar.xz DIR
+
+DIR has run directories, at any depth, or sweeps. Unpacked, they are completed runs: `fedaccord
+compare` and `report` read them, a benchmark makes its page from them, and it or a sweep runs only
+what is missing. Left out are runs that are not completed, settings that are paths, and what clients
+measured; the rows from which costs are counted are there.
+"""
+
+import argparse
+import io
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import data
+import pandas as pd
+import tomli_w
+
+from fedaccord.config import paths
+from fedaccord.runs import COMPLETED, flatten, reader, status
+
+KEPT = data.REPOSITORY / "docs" / "results" / "runs"
+OF_RUN = ("config.toml", "metrics.csv", "clients.csv", "summary.json")
+OF_CLIENTS = ("round", "client", "status", "num-examples", "steps")
+OF_SWEEP = ("*.csv", "*.toml", "defaults.json", "rows/*.json")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("pack", "unpack"))
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    options = parser.parse_args()
+    try:
+        count = {"pack": pack, "unpack": unpack}[options.what](options.source, options.target)
+    except (OSError, ValueError, tarfile.TarError) as error:
+        sys.exit(f"{options.source}: {error}")
+    print(f"{options.target}: {count} files")
+
+
+def pack(folder: Path, archive: Path) -> int:
+    """The number of files. Equal runs give equal bytes."""
+    files = sorted(_files(folder))
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:xz", preset=9) as tar:
+        for file in files:
+            content = SHORTER.get(file.name, Path.read_bytes)(file)
+            info = tarfile.TarInfo(file.relative_to(folder).as_posix())
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return len(files)
+
+
+def unpack(archive: Path, folder: Path) -> int:
+    """The number of files; what is there already stays. Raises TarError for an unsafe name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive) as tar:
+        missing = [member for member in tar if not (folder / member.name).exists()]
+        tar.extractall(folder, members=missing, filter="data")
+    return len(missing)
+
+
+def sentence(page: str) -> str:
+    """For the end of a page of docs/results, if there is an archive of its name."""
+    if not (KEPT / f"{page}.tar.xz").exists():
+        return ""
+    return (
+        f" [runs/{page}.tar.xz](runs/{page}.tar.xz) has the tables of these runs: "
+        "[how to read them](../../benchmarks/archive.py)."
+    )
+
+
+def _files(folder: Path) -> set[Path]:
+    """Raises ValueError if there is no completed run."""
+    runs = [run for run in reader.find([folder.resolve()]) if status(run) == COMPLETED]
+    if not runs:
+        raise ValueError("expected completed runs, found none")
+    found = {run / name for run in runs for name in OF_RUN}
+    for defaults in folder.resolve().rglob("defaults.json"):
+        found |= {file for pattern in OF_SWEEP for file in defaults.parent.glob(pattern)}
+    return {file for file in found if file.exists()}
+
+
+def _without_paths(config: Path) -> bytes:
+    """The settings of a run but for those that are paths: they are of one machine."""
+    content = tomllib.loads(config.read_text(encoding="utf-8"))
+    for key in paths(flatten(content["run"])):
+        *tables, name = key.split(".")
+        place = content["run"]
+        for table in tables:
+            place = place[table]
+        del place[name]
+    return tomli_w.dumps(content).encode()
+
+
+def _counted(clients: Path) -> bytes:
+    table = pd.read_csv(clients)
+    columns = [name for name in OF_CLIENTS if name in table]
+    return table.to_csv(columns=columns, index=False).encode()
+
+
+SHORTER = {"config.toml": _without_paths, "clients.csv": _counted}
+
+
+if __name__ == "__main__":
+    main()

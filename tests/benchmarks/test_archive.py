@@ -1,0 +1,77 @@
+"""Archives of runs: what comes back, what is left out."""
+
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import archive
+import pandas as pd
+import pytest
+
+from fedaccord.experiments.sweep import Plan, Sweep
+from fedaccord.runs import RunDirectory, reader
+
+
+def write_run(folder: Path, name: str, ended: str = "completed", **settings: Any) -> None:
+    run = RunDirectory(str(folder), name, {"algo": "fedavg"} | settings)
+    client = {"round": 1, "client": 0, "status": "ok", "steps": 5, "train-loss": 0.1}
+    run.record({"round": 1, "test-accuracy": 0.5, "up-bytes": 8}, [client])
+    run.summarise(ended, rounds=1)
+
+
+def test_a_run_comes_back_without_paths(tmp_path: Path) -> None:
+    place = {"data-dir": str(tmp_path / "data"), "out-dir": str(tmp_path)}
+    write_run(tmp_path / "runs" / "a", "one", **place)
+    write_run(tmp_path / "runs" / "a", "two", seed=7)
+    write_run(tmp_path / "runs", "failed", ended="failed")
+    (tmp_path / "runs" / "a" / "one" / "model.safetensors").write_bytes(b"large")
+    kept, back = tmp_path / "runs.tar.xz", tmp_path / "back"
+    assert archive.pack(tmp_path / "runs", kept) == 8
+    assert archive.unpack(kept, back) == 8
+
+    assert str(tmp_path) not in "".join(file.read_text() for file in back.rglob("*.*"))
+    runs, lines = reader.read_all([back])
+    assert ([run.path.name for run in runs], lines) == (["one", "two"], [])
+    for run in runs:
+        before = reader.read(tmp_path / "runs" / "a" / run.path.name)
+        assert run.settings == {k: v for k, v in before.settings.items() if k not in place}
+        assert (run.summary, run.versions) == (before.summary, before.versions)
+        pd.testing.assert_frame_equal(run.metrics, before.metrics)
+        pd.testing.assert_frame_equal(run.clients, before.clients.drop(columns="train-loss"))
+
+    again = tmp_path / "again.tar.xz"
+    archive.pack(back, again)
+    assert again.read_bytes() == kept.read_bytes()
+    assert archive.unpack(kept, back) == 0
+
+
+def test_a_sweep_comes_back_completed(tmp_path: Path) -> None:
+    run = {"dataset": "digits", "model": "linear", "num-clients": 4, "num-server-rounds": 2}
+    options = {"tune": False, "seeds": [0], "fair": "none", "workers": 1}
+    plan = Plan.make({"sweep": options, "run": run, "space": {"algo": ["fedavg", "fedinit"]}})
+    before = Sweep(plan, tmp_path / "sweep", lambda step: None).run()
+    archive.pack(tmp_path / "sweep", tmp_path / "sweep.tar.xz")
+    archive.unpack(tmp_path / "sweep.tar.xz", tmp_path / "back")
+
+    steps = []
+    after = Sweep(plan, tmp_path / "back", steps.append).run()
+    assert [step.found for step in steps] == [True, True]
+    pd.testing.assert_frame_equal(after, before)
+
+
+def test_what_is_no_archive_and_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "runs", "failed", ended="failed")
+    with pytest.raises(ValueError, match="expected completed runs, found none"):
+        archive.pack(tmp_path / "runs", tmp_path / "kept.tar.xz")
+    (tmp_path / "text.tar.xz").write_text("text")
+    words = ["archive.py", "unpack", str(tmp_path / "text.tar.xz"), str(tmp_path / "back")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit, match=r"text\.tar\.xz: "):
+        archive.main()
+
+    with tarfile.open(tmp_path / "unsafe.tar.xz", "w:xz") as tar:
+        tar.addfile(tarfile.TarInfo("../outside"))
+    with pytest.raises(tarfile.TarError):
+        archive.unpack(tmp_path / "unsafe.tar.xz", tmp_path / "back")
+    assert not (tmp_path / "outside").exists()
