@@ -87,7 +87,6 @@ class DittoClient(LocalRule):
 class Ditto(FedAvg):
     assumes_sgd = True  # v takes steps of its own
     tied = False
-    averages_plain_models = False
 
     lam: float = option(
         1.0, "strength of the pull of v towards w^t", low=0, tried="0.05, 0.1, 0.2, 1, 2"
