@@ -96,6 +96,11 @@ def partition(
             f"{num_clients} clients; use fewer clients, or set samples-per-client, with which they "
             "share samples"
         )
+    if samples_per_client > len(labels):
+        raise ValueError(
+            f"samples-per-client: expected at most the {len(labels)} training samples, got "
+            f"{samples_per_client}; lower it"
+        )
 
     rng = np.random.default_rng(seed)
     if scheme == "iid" and not samples_per_client:

@@ -72,7 +72,7 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
             kind = type(part).__name__
             raise ValueError(f"{what}: expected tensors, got {kind}; use torch.as_tensor")
     x, y = samples
-    if len(x) != len(y) or not len(x):
+    if not (x.ndim and y.ndim) or len(x) != len(y) or not len(x):
         raise ValueError(f"{what}: expected equally many inputs and targets, at least one each")
     like = first[0] if is_tensors(first) else x
     if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:

@@ -156,7 +156,7 @@ def quiet() -> Iterator[None]:
 def simulate(
     algo: str | FederatedStrategy,
     *,
-    clients: Sequence[Any] | None = None,
+    clients: Iterable[Any] | None = None,
     test: Any = None,
     model: str | nn.Module | Callable[[], nn.Module] = "mlp",
     loss: str | Loss = F.cross_entropy,
@@ -233,6 +233,7 @@ def simulate(
     if isinstance(model, str):
         values["model"] = model
     if clients is not None:
+        clients = [*clients]
         values["num-clients"] = len(clients)
     config = make_config(values, method)
     for key, why in config.unread_keys().items():

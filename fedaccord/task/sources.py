@@ -1,6 +1,6 @@
 """Samples that are read batch by batch: a torch Dataset, or a function that gives batches."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -75,7 +75,7 @@ def source_of(given: Any, form: BatchFormat) -> Source:
     Raises ValueError, in one line, for anything else, for no samples, and for batches of another
     form.
     """
-    if isinstance(given, Tensor) or not (
+    if isinstance(given, Tensor | Mapping | str) or not (
         callable(given) or (hasattr(given, "__len__") and hasattr(given, "__getitem__"))
     ):
         raise ValueError(f"expected {FORMS}, got {type(given).__name__}")

@@ -87,6 +87,10 @@ def test_pathological_clients_that_draw_have_their_number_of_classes() -> None:
 def test_settings_of_clients_that_draw_are_checked_before_one_does() -> None:
     with pytest.raises(ValueError, match=r"^classes-per-client: expected 1 to 10"):
         partition(LABELS, 9, "pathological", classes_per_client=11, samples_per_client=5)
+    with pytest.raises(
+        ValueError, match=f"at most the {len(LABELS)} training samples, got 2147483648"
+    ):
+        partition(LABELS, 9, "iid", samples_per_client=2**31)
     with pytest.raises(ValueError, match="set samples-per-client, with which they share"):
         partition(LABELS, MILLION)
 

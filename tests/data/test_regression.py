@@ -120,7 +120,7 @@ def test_the_task_of_numbers(tmp_path: Path) -> None:
     w = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
     error = module(torch.tensor(X[8:]).float().double()) - torch.tensor(Y[8:, None])
     assert task.evaluate(w) == {
-        "test-loss": pytest.approx(float((error**2).mean()), rel=1e-6),
+        "test-loss": pytest.approx(float((error**2).mean().detach()), rel=1e-6),
         "test-mae": pytest.approx(float(error.abs().mean()), rel=1e-6),
     }
     assert [*task.evaluate_train(w)] == ["train-loss-of-model", "train-mae"]

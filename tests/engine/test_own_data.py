@@ -246,7 +246,7 @@ def test_losses_by_name_and_metrics() -> None:
     x, y = torch.randn(20, 3), torch.randn(20, 1)
     found = simulate(
         "fedavg",
-        clients=[(x, y), (x, y)],
+        clients=iter([(x, y), (x, y)]),
         test=TensorDataset(x, y),
         model=nn.Linear(3, 1),
         loss="mean-squared-error",
@@ -267,6 +267,9 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
         r"clients: client 0: expected .* a torch Dataset, or a function .* int",
     ),
     ([CLIENTS[0][0]], {}, "clients: client 0: expected tensors .* got Tensor"),
+    ([{"x": 1, "y": 2}], {}, "clients: client 0: expected tensors .* got dict"),
+    ("ab", {}, "clients: client 0: expected tensors .* got str"),
+    ([(torch.tensor(1.0), torch.tensor(1))], {}, "client 0: expected equally many inputs"),
     ([CLIENTS[0], (1, 2, 3)], {}, r"client 1: expected tensors \(x, y\), got a tuple of 3"),
     ([CLIENTS[0], lambda g: []], {}, "client 1: expected at least one sample, got none"),
     ([lambda g: [3]], {}, r"client 0: batch: expected \(inputs, targets\) or a dict, got a int"),
