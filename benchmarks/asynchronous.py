@@ -179,7 +179,7 @@ def page(tables: dict[tuple[str, str], list[pd.DataFrame]]) -> str:
         "",
         f"Settings: `{' '.join(f'{key}={value}' for key, value in SETTINGS.items())}`. "
         "[benchmarks/asynchronous.py](../../benchmarks/asynchronous.py) makes the runs, the "
-        "picture and this page.",
+        "picture and this page. Elsewhere: [CIFAR-10, 8 clients](asynchronous-cifar10.md).",
         "",
     ]
     return "\n".join(lines)
