@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 import shutil
 import socket
 import sys
@@ -21,6 +20,8 @@ from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unr
 from fedaccord.process import threads
 
 if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
     from fedaccord.config import RunConfig
     from fedaccord.data.kind import Facts
 
@@ -70,7 +71,7 @@ def doctor(
 
 
 def check_versions() -> Iterator[Check]:
-    from importlib.metadata import PackageNotFoundError, requires, version
+    from importlib.metadata import PackageNotFoundError, version
 
     yield ok("python", platform.python_version())
     for package in ("fedaccord", "flwr", "torch", "torchvision", "ray"):
@@ -84,17 +85,26 @@ def check_versions() -> Iterator[Check]:
             }
             yield warn(package, without.get(package, f"unknown; pip install {package}"))
             continue
-        pin = None
-        if package == "flwr":
-            with suppress(PackageNotFoundError):  # of the minor release in FedAccord's metadata
-                pin = re.search(
-                    r"^flwr.*?>=(\d+\.\d+)", "\n".join(requires("fedaccord") or []), re.M
-                )
-        if pin and not f"{have}.".startswith(f"{pin[1]}."):
-            advice = f"FedAccord is written for {pin[1]}; pip install 'flwr~={pin[1]}.0'"
+        pin = flower_versions() if package == "flwr" else None
+        if pin is not None and have not in pin:
+            advice = f"FedAccord is written for {pin}; pip install 'flwr{pin}'"
             yield warn(package, f"{have}, but {advice}")
         else:
             yield ok(package, have)
+
+
+def flower_versions() -> "SpecifierSet | None":
+    """The releases of Flower that FedAccord's metadata name; None where it is not installed."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    from packaging.requirements import Requirement
+
+    with suppress(PackageNotFoundError):
+        for text in requires("fedaccord") or []:
+            requirement = Requirement(text)
+            if requirement.name == "flwr":
+                return requirement.specifier
+    return None
 
 
 def check_devices() -> Iterator[Check]:

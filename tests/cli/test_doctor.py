@@ -142,7 +142,7 @@ def test_doctor_warns_of_other_versions(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("importlib.metadata.version", other)
     code, lines = doctor()
     assert code == 0
-    assert lines["flwr"].startswith("warn 1.4.0, but FedAccord is written for 1.41")
+    assert lines["flwr"].startswith("warn 1.4.0, but FedAccord is written for <1.43,>=1.41")
     assert lines["ray"].startswith("warn not installed")
 
 
