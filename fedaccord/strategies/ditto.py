@@ -32,11 +32,8 @@ from fedaccord.core import (
     clip_,
     option,
 )
+from fedaccord.strategies._own_model import ClientState, OwnModelClient
 from fedaccord.strategies.fedavg import FedAvg
-
-
-class ClientState(NamedTuple):
-    v: Vector  # (..., d), v_i
 
 
 class Buffers(NamedTuple):
@@ -45,15 +42,8 @@ class Buffers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DittoClient(LocalRule):
+class DittoClient(OwnModelClient):
     lam: float
-
-    @property
-    def needs_w_init(self) -> bool:
-        return True
-
-    def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> ClientState:
-        return ClientState(v=w_init)
 
     def gradient_init(
         self, w: Vector, down: Model, state: ClientState, config: LocalConfig
@@ -69,18 +59,10 @@ class DittoClient(LocalRule):
         buffers.v.mul_(shrink).add_(g, alpha=-config.lr).add_(buffers.pull)
         return super().gradient(w, g, buffers, at, config)  # of w, as FedAvg's
 
-    def gradient_result(
-        self, w: Vector, g: Vector, buffers: Buffers, at: GradientAt, config: LocalConfig
-    ) -> Vector:
-        return buffers.v
-
     def remember(
         self, read: Model, down: Model, state: ClientState, result: LocalResult
     ) -> ClientState:
         return ClientState(v=result.gradient)
-
-    def personal(self, state: ClientState) -> Vector:
-        return state.v
 
 
 @dataclass(frozen=True, kw_only=True)

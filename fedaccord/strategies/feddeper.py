@@ -46,11 +46,8 @@ from fedaccord.core import (
     clip_,
     option,
 )
+from fedaccord.strategies._own_model import ClientState, OwnModelClient
 from fedaccord.strategies.fedavg import FedAvg
-
-
-class ClientState(NamedTuple):
-    v: Vector  # (..., d), v_i
 
 
 class Buffers(NamedTuple):
@@ -59,16 +56,9 @@ class Buffers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedDeperClient(LocalRule):
+class FedDeperClient(OwnModelClient):
     rho: float
     lam: float
-
-    @property
-    def needs_w_init(self) -> bool:
-        return True
-
-    def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> ClientState:
-        return ClientState(v=w_init)
 
     def direction(self, down: Model, state: ClientState, config: LocalConfig) -> Direction:
         return Direction(rho=self.rho / config.lr, anchor=2 * down.w)  # rho (y - 2 w^t)
@@ -91,18 +81,10 @@ class FedDeperClient(LocalRule):
         v.copy_(v_next)
         return loss
 
-    def gradient_result(
-        self, w: Vector, g: Vector, buffers: Buffers, at: GradientAt, config: LocalConfig
-    ) -> Vector:
-        return buffers.v
-
     def remember(
         self, read: Model, down: Model, state: ClientState, result: LocalResult
     ) -> ClientState:
         return ClientState(v=torch.lerp(result.gradient, result.w_K, self.lam))
-
-    def personal(self, state: ClientState) -> Vector:
-        return state.v
 
 
 @dataclass(frozen=True, kw_only=True)
