@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import accuracy
+import archive
 import pandas as pd
 from decentralised import difference, markdown, verdict
 
@@ -142,7 +143,7 @@ def text(plan: Plan, found: Sequence[Tested], page: str) -> str:
         lines += [f"Not tested yet: {', '.join(left)}.", ""]
     made = f"`fedaccord sweep benchmarks/{page}.toml --out DIR` and `python benchmarks/tuned.py DIR"
     made += "" if page == "tuned" else f" --page {page}"
-    return "\n".join([*lines, f"Made by {made}`, on a CPU.", ""])
+    return "\n".join([*lines, f"Made by {made}`, on a CPU.{archive.sentence(page)}", ""])
 
 
 def setting(plan: Plan) -> str:
