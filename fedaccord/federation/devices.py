@@ -15,7 +15,7 @@ import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NONE, LOGNORMAL = "none", "lognormal"  # values of device-profile besides a file
 MEDIANS = {"ms_per_sample": 10.0, "up_kbps": 5_000.0, "down_kbps": 20_000.0, "latency_ms": 50.0}
@@ -23,6 +23,7 @@ SIGMAS = {"ms_per_sample": 0.6, "up_kbps": 1.0, "down_kbps": 1.0, "latency_ms": 
 REQUIRED = ("client", "ms_per_sample", "up_kbps", "down_kbps")
 OPTIONAL = ("latency_ms", "active", "period_s")
 BITS = 8
+SLOWEST, MOST = 1e-3, 1e15  # of a link, in kbps; of any number in a file
 
 
 class Profiles:
@@ -50,28 +51,31 @@ class Device(NamedTuple):
         if not self.active:
             return math.inf
         end = now
-        for _ in range(len(self.active) + 1):  # intervals may touch, also across two periods
-            start, phase = self._phase(end)
-            found = next((e for b, e in self.active if b <= phase < e), None)
-            if found is None:
-                return end
-            end = start + found
-        return math.inf
+        for begin, stop in self._intervals(now):  # they may touch, also across two periods
+            if begin <= end < stop:
+                end = stop
+        return math.inf if 0 < self.period < end - now else end
 
     def next_active(self, now: float) -> float:
         """From when on it is there, not before ``now``; inf: never again."""
         if self.until(now) > now:
             return now
-        start, phase = self._phase(now)
-        begins = [start + b for b, _ in self.active if b > phase]
-        if self.period:
-            begins.append(start + self.period + self.active[0][0])
-        return min(begins, default=math.inf)
+        later = (begin for begin, stop in self._intervals(now) if now < begin < stop)
+        return min(later, default=math.inf)
 
-    def _phase(self, now: float) -> tuple[float, float]:
-        """The beginning of the period, and the seconds since."""
-        start = now // self.period * self.period if self.period else 0.0
-        return start, now - start
+    def _intervals(self, now: float) -> list[tuple[float, float]]:
+        """(begin, end) of those around ``now``, in order: of the period before, this one and the
+        next two."""
+
+        def at(period: float, seconds: float) -> float:
+            """The end of a period is the beginning of the next one, also when rounded."""
+            if seconds == self.period:
+                return (period + 1) * self.period
+            return period * self.period + seconds
+
+        first = now // self.period - 1 if self.period else 0.0
+        periods = [first + k for k in range(4 if self.period else 1)]
+        return [(at(period, b), at(period, e)) for period in periods for b, e in self.active]
 
 
 def devices(profile: str, seed: int, num_clients: int) -> list[Device]:
@@ -94,7 +98,7 @@ def read(path: Path, num_clients: int) -> list[Device]:
     """
     found: dict[int, Device] = {}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)
             names = table.fieldnames or []
             if missing := [name for name in REQUIRED if name not in names]:
@@ -102,6 +106,8 @@ def read(path: Path, num_clients: int) -> list[Device]:
             if other := [name for name in names if name not in (*REQUIRED, *OPTIONAL)]:
                 known = ", ".join((*REQUIRED, *OPTIONAL))
                 raise ValueError(f"expected the columns {known}, got {other[0]!r:.40}")
+            if len({*names}) < len(names):
+                raise ValueError(f"expected each column once, got {', '.join(names)!r:.80}")
             for row in table:
                 client = _client(row["client"])
                 if client in found:
@@ -133,15 +139,21 @@ def _client(text: str | None) -> int:
     return int(text or "")
 
 
-def _of_row(client: int, row: Mapping[str, str | None]) -> Device:
+def _of_row(client: int, row: Mapping[str | None, Any]) -> Device:
+    if None in row:
+        raise ValueError(f"expected no cell of client {client} without a column, got {row[None]}")
     values = {name: _number(client, name, row.get(name)) for name in MEDIANS if row.get(name)}
     for name in REQUIRED[1:]:
         if name not in values:
             raise ValueError(f"expected {name} of client {client}, got none")
-        if name != "ms_per_sample" and values[name] == 0:
-            raise ValueError(f"expected {name} of client {client} above 0, got 0")
+        if name != "ms_per_sample" and values[name] < SLOWEST:
+            raise ValueError(
+                f"expected {name} of client {client} of at least {SLOWEST:g}, got {row[name]}"
+            )
     period = _number(client, "period_s", row["period_s"]) if row.get("period_s") else 0.0
     active = tuple(_interval(client, text) for text in (row.get("active") or "").split())
+    if period and not active:
+        raise ValueError(f"expected active beside period_s of client {client}, got none")
     times = [time for interval in active for time in interval]
     if times != sorted(times) or (period and times and times[-1] > period):
         raise ValueError(
@@ -153,12 +165,12 @@ def _of_row(client: int, row: Mapping[str, str | None]) -> Device:
 
 
 def _interval(client: int, text: str) -> tuple[float, float]:
-    begin, dash, end = text.partition("-")
-    if not dash:
+    begin, *ends = text.split("-")
+    if len(ends) != 1:
         raise ValueError(
             f"expected active of client {client} as 0-3600 7200-9000, got {text!r:.40}"
         )
-    first, last = (_number(client, "active", part) for part in (begin, end))
+    first, last = (_number(client, "active", part) for part in (begin, ends[0]))
     if first == last:
         raise ValueError(f"expected an active interval of client {client}, got {text!r:.40}")
     return first, last
@@ -169,8 +181,8 @@ def _number(client: int, name: str, text: str | None) -> float:
         value = float(text or "")
     except ValueError:
         value = math.nan
-    if not 0 <= value < math.inf:
-        raise ValueError(f"expected {name} of client {client} of at least 0, got {text!r:.40}")
+    if not 0 <= value <= MOST:
+        raise ValueError(f"expected {name} of client {client} from 0 to {MOST:g}, got {text!r:.40}")
     return value
 
 
