@@ -293,7 +293,7 @@ def run_of(
     if method.device_profile != NONE and not isinstance(fleet, MessageFleet):
         up = upload_bytes(method, method.client_half(), layout.w)
         simulated = devices(method.device_profile, method.seed, fleet.num_clients)
-        more["clock"] = Clock(simulated, task.num_examples, up)
+        more["clock"] = Clock(simulated, task.num_examples, up, method.cost.gradients)
     if method.evaluation != "clients":
         more["evaluate_fn"] = evaluate
         more["evaluate_output_fn"] = evaluate_train if eval_train else None

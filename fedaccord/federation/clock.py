@@ -1,6 +1,7 @@
 """The simulated clock of a run in process: when visits end, and which of them a round waits for.
 
-    a visit = latency + bytes down / link down + samples x seconds per sample + bytes up / link up
+    a visit = latency + bytes down / link down + bytes up / link up
+              + gradients per step x samples x seconds per sample
 
 Events are in the order of (time, client), so a clock is a function of the settings. It measures
 training alone: evaluation takes no time.
@@ -41,10 +42,16 @@ class Clock:
     """The simulated clock of a federation; devices: of each client, in order."""
 
     def __init__(
-        self, devices: Sequence[Device], examples: Callable[[int], int], up_bytes: float
+        self,
+        devices: Sequence[Device],
+        examples: Callable[[int], int],
+        up_bytes: float,
+        gradients: float,
     ) -> None:
-        """examples: samples of a client; up_bytes: of a reply, without buffers of the model."""
-        self.devices, self._examples, self._up_bytes = devices, examples, up_bytes
+        """examples: samples of a client; up_bytes: of a reply, without buffers of the model;
+        gradients: of a local step, as in `Cost`."""
+        self.devices, self._examples = devices, examples
+        self._up_bytes, self._gradients = up_bytes, gradients
         self._always = all(not device.active for device in devices)
 
     def available(self, clients: Sequence[int], now: float) -> tuple[Sequence[int], float]:
@@ -58,7 +65,9 @@ class Clock:
                 f"device-profile: none of {len(clients)} clients is there any more after {now:.0f} "
                 "simulated seconds: set period_s, or fewer rounds"
             )
-        return self.active(clients, first), first
+        there = self.active(clients, first)
+        assert there
+        return there, first
 
     def active(self, clients: Sequence[int], now: float) -> Sequence[int]:
         """Those of the clients that are there."""
@@ -76,7 +85,8 @@ class Clock:
         device, extra = self.devices[instruction.client], nbytes(request.buffers)
         up = self._up_bytes + extra
         seconds = device.latency + request.nbytes / device.down + up / device.up
-        end = now + seconds + self._samples(instruction) * device.seconds_per_sample
+        samples = self._gradients * self._samples(instruction)
+        end = now + seconds + samples * device.seconds_per_sample
         gone = device.until(now)
         return (
             End(gone, instruction.client, is_lost=True)

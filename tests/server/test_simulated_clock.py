@@ -30,7 +30,7 @@ def request(client: int, **more: Any) -> TrainRequest:
 def clock_of(seconds: list[float], **device: Any) -> Clock:
     """Client i needs so many seconds for a visit."""
     each = [ONE._replace(seconds_per_sample=s, **device) for s in seconds]
-    return Clock(each, lambda _: 1, 0)
+    return Clock(each, lambda _: 1, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,13 @@ def clock_of(seconds: list[float], **device: Any) -> Clock:
     ],
 )
 def test_the_time_of_a_visit(settings: dict[str, int], samples: int) -> None:
-    """latency + 40 bytes down + samples + 80 bytes up; w^0 and buffers travel too."""
+    """latency + 40 bytes down + 2 gradients of the samples + 80 bytes up; w^0 and buffers travel
+    too."""
     device = Device(seconds_per_sample=0.5, up=16.0, down=20.0, latency=3.0)
-    clock = Clock([device], lambda _: 6, up_bytes=80)
-    assert clock.end(request(0, **settings), 100.0).seconds == 100 + 3 + 2 + 5 + samples / 2
+    clock = Clock([device], lambda _: 6, up_bytes=80, gradients=2)
+    assert clock.end(request(0, **settings), 100.0).seconds == 100 + 3 + 2 + 5 + samples
     more = request(0, **settings)._replace(w_init=torch.zeros(10), buffers=torch.zeros(4))
-    assert clock.end(more, 100.0).seconds == 100 + 3 + 2 + 5 + samples / 2 + 2 + 16 / 20 + 16 / 16
+    assert clock.end(more, 100.0).seconds == 100 + 3 + 2 + 5 + samples + 2 + 16 / 20 + 16 / 16
 
 
 @pytest.mark.parametrize(
@@ -86,11 +87,11 @@ def test_a_device_that_goes_away() -> None:
 
 def test_a_round_begins_when_a_device_is_there() -> None:
     there = [ONE._replace(active=((b, b + 5.0),), period=50.0) for b in (10.0, 12.0, 40.0)]
-    clock = Clock(there, lambda _: 1, 0)
+    clock = Clock(there, lambda _: 1, 0, 1)
     assert clock.available(range(3), 0.0) == ([0], 10.0)
     assert clock.available(range(3), 13.0) == ([0, 1], 13.0)
     assert clock.available(range(3), 46.0) == ([0], 60.0)
-    once = Clock([device._replace(period=0.0) for device in there], lambda _: 1, 0)
+    once = Clock([device._replace(period=0.0) for device in there], lambda _: 1, 0, 1)
     with pytest.raises(FederationError, match=r"none of 3 clients .* after 46 simulated seconds"):
         once.available(range(3), 46.0)
 
