@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedaccord.config import RunConfig
 from fedaccord.core.cohort import Reply
-from fedaccord.core.plugin import GradientSeat
+from fedaccord.core.plugin import GradientHook
 from fedaccord.core.rounds import (
     Solution,
     broadcast,
@@ -332,7 +332,7 @@ class Steps(NamedTuple):
     b: Tensor
 
     def __call__(
-        self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
+        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
     ) -> Solution:
         w, g = w_i0.clone(), torch.empty_like(w_i0)
 
@@ -340,7 +340,7 @@ class Steps(NamedTuple):
             g.copy_(self.A.T @ (self.A @ point - self.b))
             return g.new_zeros(())
 
-        return descend(w, g, [at] * STEPS, direction, seat, config)
+        return descend(w, g, [at] * STEPS, direction, hook, config)
 
 
 def exact_section(found: dict[str, Any]) -> Iterator[str]:

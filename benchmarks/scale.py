@@ -37,7 +37,7 @@ from fedaccord import server_app
 from fedaccord.client.data import training_data
 from fedaccord.client.train import CPU, first_state
 from fedaccord.config import RunConfig
-from fedaccord.core.plugin import GradientSeat
+from fedaccord.core.plugin import GradientHook
 from fedaccord.core.request import TrainReply, TrainRequest
 from fedaccord.core.rounds import Solution, client_round
 from fedaccord.core.rule import Direction, LocalConfig
@@ -120,7 +120,7 @@ class NoSteps(LocalFleet):
         return TrainReply(done.up, found.examples or 0, 1, 0.0), done.state
 
 
-def no_steps(w: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig) -> Solution:
+def no_steps(w: Vector, direction: Direction, hook: GradientHook, config: LocalConfig) -> Solution:
     return Solution(w.clone(), 1, torch.zeros(()), None)
 
 

@@ -60,18 +60,18 @@ def local_rounds(
     # rows of their own, which stay when the others' go; from a GPU as in `to_device`
     states = [map_vectors(_to_host, row(done.state, j)) for j in range(len(clients))]
     losses, w_K = each(done.result.loss), done.result.w_K
-    told = [
+    trained = [
         TrainReply(row(up, j), task.num_examples(client), steps[j], losses[j])
         for j, client in enumerate(clients)
     ]
     if home.type == "cuda":  # reading the losses synchronises
-        return [*zip(told, states, strict=True)]
+        return [*zip(trained, states, strict=True)]
     found = fetch([*each(norm(w_K).flatten()), *losses])
     step = (time.perf_counter() - began) / sum(steps)  # seconds of the call divided by its steps
     replies: list[tuple[TrainReply, Any] | str] = []
-    for j, reply in enumerate(told):
+    for j, reply in enumerate(trained):
         if is_finite(w_K[j], found[j]):
-            reply = reply._replace(loss=found[len(told) + j], seconds=step * steps[j])
+            reply = reply._replace(loss=found[len(trained) + j], seconds=step * steps[j])
             replies.append((reply, states[j]))
         else:
             replies.append(DIVERGED.format(steps[j], instruction.lr))

@@ -1,4 +1,4 @@
-"""What the server step computes with: the active clients, their replies, means and sums."""
+"""The input of the server step: the active clients, their replies, means and sums."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -12,23 +12,23 @@ Cohorts = Sequence[Sequence[int]]  # the clients of each round
 
 
 class Client(NamedTuple):
-    """A client as the server knows it."""
+    """The server's record of a client."""
 
     id: int
     round: int  # t, the round that starts
     last_round: int  # of the model of its last accepted reply; -1: none yet
-    delay: int = 0  # rounds later in which the server took that reply; 0 in synchronous ones
+    delay: int = 0  # rounds until the server used that reply; 0 in synchronous rounds
 
 
 class Received(NamedTuple):
-    """An upload on its way through the plug-ins' `decode`."""
+    """An upload between the plug-ins' `decode` steps."""
 
     up: Any  # NamedTuple of vectors
-    w_i0: Vector | None = None  # (d,), w_{i,0} where a plug-in moved the start and the method asks
+    w_i0: Vector | None = None  # (d,), w_{i,0} if a plug-in moved it and the method reads it
 
 
 class Reply(NamedTuple):
-    """A good reply of one client."""
+    """An accepted reply of one client."""
 
     client: int
     up: Any  # NamedTuple of vectors (d,)
@@ -36,12 +36,12 @@ class Reply(NamedTuple):
     examples: int  # samples of the client
     w_i0: Vector | None = None  # as in `Received`
     buffers: Vector | None = None  # (d_b,), as in `RoundState`
-    delay: int = 0  # tau_i: rounds since the model that it began from, to which it is moved
-    damping: float = 1.0  # omega(tau_i), by which its models' distances from w are multiplied
+    delay: int = 0  # tau_i: rounds since the model that the client started from
+    damping: float = 1.0  # omega(tau_i), factor of its models' distances from w
 
 
 class Visit(NamedTuple):
-    """A visit at work while the server steps, in buffered rounds: what its client was sent."""
+    """A visit in progress during a server step, in buffered rounds: what its client was sent."""
 
     client: int
     round: int  # s, whose model it received
@@ -49,16 +49,16 @@ class Visit(NamedTuple):
     down: Any
     w_init: Vector | None = None
     buffers: Vector | None = None
-    end: float = 0.0  # simulated seconds; 0: the time is real
-    is_lost: bool = False  # the simulated device goes away then
+    end: float = 0.0  # simulated seconds; 0: real time
+    is_lost: bool = False  # the simulated device disconnects at the end
 
 
 def seen(accepted: Tensor, delays: Tensor | None, visits: Sequence[Visit]) -> Tensor | None:
-    """`Cohort.seen` of buffered rounds: of a reply to the model of round s that step t took, the
-    client has missed what is between s and t, and what is after t; of a visit at work, since s."""
+    """`Cohort.seen` of buffered rounds. A client whose reply to the model of round s was used in
+    step t has missed the steps between s and t, and those after t; a visit in progress, since s."""
     if delays is None:
         return None
-    delays = delays.where(accepted >= 0, 0)  # a client that lost its state has seen nothing
+    delays = delays.where(accepted >= 0, 0)  # a client that lost its state has no past rounds
     late = delays > 0
     taken, begun = accepted + delays, accepted[late] - 1
     at_work = torch.tensor([visit.round - 1 for visit in visits], dtype=torch.int64)
@@ -107,11 +107,11 @@ class Cohort:
         self.w = w  # w^t, (d,); without a server (m, d)
         self.steps = steps  # K_i of each client; without a server one tensor (m, 1)
         self.lengths = lengths  # sum of the rates of each client, K_i eta_t, likewise
-        self.starts = starts  # w_{i,0} of each client, (..., d); w^t where no plug-in moved it
-        self.anchor = anchor  # (..., d), mean of the anchors of prox and dual terms; mostly w^t
+        self.starts = starts  # w_{i,0} of each client, (..., d); w^t if no plug-in moved it
+        self.anchor = anchor  # (..., d), mean of the anchors of prox and dual terms; usually w^t
         self.accepted = accepted  # (C,) int64, last accepted round of every client, this one's too
-        self.size = len(weights) if size is None else size  # P; of sums alone what they stand for
-        # int64: the rounds after which some client needs to know the server's state of then
+        self.size = len(weights) if size is None else size  # P; of a mean alone, its clients
+        # int64: the past rounds whose server state some client still needs
         self.seen = accepted if seen is None else seen
         self.damping = damping  # omega(tau_i) of each client; empty: all 1
 
@@ -121,14 +121,14 @@ class Cohort:
         return self.size / self.num_clients
 
     def mean(self, xs: Iterable[Vector]) -> Vector:
-        """A_P[x_i]: the mean over the active clients, weighted as the run says; a fresh tensor.
+        """A_P[x_i]: the mean over the active clients, with the run's weights; a fresh tensor.
 
         xs: a vector (..., d) for each active client, or (n, d).
         """
         return weighted_sum(xs, self.weights).div_(sum(self.weights))
 
     def undamped_mean(self, models: Iterable[Vector]) -> Vector:
-        """A_P of w + (w_i - w) / omega(tau_i): by what the clients' own memories moved."""
+        """A_P of w + (w_i - w) / omega(tau_i): the change of the clients' own memories."""
         if not self.damping:
             return self.mean(models)
         pairs = zip(models, self.damping, strict=True)

@@ -1,4 +1,4 @@
-"""What a method costs a client in a round and what is kept, computed from its types."""
+"""The cost of a method per client and round, and its states, computed from its types."""
 
 import math
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.cohort import Reply
-from fedaccord.core.plugin import ClientHalf, GradientSeat
+from fedaccord.core.plugin import ClientHalf, GradientHook
 from fedaccord.core.privacy import Privacy, guarantee_of
 from fedaccord.core.rounds import (
     Solution,
@@ -26,29 +26,30 @@ CLIENTS, ROUNDS = (0, 1, 2), 3  # client 0 takes part in the first round and in 
 
 
 class Cost(NamedTuple):
-    """What a method costs an active client a round, and what is kept, in vectors of d."""
+    """The cost of a round for an active client, and the size of the states, in vectors of d."""
 
     down: float
-    up: float  # as the server reads them: `upload_bytes` has what plug-ins send instead
+    up: float  # as the server reads them; see `upload_bytes` for uploads that plug-ins encode
     gradients: float  # evaluations per local step
     client: float  # persistent client state
-    server: float  # server state, the model included; without what it keeps for past rounds
+    server: float  # server state with the model, without vectors of past rounds
 
 
 def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
-    """The cost of a client that returns after it missed a round, in a federation of short zeros.
+    """The cost of a client that returns after a missed round, measured with a tiny model of zeros.
 
-    PyTorch's meta device would do without numbers, but its first use loads the compiler: seconds.
+    PyTorch's meta device would need no values, but its first use loads the compiler: seconds.
     """
     promise = guarantee_of(half.plugins)
-    if promise and promise.local:  # whose noise is known when a run has begun
+    if promise and promise.local:  # its noise is known only when a run has begun
         half = half.at(Privacy(0, 0.0, promise.clip, 1.0, False, local=True))
     d = sum(torch.Size(shape).numel() for shape in SHAPES)
     w = torch.zeros(d)
-    s, states, everyone = first_state(method, w, len(CLIENTS)), {}, method.topology.is_decentralised
+    s, states = first_state(method, w, len(CLIENTS)), {}
+    is_decentralised = method.topology.is_decentralised
     for t in range(ROUNDS):
         replies = []
-        for i in CLIENTS if everyone or t != 1 else CLIENTS[1:]:
+        for i in CLIENTS if is_decentralised or t != 1 else CLIENTS[1:]:
             down = broadcast(method, s, i)
             config = LocalConfig(t, ROUNDS, 0.1, 0.1, 1.0, i, 0, SHAPES)
             if i not in states:
@@ -69,19 +70,21 @@ def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
             states[i] = done.state
             received = half.decode(done.up, down, w)
             replies.append(Reply(i, received.up, 1, 1, received.w_i0))
-        # without a server no step changes what is kept
-        s = s._replace(t=t + 1) if everyone else server_round(method, half, s, replies).state
+        if is_decentralised:  # no server step changes the states' sizes
+            s = s._replace(t=t + 1)
+        else:
+            s = server_round(method, half, s, replies).state
     raise AssertionError("client 0 takes part in the last round")
 
 
 def upload_bytes(method: ServerHalf, half: ClientHalf, like: Vector) -> float:
-    """Bytes of an upload of a model like ``like`` (d,), as the plug-ins send it."""
+    """Bytes of an upload of a model like ``like`` (d,), as the plug-ins encode it."""
     share = math.prod(plugin.wire_share(like) for plugin in half.plugins)
     return cost_of(method, half).up * like.nbytes * share
 
 
 def _read(half: ClientHalf, up: Any, down: Any, like: Vector) -> list[Tensor]:
-    """The vectors of an upload; a single number beside them is not counted."""
+    """The vectors of an upload, without single numbers."""
     received = half.decode(up, down, like)
     return [v for _, v in leaves(received) if v.numel() > 1]
 
@@ -94,16 +97,16 @@ class _Solver:
         self.gradients = 0
 
     def __call__(
-        self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
+        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
     ) -> Solution:
         def at(point: Vector) -> Tensor:
             self.gradients += 1
             return point.new_zeros(())
 
         w, g = torch.zeros_like(w_i0), torch.zeros_like(w_i0)
-        return descend(w, g, [at] * self.steps, direction, seat, config)
+        return descend(w, g, [at] * self.steps, direction, hook, config)
 
 
 def _size(value: Any) -> int:
-    """Of the vectors; a single number beside them is not counted."""
+    """Elements of the vectors, without single numbers."""
     return sum(vector.numel() for _, vector in leaves(value) if vector.numel() > 1)

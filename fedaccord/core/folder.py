@@ -1,4 +1,4 @@
-"""Tables that are derived from a folder: a file, a class."""
+"""Tables derived from a folder: one class per file."""
 
 import inspect
 import pkgutil
@@ -11,7 +11,7 @@ from typing import Any
 def classes(package: str, path: Iterable[str], base: Any) -> dict[str, Any]:
     """The one subclass of ``base`` in each file of a package, by the file's name with - for _.
 
-    A file whose name begins with an underscore has none. Raises TypeError as `class_of`.
+    Files whose names begin with an underscore are skipped. Raises TypeError as `class_of`.
     """
     names = sorted(module.name for module in pkgutil.iter_modules(path))
     return {
@@ -34,7 +34,7 @@ def class_of(module: ModuleType, base: Any) -> Any:
     if len(kinds) != 1:
         names = ", ".join(kind.__name__ for kind in kinds) or "none"
         raise TypeError(
-            f"{module.__name__}: expected one subclass of {base.__name__}, with all of its "
-            f"verbs, got {names}; begin the name of a file without one with an underscore"
+            f"{module.__name__}: expected one subclass of {base.__name__} with all its methods, "
+            f"got {names}; if it has none, begin the file's name with an underscore"
         )
     return kinds[0]

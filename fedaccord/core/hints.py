@@ -1,4 +1,4 @@
-"""What may have been meant by an unknown key of a run configuration."""
+"""Suggestions for an unknown key of a run configuration."""
 
 import difflib
 from collections.abc import Collection, Iterable, Sequence
@@ -35,7 +35,7 @@ class UnknownKey(ValueError):
 def unknown(
     key: str, chosen: Collection[object], parts: Iterable[str], known: Collection[str]
 ) -> ValueError:
-    """The error for an unknown key: the key of that meaning, else the nearest three.
+    """The error for an unknown key; it names the key of the same meaning, else the nearest three.
 
     chosen: the method and the optimiser; a key of another of the ``parts`` is suggested last.
     """

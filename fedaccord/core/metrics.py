@@ -1,4 +1,4 @@
-"""Metrics of a model's predictions, by name: what batches add up, and what the sums result in."""
+"""Metrics of a model's predictions, by name: sums over batches, and the value from the sums."""
 
 import math
 import tomllib
@@ -17,18 +17,18 @@ SHARE = "0 to 1"  # a unit; people read it in percent
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A number that compares predictions with targets; what it means is in metrics.toml, which is
-    also read where PyTorch is not loaded.
+    """A number that compares predictions with targets; metrics.toml documents it and is also read
+    without PyTorch.
 
     sums: (predictions, targets) of a batch -> a tensor that is added up over the batches, in
-        float64 where the device has it, without synchronising if it can be helped.
+        float64 if the device has it, without synchronising if possible.
     value: the sums of all batches, on the host -> the metric.
     of_classes: targets are class numbers, int64, of any shape (...), and predictions (..., classes)
         the scores of the classes; negative targets are left out, as by `cross_entropy`'s
         ignore_index. Otherwise targets are numbers, of the shape of the predictions.
     """
 
-    title: str  # in words, of its curve
+    title: str  # of its curve
     meaning: str
     unit: str
     better: str  # max or min
@@ -38,7 +38,7 @@ class Metric:
 
 
 def _total_and_count(values: Tensor, count: Tensor) -> Tensor:
-    """(2,) the sum of values and how many they are."""
+    """(2,) the sum of values, and their number."""
     dtype = sum_dtype(values.device)
     return torch.stack([values.sum(dtype=dtype), count.to(dtype)])
 
@@ -124,7 +124,7 @@ def select(names: str, of_classes: bool) -> dict[str, Metric]:
 
 
 def check_alike(predictions: Tensor, targets: Tensor) -> None:
-    """Raise ValueError if numbers are compared that do not correspond one to one."""
+    """Raise ValueError unless predictions and targets have the same shape."""
     if predictions.shape != targets.shape:
         raise ValueError(
             f"model: expected predictions of the targets' shape {tuple(targets.shape)}, got "

@@ -16,7 +16,7 @@ FORM = "package.module:function"
 
 
 class Functions(NamedTuple):
-    """What a setting may name beside its choices."""
+    """Functions that a setting accepts beside its choices."""
 
     group: str = ""  # of entry points: a name -> package.module:function; empty: no group
 
@@ -27,7 +27,7 @@ class Functions(NamedTuple):
         return isinstance(name, str) and self.path(name) != ""
 
     def path(self, name: str) -> str:
-        """``package.module:function`` of what is named; empty: nothing is."""
+        """``package.module:function`` for this name; empty if there is none."""
         if PATH.fullmatch(name):
             return name
         found = entry_points(group=self.group, name=name) if self.group else ()
@@ -35,14 +35,14 @@ class Functions(NamedTuple):
 
 
 def load(key: str, path: str) -> Any:
-    """What ``package.module:name`` refers to; the module is imported.
+    """The object that ``package.module:name`` refers to; imports the module.
 
     key: the setting. Raises ValueError, in one line, if the module cannot be imported or lacks it.
     """
     module_name, _, name = path.partition(":")
     try:
         module = import_module(module_name)
-    except Exception as error:  # whatever the module's own code raises
+    except Exception as error:  # the module's own code may raise anything
         raise ValueError(
             f"{key}: expected a module that can be imported here, {module_name} of {path!r} cannot "
             f"({one_line(error)}): install its package, or start from the folder that has it"
@@ -54,7 +54,7 @@ def load(key: str, path: str) -> Any:
 
 
 def call(key: str, path: str, offered: Mapping[str, Any]) -> Any:
-    """What the function returns; of ``offered`` it is given what it has parameters for.
+    """Call the function with those of the ``offered`` arguments that it has parameters for.
 
     Raises ValueError, in one line, as `load`, for a parameter that is not offered, and if the
     function fails.
@@ -79,7 +79,7 @@ def call(key: str, path: str, offered: Mapping[str, Any]) -> Any:
 
 
 def one_line(error: Exception) -> str:
-    """Kind, text and place of an error in somebody's own code."""
+    """Type, text and place of an error in the user's code."""
     text = " ".join(str(error).split())[:300]
     frames = traceback.extract_tb(error.__traceback__)
     places = [f" at {f.filename}:{f.lineno}" for f in frames if not f.filename.startswith("<")]

@@ -1,7 +1,7 @@
-"""Local optimisers: what turns a direction into a step, and how the rate falls within a round.
+"""Local optimisers, which turn a direction into a step, and rates that fall within a round.
 
-A method declares d_k = scale g(w_k) + shift + rho (w_k - anchor). Weight decay acts beside the
-step, w <- w - lr wd w, whatever the optimiser is.
+A method declares d_k = scale g(w_k) + shift + rho (w_k - anchor). Weight decay is decoupled for
+every optimiser: w <- w - lr wd w.
 
     sgd       w <- w - lr d
     momentum  b <- mu b + d;   w <- w - lr b,   nesterov: w <- w - lr (d + mu b)
@@ -57,7 +57,7 @@ class Schedule(NamedTuple):
         return config.lr * (self.floor + (1 - self.floor) * s)
 
     def total(self, steps: Any, lr: float) -> Any:
-        """The sum of a round's rates, over ``steps`` K; s sums to (K + 1) / 2 where it falls."""
+        """The sum of a round's rates, over ``steps`` K; a falling s sums to (K + 1) / 2."""
         if not self.falls:
             return steps * lr
         return (self.floor * steps + (1 - self.floor) * (steps + 1) / 2) * lr
@@ -68,7 +68,7 @@ CONSTANT = Schedule()
 
 @dataclass(frozen=True)
 class Optimizer(Registered):
-    """Takes local steps; it travels with the client half, by its short name and its options."""
+    """Takes local steps; a message carries its short name and its options."""
 
     sends: ClassVar[Any] = Stateless  # NamedTuple type of what `average` sends: vectors or None
 
@@ -79,15 +79,15 @@ class Optimizer(Registered):
     def step(
         self, w: Vector, d: Vector, own: Any, lr: Rate, decay: float, config: LocalConfig
     ) -> None:
-        """Walk w, in place, along d, which may be overwritten; own: the vectors of `init`."""
+        """Update w in place along d, which may be overwritten; own: the vectors of `init`."""
         raise NotImplementedError
 
     def upload(self, own: Any, config: LocalConfig) -> Any:
-        """What the server averages, after the last step; a `sends`."""
+        """The vectors that the server averages, after the last step; of type `sends`."""
         return Stateless()
 
     def resume(self, mean: Any) -> Any:
-        """The vectors that a round starts with from the server's mean, a `sends`."""
+        """The vectors at the start of a round, from the server's mean, of type `sends`."""
         return Stateless()
 
 
@@ -138,7 +138,7 @@ class Momentum(Optimizer):
 class Moments(NamedTuple):
     m: Vector  # (..., d)
     v: Vector  # (..., d)
-    n: Tensor  # (..., 1) float32, the steps that they hold
+    n: Tensor  # (..., 1) float32, the number of steps
 
 
 class SentMoments(NamedTuple):
@@ -175,7 +175,7 @@ class AdamW(Optimizer):
         lr: Rate,
         decay: float,
     ) -> None:
-        """Of some parameters (..., p): PyTorch's step in one pass, of each client by its count."""
+        """PyTorch's fused step for some parameters (..., p), with a step count per client."""
         counts = [own.n, *(own.n.clone() for _ in w[1:])]  # PyTorch raises each by one
         w, d, m, v, steps = ([row for x in xs for row in _rows(x)] for xs in (w, d, m, v, counts))
         lrs = [lr] if isinstance(lr, float) else lr.flatten().tolist()
@@ -215,7 +215,7 @@ class AdamW(Optimizer):
 
 @dataclass(frozen=True)
 class Muon(AdamW):
-    """m holds M at matrices and AdamW's m elsewhere; v is AdamW's, and zero at matrices."""
+    """m holds M for matrices and AdamW's m for the rest; v is AdamW's, zero for matrices."""
 
     mu: float = option(0.95, "momentum of matrices", low=0, high=0.999999)
     nesterov: bool = option(True, "Nesterov's form of that momentum")

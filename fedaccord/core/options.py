@@ -33,17 +33,17 @@ def option(
 ) -> Any:
     """A dataclass field that is also a run-config key: its default, meaning and range.
 
-    affects: "numbers", the model after a round; "rounds", how many there are, and which rounds and
-    replies count; "records", what is measured of the run; "speed"; "place", where the processes
-    and files are. A run may resume with other values of all but "numbers", and runs that differ
-    in "records", "speed" and "place" alone are repetitions of each other.
+    affects: "numbers", the model after a round; "rounds", their number, and which rounds and
+    replies count; "records", what is measured; "speed"; "place", where processes and files are.
+    A run may resume with other values of all options but "numbers", and runs that differ only
+    in "records", "speed" and "place" are repetitions of each other.
     path: the value is a path; node: a device's node config may have its own value; managed: a
     sweep or a study sets it for each of its runs.
-    also: what is allowed beside ``choices``, as a `named.Functions`; its text says what.
+    also: values allowed beside ``choices``, as a `named.Functions`, which describes them.
     low, high: inclusive bounds; above: an exclusive lower bound; besides: one more value, outside
-    the bounds; tried: values of the papers' experiments, empty where we know of none; auto: a
-    plug-in's option whose run-config default is "auto", what the method itself asks for; only:
-    other options of the same class and their values with which alone this one is read.
+    the bounds; tried: values of the papers' experiments, empty if none are known; auto: a
+    plug-in's option whose run-config default is "auto", the method's own choice; only: other
+    options of the same class, and the values with which this one is read.
     """
     bounds = {"low": low, "high": high, "above": above, "besides": besides}
     rule = {**bounds, "choices": tuple(choices), "also": also, "only": dict(only or {})}
@@ -54,7 +54,7 @@ def option(
 
 
 def argument(default: Any, doc: str, *, shown: bool = True) -> Any:
-    """A dataclass field with a meaning that is no run-config key; shown: in the instance's repr."""
+    """A documented dataclass field that is no run-config key; shown: in the instance's repr."""
     return dataclasses.field(default=default, repr=shown, metadata={"argument": doc})
 
 
@@ -81,7 +81,7 @@ def check_option(name: str, value: Any, field: "dataclasses.Field[Any]") -> Any:
         or (rule["above"] is not None and value <= rule["above"])
     ):
         raise ValueError(f"{name}: expected {range_text(field)}, got {value}")
-    if kind is int and abs(value) >= 2**63:  # beyond what messages and generators take
+    if kind is int and abs(value) >= 2**63:  # the range of messages and generators
         raise ValueError(f"{name}: expected an integer below 2^63, got {value}")
     return value
 
@@ -98,7 +98,7 @@ def range_text(field: "dataclasses.Field[Any]") -> str:
 
 
 def meaning(field: "dataclasses.Field[Any]", allowed: str = "") -> str:
-    """What an option means, in brackets what is ``allowed``, and what the papers tried."""
+    """An option's meaning, the ``allowed`` values in brackets, and the papers' values."""
     doc: str = field.metadata["doc"]
     tried: str = field.metadata["tried"]
     return doc + (f" ({allowed})" if allowed else "") + (f"; tried: {tried}" if tried else "")
@@ -109,8 +109,8 @@ def options(kind: type) -> "list[dataclasses.Field[Any]]":
 
 
 def unread(settings: Any) -> dict[str, str]:
-    """The options of ``settings`` that its other options leave unread, and with which one it would
-    be read: ``{"classes_per_client": "partition=pathological"}``."""
+    """The options of ``settings`` without effect beside its other options, and the setting that
+    would give them one: ``{"classes_per_client": "partition=pathological"}``."""
     found, every = {}, {field.name: field for field in options(type(settings))}
     for field in every.values():
         for name, values in field.metadata["only"].items():
@@ -124,14 +124,14 @@ def unread(settings: Any) -> dict[str, str]:
 def describe(kind: type, common: type = object) -> None:
     """Write a dataclass's arguments into its docstring: meaning, range and default.
 
-    Those that it shares with ``common`` come last. Where the class has no docstring of its own,
-    the title of its module stands first.
+    Those that it shares with ``common`` are last. If the class has no docstring of its own, the
+    title of its module is first.
     """
     title = inspect.cleandoc(kind.__doc__ or "")
     if not title or title.startswith(f"{kind.__name__}("):  # what `dataclass` writes
         module = sys.modules[kind.__module__]
         title = (module.__doc__ or kind.__name__).strip().splitlines()[0]
-        title += f"\n\nThe listing, when to use it and where it differs: help({kind.__module__})."
+        title += f"\n\nPseudo-code, use, differences from the paper: help({kind.__module__})."
     shared = {f.name for f in dataclasses.fields(common)} if common is not object else set()
     lines = [title, "", "Arguments, by keyword, with their defaults:"]
     for field in sorted(dataclasses.fields(kind), key=lambda f: f.name in shared):
@@ -153,7 +153,7 @@ def _indented(text: str) -> list[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """What may have been meant by a word that is not among the known ones; empty: no idea."""
+    """A suggestion for a word that is not among the known ones; may be empty."""
     match = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {match[0]!r}?)" if match else ""
 

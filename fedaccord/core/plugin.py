@@ -1,4 +1,4 @@
-"""Plug-ins: what changes one seat of any method, at the client and at the server."""
+"""Plug-ins: each replaces some hooks of any method, at the client and at the server."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,17 +30,17 @@ from fedaccord.core.vectors import Vector, map_vectors
 
 @dataclass(frozen=True)
 class PlugIn(Registered):
-    """Fits into the seats of any method; every seat that it does not take stays the method's.
+    """Replaces hooks of any method; a hook that it does not override stays the method's.
 
-    The client half: `init`, `start`, `received`, the gradient seat and `encode`. The server half:
+    The client half: `init`, `start`, `received`, the gradient hook and `encode`. The server half:
     `decode` and `mean`. A plug-in with a memory at the client puts its own NamedTuple, with a
-    field ``base``, around the method's state. A plug-in whose `decode` does not give back what was
-    encoded says so by ``loses``: clients then remember what the server reads.
+    field ``base``, around the method's state. A plug-in whose `decode` does not restore what was
+    encoded sets ``loses``: clients then remember what the server reads.
     """
 
-    replaces: ClassVar[dict[str, str]] = {}  # options of a strategy that it leaves unread: why
+    replaces: ClassVar[dict[str, str]] = {}  # options of a strategy without effect beside it -> why
     place: ClassVar[int] = 0  # in the order of `encode`, see CLIP, COMPRESS and MASK
-    loses: ClassVar[bool] = False  # the server reads something else than the method's upload
+    loses: ClassVar[bool] = False  # the encoding is lossy
 
     @classmethod
     def is_set(cls, given: Mapping[str, Any]) -> bool:
@@ -53,7 +53,7 @@ class PlugIn(Registered):
         return False
 
     def fit(self, method: ServerHalf) -> "PlugIn":
-        """The plug-in as ``method`` (a server half) takes it. Raises ValueError where it cannot."""
+        """The plug-in, adapted to ``method`` (a server half). Raises ValueError if incompatible."""
         if why := method.refuses.get(type(self)):
             raise ValueError(f"{type(method).__name__} cannot take {type(self).__name__}: {why}")
         return self
@@ -71,7 +71,7 @@ class PlugIn(Registered):
 
     @property
     def moves_anchor(self) -> bool:
-        """Whether `received` puts the client's own start in the place of w^t."""
+        """Whether `received` replaces w^t by the client's own start."""
         return False
 
     def init(self, w: Vector, w_init: Vector, base: Any) -> Any:
@@ -83,33 +83,33 @@ class PlugIn(Registered):
         return state
 
     def start(self, w_i0: Vector, state: Any) -> Vector:
-        """w_{i,0} (..., d), from where the method would start."""
+        """w_{i,0} (..., d); the argument is the method's own start."""
         return w_i0
 
     def received(self, down: Any, w_i0: Vector) -> Any:
-        """What the method takes for the broadcast once it has started; its anchor is ``down.w``."""
+        """The broadcast that the method reads after `start`; its anchor is ``down.w``."""
         return down
 
     def gradient_init(self, w: Vector) -> Any:
-        """The vectors that `gradient` works with all round long, as a NamedTuple."""
+        """The work vectors of `gradient`, for the whole round, as a NamedTuple."""
         return Stateless()
 
     def gradient(self, at: GradientAt, point: Vector, g: Vector, buffers: Any) -> Tensor:
-        """What the method gets where it asks for the batch's gradient at ``point``: into g."""
+        """The gradient that the method receives when it requests one at ``point``: into g."""
         return at(point)
 
     def encode(self, up: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
-        """What is sent instead of ``up``, and the plug-in's own memory, its state without ``base``.
+        """The message in place of ``up``, and the plug-in's own memory, its state without ``base``.
 
-        ``down``: the broadcast as it was received, so that up.w - down.w is the update that the
-        server reads. A plug-in without a memory returns None in its place.
+        ``down``: the broadcast as it was received: up.w - down.w is the update that the server
+        reads. A plug-in without a memory returns None in its place.
         """
         return up, None
 
     # the server half
 
     def sends(self, kind: Any) -> Any:
-        """The NamedTuple type of what `encode` makes of a ``kind``."""
+        """The NamedTuple type of an encoded ``kind``."""
         return kind
 
     def wire_share(self, like: Vector) -> float:
@@ -120,12 +120,12 @@ class PlugIn(Registered):
         """The reverse of `encode`: an upload of type ``kind``; down: as of `encode`.
 
         like: a vector (..., d) of which the shape and the dtype alone are read.
-        Raises ValueError, in one line, for what no client of this plug-in encodes.
+        Raises ValueError, in one line, for a message that `encode` cannot make.
         """
         return received
 
     def mean(self, ups: Any, cohort: Cohort) -> Any:
-        """The uploads that the method's server step takes the mean of."""
+        """The uploads that the method's server step averages."""
         return ups
 
     def guarantee(self) -> Guarantee | None:
@@ -133,11 +133,11 @@ class PlugIn(Registered):
         return None
 
     def masking(self) -> Masking | None:
-        """How uploads are masked until they are summed; None: they are not."""
+        """How uploads are masked until they are summed; None: not masked."""
         return None
 
     def at(self, privacy: Privacy) -> "PlugIn":
-        """The plug-in in a round that begins with this state of the privacy mechanism."""
+        """The plug-in for a round that begins with this state of the privacy mechanism."""
         return self
 
     def rounding(self) -> Rounding | None:
@@ -145,7 +145,7 @@ class PlugIn(Registered):
         return None
 
     def graph(self, seed: int) -> Topology | None:
-        """The topology that takes the place of the star; None: it stays."""
+        """The topology that replaces the star; None: keep it."""
         return None
 
 
@@ -153,7 +153,7 @@ CLIP, COMPRESS, MASK = 1, 2, 3  # places of plug-ins that change uploads
 PLAIN = SGD()
 
 
-class Kept(NamedTuple):
+class WithMoments(NamedTuple):
     """A client's state with optimizer-state=keep."""
 
     moments: Any  # the optimiser's vectors
@@ -202,7 +202,7 @@ class ClientHalf:
 
     @property
     def _shared(self) -> Any:
-        """The type of the optimiser's vectors that travel beside the method's own."""
+        """The type of the optimiser's vectors in messages, beside the method's own."""
         return self.optimizer.sends if self.optimizer_state == "average" else Stateless
 
     @property
@@ -249,10 +249,10 @@ class ClientHalf:
         state = self.rule.init(w, w_init, config)
         for plugin in self.plugins:
             state = plugin.init(w, w_init, state)
-        return Kept(self.optimizer.init(w), state) if self._keeps else state
+        return WithMoments(self.optimizer.init(w), state) if self._keeps else state
 
     def states(self, state: Any) -> list[Any]:
-        """The rule's own state, then each plug-in's with all that it is around."""
+        """The rule's own state, then each plug-in's state with the states inside it."""
         states = [state.base if self._keeps else state]
         for plugin in reversed(self.plugins):
             states.append(plugin.base(states[-1]))
@@ -297,7 +297,7 @@ class ClientHalf:
     def finish(self, heard: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
         """The message to the server, and the client's next state.
 
-        down: the broadcast; heard: what `received` made of it for the method.
+        down: the broadcast; heard: the result of `received` for it.
         """
         base, *around = self.states(state)
         up = message = self.rule.upload(result.w_K, heard, base, result)
@@ -312,7 +312,7 @@ class ClientHalf:
         base = self.rule.remember(up, heard, base, result)
         for memory in memories:
             base = base if memory is None else memory._replace(base=base)
-        return message, Kept(result.moments, base) if self._keeps else base
+        return message, WithMoments(result.moments, base) if self._keeps else base
 
     def dual(self, down: Any, state: Any) -> Vector | None:
         return self.rule.dual(down, self.states(_base(state))[0])
@@ -321,7 +321,7 @@ class ClientHalf:
         return self.rule.personal(self.states(_base(state))[0])
 
     def decode(self, up: Any, down: Any, like: Vector) -> Received:
-        """The method's own upload, from a message and the broadcast that it answers.
+        """The method's own upload, from a message and the broadcast that it replies to.
 
         Raises ValueError as the plug-ins' `decode`.
         """
@@ -336,7 +336,7 @@ class ClientHalf:
         return ups
 
     def at(self, privacy: Privacy | None) -> "ClientHalf":
-        """As it travels in a round that begins with this state of the privacy mechanism."""
+        """The client half in a round that begins with this state of the privacy mechanism."""
         if privacy is None:
             return self
         return replace(self, plugins=tuple(plugin.at(privacy) for plugin in self.plugins))
@@ -352,7 +352,7 @@ def _base(state: Any) -> Any:
 
 @lru_cache(maxsize=8)
 def state_like(half: ClientHalf, shapes: Shapes) -> Any:
-    """A client's state with vectors that are empty: its structure, to fill with saved vectors.
+    """A client's state with empty vectors: the structure to fill with saved vectors.
 
     shapes: of the parameters, tuples. (On PyTorch's meta device the first zeros take seconds.)
     """
@@ -370,8 +370,8 @@ def has_personal(half: ClientHalf, shapes: Shapes) -> bool:
     return half.personal(state_like(half, shapes)) is not None
 
 
-class GradientSeat:
-    """The gradient seat of one local round: init, gradient and result over the caller's buffers."""
+class GradientHook:
+    """The gradient hook of one local round: init, gradient and result over the caller's buffers."""
 
     def __init__(self, half: ClientHalf, down: Any, state: Any, config: LocalConfig) -> None:
         self.half, self.down, self.state, self.config = half, down, state, config
@@ -387,10 +387,10 @@ class GradientSeat:
 
 
 def combine(own: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
-    """A method's own plug-ins and a caller's, sorted by `PlugIn.place`: one of a kind, the caller's
-    in the place of its own.
+    """A method's own plug-ins and a caller's, sorted by `PlugIn.place`; the caller's replaces the
+    method's of the same type.
 
-    Raises ValueError for two of a kind among the caller's.
+    Raises ValueError if the caller has two of one type.
     """
     kinds = [type(plugin) for plugin in given]
     if twice := [kind.__name__ for kind in kinds if kinds.count(kind) > 1]:

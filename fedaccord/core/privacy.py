@@ -7,11 +7,11 @@ arXiv:1905.03871, Algorithm 1.
 
     client  u_i, all fields of the upload together: w_{i,K} - w^t of a model, the rest as it is
             u_i <- u_i min(1, S / ||u_i||)
-    server  u = (sum_i u_i + N(0, (z S)^2)) / (q C)                   one noise for each field
+    server  u = (sum_i u_i + N(0, (z S)^2)) / (q C)                 each field with its own noise
             S <- S exp(-0.2 (b - 0.5)),  b: noised share of the clients with ||u_i|| <= S
 
 The noise of b has the deviation q C / 20, and that of the sums is raised to
-z' = (z^-2 - (q C / 10)^-2)^(-1/2), so that both releases together cost what z alone would.
+z' = (z^-2 - (q C / 10)^-2)^(-1/2): both releases together then cost as much as z alone.
 
 Local privacy, for a server that is not trusted, has no noise there:
 
@@ -36,14 +36,14 @@ ROUNDING = 1e-5  # a client's own clip ends this close to S, as a share of it
 CHUNK = 1 << 20  # numbers that are drawn at a time
 
 Normal = Callable[[int], Tensor]
-"""So many independent standard normal numbers, (n,) float64 on the CPU."""
+"""n -> n independent standard normal numbers, (n,) float64 on the CPU."""
 
 
 class Guarantee(NamedTuple):
-    """What a run promises; see `plugins/dp.py`."""
+    """The privacy guarantee of a run; see `plugins/dp.py`."""
 
     clip: float  # S of the first round
-    multiplier: float  # z; -1: to be found from epsilon
+    multiplier: float  # z; -1: computed from epsilon
     epsilon: float
     delta: float
     max_epsilon: float  # 0: no bound
@@ -58,7 +58,7 @@ class Guarantee(NamedTuple):
 
 
 def guarantee_of(plugins: Iterable[Any]) -> Guarantee | None:
-    """What one of these plug-ins promises; None: none does."""
+    """The guarantee of one of these plug-ins; None: none has one."""
     found = (plugin.guarantee() for plugin in plugins)
     return next((guarantee for guarantee in found if guarantee is not None), None)
 
@@ -94,7 +94,7 @@ class Privacy(NamedTuple):
 
 
 def seeded(seed: int, t: int, client: int | None = None) -> Normal:
-    """The noise of round t of a simulation, the same in every process; None: the server's."""
+    """The noise of round t of a simulation, the same in every process; None: at the server."""
     key = f"noise {seed} {t}" if client is None else f"noise {seed} {t} {client}"
     digest = hashlib.sha256(key.encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -117,7 +117,7 @@ def secret(n: int) -> Tensor:
 def clipped(up: Any, w: Vector, models: Sequence[str], S: float) -> Any:
     """The upload, a NamedTuple of vectors (..., d), with a joint norm of at most S as updates.
 
-    An upload that is within S is returned with the same bits. w: (..., d), w^t.
+    An upload within S is returned bit for bit. w: (..., d), w^t.
     """
     scale = _scale(up, w, models, S)
 
@@ -151,9 +151,9 @@ def release(
     num_clients: int,
     normal: Normal,
 ) -> tuple[Any, Privacy]:
-    """The noised mean of the uploads, of type ``kind``, and the next state; uploads may be none.
+    """The noised mean of the uploads, of type ``kind``, and the next state; replies may be empty.
 
-    Every upload is clipped here once more: a client may send anything.
+    Every upload is clipped again here, as a client may send anything.
     """
     z, S, size = privacy.multiplier, privacy.clip, privacy.share * num_clients
     if privacy.adaptive:
@@ -181,7 +181,7 @@ def add_noise_(v: Vector, deviation: float, normal: Normal) -> None:
 
 
 def raised(z: float, size: float) -> float:
-    """z' of the sums, if the share within the clip is released too; size: q C."""
+    """z' of the sums if the share within the clip is released too; size: q C."""
     if z == 0:
         return 0.0
     if z >= 2 * COUNT_DEVIATION * size:
@@ -201,7 +201,7 @@ def _share_within(
     size: float,
     normal: Normal,
 ) -> float:
-    """b: a client counts +1/2 if its norm is below S, else -1/2, so that one changes it by 1/2."""
+    """b: a client counts +1/2 if its norm is below S, else -1/2: its sensitivity is 1/2."""
     scales = [_scale(reply.up, w, models, S * (1 - ROUNDING)) for reply in replies]
     votes = sum(0.5 if float(scale) == 1 else -0.5 for scale in scales)
     return votes / size + float(normal(1)) * COUNT_DEVIATION + 0.5

@@ -1,6 +1,6 @@
 """A client's part of a round as values: its instruction and its reply.
 
-In process they pass as they are; `wire/messages.py` turns them into Flower messages.
+In process they are passed by reference; `wire/messages.py` turns them into Flower messages.
 """
 
 from collections.abc import Collection, Mapping
@@ -99,7 +99,7 @@ class TrainInstruction(NamedTuple):
     batch_size: int  # 0: the whole client as one batch, in order
     seed: int
     precision: str
-    federation: str = ""  # its name, which lasts when the server begins again where it was
+    federation: str = ""  # its name, the same after a server restart
     attempt: int = 0  # which start of the server this is; a later one has a larger number
     client: int = -1
     accepted: int = -1  # the last round the server accepted from this client; -1: none
@@ -116,7 +116,7 @@ class TrainInstruction(NamedTuple):
 
     @property
     def config(self) -> LocalConfig:
-        """What the local round of this client needs of it."""
+        """The part that this client's local round reads."""
         return LocalConfig(
             *(self.round, self.rounds, self.lr, self.weight_decay, self.clip_norm),
             *(self.client, self.seed, self.shapes),
@@ -133,12 +133,12 @@ class TrainRequest(NamedTuple):
 
     instruction: TrainInstruction
     down: Any  # NamedTuple of vectors (d,): the broadcast
-    w_init: Vector | None = None  # (d,), w^0 with a first visit, where a client reads it
+    w_init: Vector | None = None  # (d,), w^0 with a first visit, if a client reads it
     buffers: Vector | None = None  # (d_b,), the mean of the clients' buffers; None: not averaged
 
     @property
     def nbytes(self) -> int:
-        """Of the vectors on the wire."""
+        """The bytes of the vectors on the wire."""
         rounding = self.instruction.half.rounding
         down = nbytes(self.down) if rounding is None else rounding.nbytes(self.down)
         return down + nbytes(self.w_init) + nbytes(self.buffers)
@@ -148,18 +148,18 @@ class EvaluateRequest(NamedTuple):
     """What one client is to evaluate on its own held-out samples."""
 
     instruction: TrainInstruction
-    w: Vector | None = None  # (d,), the output model; None: nothing of it is needed
+    w: Vector | None = None  # (d,), the output model; None: not needed
     buffers: Vector | None = None  # (d_b,), as of `TrainRequest`
     own_only: bool = False  # the client's own model alone
 
 
 class TrainReply(NamedTuple):
-    """What it answers."""
+    """A client's reply."""
 
     up: Any  # NamedTuple of vectors (d,), as the plug-ins encode it
     examples: int  # samples of the client
     steps: int  # K_i
-    loss: Number  # mean over the steps of the loss before the step; (): it lies on a GPU
+    loss: Number  # mean over the steps of the loss before the step; maybe a 0-d GPU tensor
     more: Mapping[str, Any] = {}  # a foreign ClientApp's own metrics
     # wall clock of its local round; None: unknown, as on a GPU without synchronisation
     seconds: float | None = None
@@ -168,6 +168,6 @@ class TrainReply(NamedTuple):
 
 
 class StateLost(NamedTuple):
-    """What it answers where it no longer has the state that the server knows of."""
+    """The reply of a client that lost the state which the server expects."""
 
     accepted: int  # the round whose state is lost

@@ -1,6 +1,6 @@
-"""The round as two pure functions: a client's local round, and the server's step.
+"""A round as two pure functions: a client's local round, and the server's step.
 
-Both hold for one client, vectors (d,), and for a cohort, vectors (n, d). Neither knows messages,
+Both work for one client, vectors (d,), and for a cohort, vectors (n, d), without messages,
 modules, files or devices; a `Solver` takes the local steps.
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedaccord.core.cohort import Client, Cohort, Reply, Visit, seen
 from fedaccord.core.optimizer import SGD, add_, shrink_
-from fedaccord.core.plugin import ClientHalf, GradientSeat, joined
+from fedaccord.core.plugin import ClientHalf, GradientHook, joined
 from fedaccord.core.privacy import Normal, Privacy, release
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalResult, Stateless
 from fedaccord.core.topology import RoundInfo, ServerHalf
@@ -22,21 +22,21 @@ from fedaccord.core.vectors import Number, Vector, all_to_device, map_vectors
 
 
 class Solution(NamedTuple):
-    """What a solver returns."""
+    """The result of a solver."""
 
     w_K: Vector  # (..., d), a tensor of its own
     steps: Any  # K_i: an int, or (n, 1) for a cohort
     loss: Tensor  # (...), mean over the steps of the loss before the step
-    gradient: Any  # what the gradient seat left behind
+    gradient: Any  # the result of `gradient_result`
     moments: Any = Stateless()  # the optimiser's vectors
     mean: Vector | None = None  # (..., d), as `LocalResult.mean`
 
 
 class Solver(Protocol):
-    """Takes a client's local steps (or a cohort's), mostly by `descend`."""
+    """Takes the local steps of a client or a cohort, usually by `descend`."""
 
     def __call__(
-        self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
+        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
     ) -> Solution: ...
 
 
@@ -55,9 +55,9 @@ def client_round(
     """One local round; ``down`` and ``state`` are not changed."""
     w_i0 = half.start(down, state, config)
     heard = half.received(down, w_i0)
-    seat = GradientSeat(half, heard, state, config)
+    hook = GradientHook(half, heard, state, config)
     # the direction's vectors are freed with the steps
-    solution = solve(w_i0, half.direction(heard, state, config), seat, config)
+    solution = solve(w_i0, half.direction(heard, state, config), hook, config)
     w_K, steps, loss, gradient, moments, mean = solution
     is_sgd = isinstance(half.optimizer, SGD)
     length = half.schedule.total(steps, config.lr) if is_sgd else None
@@ -71,40 +71,40 @@ def descend(
     g: Vector,
     gradients: Iterable[GradientAt],
     direction: Direction,
-    seat: GradientSeat,
+    hook: GradientHook,
     config: LocalConfig,
 ) -> Solution:
-    """Walk w (..., d), in place, along a direction affine in the gradient, a step per gradient:
+    """Update w (..., d) in place along a direction affine in the gradient, a step per gradient:
 
         w <- w - lr * (scale * clip(g(w)) + shift + rho * (w - anchor) + decay * weight_decay * w)
 
-    Everything that does not depend on w or g is folded once, before the first step; a step then
-    costs the gradient and at most three passes over w, in place and without allocating:
+    All terms without w and g are combined once, before the first step; a step then costs the
+    gradient and at most three passes over w, in place and without allocating:
 
         w <- (1 - lr (rho + decay wd)) w - lr scale clip(g) - lr (shift - rho anchor)
 
-    An optimiser other than SGD takes its step along the direction, which is formed in g, and so
-    does SGD if the direction has a vector ``along``, which no optimiser changes.
+    Another optimiser takes its step along the direction, which is formed in g; so does SGD if the
+    direction has a vector ``along``, which no optimiser changes.
 
-    g (..., d) is the buffer in which each of ``gradients`` leaves the gradient at a point. Raises
-    ValueError without a step, and where rates fall in a round of another number of steps than
-    ``config`` says.
+    Each of ``gradients`` writes the gradient at a point into the buffer g (..., d). Raises
+    ValueError without a step, and if rates fall and the round has another number of steps than
+    ``config.steps``.
     """
-    walk = _Walk.begin(w, g, direction, seat)
+    walk = _Walk.begin(w, g, direction, hook)
     at, losses = None, list[Tensor]()
     for k, at in enumerate(gradients):
-        losses.append(seat.gradient(w, g, walk.buffers, at))
-        _step(walk, k, direction, seat)
+        losses.append(hook.gradient(w, g, walk.buffers, at))
+        _step(walk, k, direction, hook)
     if at is None:
         raise ValueError("expected at least one batch of training data, got none")
-    K, schedule = len(losses), seat.half.schedule
+    K, schedule = len(losses), hook.half.schedule
     if schedule.falls and config.steps != K:
         raise ValueError(
             f"lr-schedule={schedule.name}: expected {config.steps} batches, as the data said, got "
             f"{K}; give a list or a DataLoader of fixed length, or set local-steps"
         )
     loss = torch.stack(losses).mean(0, dtype=sum_dtype(w.device))
-    gradient = seat.result(w, g, walk.buffers, at)
+    gradient = hook.result(w, g, walk.buffers, at)
     return Solution(w, K, loss, gradient, walk.moments, _mean(walk.total, K))
 
 
@@ -114,32 +114,32 @@ class CohortGradient(Protocol):
     clients: int
 
     def at(self, rows: slice) -> GradientAt:
-        """What leaves these clients' gradients, at points of their own, in their rows of g."""
+        """Computes these clients' gradients, each at a point of its own, into their rows of g."""
         ...
 
 
 class _Walk(NamedTuple):
-    """What steps work with; of a cohort a row for each client."""
+    """The vectors of the local steps; a row for each client of a cohort."""
 
     w: Vector
     g: Vector
     constant: Vector | None
-    buffers: Any  # of the gradient seat; a tensor of one dimension belongs to all rows
+    buffers: Any  # of the gradient hook; a tensor of one dimension belongs to all rows
     moments: Any  # of the optimiser
-    total: Vector | None  # (..., d), the sum of the directions; None: not read
+    total: Vector | None  # (..., d), the sum of the directions; None: not needed
     along: Vector | None  # (..., d), as in `Direction`
     losses: Tensor | None = None  # (n, 1), the sum of a cohort's losses
 
     @staticmethod
-    def begin(w: Vector, g: Vector, direction: Direction, seat: GradientSeat) -> "_Walk":
-        half = seat.half
+    def begin(w: Vector, g: Vector, direction: Direction, hook: GradientHook) -> "_Walk":
+        half = hook.half
         sums = half.rule.reads_mean_direction and not isinstance(half.optimizer, SGD)
         total = torch.zeros_like(w) if sums else None
-        moments = half.moments(w, seat.down, seat.state)
-        return _Walk(w, g, _constant(direction), seat.init(w), moments, total, direction.along)
+        moments = half.moments(w, hook.down, hook.state)
+        return _Walk(w, g, _constant(direction), hook.init(w), moments, total, direction.along)
 
     def of(self, rows: slice) -> "_Walk":
-        """Some of the clients, as views."""
+        """The vectors of some clients, as views."""
         walk: _Walk = map_vectors(lambda v: v[rows] if v.ndim > 1 else v, self)
         return walk
 
@@ -149,27 +149,27 @@ def descend_cohort(
     g: Vector,
     gradients: Iterable[CohortGradient],
     direction: Direction,
-    seat: GradientSeat,
+    hook: GradientHook,
     config: LocalConfig,
 ) -> Solution:
     """`descend` of n clients, w (n, d), which may take unequal numbers of steps.
 
-    Clients come in the order of falling numbers of steps: of each of ``gradients`` the first rows
-    take part, as many as in the one before or fewer. The others stay as they are.
-    Raises ValueError as `descend`, and where one has more rows than the one before.
+    Clients are sorted by falling numbers of steps: each of ``gradients`` holds the first rows, as
+    many as the one before or fewer. The other rows do not change.
+    Raises ValueError as `descend`, and if one has more rows than the one before.
     """
     active = len(w)
     losses = torch.zeros(active, 1, dtype=sum_dtype(w.device), device=w.device)
-    everyone = walk = _Walk.begin(w, g, direction, seat)._replace(losses=losses)
-    steps, own = torch.zeros_like(losses), seat
+    whole = walk = _Walk.begin(w, g, direction, hook)._replace(losses=losses)
+    steps, own = torch.zeros_like(losses), hook
     last: CohortGradient | None = None
     results: list[Any] = []
 
     def leave(rows: slice) -> None:
         if last is None:
             raise ValueError("expected at least one batch of training data, got none")
-        done, at = everyone.of(rows), last.at(rows)
-        results.append(_seat_of(rows, seat).result(done.w, done.g, done.buffers, at))
+        done, at = whole.of(rows), last.at(rows)
+        results.append(_hook_of(rows, hook).result(done.w, done.g, done.buffers, at))
 
     for k, gradient in enumerate(gradients):
         if gradient.clients > active:
@@ -177,7 +177,7 @@ def descend_cohort(
         if gradient.clients < active:
             leave(slice(gradient.clients, active))
             active = gradient.clients
-            walk, own = everyone.of(slice(active)), _seat_of(slice(active), seat)
+            walk, own = whole.of(slice(active)), _hook_of(slice(active), hook)
         at = gradient.at(slice(active))
         losses[:active] += own.gradient(walk.w, walk.g, walk.buffers, at)[:, None]
         _step(walk, k, direction, own)
@@ -188,25 +188,25 @@ def descend_cohort(
     if others:
         result = map_vectors(lambda *v: torch.cat(v), result, *others)
     K, loss = steps.to(w.dtype), (losses / steps).squeeze(1)
-    return Solution(w, K, loss, result, everyone.moments, _mean(everyone.total, K))
+    return Solution(w, K, loss, result, whole.moments, _mean(whole.total, K))
 
 
-def _seat_of(rows: slice, seat: GradientSeat) -> GradientSeat:
-    """The seat of some clients of a cohort, once it has made its buffers."""
-    clients = seat.config.client
+def _hook_of(rows: slice, hook: GradientHook) -> GradientHook:
+    """The hook of some clients of a cohort, after `init`."""
+    clients = hook.config.client
     assert not isinstance(clients, int)
-    K = seat.config.steps
-    config = seat.config._replace(
+    K = hook.config.steps
+    config = hook.config._replace(
         client=clients[rows], steps=K[rows] if isinstance(K, Tensor) else K
     )
-    return GradientSeat(seat.half, seat.down, seat.state, config)
+    return GradientHook(hook.half, hook.down, hook.state, config)
 
 
-def _step(walk: _Walk, k: int, direction: Direction, seat: GradientSeat) -> None:
+def _step(walk: _Walk, k: int, direction: Direction, hook: GradientHook) -> None:
     """Step k, from 0, along the direction with the gradient in ``walk.g``."""
-    w, g, constant, config = walk.w, walk.g, walk.constant, seat.config
-    lr, decay = seat.half.schedule.rate(k, config), direction.decay * config.weight_decay
-    if isinstance(seat.half.optimizer, SGD) and walk.along is None:
+    w, g, constant, config = walk.w, walk.g, walk.constant, hook.config
+    lr, decay = hook.half.schedule.rate(k, config), direction.decay * config.weight_decay
+    if isinstance(hook.half.optimizer, SGD) and walk.along is None:
         shrink_(w, lr, direction.rho + decay)
         add_(w, g, -lr * direction.scale)
         if constant is not None:
@@ -221,7 +221,7 @@ def _step(walk: _Walk, k: int, direction: Direction, seat: GradientSeat) -> None
     if walk.total is not None:
         walk.total.add_(g)
     own_lr = lr if walk.along is None else lr * (1 - direction.mix)
-    seat.half.optimizer.step(w, g, walk.moments, own_lr, decay, config)
+    hook.half.optimizer.step(w, g, walk.moments, own_lr, decay, config)
     if walk.along is not None:
         add_(w, walk.along, -lr * direction.mix)
 
@@ -231,12 +231,12 @@ def _mean(total: Vector | None, steps: Any) -> Vector | None:
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """What losses are summed in: float64 where the device has it."""
+    """The dtype in which losses are summed: float64 if the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _constant(direction: Direction) -> Vector | None:
-    """shift - rho * anchor, or None where it is zero."""
+    """shift - rho * anchor, or None if it is zero."""
     shift, rho, anchor = direction.shift, direction.rho, direction.anchor
     if rho == 0.0 or anchor is None:
         return shift
@@ -248,7 +248,7 @@ def _constant(direction: Direction) -> Vector | None:
 
 
 class RoundState(NamedTuple):
-    """All that the server knows between two rounds: a value, which `server_round` never changes."""
+    """The server's whole state between two rounds, an immutable value."""
 
     t: int  # number of the next round, from 0
     w: Vector  # w^t, (d,); without a server (m, d), a row for each node
@@ -260,10 +260,10 @@ class RoundState(NamedTuple):
     buffers: Vector | None = None  # (d_b,), the clients' mean, which no method reads; None: none
     clock: float = 0.0  # simulated seconds since the start, with a device profile
     privacy: Privacy | None = None  # of the mechanism; None: the run promises none
-    # (C,) int64, rounds from the model of each client's last accepted reply to the step that took
-    # it; None: rounds are synchronous, and it is 0
+    # (C,) int64, rounds from the model of each client's last accepted reply to the step that used
+    # it; None: rounds are synchronous, all are 0
     delays: Tensor | None = None
-    visits: tuple[Visit, ...] = ()  # at work, in the order of clients
+    visits: tuple[Visit, ...] = ()  # in progress, in the order of clients
 
     @property
     def num_clients(self) -> int:
@@ -290,7 +290,7 @@ def first_state(
     is_buffered: bool = False,
 ) -> RoundState:
     """The state before round 0; w: (d,), buffers: as in `RoundState`; is_buffered: replies may
-    begin from earlier models."""
+    start from earlier models."""
     accepted = torch.full((num_clients,), -1, dtype=torch.int64)
     nodes, server = method.topology.begin(w, method.init(w), num_clients)
     more = {"moments": first_moments(method), "buffers": buffers}
@@ -305,18 +305,18 @@ def first_moments(method: ServerHalf) -> Any:
 
 
 def broadcast(method: ServerHalf, s: RoundState, client: int) -> Any:
-    """What one client receives in round t, a NamedTuple of vectors (d,)."""
+    """The message to one client in round t, a NamedTuple of vectors (d,)."""
     w, server = method.topology.view(s.w, s.server, client)
     return joined(method.broadcast(w, server, s.client(client)), s.moments)
 
 
 class ServerRound(NamedTuple):
-    """The result of a server's round."""
+    """The result of a round at the server."""
 
     state: RoundState  # of round t + 1
     ups: Any  # the uploads, a tuple of vectors in each field
     cohort: Cohort
-    metrics: dict[str, Number]  # what the topology says of it
+    metrics: dict[str, Number]  # metrics of the topology
 
 
 @torch.no_grad()
@@ -327,9 +327,9 @@ def server_round(
     replies: Sequence[Reply],
     normal: Normal | None = None,
 ) -> ServerRound:
-    """Round t of the server; ``replies``: the good ones, at least one, in the order of clients.
+    """Round t of the server; ``replies``: the accepted ones, at least one, in the order of clients.
 
-    normal: the noise of private sums, for which there may be no replies.
+    normal: the noise of private sums, with which there may be no replies.
     """
     clients = torch.tensor([reply.client for reply in replies], dtype=torch.int64)
     accepted, delays = s.accepted.index_fill(0, clients, s.t), s.delays
@@ -378,10 +378,10 @@ def failed_round(s: RoundState) -> RoundState:
 def forget(
     method: ServerHalf, half: ClientHalf, s: RoundState, clients: Sequence[int]
 ) -> RoundState:
-    """The state once ``clients`` have lost theirs: their next visit is a first one.
+    """The state after ``clients`` lost theirs: their next visit is a first one.
 
-    Where the server's memory sums up what clients keep, it is unknown what to subtract for a client
-    that lost its part. All memories then begin anew at the model as it is: the sum is right again.
+    If the server's memory is a sum over the clients' states, the part of a lost state is unknown
+    and cannot be subtracted. All memories are then reset at the current model.
     """
     if not begins_anew(method, half):
         gone = torch.tensor([*clients])
@@ -390,10 +390,10 @@ def forget(
     centre = method.topology.average(w)
     _, server = method.topology.begin(centre, method.init(centre), s.num_clients)
     none = torch.full_like(s.accepted, -1)
-    # those at work have old memories: their replies are not awaited
+    # visits in progress began with old memories: their replies are dropped
     return s._replace(w=w, w_init=centre, server=server, accepted=none, visits=())
 
 
 def begins_anew(method: ServerHalf, half: ClientHalf) -> bool:
-    """Whether the memories of all begin anew where one client lost its own."""
+    """Whether all memories are reset if one client loses its own."""
     return method.tied and not half.rule.is_stateless

@@ -1,4 +1,4 @@
-"""The client half of a method: its direction, its gradient seat, its messages and memory."""
+"""The client half of a method: its direction, its gradient, its messages and memory."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -23,10 +23,10 @@ class Stateless(NamedTuple):
 
 
 class Direction(NamedTuple):
-    """w <- w - lr (scale g(w) + shift + rho (w - anchor) + decay wd w), all round long.
+    """w <- w - lr (scale g(w) + shift + rho (w - anchor) + decay wd w), constant over the round.
 
-    ``along`` takes a share of every step: w <- w - lr ((1 - mix) p + mix along), where p is the
-    step that the optimiser makes of the rest.
+    With ``along`` a step is w <- w - lr ((1 - mix) p + mix along), where p is the optimiser's step
+    along the rest.
     """
 
     scale: float = 1.0
@@ -49,8 +49,8 @@ class LocalConfig(NamedTuple):
     client: int | Sequence[int]  # i; one for each row of a cohort
     seed: int
     shapes: Shapes
-    steps: Any = 0  # K_i, where rates fall within the round: an int, or (n, 1) for a cohort
-    embeddings: Sequence[int] = ()  # which parameters are tables of vectors and no matrices
+    steps: Any = 0  # K_i, if rates fall within the round: an int, or (n, 1) for a cohort
+    embeddings: Sequence[int] = ()  # indices of parameters that are embedding tables
     secret: bool = False  # noise comes from the operating system, not from the seed
 
 
@@ -61,7 +61,7 @@ class LocalResult(NamedTuple):
     w_K: Vector  # (..., d), w_{i,K}
     steps: Any  # K_i: an int, or (n, 1) for a cohort
     loss: Tensor  # (...), mean over the steps of the loss before the step
-    gradient: Any  # what the gradient seat left behind
+    gradient: Any  # the result of `gradient_result`
     config: LocalConfig
     length: Any  # SGD: sum of the steps' rates, K_i lr if they are constant: a float, or (n, 1)
     moments: Any = Stateless()  # the optimiser's vectors after the last step
@@ -70,9 +70,9 @@ class LocalResult(NamedTuple):
     def mean_direction(self) -> Vector:
         """The mean over the steps of their directions d_k, a fresh vector.
 
-        Under SGD it is the displacement over the sum of rates, which holds weight decay too.
-        Another optimiser's displacement says nothing of it: there the directions are summed up, if
-        the rule says `reads_mean_direction`; else this raises TypeError.
+        Under SGD it is the displacement over the sum of rates, which includes weight decay. For
+        other optimisers it is not; there the directions are summed up if the rule sets
+        `reads_mean_direction`. Raises TypeError if it does not.
         """
         if self.mean is not None:
             return self.mean.clone()
@@ -84,8 +84,8 @@ class LocalResult(NamedTuple):
 class Registered:
     """A class whose objects travel with messages, by a short name and their fields.
 
-    A class registers itself when it is defined. A message that names another one is refused;
-    nothing is ever imported because a message says so.
+    A class registers itself when it is defined. A message that names an unknown class is refused;
+    a message never causes an import.
     """
 
     known: ClassVar[dict[str, type["Registered"]]] = {}
@@ -113,10 +113,10 @@ class Registered:
 class LocalRule(Registered):
     """The client half of a method: a frozen dataclass of its hyper-parameters.
 
-    Its fields are numbers, strings and booleans, as they travel with messages. State comes in and
-    goes out; a rule keeps nothing. Every method holds for one client, vectors (d,), and for a
-    cohort, vectors (n, d). Returned vectors may be passed on by reference, so none of them is
-    changed in place afterwards.
+    Its fields are numbers, strings and booleans, which travel with messages. State is an argument
+    and a result; a rule keeps none. Every method works for one client, vectors (d,), and for a
+    cohort, vectors (n, d). Returned vectors may be passed on by reference: do not change them in
+    place afterwards.
     """
 
     receives: ClassVar[Any] = Model  # NamedTuple type of the broadcast; its field w is the model
@@ -136,7 +136,7 @@ class LocalRule(Registered):
 
     @property
     def is_stateless(self) -> bool:
-        """Whether clients keep nothing between two rounds."""
+        """Whether clients have no state between two rounds."""
         return type(self).init is LocalRule.init
 
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
@@ -149,26 +149,26 @@ class LocalRule(Registered):
         return w
 
     def direction(self, down: Any, state: Any, config: LocalConfig) -> Direction:
-        """What a step walks along, besides the gradient."""
+        """The terms of a step besides the gradient."""
         return Direction()
 
-    # The gradient seat: what a step takes for the gradient at w. Its buffers belong to the caller.
+    # The gradient hook: the gradient that a step uses. Its buffers belong to the caller.
 
     def gradient_init(self, w: Vector, down: Any, state: Any, config: LocalConfig) -> Any:
-        """The vectors that the seat works with all round long, as a NamedTuple; w: w_{i,0}.
+        """The work vectors of the hook, for the whole round, as a NamedTuple; w: w_{i,0}.
 
-        Of a cohort, (n, d), the seat is called with fewer rows as clients take their last steps; a
-        tensor of one dimension is every client's.
+        For a cohort, (n, d), `gradient` is called with fewer rows as clients finish; a tensor of
+        one dimension is shared by all clients.
         """
         return Stateless()
 
     def gradient(
         self, w: Vector, g: Vector, buffers: Any, at: GradientAt, config: LocalConfig
     ) -> Tensor:
-        """Leave the clipped gradient of a step in g (..., d), in place; the loss (...) at w.
+        """Write the clipped gradient of a step into g (..., d); returns the loss (...) at w.
 
-        ``at`` may be asked for gradients at any points; ``w`` stays as it is. What must outlast
-        the step is changed in ``buffers``, in place.
+        ``at`` may be called at any points; ``w`` must not change. What must outlast the step is
+        changed in ``buffers``, in place.
         """
         loss = at(w)
         clip_(g, config.clip_norm)
@@ -177,7 +177,7 @@ class LocalRule(Registered):
     def gradient_result(
         self, w: Vector, g: Vector, buffers: Any, at: GradientAt, config: LocalConfig
     ) -> Any:
-        """What the seat leaves behind after the last step, `LocalResult.gradient`.
+        """The result of the hook after the last step, `LocalResult.gradient`.
 
         w: w_{i,K}, ``at``: the last step's batch.
         """
@@ -190,10 +190,10 @@ class LocalRule(Registered):
     def remember(self, read: Any, down: Any, state: Any, result: LocalResult) -> Any:
         """The client's next state.
 
-        ``read``: the upload as the server will read it, which is what `upload` returned unless a
-        plug-in loses some of it on the way. What the server sums up over the clients (c_i, lam_i)
-        is computed from ``read``, so that mean(c_i) = c holds with any plug-in; what belongs to
-        the client alone (its own model) from ``result``.
+        ``read``: the upload as the server will read it, which is the result of `upload` unless a
+        plug-in is lossy. Compute from ``read`` what the server sums up over the clients (c_i,
+        lam_i): then mean(c_i) = c holds with any plug-in; compute from ``result`` what belongs to
+        the client alone (its own model).
         """
         return state
 
@@ -207,19 +207,19 @@ class LocalRule(Registered):
 
 
 class Rounding(Protocol):
-    """Rounds what is broadcast to numbers that the wire carries in fewer bytes."""
+    """Rounds the broadcast to numbers of fewer bytes."""
 
     def rounded(self, v: Vector, seed: int, round: int, name: str) -> Vector:
         """A vector (d,) of the broadcast, by its name, as clients read it."""
 
     def packed(self, kind: Any) -> Any:
-        """The NamedTuple type of what the wire carries of a broadcast of type ``kind``."""
+        """The NamedTuple type of a packed broadcast of type ``kind``."""
 
     def pack(self, down: Any) -> Any:
-        """A rounded broadcast as the wire carries it."""
+        """A rounded broadcast in its packed form."""
 
     def unpack(self, packed: Any, kind: Any, like: Vector) -> Any:
-        """The reverse of `pack`. Raises ValueError, in one line, for what it does not make."""
+        """The reverse of `pack`. Raises ValueError, in one line, for anything else."""
 
     def nbytes(self, down: Any) -> int:
-        """Of what `pack` makes of a broadcast."""
+        """The bytes of a packed broadcast."""

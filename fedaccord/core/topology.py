@@ -1,4 +1,4 @@
-"""Who averages with whom: a star, or whatever fills the same protocol (plugins/gossip.py)."""
+"""Who averages with whom: a star, or another topology of this protocol (plugins/gossip.py)."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -14,14 +14,14 @@ from fedaccord.core.vectors import Number, Vector
 class ServerHalf(Protocol):
     """The server half of a method, as rounds and plug-ins see it; vectors hold over (..., d)."""
 
-    # what a method says of its server step
+    # properties of the server step
     linear: ClassVar[bool]  # mixed steps are a step of mixed nodes
-    takes_weights: ClassVar[bool]  # with weights by examples its fixed point is weighted too
+    takes_weights: ClassVar[bool]  # with weighting=examples its fixed point is weighted too
     reads_anchors: ClassVar[bool]  # `aggregate` reads cohort.anchor
     fixed_anchor: ClassVar[str]  # why relaxed initialisation cannot move w^t as the anchor
     tied: ClassVar[bool]  # the server's memory sums up the clients'
     averages: ClassVar[bool]  # `aggregate` reads the uploads by cohort.mean(ups.w) alone
-    all_clients: ClassVar[bool]  # a round has all clients, or does not count
+    all_clients: ClassVar[bool]  # a round counts only with the replies of all clients
     refuses: ClassVar[dict[Any, str]]  # a plug-in's type -> why it does not fit
 
     @property
@@ -85,16 +85,16 @@ class ServerHalf(Protocol):
 
 
 class RoundInfo(NamedTuple):
-    """What a cohort is made of besides its replies."""
+    """The inputs of a cohort besides its replies."""
 
     round: int  # t
     lr: float  # eta_t
     num_clients: int  # C
     accepted: Tensor  # (C,) as in `Cohort`
     weighted: bool  # clients count by their examples
-    anchored_at_starts: bool  # clients took their own start for the anchor
+    anchored_at_starts: bool  # clients used their own start as the anchor
     schedule: Schedule = CONSTANT
-    size: float | None = None  # clients that the one reply stands for; None: each is a client's
+    size: float | None = None  # clients in the one reply, a mean; None: one client per reply
     seen: Tensor | None = None  # as in `Cohort`
 
     def length(self, steps: Any) -> Any:
@@ -103,11 +103,11 @@ class RoundInfo(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A server step that was taken."""
+    """The result of a server step."""
 
     w: Vector  # the next round's model; without a server a row for each node
     server: Any  # the method's next server state
-    metrics: dict[str, Number]  # what the topology says of it
+    metrics: dict[str, Number]  # metrics of the topology
 
 
 class Topology(Protocol):
@@ -117,29 +117,29 @@ class Topology(Protocol):
     eval_nodes: bool  # evaluate the model of every node
 
     def facts(self, num_clients: int) -> dict[str, Any]:
-        """What a run's summary says of it. Raises ValueError where the clients do not fit."""
+        """Facts for the run summary. Raises ValueError if it does not fit the clients."""
 
     def describe(self, num_clients: int) -> str:
-        """The same in one line; empty: nothing to say."""
+        """The same in one line; may be empty."""
 
     def begin(self, w: Vector, server: Any, num_clients: int) -> tuple[Vector, Any]:
         """Model and server state before round 1, from those of one server."""
 
     def view(self, w: Vector, server: Any, client: int) -> tuple[Vector, Any]:
-        """Model and server state that a client's message is made from."""
+        """The model and the server state for a client's message."""
 
     def gather(self, w: Vector, replies: Sequence[Reply], info: RoundInfo) -> tuple[Any, Cohort]:
         """The uploads and the cohort that the method's server step sees."""
 
     def step(self, method: ServerHalf, w: Vector, ups: Any, server: Any, cohort: Cohort) -> Step:
-        """The method's server step, on whom it concerns."""
+        """The method's server step, taken by the server or by every node."""
 
     def average(self, w: Vector) -> Vector:
-        """One model (d,) that stands for all."""
+        """One model (d,), the mean of all nodes'."""
 
 
 class Star:
-    """One server, and clients that talk to it alone."""
+    """One server, and clients that exchange messages with it only."""
 
     is_decentralised = False
     eval_nodes = False

@@ -9,10 +9,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-LARGE = 2**20  # bytes from which a copy of its own is worth its launches
-PIECE = 2**17  # numbers of a vector that a core's cache holds several times
+LARGE = 2**20  # bytes from which a copy on a side stream is worth its kernel launches
+PIECE = 2**17  # elements; several pieces of this size fit into a core's cache
 Vector = Tensor  # (..., d): all parameters of a model, of one client (d,) or of a cohort (n, d)
-Number = float | Tensor  # a tensor () possibly on a device whose work is not finished
+Number = float | Tensor  # a tensor () may be on a device that has not computed it yet
 
 
 def norm(v: Vector) -> Tensor:
@@ -26,7 +26,7 @@ def clip_(g: Vector, bound: float) -> Vector:
     if not bound:
         return g
     scale = (bound / norm(g)).clamp_(max=1.0)
-    if g.is_cpu and float(scale.min()) == 1.0:  # saves a pass over g; a GPU would have to wait
+    if g.is_cpu and float(scale.min()) == 1.0:  # saves a pass over g; on a GPU it would synchronise
         return g
     return g.mul_(scale)
 
@@ -38,18 +38,18 @@ def length(v: Vector) -> Tensor:
 
 
 def is_finite(v: Vector, total: float | None = None) -> bool:
-    """Whether v holds neither NaN nor Inf, in one pass without a vector of answers.
+    """Whether v holds neither NaN nor Inf, in one pass without a temporary vector.
 
-    total: its `length`, where that is known already.
+    total: its `length`, if that is known already.
     """
-    total = float(length(v)) if total is None else total  # may overflow where v is finite
+    total = float(length(v)) if total is None else total  # may overflow although v is finite
     return math.isfinite(total) or bool(torch.isfinite(v).all())
 
 
 def distances(xs: Sequence[Vector], centre: Vector) -> Tensor:
-    """(n,), the L2 distance of each vector (d,) from a centre (d,), without one of differences.
+    """(n,), the L2 distance of each vector (d,) from a centre (d,), without temporary vectors.
 
-    On a CPU piece by piece: what is read and written stays in its caches.
+    On a CPU it works piece by piece, which stays in the caches.
     """
     if not centre.is_cpu or len(centre) <= PIECE:
         return torch.stack([torch.linalg.vector_norm(x - centre) for x in xs])
@@ -65,8 +65,8 @@ def each(x: Tensor) -> list[Number]:
 
 
 def fetch(numbers: Iterable[Number]) -> list[float]:
-    """The numbers as floats. Those on a device are fetched together: it is waited for once, and
-    whatever was copied from it before (see `to_device`) is there too."""
+    """The numbers as floats. Those on a device are fetched together, which synchronises once and
+    also completes earlier copies from it (see `to_device`)."""
     found = [*numbers]
     there = {i: x for i, x in enumerate(found) if isinstance(x, Tensor) and not x.is_cpu}
     if there:
@@ -78,11 +78,11 @@ def fetch(numbers: Iterable[Number]) -> list[float]:
 
 
 def to_device(v: Vector, device: torch.device | str) -> Vector:
-    """``v`` on ``device``, or as it is where it lies there; a GPU is not waited for.
+    """``v`` on ``device``; unchanged if already there; does not synchronise.
 
-    To a GPU it goes from pinned memory, behind the work that waits there or `beside` it: from other
-    memory the copy would wait for all of it. From a GPU it goes into pinned memory, and has its
-    values once somebody has waited, as `fetch` does.
+    A copy to a GPU starts from pinned memory, after the queued work or `beside` it: from pageable
+    memory it would synchronise. A copy from a GPU ends in pinned memory and is complete after the
+    next synchronisation, such as `fetch`.
     """
     device = torch.device(device) if isinstance(device, str) else device
     if v.device == device:
@@ -99,13 +99,13 @@ def all_to_device(vectors: Any, device: torch.device | str) -> Any:
 
 
 def beside(pinned: Vector, device: torch.device) -> Vector:
-    """A copy on a GPU that does not wait for the work before it: the state of the next client goes
-    there while the steps of this one are taken. The work after it waits for the copy."""
+    """Copy to the GPU on a side stream: the next client's state is copied while this client's steps
+    are computed. Later work on the GPU waits for the copy."""
     here, lane = torch.cuda.current_stream(device), _lane(device)
     with torch.cuda.stream(lane):
         there = pinned.to(device, non_blocking=True)
     here.wait_stream(lane)
-    there.record_stream(here)  # its memory is used there, and not to be reused before
+    there.record_stream(here)  # its memory is not reused before that stream is done
     return there
 
 
@@ -115,7 +115,7 @@ def _lane(device: torch.device) -> Any:
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """What vectors are kept in; with bfloat16 only forward passes are.
+    """The dtype of vectors; the precision bfloat16 affects forward passes only.
 
     Raises ValueError if this version does not know the precision.
     """
@@ -134,21 +134,21 @@ DTYPES = {"float64": torch.float64} | dict.fromkeys(("float32", "bfloat16", "tf3
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Vector]]:
-    """(name, vector) of everything in ``value``; a nested one under dotted names, None left out."""
+    """(name, vector) of every vector in ``value``; nested ones have dotted names."""
     if isinstance(value, Tensor):
         yield prefix, value
     elif value is not None:
         for name, part in _parts(value):
             path = f"{prefix}.{name}" if prefix else str(name)
-            if isinstance(part, Tensor):  # most are: an iterator for each would cost more
+            if isinstance(part, Tensor):  # the usual case, without another generator
                 yield path, part
             else:
                 yield from leaves(part, path)
 
 
 def map_vectors(change: Callable[..., Vector], value: Any, *others: Any) -> Any:
-    """``value`` with ``change(v)`` for every vector v, or ``change(v, v_1, ...)`` where ``others``
-    of the same structure are given."""
+    """``value`` with ``change(v)`` for every vector v, or ``change(v, v_1, ...)`` with the vectors
+    of ``others``, which have the same structure."""
     if isinstance(value, Tensor):
         return change(value, *others)
     if value is None:
@@ -163,8 +163,8 @@ def map_vectors(change: Callable[..., Vector], value: Any, *others: Any) -> Any:
 def fill(like: Any, vectors: Mapping[str, Vector], prefix: str = "") -> Any:
     """A value with the structure of ``like`` from the vectors that `leaves` named.
 
-    A field that ``like`` has and ``vectors`` lacks becomes None; one that is None in ``like`` is
-    taken where it is there. Raises ValueError where nothing of a nested field is there.
+    A field that ``vectors`` lacks becomes None; a field that is None in ``like`` is filled if
+    ``vectors`` has it. Raises ValueError if ``vectors`` has no part of a nested field.
     """
     if isinstance(like, Tensor) or like is None:
         return vectors.get(prefix)
@@ -181,18 +181,18 @@ def fill(like: Any, vectors: Mapping[str, Vector], prefix: str = "") -> Any:
 
 
 def nbytes(value: Any) -> int:
-    """Of all vectors in ``value``."""
+    """The bytes of all vectors in ``value``."""
     return sum(v.nbytes for _, v in leaves(value))
 
 
 def stack(values: Sequence[Any]) -> Any:
-    """Values of one structure, a client each, as one whose vectors are (n, d), not to be changed.
+    """Values of n clients, of one structure, as one value with vectors (n, d), not to be changed.
 
-    Raises ValueError where a field is None for some and a vector for others.
+    Raises ValueError if a field is None for some clients and a vector for others.
     """
     first = values[0]
     if isinstance(first, Tensor):
-        if all(v is first for v in values):  # one that all share is not copied
+        if all(v is first for v in values):  # a vector that all share is not copied
             return first.expand(len(values), *first.shape)
         if all(isinstance(v, Tensor) for v in values):
             return torch.stack(tuple(values))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedaccord.core.plugin import GradientSeat
+from fedaccord.core.plugin import GradientHook
 from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, to_device
@@ -104,13 +104,13 @@ class CohortSolver:
         self._forward = torch.vmap(self._forward_one, randomness=randomness)
 
     def __call__(
-        self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
+        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
     ) -> Solution:
         self.model.train()
         with tf32_as(self.precision, w_i0.device):
             w = w_i0.clone(memory_format=torch.contiguous_format)
             g = torch.empty_like(w)
-            return descend_cohort(w, g, self.gradients(g), direction, seat, config)
+            return descend_cohort(w, g, self.gradients(g), direction, hook, config)
 
     def gradients(self, g: Vector) -> "Iterator[_StackGradient]":
         """For each stack, a function that writes its gradients to the first rows of g (n, d)."""

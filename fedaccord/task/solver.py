@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedaccord.core.optimizer import Optimizer, Schedule
-from fedaccord.core.plugin import GradientSeat
+from fedaccord.core.plugin import GradientHook
 from fedaccord.core.rounds import Solution, descend
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, clip_
@@ -43,7 +43,7 @@ class SequentialSolver:
         self.layers = known_layers(model, loss, precision)
 
     def __call__(
-        self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
+        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
     ) -> Solution:
         model = self.model
         model.load(w_i0)
@@ -51,9 +51,9 @@ class SequentialSolver:
             model.train()
         device = model.w.device
         with tf32_as(self.precision, device), random_numbers(config, device):
-            after = local_steps(model, seat.half.optimizer, seat.half.schedule, config)
+            after = local_steps(model, hook.half.optimizer, hook.half.schedule, config)
             steps = self.gradients(after)
-            solution = descend(model.w, model.g, steps, direction, seat, config)
+            solution = descend(model.w, model.g, steps, direction, hook, config)
         return solution._replace(w_K=model.take())
 
     def gradients(self, after: Callable[[int], None] = lambda k: None) -> Iterator[GradientAt]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.cohort import Reply
-from fedaccord.core.plugin import ClientHalf, GradientSeat
+from fedaccord.core.plugin import ClientHalf, GradientHook
 from fedaccord.core.rounds import (
     RoundState,
     Solution,
@@ -36,7 +36,7 @@ def solver(client: int, steps: int = 2) -> Any:
     """Gradient steps on |w - target|^2 / 2 of a client."""
 
     def solve(
-        w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
+        w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
     ) -> Solution:
         w, g = w_i0.clone(), torch.empty_like(w_i0)
 
@@ -44,7 +44,7 @@ def solver(client: int, steps: int = 2) -> Any:
             torch.sub(point, TARGETS[client], out=g)
             return 0.5 * (g**2).sum(-1)
 
-        return descend(w, g, [at] * steps, direction, seat, config)
+        return descend(w, g, [at] * steps, direction, hook, config)
 
     return solve
 
@@ -189,8 +189,8 @@ def test_the_folded_step_is_the_formula(left_out: str, along: dict[str, Any]) ->
     direction = Direction(**own, **along)
     config = LocalConfig(0, 1, 0.1, 0.3, 1.5, 0, 0, SHAPES)
     w0 = torch.linspace(0, 3, D, dtype=torch.float64)
-    seat = GradientSeat(ClientHalf(LocalRule()), None, Stateless(), config)
-    solution = solver(0, steps=4)(w0, direction, seat, config)
+    hook = GradientHook(ClientHalf(LocalRule()), None, Stateless(), config)
+    solution = solver(0, steps=4)(w0, direction, hook, config)
     w, losses = w0, []
     for _ in range(4):
         g = w - TARGETS[0]
@@ -213,10 +213,10 @@ def test_the_folded_step_is_the_formula(left_out: str, along: dict[str, Any]) ->
 
 def test_no_batch_is_one_clear_line() -> None:
     config = LocalConfig(0, 1, 0.1, 0.0, 0.0, 0, 0, SHAPES)
-    seat = GradientSeat(ClientHalf(LocalRule()), None, Stateless(), config)
+    hook = GradientHook(ClientHalf(LocalRule()), None, Stateless(), config)
     none: list[GradientAt] = []
     with pytest.raises(ValueError, match="expected at least one batch of training data, got none"):
-        descend(torch.ones(D), torch.ones(D), none, Direction(), seat, config)
+        descend(torch.ones(D), torch.ones(D), none, Direction(), hook, config)
 
 
 def test_leaves_name_what_a_state_holds() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.cohort import Reply
-from fedaccord.core.plugin import GradientSeat
+from fedaccord.core.plugin import GradientHook
 from fedaccord.core.privacy import Normal
 from fedaccord.core.rounds import (
     ClientRound,
@@ -57,11 +57,11 @@ class Dense:
         self.gradients = 0
 
     def __call__(
-        self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
+        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
     ) -> Solution:
         w, g = w_i0.clone(), torch.empty_like(w_i0)
         gradients = (self._at(rows, g) for rows in self.steps)
-        solution = descend(w, g, gradients, direction, seat, config)
+        solution = descend(w, g, gradients, direction, hook, config)
         if w.ndim == 1:
             return solution
         return solution._replace(steps=torch.full((len(w), 1), float(solution.steps)).to(w))

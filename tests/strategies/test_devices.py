@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from fedaccord.core.cohort import Client, Reply
-from fedaccord.core.plugin import GradientSeat, joined
+from fedaccord.core.plugin import GradientHook, joined
 from fedaccord.core.rounds import (
     RoundState,
     Solution,
@@ -38,14 +38,14 @@ def fake() -> Iterator[None]:
         yield
 
 
-def solve(w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig) -> Solution:
+def solve(w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig) -> Solution:
     w, g = w_i0.clone(), torch.empty_like(w_i0)
 
     def gradient_at(point: Vector) -> Tensor:
         g.copy_(2 * point)
         return norm(point).squeeze(-1)
 
-    return descend(w, g, [gradient_at] * 2, direction, seat, config)
+    return descend(w, g, [gradient_at] * 2, direction, hook, config)
 
 
 @pytest.mark.parametrize(

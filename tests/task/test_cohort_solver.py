@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fedaccord import strategies as S
 from fedaccord.core import Muon
 from fedaccord.core.cohort import Reply
-from fedaccord.core.plugin import ClientHalf, GradientSeat
+from fedaccord.core.plugin import ClientHalf, GradientHook
 from fedaccord.core.rounds import (
     ClientRound,
     Solution,
@@ -131,9 +131,9 @@ def cohort(
     """Steps of FedAvg's rule from the model's w."""
     n = len(data)
     settings = LocalConfig(0, 1, 0.1, 0.01, 0.0, tuple(range(n)), 0, model.shapes)
-    seat = GradientSeat(ClientHalf(LocalRule()), None, Stateless(), settings)
+    hook = GradientHook(ClientHalf(LocalRule()), None, Stateless(), settings)
     solver = CohortSolver(model, stacked(data), loss, **more)
-    return solver(model.w.expand(n, -1), Direction(), seat, settings)
+    return solver(model.w.expand(n, -1), Direction(), hook, settings)
 
 
 def compare(
@@ -147,8 +147,8 @@ def compare(
     assert together.w_K.shape == (len(data), len(w))
     for i, mine in enumerate(data):
         settings = LocalConfig(0, 1, 0.1, 0.01, 0.0, i, 0, model.shapes)
-        seat = GradientSeat(ClientHalf(LocalRule()), None, Stateless(), settings)
-        one = SequentialSolver(model, mine, loss, precision)(w, Direction(), seat, settings)
+        hook = GradientHook(ClientHalf(LocalRule()), None, Stateless(), settings)
+        one = SequentialSolver(model, mine, loss, precision)(w, Direction(), hook, settings)
         close(together.w_K[i], one.w_K, tolerance)
         close(together.loss[i], one.loss, tolerance)
         assert together.steps[i].item() == one.steps
@@ -268,10 +268,10 @@ def test_clients_out_of_order_are_refused() -> None:
             return iter([first, last, first])
 
     settings = LocalConfig(0, 1, 0.1, 0.0, 0.0, tuple(range(N)), 0, ())
-    seat = GradientSeat(ClientHalf(LocalRule()), None, Stateless(), settings)
+    hook = GradientHook(ClientHalf(LocalRule()), None, Stateless(), settings)
     solver = Unordered(network(), stacked(batches()), F.cross_entropy)
     with pytest.raises(ValueError, match=one):
-        solver(network().w.expand(N, -1), Direction(), seat, settings)
+        solver(network().w.expand(N, -1), Direction(), hook, settings)
 
 
 @pytest.mark.parametrize("data", [[[], []], [batches()[0], []]], ids=["all", "one"])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
-from fedaccord.core.plugin import ClientHalf, GradientSeat
+from fedaccord.core.plugin import ClientHalf, GradientHook
 from fedaccord.core.rule import Direction, LocalConfig, LocalRule, Model, Stateless
 from fedaccord.task.cohort_solver import CohortSolver, Stack
 from fedaccord.task.flat_model import FlatModel
@@ -266,9 +266,9 @@ def test_local_steps_are_those_with_autograd(monkeypatch: pytest.MonkeyPatch) ->
         model, shape = model_of("lenet5", torch.float32)
         data = [batch((6, *shape), torch.float32)] * 3
         config = LocalConfig(0, 1, 0.1, 0.0, 1.0, 0, 0, model.shapes)
-        seat = GradientSeat(ClientHalf(LocalRule()), Model(model.w), Stateless(), config)
+        hook = GradientHook(ClientHalf(LocalRule()), Model(model.w), Stateless(), config)
         return SequentialSolver(model, data, F.cross_entropy)(
-            model.w.clone(), Direction(), seat, config
+            model.w.clone(), Direction(), hook, config
         ).w_K
 
     ours = steps()

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim.sgd import sgd
 
 from fedaccord import simulate
-from fedaccord.core.plugin import ClientHalf, GradientSeat
+from fedaccord.core.plugin import ClientHalf, GradientHook
 from fedaccord.core.rounds import Solution, sum_dtype
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalRule, Model, Stateless
 from fedaccord.core.vectors import Vector
@@ -57,9 +57,9 @@ def solve(
     """Local steps from the model's own w; ``direction``: the fields of a `Direction`."""
     config = LocalConfig(0, 1, LR, weight_decay, clip_norm or 0.0, 0, 0, model.shapes)
     w = model.w.clone()
-    seat = GradientSeat(half or ClientHalf(LocalRule()), Model(w), Stateless(), config)
+    hook = GradientHook(half or ClientHalf(LocalRule()), Model(w), Stateless(), config)
     solver = SequentialSolver(model, batches, loss, precision)
-    return solver(w, Direction(**direction), seat, config)
+    return solver(w, Direction(**direction), hook, config)
 
 
 class Reference:
@@ -213,7 +213,7 @@ def test_a_zero_gradient_survives_clipping() -> None:
 
 
 @pytest.mark.parametrize("clips", [False, True])
-def test_a_seat_takes_the_gradient_where_it_likes(clips: bool) -> None:
+def test_a_hook_evaluates_the_gradient_at_any_point(clips: bool) -> None:
     """Sharpness-aware: at w + r g / ||g||. The clip bounds the gradient there."""
     settings: dict[str, Any] = {"weight_decay": 0.1}
     if clips:
@@ -267,9 +267,9 @@ def test_the_solution_is_a_tensor_of_its_own_and_the_start_is_the_callers() -> N
     """The module may have been anywhere before, and may go anywhere afterwards."""
     model, (start,) = flat_model(), vectors(1)
     config = LocalConfig(0, 1, LR, 0.0, 0.0, 0, 0, model.shapes)
-    seat = GradientSeat(ClientHalf(LocalRule()), Model(start), Stateless(), config)
+    hook = GradientHook(ClientHalf(LocalRule()), Model(start), Stateless(), config)
     solution = SequentialSolver(model, some_batches(), no_gradient)(
-        start, Direction(), seat, config
+        start, Direction(), hook, config
     )
     model.w.zero_()
     assert torch.equal(start, vectors(1)[0])
@@ -291,8 +291,8 @@ def test_dropout_is_a_function_of_seed_round_and_client(changed: dict[str, int])
 
     def walk(**own: int) -> Tensor:
         config = LocalConfig(0, 1, LR, 0.0, 0.0, 0, 0, model.shapes)._replace(**own)
-        seat = GradientSeat(half, Model(w), Stateless(), config)
-        return SequentialSolver(model, batches, F.cross_entropy)(w, Direction(), seat, config).w_K
+        hook = GradientHook(half, Model(w), Stateless(), config)
+        return SequentialSolver(model, batches, F.cross_entropy)(w, Direction(), hook, config).w_K
 
     before = walk()
     torch.rand(7)  # wherever the caller's own random numbers are

@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
 from fedaccord.core.cohort import Reply
-from fedaccord.core.plugin import GradientSeat, state_like
+from fedaccord.core.plugin import GradientHook, state_like
 from fedaccord.core.rounds import (
     RoundState,
     Solution,
@@ -62,7 +62,7 @@ class Solver:
         self.target = target
 
     def __call__(
-        self, w_i0: Vector, direction: Direction, seat: GradientSeat, config: LocalConfig
+        self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
     ) -> Solution:
         g = torch.empty_like(w_i0)
 
@@ -70,7 +70,7 @@ class Solver:
             torch.sub(point, self.target, out=g)
             return (point - self.target).square().sum() / 2
 
-        return descend(w_i0.clone(), g, [at, at], direction, seat, config)
+        return descend(w_i0.clone(), g, [at, at], direction, hook, config)
 
 
 def same(a: Any, b: Any) -> bool:
