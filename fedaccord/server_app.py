@@ -105,12 +105,12 @@ def run(
             f"evaluation={method.evaluation}: expected test samples for the server, the data set "
             "has none: add some, choose evaluation=clients, or hold some out with validation=0.1"
         )
-    data = task.fingerprint if task else {}
+    data, metrics = (task.fingerprint, task.metrics) if task else ({}, config.task.metrics)
     used = machine(task.device if task else find_device(config.task.device))
     used |= {"gradients-per-step": method.cost.gradients} | resolved(config)
     with (
         interruptible() as interrupts,
-        closing(Logbook(config, used, data, at, in_process)) as log_book,
+        closing(Logbook(config, used, data, at, in_process, metrics)) as log_book,
         summarised(log_book.directory, interrupts, facts),
         followed(config, log_book) as tracker,
     ):

@@ -16,7 +16,7 @@ from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.cost import Cost, cost_of
 from fedaccord.core.optimizer import OPTIMIZERS, SGD, Optimizer, Schedule
 from fedaccord.core.options import argument, check_option, listed, options
-from fedaccord.core.plugin import ClientHalf, PlugIn, combine
+from fedaccord.core.plugin import ClientHalf, PlugIn, combine, has_personal
 from fedaccord.core.privacy import Guarantee, Masking, guarantee_of, has_noisy_sums
 from fedaccord.core.rule import LocalRule, Model, Stateless
 from fedaccord.core.topology import Star, Topology
@@ -72,6 +72,11 @@ class Method(Settings, ABC):
     )
 
     def __post_init__(self) -> None:
+        if not isinstance(self.local_optimizer, Optimizer | None):
+            raise ValueError(
+                f"local_optimizer: expected one as AdamW(beta1=0.8), got {self.local_optimizer!r}; "
+                "optimizer='adamw' chooses one by its name"
+            )
         if self.local_optimizer is not None:
             name = self.local_optimizer.registered_name()
             if self.optimizer == type(self).optimizer and "optimizer" not in self.replaces:
@@ -130,9 +135,7 @@ class Method(Settings, ABC):
                 "times visits to a server, and under gossip there is none"
             )
         if self.over_selection and (self.all_clients or self.sampling != "fixed"):
-            why = (
-                "its rounds have all clients" if self.all_clients else "cohorts have no fixed size"
-            )
+            why = "its rounds have all clients" if self.all_clients else "cohorts vary in size"
             raise ValueError(
                 f"over-selection: expected 0 with {name} and sampling={self.sampling}, got "
                 f"{self.over_selection:g}: {why}"
@@ -152,11 +155,6 @@ class Method(Settings, ABC):
                 f"buffers: expected refuse, freeze or local with {name}, got 'mean': under gossip "
                 "no server averages"
             )
-
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
-        if "headline" in vars(cls):
-            raise TypeError(f"{cls.__name__}.headline is now called output_model: rename it")
 
     def own_optimizer(self) -> Optimizer:
         """What takes the local steps."""
@@ -310,6 +308,11 @@ class Method(Settings, ABC):
     def hides_clients(self) -> bool:
         """Whether no number of single clients, and no mean of them without noise, is written."""
         return self.guarantee is not None and not self.guarantee.writes_clients
+
+    @property
+    def has_personal(self) -> bool:
+        """Whether clients have models of their own that they evaluate."""
+        return has_personal(self.client_half()) and not self.hides_clients
 
     @cached_property
     def topology(self) -> Topology:

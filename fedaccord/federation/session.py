@@ -8,7 +8,7 @@ import torch
 from flwr.app import ArrayRecord
 
 from fedaccord.core.cohort import Visit
-from fedaccord.core.plugin import has_personal, state_like
+from fedaccord.core.plugin import state_like
 from fedaccord.core.privacy import Normal, Privacy, secret, seeded
 from fedaccord.core.request import EvaluateRequest, ModelLayout, TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState, broadcast
@@ -59,7 +59,7 @@ class Session:
         self.dtype = dtype_of(method.precision)
         d = sum(shape.numel() for shape in self.shapes)
         self.like = torch.empty(d, dtype=self.dtype, device="meta")  # (d,), without values
-        self.has_personal = has_personal(self.half, self.shapes) and not method.hides_clients
+        self.has_personal = method.has_personal
 
     def vector(self, arrays: ArrayRecord) -> Vector:
         """(d,) of the parameters under the names of the initial arrays."""

@@ -7,23 +7,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedaccord.config import RunConfig
 from fedaccord.core.options import did_you_mean
+from fedaccord.federation.method import Method
 from fedaccord.federation.round import Round
 from fedaccord.federation.session import Session
-from fedaccord.runs.metrics import METRIC, best
+from fedaccord.runs.metrics import METRIC, NAMED, best
 
 BEST = "best.safetensors"  # in a run directory
 LATER = ("personal-", "-nodes")  # in names of metrics that the untrained model does not have
+ENDS = ("-worst-tenth", "-broadcast")  # of names of metrics
 
 
 class Best:
-    """The model of the round with the best value of a metric; of equal ones the first.
+    """The model of the round with the best value of the metric ``keep-best``; of equal ones the
+    first. Round 0 does not count."""
 
-    Round 0 does not count. Raises ValueError for a name that is no metric of a model, and for one
-    that is not measured with these settings of the run.
-    """
+    def __init__(self, config: RunConfig, metrics: str = "") -> None:
+        """metrics: the names of those that are measured beside the loss; empty: not known.
 
-    def __init__(self, metric: str, evaluation: str, eval_train: bool) -> None:
+        Raises ValueError, in one line, for a name that is no metric of a model, and for one that is
+        not measured with these settings.
+        """
+        metric = config.keep_best
         known = [name for name, column in METRIC.items() if column.better and name != "train-loss"]
         if metric not in known:
             near = did_you_mean(metric, known)
@@ -31,14 +37,7 @@ class Best:
                 "keep-best: expected an evaluated metric, as test-accuracy or client-loss, got "
                 f"{metric!r}{near}; `fedaccord run --list-columns` lists them"
             )
-        at, needs = metric.split("-")[0], ""
-        if at == "client" and evaluation == "server":
-            needs = "evaluation=clients or evaluation=both"
-        elif at in ("test", "validation") and evaluation == "clients":
-            needs = "evaluation=server or evaluation=both"
-        elif at == "train" and not eval_train:
-            needs = "eval-train=true"
-        if needs:
+        if needs := _needs(config, metric, metrics):
             raise ValueError(
                 f"keep-best: expected a metric that this run measures, got {metric!r}: choose "
                 f"another or set {needs}"
@@ -95,3 +94,33 @@ class Best:
         if facts.get("metric") == self.metric:
             self.number, self.value = facts["round"], facts["value"]
             self._vector = tensors[f"best.{self.number}"].clone()
+
+
+def _needs(config: RunConfig, metric: str, metrics: str) -> str:
+    """What a run has to have for a metric that it does not measure; empty: it measures it."""
+    method, (at, _, name) = config.strategy, metric.partition("-")
+    graph, evaluation = method.topology, method.evaluation
+    held_out = "validation" if config.task.validation else "test"
+    for end in LATER[1:] + ENDS:
+        name = name.removesuffix(end)
+    if at == "personal" and not method.has_personal:
+        return "a method whose clients have models of their own, or local-parameters"
+    if at == "client" and evaluation == "server":
+        return "evaluation=clients or evaluation=both"
+    if at in ("client", "personal") and evaluation != "server" and not method.fraction_evaluate:
+        return "fraction-evaluate above 0"
+    if at in ("test", "validation", "train") and evaluation == "clients":
+        return "evaluation=server or evaluation=both"
+    if at in ("test", "validation") and at != held_out:
+        return "validation=0" if at == "test" else "validation above 0"
+    if at == "train" and not config.eval_train:
+        return "eval-train=true"
+    if metric.endswith("-nodes") and not (graph.is_decentralised and graph.eval_nodes):
+        return "gossip.topology and gossip.eval-nodes=true"
+    if metric.endswith("-broadcast") and (
+        graph.is_decentralised or type(method).output_model is Method.output_model
+    ):
+        return "a method that returns another model than the one it broadcasts"
+    if metrics and name in NAMED and name not in map(str.strip, metrics.split(",")):
+        return f"metrics={name}"
+    return ""

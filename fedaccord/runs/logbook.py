@@ -43,16 +43,16 @@ class Logbook:
         data: Mapping[str, int],
         at: int | None = None,
         in_process: bool = True,
+        metrics: str = "",
     ) -> None:
         """That of a new run, or of one that resumes; at: after so many rounds, not at its last
         checkpoint. Raises ValueError, in one line, if it cannot.
 
         used: see `RunDirectory`. data: checksums of the samples, as `Task.fingerprint`. in_process:
-        the clients are in this process or its workers.
+        the clients are in this process or its workers. metrics: as of `Best`.
         """
         self.config, self._data = config, data
-        own = (config.keep_best, config.strategy.evaluation, config.eval_train)
-        self.best = Best(*own) if config.keep_best else None
+        self.best = Best(config, metrics) if config.keep_best else None
         self._begun: Checkpoint | None = None  # what the run resumes from
         if config.resume:
             self._resume(used, at, in_process)

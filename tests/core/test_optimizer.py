@@ -130,6 +130,13 @@ def test_no_momentum_is_sgd(schedule: str) -> None:
     torch.testing.assert_close(plain, none, rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.parametrize("given", ["adamw", Momentum])
+def test_an_optimiser_that_is_none_is_one_line(given: Any) -> None:
+    line = r"^local_optimizer: expected one as AdamW\(beta1=0.8\), got .*; optimizer='adamw'"
+    with pytest.raises(ValueError, match=line):
+        S.FedAvg(local_optimizer=given)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
 @pytest.mark.parametrize("floor", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -105,7 +105,7 @@ def test_a_resumed_run_has_the_same_clock(tmp_path: Path) -> None:
     ("make", "message"),
     [
         (lambda: FedAvg(device_profile="phones"), "expected one of none, lognormal, or the path"),
-        (lambda: FedAvg(over_selection=0.1, sampling="bernoulli"), "cohorts have no fixed size"),
+        (lambda: FedAvg(over_selection=0.1, sampling="bernoulli"), "cohorts vary in size"),
         (lambda: FedPD(over_selection=0.1, fraction_train=1.0), "its rounds have all clients"),
         (lambda: simulate("dpsgd", **SMALL), "under gossip there is none"),
         (lambda: simulate("fedavg", **SMALL | {"device_profile": "/no.csv"}), "No such file"),

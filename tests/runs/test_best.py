@@ -103,7 +103,43 @@ def test_the_clients_alone_do_not_measure_a_test_metric(tmp_path: Path) -> None:
         federate(tmp_path, 2, name="x", evaluation="clients", **{"keep-best": "test-loss"})
 
 
-def test_a_metric_of_another_task_is_one_line(tmp_path: Path) -> None:
-    line = "keep-best: expected a metric that this run measures, test-loss,.* got 'test-mae'$"
-    with pytest.raises(ValueError, match=line):
-        federate(tmp_path, 2, name="x", **{"keep-best": "test-mae"})
+@pytest.mark.parametrize(
+    ("metric", "more", "needs"),
+    [
+        ("test-mae", {}, "metrics=mae"),
+        ("personal-accuracy", {}, "a method whose clients have models of their own"),
+        ("personal-mae-worst-tenth", {"algo": "ditto"}, "metrics=mae"),
+        ("test-accuracy-nodes", {}, "gossip.topology and gossip.eval-nodes=true"),
+        ("test-loss-nodes", {"algo": "dfedavg", "gossip.eval-nodes": False}, "gossip.topology"),
+        ("test-loss-broadcast", {}, "a method that returns another model"),
+        ("client-accuracy", {"fraction-evaluate": 0.0}, "fraction-evaluate above 0"),
+        ("test-accuracy", {"validation": 0.1}, "validation=0"),
+        ("validation-accuracy", {}, "validation above 0"),
+    ],
+)
+def test_what_a_metric_needs_is_known_before_the_directory_is_made(
+    metric: str, more: dict[str, Any], needs: str, tmp_path: Path
+) -> None:
+    line = "^keep-best: expected a metric that this run measures, got .*: choose another or set "
+    with pytest.raises(ValueError, match=line + needs) as refused:
+        federate(tmp_path, 2, name="x", **{"keep-best": metric}, **more)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("metric", "more"),
+    [
+        ("personal-accuracy", {"algo": "ditto"}),
+        ("personal-loss", {"local-parameters": "1.bias"}),
+        ("test-accuracy-nodes", {"algo": "dfedavg", "gossip.eval-nodes": True}),
+        ("test-loss-broadcast", {"algo": "afedpd"}),
+        ("validation-accuracy", {"validation": 0.1}),
+        ("train-loss-of-model", {"eval-train": True}),
+    ],
+)
+def test_a_metric_that_some_runs_alone_measure(
+    metric: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    path = federate(tmp_path, 1, name="x", **{"keep-best": metric}, **more)
+    assert kept(path)["metric"] == metric

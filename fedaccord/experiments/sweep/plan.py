@@ -13,7 +13,6 @@ from fedaccord import config
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import METRICS
 from fedaccord.core.options import check_option, did_you_mean, option, options
-from fedaccord.core.plugin import has_personal
 from fedaccord.data.datasets import kind_of
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.space import Choices, Space, Values
@@ -265,7 +264,7 @@ class Plan:
 
     def _has_personal(self, method: str) -> bool:
         config = self.configuration(method, next(space.corners(self.of(method)))).config
-        return has_personal(config.strategy.client_half(), ((1,),))
+        return config.strategy.has_personal
 
     @property
     def tunes(self) -> bool:
