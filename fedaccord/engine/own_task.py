@@ -8,10 +8,20 @@ from torch import Tensor, nn
 
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import select
+from fedaccord.core.named import one_line
 from fedaccord.task import Clients, Samples, Task, find_device, models
-from fedaccord.task.batches import BatchFormat, describe
+from fedaccord.task.batches import BatchFormat, as_targets, describe
 from fedaccord.task.solver import Loss
-from fedaccord.task.sources import Source, SourceClients, is_tensors, source_of
+from fedaccord.task.sources import (
+    FORMS,
+    FunctionSource,
+    PerClient,
+    Source,
+    SourceClients,
+    TestSource,
+    is_tensors,
+    source_of,
+)
 
 
 def own_task(
@@ -23,12 +33,21 @@ def own_task(
     form: BatchFormat,
 ) -> Task:
     """Raises ValueError, in one line, for samples that are none, and a model that does not fit."""
+    clients_evaluate = config.strategy.evaluation != "server" or config.strategy.has_personal
+    samples, tests = _clients(clients, form), _test(test, clients, form)
+    if clients_evaluate and isinstance(tests, FunctionSource):
+        raise ValueError(
+            "test: expected tensors or a Dataset, of which each client evaluates on a share, got a "
+            "function, which cannot be divided; give test=[...] with the samples of each client"
+        )
     task = Task(
         _module(config, model, clients),
-        *_samples(clients, test, form),
+        samples,
+        tests,
         loss,
         find_device(config.task.device),
         form,
+        seed=config.strategy.seed,
         metrics=config.task.metrics,
     )
     dtype = task.model(config.strategy.model_settings).w.dtype
@@ -36,31 +55,49 @@ def own_task(
     return task
 
 
-def _samples(
-    clients: Sequence[Any], test: Any, form: BatchFormat
-) -> tuple[Clients | SourceClients, Samples | Source | None]:
+def _clients(given: Sequence[Any], form: BatchFormat) -> Clients | SourceClients:
     """In tensors, if all clients have tensors."""
-    for i, samples in enumerate([*clients, test]):
-        if is_tensors(samples):
-            _check_tensors(_name(i, clients), samples, clients[0])
-    if all(map(is_tensors, clients)):
-        xs, ys = zip(*clients, strict=True)
-        if test is not None and not is_tensors(test):
-            test = _source(test, "test", form)
-        return Clients(xs, ys), test if test is None or not is_tensors(test) else (test[0], test[1])
-    sources = [_source(given, _name(i, clients), form) for i, given in enumerate(clients)]
-    return SourceClients(sources), None if test is None else _source(test, "test", form)
+    found = [_part(f"clients: client {i}", samples, given, form) for i, samples in enumerate(given)]
+    if not all(map(is_tensors, given)):
+        return SourceClients(found)
+    xs, ys = zip(*given, strict=True)
+    return Clients(xs, [as_targets(y) for y in ys])
 
 
-def _name(i: int, clients: Sequence[Any]) -> str:
-    return f"clients: client {i}" if i < len(clients) else "test"
+def _test(given: Any, clients: Sequence[Any], form: BatchFormat) -> Samples | TestSource | None:
+    """In tensors, if all clients and the test have tensors."""
+    if given is None:
+        return None
+    if isinstance(given, list) and not any(isinstance(part, Tensor) for part in given):
+        if len(given) != len(clients):
+            raise ValueError(
+                f"test: expected (inputs, targets), a Dataset, or a list of the {len(clients)} "
+                f"clients' own, None for a client that has none, got a list of {len(given)}"
+            )
+        return PerClient(
+            [
+                None if samples is None else _part(f"test of client {i}", samples, clients, form)
+                for i, samples in enumerate(given)
+            ]
+        )
+    found = _part("test", given, clients, form)
+    if is_tensors(given) and all(map(is_tensors, clients)):
+        return given[0], as_targets(given[1])
+    return found
 
 
-def _source(given: Any, name: str, form: BatchFormat) -> Source:
+def _part(what: str, given: Any, clients: Sequence[Any], form: BatchFormat) -> Source:
+    """One client's samples, or test samples."""
+    if is_tensors(given):
+        _check_tensors(what, given, clients[0])
     try:
         return source_of(given, form)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
+        raise ValueError(f"{what}: {' '.join(str(error).split())}") from error
+    except Exception as error:  # whatever the user's own code raises
+        raise ValueError(
+            f"{what}: expected {FORMS}, got one that fails: {one_line(error)}"
+        ) from error
 
 
 def _check_tensors(what: str, samples: Any, first: Any) -> None:

@@ -186,7 +186,9 @@ def simulate(
     other randomness gives the same weights when a run resumes and with ``workers``. It is called
     once before round 1 too, to count its samples, and every pass must have as many; its
     batches are used as they are, whatever ``batch_size`` is, which is refused if all clients are
-    functions. test: samples to evaluate on, with ``clients``, in one of these forms.
+    functions. test: samples to evaluate on, with ``clients``, in one of these forms, of which each
+    client that evaluates has a share (not of a function's); or a list of each client's own, None
+    for a client without, all of which the server evaluates on.
 
     model: a module, whose parameters are the initial ones, a function that returns one (it is
     called once), or a name of `fedaccord run --list-keys`. forward: ``forward(model, batch)``, the
@@ -212,6 +214,9 @@ def simulate(
     that do not fit, TypeError on arguments without effect, FederationError if no round counted or
     the model diverged.
     """
+    if not isinstance(algo, str | FederatedStrategy):
+        made = f"{algo.__name__}()" if isinstance(algo, type) else "Scaffold(lr=0.05)"
+        raise ValueError(f"algo: expected a name, or a strategy, as {made}, got {algo!r}")
     method = None if isinstance(algo, str) else algo
     if not isinstance(model, (str, nn.Module)):
         model = module_of(model)
@@ -286,7 +291,8 @@ def simulate(
         return recorder.history(run.output(), in_use(config))
 
 
-WRITTEN = ("name", "out-dir", "tracker", "checkpoint-every", "state-dir")  # of a run directory
+# of a run directory
+WRITTEN = ("name", "out-dir", "tracker", "checkpoint-every", "state-dir", "keep-best")
 MODEL = ("model", "stem", "device", "metrics")  # keys of a task whose samples are arguments
 
 

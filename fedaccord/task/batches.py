@@ -75,7 +75,7 @@ class BatchFormat:
         def change(part: Tensor) -> Tensor:
             return to_device(as_floats(part, dtype), device)
 
-        return map_tensors(change, inputs), change(targets)
+        return map_tensors(change, inputs), change(as_targets(targets))
 
 
 PAIRS = BatchFormat()
@@ -84,6 +84,11 @@ PAIRS = BatchFormat()
 def as_floats(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Floating numbers in ``dtype``; classes, tokens and masks as they are."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def as_targets(tensor: Tensor) -> Tensor:
+    """Classes as int64, which the losses expect; floating numbers as they are."""
+    return tensor if tensor.is_floating_point() else tensor.long()
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:

@@ -4,12 +4,14 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedaccord.core.vectors import to_device
+from fedaccord.data.partition import has_classes
 from fedaccord.data.parts import Parts
 from fedaccord.task.transfer import index_rows
 
@@ -55,6 +57,12 @@ class Clients:
         assert isinstance(self.y, Tensor)
         rows = to_device(torch.from_numpy(self.parts[client]), self.x.device)
         return index_rows(self.x, rows), index_rows(self.y, rows)
+
+    def labels(self, client: int) -> np.ndarray | None:
+        """(n,) the classes of its samples; None: the targets are no classes."""
+        rows: Any = client if self.parts is None else torch.from_numpy(self.parts[client])
+        labels = self.y[rows].cpu().numpy()
+        return labels if has_classes(labels) else None
 
     def together(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Inputs and targets that contain the samples of these clients, and each client's rows."""

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
 
+from fedaccord.data.partition import has_classes
 from fedaccord.task.batches import Batch, BatchFormat
 from fedaccord.task.transfer import index_rows
 
@@ -37,6 +40,12 @@ class DatasetSource:
         for rows in torch.split(order, batch_size or self.size):
             yield self._batch(rows, random.seed() if random else 0)
 
+    def only(self, rows: Tensor) -> "DatasetSource":
+        """Some of the rows, (n,) from 0."""
+        if isinstance(self.rows, tuple):
+            return DatasetSource(tuple(index_rows(part, rows) for part in self.rows), len(rows))
+        return DatasetSource(Subset(self.rows, rows.tolist()), len(rows))
+
     def _batch(self, rows: Tensor, seed: int) -> Batch:
         if isinstance(self.rows, tuple):
             return tuple(index_rows(part, rows) for part in self.rows)
@@ -50,18 +59,59 @@ class FunctionSource:
     """The batches that a function gives for a generator, in its own sizes and order."""
 
     make: Callable[[torch.Generator], Iterable[Batch]]
-    size: int  # samples of a pass
-    number: int  # batches of a pass
+    form: BatchFormat
+    size: int = 0  # samples of a pass; 0: not counted yet
+    number: int = 0  # batches of a pass
 
     def batches_per_pass(self, batch_size: int) -> int:
         return self.number
 
     def batches(self, batch_size: int, random: "Random | None" = None) -> Iterator[Batch]:
-        """A pass; without random numbers, that of seed 0."""
-        yield from self.make(random.generator if random else torch.Generator().manual_seed(0))
+        """A pass; without random numbers, that of seed 0.
+
+        Raises ValueError for another number of samples than in the counted pass.
+        """
+        made = self.make(random.generator if random else torch.Generator().manual_seed(0))
+        if not isinstance(made, Iterable):
+            raise ValueError(
+                "expected a function that gives batches, got one that returns "
+                f"{type(made).__name__}; return or yield (inputs, targets)"
+            )
+        count = 0
+        for batch in made:
+            count += len(self.form.split(batch)[1])
+            if count > self.size > 0:
+                break
+            yield batch
+        if self.size and count != self.size:
+            raise ValueError(
+                f"expected {self.size} samples in every pass, as in the one that was counted, got "
+                f"{'at least ' * (count > self.size)}{count}; give the same samples at each call"
+            )
+
+    def counted(self) -> "FunctionSource":
+        """With the sizes of a pass with seed 0."""
+        sizes = [len(self.form.split(batch)[1]) for batch in self.batches(0)]
+        return FunctionSource(self.make, self.form, sum(sizes), len(sizes))
+
+
+@dataclass(frozen=True)
+class PerClient:
+    """Test samples of each client's own; the server evaluates on all of them."""
+
+    parts: Sequence["Source | None"]  # None: the client has none
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts if part)
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        for part in self.parts:
+            yield from part.batches(batch_size) if part else ()
 
 
 Source = DatasetSource | FunctionSource
+TestSource = Source | PerClient
 
 
 def is_tensors(given: Any) -> bool:
@@ -70,10 +120,10 @@ def is_tensors(given: Any) -> bool:
 
 
 def source_of(given: Any, form: BatchFormat) -> Source:
-    """``given``: as `FORMS` says; a function's batches are counted in a pass with seed 0.
+    """``given``: as `FORMS` says; a function's batches are counted, and a first one is read.
 
     Raises ValueError, in one line, for anything else, for no samples, and for batches of another
-    form.
+    form; whatever the user's code raises.
     """
     if isinstance(given, Tensor | Mapping | str) or not (
         callable(given) or (hasattr(given, "__len__") and hasattr(given, "__getitem__"))
@@ -83,11 +133,28 @@ def source_of(given: Any, form: BatchFormat) -> Source:
         rows = tuple(given) if is_tensors(given) else given
         found: Source = DatasetSource(rows, len(given[1]) if is_tensors(given) else len(given))
     else:
-        sizes = [len(form.split(batch)[1]) for batch in given(torch.Generator().manual_seed(0))]
-        found = FunctionSource(given, sum(sizes), len(sizes))
+        found = FunctionSource(given, form).counted()
     if not found.size:
         raise ValueError("expected at least one sample, got none")
+    form.split(next(iter(found.batches(1))))
     return found
+
+
+def labels_of(rows: Any) -> NDArray[Any] | None:
+    """The class of each sample of (x, y) or a Dataset; None: it has none, or they are known only by
+    reading its rows."""
+    if isinstance(rows, Subset):
+        every = labels_of(rows.dataset)
+        return None if every is None else every[[*rows.indices]]
+    targets = rows[1] if isinstance(rows, tuple) else getattr(rows, "targets", None)
+    if isinstance(rows, TensorDataset):
+        targets = rows.tensors[-1]
+    if isinstance(targets, Tensor):
+        targets = targets.cpu()
+    elif isinstance(targets, list) and not all(isinstance(label, int) for label in targets):
+        return None
+    labels = np.asarray(targets)
+    return labels if has_classes(labels) else None
 
 
 @dataclass(eq=False)
@@ -120,6 +187,11 @@ class SourceClients:
 
     def size(self, client: int) -> int:
         return self.sources[client].size
+
+    def labels(self, client: int) -> NDArray[Any] | None:
+        """The client's classes, as `labels_of`."""
+        source = self.sources[client]
+        return labels_of(source.rows) if isinstance(source, DatasetSource) else None
 
     def largest(self, number: int) -> list[int]:
         return sorted(range(len(self)), key=lambda i: -self.size(i))[:number]

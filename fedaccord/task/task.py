@@ -23,13 +23,24 @@ from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel, flat_model
 from fedaccord.task.solver import AHEAD, Loss, Passes
-from fedaccord.task.sources import Random, Source, SourceBatches, SourceClients
+from fedaccord.task.sources import (
+    DatasetSource,
+    FunctionSource,
+    PerClient,
+    Random,
+    Source,
+    SourceBatches,
+    SourceClients,
+    TestSource,
+    labels_of,
+)
 from fedaccord.task.transfer import index_rows
 
 log = logging.getLogger("flwr")
 
 TRAIN_NAMES = {"loss": "train-loss-of-model"}  # train-loss is of the local models as they move
 SHOWN = 1000  # clients whose classes are counted
+DEAL = 2  # of the draw of the clients' test samples, beside the seed
 FEW = 2**20  # values of a client's samples up to which they are prepared once per round
 SHARE = 1 / 4  # of a GPU's free memory that samples may use; larger sets stay on the host
 AHEAD_ON_GPU = 2**25  # as AHEAD, on a GPU, where launches matter and not caches
@@ -41,7 +52,7 @@ class Task:
 
     module: Callable[[], nn.Module]  # a fresh model with its initial parameters
     clients: Clients | SourceClients
-    test: Samples | Source | None = None
+    test: Samples | TestSource | None = None
     loss: Loss = F.cross_entropy
     device: torch.device | str = "cpu"
     format: BatchFormat = PAIRS
@@ -71,7 +82,7 @@ class Task:
         return kept | {"_models": {}}
 
     @cached_property
-    def _near(self) -> tuple[Clients | SourceClients, Samples | Source | None]:
+    def _near(self) -> tuple[Clients | SourceClients, Samples | TestSource | None]:
         """The clients' samples and those of the test, from which batches are cut: on the device if
         they take at most `SHARE` of its free memory."""
         device, test = torch.device(self.device), self.test
@@ -249,7 +260,7 @@ class Task:
         for pair in pairs:
             yield from self.batches(pair, dtype)
 
-    def batches(self, samples: Samples | Source, dtype: torch.dtype) -> Iterator[Batch]:
+    def batches(self, samples: Samples | TestSource, dtype: torch.dtype) -> Iterator[Batch]:
         """The samples in order; tensors are prepared and on the task's device."""
         size = 100 if torch.device(self.device).type == "cpu" else 1000  # fits into the caches
         if not isinstance(samples, tuple):
@@ -273,21 +284,45 @@ class Task:
         return [np.bincount(labels[part], minlength=classes).tolist() for part in parts[:SHOWN]]
 
     def client_test(self, client: int) -> Samples | Source | None:
-        """A client's share of the test samples: the share that it holds of the training samples,
-        with their class mixture. A Dataset, a function and a device's own data are not divided."""
-        if not isinstance(self.test, tuple) or isinstance(self.clients, SourceClients):
-            return self.test
-        near = self._near[1]
-        x, y = near if isinstance(near, tuple) else self.test
-        labels = self.test[1]
-        if self.own_test or not has_classes(labels.numpy()):
-            return x, y
-        _, held = self.clients.samples(client)
-        size = max(1, round(len(y) * len(held) / self.clients.total))
-        seed = np.random.SeedSequence([self.seed, client]).generate_state(1)[0]
-        share = matching_share(held.numpy(), labels.numpy(), size, int(seed))
-        rows = to_device(torch.from_numpy(share), x.device)
-        return index_rows(x, rows), index_rows(y, rows)
+        """The test samples that a client evaluates on: its own, or as large a share of all as it
+        has of the training samples, with their class mixture if the classes are known, else
+        disjoint from the other clients' shares."""
+        test = self._near[1]
+        if isinstance(test, PerClient):
+            return test.parts[client]
+        if test is None or self.own_test:
+            return test
+        assert not isinstance(test, FunctionSource), "a function cannot be divided"
+        if self._test_labels is None:
+            order, ends = self._deal
+            share = np.sort(order[ends[client] : ends[client + 1]])
+        else:
+            held = self.clients.labels(client)
+            assert held is not None
+            total = len(self._test_labels)
+            size = max(1, round(total * len(held) / self.clients.total))
+            seed = np.random.SeedSequence([self.seed, client]).generate_state(1)[0]
+            share = matching_share(held, self._test_labels, size, int(seed))
+        rows = torch.from_numpy(share)
+        if isinstance(test, DatasetSource):
+            return test.only(rows) if len(rows) else None
+        return index_rows(test[0], rows), index_rows(test[1], rows)
+
+    @cached_property
+    def _test_labels(self) -> np.ndarray | None:
+        """The classes of the test samples, if those of all clients are known too."""
+        test, clients = self.test, self.clients
+        some = range(len(clients) if clients.parts is None else 1)
+        if any(clients.labels(i) is None for i in some):
+            return None
+        return labels_of(test.rows if isinstance(test, DatasetSource) else test)
+
+    @cached_property
+    def _deal(self) -> tuple[np.ndarray, np.ndarray]:
+        """The test samples in a random order, and where each client's share ends, from 0 on."""
+        sizes = np.cumsum([0, *(self.clients.size(i) for i in range(len(self.clients)))])
+        ends = np.rint(sizes / sizes[-1] * self.num_tests).astype(np.int64)
+        return np.random.default_rng([self.seed, DEAL]).permutation(self.num_tests), ends
 
 
 @dataclass(eq=False)

@@ -163,6 +163,7 @@ def vars_of(method: Scaffold) -> dict[str, Any]:
         ({"fedavg.server-lr": 0.5}, "fedavg.server-lr: expected it in the strategy, as FedAvg(ser"),
         ({"sam.rho": 0.5}, "sam.rho: expected it in the strategy"),
         ({"out_dir": "/tmp"}, "out-dir: simulate writes no run directory; take fedaccord.run"),
+        ({"keep_best": "nonsense"}, "keep-best: simulate writes no run directory"),
         ({"partition": "iid"}, "partition: expected it without clients=, whose samples are used "),
     ],
 )
@@ -171,6 +172,19 @@ def test_what_would_have_no_effect_is_refused_in_one_line(given: dict[str, Any],
         simulate(FedAvg(), **TASK, **given)
     assert str(refused.value).startswith(line)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("algo", "line"),
+    [
+        (FedAvg, r"^algo: expected a name, or a strategy, as FedAvg\(\), got <class"),
+        (3, r"^algo: expected a name, or a strategy, as Scaffold\(lr=0.05\), got 3$"),
+    ],
+)
+def test_what_is_no_strategy_is_one_line(algo: Any, line: str) -> None:
+    for more in ({}, {"local_steps": 2}):
+        with pytest.raises(ValueError, match=line):
+            simulate(algo, **TASK, **more)
 
 
 OTHERS: dict[str, Any] = {"algo": "afedpd", "device": "cpu", "model": "mlp", "local-steps": 2}
