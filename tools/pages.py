@@ -69,7 +69,7 @@ def _index() -> list[str]:
         "round, gradient evaluations per local step, and what a client and the server keep.",
         methods_markdown().replace("](fedaccord/", f"]({UP}/fedaccord/").rstrip(),
         "## Plug-ins",
-        "Each fits one seat of a method, and they compose.",
+        "Each replaces some hooks of a method, and they compose.",
         _table(columns, rows(PLUGINS)),
         "## What fits what",
         "An optimiser, a rate that falls within the round, the mean of the optimisers' vectors "

@@ -54,8 +54,9 @@ class PlugIn(Registered):
 
     def fit(self, method: ServerHalf) -> "PlugIn":
         """The plug-in, adapted to ``method`` (a server half). Raises ValueError if incompatible."""
-        if why := method.refuses.get(type(self)):
-            raise ValueError(f"{type(method).__name__} cannot take {type(self).__name__}: {why}")
+        name, kind = type(method).__name__, type(self)
+        if why := method.refuses.get(kind):
+            raise ValueError(f"{name} does not support {kind.__name__}: {why}")
         return self
 
     def advice(self) -> str:

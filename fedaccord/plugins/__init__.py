@@ -1,5 +1,5 @@
-"""The plug-ins: what fits into the seats of any method. A file of this folder is one, by its name
-with - for _, unless that begins with an underscore."""
+"""The plug-ins, which replace hooks of any method. Each file of this folder is one, by its name
+with - for _, unless the name begins with an underscore."""
 
 from fedaccord.core import folder
 from fedaccord.core.options import describe

@@ -1,8 +1,8 @@
-"""Vectors as fewer bytes, and back: what `compress.py` chooses from.
+"""Compressors of `compress.py`: vectors as fewer bytes, and back.
 
-Each is a pair of functions over one vector x (d,): `pack` makes the tensors that travel, `unpack`
-makes of them what the server reads. `layout` states the tensors, so that a reply of other ones is
-refused before anything is computed from it.
+Each is a pair of functions of one vector x (d,): `pack` makes the tensors of a message, `unpack`
+the vector that the server reads. `layout` describes the tensors: a reply with others is refused
+before it is used.
 """
 
 import math
@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 from fedaccord.core.vectors import PIECE, Vector
 
 BUCKET = 512  # numbers with one scale; a divisor of PIECE
-BLOCK = 2**16  # places that 16 bits distinguish
-SAMPLES = 2**14  # of which the threshold of the largest numbers is guessed
+BLOCK = 2**16  # values of 16 bits
+SAMPLES = 2**14  # from which the threshold of the largest numbers is estimated
 
 
 class Part(NamedTuple):
@@ -29,14 +29,14 @@ class Part(NamedTuple):
 
 
 class Compressor(Protocol):
-    """A way to pack vectors; its fields are all that server and client must agree on."""
+    """A way to pack vectors; server and client must agree on its fields."""
 
     @property
     def parts(self) -> Sequence[str]:
         """The names of the tensors of a packed vector."""
 
     def layout(self, d: int, dtype: torch.dtype) -> Sequence[Part]:
-        """The form of each of `parts` for a vector (d,); an empty one is not needed."""
+        """The form of each of `parts` for a vector (d,); empty ones are omitted."""
 
     def pack(self, x: Vector, generator: Generator) -> Sequence[Tensor]:
         """The tensors of x (d,), which is not changed; random numbers come from ``generator``."""
@@ -44,16 +44,16 @@ class Compressor(Protocol):
     def unpack(self, packed: Sequence[Tensor], d: int) -> Vector:
         """The vector (d,) that the server reads.
 
-        packed: tensors of the `layout`; raises ValueError where `pack` makes no such values.
+        packed: tensors of the `layout`; raises ValueError for values that `pack` cannot make.
         """
 
 
 @dataclass(frozen=True)
 class TopK:
-    """The k = share d numbers of largest magnitude, and where they are.
+    """The k = share d numbers of largest magnitude, and their places.
 
-    The places are a bit for each number, or 16 bits for each that is sent and a count for each
-    block of 2^16: whichever is smaller.
+    The places are a bit for each number, or 16 bits for each number sent and a count for each
+    block of 2^16, whichever is smaller.
     """
 
     share: float
@@ -105,10 +105,10 @@ class TopK:
 class RandK:
     """k = share d numbers at the places start + j stride (mod d).
 
-    Start and stride are drawn; stride and d have no common divisor. Each place has the probability
-    k / d, and two numbers give all places.
+    Start and stride are drawn; stride and d are coprime. Each place has the probability k / d, and
+    two numbers determine all places.
 
-    scaled: times d / k, so that the mean over the draws is x.
+    scaled: times d / k, which makes it unbiased.
     """
 
     share: float
@@ -160,8 +160,8 @@ class Sign:
 class Levels:
     """2^bits - 1 levels between plus and minus the largest magnitude of each bucket.
 
-    drawn: each number goes to one of its two neighbours, at random, so that its mean is the number
-    itself (QSGD); else to the nearer one.
+    drawn: each number is rounded at random to one of its two neighbours, without bias (QSGD); else
+    to the nearer one.
     """
 
     bits: int
@@ -210,8 +210,8 @@ class Levels:
 class Grid:
     """8 bits for each number: multiples of a power of two, the same for each bucket.
 
-    Numbers that were rounded to the grid are packed without a loss, so the wire can pack them after
-    all else has seen them. drawn: as in `Levels`.
+    Numbers on the grid are packed without loss; a broadcast is packed last of all. drawn: as in
+    `Levels`.
     """
 
     drawn: bool
@@ -250,8 +250,8 @@ def two_to(exponents: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class BFloat16:
-    """Each number in 16 bits; other machines read it as int16. drawn: rounded at random to one of
-    its two neighbours, so that its mean is the number in float32, else to the nearest."""
+    """bfloat16, sent as int16. drawn: rounded at random to one of the two neighbours, without bias
+    in float32; else to the nearest."""
 
     dtype: torch.dtype  # of the vectors
     drawn: bool = False
@@ -292,10 +292,10 @@ def size(share: float, d: int) -> int:
 
 
 def largest(x: Vector, k: int) -> Tensor:
-    """The places of the k largest magnitudes of x (d,), in rising order; of equals the first.
+    """The places of the k largest magnitudes of x (d,), in rising order; ties: the first ones.
 
-    A sample guesses a threshold below the k-th: one pass then leaves few candidates, and the rest
-    is exact. If it leaves fewer than k, all are candidates.
+    A threshold below the k-th, estimated from a sample, leaves few candidates after one pass; the
+    rest is exact. If it leaves fewer than k, all are candidates.
     """
     sample = x[:: max(1, len(x) // SAMPLES)].abs()
     rank = math.ceil(k * len(sample) / len(x) * 1.1) + 32
@@ -310,11 +310,11 @@ def largest(x: Vector, k: int) -> Tensor:
     chosen, ties = magnitudes > kth, magnitudes == kth
     chosen |= ties & (ties.cumsum(0) <= k - chosen.sum())
     found = at[chosen]
-    return found if len(found) == k else at[-k:]  # NaN: the reply is refused in any case
+    return found if len(found) == k else at[-k:]  # NaN: the reply is refused later
 
 
 def _above(x: Vector, bound: float) -> Iterator[Tensor]:
-    """The places of the numbers of at least this magnitude, piece by piece."""
+    """The places of the numbers of at least this magnitude, found piece by piece."""
     for i, piece in enumerate(torch.split(x, PIECE)):
         yield (piece.abs() >= bound).nonzero().squeeze(1).add_(i * PIECE)
 
@@ -325,7 +325,7 @@ def lattice(start: int, stride: int, k: int, d: int) -> Tensor:
 
 
 def uniform(n: int, generator: Generator) -> Tensor:
-    """(n,), uniform over the 2^16 middles of equal parts of (0, 1)."""
+    """(n,), uniform over the midpoints of 2^16 equal parts of (0, 1)."""
     words = torch.empty(math.ceil(n / 4), dtype=torch.int64)
     words.random_(-(2**63), None, generator=generator)
     return words.view(torch.int16)[:n].to(torch.float32).add_(2**15 + 0.5).div_(2**16)

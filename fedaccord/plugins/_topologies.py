@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-SLACK = 1e-6  # how far a row of a matrix from a file may sum from 1
+SLACK = 1e-6  # tolerance of the row sums of a matrix from a file
 
 
 def mixing_matrix(topology: str, m: int, *, t: int, seed: int, peers: int, file: str) -> Tensor:
     """W (m, m), float64, of round t.
 
-    Raises ValueError, in one line, where m nodes do not fit the topology or the file.
+    Raises ValueError, in one line, if m nodes do not fit the topology or the file.
     """
     if topology == "file":
         return read(file, m)
@@ -58,16 +58,16 @@ def exponential(m: int) -> Tensor:
 
 
 def lattice(m: int, wrap: bool) -> Tensor:
-    """Rows x columns, as square as m allows; with ``wrap`` the borders meet.
+    """Rows x columns, as square as m allows; ``wrap``: periodic borders.
 
-    Raises ValueError where m has no factors.
+    Raises ValueError if m is a prime.
     """
     name = "torus" if wrap else "grid"
     rows = next(r for r in range(math.isqrt(m), 0, -1) if m % r == 0)
     if rows == 1 and m > 3:
         raise ValueError(
             f"gossip.topology: expected a number of nodes with factors for {name!r}, got {m}; "
-            "take ring or exponential, or another number of nodes"
+            "use ring or exponential, or another number of nodes"
         )
     node = torch.arange(m).view(rows, -1)
     graph = torch.zeros(m, m, dtype=torch.bool)
@@ -82,7 +82,7 @@ def lattice(m: int, wrap: bool) -> Tensor:
 
 
 def random_graph(m: int, peers: int, generator: random.Random) -> Tensor:
-    """Each node draws ``peers`` others (0: min(10, m/2)); links go both ways."""
+    """Each node draws ``peers`` other nodes (0: min(10, m/2)); links are undirected."""
     k = peers or min(10, m // 2)
     if k >= m:
         raise ValueError(
@@ -192,10 +192,10 @@ def spectral_gap(W: Tensor) -> float:
 
 
 def restricted(W: Tensor, nodes: Sequence[int]) -> Tensor:
-    """W of these nodes alone, doubly stochastic again, with no link that W does not have.
+    """W of these nodes alone, doubly stochastic again, without new links.
 
-    A symmetric W keeps its weights, and what went to absent nodes stays at home. Else rows and
-    columns are scaled in turn (Sinkhorn, Knopp 1967), without links that lie on no cycle.
+    A symmetric W keeps its weights, and the weights of absent nodes move to the diagonal. Else rows
+    and columns are scaled in turn (Sinkhorn, Knopp 1967), without links that are on no cycle.
     """
     W = W[nodes][:, nodes]
     if torch.equal(W, W.T):

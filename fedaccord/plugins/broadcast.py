@@ -1,6 +1,6 @@
-"""A rounded broadcast, as a plug-in that any method with a server takes.
+"""A rounded broadcast, as a plug-in of any method with a server.
 
-Stochastic rounding of what the server sends; what clients send is in compress.py.
+Stochastic rounding of the server's messages; for the clients' messages see compress.py.
 
     server  sends Q(w^t), and Q(v) for each other vector v of the broadcast
     client  steps from Q(w^t);  uploads, and remembers, from w_{i,K} - Q(w^t)
@@ -9,15 +9,15 @@ Stochastic rounding of what the server sends; what clients send is in compress.p
     bf16    bfloat16
     int8    255 multiples of a power of two, the same for 512 numbers
 
-Each number is rounded at random to one of its two neighbours, so that its mean is the number: Q
-has no memory. Random numbers come from (seed, round), and all clients of a round read the same.
+Each number is rounded at random to one of its two neighbours, without bias; Q has no memory.
+Random numbers come from (seed, round), and all clients of a round read the same broadcast.
 
-When to use: where downloads are slow. The server keeps w^t as it is, so what is lost in a round
-does not add up; clients start from a point beside w^t, as with noise, and methods stay near the
-optimum instead of at it. bf16 halves the download, int8 leaves a quarter.
+When to use: if downloads are slow. The server keeps the exact w^t, so rounding errors do not
+accumulate; clients start from a point near w^t, as with noise, and methods stay near the optimum
+instead of at it. bf16 halves the download, int8 leaves a quarter.
 
-Where we differ: no paper. What a client's memory adds up is sent as it is (the steps that a client
-of A-FedPD missed, SCAFFOLD's c if uploads are one vector), so that mean(c_i) = c and
+Where we differ: no paper. Vectors that a client adds to its memory are sent exactly (the steps
+that a client of A-FedPD missed, SCAFFOLD's c if uploads are one vector): mean(c_i) = c and
 mean(lam_i) = lam_bar hold as without rounding. w^0, which few methods read, is not rounded.
 """
 
@@ -40,11 +40,11 @@ from fedaccord.plugins._compressors import BFloat16, Compressor, Grid, checked
 class Broadcast(PlugIn):
     dtype: str = option(
         "bf16",
-        "what the numbers of a broadcast are rounded to, at random so that their mean is exact",
+        "type to which the numbers of a broadcast are rounded, at random and without bias",
         choices=("float32", "bf16", "int8"),
         auto=True,
     )
-    exact: str = argument("", "set by `fit`: the vectors that are sent as they are", shown=False)
+    exact: str = argument("", "set by `fit`: the vectors that are not rounded", shown=False)
 
     @property
     def is_off(self) -> bool:
@@ -92,7 +92,7 @@ class Broadcast(PlugIn):
                 vectors.append(v)
                 continue
             compressor = self._compressor(v.dtype, drawn=False)
-            vectors += compressor.pack(v, Generator())  # on the grid already: nothing is lost
+            vectors += compressor.pack(v, Generator())  # on the grid already: exact
         return self.packed(type(down))(*vectors)
 
     def unpack(self, packed: Any, kind: Any, like: Vector) -> Any:

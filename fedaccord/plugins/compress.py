@@ -1,4 +1,4 @@
-"""Compressed uploads, as a plug-in that any method with a server takes.
+"""Compressed uploads, as a plug-in of any method with a server.
 
 Top-k: Stich, Cordonnier, Jaggi: Sparsified SGD with Memory. NeurIPS 2018, arXiv:1809.07599. Sign:
 Karimireddy, Rebjock, Stich, Jaggi: Error Feedback Fixes SignSGD and other Gradient Compression
@@ -7,28 +7,28 @@ arXiv:1610.02132. Memories that follow the upload: SCALLION, arXiv:2308.08165, f
 
     client  u_i = w_{i,K} - w^t for a model, the field itself for all else;   p = u_i (+ e_i)
             sends E(p);   e_i <- p - D(E(p))  with error feedback
-            remembers c_i, lam_i, ... as they follow from D(E(p)), which the server reads
+            computes c_i, lam_i, ... from D(E(p)), which the server reads
     server  reads w^t + D(E(p)) for a model, D(E(p)) for all else
 
     topk    the share d numbers of largest magnitude
     randk   share d numbers at random places
     sign    a bit for each number, and their mean magnitude
-    qsgd    `bits` bits for each number, rounded at random between two levels: the mean is exact
+    qsgd    `bits` bits for each number, rounded at random between two levels, without bias
     bf16    bfloat16
     int8    255 levels for each number, rounded to the nearest
 
 qsgd and int8 have one scale for 512 numbers, their largest magnitude.
 
-When to use: where uploads are slow or dear. If clients remember what the server sums up (SCAFFOLD,
-FedDyn, A-FedPD), the optimum stays exact without error feedback: what was not sent is missing in
-the memory too, and later rounds make up for it. With error feedback the same part is corrected
-twice, and such methods diverge at small shares, so `auto` is off for them; it is on for the others
-if the compressor is biased. Error feedback costs a client one vector for each that it uploads.
+When to use: if uploads are slow or expensive. If the server sums up the clients' memories
+(SCAFFOLD, FedDyn, A-FedPD), the optimum stays exact without error feedback: the memory lacks the
+same part as the upload, and later rounds correct it. Error feedback would correct it twice, and
+such methods diverge at small shares, so `auto` is off for them; it is on for other methods if the
+compressor is biased. Error feedback costs a client one vector for each that it uploads.
 
-Where we differ: the scale of qsgd is the largest magnitude; the paper's norm is larger, and rounds
-coarser. randk draws a lattice of places, start + j stride, given by two numbers: each place has the
-paper's probability, and the error its mean square, but pairs of places are not independent. Its
-numbers are scaled by d / k if nothing remembers what was lost. sign sends zero as positive.
+Where we differ: the scale of qsgd is the largest magnitude; the paper's norm is larger, and its
+rounding coarser. randk draws a lattice of places, start + j stride: each place has the paper's
+probability, and the error the same mean square, but pairs of places are not independent. Its
+numbers are scaled by d / k unless a memory corrects the error. sign sends zero as positive.
 """
 
 import random
@@ -57,7 +57,7 @@ from fedaccord.plugins._compressors import (
 
 
 class CompressState(NamedTuple):
-    errors: Any  # e_i, a vector (..., d) for each that is uploaded; empty: no error feedback
+    errors: Any  # e_i, a vector (..., d) for each uploaded one; empty: no error feedback
     base: Any  # the method's own client state
 
 
@@ -69,7 +69,7 @@ def named(title: str, fields: tuple[str, ...], kind: Any) -> Any:
 
 @cache
 def packed_type(kind: Any, parts: tuple[str, ...]) -> Any:
-    """An upload's type with the tensors of its packed vectors in their place."""
+    """An upload's type with packed tensors instead of its vectors."""
     hints = get_type_hints(kind)
     fields = [(f"{name}_{part}", hints[name]) for name in kind._fields for part in parts]
     return NamedTuple(f"Packed{kind.__name__}", fields)
@@ -96,12 +96,12 @@ class Compress(PlugIn):
     bits: int = option(4, "bits of a number: 2, 4 or 8", low=2, high=8, only={"method": ["qsgd"]})
     error_feedback: str = option(
         "auto",
-        "clients add what was lost of the last upload to the next; auto: with biased compressors, "
-        "for methods whose clients do not remember what the server sums up, without dp",
+        "clients add the error of the last upload to the next; auto: with biased compressors, for "
+        "methods whose server does not sum up the clients' memories, without dp",
         choices=("auto", "true", "false"),
     )
     fields: str = argument("", "set by `fit`: the names of the vectors of an upload", shown=False)
-    models: str = argument("", "set by `fit`: those of them that are models", shown=False)
+    models: str = argument("", "set by `fit`: the names of the models among them", shown=False)
     scaled: bool = argument(False, "set by `fit`: randk sends its numbers times d / k", shown=False)
 
     @property
@@ -116,8 +116,8 @@ class Compress(PlugIn):
         others = [p for p in combine(method.own_plugins(), method.plugins) if not p.is_off]
         if any(plugin.graph(method.seed) is not None for plugin in others):
             raise ValueError(
-                f"compress.method: expected none with gossip, got {self.method!r}: each neighbour "
-                "would need a memory of what it was sent"
+                f"compress.method: expected none with gossip, got {self.method!r}: a node would "
+                "need a memory for each neighbour"
             )
         if method.own_state() == "average":
             raise ValueError(
@@ -150,7 +150,7 @@ class Compress(PlugIn):
 
     @property
     def has_errors(self) -> bool:
-        """Whether clients add what was lost of the last upload to the next."""
+        """Whether clients add the error of the last upload to the next."""
         return self.error_feedback == "true"
 
     def compressor(self, dtype: torch.dtype) -> Compressor:
@@ -233,6 +233,6 @@ class Compress(PlugIn):
 
 
 def generator(seed: int, round: int, client: int) -> torch.Generator:
-    """Of the random numbers of one client's upload in one round."""
+    """The seed of one client's upload in one round."""
     key = random.Random(f"compress {seed} {round} {client}").getrandbits(63)
     return torch.Generator().manual_seed(key)

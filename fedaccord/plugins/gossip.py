@@ -1,27 +1,27 @@
-"""Gossip: averaging with neighbours instead of by a server, as a plug-in that most methods take.
+"""Gossip: averaging with neighbours instead of by a server, as a plug-in of most methods.
 
 Lian, Zhang, Zhang, Hsieh, Zhang, Liu: Can Decentralized Algorithms Outperform Centralized
 Algorithms? NeurIPS 2017, arXiv:1705.09056; weights of Xiao, Boyd, Kim, JPDC 2007.
 
     x_i <- sum over j of (W^Q)_ij z_j        instead of   w <- mean of z_i
 
-W (m, m) is doubly stochastic, so the mean of the nodes stays as it is; Q = gossip.steps. Every node
+W (m, m) is doubly stochastic, so mixing keeps the mean of the nodes; Q = gossip.steps. Every node
 is the server of a federation of its own: it takes the method's server step on its own reply, then
-its model and whatever memory the method's server keeps are mixed, with the same row of W^Q. All
-nodes start from one model and train in every round. Flower has no messages between clients, so the
-ServerApp is the relay: the stack (m, d) of models lies there between rounds.
+its model and the memory of the method's server are mixed, with the same row of W^Q. All nodes start
+from one model and train in every round. Flower has no messages between clients, so the ServerApp is
+the relay: the stack (m, d) of models is stored there between rounds.
 
 On an undirected graph W has Metropolis weights: 1 / (1 + max(deg_i, deg_j)) on edges, the rest on
-the diagonal. Nodes that do not answer in a round keep their model; the others mix over what is
-left of the graph, with W made doubly stochastic again.
+the diagonal. Nodes without a reply in a round keep their model; the others mix over the remaining
+graph, with W made doubly stochastic again.
 
-When to use: where no server may average, or to see what a method loses without one. One gossip step
-shrinks the distance to consensus by 1 - gap or less; more steps buy consensus with traffic. A dense
-graph (exponential, random with ten peers) is worth more than many steps on a ring. Memory that a
-server keeps becomes memory of every node, and travels with the model.
+When to use: if no server may average, or to see what a method loses without one. One gossip step
+multiplies the distance to consensus by at most 1 - gap; more steps cost more traffic. A dense graph
+(exponential, random with ten peers) helps more than many steps on a ring. A server's memory becomes
+memory of every node, and is sent with the model.
 
 Where we differ: released code for decentralised learning often draws neighbours with uniform
-weights, which is not doubly stochastic and moves the mean; here every matrix is.
+weights, which is not doubly stochastic and shifts the mean; here every matrix is doubly stochastic.
 """
 
 import logging
@@ -44,7 +44,7 @@ log = logging.getLogger("flwr")
 TOPOLOGIES = ("ring", "grid", "torus", "exponential", "exponential-directed", "full", "random")
 ALL_TRAIN = "under gossip all nodes train in every round"
 NODES = 10_000
-CHUNK = 1 << 18  # elements of the mixed stack that are computed at a time
+CHUNK = 1 << 18  # elements of the mixed stack per step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,9 @@ class Gossip(PlugIn):
         super().fit(method)
         if not method.linear:
             name = type(method).__name__
-            raise ValueError(f"{name} cannot take Gossip: its server step is not declared linear")
+            raise ValueError(
+                f"{name} does not support Gossip: its server step is not declared linear"
+            )
         if method.weighting != "uniform":
             raise ValueError(
                 f"weighting: expected uniform with gossip, got {method.weighting!r}: the mixing "
@@ -94,16 +96,16 @@ class Gossip(PlugIn):
         return GossipTopology(self, seed)
 
     def matrix(self, m: int, t: int, seed: int) -> Tensor:
-        """W (m, m), float64, of round t. Raises ValueError where m nodes do not fit."""
+        """W (m, m), float64, of round t. Raises ValueError if m nodes do not fit."""
         if m > NODES:
             raise ValueError(
-                f"gossip: expected at most {NODES} nodes, whose matrix takes 0.8 GB, got {m}"
+                f"gossip: expected at most {NODES} nodes, whose matrix needs 0.8 GB, got {m}"
             )
         return mixing_matrix(self.topology, m, t=t, seed=seed, peers=self.peers, file=self.file)
 
 
 class GossipTopology:
-    """The topology of a federation without a server: every node is the server of itself.
+    """The topology of a federation without a server: every node is its own server.
 
     Models and server states are stacks (m, d), a row for each node, and a round's cohort is one
     client in m federations at once: uploads are (m, d), means over the one client.
@@ -175,15 +177,15 @@ class GossipTopology:
         return rows([replies[0]._replace(up=stack([reply.up for reply in replies]))]), cohort
 
     def step(self, method: ServerHalf, w: Vector, ups: Any, server: Any, cohort: Cohort) -> Step:
-        """Every node moves by its own reply, then mixes with its neighbours."""
+        """Every node takes a step with its own reply, then mixes with its neighbours."""
         m, nodes = len(w), cohort.clients
         W = self.gossip.matrix(m, cohort.round, self.seed)
         absent = sorted(set(range(m)) - set(nodes))
         if absent:
             W = restricted(W, nodes)
             log.warning(
-                "round %d: nodes %s did not answer and keep their models; the others mix over what "
-                "is left of the graph, in %d part(s)",
+                "round %d: nodes %s did not answer and keep their models; the others mix over the "
+                "remaining graph, in %d part(s)",
                 *(cohort.round + 1, listed(absent), len(components(W))),
             )
         network = Network(W, self.gossip.steps)
@@ -214,12 +216,12 @@ class GossipTopology:
 
 @runtime_checkable
 class MixesItself(Protocol):
-    """A method without a server whose mixing is not "take the server's step, then mix"."""
+    """A decentralised method that does more than a server step followed by mixing."""
 
     def aggregate_nodes(
         self, w: Vector, ups: Any, state: Any, cohort: Cohort, network: "Network"
     ) -> tuple[Vector, Any]:
-        """Models (m, d) and memory of the nodes that answered; each field of ups: ((m, d),)."""
+        """Models (m, d) and memory of the nodes that replied; each field of ups: ((m, d),)."""
 
 
 def _mixed(method: ServerHalf) -> Any:
@@ -239,13 +241,13 @@ def _rows(v: Vector, nodes: Sequence[int]) -> Vector:
 
 
 class Network:
-    """The graph of a round, over the nodes that answered; it mixes, and counts what peers send."""
+    """The graph of a round, over the nodes that replied; mixes and counts the traffic."""
 
     def __init__(self, W: Tensor, steps: int) -> None:
         self.W = W
         self.steps = steps
         self.power = torch.linalg.matrix_power(W, steps)
-        self.sent: Number = 0.0  # vectors of d that went over links in this round
+        self.sent: Number = 0.0  # vectors of d that were sent over links in this round
 
     @property
     def links(self) -> Tensor:
@@ -253,7 +255,7 @@ class Network:
         return (self.W != 0) & ~torch.eye(len(self.W), dtype=torch.bool)
 
     def send(self, vectors: Tensor) -> None:
-        """Count one exchange over every link; vectors (m,): what each node sends, in units of d."""
+        """Count one exchange over every link; vectors (m,): sent by each node, in units of d."""
         links = to_device(self.links.double().sum(0), vectors.device)
         sent = links @ vectors.double()
         self.sent = self.sent + (float(sent) if sent.is_cpu else sent)

@@ -1,4 +1,4 @@
-"""Relaxed initialisation (RI), as a plug-in that any method takes.
+"""Relaxed initialisation (RI), as a plug-in of any method.
 
 Sun, Shen, Tao: Understanding How Consistency Works in Federated Learning via Stage-wise Relaxed
 Initialization. NeurIPS 2023, arXiv:2306.05706, Algorithm 1.
@@ -7,17 +7,17 @@ Initialization. NeurIPS 2023, arXiv:2306.05706, Algorithm 1.
     start w_{i,0} = w^t + beta (w^t - l_i)            instead of w_{i,0} = w^t
     end   l_i <- w_{i,K}
 
-Only the start moves. Anchors of prox and dual terms stay at w^t, and the server averages as the
-method says.
+Only the start moves. Anchors of prox and dual terms stay at w^t, and the server averages as in the
+method.
 
 If the server needs w_{i,0}, the client sends it beside the method's own upload: with center =
-start for methods whose dual step has its anchor there, and for methods whose server step reads the
-true displacement w_{i,0} - w_{i,K}.
+start for methods with a dual step, whose anchor is there, and for methods whose server step reads
+the true displacement w_{i,0} - w_{i,K}.
 
 When to use: to improve a method on skewed data without further gradients. A client keeps one more
-vector and is sent w^0 once, with its first training message. Clients should return: the older
-l_i, the longer the jump. beta above 0.102 leaves the theory, and in the paper 0.15 ends in
-divergence. It makes no biased method exact.
+vector and receives w^0 once, with its first training message. Clients should return: the older
+l_i, the longer the jump. The theory needs beta below 0.102, and in the paper 0.15 diverges. It
+makes no biased method exact.
 
 Where we differ: not from the paper. The authors' simulator moves the anchor too (center = start).
 Its server step is fedinit.server = updates.
@@ -62,7 +62,7 @@ class RelaxedInit(PlugIn):
     )
     first_visit: str = option(
         "initial",
-        "a client's first start: 'initial' takes w^0 as its last local model (the paper), "
+        "a client's first start: 'initial' uses w^0 as its last local model (the paper), "
         "'current' starts at w^t",
         choices=("initial", "current"),
     )
@@ -72,7 +72,7 @@ class RelaxedInit(PlugIn):
         choices=("server", "start"),
     )
     sends_start: bool = argument(
-        False, "set by `fit`: whether w_{i,0} travels to the server", shown=False
+        False, "set by `fit`: whether w_{i,0} is sent to the server", shown=False
     )
 
     @property
@@ -83,7 +83,9 @@ class RelaxedInit(PlugIn):
         super().fit(method)
         if self.moves_anchor and method.fixed_anchor:
             name = type(method).__name__
-            raise ValueError(f"{name} cannot take RelaxedInit.center=start: {method.fixed_anchor}")
+            raise ValueError(
+                f"{name} does not support RelaxedInit.center=start: {method.fixed_anchor}"
+            )
         reads_anchor = self.moves_anchor and method.reads_anchors
         return replace(self, sends_start=method.reads_starts or reads_anchor)
 
@@ -92,7 +94,7 @@ class RelaxedInit(PlugIn):
             return ""
         return (
             f"relaxed-init.beta: the theory holds below sqrt(6)/24 = {BOUND:.3f}, got "
-            f"{self.beta:g}; in the paper 0.15 ends in divergence"
+            f"{self.beta:g}; in the paper 0.15 diverges"
         )
 
     # the client half

@@ -1,4 +1,4 @@
-"""Robust means instead of the mean of local models, as a plug-in of the methods that only average.
+"""Robust means instead of the mean of local models, as a plug-in of methods that only average.
 
 Median and trimmed mean: Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning:
 Towards Optimal Statistical Rates. ICML 2018, arXiv:1803.01498, definitions 1 and 2. Krum:
@@ -13,11 +13,12 @@ Gradient Descent. NeurIPS 2017, arXiv:1703.02757, section 4.
 f = trim P, rounded up, and at most as many as leave one value (trimmed mean) or one neighbour
 (Krum). Krum's guarantee needs P > 2 f + 2.
 
-When to use: where some clients may send anything, by fault or on purpose. Fewer than half of a
-round's clients can then move a coordinate no farther than the others reach. On heterogeneous data
-honest clients differ too: the median of their models is not their mean, and Krum follows one client
-alone, so the model is worse if no client sends anything wrong. A method whose server sums up more
-than models (duals, control variates) is refused: its memory would no longer be the clients'.
+When to use: if some clients may send anything, by fault or on purpose. Fewer than half of a
+round's clients can then move a coordinate no farther than the range of the other clients. On
+heterogeneous data honest clients differ too: the median of their models is not their mean, and Krum
+follows one client alone, so the model is worse if all clients are honest. A method whose server
+sums up more than models (duals, control variates) is refused: its memory would no longer be the
+clients'.
 
 Where we differ: the papers take means of gradients, we of local models after their K steps.
 """
@@ -35,7 +36,7 @@ from fedaccord.core.plugin import PlugIn, combine
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector, fetch
 
-CHUNK = 1 << 20  # elements that are sorted at a time
+CHUNK = 1 << 20  # elements per sort
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,8 @@ class Robust(PlugIn):
     )
     trim: float = option(
         0.1,
-        "share of a round's clients that may be faulty: cut at both ends (trimmed-mean), or what "
-        "krum reckons with",
+        "share of a round's clients that may be faulty: cut at both ends (trimmed-mean), or "
+        "tolerated (krum)",
         low=0,
         high=0.5,
         only={"rule": ["trimmed-mean", "krum"]},
@@ -71,7 +72,7 @@ class Robust(PlugIn):
         if not method.averages or method.reads_starts:
             raise ValueError(
                 f"robust.rule: expected none with {name}, got {self.rule!r}: its server step reads "
-                "more than the mean of local models; take fedavg or one of its family, or bound "
+                "more than the mean of local models; use fedavg or one of its family, or bound "
                 "the uploads by max-client-norm"
             )
         if method.own_state() == "average":
@@ -110,13 +111,13 @@ def trimmed_mean(xs: Sequence[Vector], cut: int) -> Vector:
 
 
 def krum(xs: Sequence[Vector], f: int) -> int:
-    """Which vector lies nearest to its P - f - 2 nearest others."""
+    """The index of the vector that is nearest to its P - f - 2 nearest neighbours."""
     P = len(xs)
     near = max(1, P - f - 2)
     squares = torch.zeros(P, P, dtype=torch.float64)
     pairs = [(i, j) for i in range(P) for j in range(i)]
     far = [torch.linalg.vector_norm(xs[i] - xs[j], dtype=torch.float64) for i, j in pairs]
-    for (i, j), distance in zip(pairs, fetch(far), strict=True):  # a GPU is waited for: who it is
+    for (i, j), distance in zip(pairs, fetch(far), strict=True):  # synchronises
         squares[i, j] = squares[j, i] = distance**2
     scores = squares.sort(1).values[:, 1 : near + 1].sum(1)  # the first is its own, zero
     return int(scores.argmin())

@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation (SAM), as a plug-in in the gradient seat of any method.
+"""Sharpness-aware minimisation (SAM), as a plug-in for the gradient of any method.
 
 Foret, Kleiner, Mobahi, Neyshabur: Sharpness-Aware Minimization for Efficiently Improving
 Generalization. ICLR 2021, arXiv:2010.01412; in federated learning arXiv:2206.02618.
@@ -8,12 +8,12 @@ Generalization. ICLR 2021, arXiv:2010.01412; in federated learning arXiv:2206.02
 
 Clip, weight decay, prox and dual terms do not enter e; the clip bounds the gradient at w + e.
 
-When to use: where test accuracy gains from a flatter minimum, at twice the gradients. Traffic and
-memory stay as they are. A fixed radius leaves a bias of its order, so exact methods are exact no
-more; at low participation FedInit's authors take a smaller one.
+When to use: if test accuracy gains from a flatter minimum, at twice the gradients. Traffic and
+memory do not change. A fixed radius leaves a bias of its order, so exact methods are no longer
+exact; at low participation FedInit's authors use a smaller one.
 
-Where we differ: plain SAM, without the adaptive scaling of ASAM. The norm has 1e-12 beside it, the
-simulator of FedInit's authors 1e-7. Some released code clips the gradient of the ascent too.
+Where we differ: plain SAM, without the adaptive scaling of ASAM. 1e-12 is added to the norm, 1e-7
+in the simulator of FedInit's authors. Some released code clips the gradient of the ascent too.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rule import GradientAt
 from fedaccord.core.vectors import Vector, norm
 
-EPS = 1e-12  # keeps e at zero where g is
+EPS = 1e-12  # e = 0 if g = 0
 
 
 class Buffers(NamedTuple):

@@ -1,4 +1,4 @@
-"""Secure sums: the server reads the sum of a round's uploads, and none of them alone.
+"""Secure sums: the server reads the sum of a round's uploads, but no single upload.
 
 SecAgg+: Bell, Bonawitz, Gascon, Lepoint, Raykova: Secure Single-Server Aggregation with
 (Poly)Logarithmic Overhead. CCS 2020, eprint 2020/704. The protocol: fedaccord/secure.
@@ -8,17 +8,17 @@ SecAgg+: Bell, Bonawitz, Gascon, Lepoint, Raykova: Secure Single-Server Aggregat
             sent: q_i + masks                          uniform over 32 or 64 bits
     server  mean of a field: h (sum_i q_i) / P - R     exact: the masks cancel
 
-A client's memory (c_i, lam_i) is computed from its own h q_i - R, so that what holds between the
-clients' memories and the server's still holds.
+A client's memory (c_i, lam_i) is computed from its own h q_i - R: sums over the clients' memories
+still equal the server's memory.
 
-When to use: where the server may know what a round's clients sent together, but no single upload.
+When to use: if the server may know the sum of a round's uploads, but no single one.
 [What the server sees, and what is not covered](../secure-sums.md).
 
-With dp a client scales its upload, before the rounding, to the norm S - h sqrt(n) at most, n
-numbers in all fields: the rounded one has at most the norm S. The server adds noise to the sum.
+With dp a client scales its upload of n numbers, before the rounding, to a norm of at most
+S - h sqrt(n); after it the norm is at most S. The server adds noise to the sum.
 
-Where we differ: the graph of neighbours is drawn among those who answered the first stage; weights
-are uniform.
+Where we differ: the graph of neighbours is drawn among the clients that replied to the first stage;
+weights are uniform.
 """
 
 import math
@@ -48,7 +48,7 @@ class SecureSum(PlugIn):
 
     method: str = option(
         "secagg+",
-        "whether the server reads sums of uploads alone",
+        "whether the server reads only sums of uploads",
         choices=("off", "secagg+"),
         auto=True,
     )
@@ -57,12 +57,12 @@ class SecureSum(PlugIn):
     )
     bits: int = option(24, "bits of each number", low=2, high=48)
     neighbours: int = option(
-        20, "clients with which a client shares masks and secrets; all, if there are fewer", low=2
+        20, "clients with which a client shares masks and secrets; all if there are fewer", low=2
     )
     threshold: float = option(
         0.6,
-        "share of a client and its neighbours that must remain until the end of a round, more than "
-        "half of them in any case",
+        "share of a client and its neighbours that must remain until the end of a round, always "
+        "more than half of them",
         low=0.5,
         high=1,
         affects="rounds",
@@ -84,7 +84,7 @@ class SecureSum(PlugIn):
             raise ValueError(f"{off} gossip in {name}: no server takes a sum")
         if method.beyond_sums:
             raise ValueError(
-                f"{off} {name}, whose server step reads {method.beyond_sums}: take fedavg, "
+                f"{off} {name}, whose server step reads {method.beyond_sums}: use fedavg, "
                 "scaffold or another method that reads sums alone"
             )
         reasons: dict[type[PlugIn], str] = {
@@ -110,8 +110,8 @@ class SecureSum(PlugIn):
                 raise ValueError(f"{key}: expected {expected} with secure-sum, got {value!r}")
         if method.device_profile != "none":
             raise ValueError(
-                "device-profile: expected none with secure-sum, whose stages no simulated clock "
-                f"counts, got {method.device_profile!r}"
+                "device-profile: expected none with secure-sum, whose stages are not simulated, "
+                f"got {method.device_profile!r}"
             )
         if method.max_client_norm:
             raise ValueError(
@@ -128,7 +128,7 @@ class SecureSum(PlugIn):
 
     @property
     def step(self) -> float:
-        """h, the distance of two numbers that can be sent."""
+        """h, the rounding step."""
         return 2 * self.range / float(2**self.bits - 1)
 
     # what travels
@@ -150,9 +150,9 @@ class SecureSum(PlugIn):
         return up._replace(**sent), None
 
     def bound(self, size: int) -> float:
-        """The norm of ``size`` numbers that have at most the norm S once they are rounded.
+        """The largest norm of ``size`` numbers whose rounded form has a norm of at most S.
 
-        Raises ValueError if the rounding alone may pass S.
+        Raises ValueError if the rounding alone may exceed S.
         """
         error = self.step * math.sqrt(size)
         if error >= self.clip:
@@ -163,8 +163,8 @@ class SecureSum(PlugIn):
         return self.clip - error
 
     def quantised(self, u: Vector, generator: torch.Generator) -> Vector:
-        """q (d,) int64 in [0, 2^bits); its mean over the generator's numbers is (u + R) / h, if
-        u is within -R and R. Raises ValueError for numbers that are not finite."""
+        """q (d,) int64 in [0, 2^bits), whose mean over the random numbers is (u + R) / h for u in
+        [-R, R]. Raises ValueError for numbers that are not finite."""
         if not bool(torch.isfinite(u).all()):
             raise ValueError("secure-sum: the upload holds NaN or Inf; lower lr or clip-norm")
         x = _wide(u).clamp(-self.range, self.range).add_(self.range).div_(self.step)
@@ -172,7 +172,7 @@ class SecureSum(PlugIn):
         return (x + draws).floor_().to(torch.int64).clamp_(0, 2**self.bits - 1)
 
     def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
-        """Of a client's own integers, or of their mean over a round's clients."""
+        """The upload from a client's own integers, or from their mean over a round's clients."""
 
         def read(name: str, q: Vector) -> Vector:
             if q.shape != like.shape:
@@ -198,6 +198,6 @@ def _wide(v: torch.Tensor) -> torch.Tensor:
 
 
 def generator(seed: int, round: int, client: int) -> torch.Generator:
-    """Of the rounding of one client's upload in one round."""
+    """The seed of the rounding of one client's upload in one round."""
     key = random.Random(f"secure sum {seed} {round} {client}").getrandbits(63)
     return torch.Generator().manual_seed(key)

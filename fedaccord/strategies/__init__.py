@@ -1,4 +1,4 @@
-"""The table of methods and plug-ins: name in a run config -> class. Nothing else.
+"""The table of methods and plug-ins: name in a run config -> class.
 
 A file of this folder is a method, unless its name begins with an underscore. The method's name is
 the file's, with - for _.
@@ -71,7 +71,7 @@ GROUP = "fedaccord.methods"  # entry points: a method's name -> its class, in an
 
 
 class Methods(Mapping[str, type[FederatedStrategy]]):
-    """Our methods and those of other packages, which are loaded when the table is first read."""
+    """FedAccord's methods and those of other packages, loaded when the table is first read."""
 
     @cached_property
     def _table(self) -> dict[str, type[FederatedStrategy]]:

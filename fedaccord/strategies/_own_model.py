@@ -1,4 +1,4 @@
-"""The part that FedDeper and Ditto share: a client trains a model v_i of its own beside w."""
+"""Shared by FedDeper and Ditto: a client trains a model v_i of its own beside w."""
 
 from typing import Any, NamedTuple
 

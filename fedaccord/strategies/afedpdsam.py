@@ -5,7 +5,7 @@ NeurIPS 2024, arXiv:2409.18915, Algorithm 1 with the SAM oracle.
 
     client  w <- w - lr (g_i(w + r g_i(w) / ||g_i(w)||) + lam_i + rho (w - w^t))
 
-When to use: as A-FedPD, where a flatter minimum is worth twice the gradients. Costs and memory are
+When to use: as A-FedPD, if a flatter minimum is worth twice the gradients. Costs and memory are
 A-FedPD's otherwise. The radius costs it the exact optimum.
 
 Where we differ: as in afedpd.py and sam.py; the radius 0.1 is provisional.

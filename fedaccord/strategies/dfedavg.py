@@ -7,12 +7,12 @@ Sun, Li, Wang. IEEE TPAMI 2023, arXiv:2104.11375, Algorithm 1 without momentum.
 
 With W = 11^T/m it is FedAvg at full participation.
 
-When to use: as the baseline of every decentralised method, and where a node can afford one gradient
+When to use: as the baseline of every decentralised method, and if a node can afford one gradient
 a step and one model per link and round. Its fixed point is biased as FedAvg's is, more so on sparse
 graphs.
 
-Where we differ: all nodes start from one model, so that nothing but the graph sets it apart from
-FedAvg. The paper's momentum is dfedavgm.py, and its quantised messages are not here.
+Where we differ: all nodes start from one model, so only the graph distinguishes it from FedAvg. The
+paper's momentum is dfedavgm.py; its quantised messages are not implemented.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class DFedAvg(FederatedStrategy):
         super().__post_init__()
         if not self.topology.is_decentralised:
             raise ValueError(
-                f"gossip.topology: expected a graph for {type(self).__name__}, got none; take "
+                f"gossip.topology: expected a graph for {type(self).__name__}, got none; use "
                 "fedavg or fedsam for a server's mean"
             )
 

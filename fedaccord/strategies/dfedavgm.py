@@ -7,13 +7,13 @@ Sun, Li, Wang: Decentralized Federated Averaging. IEEE TPAMI 2023, arXiv:2104.11
     gossip  x_i^{t+1} = sum over j of W_ij z_j        see gossip.py
 
 The paper writes the step as y - lr g + momentum (y - y_{k-1}), which is the same. The buffer u
-begins anew every round (optimizer-state=keep leaves it at the node) and is never sent.
+is reset every round (optimizer-state=keep keeps it at the node) and is never sent.
 
 When to use: for faster local progress at DFedAvg's traffic. The rate is in effect
-lr / (1 - momentum), so lower lr where dfedavg is near its limit.
+lr / (1 - momentum), so use a lower lr than for dfedavg.
 
-Where we differ: weight decay enters the momentum, as in torch.optim.SGD; the clip bounds the data
-gradient before it does.
+Where we differ: weight decay enters the momentum, as in torch.optim.SGD; the data gradient is
+clipped before.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class DFedAvgM(DFedAvg):
         if self.optimizer != "sgd":
             raise ValueError(
                 "optimizer: dfedavgm has its own, momentum by dfedavgm.momentum, got "
-                f"{self.optimizer!r}; take dfedavg for another one"
+                f"{self.optimizer!r}; use dfedavg for another one"
             )
 
     def own_optimizer(self) -> Momentum:

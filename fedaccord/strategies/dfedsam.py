@@ -5,10 +5,10 @@ Shi, Shen, Wei, Sun, Yuan, Wang, Tao. ICML 2023, arXiv:2302.04083, Algorithm 1.
     node    w <- w - lr g_i(w + rho g_i(w) / ||g_i(w)||)      K steps from x_i^t; z_i = w_{i,K}
     gossip  x_i^{t+1} = sum over j of W_ij z_j                see gossip.py, sam.py
 
-When to use: where nodes overfit their own data and twice the gradients are affordable; traffic is
+When to use: if nodes overfit their own data and twice the gradients are affordable; traffic is
 DFedAvg's. The radius adds a bias of its own.
 
-Where we differ: as in sam.py; all nodes start from one model, where the paper draws one each.
+Where we differ: as in sam.py; all nodes start from one model, the paper draws one for each node.
 """
 
 from dataclasses import dataclass

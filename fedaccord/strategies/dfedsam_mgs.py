@@ -6,11 +6,11 @@ Learning. ICML 2023, arXiv:2302.04083, Algorithm 1.
     node    as DFedSAM
     gossip  x_i^{t+1} = sum over j of (W^Q)_ij z_j            Q = gossip.steps
 
-When to use: on sparse graphs, where one gossip step leaves the nodes far apart, and the traffic of
-Q exchanges a round is cheaper than a denser graph.
+When to use: on sparse graphs, if one gossip step leaves the nodes far apart, and the traffic of Q
+exchanges a round is cheaper than a denser graph.
 
-Where we differ: the listing in the authors' slides shows a single step before the Q steps; it is
-read as either, not both.
+Where we differ: the listing in the authors' slides shows a single step before the Q steps; we read
+them as alternatives.
 """
 
 from dataclasses import dataclass

@@ -14,11 +14,11 @@ of its sides, at most 1. Every node draws its first mask by itself, from the see
 w_i is not rewritten when the mask changes: new coordinates take the neighbours' average. The
 gradient for regrowth is dense, at w_i, on the batch of the last step.
 
-When to use: where every node wants a model for its own data, and links or memory are narrow. Look
-at personal-accuracy, which is what the paper reports; the mean of the nodes is no model of theirs.
+When to use: if every node needs a model for its own data, and bandwidth or memory is scarce. Look
+at personal-accuracy, which the paper reports; the mean of the nodes is no model of any node.
 
-Where we differ: graphs are those of gossip.py, where the released code draws ten in-neighbours.
-That code regrows at random; gradient is the paper's.
+Where we differ: graphs are those of gossip.py; the released code draws ten in-neighbours. That code
+regrows at random; regrow=gradient is the paper's.
 """  # noqa: E501 - the paper's title
 
 import math
@@ -95,7 +95,7 @@ def first_mask(shapes: Shapes, density: float, seed: int, client: int) -> Vector
 def next_mask(
     mask: Vector, w: Vector, shapes: Shapes, density: float, kappa: float, score: Vector
 ) -> Vector:
-    """``mask`` after a share kappa of each layer's ones moved to where ``score`` is highest."""
+    """``mask`` with a share kappa of each layer's ones moved to the places of highest ``score``."""
     sizes = [math.prod(shape) for shape in shapes]
     layers = zip(*(torch.split(v, sizes, dim=-1) for v in (mask, w, score)), strict=True)
     moved = []
@@ -109,7 +109,7 @@ def next_mask(
 
 
 def lowest(x: Vector, n: int) -> Tensor:
-    """Where the n smallest of each vector x (..., d) are, of equals the first; bool, like x."""
+    """The n smallest of each vector x (..., d), ties: the first ones; bool, like x."""
     if not n:
         return torch.zeros_like(x, dtype=torch.bool)
     bound = x.kthvalue(n, dim=-1, keepdim=True).values
@@ -161,7 +161,7 @@ class DisPFLClient(LocalRule):
     def gradient_result(
         self, w: Vector, g: Vector, buffers: Buffers, at: GradientAt, config: LocalConfig
     ) -> Vector:
-        """What the mask grows by: |g| at w_{i,K} on the last step's batch, or chance."""
+        """The score for regrowth: |g| at w_{i,K} on the last step's batch, or random numbers."""
         if self.regrow == "gradient":
             at(w)
             return g.abs()
@@ -196,7 +196,7 @@ class DisPFL(DFedAvg):
     tied = False
     anneals = True  # the pruning rate falls to 0 over the rounds
     cost_note = (
-        "the relay's, where masks travel as vectors; between peers the density and a bit per "
+        "the relay's, which sends masks as vectors; between peers the density and a bit per "
         "parameter, 1 each way per link; 1 gradient more a round with regrow=gradient"
     )
     refuses: ClassVar = {
@@ -206,7 +206,7 @@ class DisPFL(DFedAvg):
 
     density: float = option(0.5, "share of the parameters that a node trains", above=0, high=1)
     prune: float = option(
-        0.5, "share of a mask that moves in round 1, annealed to 0", low=0, high=1
+        0.5, "share of a mask that is replaced in round 1, annealed to 0", low=0, high=1
     )
     regrow: str = option(
         "gradient", "new coordinates: of largest gradient, or any", choices=("gradient", "random")

@@ -7,9 +7,9 @@ Li, Hu, Beirami, Smith. ICML 2021, arXiv:2012.04221, Algorithm 1.
             v_i <- v_i - lr (g_i(v_i) + lam (v_i - w^t))              K steps, on the same batches
     server  w^{t+1} = w^t + server_lr (w_bar - w^t)
 
-When to use: where each client wants a model of its own beside FedAvg's, which stays as it is, bit
-for bit. v_i is that model: lam = 0 trains it alone, as `local` does, and a large lam holds it at
-w^t. It stays on the client, which should return. Traffic is FedAvg's at twice the gradients.
+When to use: if each client needs a model of its own beside FedAvg's, which does not change by a
+bit. v_i is that model: lam = 0 trains it alone, as `local` does, and a large lam keeps it near w^t.
+It stays on the client, which should return. Traffic is FedAvg's at twice the gradients.
 
 Where we differ: v_i takes as many steps as w, on the same batches; the paper leaves both free. The
 two gradients are clipped apart, and weight decay acts on both. Keep lr lam below 1: the pull is a
@@ -37,7 +37,7 @@ from fedaccord.strategies.fedavg import FedAvg
 
 
 class Buffers(NamedTuple):
-    v: Vector  # (..., d), v_i as it walks
+    v: Vector  # (..., d), v_i during the steps
     pull: Vector  # (..., d), lr lam w^t
 
 
@@ -67,7 +67,7 @@ class DittoClient(OwnModelClient):
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(FedAvg):
-    assumes_sgd = True  # v takes steps of its own
+    assumes_sgd = True  # v has steps of its own
     tied = False
 
     lam: float = option(

@@ -7,8 +7,8 @@ Lian, Zhang, Zhang, Hsieh, Zhang, Liu. NeurIPS 2017, arXiv:1705.09056, Algorithm
 
 One local step a round, whatever local-epochs says. atc is DFedAvg with one local step.
 
-When to use: where communication is cheap beside a gradient, as between machines of one network. One
-step between two mixings leaves no room for client drift, and takes the most rounds.
+When to use: if communication is cheap compared with a gradient, as between machines of one network.
+One step between two mixings allows no client drift, and needs the most rounds.
 
 Where we differ: not from the paper with lian. Comparisons in later papers use atc, or let dpsgd
 train whole epochs, which is dfedavg. Under relaxed initialisation, which the paper does not have,
@@ -32,7 +32,7 @@ class DPSGD(DFedAvg):
         super().__post_init__()
         if self.local_steps > 1:
             raise ValueError(
-                f"local-steps: dpsgd takes one step a round, got {self.local_steps}; take dfedavg "
+                f"local-steps: dpsgd takes one step a round, got {self.local_steps}; use dfedavg "
                 "for more"
             )
         object.__setattr__(self, "local_steps", 1)

@@ -5,8 +5,9 @@ Algorithm 2.
 
     as FedAdam (see fedadam.py), with   v <- v + D^2   and beta1 = 0
 
-When to use: as FedAdam, with rates that only fall. v never forgets, which suits sparse problems and
-short runs; in long ones the steps fade. Without momentum (beta1 = 0) the server keeps two vectors.
+When to use: as FedAdam, with rates that only fall. v never decreases, which suits sparse problems
+and short runs; in long runs the steps vanish. Without momentum (beta1 = 0) the server keeps two
+vectors.
 
 Where we differ: as in fedadam.py, v starts at tau^2 (v0). beta1 above 0 adds the first moment. On
 CIFAR-10 the paper has server_lr 0.1 with a smaller local rate; the default is FedAdam's.

@@ -9,18 +9,18 @@ Algorithm 2.
 
 m starts at 0 and v at tau^2; there is no bias correction.
 
-When to use: where coordinates need rates of their own, as with rare features or embeddings. All
-memory is on the server and any participation will do, so it suits cross-device federations. Its
-fixed points are those of FedAvg; server_lr and tau want tuning together.
+When to use: if coordinates need rates of their own, as with rare features or embeddings. All
+memory is on the server, and it works at any participation, so it suits cross-device federations.
+Its fixed points are those of FedAvg; server_lr and tau should be tuned together.
 
-Where D is small beside tau, the step approaches server_lr / tau times FedAvg's as v forgets its
-start; where it is large, every coordinate moves by about server_lr. The defaults, server_lr 0.01
-and tau 0.001, are what the paper took for CIFAR-10. With server_lr 0.1 all three methods diverged
-there at 10 of 100 clients: ten steps of rate 0.1 give a LeNet a D below 1e-3 a coordinate, which
-that multiplies by up to 100.
+If D is small compared with tau, the step approaches server_lr / tau times FedAvg's as v forgets its
+start; if it is large, every coordinate changes by about server_lr. The defaults, server_lr 0.01 and
+tau 0.001, are the paper's for CIFAR-10. With server_lr 0.1 all three methods diverged there at 10
+of 100 clients: ten steps of rate 0.1 give a LeNet a D below 1e-3 per coordinate, which is then
+multiplied by up to 100.
 
 Where we differ: not from the paper. Other code starts v at 0 (v0=0), the simulator of FedInit's
-authors with tau=0.01 besides.
+authors also with tau=0.01.
 """
 
 from abc import abstractmethod
@@ -49,12 +49,12 @@ class Adaptive(FederatedStrategy):
     averages = True
     synchronous = ""
     refuses: ClassVar = {
-        Gossip: "its server step is not linear, so steps that are mixed are not its step"
+        Gossip: "its server step is not linear, so the mean of the nodes' steps is not its step"
     }
 
     server_lr: float = option(0.01, "server rate", above=0, tried="0.01, 0.05, 0.1, 1 (FedAdam)")
     beta1: float = option(0.9, "decay of the first moment", low=0, high=1)
-    tau: float = option(0.001, "adaptivity: what is added to sqrt(v)", above=0, high=1e9)
+    tau: float = option(0.001, "adaptivity: added to sqrt(v)", above=0, high=1e9)
     v0: float = option(-1.0, "initial second moment; -1: tau^2", low=0, high=1e18, besides=-1)
 
     def rule(self) -> LocalRule:

@@ -8,18 +8,18 @@ Wang, Marella, Anderson. CDC 2022, arXiv:2203.15104, Algorithm 2.
     server  tracking:  w^{t+1} = w^t + (1/C) sum over active of (w_hat_i+ - w_hat_i)
             active:    w^{t+1} = mean over active of w_hat_i+
 
-tracking makes w the mean of w_hat_i over all clients, stale ones included, and is exact at any
-participation. active is what A-FedPD's poster compares with; under partial participation the
-optimum is not a fixed point of it.
+With tracking w is the mean of w_hat_i over all clients, stale ones included, and is exact at any
+participation. A-FedPD's poster compares with active; under partial participation the optimum is not
+a fixed point of it.
 
 When to use: for the exact optimum at FedAvg's traffic, with clients that return. A client keeps
-two vectors, the server only the model. At low participation w leans on what absent clients sent
-long ago, so it moves slowly: rather cross-silo than cross-device.
+two vectors, the server only the model. At low participation w depends on old uploads of absent
+clients, so it moves slowly: rather cross-silo than cross-device.
 
 Where we differ: the regulariser g of the paper is zero here. Another FedADMM (arXiv:2204.03529) has
-a server rate instead of 1/C; its released code measures from w^t and so stays tied to the initial
-model. It is not offered. Clients count equally (no weighting=examples): 1/C does not know their
-examples.
+a server rate instead of 1/C; its released code measures from w^t and so depends on the initial
+model; it is not implemented. Clients count equally (no weighting=examples), because 1/C does not
+depend on their examples.
 """
 
 from dataclasses import dataclass

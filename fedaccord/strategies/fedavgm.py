@@ -5,13 +5,13 @@ Hsu, Qi, Brown. 2019, arXiv:1909.06335, section 4.
     client  w <- w - lr g_i(w)                                        K steps from w^t
     server  v <- beta v + (w_bar - w^t);   w^{t+1} = w^t + server_lr v
 
-When to use: where FedAvg's steps point to and fro from round to round. The memory is one vector on
-the server; clients keep nothing and may come and go. The fixed point is FedAvg's. Momentum
-multiplies a lasting step by up to 1 / (1 - beta), so lower server_lr or lr if it oscillates.
+When to use: if FedAvg's updates oscillate from round to round. The memory is one vector on
+the server; clients are stateless and may join and leave. The fixed point is FedAvg's. Momentum
+multiplies a constant update by up to 1 / (1 - beta), so lower server_lr or lr if it oscillates.
 
 Where we differ: clients count equally; the paper weights them by their examples
-(weighting=examples). Nesterov's form, which Flower's FedAvgM takes, steps along (w_bar - w^t) +
-beta v instead.
+(weighting=examples). Nesterov's form, as in Flower's FedAvgM, steps along (w_bar - w^t) + beta v
+instead.
 """  # noqa: E501 - the paper's title
 
 from dataclasses import dataclass

@@ -6,19 +6,19 @@ Xu, Wang, Wang, Yao. 2021, arXiv:2106.10874, Algorithm 2.
     server  delta = mean over active of (w_{i,0} - w_{i,K}) / (K_i lr),   delta = 0 in round 1
             w^{t+1} = w^t + server_lr (w_bar - w^t)
 
-When to use: at low participation, with clients that keep nothing. The server's momentum shows a
-cohort what the others did lately, at the price of a second vector down; it suits cross-device
-federations. A small alpha trusts it more and can fail: in FedInit's experiments it does on VGG-11.
-A bias remains.
+When to use: at low participation, with stateless clients. The server's momentum carries the recent
+updates of other clients, at the cost of a second vector down; it suits cross-device federations. A
+small alpha gives it more weight and can fail, as on VGG-11 in FedInit's experiments. A bias
+remains.
 
 Where we differ: server_lr multiplies the mean displacement, as released code does; the paper's
-multiplies delta, the displacement divided by K lr, so that the same step takes a rate of K lr
-server_lr there. Each displacement is divided by its own client's K_i: delta is the mean of the
-clients' mean steps, and one that takes more steps does not count for more. Without a server every
-node keeps its own delta, mixed like the models, and a node that is absent keeps it. decay = outside
+multiplies delta, the displacement divided by K lr, so the same step needs a rate of K lr server_lr
+there. Each displacement is divided by its own client's K_i: delta is the mean of the clients' mean
+steps, and a client with more steps has no more weight. Without a server every node has its own
+delta, mixed like the models; an absent node keeps its delta. decay = outside
 adds weight decay wd after the mixture, as the simulator of FedInit's authors does: delta contains
 it, so it is amplified to wd / alpha. decay = inside is alpha (g + wd w). Under relaxed
-initialisation delta takes the true displacement, and the plug-in also sends w_{i,0}. With another
+initialisation delta uses the true displacement, and the plug-in also sends w_{i,0}. With another
 optimiser than SGD a displacement is no mean of directions: clients send d_bar, the mean of
 alpha g_i(w) + (1 - alpha) delta over their steps, and delta is its mean.
 """

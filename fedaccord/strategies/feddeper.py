@@ -10,23 +10,23 @@ Zhou, Li, Tang, Wang. 2022, arXiv:2210.03444, Algorithm 1.
     server  w^{t+1} = w^t + server_lr (mean over active of y - w^t)
 
 The y line splits into the direction that all methods share, rho / lr (y - 2 w^t), and the rest,
-rho / lr v, which is not constant over the round and so is added to the gradient:
+rho / lr v, which changes within the round and is therefore added to the gradient:
 
     lr g_i(y) + rho (v + y - 2 w^t) = lr ((g_i(y) + rho / lr v) + rho / lr (y - 2 w^t))
 
-rho is a factor of the step, not scaled by lr: well below 1. A client that returns finds w^t away
-from its v, and y overshoots by about rho K of that way, as relaxed initialisation does by beta:
-where few clients take part, keep rho K at most 0.1. On CIFAR-10 with K = 10 and 10 of 100 clients
-it diverged after 30 rounds with rho = 0.03, and trained well with 0.005. The default, 0.002, is 0.1
-over the 50 steps of 5 epochs of 500 samples; fewer steps stand a larger rho.
+rho is a factor of the step, not scaled by lr: well below 1. When a client returns, w^t differs from
+its v, and y overshoots by about rho K times the difference, as relaxed initialisation does by beta:
+at low participation keep rho K at most 0.1. On CIFAR-10 with K = 10 and 10 of 100 clients it
+diverged after 30 rounds with rho = 0.03, and trained well with 0.005. The default, 0.002, gives 0.1
+over the 50 steps of 5 epochs of 500 samples; fewer steps allow a larger rho.
 
-When to use: where each client wants a model of its own beside the global one. v_i is that model; it
+When to use: if each client needs a model of its own beside the global one. v_i is that model; it
 stays on the client, which should return. Traffic is FedAvg's at twice the gradients, and the
 global fixed point is biased.
 
-Where we differ: the paper leaves open whether y and v see one batch; here they do. Weight decay
-acts on y and v alike, and the two gradients are clipped apart. The paper's rho and lam are not
-known to us: the defaults are our own.
+Where we differ: the paper does not say whether y and v use the same batch; here they do. Weight
+decay acts on y and v alike, and the two gradients are clipped apart. The paper's rho and lam are
+not known to us: the defaults are our own.
 """  # noqa: E501 - the paper's title
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ from fedaccord.strategies.fedavg import FedAvg
 
 
 class Buffers(NamedTuple):
-    v: Vector  # (..., d), v_i as it walks
+    v: Vector  # (..., d), v_i during the steps
     v_next: Vector  # (..., d), while the step of y still needs the old one
 
 
@@ -89,7 +89,7 @@ class FedDeperClient(OwnModelClient):
 
 @dataclass(frozen=True, kw_only=True)
 class FedDeper(FedAvg):
-    assumes_sgd = True  # y and v take steps of their own
+    assumes_sgd = True  # y and v have steps of their own
     tied = False
 
     rho: float = option(0.002, "strength of the pull away from v, a factor of the step", low=0)

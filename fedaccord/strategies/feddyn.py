@@ -8,17 +8,17 @@ Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. ICLR 2021, arXiv:2111.
             w^{t+1} = w_bar + lam_bar / alpha
 
 The paper stores the gradient at the client and h at the server: lam_i = -grad L_i, lam_bar = -h.
-Inactive duals stay as they are.
+Inactive duals do not change.
 
 When to use: for the exact optimum at FedAvg's traffic, with one vector on each client. It is exact
-at any participation, but a dual ages while its client is away, so rounds can get rough when few
-clients take part: see afedpd.py for that. alpha depends on the problem: in FedInit's experiments
+at any participation, but the dual of an absent client becomes stale, so training can be unstable at
+low participation: see afedpd.py for that. alpha depends on the problem: in FedInit's experiments
 0.1 on CIFAR-10, 0.01 or 0.001 on CIFAR-100.
 
-Where we differ: the local problem gets K steps of SGD, not an exact solution. Weight decay and the
-clip touch neither lam_i nor the prox term; the simulator of FedInit's authors folds alpha into
-weight decay, so that its clip depends on the norm of w. Clients count equally (no
-weighting=examples): P/C is their share only then.
+Where we differ: K steps of SGD replace the exact solution of the local problem. Weight decay and
+the clip affect neither lam_i nor the prox term; the simulator of FedInit's authors adds alpha to
+weight decay, so its clip depends on the norm of w. Clients count equally (no weighting=examples),
+because P/C is their share only then.
 """
 
 from collections.abc import Iterable
@@ -72,8 +72,8 @@ def primal_dual_step(
 ) -> tuple[Vector, Vector]:
     """w^{t+1} and the next lam_bar; local: w_{i,K} (..., d) of each active client.
 
-    lam_bar moves by the mean over all clients of rho (w_{i,K} - w^t), zero for inactive ones; as
-    the clients' own duals do, also if the step from an earlier model is damped.
+    lam_bar changes by the mean over all clients of rho (w_{i,K} - w^t), zero for inactive ones: as
+    the clients' own duals do, even if the step from an earlier model is damped.
     """
     w_bar = cohort.mean(local)
     undamped = cohort.undamped_mean(local) if cohort.damping else w_bar

@@ -9,8 +9,8 @@ Jhunjhunwala, Wang, Joshi. ICLR 2023, arXiv:2301.09604, Algorithm 1.
     output  (w^t + w^{t-1}) / 2,   w^{-1} = w^0
 
 When to use: for longer server steps without a rate to tune. The less the clients' updates agree,
-the further the server goes along their mean. Traffic is FedAvg's, and clients keep nothing and may
-come and go. The steps oscillate, so the mean of the last two models is what it returns.
+the larger the step along their mean. Traffic is FedAvg's, and clients are stateless and may join
+and leave. The steps oscillate, so it returns the mean of the last two models.
 
 Where we differ: not from the paper. The released code multiplies epsilon by P and lets it fall with
 the square of the local rate. epsilon is 0.001, as in its runs on CIFAR; updates with a mean square
@@ -36,10 +36,10 @@ class FedExP(FederatedStrategy):
     takes_weights = True
     beyond_sums = "the norm of each client's update"
     synchronous = ""
-    refuses: ClassVar = {Gossip: "its server rate is one number of all clients; take dfedavg"}
+    refuses: ClassVar = {Gossip: "its server rate is one number of all clients; use dfedavg"}
 
     epsilon: float = option(
-        0.001, "what keeps the server rate small where updates are", above=0, tried="0.001, 0.1"
+        0.001, "bounds the server rate for small updates", above=0, tried="0.001, 0.1"
     )
 
     def rule(self) -> LocalRule:

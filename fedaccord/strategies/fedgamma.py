@@ -5,7 +5,7 @@ Minimization. IEEE TNNLS 2023, doi:10.1109/TNNLS.2023.3304453.
 
     client  w <- w - lr (g_i(w + rho g_i(w) / ||g_i(w)||) - c_i + c)
 
-When to use: as SCAFFOLD, where a flatter minimum is worth twice the gradients. Clients keep c_i and
+When to use: as SCAFFOLD, if a flatter minimum is worth twice the gradients. Clients keep c_i and
 should return; traffic is twice FedAvg's both ways, which points to cross-silo federations. The
 radius costs SCAFFOLD its exactness, so it is kept small.
 

@@ -9,14 +9,14 @@ Caldarola, Cagnasso, Caputo, Ciccone. CVPR 2025, arXiv:2412.03752, Algorithm 1.
     server  lam_bar <- lam_bar + (P/C) alpha (w_bar - w~)             mean of lam_i over all clients
             D = w~ - w_bar;   w^{t+1} = w^t - D + lam_bar / alpha
 
-FedDyn around a point that the server has moved uphill: the ascent of SAM is taken once a round, on
-the global loss, along a direction that the server already has. The paper's sigma_k, sigma and beta
+FedDyn around a perturbed model: the server takes SAM's ascent once a round, on the global loss,
+along a direction that it already has. The paper's sigma_k, sigma and beta
 are -lam_i, -lam_bar and 1 / alpha.
 
-When to use: as FedSpeed and FedSMOO, where the global model's sharpness counts and clients pay for
-one gradient a step: there is no further traffic, and one vector on a client, which should come
-back. With sam.rho clients take local ascents too, as in the paper's main experiments. The radius
-leaves a bias.
+When to use: as FedSpeed and FedSMOO, if the global model's sharpness matters and clients can afford
+one gradient a step: there is no further traffic, and one vector on a client, which should return.
+With sam.rho clients take local ascents too, as in the paper's main experiments. The radius leaves a
+bias.
 
 Where we differ: sigma is the mean of sigma_k over all clients, as in the paper's listing; the
 released code divides its steps by P once more, and raises both radii linearly over the first rounds
@@ -37,7 +37,7 @@ from fedaccord.strategies.feddyn import FedDynClient, primal_dual_step
 
 class ServerState(NamedTuple):
     lam_bar: Vector  # (d,)
-    e: Vector  # (d,), which is in the model that is broadcast
+    e: Vector  # (d,), included in the broadcast model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class FedGloSS(FederatedStrategy):
     beyond_sums = ""
     reads_anchors = True
     refuses: ClassVar = {
-        Gossip: "its perturbation is normalised by one server; take feddyn with sam.rho"
+        Gossip: "its perturbation is normalised by one server; use feddyn with sam.rho"
     }
 
     alpha: float = option(0.1, "strength of the dynamic regulariser, 1 / beta", above=0)
@@ -61,7 +61,7 @@ class FedGloSS(FederatedStrategy):
     def aggregate(
         self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
-        D = w - cohort.mean(ups.w)  # w is w~, which was broadcast
+        D = w - cohort.mean(ups.w)  # w is w~, the broadcast
         w_next, lam_bar = primal_dual_step(self.alpha, ups.w, state.lam_bar, cohort)
         e = D.mul_(self.radius / (norm(D) + EPS))
         return w_next - state.e + e, ServerState(lam_bar, e)

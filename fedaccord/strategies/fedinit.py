@@ -11,8 +11,8 @@ When to use: to improve FedAvg on skewed data at FedAvg's traffic. A client keep
 last local model, so clients should return: the older l_i, the longer the jump at the start. Its
 fixed point is biased as FedAvg's is.
 
-Where we differ: not from the paper. The authors' simulator adds mean displacements where the paper
-averages models (server=updates, which sends w_{i,0} too); they differ under partial participation.
+Where we differ: not from the paper. The authors' simulator adds mean displacements instead of
+averaging models (server=updates, which sends w_{i,0} too); this differs at partial participation.
 """
 
 from dataclasses import dataclass

@@ -7,12 +7,12 @@ Fan, Hu, Yao, Niu, Zhang, Sugiyama, Wang. ICML 2024, arXiv:2405.18890, Algorithm
             w <- w - lr g_i(w + e)                                    K steps from w^t
     server  w^{t+1} = w^t + server_lr (w_bar - w^t)
 
-When to use: for SAM at one gradient per step. The way the broadcast model went since the client's
-last visit stands for the ascent; the first visit is FedAvg's. A client keeps one vector and should
+When to use: for SAM at one gradient per step. The change of the broadcast model since the client's
+last visit replaces the ascent; the first visit is FedAvg's. A client keeps one vector and should
 return: after a long absence the direction is old. The radius leaves a bias.
 
-Where we differ: not from the paper. The released code takes the last round's global update for
-every client, and divides by the sum of the layers' norms; here one global norm. radius is our
+Where we differ: not from the paper. The released code uses the last round's global update for every
+client, and divides by the sum of the layers' norms instead of one global norm. radius is our
 provisional default.
 """  # noqa: E501 - the paper's title
 
@@ -76,7 +76,7 @@ class FedLESAMClient(LocalRule):
 @dataclass(frozen=True, kw_only=True)
 class FedLESAM(FedAvg):
     tied = False
-    fixed_anchor = "it keeps the model received, and has no anchor to move"
+    fixed_anchor = "it keeps the model received, and has no separate anchor"
     refuses: ClassVar[dict[type[Any], str]] = {
         SAM: "it perturbs the model already, with its own radius"
     }

@@ -8,16 +8,16 @@ Liu, Liu, Shang, Liu, Liu, Feng. ICML 2025, arXiv:2507.20016, Algorithm 2.
     server  w^{t+1} = w^t + server_lr (w_bar - w^t)
             c <- c + gamma (mean over the active clients of c_i+ - c)
 
-SCAFFOLD with rates that fall within the round, and a c that forgets: the latest c_i+ weigh gamma,
-where SCAFFOLD's weigh P/C. The paper's m and alpha are c and server_lr.
+SCAFFOLD with rates that fall within the round, and a c with exponential decay: the latest c_i+ have
+the weight gamma instead of SCAFFOLD's P/C. The paper's m and alpha are c and server_lr.
 
-When to use: as SCAFFOLD, at low participation, where the c_i of most clients are old. At full
-participation it is exact; else the optimum is no fixed point of it, as c follows the cohort.
+When to use: as SCAFFOLD, at low participation, when the c_i of most clients are old. At full
+participation it is exact; else the optimum is no fixed point, because c follows the cohort.
 Traffic is SCAFFOLD's.
 
 Where we differ: not from the paper. rho, server_lr and gamma are the best of its ablations on
-CIFAR-100; the released code lets the rate fall to zero (rho = 0) and divides by K lr / 2, of which
-the sum of lr_k is a little more. lr-schedule is not read. c and c_i start at zero.
+CIFAR-100; the released code lets the rate fall to zero (rho = 0) and divides by K lr / 2, slightly
+less than the sum of lr_k. lr-schedule is not read. c and c_i start at zero.
 """  # noqa: E501 - the paper's title
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class FedMoSWA(Scaffold):
     replaces: ClassVar = {"lr_schedule": "the rates of fedmoswa fall linearly within a round"}
 
     upload: str = argument("both", "w_{i,K} and the control variate", shown=False)
-    server_lr: float = option(1.5, "server rate: how far to go towards the average", low=0)
+    server_lr: float = option(1.5, "server rate: factor of the mean update", low=0)
     gamma: float = option(
         0.2, "share of the cohort in c", above=0, high=1, tried="0.05, 0.1, 0.2, 0.5"
     )

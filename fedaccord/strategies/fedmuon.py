@@ -2,21 +2,21 @@
 
 Liu, Shang, Zhou, Liu, Liu, Liu. 2025, arXiv:2510.27403, Algorithm 2.
 
-    client  the optimiser's vectors begin at their mean over the last round's clients
+    client  the optimiser's vectors start at their mean over the last round's clients
             w <- w - lr ((1 - beta) p + beta G)                       K steps from w^t
             p = Muon's step along g_i(w), see core/optimizer.py
     server  w^{t+1} = w_bar;   the mean of the optimiser's vectors after the last step
             G = mean over active of (w_{i,0} - w_{i,K}) / (K_i lr),   G = 0 in round 1
 
-When to use: to train matrices, as those of transformers and convolutions, with few clients in a
-round: one momentum and one direction for all keep orthogonalised steps of different clients
-together. Clients keep nothing; four vectors travel down and three up. Choose lr as for AdamW. G is
-FedCM's delta, and as there a bias remains.
+When to use: to train matrices, as in transformers and convolutions, with few clients in a round: a
+common momentum and direction align the orthogonalised steps of different clients. Clients are
+stateless; four vectors are sent down and three up. Choose lr as for AdamW. G is FedCM's delta, and
+a bias remains as there.
 
-Where we differ: beta is the paper's alpha. Its code takes Muon for all matrices, with a rate of
-their own, and begins the moments of all other parameters anew in every round; here embeddings and
-the output layer take AdamW too, at one rate, and all moments are averaged. Weight decay is a part
-of p, as in the code: G, which contains it, would amplify it otherwise.
+Where we differ: beta is the paper's alpha. Its code uses Muon for all matrices, with a rate of
+their own, and resets the moments of all other parameters in every round; here embeddings and the
+output layer use AdamW too, at one rate, and all moments are averaged. Weight decay is a part of p,
+as in the code: otherwise G, which contains it, would amplify it.
 """
 
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class FedMuon(FederatedStrategy):
     takes_weights = True
     reads_starts = True
     refuses: ClassVar = {
-        Gossip: "a server averages the optimisers' vectors; take dfedavg with optimizer=muon"
+        Gossip: "a server averages the optimisers' vectors; use dfedavg with optimizer=muon"
     }
     replaces: ClassVar = {
         "optimizer": "the method has its own",

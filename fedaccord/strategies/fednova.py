@@ -8,17 +8,17 @@ Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020, arXiv:2007.07481, section 5.
 
 p_i = 1/P, or the share of examples with weighting=examples. With equal K_i this is FedAvg.
 
-d_i / lr is the mean of the gradients of i's steps, whatever K_i is. Under relaxed initialisation
-only the true displacement w_{i,0} - w_{i,K_i} is that; w^t - w_{i,K_i} would also hold the jump,
-which is no step, divided by K_i. So the client sends w_{i,0} too, and with equal K_i FedNova is
-FedInit with server=updates.
+d_i / lr is the mean of the gradients of i's steps, for any K_i. Under relaxed initialisation this
+holds only for the true displacement w_{i,0} - w_{i,K_i}; w^t - w_{i,K_i} would also contain the
+jump, which is no step, divided by K_i. So the client sends w_{i,0} too, and with equal K_i FedNova
+is FedInit with server=updates.
 
-When to use: where clients take unequal numbers of local steps, as with local-epochs on data of
-unequal sizes. It takes away the bias of unequal work, not that of heterogeneous data. It costs what
-FedAvg does, keeps nothing on clients and takes any participation.
+When to use: if clients take unequal numbers of local steps, as with local-epochs on data of
+unequal sizes. It removes the bias of unequal work, not that of heterogeneous data. Its costs are
+FedAvg's, clients are stateless, and any participation is supported.
 
 Where we differ: the local solver is plain SGD, for which the paper's a_i is K_i; local momentum and
-prox terms, which have other a_i, are not offered. Clients count equally; the paper weights them by
+prox terms, with other a_i, are not implemented. Clients count equally; the paper weights them by
 their examples (weighting=examples).
 """
 
@@ -36,7 +36,7 @@ class FedNova(FederatedStrategy):
     takes_weights = True
     reads_starts = True
     beyond_sums = "the number of steps of each client"
-    refuses: ClassVar = {Gossip: "tau needs the steps of all clients; take dfedavg"}
+    refuses: ClassVar = {Gossip: "tau needs the steps of all clients; use dfedavg"}
     cost_note = "up 2 under relaxed initialisation"
 
     server_lr: float = option(1.0, "server rate", low=0)

@@ -8,9 +8,9 @@ Zhang, Hong, Dhople, Yin, Liu. IEEE TSP 2021, arXiv:2005.11418, Algorithm 1.
     server  with probability 1 - p:   w^{t+1} = mean over all clients of anchor_i, their next anchor
             else nothing is sent, and clients continue from their own anchors
 
-When to use: where every client takes part in every round, as in small cross-silo federations. It is
+When to use: if every client takes part in every round, as in small cross-silo federations. It is
 exact, and p above 0 saves communication. It refuses partial participation (set fraction-train=1; or
-take fedadmm, feddyn or afedpd), and a round that lost a reply does not count. A client keeps three
+use fedadmm, feddyn or afedpd), and a round with a lost reply does not count. A client keeps three
 vectors.
 
 Where we differ: the oracle is K steps of SGD, rho = 1/eta of the paper. local-init = own starts the
@@ -54,7 +54,7 @@ class ClientState(NamedTuple):
 
 
 def is_silent(p: float, seed: int, t: int) -> bool:
-    """Whether round t ends without communication: one coin that server and clients both know."""
+    """Whether round t ends without communication; server and clients draw the same."""
     return random.Random(f"fedpd {seed} {t}").random() < p
 
 
@@ -111,7 +111,7 @@ class FedPD(FederatedStrategy):
     beyond_sums = ""
     takes_weights = True
     all_clients = True
-    refuses: ClassVar = {Gossip: "all clients share one anchor; take fedadmm"}
+    refuses: ClassVar = {Gossip: "all clients share one anchor; use fedadmm"}
     cost_note = "down and up times 1 - p"
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian, 1/eta of the paper", above=0)
@@ -142,7 +142,7 @@ class FedPD(FederatedStrategy):
         return FedPDClient(self.rho, self.p, self.local_init, self.seed)
 
     def broadcast(self, w: Vector, state: Any, client: Client) -> Down:
-        last = client.last_round  # all clients', as a round counts with all of them or not at all
+        last = client.last_round  # of all clients, as a round counts only with all of them
         silent = last >= 0 and is_silent(self.p, self.seed, last)
         return Down(None if silent else w)
 

@@ -5,14 +5,14 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. MLSys 2020, arXiv:1812.06127, Algor
     client  w <- w - lr (g_i(w) + mu (w - w^t))                       K steps from w^t
     server  w^{t+1} = w^t + server_lr (w_bar - w^t)
 
-When to use: where clients drift far in a round, by many local steps or very unequal ones. The prox
-term holds them near w^t; nothing is kept and any participation will do, as in cross-device
+When to use: if clients drift far in a round, by many or very unequal local steps. The prox term
+keeps them near w^t; clients are stateless and any participation is supported, as in cross-device
 federations. The fixed point stays biased even at full participation, and too large a mu slows every
 step.
 
-Where we differ: the local problem gets K steps of SGD, not a solver with a tolerance. The centre is
-w^t also under relaxed initialisation, and the clip sees g_i alone; the simulator of FedInit's
-authors folds mu into weight decay: its clip sees g - mu w^t, it centres at the start.
+Where we differ: K steps of SGD solve the local problem, not a solver with a tolerance. The centre
+is w^t also under relaxed initialisation, and the clip applies to g_i alone; the simulator of
+FedInit's authors adds mu to weight decay: its clip applies to g - mu w^t, its centre is the start.
 """
 
 from dataclasses import dataclass

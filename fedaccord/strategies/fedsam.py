@@ -6,12 +6,12 @@ ICML 2022, arXiv:2206.02618, Algorithm 1.
     client  w <- w - lr g_i(w + rho g_i(w) / ||g_i(w)||)              K steps from w^t
     server  w^{t+1} = w^t + server_lr (w_bar - w^t)
 
-When to use: where a flatter minimum is worth twice the gradients. Traffic and memory are FedAvg's,
+When to use: if a flatter minimum is worth twice the gradients. Traffic and memory are FedAvg's,
 so it suits cross-device federations with time to compute. The bias of FedAvg stays and the radius
 adds its own; at low participation FedInit's authors lower it to 0.01.
 
-Where we differ: as in sam.py, the clip bounds only the gradient at w + e, and one norm runs over
-all parameters.
+Where we differ: as in sam.py, the clip bounds only the gradient at w + e, and one norm covers all
+parameters.
 """
 
 from dataclasses import dataclass

@@ -10,14 +10,14 @@ Sun, Shen, Chen, Ding, Tao. ICML 2023, arXiv:2305.11584, Algorithm 1.
 
 FedDyn on SAM with a dual for the perturbation.
 
-The dual's steps are folded, which saves a pass over memory in each: before step k (from 0)
+The dual's steps are combined, which saves a pass over memory in each: before step k (from 0)
 
     mu_i = climbed - k s,   climbed = mu_i at the start + sum of e over the steps so far
     u = g_i(w) - mu_i - s = g_i(w) - climbed + (k - 1) s
 
-so that a step adds e to climbed, and K s is taken off once, after the last.
+so a step adds e to climbed, and K s is subtracted once, after the last.
 
-When to use: as FedSpeed, where the perturbations of clients should agree too. It is one of the most
+When to use: as FedSpeed, if the perturbations of clients should agree too. It is one of the most
 expensive methods here: two vectors each way, two gradients a step, two vectors on a client that
 should return, so rather cross-silo. The radius leaves a bias.
 
@@ -70,7 +70,7 @@ class ServerState(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    climbed: Vector  # (..., d), mu_i and the e of all steps so far, without their s
+    climbed: Vector  # (..., d), mu_i plus the e of all steps so far, without their s
     s: Vector  # (..., d)
     taken: Vector  # (1,), k - 1 before step k
     ascended: Vector  # (..., d), w + e
@@ -135,7 +135,7 @@ class FedSMOO(FederatedStrategy):
     synchronous = ""
     refuses: ClassVar = {
         SAM: "it perturbs the model already, with its own radius",
-        Gossip: "its perturbation s is normalised by one server; take feddyn with sam.rho",
+        Gossip: "its perturbation s is normalised by one server; use feddyn with sam.rho",
     }
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)

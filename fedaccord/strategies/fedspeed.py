@@ -10,19 +10,18 @@ Sun, Shen, Huang, Ding, Tao. ICLR 2023, arXiv:2302.10429, Algorithm 1.
 
 r is sam.rho.
 
-When to use: as FedDyn, where a flatter minimum is worth twice the gradients. Traffic is FedAvg's; a
+When to use: as FedDyn, if a flatter minimum is worth twice the gradients. Traffic is FedAvg's; a
 client keeps its dual and should return. Exact only without the ascent (sam.rho=0): the radius
 leaves a bias.
 
-variant=paper is another method, not another way to compute this one. Insert the optimum w*, where
-all w_{i,K} = w* and lam_i = -grad f_i(w*): the mean of lam_i over all clients is 0 there, so
-authors stays at w*; the mean over the active clients is not, so paper steps to w* + A_P[lam_i] /
-rho. At full participation both are one. variant=paper runs FedADMM's client (variant active) for
-that reason.
+variant=paper is another method, not another way to compute this one. At the optimum w* all
+w_{i,K} = w* and lam_i = -grad f_i(w*): the mean of lam_i over all clients is 0, so authors stays at
+w*; the mean over the active clients is not, so paper steps to w* + A_P[lam_i] / rho. At full
+participation they agree. variant=paper runs FedADMM's client (variant active) for that reason.
 
-Where we differ: the authors' form is FedDyn with SAM and made the published numbers; the paper's
-(variant=paper) does not hold the optimum under partial participation. The paper stores -lam_i, and
-rho = 1 / its lambda.
+Where we differ: the authors' form is FedDyn with SAM and gave the published numbers; the optimum is
+no fixed point of the paper's (variant=paper) under partial participation. The paper stores -lam_i,
+and rho = 1 / its lambda.
 """
 
 from dataclasses import dataclass, replace

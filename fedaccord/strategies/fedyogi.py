@@ -5,9 +5,9 @@ Algorithm 2.
 
     as FedAdam (see fedadam.py), with   v <- v - (1 - beta2) D^2 sign(v - D^2)
 
-When to use: as FedAdam, where v should not forget a large step soon. v moves by at most (1 - beta2)
-D^2 a round, so that the rate of a coordinate rises slowly after it. Costs, fixed points and the
-reason for the defaults are FedAdam's.
+When to use: as FedAdam, if v should not forget a large update soon. v changes by at most
+(1 - beta2) D^2 a round, so the rate of a coordinate rises slowly after it. Costs, fixed points and
+the reason for the defaults are FedAdam's.
 
 Where we differ: as in fedadam.py, v starts at tau^2 (v0), without bias correction.
 """

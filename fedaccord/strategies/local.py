@@ -1,19 +1,19 @@
 """Local training: each client alone.
 
-A baseline, of no paper: what a client reaches without the others.
+A baseline without a paper: what a client achieves without the other clients.
 
     state   w_i, the client's own model, w^0 at first
     client  w <- w - lr g_i(w)                 K steps from w_i
             w_i <- w_{i,K}
     server  w^{t+1} = w_bar, the mean of the active clients' models, which no client trains on
 
-When to use: beside any method with personal models, and to learn whether clients gain from each
-other at all: personal-accuracy is that of w_i on the client's own test samples. Nothing travels
-down after a first visit.
+When to use: beside any method with personal models, and to see whether clients gain from each
+other: personal-accuracy is that of w_i on the client's own test samples. Nothing is sent down after
+a first visit.
 
-Where we differ: there is no paper to differ from. Models travel up for w_bar and the columns of a
-run alone. w_bar is an average of models that never met: its test accuracy says little of theirs,
-and drift is their distance to the last average.
+Where we differ: there is no paper. Models are sent up only for w_bar and a run's columns. w_bar
+averages models that were trained apart: its test accuracy says little about theirs, and drift is
+their distance to the last average.
 """
 
 from dataclasses import dataclass

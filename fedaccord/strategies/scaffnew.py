@@ -9,16 +9,16 @@ Communication Acceleration! Finally! ICML 2022, arXiv:2202.09357, Algorithm 2.
     client  h_i <- h_i + (p / lr) (w^{t+1} - w_{i,K})
 
 The paper flips a coin after every step, which ends a round with probability p: K_t is the number of
-flips. A client learns w^{t+1} as its next visit begins, so until then it keeps
+flips. A client receives w^{t+1} at its next visit, so until then it keeps
 
     h = h_i - (p / lr) w_{i,K},   from which h_i = h + (p / lr) w^t at the next visit
 
-When to use: as SCAFFOLD, where every client takes part in every round: it is exact, sends one
-model each way and keeps one vector. On smooth and strongly convex problems it needs the square root
-of the rounds of gradient descent. sum of h_i = 0 in every round.
+When to use: as SCAFFOLD, if every client takes part in every round: it is exact, sends one model
+each way and keeps one vector. On smooth and strongly convex problems it needs the square root of
+the rounds of gradient descent. sum of h_i = 0 in every round.
 
-Where we differ: not from the paper. All clients must take part (fraction-train=1), and a round that
-lost a reply does not count. The rate is constant and a round has 1 / p steps on average: lr-decay,
+Where we differ: not from the paper. All clients must take part (fraction-train=1), and a round with
+a lost reply does not count. The rate is constant and a round has 1 / p steps on average: lr-decay,
 local-steps and local-epochs have no effect.
 """
 
@@ -68,7 +68,7 @@ class ScaffnewClient(LocalRule):
 class Scaffnew(FederatedStrategy):
     takes_weights = True
     averages = True
-    fixed_anchor = "h_i is made of the models received, which are no anchor to move"
+    fixed_anchor = "h_i is computed from the models received, not from a separate anchor"
     all_clients = True
     assumes_sgd = True  # h_i is in units of its rate
     replaces: ClassVar = {
@@ -76,7 +76,7 @@ class Scaffnew(FederatedStrategy):
         "local_epochs": "scaffnew draws the steps of a round, with scaffnew.p",
         "lr_decay": "the rate of scaffnew is constant",
     }
-    refuses: ClassVar = {Gossip: "h_i needs the mean of all clients; take scaffold"}
+    refuses: ClassVar = {Gossip: "h_i needs the mean of all clients; use scaffold"}
 
     p: float = option(0.1, "probability that a local step is the last of a round", above=0, high=1)
 

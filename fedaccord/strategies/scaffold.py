@@ -8,19 +8,19 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020, arXiv:1910.06378, Alg
             c <- c + (1/C) sum over the active clients of (c_i+ - c_i)       C, not P
             the same from w_bar: c <- c + (P/C) ((w^t - w_bar) / (K lr) - c)   equal K and lr
 
-When to use: where the exact optimum counts and clients return, as in cross-silo federations. It
-is exact at any participation, but c_i ages while its client is away, and traffic is twice FedAvg's
-both ways. On networks with noisy gradients it does not always beat FedAvg.
+When to use: if the exact optimum matters and clients return, as in cross-silo federations. It
+is exact at any participation, but the c_i of an absent client becomes stale, and traffic is twice
+FedAvg's both ways. On networks with noisy gradients it does not always beat FedAvg.
 
 Where we differ: not from the paper. c and c_i start at zero, so mean over all clients of c_i = c
 always; some released code starts them from the parameter values, which breaks that. d_bar is the
-true displacement, so that c_i stays an average of gradients when relaxed initialisation moves the
-start. With another optimiser than SGD a displacement is no such average: d_bar is the mean of the
-steps' directions g_i(w) - c_i + c, and c_i+ the mean of their gradients. Clients count equally (no
+true displacement: c_i stays an average of gradients when relaxed initialisation moves the start.
+With another optimiser than SGD a displacement is no such average: d_bar is the mean of the steps'
+directions g_i(w) - c_i + c, and c_i+ the mean of their gradients. Clients count equally (no
 weighting=examples): mean(c_i) = c is a plain mean. If all take K equal steps of SGD from w^t, the
-second vector of an upload follows from the first: `upload` says when it is left out. Compressed
-uploads leave it out, as SCALLION does (arXiv:2308.08165), in half of the bytes; plain ones have
-both by default, because the sum is rounded differently.
+second vector of an upload follows from the first, and `upload` sets whether it is omitted. With
+compression it is omitted, as in SCALLION (arXiv:2308.08165), which halves the bytes; plain uploads
+have both by default, because the sum is rounded differently.
 """
 
 from dataclasses import dataclass
@@ -109,7 +109,7 @@ class Scaffold(FederatedStrategy):
     linear = True
     synchronous = ""
 
-    server_lr: float = option(1.0, "server rate: how far to go towards the average", low=0)
+    server_lr: float = option(1.0, "server rate: factor of the mean update", low=0)
 
     upload: str = option(
         "auto",
@@ -133,7 +133,7 @@ class Scaffold(FederatedStrategy):
         return any(isinstance(p, Compress) for p in self._plugins()) and not self._why_both()
 
     def _plugins(self) -> list[PlugIn]:
-        """Those in use, before they are fitted to the method."""
+        """The plug-ins in use, before `fit`."""
         return [p for p in combine(self.own_plugins(), self.plugins) if not p.is_off]
 
     def _why_both(self) -> str:

@@ -68,7 +68,7 @@ def test_every_method_with_every_plugin(name: str, plugins: str) -> None:
     """Finite and reproducible weights, another path than without; or one line of refusal."""
     kind, chosen = METHODS[name], PLUGINS[plugins]
     if any(name in REFUSED[part] for part in plugins.split("+")):
-        with pytest.raises(ValueError, match=rf"^{kind.__name__} cannot take \w+: \w[^\n]+$"):
+        with pytest.raises(ValueError, match=rf"^{kind.__name__} does not support \w+: \w[^\n]+$"):
             make(kind, *chosen)
         return
     first, second = run(make(kind, *chosen)), run(make(kind, *chosen))
@@ -269,7 +269,7 @@ def test_a_methods_messages_know_nothing_of_relaxed_initialisation(name: str) ->
 
 @pytest.mark.parametrize("name", ["afedpd", "afedpdsam", "fedlesam", "fedlesam-d", "fedlesam-s"])
 def test_methods_whose_anchor_cannot_move_say_so(name: str) -> None:
-    line = rf"^{METHODS[name].__name__} cannot take RelaxedInit\.center=start: [a-z][^\n]+$"
+    line = rf"^{METHODS[name].__name__} does not support RelaxedInit\.center=start: [a-z][^\n]+$"
     with pytest.raises(ValueError, match=line):
         make(METHODS[name], MOVED)
 

@@ -206,7 +206,7 @@ DP = {"sampling": "bernoulli", "dp.clip": 0.1, "dp.noise-multiplier": 0.0}
     [
         ({"algo": "dfedavg"}, "compress.method: expected none with gossip, got 'topk'"),
         ({"gossip.topology": "ring"}, "compress.method: expected none with gossip"),
-        ({"algo": "local"}, "Local cannot take Compress: its clients upload whole models"),
+        ({"algo": "local"}, "Local does not support Compress: its clients upload whole models"),
         (
             {"algo": "fedpd", "fraction-train": 1.0, "fedpd.p": 0.3},
             "p: expected 0 with Compress, got 0.3: without a broadcast",

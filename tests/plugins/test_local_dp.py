@@ -287,7 +287,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fedavg", {"schedule": "buffered"}, "dp: expected off with schedule=buffered"),
     ("fedcm", {"plugins": [LOCAL, RelaxedInit()]}, "dp: expected no RelaxedInit with FedCM"),
     ("fedavg", {"plugins": [LOCAL, SecureSum()]}, "secure-sum.method: expected off with dp.where"),
-    ("local", {}, "Local cannot take DP: its uploads are whole models, which no broadcast precede"),
+    ("local", {}, "Local does not support DP: its uploads are whole models, which no broadcast"),
     ("fedpd", {"fraction_train": 1.0, "p": 0.5}, "p: expected 0 with DP, got 0.5"),
     ("fedavg", {"plugins": [DP(where="client")]}, "expected one of dp.epsilon and dp.noise-multi"),
 ]  # fmt: skip

@@ -264,7 +264,7 @@ def test_a_client_refuses_what_would_reveal_its_upload() -> None:
     with pytest.raises(ValueError, match="are not its own"):
         client.open_shares(wrong, memories[0])
     opened = client.open_shares(forward[0], memories[0])
-    with pytest.raises(ValueError, match="a message came twice"):
+    with pytest.raises(ValueError, match="a message arrived twice"):
         client.open_shares(forward[0], opened)  # a second upload under the same masks
     unmask = secure.unmask([0, 1, 2])[0]
     with pytest.raises(ValueError, match="either active or lost"):

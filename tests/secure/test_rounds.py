@@ -149,7 +149,7 @@ def test_a_rounded_broadcast_composes(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "plugins", "keys", "line"),
     [
-        ("fednova", (), {}, "reads the number of steps of each client: take fedavg"),
+        ("fednova", (), {}, "reads the number of steps of each client: use fedavg"),
         ("fedexp", (), {}, "reads the norm of each client's update"),
         ("dfedavg", (), {}, "gossip"),
         ("fedpd", (), {"fraction_train": 1.0, "p": 0.3}, "p: expected 0 with SecureSum, got 0.3"),

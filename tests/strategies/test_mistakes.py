@@ -133,7 +133,7 @@ class Silent(FederatedStrategy):
 
 def test_a_step_of_which_nothing_is_declared_is_neither_mixed_nor_weighted() -> None:
     """|w_bar| does not commute with mixing, and nothing says that it would."""
-    line = r"^Silent cannot take Gossip: its server step is not declared linear$"
+    line = r"^Silent does not support Gossip: its server step is not declared linear$"
     with pytest.raises(ValueError, match=line):
         Silent(plugins=(S.Gossip(),))
     with pytest.raises(ValueError, match=r"^weighting: expected uniform with Silent, got"):

@@ -289,7 +289,7 @@ def test_gossip_takes_the_linear_methods_and_no_others(name: str) -> None:
     if kind.linear:
         assert make(kind, {"plugins": (Gossip(topology="ring"),)}).topology.is_decentralised
         return
-    with pytest.raises(ValueError, match=rf"^{kind.__name__} cannot take Gossip: \w[^\n]+$"):
+    with pytest.raises(ValueError, match=rf"^{kind.__name__} does not support Gossip: \w[^\n]+$"):
         make(kind, {"plugins": (Gossip(topology="ring"),)})
 
 
