@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 INTERVAL = 1e-3  # grid of the privacy losses: epsilon is an upper bound, by less than 0.01%
-TOLERANCE = 1e-4  # of a noise multiplier that is searched for
+WEAK = 0.3  # noise multiplier; below it losses grow as 1 / z^2, and the grid with them
+TOLERANCE = 1e-4  # of a noise multiplier that is searched for; relative to one below 1
 
 
 def _library() -> Any:
@@ -29,19 +30,16 @@ def _library() -> Any:
 @lru_cache(maxsize=8)
 def noise_multiplier(epsilon: float, delta: float, q: float, rounds: int) -> float:
     """The least z, to `TOLERANCE`, with which so many rounds cost at most (epsilon, delta)."""
-    dp = _library()
-
-    def event(z: float) -> Any:
-        return dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(z)), rounds)
-
-    def accountant() -> Any:
-        one_more = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-        return dp.pld.PLDAccountant(one_more, value_discretization_interval=INTERVAL)
-
-    bracket = dp.LowerEndpointAndGuess(0.0, 1.0)
-    return float(
-        dp.calibrate_dp_mechanism(accountant, event, epsilon, delta, bracket, tol=TOLERANCE)
-    )
+    low, high = 0.0, 1.0
+    while _epsilon(high, q, delta, rounds) > epsilon:
+        low, high = high, 2 * high
+    while high - low > TOLERANCE * min(1.0, high):
+        z = (low + high) / 2
+        if _epsilon(z, q, delta, rounds) > epsilon:
+            low = z
+        else:
+            high = z
+    return high
 
 
 @lru_cache(maxsize=8)
@@ -51,7 +49,7 @@ def _loss(z: float, q: float) -> Any:
     return dp.pld.privacy_loss_distribution.from_gaussian_mechanism(
         z,
         sampling_prob=q,
-        value_discretization_interval=INTERVAL,
+        value_discretization_interval=INTERVAL * max(1.0, (WEAK / z) ** 2),
         neighboring_relation=dp.NeighboringRelation.ADD_OR_REMOVE_ONE,
     )
 

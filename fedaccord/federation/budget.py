@@ -51,10 +51,11 @@ class Budget:
         if bound:
             self.rounds_left = self._accountant.rounds_within(bound, spent + num_rounds) - spent
             if self.rounds_left <= 0:
+                remedy = "dp.noise-multiplier" if begun is None else "it, or end the run here"
                 raise ValueError(
                     f"dp.max-epsilon: expected room for one more round, got {bound:g}: "
                     f"{spent + 1} of them cost {self._accountant.epsilon(spent + 1):.4g}; raise "
-                    "dp.noise-multiplier, or end the run here"
+                    f"{remedy}"
                 )
         log.info(
             "privacy: noise multiplier %.4g on %s, delta %g, noise from %s",

@@ -83,6 +83,8 @@ def finish(
     for client in rows:
         if client["status"] != metrics.OK:
             why = "; ".join(client[key] for key in ("status", "repair") if client.get(key))
+            if method.hides_clients:
+                why = why.partition(", got ")[0]  # what the client sent is private
             level = (
                 logging.INFO
                 if isinstance(outcomes[client["client"]], (Late, NotSummed))

@@ -215,6 +215,7 @@ class Run:
             for row in round.clients:
                 row["clock"] = collected.ends[row["client"]]
         if self._budget and self._state.privacy:
+            self.session.spend(self._state.privacy.releases)  # before anything is released
             round.metrics["dp-epsilon"] = self._budget.epsilon(self._state.privacy)
         round.metrics["seconds"] = time.perf_counter() - began
         return round._replace(state=self._state)

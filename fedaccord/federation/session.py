@@ -1,6 +1,6 @@
 """What does not change during a run: the layout of the model, the client half, the clients."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Session:
         self.federation, self.attempt = federation, attempt
         self.scratch = scratch
         self.durable: Sequence[int] | None = None  # as `TrainInstruction.durable`, of every client
+        self.spend: Callable[[int], None] = lambda releases: None  # stores a budget's spent rounds
         self.half = method.client_half()
         self.is_deployed = is_deployed(fleet)
         self.model = model or layout_of(initial, method.model_settings)

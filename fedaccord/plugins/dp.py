@@ -43,6 +43,7 @@ from fedaccord.core.privacy import Guarantee, Privacy, add_noise_, clipped, secr
 from fedaccord.core.rule import LocalConfig, LocalResult
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector
+from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.robust import Robust
 
@@ -146,6 +147,17 @@ class DP(PlugIn):
             )
         if any(isinstance(plugin, Robust) for plugin in others):
             raise ValueError("dp: expected robust.rule=none: noise is on sums, no other means")
+        compressor = next((p.method for p in others if isinstance(p, Compress)), None)
+        if self.adaptive_clip and compressor:
+            raise ValueError(
+                f"dp.adaptive-clip: expected false with compress.method={compressor}, got true: "
+                "the clip follows the norms that the server reads, and compression changes them"
+            )
+        if method.max_client_norm:
+            raise ValueError(
+                f"max-client-norm: expected 0 with dp, got {method.max_client_norm:g}: dp.clip "
+                "bounds every upload already"
+            )
         if method.min_replies != 1:
             raise ValueError(
                 f"min-replies: expected 1 with dp, got {method.min_replies}: an empty cohort is a "

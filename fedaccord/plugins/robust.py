@@ -35,6 +35,7 @@ from fedaccord.core.options import option
 from fedaccord.core.plugin import PlugIn, combine
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector, fetch
+from fedaccord.plugins.compress import Compress
 
 CHUNK = 1 << 20  # elements per sort
 
@@ -79,6 +80,12 @@ class Robust(PlugIn):
             raise ValueError(
                 f"optimizer-state: expected reset or keep with robust.rule={self.rule}, got "
                 "'average': a plain mean of the optimisers' vectors"
+            )
+        compressor = next((p.method for p in others if isinstance(p, Compress)), None)
+        if self.rule == "median" and compressor in ("topk", "randk"):
+            raise ValueError(
+                f"robust.rule: expected trimmed-mean or krum with compress.method={compressor}, "
+                "got 'median': most clients send nothing of a coordinate, so that it hardly moves"
             )
         if method.weighting != "uniform":
             raise ValueError(

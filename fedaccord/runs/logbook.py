@@ -96,6 +96,8 @@ class Logbook:
         """The state from which the run of ``session`` resumes, after the clients were given theirs;
         None: it is a new run."""
         self._session = session
+        if session.is_deployed:
+            session.spend = self._write_spent
         if self._begun is None:
             return None
         if self.best:
@@ -131,8 +133,6 @@ class Logbook:
 
     def record(self, round: Round) -> bool:
         """The rows of a round, and a checkpoint if one is due: whether one was written."""
-        if round.state.privacy and self._session and self._session.is_deployed:
-            self._write_spent(round.state.privacy.releases)
         rows = with_evaluations(round.number, round.clients, round.evaluations)
         self.directory.record({"round": round.number, **round.metrics}, rows)
         self._recorded = round.state

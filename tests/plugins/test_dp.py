@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,7 @@ from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.privacy import Privacy, seeded
 from fedaccord.federation.accounting import Accountant, noise_multiplier
-from fedaccord.plugins import DP
+from fedaccord.plugins import DP, Compress
 from fedaccord.runs import reader
 from fedaccord.strategies import METHODS, RelaxedInit, Robust
 from tests import federation
@@ -104,6 +105,14 @@ def test_known_noise_multipliers_are_found_again(
     assert found == pytest.approx(z, abs=0.006)
     assert Accountant(found, q, delta).epsilon(rounds) == pytest.approx(epsilon, rel=5e-3)
     assert Accountant(found, q, delta).epsilon(rounds) <= epsilon
+
+
+@pytest.mark.parametrize("z", [0.03, 1e-3])
+def test_weak_noise_has_its_exact_epsilon_and_no_endless_grid(z: float) -> None:
+    exact = dp_accounting.get_epsilon_gaussian(z / math.sqrt(20), 1e-5)
+    found = Accountant(z, 1.0, 1e-5).epsilon(20)
+    assert exact <= found <= exact * (1 + 1e-4)
+    assert noise_multiplier(exact, 1e-5, 1.0, 20) == pytest.approx(z, rel=2e-4)
 
 
 def test_epsilon_is_the_librarys() -> None:
@@ -201,8 +210,10 @@ def test_a_budget_sets_the_noise_and_stays_one_when_a_run_is_prolonged(
     budget = {"dp__noise_multiplier": -1.0, "dp__epsilon": 4.0}
     found = run(settings, name="four", **budget)
     assert 3.9 < found.summary["dp.epsilon"] <= 4
-    with pytest.raises(ValueError, match=r"dp\.max-epsilon"):
-        run(settings, name="four", num_server_rounds=12, resume=True, **budget)
+    more = {"num_server_rounds": 7, "resume": True, **budget}
+    with pytest.raises(ValueError, match=r"dp\.max-epsilon: .*; raise it, or end the run here"):
+        run(settings, name="four", **more)
+    assert run(settings, name="four", dp__max_epsilon=5.0, **more).summary["rounds"] == 7
 
 
 @pytest.mark.parametrize("where", ["server", "client"])
@@ -278,9 +289,28 @@ def test_a_client_that_lies_moves_the_model_by_the_clip_at_most() -> None:
     assert 0 < float((moved[0] - moved[1]).norm()) <= 2 * 0.1 / 6 + 1e-9
 
 
+@pytest.mark.parametrize("shown", [False, True])
+def test_the_log_has_no_number_of_a_client_that_was_dropped(
+    shown: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(message: Any, reply: Any) -> Any:
+        reply.content["metrics"]["train-loss"] = 1.2345e16
+        return reply
+
+    private = DP(clip=0.1, noise_multiplier=0.0, write_client_metrics=shown)
+    method = METHODS["fedavg"](**SETTINGS | {"fraction_train": 1.0}, plugins=[private])
+    with InProcessGrid(client_app(wrong), 6) as grid, engine.quiet():
+        run_over(grid, method, 1).play()
+    lines = [r.message for r in caplog.records if "dropped client" in r.message]
+    assert lines == [
+        "round 1: dropped client 2: expected train-loss to be a number from -1e+15 to 1e+15"
+        + ", got 1.2345e+16" * shown
+    ]
+
+
 # --- refusals -------------------------------------------------------------------------------------
 
-ONE = DP(noise_multiplier=1.0)
+ONE, ADAPTIVE = DP(noise_multiplier=1.0), DP(noise_multiplier=1.0, adaptive_clip=True)
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fedexp", {}, "dp: expected none with FedExP, whose server step reads the norm of each"),
     ("fednova", {}, "dp: expected none with FedNova, whose server step reads the number of steps"),
@@ -296,6 +326,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fedavg", {"evaluation": "both"}, "evaluation: expected server with dp, got 'both'"),
     ("fedavg", {"plugins": [ONE, Robust()]}, "dp: expected robust.rule=none"),
     ("fedcm", {"plugins": [ONE, RelaxedInit()]}, "dp: expected no RelaxedInit with FedCM"),
+    ("fedavg", {"max_client_norm": 2.0}, "max-client-norm: expected 0 with dp, got 2: dp.clip bo"),
+    *(("fedavg", {"plugins": [ADAPTIVE, Compress(method=name)]},
+       f"dp.adaptive-clip: expected false with compress.method={name}, got true")
+      for name in ("topk", "randk", "sign", "qsgd", "int8", "bf16")),
     ("fedavg", {"plugins": [DP(clip=2.0)]}, "expected one of dp.epsilon and dp.noise-multiplier, "),
     ("fedavg", {"plugins": [DP(epsilon=1.0, noise_multiplier=1.0)]}, "got both; set dp.epsilon=4"),
 ]

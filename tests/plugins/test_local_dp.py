@@ -18,6 +18,7 @@ from fedaccord import engine
 from fedaccord.core.cohort import Received
 from fedaccord.core.privacy import Guarantee, Privacy
 from fedaccord.federation.budget import Budget
+from fedaccord.federation.evaluation import evaluate_at_server
 from fedaccord.federation.run import Run
 from fedaccord.plugins import DP, SAM, Compress, Robust, SecureSum
 from fedaccord.strategies import METHODS, RelaxedInit
@@ -202,6 +203,24 @@ def test_a_resumed_server_counts_the_round_in_which_it_was_killed(tmp_path: Path
     summary = json.loads((found / "summary.json").read_text())
     assert summary["dp"]["epsilon"] == pytest.approx(exact, rel=1e-3)
     assert summary["dp"]["noise"] == "system"
+
+
+def test_a_budget_is_spent_before_anything_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that is killed while the model of round 2 is evaluated."""
+    lab, evaluate = Lab(tmp_path, "fedavg", {}), evaluate_at_server
+
+    def killed(session: Any, state: Any, *functions: Any) -> dict[str, float]:
+        if state.t == 2:
+            raise KeyboardInterrupt
+        return evaluate(session, state, *functions)
+
+    monkeypatch.setattr("fedaccord.federation.run.evaluate_at_server", killed)
+    private = {"dp.noise-multiplier": 1.0, "sampling": "bernoulli", "local-steps": 2}
+    with pytest.raises(KeyboardInterrupt):
+        lab.run(3, **private)
+    assert json.loads((tmp_path / "runs" / "x" / "privacy.json").read_text()) == {"releases": 2}
 
 
 # --- a federation ---------------------------------------------------------------------------------

@@ -148,6 +148,13 @@ def test_they_read_the_mean_alone(name: str) -> None:
             {"fedinit.server": "updates"},
             "robust.rule: expected none with FedInit, got 'median': its",
         ),
+        *(
+            (
+                {"compress.method": name},
+                f"robust.rule: expected trimmed-mean or krum with compress.method={name}, got 'med",
+            )
+            for name in ("topk", "randk")
+        ),
         ({"robust.trim": 0.6}, "robust.trim: expected at least 0 and at most 0.5, got 0.6"),
         ({"robust.rule": "mean"}, "robust.rule: expected one of none, median, trimmed-mean, krum"),
     ],
