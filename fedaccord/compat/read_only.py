@@ -10,13 +10,13 @@ class _Writable:
 
     def __init__(self, array: np.ndarray) -> None:
         shown = array.__array_interface__
-        self.array = array  # its memory lives as long as this
+        self.array = array  # keeps the memory alive
         self.__array_interface__ = {**shown, "data": (shown["data"][0], False)}
 
 
 def over(array: np.ndarray) -> Tensor:
-    """The tensor that shares an array's memory: not to be changed, as that may be Ray's.
+    """A tensor that shares an array's memory; do not change it, as it may be Ray's.
 
-    PyTorch would warn of memory that cannot be written, and a filter of warnings is the process's.
+    PyTorch would warn about read-only memory, and a warning filter would affect the whole process.
     """
     return torch.from_numpy(np.asarray(_Writable(array)) if array.size else array.copy())

@@ -1,6 +1,6 @@
 """Flower's primitives of secure aggregation: Shamir's shares, key agreement, encryption.
 
-Its `pseudo_rand_gen`, which folds every seed to 32 bits, and its quantiser are not among them.
+Its `pseudo_rand_gen`, which reduces every seed to 32 bits, and its quantiser are not used.
 """
 
 from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares

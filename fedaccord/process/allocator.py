@@ -1,4 +1,4 @@
-"""How memory is freed, in processes that are ours."""
+"""How FedAccord's own processes free memory."""
 
 import ctypes
 import gc
@@ -14,8 +14,8 @@ from pathlib import Path
 def keep_freed_memory() -> None:
     """Let this process reuse the memory of large tensors, as PyTorch does on a GPU.
 
-    glibc hands them back to the system when they are freed, and every step then faults their
-    pages in anew: a quarter of LeNet's time. It changes the allocator of the whole process
+    glibc returns it to the system when it is freed, and every step then faults the pages in
+    again: a quarter of LeNet's time. This changes the allocator of the whole process
     (mallopt's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD): `fedaccord run` and FedAccord's own
     ClientApp call it; `simulate` and `train_locally`, in the user's process, do not. Without glibc
     nothing happens.
@@ -27,17 +27,17 @@ def keep_freed_memory() -> None:
 
 
 def give_back_memory() -> None:
-    """Hand freed memory back to the system: glibc keeps what lies below something that is still
-    used, such as the client states of a run that has ended. Without glibc nothing happens."""
+    """Return freed memory to the system: glibc retains memory below a block in use, such as the
+    client states of a completed run. No-op without glibc."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
 
 def forget_file_pages() -> None:
-    """Drop this process's clean pages of files, as of the libraries that it has imported and uses
-    no more. The system maps those again that are needed. Without Linux nothing happens.
+    """Drop this process's clean file pages, such as those of imported libraries that are no longer
+    used. The system loads them again if needed. No-op without Linux.
 
-    Mappings that have pages of their own, relocated or written, are left alone.
+    Mappings with private pages, relocated or written, do not change.
     """
     if sys.platform != "linux":
         return
@@ -67,9 +67,9 @@ def free_memory() -> float:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """A block without garbage collection, in which PyTorch is imported; later collections leave out
-    the objects that exist at its end. Every module makes thousands of objects that stay, and the
-    searches through them need an eighth of the time. No-op if PyTorch is imported already."""
+    """A block without garbage collection, in which PyTorch is imported; later collections skip the
+    objects that exist at its end. Every module makes thousands of permanent objects, and scanning
+    them needs an eighth of the time. No-op if PyTorch is imported already."""
     if "torch" in sys.modules:
         yield
         return

@@ -1,6 +1,6 @@
-"""Hand a command over to the warm process (`process/warm.py`), and end as its child ends.
+"""Hand a command over to the warm process (`process/warm.py`), and exit with its child's status.
 
-Started by its path, without this package or any other, because each message waits for it:
+Started by its path and without any package, because each message waits for it:
 hand_over.py SOCKET PROGRAM ARGUMENT... If no warm process answers, PROGRAM itself is executed.
 """
 

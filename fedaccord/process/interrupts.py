@@ -1,4 +1,4 @@
-"""How a run is ended from outside: SIGTERM and SIGHUP end it as Ctrl-C does, once."""
+"""Ending a run from outside: SIGTERM and SIGHUP act as Ctrl-C, once."""
 
 import signal
 import threading
@@ -15,7 +15,7 @@ class Interrupts:
     twenty times does not interrupt the saving."""
 
     def __init__(self) -> None:
-        self.number: int | None = None  # the signal that came
+        self.number: int | None = None  # the signal received
         self._held = False
 
     @contextmanager
@@ -31,7 +31,7 @@ class Interrupts:
 
     @contextmanager
     def named(self) -> Iterator[None]:
-        """A block whose KeyboardInterrupt knows its signal, which Ray makes it forget."""
+        """A block whose KeyboardInterrupt has its signal, which Ray drops."""
         try:
             yield
         except KeyboardInterrupt as error:
@@ -40,7 +40,7 @@ class Interrupts:
             raise KeyboardInterrupt(self.number) from None
 
     def ignore(self) -> None:
-        """Let nothing interrupt what is left."""
+        """Ignore further signals."""
         self._held = True
 
     def receive(self, number: int, frame: FrameType | None) -> None:
@@ -80,6 +80,6 @@ def interruptible() -> Iterator[Interrupts]:
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
-    """What a shell expects of a process that a signal ended: 130 for Ctrl-C."""
+    """The exit code of a process that a signal ended, as shells expect it: 130 for Ctrl-C."""
     number = error.args[0] if error.args and isinstance(error.args[0], int) else signal.SIGINT
     return 128 + int(number)

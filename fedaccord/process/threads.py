@@ -1,8 +1,9 @@
-"""The threads of PyTorch on the CPU: how many suit a run, and how they wait for each other.
+"""The threads of PyTorch on the CPU: their number for a run, and how they wait for each other.
 
 The number follows from the model, the batch and the cores that this process may use, never from a
-timing or from the machine's load: sums in another order give other last bits, and the same machine
-must give the same weights. Beside other load it helps to wait without spinning.
+timing or from the machine's load: sums in another order differ in the last bits, and the same
+machine must give the same weights. With other load on the machine it helps to wait without
+spinning.
 """
 
 import os
@@ -27,9 +28,9 @@ POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # how OpenMP'
 def wait_passively() -> None:
     """Let OpenMP's threads sleep while they wait; by default they spin, which occupies a core.
 
-    Beside other load a spinning thread blocks the thread that it waits for, and steps are 3 to 30
-    times as slow. OpenMP reads this when PyTorch is loaded: FedAccord's own processes call it
-    before that. Settings of the user stay.
+    With other load a spinning thread blocks the thread that it waits for, and steps are 3 to 30
+    times as slow. OpenMP reads the setting when PyTorch is loaded: FedAccord's own processes call
+    this before that. The user's settings have priority.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in POLICIES):
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
@@ -44,7 +45,7 @@ class Threads(NamedTuple):
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """PyTorch computes with them in the block, and with as many as before after it."""
+        """A block in which PyTorch uses these threads; afterwards as many as before."""
         import torch
 
         before = torch.get_num_threads()
@@ -61,7 +62,7 @@ def check(wanted: int) -> None:
     if wanted > cores:
         raise ValueError(
             f"threads: expected at most {cores}, the cores of this machine, got {wanted}; "
-            "0 takes as many as suit the model"
+            "0 uses as many as suit the model"
         )
 
 
@@ -69,13 +70,13 @@ def cores() -> int:
     """The cores that this process may use: by affinity and by its container's quota."""
     try:
         import joblib
-    except ImportError:  # on a device; it alone knows of quotas
+    except ImportError:  # on a device; only this reads quotas
         return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return int(joblib.cpu_count())
 
 
 def processes(wanted: int) -> int:
-    """How many run side by side on this machine; 0: one a core, a single one with a GPU."""
+    """Number of parallel processes on this machine; 0: one a core, a single one with a GPU."""
     import torch
 
     return wanted or (1 if torch.cuda.is_available() else cores())
@@ -89,9 +90,9 @@ def of_task(wanted: int, task: "Task", strategy: "FederatedStrategy", workers: i
 
 
 def choose(wanted: int, model: "Model", sample: Any, batch_size: int) -> Threads:
-    """``wanted`` threads, or for 0 one for each `PER_THREAD` of a batch's work, as far as cores go.
+    """``wanted`` threads, or for 0 one for each `PER_THREAD` of a batch's work, up to the cores.
 
-    sample: inputs of one sample, (1, ...), as the module takes them. Raises ValueError as `check`.
+    sample: inputs of one sample, (1, ...), for the module. Raises ValueError as `check`.
     """
     import torch
 
@@ -109,13 +110,13 @@ def choose(wanted: int, model: "Model", sample: Any, batch_size: int) -> Threads
 
 
 def batch_multiplications(task: "Task", strategy: "FederatedStrategy") -> int:
-    """Of the forward pass of a batch."""
+    """Multiplications of the forward pass of a batch."""
     model, sample, batch_size = _batch(task, strategy)
     return batch_size * multiplications(model, sample)
 
 
 def _batch(task: "Task", strategy: "FederatedStrategy") -> "tuple[Model, Any, int]":
-    """The model, the inputs of one sample, and a batch's samples: of a mean client where a batch is
+    """The model, the inputs of one sample, and a batch's size: that of a mean client if a batch is
     the whole client."""
     whole = task.clients.total // len(task.clients)
     model = task.model(strategy.model_settings)
@@ -123,7 +124,7 @@ def _batch(task: "Task", strategy: "FederatedStrategy") -> "tuple[Model, Any, in
 
 
 def multiplications(model: "Model", sample: Any) -> int:
-    """Of a forward pass in linear layers and convolutions, and one a parameter of other layers."""
+    """Multiplications in linear layers and convolutions; one per parameter of other layers."""
     import torch
     from torch import nn
 
@@ -142,7 +143,7 @@ def multiplications(model: "Model", sample: Any) -> int:
     hooks = [layer.register_forward_hook(count) for layer in layers]
     try:
         with torch.no_grad(), Threads(1, "").in_use():
-            module.eval()  # a solver switches to training itself
+            module.eval()  # solvers switch to training mode
             own(module, sample) if own else module(sample)
     finally:
         for hook in hooks:

@@ -1,8 +1,8 @@
 """Trackers beside the run directory: TensorBoard, MLflow or Weights & Biases.
 
-A tracker receives the rows of metrics.csv, round by round. One that fails is reported once and no
-longer used: it never ends a run. The trackers' own environment variables apply
-(MLFLOW_TRACKING_URI, WANDB_MODE, ...); without them all write beside the run.
+A tracker receives the rows of metrics.csv, round by round. A failure is reported once and disables
+the tracker; it never ends a run. The trackers' own environment variables apply
+(MLFLOW_TRACKING_URI, WANDB_MODE, ...); without them they write beside the run.
 """
 
 import hashlib
@@ -45,14 +45,14 @@ def start(name: str, run: Path, settings: Mapping[str, Any], after: int = 0) -> 
 
 
 def _harmless(name: str, begin: Callable[[], Tracker]) -> Tracker:
-    """A tracker whose errors are a line of the log, after which it is silent."""
+    """A tracker that logs its first error and is then disabled."""
     tracker: Tracker | None = None
 
     def attempt(do: Callable[[], Any]) -> Any:
         nonlocal tracker
         try:
             return do()
-        except Exception as error:  # of a network, a disk, a server
+        except Exception as error:  # of a network, a disk or a server
             log.warning("%s: %s; it is left out", name, " ".join(str(error).split()))
             tracker = None
 

@@ -1,9 +1,9 @@
-"""A process that has imported what commands need, and forks a child for each call of one.
+"""A process that has imported the packages of some commands, and forks a child for each call.
 
 Programs that start a command by its name find a small one earlier in PATH, which hands its
-arguments, folder, environment and open files to the warm process (`process/hand_over.py`) and ends
-as the child ends. A child shares the memory of the imports and lacks their time; the modules of
-one package are left out, so that each child imports the version that is meant for it.
+arguments, folder, environment and open files to the warm process (`process/hand_over.py`) and exits
+with the child's status. A child shares the memory of the imports and saves their time; the modules
+of one package are excluded, so each child imports the version that is meant for it.
 """
 
 import atexit
@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 
 from fedaccord.process.hand_over import ACCEPTED
 
-Commands = Mapping[str, Callable[[], object]]  # name -> what it calls, with its words in sys.argv
+Commands = Mapping[str, Callable[[], object]]  # name -> what it calls, with sys.argv
 HANDSHAKE = 5.0  # seconds that a caller has to send its request
-PATIENCE = 10.0  # seconds for children to end by themselves when their program has ended
+PATIENCE = 10.0  # seconds for children to exit by themselves after their program
 
 
 class Call(NamedTuple):
-    """A command that was called; ``child``: its process."""
+    """A called command; ``child``: its process."""
 
     caller: socket.socket
     child: Any
@@ -41,7 +41,7 @@ class Call(NamedTuple):
 @contextmanager
 def warm(commands: Commands, forget: str) -> Iterator[None]:
     """A block in which the commands are children of a fork of this process, which must have one
-    thread and has imported what they need.
+    thread and has imported their packages.
 
     forget: the package whose modules the children import anew. The fork ends with the block, or
     with this process, however it ends. Raises OSError if there is no room for its folder, and
@@ -69,7 +69,7 @@ def warm(commands: Commands, forget: str) -> Iterator[None]:
 
 
 def _write_caller(folder: Path, name: str) -> None:
-    """The small program that is called in the command's place."""
+    """The small program that replaces the command."""
     program = shutil.which(name)
     if program is None:
         raise FileNotFoundError(f"expected the command {name} in PATH, found none")
@@ -120,7 +120,7 @@ def _serve(
                     return
                 if call is None:
                     start()
-                elif call not in calls:  # its end was among the same events
+                elif call not in calls:  # it has ended within the same events
                     continue
                 elif key.fileobj is call.caller:
                     _pass_on(call, selector)
@@ -154,7 +154,7 @@ def _receive(caller: socket.socket) -> tuple[Any, list[int]]:
 def _become(
     command: Callable[[], object], forget: str, request: Any, files: list[int], others: list[Any]
 ) -> None:
-    """What a child does: the command, as if it had been started by the caller.
+    """The child: run the command as if the caller had started it.
 
     others: open files of the warm process alone.
     """
@@ -170,7 +170,7 @@ def _become(
     for name in [name for name in sys.modules if f"{name}.".startswith(f"{forget}.")]:
         del sys.modules[name]
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # as a process that has just begun, not as every other child
+        numpy.random.seed()  # as in a new process, not as in every other child
     try:
         command()
     finally:
@@ -178,7 +178,7 @@ def _become(
 
 
 def _pass_on(call: Call, selector: selectors.BaseSelector) -> None:
-    """A signal that the caller received; a caller that was killed takes its child with it."""
+    """Forward a signal that the caller received; if the caller was killed, kill the child."""
     try:
         number = call.caller.recv(1)
     except OSError:
@@ -192,7 +192,7 @@ def _pass_on(call: Call, selector: selectors.BaseSelector) -> None:
 
 
 def _report(call: Call, selector: selectors.BaseSelector) -> None:
-    """Tell the caller how its child has ended."""
+    """Report the child's exit status to the caller."""
     call.child.join()
     selector.unregister(call.child.sentinel)
     with suppress(KeyError):

@@ -24,18 +24,18 @@ from fedaccord.secure.masks import (
 )
 
 SETUP, SHARE, MASKED, UNMASK = "setup", "share", "masked", "unmask"
-SHARE_SIZE = 52  # bytes of one share of 32 bytes: its index and three blocks
+SHARE_SIZE = 52  # bytes of a share of 32 bytes: its index and three blocks
 LEAST_NEIGHBOURS = 2
-NONCE = 16  # bytes that name a round's protocol
+NONCE = 16  # bytes of the identifier of a round's protocol
 HEADER = f">{NONCE}sII"
 
 Payload = Mapping[str, Any]
 
 
 def answer(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The answer to a stage other than the masked upload, and what the client remembers.
+    """The reply to a stage other than the masked upload, and the client's memory.
 
-    Raises ValueError, in one line, on a stage that is out of order, or that would reveal too much.
+    Raises ValueError, in one line, for a stage out of order, or one that would reveal too much.
     """
     stages = {SETUP: _setup, SHARE: _share, UNMASK: _unmask}
     stage = payload.get("stage")
@@ -50,7 +50,7 @@ def check_order(payload: Payload, memory: Payload, stage: str) -> None:
     if memory.get("next") != stage or memory.get("nonce") != payload.get("nonce"):
         raise ValueError(
             f"secure-sum: expected the stage {memory.get('next', SETUP)!r} of the client's current "
-            f"round, got {stage!r}: its process began anew, or a message came twice"
+            f"round, got {stage!r}: its process restarted, or a message arrived twice"
         )
 
 
@@ -96,9 +96,9 @@ def _share(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str,
 
 
 def open_shares(payload: Payload, memory: Payload) -> dict[str, Any]:
-    """What the client remembers once it has the shares of its neighbours, before it trains.
+    """The client's memory after it received its neighbours' shares, before training.
 
-    Raises ValueError, in one line, if there are too few, or one is not from whom it claims.
+    Raises ValueError, in one line, if there are too few, or one has a wrong sender.
     """
     check_order(payload, memory, MASKED)
     own, senders, word = memory["client"], [*payload["senders"]], payload["word"]
@@ -155,7 +155,7 @@ def _unmask(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str
 
 
 def nbytes(value: Any) -> int:
-    """Bytes of what a payload or an answer holds; a number counts as 8."""
+    """Bytes of a payload or a reply; a number counts as 8."""
     if isinstance(value, Mapping):
         return nbytes([*value.values()])
     if isinstance(value, list):

@@ -54,12 +54,12 @@ def check_public(key: Any) -> None:
 
 
 def shared_key(private: bytes, public: bytes) -> bytes:
-    """The key, as Fernet reads it, on which the owners of two key pairs agree."""
+    """The common key of the owners of two key pairs, in Fernet's form."""
     other = ec.EllipticCurvePublicKey.from_encoded_point(CURVE, public)
     return generate_shared_key(_private(private), other)
 
 
 def pair_mask(private: bytes, public: bytes, own: int, other: int, size: int, word: int) -> Any:
-    """What client ``own`` adds for client ``other``; the two add up to 0 modulo 2^word."""
+    """The mask that client ``own`` adds for client ``other``; both add up to 0 modulo 2^word."""
     mask = expand(base64.urlsafe_b64decode(shared_key(private, public)), size, word)
     return mask if own < other else np.negative(mask)

@@ -1,4 +1,4 @@
-"""The server's part: who shares with whom, and the sum once the masks are taken off."""
+"""The server's part: the graph of neighbours, and the sum without the masks."""
 
 import math
 import os
@@ -21,7 +21,7 @@ class SumFailedError(ValueError):
 def regular_graph(clients: Sequence[int], degree: int) -> dict[int, list[int]]:
     """The neighbours of each client: the nearest ``degree`` on a circle in random order.
 
-    An odd degree counts as the next even one; all others if there are not more.
+    An odd degree counts as the next even one; all other clients if there are not more.
     """
     if len(clients) - 1 <= degree + degree % 2:
         return {i: [j for j in clients if j != i] for i in clients}
@@ -33,20 +33,20 @@ def regular_graph(clients: Sequence[int], degree: int) -> dict[int, list[int]]:
 
 @dataclass
 class SecureRound:
-    """One round's protocol; each verb makes the payloads of a stage from the last one's answers.
+    """The protocol of one round; each method makes the payloads of a stage from the last replies.
 
-    An answer that is not as it should be counts as none. Raises SumFailedError when too few remain.
+    An invalid reply counts as none. Raises SumFailedError if too few clients remain.
     """
 
     clients: Sequence[int]
     bits: int  # of an upload's integers
     degree: int  # neighbours of a client
-    share: float  # of a neighbourhood that must remain
+    share: float  # share of a neighbourhood that must remain
     least: int  # clients of a sum
     nonce: bytes = field(default_factory=lambda: os.urandom(NONCE))
     graph: dict[int, list[int]] = field(default_factory=dict)
     keys: dict[int, Payload] = field(default_factory=dict)  # public ones
-    senders: dict[int, list[int]] = field(default_factory=dict)  # whose shares a client was sent
+    senders: dict[int, list[int]] = field(default_factory=dict)  # of a client's shares
 
     @property
     def word(self) -> int:
@@ -54,7 +54,7 @@ class SecureRound:
         return 32 if self.bits + math.ceil(math.log2(max(2, len(self.clients)))) <= 32 else 64
 
     def threshold(self, i: int) -> int:
-        """Of the holders of a client's shares, itself among them, so many must remain."""
+        """How many holders of a client's shares, itself included, must remain."""
         holders = len(self.graph[i]) + 1
         return max(holders // 2 + 1, math.ceil(self.share * holders))
 
@@ -92,7 +92,7 @@ class SecureRound:
         self._need(sealed, SHARE)
         self.senders = {i: [j for j in self.graph[i] if j in sealed] for i in sealed}
         short = [i for i, near in self.senders.items() if len(near) + 1 < self.threshold(i)]
-        if len(self.senders) - len(short) < self.least:  # those that are short refuse to upload
+        if len(self.senders) - len(short) < self.least:  # short ones will not upload
             raise self._lost(short[0], len(self.senders[short[0]]) + 1, SHARE)
         return {
             i: self._payload(
@@ -102,14 +102,14 @@ class SecureRound:
         }
 
     def unmask(self, active: Sequence[int]) -> dict[int, Payload]:
-        """active: the clients whose masked uploads came."""
+        """active: the clients whose masked uploads arrived."""
         self._need(active, MASKED)
         self._check_connected(active)
         there, payloads = {*active}, dict[int, Payload]()
         for i in active:
             known = [i, *self.senders[i]]
             near, lost = [j for j in known if j in there], [j for j in known if j not in there]
-            if len(near) < self.threshold(i):  # of its seed there are fewer shares than that
+            if len(near) < self.threshold(i):  # its seed has fewer shares than that
                 raise self._lost(i, len(near), MASKED)
             payloads[i] = self._payload(UNMASK, active=near, lost=lost)
         return payloads
@@ -139,7 +139,7 @@ class SecureRound:
             if public_key(private) != self.keys[j]["mask-key"]:
                 raise SumFailedError(f"secure-sum: the shares of client {j} do not fit its key")
             for i in uploads:
-                if j in self.senders[i]:  # what j would have added takes off what i added
+                if j in self.senders[i]:  # the mask that j would have added cancels i's
                     other = self.keys[i]["mask-key"]
                     total += pair_mask(private, other, j, i, len(first), self.word)
         if total.max(initial=0) > len(uploads) * (2**self.bits - 1):
@@ -178,7 +178,7 @@ class SecureRound:
         )
 
     def _check_connected(self, active: Sequence[int]) -> None:
-        """Without it the server would learn the sum of each part."""
+        """Whether the graph is connected; if not, the server would learn the sum of each part."""
         there, reached, last = {*active}, {active[0]}, [active[0]]
         while last:
             near = {j for i in last for j in self.senders[i]} & there - reached

@@ -1,1 +1,1 @@
-"""Files and tensors on disk, and the states of clients, two or three versions of each."""
+"""Files and tensors on disk, and the states of clients in two or three versions each."""

@@ -1,9 +1,9 @@
-"""A client's memory on disk: it outlives the process and the machine's restarts.
+"""A client's memory on disk, which survives restarts of the process and of the machine.
 
 ``<state-dir>/<federation>/<client>/`` holds a file for each version of its state and
-``memory.json``, written last, which names them with their checksums. Files are written beside
-their place, synced and moved there. Folders are readable by their user alone. When a federation is
-new, those that no client was visited by for some days are removed.
+``memory.json``, written last, which names them with their checksums. Files are written under
+another name, synced and renamed. Folders are readable by their user alone. A new federation removes
+the folders of federations without a visit for some days.
 """
 
 import json
@@ -30,7 +30,7 @@ OURS = re.compile(r"\d+\.safetensors|\.(memory\.json|\d+\.safetensors)\.\d+")
 
 
 def prepare(folder: Path, owner: Mapping[str, Any] | None = None) -> None:
-    """Make a state-dir; owner: the one client that it belongs to, if it is no simulation's.
+    """Make a state-dir; owner: the one client that it belongs to, or None in a simulation.
 
     Raises ValueError, in one line, if states cannot be stored there or belong to another client.
     """
@@ -55,7 +55,7 @@ def prepare(folder: Path, owner: Mapping[str, Any] | None = None) -> None:
     if found != owner:
         raise ValueError(
             f"state-dir: expected the folder of {json.dumps(owner)}, found that of {found!r:.200} "
-            f"in {folder}: name a folder of its own, or remove {file} if the states are this "
+            f"in {folder}: name another folder, or remove {file} if the states are this "
             "client's"
         )
 
@@ -70,7 +70,7 @@ class VersionFile(NamedTuple):
 class DiskStore:
     """The memories of clients of one federation below ``folder``.
 
-    Raises OSError, which names the file, if one cannot be written; the memory stays as it was.
+    Raises OSError, which names the file, if one cannot be written; the memory is then unchanged.
     """
 
     def __init__(self, folder: Path, federation: str, days: float = math.inf) -> None:
@@ -83,7 +83,7 @@ class DiskStore:
         folder = self.folder / str(client)
         path = folder / INDEX
         try:
-            if path.exists() and not path.is_file():  # a pipe would never end
+            if path.exists() and not path.is_file():  # reading a pipe would block
                 raise ValueError("not a file")
             found = json.loads(path.read_text(encoding="utf-8"))
             latest, before, durable = (
@@ -142,7 +142,7 @@ class DiskStore:
 
 
 def _remove_old(federation: Path, days: float) -> None:
-    """Remove the folders beside this one, of other federations, that were last written before."""
+    """Remove the folders of other federations that were last written before this time."""
     for other in federation.parent.iterdir():
         files = [*other.glob(f"*/{INDEX}")] if other != federation and other.is_dir() else []
         if files and time.time() - max(file.stat().st_mtime for file in files) > days * 86400:

@@ -1,4 +1,4 @@
-"""Files that are whole, whatever happens while they are written."""
+"""Files that are complete even if writing them is interrupted."""
 
 import hashlib
 import json
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-BESIDE = re.compile(r"\..+\.(?:csv|json|safetensors|toml)\.[0-9]+")  # of `replace`, in the making
+BESIDE = re.compile(r"\..+\.(?:csv|json|safetensors|toml)\.[0-9]+")  # unfinished files
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file so that readers see the whole of its old or of its new content.
+    """Write a file atomically: readers see its whole old or its whole new content.
 
     Raises OSError, which names the file.
     """
@@ -21,17 +21,17 @@ def replace(path: Path, content: bytes) -> None:
         with beside.open("wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # a machine that stops does not leave an empty file
+            os.fsync(file.fileno())  # no empty file after a power failure
         beside.replace(path)
     except OSError as error:
         raise of_file(error, path) from None
     finally:
-        beside.unlink(missing_ok=True)  # there only where something above failed
+        beside.unlink(missing_ok=True)  # exists only if something above failed
 
 
 def contents(path: Path) -> str:
-    """A hash of a file's content, or of the names and sizes of the files below a folder; it stays
-    when the path is moved. Where nothing lies: the path."""
+    """A hash of a file's content, or of the names and sizes of the files below a folder; it does
+    not depend on the path. If no file exists: the path."""
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
         text = repr([(file.relative_to(path).as_posix(), file.stat().st_size) for file in files])
@@ -57,14 +57,14 @@ def read_bytes(path: Path) -> bytes:
 
 
 def _regular(path: Path) -> Path:
-    """Raises ValueError for a folder, and for a pipe, which would be waited for."""
+    """Raises ValueError for a folder, and for a pipe, which would block."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path.name}: expected a file, got a folder, a pipe or a device")
     return path
 
 
 def unfinished(folder: Path) -> Iterator[Path]:
-    """The files that processes which were killed in `replace` have left in a folder."""
+    """The files in a folder that killed processes left unfinished in `replace`."""
     if folder.is_dir():
         yield from (p for p in folder.iterdir() if BESIDE.fullmatch(p.name) and p.is_file())
 

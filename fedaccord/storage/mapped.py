@@ -1,4 +1,4 @@
-"""Tensors in files: as large as the disk has room, in memory only where they are being used."""
+"""File-backed tensors: as large as the free disk, in memory only while in use."""
 
 import ctypes
 import mmap
@@ -23,14 +23,14 @@ MADV_POPULATE_WRITE = 23  # of Linux, since 5.14
 def mapped(numel: int, dtype: torch.dtype, folder: Path | None = None) -> Tensor:
     """(numel,) zeros in a new file in ``folder``, or in the system's temporary folder.
 
-    The file has no name: it goes with the tensor, however the process ends. Its space is taken at
-    once. Raises OSError, which names the folder, where it has no room or cannot be written.
+    The file has no name: it is freed with the tensor, however the process ends. Its space is
+    allocated at once. Raises OSError, which names the folder, if it is full or not writable.
     """
     place = str(folder or tempfile.gettempdir())
     try:
         descriptor, path = tempfile.mkstemp(prefix=".fedaccord-", dir=place)
         try:
-            if hasattr(os, "posix_fallocate"):  # a full disk shows here, and not as a SIGBUS later
+            if hasattr(os, "posix_fallocate"):  # a full disk raises here, not as a SIGBUS later
                 os.posix_fallocate(descriptor, 0, max(1, numel * dtype.itemsize))
             return torch.from_file(path, shared=True, size=numel, dtype=dtype)
         finally:
@@ -41,15 +41,15 @@ def mapped(numel: int, dtype: torch.dtype, folder: Path | None = None) -> Tensor
 
 
 def in_file(v: Tensor) -> bool:
-    """Whether a tensor is one of `mapped`, or a part of one."""
+    """Whether a tensor is a result of `mapped`, or a part of one."""
     return v.untyped_storage().filename is not None
 
 
 def write(place: Tensor, v: Tensor) -> None:
     """Copy ``v`` into a tensor of `mapped`, or a part of one.
 
-    New pages are asked for together: one after another, as they are first touched, they cost
-    several times what the copy does.
+    New pages are requested together: page faults one by one cost several times as much as the
+    copy.
     """
     if sys.platform == "linux":
         _advise(place, MADV_POPULATE_WRITE)
@@ -58,13 +58,13 @@ def write(place: Tensor, v: Tensor) -> None:
 
 def release(v: Tensor) -> None:
     """Drop the resident pages of a tensor of `mapped`, or of a part of one (madvise): its values
-    stay in the file. No-op for others."""
+    stay in the file. No-op for other tensors."""
     if in_file(v) and v.numel():
         _advise(v, mmap.MADV_DONTNEED)
 
 
 def _advise(v: Tensor, advice: int) -> None:
-    """Tell the system about the pages of v; one that does not know the advice does nothing."""
+    """Advise the system about the pages of v; no-op if it does not support the advice."""
     first = v.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     length = v.data_ptr() + v.nbytes - first
     _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), advice)
@@ -78,9 +78,9 @@ def _libc() -> ctypes.CDLL:
 class Spill:
     """Moves the oldest vectors of past rounds that a server state holds into files as of `mapped`.
 
-    ``folder``: where; None: the system's temporary one. `PAST` bytes of them stay in memory.
-    Some vectors share a file. With one file for each, glibc before 2.38 puts the few bytes that a
-    file needs in memory behind the vector that is freed, and the next vector does not fit there.
+    ``folder``: of the files; None: the system's temporary one. `PAST` bytes stay in memory.
+    Several vectors share a file. With one file per vector, glibc before 2.38 places a file's few
+    bytes of memory behind the freed vector, and the next vector does not fit into the gap.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -88,13 +88,13 @@ class Spill:
         self._places: list[Tensor] = []
 
     def __call__(self, server: Any) -> Any:
-        """The same state, a NamedTuple; of its fields that are dicts, round -> vector (d,), the
-        oldest vectors are in files."""
+        """The same state, a NamedTuple, with the oldest vectors of its dicts, round -> vector (d,),
+        in files."""
         past = {name: self._oldest_in_files(vectors) for name, vectors in _past(server)}
         return server._replace(**past) if past else server
 
     def release(self, server: Any) -> None:
-        """Drop the resident pages of what is in files."""
+        """Drop the resident pages of the vectors in files."""
         for _, vectors in _past(server):
             for vector in vectors.values():
                 release(vector)
@@ -106,7 +106,7 @@ class Spill:
         return vectors | {t: self._in_file(vectors[t]) for t in old}
 
     def _in_file(self, v: Vector) -> Vector:
-        """The same vector in a file; one that is in a file already is returned itself."""
+        """The same vector in a file; unchanged if it is in a file already."""
         if in_file(v):
             return v
         if not self._places or _kind(self._places[-1]) != _kind(v):
@@ -120,7 +120,7 @@ class Spill:
 
 class Overflow:
     """Moves the vectors of a round's replies into files as of `mapped` once `REPLIES` bytes of them
-    are in memory: at most these, and the one that is read, are held there.
+    are in memory; only these and the current reply stay there.
 
     folder: as of `Spill`. Vectors on a GPU stay.
     """
@@ -129,7 +129,7 @@ class Overflow:
         self._folder, self._left = folder, REPLIES
 
     def __call__(self, value: Any) -> Any:
-        """The same NamedTuple with its vectors, nested ones too, where they are to be."""
+        """The same NamedTuple with its vectors, nested ones too, in memory or in files."""
         return map_vectors(self._placed, value)
 
     def _placed(self, v: Vector) -> Vector:

@@ -13,20 +13,20 @@ from fedaccord.storage.store import Memory, MissingStateError, Version, version
 
 log = logging.getLogger("flwr")
 
-LARGE = 2**20  # bytes of a vector from which on it has pages of its own
-# of this process alone, where a system asks: pages that could be shared take twice the time
+LARGE = 2**20  # bytes of a vector from which it has pages of its own
+# private to this process: shareable pages take twice the time on some systems
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 class Memories:
-    """A `Store` in memory: states are stored as they are."""
+    """A `Store` in memory, without a copy of the states."""
 
     def __init__(self) -> None:
         self._memories: dict[int, Memory] = {}
         self._forms: dict[Any, Any] = {}
 
     def clients(self) -> list[int]:
-        """Those that have a memory, in order."""
+        """The clients that have a memory, in order."""
         return sorted(self._memories)
 
     def load(self, client: int) -> Memory | None:
@@ -45,7 +45,7 @@ class Memories:
         return kept
 
     def state(self, client: int, round: int) -> Any:
-        """The client's state after the step of a round, which stays as it is; None: it has none."""
+        """The client's state after the step of a round, not to be changed; None: it has none."""
         found = version(self.load(client), round)
         try:
             return found and self.unpack(found.state)
@@ -53,8 +53,8 @@ class Memories:
             return None
 
     def states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
-        """(round, state) of each client whose state after the round ``accepted[client]`` is here;
-        those of `Shards` may be used until the next call."""
+        """(round, state) of each client whose state after the round ``accepted[client]`` is stored;
+        states from `Shards` are valid until the next call."""
         states = {}
         for client in self.clients():
             if found := version(self.load(client), accepted[client]):
@@ -65,14 +65,14 @@ class Memories:
         return states
 
     def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
-        """Replace all memories by those of one version each, given as in `states`."""
+        """Replace all memories by one version each, in the form of `states`."""
         for client in self.clients():
             self.remove(client)
         for client, (round, state) in states:
             self.save(client, Memory(Version(round, self.pack(client, round, state))))
 
     def _form(self, state: Any) -> Any:
-        """The state, its vectors without values; of states that are alike it is one object."""
+        """The structure of a state; one object for all states of the same structure."""
         form = map_vectors(lambda v: v.new_empty(()).expand(v.shape), state)
         key = type(form), tuple((name, v.shape, v.dtype) for name, v in leaves(form))
         return self._forms.setdefault(key, form)
@@ -81,15 +81,15 @@ class Memories:
 class Pages(NamedTuple):
     """A state with large vectors."""
 
-    form: Any  # the state, its vectors without values
+    form: Any  # the state's structure, without values
     vectors: list[Tensor | mmap.mmap]  # pages: of a large one
 
 
 class PagedMemories(Memories):
     """A `Store` in memory, with the large vectors of states in pages of their own.
 
-    A state lives for many rounds. In the heap it would leave holes between vectors that live for a
-    step, and so would a tensor itself, small as it is: tensors are made by `unpack`.
+    A state lives for many rounds. On the heap it would cause fragmentation between the vectors of a
+    step, and so would even the small tensor objects: `unpack` makes them.
     """
 
     def pack(self, client: int, round: int, state: Any) -> Any:
@@ -113,7 +113,7 @@ class PagedMemories(Memories):
 
 
 def _apart(v: Tensor) -> Tensor | mmap.mmap:
-    """The values in pages that return to the system with them; a small vector as it is."""
+    """The values in pages that are returned to the system when freed; small vectors stay."""
     if v.nbytes < LARGE:
         return v
     pages = mmap.mmap(-1, v.nbytes, **PRIVATE)

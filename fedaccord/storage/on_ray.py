@@ -1,4 +1,4 @@
-"""The memories of clients whose states are Ray objects, in the memory of the cluster."""
+"""The memories of clients with states as Ray objects, in the memory of the cluster."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ class RayMemories(Memories):
         return put(state)
 
     def unpack(self, kept: Any, like: Any = None) -> Any:
-        """The state, over memory of Ray's that is not to be changed."""
+        """The state, over read-only memory of Ray."""
         try:
             return ray.get(kept)
         except ObjectLostError:

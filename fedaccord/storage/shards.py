@@ -1,7 +1,7 @@
 """The memories of many clients in mapped files, if they do not fit into memory.
 
-A shard is a file of equal places, each for one version of one client's state. Which version has
-which place stays in memory.
+A shard is a file of equal slots, each for one version of one client's state. The table of slots
+stays in memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,29 +16,29 @@ from fedaccord.storage.mapped import mapped, release, write
 from fedaccord.storage.memories import Memories
 from fedaccord.storage.store import Memory
 
-SHARD = 2**26  # bytes of a file, unless a place is larger
-PLACES = 1024  # of a file at most: each is a tensor in memory
-ALIGNED = 64  # bytes: a vector begins at a multiple
+SHARD = 2**26  # bytes of a file, unless a slot is larger
+PLACES = 1024  # slots of a file at most: each is a tensor in memory
+ALIGNED = 64  # bytes: the alignment of vectors
 
 
 class Place(NamedTuple):
-    """A version's state in its place."""
+    """A version's state in its slot."""
 
     place: Tensor  # (bytes,) uint8
-    form: Any  # the state, its vectors without values
+    form: Any  # the state's structure, without values
 
 
 class Shards(Memories):
     """Client -> memory; the vectors of a state that `unpack` gives are views of the files.
 
-    A view shows the content of its place: that is another state's after two more visits.
+    A view shows the content of its slot, which another state overwrites after two more visits.
     folder: of the files; None: the system's temporary one.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__()
         self._folder = folder
-        self._free: dict[int, list[Tensor]] = {}  # places by their size
+        self._free: dict[int, list[Tensor]] = {}  # free slots by size
         self._shards: list[Tensor] = []
 
     def save(self, client: int, memory: Memory) -> None:
@@ -73,7 +73,7 @@ class Shards(Memories):
         return map_vectors(torch.clone, super().state(client, round))
 
     def states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
-        for shard in self._shards:  # the pages that the last call's states have read
+        for shard in self._shards:  # the pages of the last call's states
             release(shard)
         return super().states(accepted)
 
@@ -95,7 +95,7 @@ def _room(v: Tensor) -> int:
 
 
 def _parts(place: Tensor, like: list[Tensor]) -> Iterator[Tensor]:
-    """The vectors in a place."""
+    """The vectors in a slot."""
     first = 0
     for v in like:
         yield place[first : first + v.nbytes].view(v.dtype).view(v.shape)

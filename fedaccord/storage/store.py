@@ -1,12 +1,11 @@
-"""What a client remembers between two visits, and the protocol of all places that store it.
+"""A client's memory between two visits, and the protocol of its stores.
 
 `ContextStore` is Flower's Context; files of one client are in `disk.py`, the memories of clients in
 this process in `memories.py`, `shards.py` and `on_ray.py`.
 
-At most three versions of its state are kept: the one that the last step made, the one that it was
-made from, in case the server does not accept that step, and the one of the server's last
-checkpoint, in case the server resumes from there. A server whose checkpoints hold the clients'
-states, as in process, does not ask for the third.
+At most three versions of its state are kept: the latest, the one before, in case the server does
+not accept the last step, and the one of the server's last checkpoint, in case the server resumes
+from there. If the checkpoints contain the clients' states, as in process, the third is not needed.
 """
 
 from functools import lru_cache
@@ -30,16 +29,16 @@ class Version(NamedTuple):
     """A client's state after the step of a round."""
 
     round: int
-    state: Any  # in the store's own form: `Store.pack` makes it, `Store.unpack` reads it
+    state: Any  # in the store's own form, of `Store.pack` and `Store.unpack`
 
 
 class Memory(NamedTuple):
-    """What a client remembers."""
+    """A client's memory."""
 
     latest: Version
-    before: Version | None = None  # what the latest was made from; None: the first visit
-    attempt: int = 0  # the start of the server that asked last
-    durable: Version | None = None  # that of the server's last checkpoint; None: one of the others
+    before: Version | None = None  # the one before the latest; None: the first visit
+    attempt: int = 0  # the latest start of the server that sent a request
+    durable: Version | None = None  # that of the server's last checkpoint; None: one of the above
 
     @property
     def versions(self) -> list[Version]:
@@ -51,13 +50,13 @@ class MissingStateError(Exception):
 
 
 def recall(memory: Memory | None, instruction: TrainInstruction) -> Any | None:
-    """The state that a visit begins with, as it was kept; None: it is the client's first one.
+    """The stored state at the start of a visit; None: it is the client's first visit.
 
-    Every start of a run has a larger ``attempt`` than the starts before it, so messages are ordered
-    by (attempt, round). A later start is accepted even if its rounds begin lower, and after that no
-    message of an earlier start is, whatever its round.
+    Every start of a run has a larger ``attempt`` than earlier starts, so messages are ordered by
+    (attempt, round). A later start is accepted even if its first round is lower; after that,
+    messages of earlier starts are refused in any round.
 
-    Raises MissingStateError if the state is missing, and ValueError for a message that is earlier
+    Raises MissingStateError if the state is missing, and ValueError for a message that is older
     than the last one.
     """
     if memory and instruction.attempt < memory.attempt:
@@ -75,13 +74,13 @@ def recall(memory: Memory | None, instruction: TrainInstruction) -> Any | None:
     found = version(memory, instruction.accepted)
     if found is not None:
         return found.state
-    if is_stateless(instruction.half, instruction.shapes):  # nothing to remember, nothing lost
+    if is_stateless(instruction.half, instruction.shapes):  # stateless: nothing can be lost
         return None
     raise MissingStateError
 
 
 def remember(memory: Memory | None, instruction: TrainInstruction, state: Any) -> Memory:
-    """What a client remembers after the visit that ``state`` comes from."""
+    """The client's memory after the visit that resulted in ``state``."""
     accepted, durable = instruction.accepted, instruction.durable
     before = version(memory, accepted)
     older = None if durable == accepted else version(memory, durable)
@@ -89,7 +88,7 @@ def remember(memory: Memory | None, instruction: TrainInstruction, state: Any) -
 
 
 def version(memory: Memory | None, round: int) -> Version | None:
-    """The one that the step of a round made."""
+    """The version after the step of a round."""
     return next((v for v in memory.versions if v.round == round), None) if memory else None
 
 
@@ -100,23 +99,23 @@ def is_stateless(half: ClientHalf, shapes: Shapes) -> bool:
 
 
 class Store(Protocol):
-    """Where memories of clients are stored; the states of their versions have a form of its own."""
+    """Stores the memories of clients; it has its own form for states."""
 
     def load(self, client: int) -> Memory | None:
         """None before the client's first visit."""
 
     def save(self, client: int, memory: Memory) -> None:
-        """Versions that are in the client's memory and not in the new one are dropped."""
+        """Replace the client's memory; versions that the new one lacks are dropped."""
 
     def pack(self, client: int, round: int, state: Any) -> Any:
-        """The form in which the state after a round is stored; `save` makes it the client's."""
+        """The stored form of the state after a round; `save` assigns it to the client."""
 
     def unpack(self, kept: Any, like: Any) -> Any:
         """The state, with the structure of ``like``. Raises MissingStateError if it is damaged."""
 
 
 class ContextStore:
-    """Flower's Context, of one client: it lasts as long as the run and the SuperNode."""
+    """Flower's Context of one client, which lasts as long as the run and the SuperNode."""
 
     def __init__(self, context: Context) -> None:
         self.records = context.state
@@ -148,5 +147,5 @@ class ContextStore:
         return records.pack(state, KeptArray)
 
     def unpack(self, kept: ArrayRecord, like: Any) -> Any:
-        """Raises ValueError where it is a state of another method."""
+        """Raises ValueError if it is a state of another method."""
         return records.unpack_state(like, kept)

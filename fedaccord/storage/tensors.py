@@ -1,4 +1,4 @@
-"""Files of tensors, with a checksum: what was read is what was written."""
+"""Files of tensors with checksums."""
 
 import zlib
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from fedaccord.storage.files import read_bytes, replace
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
-    """Write tensors, which may share memory, by name; the CRC-32 of the file. Raises OSError."""
+    """Write tensors, which may share memory, by name; returns the CRC-32. Raises OSError."""
     places = set[int]()
     separate = {}
     for name, tensor in tensors.items():  # safetensors refuses two names for the same memory
@@ -26,7 +26,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
 
 
 def map_tensors(path: Path, crc32: int) -> dict[str, Tensor]:
-    """As `read_tensors`, but what is not used takes no memory; the file may be deleted."""
+    """As `read_tensors`, but unused tensors need no memory; the file may be deleted."""
     found = 0
     with path.open("rb") as file:
         while block := file.read(2**20):
@@ -35,7 +35,7 @@ def map_tensors(path: Path, crc32: int) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path, crc32: int) -> dict[str, Tensor]:
-    """What `write_tensors` wrote. Raises OSError, or ValueError where the file has another sum."""
+    """The tensors of `write_tensors`. Raises OSError, or ValueError if the checksum differs."""
     content = read_bytes(path)
     return _loaded(path, zlib.crc32(content) == crc32, lambda: load(content))
 

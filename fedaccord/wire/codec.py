@@ -1,7 +1,7 @@
-"""The client half that travels with a message, as JSON: short names and fields.
+"""The client half of a message as JSON: short names and fields.
 
-Names are looked up among the classes that this process has defined; nothing is imported because a
-message says so.
+Names are looked up among the classes that this process has defined; a message never causes an
+import.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ STEPS = "optimizer", "lr-schedule", "optimizer-state", "keeps-local"  # keys of 
 
 
 def dumps(half: ClientHalf) -> str:
-    """Raises ValueError, in one line, where a field is not a number, string, boolean or None."""
+    """Raises ValueError, in one line, if a field is not a number, string, boolean or None."""
     parts = {"rule": encode(half.rule), "plugins": [*map(encode, half.plugins)]}
     steps = encode(half.optimizer), half.schedule, half.optimizer_state, half.keeps_local
     return json.dumps(parts | dict(zip(STEPS, steps, strict=True)))
@@ -25,7 +25,7 @@ def dumps(half: ClientHalf) -> str:
 
 @lru_cache(maxsize=8)
 def loads(text: str) -> ClientHalf:
-    """The client half that `dumps` wrote. Raises ValueError, in one line, on anything else."""
+    """The client half from the text of `dumps`. Raises ValueError, in one line, otherwise."""
     try:
         content = json.loads(text)
         rule, plugins = content["rule"], [*content["plugins"]]
@@ -42,7 +42,7 @@ def loads(text: str) -> ClientHalf:
 
 
 def encode(part: Any) -> dict[str, Any]:
-    """A rule or plug-in, a dataclass of plain values, as JSON-able values."""
+    """A rule or plug-in, a dataclass of plain values, as JSON values."""
     fields = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
     for name, value in fields.items():
         if not isinstance(value, bool | int | float | str | None):
@@ -54,7 +54,7 @@ def encode(part: Any) -> dict[str, Any]:
 
 
 def decode(encoded: Any, base: type) -> Any:
-    """The part that `encode` wrote. Raises ValueError where it is no registered ``base``."""
+    """The reverse of `encode`. Raises ValueError if the class is no registered ``base``."""
     if not isinstance(encoded, dict) or not isinstance(encoded.get("class"), str):
         raise ValueError(
             f"expected a {base.__name__} with its 'class', got {encoded!r}: the message was not "

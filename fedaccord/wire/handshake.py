@@ -14,10 +14,10 @@ from fedaccord.wire.records import CONFIG, METRICS, config_of, metrics_of
 
 PARTITION_ID, NUM_PARTITIONS = "partition-id", "num-partitions"
 OWN_DATA = ("data-dir", "data-path")  # keys of a node's config; the second is Flower's own
-UNNUMBERED = "without-number"  # in the answer of a node that the server is to number
-MAX_CLIENTS = 10**6  # no node may make the server keep more
+UNNUMBERED = "without-number"  # in the reply of a node to which the server assigns an id
+MAX_CLIENTS = 10**6  # limit of num-partitions
 SETTINGS, LAYOUT, CARD = "model-settings", "model-layout", "model-card"
-MAX_SIZE = 10**9  # of what a card says of a model
+MAX_SIZE = 10**9  # model card limit
 MAX_NAME = 200  # characters of a class's name
 
 
@@ -31,7 +31,7 @@ class Introduction(NamedTuple):
 
 
 def handshake(settings: ModelSettings = DEFAULT) -> RecordDict:
-    """A question that a ClientApp answers without training: which client, and which model?"""
+    """A request that a ClientApp answers without training: which client, and which model?"""
     question = ConfigRecord({HANDSHAKE: True, VERSION: PROTOCOL})
     question[SETTINGS] = json.dumps(settings._asdict())
     return RecordDict({CONFIG: question})
@@ -43,9 +43,9 @@ def answer_handshake(
     layout_of: Callable[[ModelSettings], ModelLayout] | None = None,
     card_of: Callable[[], Mapping[str, Any]] = dict,
 ) -> Message:
-    """The answer to `handshake`: the node's number, or that it has data and the server is to say;
-    the tensors of its model, which ``layout_of`` returns; and how a server without data builds it,
-    which ``card_of`` returns, as `Task.card`.
+    """The reply to `handshake`: the node's client id, or that the server is to assign it; the
+    tensors of its model, from ``layout_of``; and how a server without data builds the model, from
+    ``card_of``, as `Task.card`.
 
     Raises ValueError if the node's config has neither, or the server has another protocol.
     """
@@ -63,7 +63,7 @@ def answer_handshake(
             raise ValueError(
                 f"expected an integer {key!r} in this node's config, got {value!r}: "
                 'start the SuperNode with --node-config "partition-id=0 num-partitions=3", or with '
-                "data of its own, which data-dir names"
+                "its own data by data-dir"
             )
         values[key] = value
     metrics = MetricRecord(dict[str, int | float | list[int] | list[float]](values))
@@ -78,9 +78,9 @@ def answer_handshake(
 
 
 def read_handshake(reply: Message) -> Introduction:
-    """What an answer to `handshake` says.
+    """The content of a reply to `handshake`.
 
-    Raises ValueError, in one line, on an answer that is none.
+    Raises ValueError, in one line, for anything else.
     """
     metrics, layout = metrics_of(reply.content, METRICS), _layout(reply.content)
     card = _card(reply.content)
@@ -124,7 +124,7 @@ def _layout(content: RecordDict) -> ModelLayout | None:
 
 
 def class_names(card: Mapping[str, Any]) -> list[str]:
-    """The names of the classes of a `Task.card`; of those that have none, the number."""
+    """The names of the classes of a `Task.card`, or their number if they have no names."""
     return [name or str(k) for k, name in enumerate(card["class-names"])]
 
 

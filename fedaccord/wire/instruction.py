@@ -1,4 +1,4 @@
-"""What a training message says beside its vectors."""
+"""The content of a training message besides its vectors."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -12,12 +12,12 @@ from fedaccord.core.request import TrainInstruction
 from fedaccord.wire.codec import dumps, loads
 from fedaccord.wire.records import ARRAYS, CONFIG, config_of
 
-PROTOCOL = 2  # the version of everything that travels; another one is refused
+PROTOCOL = 2  # the version of all messages; another one is refused
 INSTRUCTION, CLIENT, ACCEPTED = "instruction", "client", "accepted-round"
-HANDSHAKE = "hello"  # the word of earlier versions, which thus learn that the protocols differ
+HANDSHAKE = "hello"  # the key of earlier versions, which thus detect that the protocols differ
 VERSION = "protocol"
 DURABLE = "durable-round"
-OWN = ("client", "accepted", "durable")  # fields of one client, which are written beside the others
+OWN = ("client", "accepted", "durable")  # fields of a single client, written separately
 
 
 def write_instruction(instruction: TrainInstruction) -> ConfigRecord:
@@ -32,12 +32,12 @@ def write_instruction(instruction: TrainInstruction) -> ConfigRecord:
 
 
 def check_own_config(config: Iterable[str], key: str) -> None:
-    """Raise ValueError, in one line, if a caller's config, or its record, has a name of ours."""
+    """Raise ValueError, in one line, if a caller's config, or its record, has a reserved name."""
     taken = [own for own in config if own in (INSTRUCTION, CLIENT, ACCEPTED, DURABLE, HANDSHAKE)]
     if taken:
         raise ValueError(
             f"train_config: expected keys of your own, got {taken[0]!r}, which the strategy sets: "
-            "make it an option of the strategy or take another name"
+            "make it an option of the strategy or use another name"
         )
     if key in ARRAYS:
         raise ValueError(
@@ -56,13 +56,13 @@ def with_config(
 
 @lru_cache(maxsize=1)
 def _write_common(instruction: TrainInstruction) -> str:
-    """What all clients of a round receive, once for all of them."""
+    """The part that all clients of a round receive, encoded once."""
     fields = {k: v for k, v in instruction._asdict().items() if k not in OWN}
     return json.dumps({VERSION: PROTOCOL, **fields, "half": dumps(instruction.half)})
 
 
 def read_instruction(message: Message) -> TrainInstruction:
-    """Raises ValueError, in one line, on a message that no FedAccord strategy wrote."""
+    """Raises ValueError, in one line, for a message of no FedAccord strategy."""
     config = config_of(message.content, CONFIG)
     missing = [key for key in (INSTRUCTION, CLIENT, ACCEPTED, DURABLE) if key not in config]
     if missing:
@@ -99,7 +99,7 @@ def _not_ours(text: str) -> ValueError:
 
 
 def check_protocol(other: str, version: Any) -> None:
-    """Raise ValueError, in one line, if a message of the ``other`` side has another protocol."""
+    """Raise ValueError, in one line, if a message from the ``other`` side has another protocol."""
     if type(version) is not int or version != PROTOCOL:
         found = "one without a number" if version is None else f"protocol {version!r:.40}"
         raise ValueError(

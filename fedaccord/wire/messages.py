@@ -1,6 +1,6 @@
-"""A visit and its answer as Flower messages.
+"""A visit and its reply as Flower messages.
 
-A training message carries ``DOWN`` (what the method broadcasts), ``CONFIG`` (see instruction.py)
+A training message carries ``DOWN`` (the method's broadcast), ``CONFIG`` (see instruction.py)
 and, with a client's first one, perhaps ``INITIAL`` (w^0); its reply carries ``UP`` and ``METRICS``.
 """
 
@@ -45,7 +45,7 @@ def like(instruction: TrainInstruction) -> Vector:
 
 
 def write_requests(requests: Iterable[TrainRequest]) -> list[RecordDict]:
-    """A message's content for each visit; vectors that are sent to several are packed once."""
+    """A message's content for each visit; vectors for several clients are packed once."""
     packed: tuple[Any, ArrayRecord] | None = None
     contents = []
     for request in requests:
@@ -63,7 +63,7 @@ def write_requests(requests: Iterable[TrainRequest]) -> list[RecordDict]:
 
 
 def read_request(message: Message) -> TrainRequest:
-    """What a training message asks. Raises ValueError, in one line, where it is none of ours."""
+    """The request of a training message. Raises ValueError, in one line, for another message."""
     instruction = read_instruction(message)
     expected = like(instruction)
     down = records.arrays_of(message.content, DOWN)
@@ -87,7 +87,7 @@ def read_request(message: Message) -> TrainRequest:
 
 
 def write_evaluate_requests(requests: Iterable[EvaluateRequest]) -> list[RecordDict]:
-    """A message's content for each request; vectors that are sent to several are packed once."""
+    """A message's content for each request; vectors for several clients are packed once."""
     packed = dict[int, ArrayRecord]()
     contents = []
     for request in requests:
@@ -106,7 +106,7 @@ def write_evaluate_requests(requests: Iterable[EvaluateRequest]) -> list[RecordD
 
 
 def read_evaluate_request(message: Message) -> EvaluateRequest:
-    """What an evaluation message asks. Raises ValueError, in one line, if it is none of ours."""
+    """The request of an evaluation message. Raises ValueError, in one line, for another message."""
     instruction = read_instruction(message)
     w, buffers = (records.arrays_of(message.content, name) for name in (DOWN, BUFFERS))
     return EvaluateRequest(
@@ -131,7 +131,7 @@ def write_reply(reply: TrainReply | StateLost) -> RecordDict:
 
 
 def read_reply(content: RecordDict, half: ClientHalf) -> TrainReply | StateLost:
-    """What a reply's content says. Raises ValueError, in one line, where it is no answer."""
+    """The reply from a message's content. Raises ValueError, in one line, if it is none."""
     up, numbers = records.arrays_of(content, UP), dict(records.metrics_of(content, METRICS))
     if up is None and LOST in numbers:
         return StateLost(numbers[LOST])

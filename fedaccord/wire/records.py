@@ -15,24 +15,24 @@ from fedaccord.wire.tensor_array import to_record, to_tensor
 
 DOWN, CONFIG, INITIAL, BUFFERS = "down", "config", "initial", "buffers"
 UP, METRICS = "up", "metrics"
-SECURE = "secure-sum"  # a stage of secure sums, and what a device remembers of it
+SECURE = "secure-sum"  # a stage of secure sums, and a device's memory of it
 ARRAYS = (DOWN, INITIAL, BUFFERS, UP)
 
 
 def arrays_of(content: RecordDict, name: str) -> ArrayRecord | None:
-    """The vectors under ``name``; None: there are none. (Flower's own views copy all records.)"""
+    """The vectors under ``name``, or None. (Flower's own views copy all records.)"""
     record = content.get(name)
     return record if isinstance(record, ArrayRecord) else None
 
 
 def config_of(content: RecordDict, name: str) -> Mapping[str, Any]:
-    """The config under ``name``, empty where there is none."""
+    """The config under ``name``, empty if there is none."""
     record = content.get(name)
     return record if isinstance(record, ConfigRecord) else {}
 
 
 def metrics_of(content: RecordDict, name: str) -> Mapping[str, Any]:
-    """The metrics under ``name``, empty where there are none."""
+    """The metrics under ``name``, empty if there are none."""
     record = content.get(name)
     return record if isinstance(record, MetricRecord) else {}
 
@@ -46,7 +46,7 @@ def pack(vectors: Any, array: type[TensorArray] = TensorArray) -> ArrayRecord:
 
 
 def unpack(kind: Any, record: ArrayRecord, *, like: Vector | None = None) -> Any:
-    """A NamedTuple of type ``kind``, without nesting, from the record that `pack` made of it.
+    """A NamedTuple of type ``kind``, without nesting, from a record of `pack`.
 
     With ``like`` the fields must have its shape and dtype. Raises ValueError, naming the field, on
     missing or extra names, and on a wrong shape or dtype.
@@ -84,9 +84,9 @@ def _takes_none(hint: Any) -> bool:
 
 
 def unpack_state(like: Any, record: ArrayRecord) -> Any:
-    """A state with the structure of ``like`` from the record that `pack` made of it.
+    """A state with the structure of ``like``, from a record of `pack`.
 
-    Raises ValueError where the record holds other vectors.
+    Raises ValueError if the record holds other vectors.
     """
     vectors = {name: to_tensor(array) for name, array in record.items()}
     state = fill(like, vectors)

@@ -1,4 +1,4 @@
-"""Tensors as Flower Arrays, without copying what a message holds."""
+"""Tensors as Flower Arrays, without a copy of the message's content."""
 
 import io
 import math
@@ -14,16 +14,16 @@ from fedaccord.compat.read_only import over
 
 
 def to_tensor(array: Array) -> Tensor:
-    """The tensor of an Array: the very one it holds in process, else one over its bytes, which is
-    not to be changed.
+    """The tensor of an Array: in process the same object, else one over its bytes; do not change
+    it.
 
-    Raises ValueError where they are no numbers that PyTorch knows, or not as many as declared.
+    Raises ValueError if PyTorch does not support the type, or the number of bytes is wrong.
     """
     if isinstance(array, TensorArray):
         return cast(Tensor, array.__dict__["tensor"])
     try:
         return over(_checked(array))
-    except Exception as error:  # whatever NumPy makes of bytes that others wrote
+    except Exception as error:  # NumPy may raise anything for untrusted bytes
         raise ValueError(
             f"expected an array of numbers, got {str(array.dtype)[:40]} as "
             f"{str(array.stype)[:40]}, which cannot be read ({type(error).__name__})"
@@ -31,10 +31,10 @@ def to_tensor(array: Array) -> Tensor:
 
 
 def _checked(array: Array) -> np.ndarray:
-    """The array over its bytes. Raises ValueError if the .npy header contradicts the message or
+    """The array over its bytes. Raises ValueError if the .npy header does not match the message or
     the number of bytes.
 
-    Before anything is allocated: a header may declare any size.
+    Checked before any allocation, as a header may declare any size.
     """
     file = io.BytesIO(array.data)
     version = np.lib.format.read_magic(file)

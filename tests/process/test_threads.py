@@ -81,7 +81,7 @@ def test_a_batch_gets_as_many_threads_as_it_keeps_busy(monkeypatch: pytest.Monke
 def test_what_is_set_is_taken_and_more_than_the_machine_has_is_refused() -> None:
     assert str(threads.choose(5, *lenet(), 50)) == "5 threads: as set"
     threads.check(8)
-    with pytest.raises(ValueError, match=r"^threads: expected at most 8, .*, got 9; 0 takes"):
+    with pytest.raises(ValueError, match=r"^threads: expected at most 8, .*, got 9; 0 uses"):
         threads.check(9)
     with pytest.raises(ValueError, match=r"^threads: expected at most 8"):
         simulate("fedavg", rounds=1, threads=9)
