@@ -139,15 +139,33 @@ def next_token(vocabulary: int) -> nn.Module:
     return nn.Sequential(nn.Embedding(vocabulary, 4), nn.Linear(4, vocabulary))
 
 
+def tokens() -> Any:
+    """Its vocabulary is not given."""
+    pair = sequences()["train"][0], torch.arange(12) % 3
+    return pair, pair
+
+
+def no_test() -> Any:
+    return {"train": numbers(40, 0)}
+
+
+def test_of_nothing() -> Any:
+    return numbers(40, 0), None
+
+
+def empty_test() -> Any:
+    return numbers(40, 0), numbers(0, 1)
+
+
+def texts_without_test() -> Any:
+    return {"train": columns()["train"], "test": Rows(text=[], label=[])}
+
+
 # --- those that are none --------------------------------------------------------------------------
 
 
 def nothing() -> None:
     pass
-
-
-def no_test() -> Any:
-    return {"train": numbers(4, 0)}
 
 
 def uneven() -> Any:

@@ -1,6 +1,6 @@
 """Data sets that a function of the user's own returns, ``dataset=package.module:function``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import torch
@@ -29,10 +29,10 @@ def from_function(name: str, data_dir: str, reading: Reading) -> Dataset:
 
     It returns (train, test), or a mapping with these keys; both as `samples.split_of` takes them,
     train also as a Flower partitioner (``load_partition``, ``num_partitions``), for
-    ``partition=natural``. ``classes`` of a mapping is the number of classes, or their names in the
-    order of the labels; without it the labels of both splits count, from 0 on. ``vocabulary``: how
-    many token ids there are. Texts are tokenized as the settings say. Float targets are numbers to
-    predict.
+    ``partition=natural``; test also None, empty or left out, for clients without test samples.
+    ``classes`` of a mapping is the number of classes, or their names in the order of the labels;
+    without it the labels of both splits count, from 0 on. ``vocabulary``: how many token ids there
+    are. Texts are tokenized as the settings say. Float targets are numbers to predict.
     Raises ValueError, in one line, for anything else.
     """
     path = FUNCTIONS.path(name)
@@ -46,7 +46,7 @@ def from_function(name: str, data_dir: str, reading: Reading) -> Dataset:
 def _dataset(name: str, found: Any, reading: Reading) -> Dataset:
     if isinstance(found, tuple | list) and len(found) == 2:
         found = dict(zip(ENTRIES, found, strict=False))
-    if not isinstance(found, Mapping) or not {"train", "test"} <= {*found}:
+    if not isinstance(found, Mapping) or "train" not in found:
         keys = f" with {', '.join(map(str, found))}" if isinstance(found, Mapping) else ""
         raise ValueError(f"expected {FORM}, got a {type(found).__name__}{keys}")
     train, owners = found["train"], None
@@ -54,7 +54,12 @@ def _dataset(name: str, found: Any, reading: Reading) -> Dataset:
         train, owners = partitioned(train)
     else:
         train = split_of(train)
-    test = split_of(found["test"])
+    test = found.get("test")
+    targets = test[1] if isinstance(test, tuple | list) and len(test) == 2 else test
+    if test is None or (isinstance(targets, Sized) and not len(targets)):
+        test = train._replace(x=train.x[:0], y=train.y[:0])
+    else:
+        test = split_of(test)
     vocabulary = _count("vocabulary", found.get("vocabulary", 0))
     if isinstance(train.x, list) and isinstance(test.x, list):
         tokenizer = tokenizer_of(reading.tokenizer)
@@ -109,7 +114,7 @@ def _count(what: str, value: Any) -> int:
 def _check(train: Split, test: Split) -> None:
     """Raise ValueError unless both hold samples of one form."""
     for split, part in (("train", train), ("test", test)):
-        if not len(part.y) or len(part.x) != len(part.y):
+        if (split == "train" and not len(part.y)) or len(part.x) != len(part.y):
             raise ValueError(
                 f"expected a target for each of one or more inputs of {split}, got {len(part.x)} "
                 f"inputs and {len(part.y)} targets"

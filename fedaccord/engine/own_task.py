@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import select
@@ -20,8 +21,11 @@ from fedaccord.task.sources import (
     SourceClients,
     TestSource,
     is_tensors,
+    labels_of,
     source_of,
 )
+
+IGNORED = -100  # a label that cross-entropy leaves out
 
 
 def own_task(
@@ -40,8 +44,12 @@ def own_task(
             "test: expected tensors or a Dataset, of which each client evaluates on a share, got a "
             "function, which cannot be divided; give test=[...] with the samples of each client"
         )
+    if loss is F.cross_entropy:
+        for i in range(len(samples)):
+            _check_labels(f"clients: client {i}", samples.labels(i))
+        _check_labels("test", labels_of(tests))
     task = Task(
-        _module(config, model, clients),
+        _module(config, model, samples, tests),
         samples,
         tests,
         loss,
@@ -119,16 +127,36 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
         )
 
 
-def _module(config: RunConfig, model: str | nn.Module, clients: Sequence[Any]) -> Any:
-    """A function that makes the model."""
+def _check_labels(what: str, labels: Any) -> None:
+    """Raise ValueError for classes below 0, but for the one that cross-entropy ignores.
+
+    labels: as of `labels_of`.
+    """
+    if labels is not None and ((labels < 0) & (labels != IGNORED)).any():
+        raise ValueError(
+            f"{what}: expected labels from 0 on, got {labels.min()}; number the classes 0, 1, ..."
+        )
+
+
+def _module(
+    config: RunConfig,
+    model: str | nn.Module,
+    clients: Clients | SourceClients,
+    test: Samples | TestSource | None,
+) -> Any:
+    """A function that makes the model, of tokens up to the largest one of clients and test."""
     if not isinstance(model, str):
         template = model
         return lambda: copy.deepcopy(template)
-    if not all(map(is_tensors, clients)):
+    if isinstance(clients, SourceClients):
         raise ValueError(
             f"model: expected a module with clients= that are no tensors, got the name {model!r}"
         )
-    shape = tuple(clients[0][0].shape[1:])
-    classes = int(max(int(y.max()) for _, y in clients)) + 1
-    seed, stem = config.strategy.seed, config.task.stem
-    return lambda: models.build(model, shape, classes, stem=stem, seed=seed)
+    x, y = clients.samples(0)
+    shape, outputs = tuple(x.shape[1:]), y.shape[1:].numel()
+    if not y.is_floating_point():
+        outputs = max(int(y.max()) for y in clients.y) + 1
+    tokens = (*clients.x, *(test[:1] if isinstance(test, tuple) else ()))
+    more: dict[str, Any] = {"vocabulary": models.vocabulary_of(model, *tokens)}
+    more |= {"seed": config.strategy.seed, "stem": config.task.stem}
+    return lambda: models.build(model, shape, outputs, **more)

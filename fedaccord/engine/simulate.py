@@ -238,6 +238,11 @@ def simulate(
     if isinstance(model, str):
         values["model"] = model
     if clients is not None:
+        if not isinstance(clients, Iterable):
+            raise ValueError(
+                "clients: expected a list of the samples of each client, got "
+                f"{type(clients).__name__}; num_clients=... deals out a dataset="
+            )
         clients = [*clients]
         values["num-clients"] = len(clients)
     config = make_config(values, method)

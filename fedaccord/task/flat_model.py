@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedaccord.core.request import ModelLayout, ModelSettings
 from fedaccord.core.vectors import dtype_of
@@ -54,18 +55,25 @@ class FlatModel:
         self.forward = forward
         self.by_sample: bool | None = None  # whether predictions depend on their own sample alone
         self.policy = buffers
+        if any(is_lazy(p) for p in module.parameters()):
+            raise ValueError(
+                f"model: expected parameters with values, {type(module).__name__} has a lazy one: "
+                "call it on a batch first, or give the sizes of its inputs"
+            )
         state = _buffers(module, buffers)
         self.module = module.to(device=device, dtype=dtype)
+        every = dict(self.module.named_parameters(remove_duplicate=False))  # all names of tied ones
         named = dict(self.module.named_parameters())
         roles = ModelSettings(
             local_parameters=local_parameters, frozen_parameters=frozen_parameters
         )
-        for name in roles.frozen_names(named):
-            named[name].requires_grad_(False)
+        for name in roles.frozen_names(every):
+            every[name].requires_grad_(False)
         trained = {n: p for n, p in named.items() if p.requires_grad}
-        is_local = roles.local_names(trained)
-        shared = {n: p for n, p in trained.items() if n not in is_local}
-        own = {n: p for n, p in trained.items() if n in is_local}
+        names = [n for n, p in every.items() if p.requires_grad]
+        is_local = {id(every[name]) for name in roles.local_names(names)}
+        shared = {n: p for n, p in trained.items() if id(p) not in is_local}
+        own = {n: p for n, p in trained.items() if id(p) in is_local}
         if not shared:
             kept = f" beside local-parameters={local_parameters!r}" if own else ""
             fixed = f" beside frozen-parameters={frozen_parameters!r}" if frozen_parameters else ""
@@ -79,8 +87,7 @@ class FlatModel:
         self.local_names = [*own]
         self.local_shapes = [p.shape for p in own.values()]
         self.embeddings, self.local_embeddings = map(self._tables, (self.names, self.local_names))
-        every = self.module.named_parameters(remove_duplicate=False)
-        self.is_tied = len([*every]) > len([*self.module.parameters()])
+        self.is_tied = len(every) > len(named)
         self._hold(torch.cat([p.detach().reshape(-1) for p in self.parameters]))
         held = {n: b for n, b in self.module.named_buffers() if n in state}
         self.frozen: dict[str, Tensor] = {n: p for n, p in named.items() if not p.requires_grad} | (

@@ -30,6 +30,9 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
     data). Raises ValueError if data set, partition, model and number of clients do not fit.
     """
     data = datasets.load(config.dataset, config.data_dir, config.reading)
+    if not data.vocabulary:
+        tokens = models.vocabulary_of(config.model, data.x_train, data.x_test)
+        data = data._replace(vocabulary=tokens)
     measured = config.metrics or ("accuracy" if data.classes else "mae")
     metrics.select(measured, of_classes=data.classes > 0)
     x, y = data.x_train, data.y_train

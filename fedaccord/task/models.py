@@ -9,7 +9,7 @@ from functools import partial
 from math import prod
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedaccord.core import named
@@ -73,6 +73,14 @@ def build(
             f"model: expected {path} to return a torch.nn.Module, got a {type(found).__name__}"
         )
     return found
+
+
+def vocabulary_of(name: str, *inputs: Tensor) -> int:
+    """How many token ids a model is built for, if it may be one of tokens: the largest of integer
+    inputs and one; 0: these are none."""
+    if name in MODELS or any(x.dtype not in (torch.int32, torch.int64) for x in inputs):
+        return 0
+    return 1 + max((int(x.max()) for x in inputs if x.numel()), default=-1)
 
 
 def linear(shape: Shape, classes: int, stem: str) -> nn.Module:

@@ -143,6 +143,8 @@ def source_of(given: Any, form: BatchFormat) -> Source:
 def labels_of(rows: Any) -> NDArray[Any] | None:
     """The class of each sample of (x, y) or a Dataset; None: it has none, or they are known only by
     reading its rows."""
+    if isinstance(rows, DatasetSource):
+        return labels_of(rows.rows)
     if isinstance(rows, Subset):
         every = labels_of(rows.dataset)
         return None if every is None else every[[*rows.indices]]
@@ -190,8 +192,7 @@ class SourceClients:
 
     def labels(self, client: int) -> NDArray[Any] | None:
         """The client's classes, as `labels_of`."""
-        source = self.sources[client]
-        return labels_of(source.rows) if isinstance(source, DatasetSource) else None
+        return labels_of(self.sources[client])
 
     def largest(self, number: int) -> list[int]:
         return sorted(range(len(self)), key=lambda i: -self.size(i))[:number]

@@ -66,8 +66,7 @@ class Task:
     _models: dict[ModelSettings, FlatModel] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        tested = self.num_tests
-        return f"Task({self.clients}, {tested} test samples, on {self.device})"
+        return f"Task({self.clients}, {self.num_tests} test samples, on {self.device})"
 
     @property
     def num_tests(self) -> int:
@@ -141,8 +140,11 @@ class Task:
         except Exception as error:  # whatever the module's own code raises
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             form = describe(inputs)
+            parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
             if isinstance(inputs, Tensor):
                 form = f"inputs (n, ...) of {tuple(inputs.shape[1:])}"
+            elif any(isinstance(part, tuple) for part in parts):  # collated lists
+                form += " (of lists? make them tensors, as a dataset's with_format('torch'))"
             raise ValueError(
                 f"model: expected one that takes {form} and gives what the loss compares with "
                 f"targets of {wanted}: {reason}"
@@ -311,11 +313,9 @@ class Task:
     @cached_property
     def _test_labels(self) -> np.ndarray | None:
         """The classes of the test samples, if those of all clients are known too."""
-        test, clients = self.test, self.clients
-        some = range(len(clients) if clients.parts is None else 1)
-        if any(clients.labels(i) is None for i in some):
-            return None
-        return labels_of(test.rows if isinstance(test, DatasetSource) else test)
+        some = range(len(self.clients) if self.clients.parts is None else 1)
+        known = all(self.clients.labels(i) is not None for i in some)
+        return labels_of(self.test) if known else None
 
     @cached_property
     def _deal(self) -> tuple[np.ndarray, np.ndarray]:

@@ -6,14 +6,46 @@ import numpy as np
 import pytest
 import torch
 
+from fedaccord import run, simulate
 from fedaccord.data.datasets import cached, load
 from fedaccord.data.kind import Dataset, Reading
 from fedaccord.data.transforms import normalise
+from fedaccord.federation.errors import FederationError
 from tests import own
 
 
 def of(function: str, data_dir: str = "", **reading: Any) -> Dataset:
     return load(f"tests.own:{function}", data_dir, Reading(**reading))
+
+
+@pytest.mark.parametrize(
+    "function", ["no_test", "test_of_nothing", "empty_test", "texts_without_test"]
+)
+def test_a_client_may_have_no_test_samples(function: str) -> None:
+    data = of(function)
+    assert len(data.x_test) == len(data.y_test) == 0
+    assert data.classes == 2
+
+
+def test_a_run_without_test_samples() -> None:
+    """Clients cannot evaluate either; without evaluation they train."""
+    keys: dict[str, Any] = {"dataset": "tests.own:no_test", "num_clients": 2}
+    keys |= {"model": "linear", "partition": "iid"}
+    with pytest.raises(ValueError, match=r"^evaluation=server: expected test samples"):
+        run("fedavg", num_server_rounds=1, **keys)
+    with pytest.raises(FederationError, match=r"^evaluation: expected held-out samples"):
+        simulate("fedavg", evaluation="clients", rounds=1, **keys)
+    history = simulate("fedavg", evaluation="clients", fraction_evaluate=0, rounds=1, **keys)
+    assert history.metrics["counted"].iloc[-1] == 1
+
+
+def test_tokens_without_a_vocabulary_have_as_many_ids_as_the_largest_says() -> None:
+    keys: dict[str, Any] = {"dataset": "tests.own:tokens", "partition": "iid", "num_clients": 2}
+    found = simulate("fedavg", model="transformer", rounds=1, local_steps=1, **keys).model
+    assert 9 in {len(tensor) for tensor in found.values()}
+    own_model = {"model": "tests.own:bag_of_tokens"}
+    weights = simulate("fedavg", rounds=1, local_steps=1, **keys, **own_model).model["weight"]
+    assert weights.shape == (9, 3)
 
 
 @pytest.mark.parametrize("function", ["arrays", "torch_datasets", "mapping", "partitioned"])
@@ -77,7 +109,6 @@ def test_integers_stay_integers() -> None:
     ("function", "line"),
     [
         ("nothing", r"expected \(train, test\), or a mapping of train, .*, got a NoneType$"),
-        ("no_test", r"expected \(train, test\), or .*, got a dict with train$"),
         ("uneven", "a target for each of one or more inputs of train, got 4 inputs and 3 targets"),
         ("other_inputs", r"inputs of train and test alike, got \(\(3,\), .* and \(\(2,\), torch"),
         ("broken_inputs", "finite inputs of train, got nan or inf"),

@@ -1,5 +1,6 @@
 """`simulate` on Datasets, functions that give batches, dicts and tokens: the weights of tensors."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def shuffled(samples: Samples) -> Any:
 
 def history(clients: Any, algo: str = "scaffold", **changes: Any) -> History:
     arguments = {"test": TEST, "model": MODEL, "record": "weights", **STEPS, **changes}
-    if all(map(callable, clients)):
+    if isinstance(clients, list) and all(map(callable, clients)):
         del arguments["batch_size"]
     return simulate(algo, clients=clients, **arguments)
 
@@ -283,8 +284,111 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
 ]
 
 
+def used_up(g: torch.Generator) -> Any:
+    return ONCE
+
+
+def no_parameter() -> Any:
+    return [CLIENTS[0]]
+
+
+class Broken(Rows):
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        raise OSError(f"no file {i}\nat all")
+
+
+class Lists(Rows):
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"label": 1, "img": [[0.0, 1.0], [1.0, 0.0]]}
+
+
+ONCE = iter([CLIENTS[0]])
+X, Y = CLIENTS[1]
+REFUSED += [
+    ([CLIENTS[0], lambda g: None], {}, "^clients: client 1: expected .* that returns NoneType; "),
+    ([CLIENTS[0], lambda g: 3], {}, "^clients: client 1: expected .* that returns int; return or"),
+    ([CLIENTS[0], used_up], {}, "^clients: client 1: expected 7 samples in every pass, .* got 0;"),
+    ([CLIENTS[0], no_parameter], {}, "^clients: client 1: expected .* fails: TypeError: no_param"),
+    ([CLIENTS[0], lambda g: 1 / 0], {}, "^clients: client 1: expected .* ZeroDivisionError: .* at"),
+    ([CLIENTS[0], Broken(CLIENTS[1])], {}, "^clients: client 1: expected .* OSError: no file 0 at"),
+    (CLIENTS, {"test": Broken(CLIENTS[1])}, "^test: expected .* OSError: no file 0 at all at /"),
+    (3, {}, "^clients: expected a list of the samples of each client, got int; "),
+    (CLIENTS, {"model": nn.LazyLinear(3)}, "^model: expected parameters with values, LazyLinear"),
+    ([CLIENTS[0], (X, Y - 1)], {}, "^clients: client 1: expected labels from 0 on, got -1; number"),
+    ([TensorDataset(x, y - 3) for x, y in CLIENTS], {}, "^clients: client 0: expected labels"),
+    (CLIENTS, {"test": (TEST[0], TEST[1] - 1)}, "^test: expected labels from 0 on, got -1; number"),
+    (
+        [Lists(CLIENTS[0])],
+        {"model": nn.Linear(4, 2)},
+        "^model: .* .of lists. make them tensors, as .*with_f",
+    ),
+]
+
+
 @pytest.mark.parametrize(("clients", "changes", "message"), REFUSED)
 def test_refused_in_one_line(clients: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         history(clients, **{"test": None, **changes})
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("change", [1, -1])
+def test_a_pass_of_another_number_of_samples_does_not_count(
+    change: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, y = tokens(20, 0)
+    passes: list[int] = []
+
+    def growing(g: torch.Generator) -> Any:
+        passes.append(1)
+        n = 10 + change * (len(passes) > 3)
+        return zip(x[:n].split(4), y[:n].split(4), strict=True)
+
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    try:
+        found = history([CLIENTS[0], growing], rounds=1, participation=1.0).metrics.iloc[-1]
+    finally:
+        logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert (found["replies"], found["dropped"]) == (1, 1)
+    got = "at least 11" if change > 0 else "9"
+    assert (
+        f"expected 10 samples in every pass, as in the one that was counted, got {got}; give"
+        in (caplog.text)
+    )
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("form", [lambda *s: s, TensorDataset, lambda *s: shuffled(s)])
+def test_labels_of_any_integer_type(kind: torch.dtype, form: Any) -> None:
+    clients = [form(x, y.to(kind)) for x, y in CLIENTS]
+    assert torch.equal(weights(clients, test=(TEST[0], TEST[1].to(kind))), weights(CLIENTS))
+
+
+def test_labels_that_are_true_or_false() -> None:
+    clients = [(x, y > 0) for x, y in CLIENTS]
+    assert torch.equal(weights(clients), weights([(x, y.long()) for x, y in clients]))
+
+
+def test_a_label_that_cross_entropy_ignores() -> None:
+    masked = [(x, y.masked_fill(torch.arange(len(y)) == 1, -100)) for x, y in CLIENTS]
+    assert not torch.equal(weights(masked), weights(CLIENTS))
+
+
+def test_labels_below_zero_are_for_the_loss_to_read() -> None:
+    clients = [(x, 2 * (y > 0) - 1) for x, y in CLIENTS]
+    weights(clients, test=None, loss=lambda p, y: (p[:, 0] - y).square().mean())
+
+
+@pytest.mark.parametrize(("name", "ids"), [("transformer", WORDS), ("tests.own:bag_of_tokens", 12)])
+def test_a_model_by_name_of_the_tokens_that_occur(name: str, ids: int) -> None:
+    last = [(torch.full_like(TEST[0], WORDS), TEST[1])] if ids > WORDS else []
+    found = history([*CLIENTS, *last], model=name, rounds=1, local_epochs=1).model
+    assert ids in {len(tensor) for tensor in found.values()}
+
+
+def test_a_model_by_name_predicts_as_many_numbers_as_there_are() -> None:
+    x, y = torch.randn(20, 3), torch.randn(20, 2)
+    found = simulate(
+        "fedavg", clients=[(x, y)], test=(x, y), model="linear", loss="mean-squared-error", rounds=1
+    ).model
+    assert [tuple(tensor.shape) for tensor in found.values()] == [(2, 3), (2,)]

@@ -175,6 +175,19 @@ def test_tied_weights_are_one_part_of_w() -> None:
     assert module(torch.ones(1, 4)).tolist() == [[16.0] * 4]
 
 
+@pytest.mark.parametrize("name", ["0.weight", "1.weight"])
+def test_every_name_of_a_tied_tensor_counts(name: str) -> None:
+    def tied() -> nn.Module:
+        module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4))
+        module[1].weight = module[0].weight
+        return module
+
+    local = FlatModel(tied(), local_parameters=name)
+    assert (local.names, local.local_names) == (["1.bias"], ["0.weight"])
+    frozen = FlatModel(tied(), frozen_parameters=name)
+    assert (frozen.names, [*frozen.frozen]) == (["1.bias"], ["0.weight"])
+
+
 def test_frozen_tensors_are_not_in_w_and_known_by_hash() -> None:
     model = FlatModel(frozen())
     assert model.names == ["2.weight"]
