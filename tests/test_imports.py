@@ -28,7 +28,7 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
     "task": Allowed("core data", "torch torchvision numpy"),
     "federation": Allowed("core wire secure storage compat", "torch flwr numpy dp_accounting"),
     "strategies": Allowed("core plugins federation.strategy", "torch"),
-    "client": Allowed("core wire secure storage task", "torch flwr"),
+    "client": Allowed("compat core wire secure storage task", "torch flwr"),
     "process": Allowed("federation task", "torch joblib psutil mlflow wandb"),
     "config": Allowed("core federation plugins strategies task process.trackers", ""),
     "runs": Allowed("core storage federation config", "torch safetensors tomli_w psutil pandas"),

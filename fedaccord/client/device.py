@@ -5,10 +5,10 @@ amount of work: the device's own node-config does. (Flower also sends the app's 
 protection against a malicious server.)
 """
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
+from fedaccord.compat import flower_1_41 as flower
 from fedaccord.core.request import TrainInstruction
 
 ALLOW, MAX_STEPS, MAX_THREADS = "allow-server-data", "max-local-steps", "max-threads"
@@ -20,9 +20,8 @@ HARMLESS = "digits"  # the images are part of scikit-learn: no private data
 
 
 def is_simulated() -> bool:
-    """Whether this process is a worker of Flower's simulation, a Ray actor."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
+    """Whether this process is a worker of Flower's simulation."""
+    return flower.in_simulation()
 
 
 def allowed(run: Mapping[str, Any], own: Mapping[str, Any], node: Mapping[str, Any]) -> Any:

@@ -94,6 +94,21 @@ def is_simulation(grid: Grid) -> bool:
     return _PULL_INTERVAL in vars(grid)
 
 
+_ACTORS = "flwr.simulation.ray_transport.ray_actor"  # the module of its workers' class
+
+
+def in_simulation() -> bool:
+    """Whether this process is a worker of Flower's simulation: no documented attribute says so.
+
+    A ClientApp of a SuperNode may use Ray itself: its process is no Ray actor, and the processes
+    that it starts do not load Flower's actor.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or _ACTORS not in sys.modules or not ray.is_initialized():
+        return False
+    return ray.get_runtime_context().get_actor_id() is not None
+
+
 def is_dead_worker(reason: str) -> bool:
     """Whether a reply's error is the death of a Ray actor, which has no error code of its own.
 

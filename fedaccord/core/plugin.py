@@ -32,10 +32,9 @@ from fedaccord.core.vectors import Vector, map_vectors
 class PlugIn(Registered):
     """Replaces hooks of any method; a hook that it does not override stays the method's.
 
-    The client half: `init`, `start`, `received`, the gradient hook and `encode`. The server half:
-    `decode` and `mean`. A plug-in with a memory at the client puts its own NamedTuple, with a
-    field ``base``, around the method's state. A plug-in whose `decode` does not restore what was
-    encoded sets ``loses``: clients then remember what the server reads.
+    A plug-in with a memory at the client puts its own NamedTuple, with a field ``base``, around the
+    method's state. A plug-in whose `decode` does not restore what was encoded sets ``loses``:
+    clients then remember what the server reads.
     """
 
     replaces: ClassVar[dict[str, str]] = {}  # options of a strategy without effect beside it -> why
@@ -137,6 +136,9 @@ class PlugIn(Registered):
         """How uploads are masked until they are summed; None: not masked."""
         return None
 
+    def check_size(self, numbers: int) -> None:
+        """Raise ValueError, in one line, if uploads of so many numbers do not fit."""
+
     def at(self, privacy: Privacy) -> "PlugIn":
         """The plug-in for a round that begins with this state of the privacy mechanism."""
         return self
@@ -209,8 +211,7 @@ class ClientHalf:
     @property
     def rounding(self) -> Rounding | None:
         """What rounds the broadcast; None: it is sent as it is."""
-        found = (plugin.rounding() for plugin in self.plugins)
-        return next((rounding for rounding in found if rounding is not None), None)
+        return next((r for p in self.plugins if (r := p.rounding()) is not None), None)
 
     @property
     def _keeps(self) -> bool:

@@ -181,12 +181,15 @@ class Run:
         method, left = self.method, self.num_rounds - s.t
         if method.guarantee is None or left <= 0:
             return s
+        numbers = s.w.numel() * len(self.session.half.rule.sends._fields)
         self._budget = Budget(
             *(method.guarantee, method.fraction_train, left, s.num_clients),
-            numbers=s.w.numel() * len(self.session.half.rule.sends._fields),
+            numbers=numbers,
             begun=s.privacy,
             secret=self.session.is_deployed,
         )
+        for plugin in self.session.half.at(self._budget.first).plugins:
+            plugin.check_size(numbers)
         self._policy.secret = self._budget.secret and method.has_noisy_sums
         if self._budget.rounds_left < left:
             self._last = s.t + self._budget.rounds_left

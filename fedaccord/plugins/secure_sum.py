@@ -21,9 +21,11 @@ Where we differ: the graph of neighbours is drawn among the clients that replied
 weights are uniform.
 """
 
+import logging
 import math
 import random
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -39,6 +41,18 @@ from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.dp import DP
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.robust import Robust
+
+log = logging.getLogger("flwr")
+
+CLIPPED = 0.01  # share of an upload's numbers outside of [-R, R], above which a client warns
+
+
+@cache
+def _warn_once(range: float) -> None:
+    log.warning(
+        "secure-sum.range: more than %.0f%% of an upload's numbers were clipped to %g: raise it",
+        *(100 * CLIPPED, range),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +140,10 @@ class SecureSum(PlugIn):
     def at(self, privacy: Privacy) -> "SecureSum":
         return replace(self, clip=privacy.clip)
 
+    def check_size(self, numbers: int) -> None:
+        if self.clip:
+            self.bound(numbers)
+
     @property
     def step(self) -> float:
         """h, the rounding step."""
@@ -167,6 +185,9 @@ class SecureSum(PlugIn):
         [-R, R]. Raises ValueError for numbers that are not finite."""
         if not bool(torch.isfinite(u).all()):
             raise ValueError("secure-sum: the upload holds NaN or Inf; lower lr or clip-norm")
+        beyond = int((u.abs() > self.range).sum()) / len(u)
+        if beyond > CLIPPED:
+            _warn_once(self.range)
         x = _wide(u).clamp(-self.range, self.range).add_(self.range).div_(self.step)
         draws = torch.rand(len(u), generator=generator, dtype=torch.float64).to(x.device)
         return (x + draws).floor_().to(torch.int64).clamp_(0, 2**self.bits - 1)

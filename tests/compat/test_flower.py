@@ -74,6 +74,33 @@ def test_the_grid_of_a_deployment_has_none() -> None:
     assert not flower.is_simulation(Net())
 
 
+@pytest.mark.flower
+def test_a_worker_of_a_simulation_is_one_of_flowers_actors() -> None:
+    """Neither is a ClientApp that uses Ray itself, nor an actor of its own."""
+    import ray
+    from flwr.simulation.ray_transport.ray_actor import ClientAppActor
+
+    @ray.remote
+    class Own:
+        def is_one(self) -> bool:
+            return flower.in_simulation()
+
+    def app(message: Any, context: Any) -> bool:
+        return flower.in_simulation()
+
+    assert not flower.in_simulation()
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        assert not flower.in_simulation()
+        own = Own.remote()
+        assert not ray.get(own.is_one.remote())
+        ray.kill(own)
+        worker = ClientAppActor.remote()
+        assert ray.get(worker.run.remote(lambda: app, None, "0", None)) == ("0", True, None)
+    finally:
+        ray.shutdown()
+
+
 def test_how_many_clients_a_simulation_has_by_default() -> None:
     from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG
 

@@ -327,9 +327,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fedavg", {"plugins": [ONE, Robust()]}, "dp: expected robust.rule=none"),
     ("fedcm", {"plugins": [ONE, RelaxedInit()]}, "dp: expected no RelaxedInit with FedCM"),
     ("fedavg", {"max_client_norm": 2.0}, "max-client-norm: expected 0 with dp, got 2: dp.clip bo"),
-    *(("fedavg", {"plugins": [ADAPTIVE, Compress(method=name)]},
-       f"dp.adaptive-clip: expected false with compress.method={name}, got true")
-      for name in ("topk", "randk", "sign", "qsgd", "int8", "bf16")),
+    *(
+        (
+            "fedavg",
+            {"plugins": [ADAPTIVE, Compress(method=name)]},
+            f"dp.adaptive-clip: expected false with compress.method={name}, got true",
+        )
+        for name in ("topk", "randk", "sign", "qsgd", "int8", "bf16")
+    ),
     ("fedavg", {"plugins": [DP(clip=2.0)]}, "expected one of dp.epsilon and dp.noise-multiplier, "),
     ("fedavg", {"plugins": [DP(epsilon=1.0, noise_multiplier=1.0)]}, "got both; set dp.epsilon=4"),
 ]

@@ -92,3 +92,11 @@ def test_a_round_without_a_sum_fails_and_its_noise_counts() -> None:
     assert found.weights is not None
     assert torch.equal(found.weights[2], found.weights[1])
     assert (found.state.failed, found.state.privacy.releases) == (1, 2)
+
+
+def test_rounding_that_cannot_stay_within_the_clip_is_one_line_before_round_1() -> None:
+    """sqrt(5) steps of 2 / (2^4 - 1) are longer than S."""
+    with pytest.raises(
+        ValueError, match=r"rounding of 5 numbers within dp\.clip=0\.05, got 0\.298"
+    ):
+        run("fedavg", 0.0, 4, 1)

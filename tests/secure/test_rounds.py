@@ -84,6 +84,19 @@ def test_rounding_is_unbiased_and_within_a_step() -> None:
         plugin.quantised(torch.tensor([1.0, float("nan")]), torch.Generator())
 
 
+@pytest.mark.parametrize(("inside", "lines"), [(98, 1), (99, 0)])
+def test_a_range_that_clips_more_than_a_hundredth_is_warned_of_once(
+    inside: int, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    u = torch.cat([torch.full((inside,), 0.001), torch.full((100 - inside,), -0.002)])
+    plugin = SecureSum(range=0.001 + lines * 1e-6)  # of its own: warnings are once in a process
+    for _ in range(2):
+        plugin.quantised(u, torch.Generator())
+    assert warnings(caplog) == lines * [
+        "secure-sum.range: more than 1% of an upload's numbers were clipped to 0.001001: raise it"
+    ]
+
+
 def test_lost_replies_are_absent_clients() -> None:
     """Of the bits of a run whose cohorts never had them."""
     whole = [[0, 1, 2, 3, 4], [1, 2, 3, 4, 5], [0, 1, 3, 4, 5]]
