@@ -314,6 +314,13 @@ def test_without_a_server_nobody_is_drawn(algo: str) -> None:
     assert RunConfig.make({"algo": "scaffold", "fraction-train": 0.1}).unread() == []
 
 
+@pytest.mark.parametrize("algo", ["fedadmm", "local"])
+def test_methods_that_no_staleness_damps_say_so(algo: str) -> None:
+    values = {"algo": algo, "schedule": "buffered", "staleness": "polynomial"}
+    (line,) = RunConfig.make(values).unread()
+    assert line.startswith('staleness="polynomial" has no effect: ')
+
+
 @pytest.mark.parametrize("algo", METHODS)
 def test_a_methods_own_settings_are_read(algo: str) -> None:
     """Of each method all keys are given, with their defaults."""

@@ -9,16 +9,17 @@ from fedaccord.core.vectors import Number, Vector, distances, leaves, length
 
 
 def sizes(reply: Reply, models: Iterable[str], w: Vector) -> dict[str, Number]:
-    """The L2 norm of each uploaded vector; of a model that of its difference from w.
+    """The L2 norm of each uploaded vector; of a model that of its difference from the model that
+    the client received, before the server damped it.
 
-    models: the fields of the upload that are models; w: (d,), the model that the client received.
+    models: the fields of the upload that are models; w: (d,), to which they were moved.
     """
     vectors, kinds = dict(leaves(reply.up)), {*models}
     if reply.w_i0 is not None:
         vectors["w_i0"] = reply.w_i0
         kinds.add("w_i0")
     return {
-        name: distances([vector], w)[0] if name in kinds else length(vector)
+        name: distances([vector], w)[0] / reply.damping if name in kinds else length(vector)
         for name, vector in vectors.items()
     }
 

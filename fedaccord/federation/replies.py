@@ -79,6 +79,7 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
     instruction = request.instruction
     distance, like, delay = None, session.like, s.t - instruction.round
     elsewhere = delay > 0 or instruction.half.rounding is not None  # it began from another model
+    models = session.half.rule.models
     try:
         if isinstance(reply, StateLost):
             return _check_lost(reply, instruction)
@@ -89,7 +90,8 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
         if not isinstance(reply.loss, Tensor):
             for name, vector in _vectors(received):
                 if name == "w" and not session.method.topology.is_decentralised:
-                    distance = float(distances([vector], request.down.w if elsewhere else s.w))
+                    base = request.down.w if elsewhere and name in models else s.w
+                    distance = float(distances([vector], base))
                 _check_finite(name, vector, distance if name == "w" else None)
     except ValueError as error:
         return str(error)
@@ -109,7 +111,7 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
     )
     if elsewhere:
         base, damping = request.down.w, session.method.damping(delay)
-        up = moved(decoded.up, session.half.rule.models, base, s.w, damping)
+        up = moved(decoded.up, models, base, s.w, damping)
         start = moved(received, () if received.w_i0 is None else ("w_i0",), base, s.w, damping)
         decoded = decoded._replace(up=up, w_i0=start.w_i0, delay=delay, damping=damping)
     if s.delays is not None:

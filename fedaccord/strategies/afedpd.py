@@ -9,22 +9,20 @@ Sun, Shen, Tao. NeurIPS 2024, arXiv:2409.18915, Algorithm 1, with virtual dual u
             w^{t+1} = w_bar + lam_bar / rho                           returned model: w_bar
 
 The listing keeps all duals on the server. Averaging its dual step over active and inactive clients
-gives lam_bar+ = lam_bar + rho (w_bar - w^t): the very step that an absent client misses. So a
-client keeps its own dual, and on its return the server sends what it missed, lam_bar now minus
-lam_bar after its last round. The server holds lam_bar once per distinct round in which some client
-was last seen, never one vector per client; the run moves the oldest of them to files.
+gives lam_bar+ = lam_bar + rho (w_bar - w^t): exactly the step that an absent client misses. So a
+client keeps its own dual, and when it returns the server sends the missed steps, lam_bar now minus
+lam_bar after its last round. The server stores one lam_bar per distinct round in which some client
+was last seen, not one vector per client; the run moves the oldest ones to files.
 
 When to use: for primal-dual training when few clients take part in a round. It is exact at any
 participation, and absent clients' duals do not age. It costs a second vector down after an absence,
-a vector on each client, and on the server a vector for each of those last-seen rounds, on disk
-where there are many. On convex
-problems with exact gradients it is no faster than FedDyn; the gain is claimed for networks and
-noisy gradients.
+a vector on each client, and on the server a vector for each of those last-seen rounds, on disk if
+there are many. On convex problems with exact gradients it is no faster than FedDyn; the gain is
+claimed for networks and noisy gradients.
 
-Where we differ: the same iterates from other places, as derived above. rho is constant, also where
+Where we differ: the same iterates, stored elsewhere, as derived above. rho is constant, although
 the poster prints rho_t; its value, and lr, decay and weight decay, are those of FedSpeed in the
-authors' simulator, provisional. Evaluated and returned is w_bar, which the theorem is about, not
-w^t.
+authors' simulator, provisional. Evaluated and returned is w_bar, as in the theorem, not w^t.
 """
 
 from collections.abc import Iterable
@@ -60,16 +58,18 @@ class ClientState(NamedTuple):
 
 class ServerState(NamedTuple):
     lam_bar: Vector  # (d,)
-    lam_bar_after: dict[int, Vector]  # round t -> lam_bar after it, where t is some client's last
+    # round t -> sum of the virtual steps up to it, for each t that is some client's last and the
+    # newest; it is lam_bar after t unless replies to earlier models are damped
+    lam_bar_after: dict[int, Vector]
 
 
 def _last(rounds: Iterable[int], t: int) -> int:
-    """The last of the rounds up to t that counted; -1: none did."""
+    """The last round up to t that counted; -1: none."""
     return max((round for round in rounds if round <= t), default=-1)
 
 
 def _after(state: ServerState, t: int) -> Vector:
-    """lam_bar after round t, or after the last one before it that counted; zero at first."""
+    """The virtual steps up to round t, or to the last one before it that counted; zero at first."""
     found = state.lam_bar_after.get(_last(state.lam_bar_after, t))
     zero = torch.zeros_like(state.lam_bar)
     return zero if found is None else to_device(found, state.lam_bar.device)
@@ -95,7 +95,7 @@ class AFedPDClient(LocalRule):
         return ClientState(lam)
 
     def dual(self, down: Down, state: ClientState) -> Vector:
-        """lam_i^t: what the client left with and the virtual steps since."""
+        """lam_i^t: the client's last dual plus the virtual steps since."""
         return state.lam if down.missed is None else state.lam + down.missed
 
 
@@ -106,19 +106,17 @@ class AFedPD(FederatedStrategy):
     takes_weights = True
     synchronous = ""
     fixed_anchor = "what an absent client misses is the step from w^t"
-    refuses: ClassVar = {Gossip: "no node is absent, and then it is feddyn; take that"}
-    cost_note = (
-        "down 1 where nothing was missed; server +1 per round in which a client was last seen"
-    )
+    refuses: ClassVar = {Gossip: "no node is absent, and then it is feddyn; use that"}
+    cost_note = "down 1 if nothing was missed; server +1 per round in which a client was last seen"
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.is_buffered and self.damping(1) != 1:
+        if self.is_buffered and self.damping(1) != 1 and self.weighting == "examples":
             raise ValueError(
-                f"staleness: expected constant with {type(self).__name__}, got {self.staleness!r}: "
-                "the step that the other clients take is the server's own"
+                f"staleness: expected constant with weighting=examples, got {self.staleness!r}: "
+                "lam_bar then depends on the samples of clients that have not replied"
             )
 
     def rule(self) -> AFedPDClient:
@@ -131,10 +129,11 @@ class AFedPD(FederatedStrategy):
         last, taken = client.last_round, client.last_round + client.delay
         if last == client.round - 1:  # nothing missed (before round 0: no dual yet)
             return Down(w, None)
+        now = _after(state, client.round)
         if last < 0:
-            return Down(w, state.lam_bar)
-        missed = state.lam_bar - _after(state, taken)
-        if client.delay:  # the steps between the model received and the step with its own
+            return Down(w, now)
+        missed = now - _after(state, taken)
+        if client.delay:  # the steps between the model received and the step with its reply
             missed = missed + _after(state, taken - 1) - _after(state, last - 1)
         return Down(w, missed)
 
@@ -142,14 +141,19 @@ class AFedPD(FederatedStrategy):
         self, w: Vector, ups: Model, state: ServerState, cohort: Cohort
     ) -> tuple[Vector, ServerState]:
         w_bar = cohort.mean(ups.w)
-        lam_bar = (w_bar - w).mul_(self.rho).add_(state.lam_bar)
-        clients = torch.bincount(cohort.seen + 1)  # how many were last seen in round t - 1
+        step = (w_bar - w).mul_(self.rho)
+        lam_bar = virtual = state.lam_bar + step
+        if self.damping(1) != 1:  # those in the buffer take their own steps whole, the others this
+            virtual = _after(state, cohort.round) + step
+            damped = cohort.undamped_mean(ups.w) - w_bar
+            lam_bar = damped.mul_(self.rho * cohort.participation).add_(lam_bar)
+        clients = torch.bincount(cohort.seen + 1)  # number of clients last seen in round t - 1
         seen = (clients.nonzero().flatten() - 1).tolist()
-        after = {**state.lam_bar_after, cohort.round: lam_bar}
+        after = {**state.lam_bar_after, cohort.round: virtual}
         needed = {cohort.round, *(_last(after, t) for t in seen)}
         after = {t: v for t, v in after.items() if t in needed}
         return (lam_bar / self.rho).add_(w_bar), ServerState(lam_bar, after)
 
     def output_model(self, w: Vector, state: ServerState) -> Vector:
-        """w_bar, which the theorem and the listing's return value are about."""
+        """w_bar, the model of the theorem and the listing's return value."""
         return w - state.lam_bar / self.rho

@@ -23,7 +23,7 @@ depend on their examples.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -38,6 +38,8 @@ from fedaccord.core import (
     option,
 )
 from fedaccord.federation.strategy import FederatedStrategy
+
+NO_STEP = "w_hat_i+ holds the client's whole dual, not its step from the model that it received"
 
 
 class Up(NamedTuple):
@@ -95,13 +97,14 @@ class FedADMM(FederatedStrategy):
     assumes_sgd = False
     beyond_sums = ""
     linear = True
+    replaces: ClassVar = {"staleness": "w stays the mean of what clients sent last, undamped"}
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)
     variant: str = option("tracking", "the server's mean", choices=("tracking", "active"))
 
     @property
     def synchronous(self) -> str:
-        return "" if self.variant == "tracking" else super().synchronous
+        return "" if self.variant == "tracking" else NO_STEP
 
     def rule(self) -> LocalRule:
         return FedADMMClient(self.rho, self.variant)

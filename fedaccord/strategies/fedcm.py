@@ -94,6 +94,7 @@ class FedCM(FederatedStrategy):
     linear = True
     takes_weights = True
     reads_starts = True
+    synchronous = "delta is a mean of steps along one earlier delta; the paper defines no other"
     cost_note = "up 2 under relaxed initialisation"
 
     alpha: float = option(

@@ -54,6 +54,7 @@ class FedMuon(FederatedStrategy):
     assumes_sgd = False
     takes_weights = True
     reads_starts = True
+    synchronous = "clients begin with the mean of the optimisers' vectors of one whole round"
     refuses: ClassVar = {
         Gossip: "a server averages the optimisers' vectors; use dfedavg with optimizer=muon"
     }

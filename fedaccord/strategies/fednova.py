@@ -36,6 +36,7 @@ class FedNova(FederatedStrategy):
     takes_weights = True
     reads_starts = True
     beyond_sums = "the number of steps of each client"
+    synchronous = ""
     refuses: ClassVar = {Gossip: "tau needs the steps of all clients; use dfedavg"}
     cost_note = "up 2 under relaxed initialisation"
 

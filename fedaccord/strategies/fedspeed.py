@@ -33,7 +33,7 @@ import torch
 from fedaccord.core import Cohort, LocalRule, PlugIn, Stateless, Vector, argument, option
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.sam import SAM
-from fedaccord.strategies.fedadmm import FedADMMClient
+from fedaccord.strategies.fedadmm import NO_STEP, FedADMMClient
 from fedaccord.strategies.feddyn import FedDynClient, primal_dual_step
 
 
@@ -67,7 +67,7 @@ class FedSpeed(FederatedStrategy):
 
     @property
     def synchronous(self) -> str:
-        return "" if self.variant == "authors" else super().synchronous
+        return "" if self.variant == "authors" else NO_STEP
 
     def rule(self) -> LocalRule:
         if self.variant == "paper":

@@ -42,6 +42,7 @@ class ServerState(NamedTuple):
 @dataclass(frozen=True)
 class LocalClient(LocalRule):
     receives = Down
+    models = ()  # whole models, and no updates of a broadcast one
 
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> ClientState:
         return ClientState(w)
@@ -63,6 +64,7 @@ class Local(FederatedStrategy):
     assumes_sgd = False
     tied = False
     averages = True
+    synchronous = ""
     beyond_sums = "models that no broadcast precedes"
     refuses: ClassVar = {
         Gossip: "its clients do not exchange models; use dfedavg",
@@ -70,6 +72,7 @@ class Local(FederatedStrategy):
         DP: "its uploads are whole models, which no broadcast precedes",
         RelaxedInit: "its clients start from their own models, not from the server's",
     }
+    replaces: ClassVar = {"staleness": "no client trains on the model of the server"}
     cost_note = "down 1 with a first visit; up for the report alone"
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from fedaccord.core.vectors import leaves
 from fedaccord.engine import History, run_with
 from fedaccord.engine.faults import KINDS
 from fedaccord.federation.devices import write
+from fedaccord.federation.method import Method
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.strategies import METHODS, AFedPD, FedADMM, FedAvg, FedDyn, RelaxedInit, Scaffold
@@ -37,6 +38,7 @@ EVERYONE = range(C)
 OWN: dict[str, dict[str, Any]] = {
     **{"scaffold": {}, "fedavg": {}},
     **{"feddyn": {"alpha": 1.0}, "afedpd": {"rho": 1.0}, "fedadmm": {"rho": 1.0}},
+    **{"fedgloss": {"alpha": 1.0, "radius": 0.2}},
 }
 
 
@@ -78,11 +80,11 @@ def true_duals(method: Any, s: RoundState, states: Sequence[Any]) -> Tensor:
 
 
 @pytest.mark.parametrize("staleness", ["constant", "polynomial"])
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "afedpd"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "scaffold", "feddyn", "afedpd", "fedgloss", "fednova", "local"]
+)
 def test_the_dense_reference(name: str, staleness: str, tmp_path: Path) -> None:
     """Weights, memories and delays, with a client that is ten times slower than most."""
-    if (name, staleness) == ("afedpd", "polynomial"):
-        pytest.skip("is refused")
     rng = np.random.default_rng(5)
     wanted = [sorted(rng.choice(C, 6, replace=False).tolist()) for _ in range(14)]
     method, states = method_of(name, staleness=staleness, **buffered(tmp_path)), list[RoundState]()
@@ -102,11 +104,35 @@ def test_the_dense_reference(name: str, staleness: str, tmp_path: Path) -> None:
         if name == "scaffold":
             kept = [torch.zeros_like(s.w) if it is None else it.c_i for it in found.states[t]]
             memories = torch.stack(kept)
-        elif name == "fedavg":
+        elif name in ("fedavg", "fednova"):
             continue
+        elif name == "local":
+            own = [torch.from_numpy(W0) if it is None else it.w for it in found.states[t]]
+            memories = torch.stack(own)
         else:
             memories = true_duals(method, s, found.states[t])
         np.testing.assert_allclose(memories, expected.memories[t], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("staleness", ["constant", "polynomial"])
+def test_fednova_with_unequal_steps(staleness: str, tmp_path: Path) -> None:
+    steps = [i % 3 + 1 for i in range(C)]
+    each = [K * s / k for k, s in zip(steps, UNEQUAL, strict=True)]  # visits of unequal samples
+    own = buffered(tmp_path, each) | {"local_steps": 0, "local_epochs": 1, "staleness": staleness}
+    pairs = zip(PROBLEM.clients(), steps, strict=True)
+    found = simulate(
+        method_of("fednova", **own),
+        clients=[lambda _, pair=pair, k=k: [pair] * k for pair, k in pairs],
+        **{"model": linear(W0), "loss": half_square, "record": "weights"},
+        **{"rounds": 14, "participation": [EVERYONE] * 14},
+    )
+    expected = asynchronous.run(
+        *("fednova", PROBLEM, W0, [EVERYONE] * 14, UNEQUAL),
+        **{"M": 5, "B": 3, "K": steps, "lr": LR},
+        omega=lambda tau: (1 + tau) ** -0.5 if staleness == "polynomial" else 1.0,
+    )
+    assert found.weights is not None
+    np.testing.assert_allclose(found.weights, expected.w, rtol=0, atol=1e-10)
 
 
 ABLE = [
@@ -117,8 +143,10 @@ ABLE = [
 
 
 def test_which_methods_can() -> None:
-    assert {"fedavg", "fedinit", "scaffold", "feddyn", "afedpd", "fedadam"} <= {*ABLE}
-    assert not {"fedcm", "fednova", "fedpd", "scaffnew", "dfedavg", "fedmoswa"} & {*ABLE}
+    assert {"fedavg", "fedinit", "fednova", "feddyn", "afedpd", "fedgloss", "local"} <= {*ABLE}
+    assert not {"fedcm", "fedmuon", "fedpd", "scaffnew", "dfedavg", "fedmoswa"} & {*ABLE}
+    for name in {*METHODS} - {*ABLE}:  # each has a reason of its own
+        assert METHODS[name](fraction_train=1.0).why_synchronous != Method.synchronous.fget(None)
 
 
 @pytest.mark.parametrize("name", ABLE)
@@ -129,14 +157,17 @@ def test_equal_devices_and_a_buffer_of_all_are_synchronous_rounds(
     more = {"fraction_train": 0.5, "seed": 4}
     one = run(method_of(name, **more), [()] * 4, participation=None)
     own = buffered(tmp_path, [2.0] * C, buffer_size=4, concurrency=4)
-    other = run(method_of(name, **more | own), [()] * 4, participation=None)
+    method = method_of(name, **more | own)
+    other = run(method, [()] * 4, participation=None)
     assert one.weights is not None
     assert other.weights is not None
     assert torch.equal(one.weights, other.weights)
     for mine, theirs in zip(one.clients, other.clients, strict=True):
         for (_, v), (_, w) in zip(leaves(mine), leaves(theirs), strict=True):
             assert torch.equal(v, w)
-    assert other.metrics["clock"].tolist() == pytest.approx([0, 2, 4, 6, 8])
+    assert other.metrics["clock"].tolist() == pytest.approx(
+        [t * 2 * method.cost.gradients for t in range(5)]
+    )
     assert other.metrics["staleness"][1:].tolist() == [0] * 4
 
 
@@ -147,7 +178,7 @@ SECONDS = st.lists(st.floats(0.1, 30.0), min_size=C, max_size=C)
 
 
 @pytest.mark.parametrize("plugins", [(), (Compress(share=0.4),)], ids=["", "topk"])
-@pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd", "fedadmm"])
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd", "fedgloss", "fedadmm"])
 @settings(max_examples=3, deadline=None)
 @given(faults=FAULTS, seconds=SECONDS, sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)))
 def test_the_server_knows_the_mean_of_the_clients_memories(
@@ -160,8 +191,7 @@ def test_the_server_knows_the_mean_of_the_clients_memories(
 ) -> None:
     """In every step, for any order of arrival, with lost and repeated messages and states."""
     folder, states = tmp_path_factory.mktemp("devices"), list[RoundState]()
-    damped = "constant" if name == "afedpd" else "polynomial"
-    sizes_of = {"concurrency": max(sizes), "buffer_size": min(sizes), "staleness": damped}
+    sizes_of = {"concurrency": max(sizes), "buffer_size": min(sizes), "staleness": "polynomial"}
     own = {"max_failed_rounds": 99, "plugins": plugins} | buffered(folder, seconds, **sizes_of)
     method = method_of(name, **own)
     found = run(
@@ -282,7 +312,10 @@ def test_a_device_that_goes_away_frees_its_seat(tmp_path: Path) -> None:
             "under gossip no server",
         ),
         (lambda: FedADMM(schedule="buffered", variant="active"), "expected synchronous"),
-        (lambda: AFedPD(schedule="buffered", staleness="polynomial"), "staleness: expected const"),
+        (
+            lambda: AFedPD(schedule="buffered", staleness="polynomial", weighting="examples"),
+            "staleness: expected constant with weighting=examples",
+        ),
         (lambda: FedAvg(schedule="buffered", sampling="bernoulli"), "sampling: expected fixed"),
         (lambda: FedAvg(schedule="buffered", buffers="mean"), "buffers: expected refuse or fr"),
         (

@@ -8,6 +8,9 @@ and D_i = w_{i,K} - w^{s_i}; tau_i = t - s_i.
     SCAFFOLD   w = v;  c_i <- c_i - c^{s_i} - D_i / (K lr);  c = mean of c_i
     FedDyn     lam_i <- lam_i + rho D_i;  w = v + mean of lam_i / rho
     A-FedPD    the same, and the others, also those at work: lam_i <- lam_i + rho (v - w^t)
+    FedNova    w = w^t + mean of K_i times the mean of omega(tau_i) D_i / K_i
+    FedGloSS   as FedDyn, then w <- w - e^t + e^{t+1},  e^{t+1} = radius (w^t - v) / ||w^t - v||
+    local      clients resume from their own models; w = the mean of those in the buffer
     ACE        w = w^t + server_lr times the mean of all clients' last D_i, zero before the first
 """
 
@@ -16,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.reference.problem import Array, LeastSquares
+from tests.reference.problem import EPS, Array, LeastSquares
 
 
 class Work(NamedTuple):
@@ -25,6 +28,7 @@ class Work(NamedTuple):
     end: float
     client: int
     begun: int  # s
+    y: Array  # w_{i,K}
     D: Array
     c: Array  # c^s
 
@@ -44,52 +48,68 @@ def run(
     *,
     M: int,
     B: int,
-    K: int,
+    K: int | Sequence[int],
     lr: float,
     rho: float = 1.0,
+    radius: float = 0.2,
     server_lr: float = 1.0,
     omega: Callable[[int], float] = lambda tau: 1.0,
 ) -> Result:
     """wanted: who is asked in each step, as far as seats are free and they are not at work.
-    seconds: of a visit of each client."""
+    seconds: of a visit of each client. K: local steps, of all or of each client."""
     C, d = problem.num_clients, problem.dim
-    w, memory, c = w0.copy(), np.zeros((C, d)), np.zeros(d)
+    steps = [K] * C if isinstance(K, int) else K
+    duals = method in ("feddyn", "afedpd", "fedgloss")
+    w, memory, c, e = w0.copy(), np.zeros((C, d)), np.zeros(d), np.zeros(d)
+    if method == "local":
+        memory = memory + w0
     now, at_work = 0.0, list[Work]()
     found: Any = Result(w0[None], memory[None], [])
     for t, cohort in enumerate(wanted):
         busy = {visit.client for visit in at_work}
         for i in [i for i in sorted(cohort) if i not in busy][: M - len(busy)]:
-            y = w.copy()
-            for _ in range(K):
+            y = memory[i] if method == "local" else w.copy()
+            for _ in range(steps[i]):
                 g = problem.grad(i, y)
                 if method == "scaffold":
                     g = g - memory[i] + c
-                elif method in ("feddyn", "afedpd"):
+                elif duals:
                     g = g + memory[i] + rho * (y - w)
                 y = y - lr * g
-            at_work.append(Work(now + seconds[i], i, t, y - w, c))
+            at_work.append(Work(now + seconds[i], i, t, y, y - w, c))
         at_work.sort()
         buffer, at_work = at_work[:B], at_work[B:]
         now = buffer[-1].end
-        step = np.mean([omega(t - visit.begun) * visit.D for visit in buffer], axis=0)
+        damped = [omega(t - visit.begun) * visit.D for visit in buffer]
+        step = np.mean(damped, axis=0)
+        if method == "fednova":
+            own = [steps[visit.client] for visit in buffer]
+            step = np.mean(own) * np.mean([D / k for D, k in zip(damped, own, strict=True)], axis=0)
         memory, clients = memory.copy(), [visit.client for visit in buffer]
         for visit in buffer:
             i, D = visit.client, visit.D
             if method == "scaffold":
-                memory[i] -= visit.c + D / (K * lr)
-            elif method in ("feddyn", "afedpd"):
+                memory[i] -= visit.c + D / (steps[i] * lr)
+            elif duals:
                 memory[i] += rho * D
             elif method == "ace":
                 memory[i] = D
+            elif method == "local":
+                memory[i] = visit.y
         if method == "afedpd":
             memory[[i for i in range(C) if i not in clients]] += rho * step
         if method == "scaffold":
             c = memory.mean(axis=0)
         if method == "ace":
             step = server_lr * memory.mean(axis=0)
+        if method == "local":
+            step = memory[clients].mean(axis=0) - w
         w = w + step
-        if method in ("feddyn", "afedpd"):
+        if duals:
             w = w + memory.mean(axis=0) / rho
+        if method == "fedgloss":
+            before, e = e, -radius * step / (np.linalg.norm(step) + EPS)
+            w = w - before + e
         found = Result(
             np.concatenate([found.w, w[None]]),
             np.concatenate([found.memories, memory[None]]),

@@ -8,6 +8,8 @@ import torch
 from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
+from fedaccord.core.cohort import Reply
+from fedaccord.core.rule import Model
 from fedaccord.engine import quiet
 from fedaccord.federation import bounds
 from fedaccord.federation.fleet import MessageFleet
@@ -174,6 +176,13 @@ def test_the_order_is_by_what_is_usual_for_each_vector() -> None:
     assert bounds.largest_first(found) == [3, 2, 1, 0]
     zeros = {0: {"w": 0.0}, 1: {"w": 0.0}, 2: {"w": 1e-3}}
     assert bounds.largest_first(zeros)[0] == 2
+
+
+def test_a_reply_to_an_earlier_model_is_measured_before_it_is_damped() -> None:
+    """FedDyn's lam_bar moves by the whole distance."""
+    w, D = torch.ones(4), torch.full((4,), 3.0)
+    reply = Reply(0, Model(w + 0.5 * D), 1, 1, delay=3, damping=0.5)
+    assert bounds.sizes(reply, ["w"], w) == {"w": D.norm()}
 
 
 def test_models_are_measured_by_their_update() -> None:
