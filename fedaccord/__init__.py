@@ -23,7 +23,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: a Flower app that takes one half does not load the other."""
+    """Import on first use: a Flower app that uses one half does not load the other."""
     if name == "simulate":
         from fedaccord.engine import simulate
 
@@ -41,9 +41,9 @@ def __getattr__(name: str) -> Any:
 
         return load
     if name in ("evaluate_locally", "train_locally"):
-        from fedaccord import strategies  # registers the methods that messages name
+        from fedaccord import strategies  # registers the methods for messages
         from fedaccord.client import train
 
-        len(strategies.METHODS)  # those of other packages too
+        len(strategies.METHODS)  # also those of other packages
         return getattr(train, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

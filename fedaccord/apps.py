@@ -1,7 +1,7 @@
-"""The apps as Flower starts them, each in a process of its own: what pyproject.toml names.
+"""The apps that Flower starts, each in a process of its own, as named in pyproject.toml.
 
-Not `server_app` and `client_app` themselves, which the engine imports into a notebook too: there
-the environment is the user's.
+They are apart from `server_app` and `client_app`, which the engine also imports into a notebook,
+where the environment is the user's.
 """
 
 from fedaccord.process.threads import wait_passively

@@ -34,7 +34,7 @@ __all__ = ["app", "configured_task", "evaluate_locally", "make_app", "train_loca
 
 
 def make_app(task_of: Callable[[Context], Task]) -> ClientApp:
-    """The ClientApp that trains on the task which ``task_of`` returns for a client.
+    """The ClientApp that trains on a client's task, from ``task_of``.
 
     Flower's simulation pickles the app with every message: functions of a module are sent by name.
     """
@@ -59,7 +59,7 @@ def _train(task_of: Callable[[Context], Task], message: Message, context: Contex
 def _layout(
     task_of: Callable[[Context], Task], context: Context, settings: ModelSettings
 ) -> ModelLayout:
-    """The tensors of the node's model; what is wrong with its data shows before round 1."""
+    """The tensors of the node's model; errors in its data appear before round 1."""
     try:
         _check_node(context)
         return task_of(context).model(settings).layout
@@ -70,7 +70,7 @@ def _layout(
 
 
 def _card(task_of: Callable[[Context], Task], context: Context) -> Mapping[str, Any]:
-    """How a server builds the model; what was measured on a node's own data stays there."""
+    """How a server builds the model; statistics of the node's own data are not sent."""
     task = task_of(context)
     return {**task.card, "mean": [], "std": []} if task.own_test and task.card else task.card
 
@@ -82,9 +82,9 @@ def _test(task_of: Callable[[Context], Task], message: Message, context: Context
 
 
 def memory_of(context: Context, federation: str) -> Store:
-    """The store of the client's memory: below ``state-dir``, else in the Context.
+    """The store of the client's memory: below ``state-dir``, or in the Context.
 
-    A device names it in its node config; for simulated clients the run configuration does.
+    A device sets it in its node config, simulated clients in the run configuration.
     """
     folder = _state_dir(context)
     if not folder:
@@ -117,8 +117,8 @@ def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
 
     A node's config may have its own values of the options that allow it: ``dataset``,
     ``data-dir``, ``image-size``, ``device`` and ``threads``. A node with its own ``data-dir`` (or
-    ``data-path``) holds all training samples that are there. What else a run may request of a
-    node: see `client/device.py`.
+    ``data-path``) uses all training samples there. For other limits of a run see
+    `client/device.py`.
     """
     keep_freed_memory()  # this process is ours
     own = {key: value for key, value in context.node_config.items() if key in OWN_KEYS}
@@ -140,7 +140,7 @@ def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
 def _prepared(
     values: tuple[tuple[str, Any], ...], num_clients: Any, whole: bool
 ) -> tuple[Task, int, int]:
-    """The task, the threads that are requested and those that suit it; cached between messages.
+    """The task, and the requested and the suitable threads; cached between messages.
 
     num_clients: of the node; None: the configuration's.
     """

@@ -1,4 +1,4 @@
-"""Run configurations: every key with its type, default, range and meaning; nothing else knows keys.
+"""Run configurations: every key with its type, default, range and meaning.
 
 A key is the name of an option in kebab case. The options of all strategies and of the task have
 plain keys (``fraction-train``, ``batch-size``), those of one method or plug-in are below its name
@@ -29,10 +29,10 @@ from fedaccord.process.trackers import TRACKERS
 from fedaccord.strategies import METHODS
 from fedaccord.task.config import TaskConfig
 
-AUTO = "auto"  # of a plug-in: as the method sets it, off for most
-RETIRED = {  # values of earlier versions, and their replacement
-    ("precision", "auto"): "no longer chosen by a trial; set float32, or bfloat16 where the "
-    "processor gains by it: docs/results/precision.md",
+AUTO = "auto"  # of a plug-in: the method's choice, off for most
+RETIRED = {  # values of earlier versions and their replacement
+    ("precision", "auto"): "no longer chosen by a trial; set float32, or bfloat16 if the "
+    "processor is faster with it: docs/results/precision.md",
     ("algo", "centralised"): "now fedavg with one client; set algo=fedavg num-clients=1 and the "
     "local-steps of a client, as `fedaccord run --preset centralised` does",
 }
@@ -45,7 +45,7 @@ class RunConfig:
     algo: str = option("fedinit", "the method; `fedaccord methods` lists them")
     num_server_rounds: int = option(30, "rounds T", low=1, affects="rounds")
     num_clients: int = option(
-        20, "clients C in process; under Flower the connected SuperNodes count", low=1
+        20, "clients C in process; under Flower C is the number of connected SuperNodes", low=1
     )
     name: str = option(
         "",
@@ -67,20 +67,20 @@ class RunConfig:
     )
     keep_best: str = option(
         "",
-        "evaluated metric, as client-accuracy, whose best model is kept too; empty: none",
+        "evaluated metric, as client-accuracy; the model with its best value is saved; empty: none",
         affects="records",
     )
     threads: int = option(
         0,
-        "CPU threads of PyTorch in each process; 0: what suits the model and the cores",
+        "CPU threads of PyTorch in each process; 0: chosen by the model and the cores",
         low=0,
         affects="speed",
         node=True,
     )
     workers: int = option(
         0,
-        "Ray actors that share the clients of a round, with one thread each unless threads says "
-        "otherwise; 0: this process alone",
+        "Ray actors that share the clients of a round, with one thread each unless threads is "
+        "set; 0: only this process",
         low=0,
         affects="speed",
     )
@@ -91,34 +91,34 @@ class RunConfig:
     )
     gpus_per_worker: float = option(
         0.0,
-        "GPUs, or a share of one, that a worker has for itself; 0: all that are there",
+        "GPUs of a worker, or a share of one; 0: all",
         low=0,
         affects="speed",
     )
     vectorize: str = option(
         "off",
-        "many clients in one call, in process: never, always, or by a rule, for small models and "
-        "five clients a round or more; the last bits then differ from those of one client at a "
-        "time and of Flower's runtimes",
+        "many clients in one call, in process: never, always, or (auto) for small models and five "
+        "clients a round or more; results then differ in the last bits from those of one client "
+        "at a time and of Flower's runtimes",
         choices=("off", "on", "auto"),
         affects="numbers",
     )
     client_state: str = option(
         "auto",
-        "where the states of visited clients lie, in process: in memory, in files in the run "
-        "directory, or there if they do not fit into half of the free memory",
+        "storage of visited clients' states, in process: memory, files in the run directory, or "
+        "(auto) files if they do not fit into half of the free memory",
         choices=("auto", "memory", "disk"),
         affects="place",
     )
     tracker: str = option(
         "none",
-        "where to follow the run beside its own directory",
+        "tracker of the run, beside its own directory",
         choices=TRACKERS,
         affects="place",
     )
     checkpoint_every: int = option(
         0,
-        "rounds between checkpoints; 0: such that they take a twentieth of the time",
+        "rounds between checkpoints; 0: they take a twentieth of the time",
         low=0,
         affects="speed",
     )
@@ -141,9 +141,9 @@ class RunConfig:
 
     @staticmethod
     def make(values: Mapping[str, Any], method: FederatedStrategy | None = None) -> "RunConfig":
-        """Check ``values`` (key -> value, missing keys take their defaults).
+        """Check ``values`` (key -> value, with defaults for missing keys).
 
-        method: used as it is, instead of the keys that make one.
+        method: used instead of the keys that make one.
         Raises ValueError, in one line, for an unknown key, a wrong type, a value out of range and
         settings that do not fit together.
         """
@@ -242,7 +242,7 @@ def _optimizer(name: str, flat: Mapping[str, Any]) -> Optimizer | None:
 
 
 def _settings_of(method: FederatedStrategy) -> dict[str, Any]:
-    """The keys that make a method, with their values, as far as it is one of `METHODS`."""
+    """The keys that make a method, with their values, if it is one of `METHODS`."""
     names = {kind: name for name, kind in METHODS.items()}
     found = {_key(f.name): getattr(method, f.name) for f in options(Settings)}
     if name := names.get(type(method)):
@@ -270,7 +270,7 @@ def task_keys() -> set[str]:
 
 
 def in_use(config: RunConfig) -> dict[str, Any]:
-    """The settings without the tables of other methods and of unused plug-ins, unless one was set.
+    """The settings without those of other methods and of unused plug-ins, unless they were set.
 
     `RunConfig.make` of them gives the same configuration.
     """
@@ -295,7 +295,7 @@ def affecting(*what: str) -> set[str]:
 
 
 def paths(values: Mapping[str, Any]) -> list[str]:
-    """The keys among ``values`` that hold a path, and have one."""
+    """The keys among ``values`` that hold a path, and are not empty."""
     known = {key: field.metadata for key, field in keys().items() if field.metadata["path"]}
     return [k for k, rule in known.items() if values.get(k) and values[k] not in rule["choices"]]
 
@@ -311,12 +311,12 @@ def check_resumed(config: RunConfig, begun: Mapping[str, Any]) -> None:
         if (key in fixed or key not in usual) and before != after:
             raise ValueError(
                 f"resume: expected {key}={_toml(before)}, as the run began with, got "
-                f"{_toml(after)}; leave it as it was, or begin another run"
+                f"{_toml(after)}; do not change it, or begin another run"
             )
 
 
 def resolved(config: RunConfig) -> dict[str, Any]:
-    """The keys of the plug-ins in use with the values of "auto"."""
+    """The keys of the plug-ins in use, with the values behind "auto"."""
     kinds = {kind: name for name, kind in PLUGINS.items()}
     return {
         f"{kinds[type(plugin)]}.{_key(field.name)}": getattr(plugin, field.name)
@@ -352,7 +352,7 @@ def allowed(key: str, field: "Field[Any]") -> str:
 
 
 def defaults() -> dict[str, Any]:
-    """Every key with its default: what pyproject.toml holds."""
+    """Every key with its default, as in pyproject.toml."""
     return {key: default(field) for key, field in keys().items()}
 
 

@@ -118,7 +118,7 @@ def test_the_command_fails_with_the_table_and_one_line(tmp_path: Path) -> None:
     assert "4 of 4" in result.stdout
     last = result.stderr.splitlines()[-1]
     assert last.startswith("fedaccord: none of 2 rounds counted")
-    assert last.endswith(f"{tmp_path / 'runs' / 'x'} holds what was done so far")
+    assert last.endswith(f"{tmp_path / 'runs' / 'x'} has the finished rounds")
 
 
 def test_a_full_disk_ends_the_run_with_a_line_that_names_the_file(
@@ -215,7 +215,7 @@ def test_a_signal_ends_a_run_and_twenty_more_do_not_interrupt_the_saving(
     path = tmp_path / "runs" / "x"
     assert result.exit_code == code, result.output
     assert result.stderr == (
-        f"fedaccord: interrupted: {path} holds what was done so far; "
+        f"fedaccord: interrupted: {path} has the finished rounds; "
         f"fedaccord resume {path} continues it\n"
     )
     assert runs.status(path) == "interrupted"

@@ -2,8 +2,8 @@
 `measure`, `reproduce`, `presets`, `methods`, `doctor`, `flwr-config`, `submit`, `devices`,
 `device`, `deploy`.
 
-Bad input gives one line on stderr and exit code 2. A command imports what it needs when it runs:
-PyTorch and Flower take seconds, which `--help` should not.
+Bad input gives one line on stderr and exit code 2. A command imports its packages when it runs:
+PyTorch and Flower need seconds, `--help` must not.
 """
 
 import sys
@@ -41,9 +41,9 @@ def main(
     ] = False,
 ) -> None:
     """Federated optimisation under client drift, for Flower."""
-    wait_passively()  # this process is ours, and a command loads PyTorch later
+    wait_passively()  # FedAccord's own process; a command loads PyTorch later
     if "" not in sys.path:
-        sys.path.append("")  # a function that a setting names may be in a file of this folder
+        sys.path.append("")  # a setting's function may be in a file of this folder
     if version:
         typer.echo(f"fedaccord {__version__}")
         raise typer.Exit

@@ -5,7 +5,7 @@ import re
 import sys
 from typing import NamedTuple
 
-WHEN, DIFFER = "When to use: ", "Where we differ: "  # how their paragraphs begin
+WHEN, DIFFER = "When to use: ", "Where we differ: "  # prefixes of their paragraphs
 ARXIV = r"arXiv:(\d{4}\.\d{4,5})"
 
 

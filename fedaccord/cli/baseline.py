@@ -1,4 +1,4 @@
-"""What to compare a run with: plain averaging in the same setting."""
+"""The baseline of a run: plain averaging in the same setting."""
 
 import json
 import shlex
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 
 def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
-    """The command of FedAvg, without a server of DFedAvg, in the same setting; None for a run of
-    that itself and for a resumed run, whose settings were not typed. preset: its own preset."""
+    """The command of FedAvg (without a server DFedAvg) in the same setting; None for a run of the
+    baseline itself and for a resumed run, whose settings were not typed. preset: its own preset."""
     from fedaccord.cli.settings import read_settings
     from fedaccord.config import RunConfig, defaults, in_use
     from fedaccord.strategies import METHODS
@@ -22,7 +22,7 @@ def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
     setting = {"algo": baseline} | {
         key: value
         for key, value in settings.flat.items()
-        if (key in read or key.startswith("dp."))  # the privacy is the setting's, not the method's
+        if (key in read or key.startswith("dp."))  # privacy is no property of the method
         and value != usual[key]
         and key not in ("algo", "name")
     }
@@ -30,7 +30,7 @@ def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
     if settings.algo == baseline and len(plugins) == len(settings.strategy.active_plugins):
         return None
     words = ["fedaccord", "run"]
-    if preset:  # then only what differs from it
+    if preset:  # then only the differences from it
         words += ["--preset", preset]
         begun = {"algo": None, **read_settings([], None, preset)}
         others = {key for key in begun if key.partition(".")[0] in METHODS}

@@ -1,4 +1,4 @@
-"""The result of a check, and how it is shown."""
+"""The result of a check, and its output."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,7 +29,7 @@ def fail(what: str, text: object) -> Check:
 
 
 def show(checks: Sequence[Check], as_json: bool = False) -> None:
-    """A line a check, or a list of all in JSON; ends the process with exit code 1 if one fails."""
+    """A line a check, or a JSON list; ends the process with exit code 1 if one fails."""
     console = make_console()
     if as_json:
         print_json([check._asdict() for check in checks])

@@ -18,7 +18,7 @@ def columns_tables() -> Iterator[Table]:
 
 
 def columns_markdown() -> str:
-    """The same in Markdown, with the rows that have a value and with who measures it."""
+    """The same in Markdown, with the rows that have a value and who measures it."""
     from fedaccord.runs.metrics import TABLES
 
     lines = []

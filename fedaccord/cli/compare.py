@@ -30,8 +30,8 @@ At = Annotated[
     str | None,
     typer.Option(
         metavar="SECONDS|COST=NUMBER",
-        help="Rank by the accuracy at so many simulated seconds, of runs with a device-profile, or "
-        "at another cost: dp-epsilon=4, bytes=1e9, round=50.",
+        help="Rank by the accuracy at this number of simulated seconds, for runs with a "
+        "device-profile, or at another cost: dp-epsilon=4, bytes=1e9, round=50.",
     ),
 ]
 
@@ -104,7 +104,7 @@ def _formatted(summary: "Summary", form: Format) -> str:
 
 
 def read_groups(runs: list[Path]) -> "list[Group]":
-    """The runs in groups, with a warning for each that is left out; none at all end the command."""
+    """The runs in groups, with a warning for each unreadable one; without any the command ends."""
     from fedaccord.experiments.analysis.groups import groups_of
     from fedaccord.runs import reader
 
@@ -126,6 +126,6 @@ def read_groups(runs: list[Path]) -> "list[Group]":
 def _figures(groups: "list[Group]", folder: Path) -> list[Path]:
     from fedaccord.experiments.analysis import figures
 
-    import_module("matplotlib")  # before the folder is made
+    import_module("matplotlib")  # before the folder is created
     with refusing(OSError):
         return figures.save(groups, folder)

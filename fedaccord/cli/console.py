@@ -1,4 +1,4 @@
-"""What the commands print with, and how they stop: one line on stderr."""
+"""The commands' output, and their errors: one line on stderr."""
 
 import json
 import re
@@ -20,7 +20,7 @@ WIDE = 1000  # columns if there is no terminal: a row of a table stays one line
 
 
 class Commands(TyperGroup):
-    """The commands; a wrong option is one line, as any other bad input."""
+    """The group of commands; a wrong option gives one line, as any bad input."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -36,7 +36,7 @@ class Commands(TyperGroup):
         sys.exit(code or 0)
 
 
-PACKAGES = {"ray": "flwr", "sklearn": "scikit-learn"}  # of modules with another name
+PACKAGES = {"ray": "flwr", "sklearn": "scikit-learn"}  # module -> its package
 
 
 def extra_of(module: str) -> str | None:
@@ -58,16 +58,16 @@ def install(extra: str) -> str:
 
 
 class _Console(Console):
-    """A console on which a text moves no cursor and changes no colour or title."""
+    """A console on which texts cannot move the cursor or change colours or the title."""
 
     def render_str(self, text: str, *args: Any, **kwargs: Any) -> Text:
         return super().render_str(printable(text), *args, **kwargs)
 
 
 def printable(text: str) -> str:
-    r"""Control characters and the like as their escapes, as \x1b; lines stay lines.
+    r"""Control characters and the like as escapes, as \x1b; newlines stay.
 
-    Run directories, sweeps and messages come from other people: their texts are shown by this.
+    For texts of run directories, sweeps and messages, which may come from other people.
     """
     if text.isprintable():
         return text
@@ -78,7 +78,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def print_json(value: object) -> None:
-    """Numbers without a finite value must be None."""
+    """Print JSON; numbers that are not finite must be None."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
@@ -90,8 +90,8 @@ def make_console() -> Console:
 
 
 def print_table(console: Console, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table whose cells are never cut: columns that do not fit into the console follow in
-    tables below, each of which begins with the first column again."""
+    """A table without truncated cells: columns that do not fit into the console follow in tables
+    below, each with the first column repeated."""
     columns = [[name, *cells] for name, *cells in zip(heading, *rows, strict=True)]
     for block in _blocks([*map(_wrapped, columns, _widths(columns, console.width))], console.width):
         table = Table(box=SIMPLE)
@@ -107,8 +107,8 @@ GAP = 3  # columns of a terminal between two of a table, and one more in all
 
 
 def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """The whole columns if all fit. Else the first column has what the widest other one leaves,
-    and the others have the width of their cells and of the longest word of their heading."""
+    """Full widths if all columns fit. Else the first column gets the space beside the widest other
+    one, and the others have the width of their cells and of the longest word of their heading."""
     whole = [max(map(len, cells)) for cells in columns]
     if 1 + sum(GAP + width for width in whole) <= room:
         return whole

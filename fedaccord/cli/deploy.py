@@ -1,4 +1,4 @@
-"""`fedaccord deploy`: what a server and its devices need, with certificates and keys."""
+"""`fedaccord deploy`: the files of a server and its devices, with certificates and keys."""
 
 import ipaddress
 import re
@@ -11,8 +11,8 @@ import typer
 from fedaccord.cli.console import refusing, stop
 
 app = typer.Typer(
-    help="Write what a server and its devices need: certificates, keys, start scripts. "
-    "docs/secure-deployment.md of the repository leads from empty machines to a finished run.",
+    help="Write the files of a server and its devices: certificates, keys, start scripts. "
+    "docs/secure-deployment.md of the repository describes every step of a deployment.",
     no_args_is_help=True,
 )
 LABEL, LONGEST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)"), 253
@@ -30,13 +30,13 @@ Hosts = Annotated[
 @app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
-    supernodes: Annotated[int, typer.Option(min=1, help="How many devices there are.")],
+    supernodes: Annotated[int, typer.Option(min=1, help="Number of devices.")],
     host: Hosts = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 8000,
 ) -> None:
     """Write the folders of a new deployment: `server`, a `device-N` for each device, `operator`.
 
-    Each contains all that its machine needs, except a device's key, which the device makes itself.
+    Each contains all files of its machine, except a device's key, which the device makes itself.
     The folder `authority` signs the server's certificates and stays on this machine. Example:
 
     fedaccord deploy init federation --supernodes 3 --host 192.0.2.10
@@ -57,7 +57,7 @@ def init(
 def key(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The device's folder.")] = Path("."),
 ) -> None:
-    """Make this device's key: the private half stays here, the public half is to be registered.
+    """Make this device's key: the private half stays here, the public half must be registered.
 
     fedaccord deploy key
     """
@@ -78,7 +78,7 @@ def renew(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of `deploy init`.")],
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="NAME", help="New names, in place of the present ones."),
+        typer.Option("--host", metavar="NAME", help="New names instead of the present ones."),
     ] = None,
 ) -> None:
     """Make a new certificate for the server, for the same names or others, before the old one
@@ -96,7 +96,7 @@ def renew(
 
 
 def _hosts(given: list[str] | None) -> list[str]:
-    """The names, checked: start scripts contain them. A wrong one ends the command."""
+    """The checked names, as start scripts contain them. A wrong one ends the command."""
     hosts = given or [socket.gethostname()]
     for host in hosts:
         if not (_is_address(host) or _is_name(host)):

@@ -22,16 +22,16 @@ from fedaccord.cli.deployments.folders import Facts, read_facts
 from fedaccord.compat import flower_1_41 as flower
 from fedaccord.runs.origin import versions
 
-SECONDS = 10.0  # to wait for the server
-SOON = 30  # days before its end that a certificate is warned of
+SECONDS = 10.0  # seconds to wait for the server
+SOON = 30  # days before a certificate's end from which to warn
 LITTLE, TOO_LITTLE = 1e9, 1e8  # bytes of free space
 NAME = "its certificate is for another name: make one with `fedaccord deploy renew DIR --host`"
-VERIFY = {  # OpenSSL's codes of what is wrong with a certificate
+VERIFY = {  # OpenSSL's codes of certificate errors
     9: "its certificate is not valid yet by this machine's clock: set the clock",
     10: "its certificate has expired: where the deployment was made, `fedaccord deploy renew DIR`",
     **{62: NAME, 64: NAME},
 }
-ANOTHER_CA = "its certificate is not signed by this folder's ca.crt: take the one of this server"
+ANOTHER_CA = "its certificate is not signed by this folder's ca.crt: use the one of this server"
 
 
 def check_deployment(folder: Path) -> Iterator[Check]:
@@ -43,7 +43,7 @@ def check_deployment(folder: Path) -> Iterator[Check]:
         return
     here = versions()
     for package in folders.COMPARED:
-        # without what a build of PyTorch is for: 2.9.1+cpu
+        # without the build suffix of PyTorch: 2.9.1+cpu
         have, wanted = (v[package].partition("+")[0] for v in (here, facts.versions))
         advice = f"expected {wanted}, as on the other machines, got {have or 'none'}"
         advice += "; install the same version everywhere"
@@ -77,7 +77,7 @@ def _check_own_port(folder: Path, facts: Facts) -> Check:
             return ok("port", f"{facts.port} is free")
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
-            return fail("port", f"{facts.port}: {error.strerror}; take another one")
+            return fail("port", f"{facts.port}: {error.strerror}; use another one")
     try:
         _ask(facts._replace(host="localhost"), folder, "GET", flower.HEALTH)
     except (OSError, http.client.HTTPException):
@@ -112,7 +112,7 @@ def _check_node_config(file: Path) -> Check:
         return fail("node-config", f"expected a line of key=value pairs, got {error}")
     pair = re.search(r'(?:^|\s)(data-dir|data-path)="([^"]*)"', text)
     if pair is None:
-        return warn("data", "no data-dir: this device takes part in runs on digits alone")
+        return warn("data", "no data-dir: this device can only take part in runs on digits")
     if Path(pair[2]).exists():
         return ok("data", pair[2])
     advice = f"expected this device's data, found no {pair[2]}; edit {file}"
@@ -120,8 +120,8 @@ def _check_node_config(file: Path) -> Check:
 
 
 def _check_connection(folder: Path, facts: Facts) -> list[Check]:
-    """Port, certificate and clock, up to the first that fails; the last is the clock if the
-    connection is sound."""
+    """Checks of port, certificate and clock, up to the first failure; the clock is last if the
+    connection works."""
     address = f"{facts.host}:{facts.port}"
     try:
         with socket.create_connection((facts.host, facts.port), SECONDS):
@@ -175,7 +175,7 @@ def _check_registered(key: Path, folder: Path, facts: Facts) -> Check:
         return ok("key", "registered")
     if answer.status == flower.UNKNOWN:
         advice = f"flwr supernode register {folders.PUBLIC_KEY} {folders.CONNECTION}"
-        return fail("key", f"not registered at the server: {advice}, where runs start")
+        return fail("key", f"not registered at the server: {advice}, on the runs' machine")
     return fail("key", f"refused by the server ({answer.status} {answer.reason})")
 
 

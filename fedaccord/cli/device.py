@@ -1,4 +1,4 @@
-"""`fedaccord device`: a SuperNode whose ClientApps begin without importing PyTorch and Flower."""
+"""`fedaccord device`: a SuperNode whose ClientApps start without importing PyTorch and Flower."""
 
 import os
 from contextlib import ExitStack
@@ -26,16 +26,16 @@ def device(
     short_pauses: Annotated[
         bool,
         typer.Option(
-            help="Ask the server for messages sooner than every three seconds, which is Flower's "
-            "own pause: after a tenth of a second, later after a fifth of the idle time.",
+            help="Poll the server more often than every three seconds, Flower's pause: after a "
+            "tenth of a second, later after a fifth of the idle time.",
         ),
     ] = True,
 ) -> None:
     """Start this device's SuperNode, with a process that has imported PyTorch and Flower.
 
-    Flower starts a process for each message. Here it is forked from one that has done the imports:
-    a message costs a fraction of the time, and the memory of the imports is shared. All else is
-    as with `flower-supernode`, whose options follow the folder or stand alone:
+    Flower starts a process for each message. Here it is forked from one that has imported them: a
+    message costs a fraction of the time, and the memory of the imports is shared. All else is as
+    with `flower-supernode`, whose options follow the folder or are given without one:
 
     fedaccord device ~/device-0
 
@@ -68,5 +68,5 @@ def device(
             stack.enter_context(flower.part_pauses())  # also of the warm process
         with refusing(OSError):
             stack.enter_context(warm(commands, forget="fedaccord"))
-        forget_file_pages()  # of what the warm process needs, not the SuperNode
+        forget_file_pages()  # needed by the warm process, not by the SuperNode
         flower.run_supernode(options, short_pauses)

@@ -10,7 +10,7 @@ import typer
 from fedaccord.cli.console import make_console, refusing
 
 TRAINING = 3.0  # FedScale's factor on the milliseconds of an inference
-DAMAGES = (  # what a pickle that is none of ours raises
+DAMAGES = (  # errors of an invalid pickle
     *(pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError),
     *(AttributeError, RecursionError, OverflowError, MemoryError),
 )
@@ -23,20 +23,19 @@ def devices(
     behaviour: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="FedScale's client_behave_trace: when devices are there."
+            metavar="FILE", help="FedScale's client_behave_trace: when devices are available."
         ),
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(min=1, help="How many clients; by default all of the trace.")
+        int | None, typer.Option(min=1, help="Number of clients; by default all of the trace.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("devices.csv"),
 ) -> None:
     """Convert FedScale's traces of phones into a file for device-profile.
 
-    A trace is a pickle. Only dictionaries, lists, numbers and texts are read from it: a pickle that
-    names a function or a class is refused, and nothing of it is executed. Client i becomes the
-    device with the i-th smallest number; a trace with fewer devices than clients begins again.
-    An example:
+    A trace is a pickle. Only dictionaries, lists, numbers and texts are read: a pickle that names a
+    function or a class is refused without executing it. Client i becomes the device with the i-th
+    smallest number; a trace with fewer devices than clients repeats. An example:
 
     fedaccord devices client_device_capacity --behaviour client_behave_trace --clients 100
     """
@@ -55,7 +54,7 @@ def devices(
 
 
 class _Plain(pickle.Unpickler):
-    """Reads built-in values alone."""
+    """Reads only built-in values."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}, which a trace does not need")

@@ -119,9 +119,9 @@ def check_devices() -> Iterator[Check]:
 
 
 def check_daemon() -> Check:
-    """Whether Flower's local daemon runs, since when, where, and how to end it.
+    """Whether Flower's local daemon runs, since when, its folder, and how to end it.
 
-    It keeps the folder and the environment in which it was started, and never ends by itself.
+    It keeps the folder and the environment of its start, and never ends by itself.
     """
     from fedaccord.compat.flower_1_41 import LOCAL_PORT, LOCAL_PORT_VARIABLE
 
@@ -160,7 +160,7 @@ def _find_daemon(port: str) -> dict[str, Any] | None:
 
 
 def check_ray() -> Check:
-    """Whether the Ray cluster that simulations here join answers; Ray waits if it does not."""
+    """Whether the Ray cluster that simulations here join responds; Ray waits if it does not."""
     from fedaccord.federation import ray_cluster
 
     what, address = "ray cluster", ray_cluster.named().address
@@ -213,7 +213,7 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
 
 
 def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]:
-    """Facts of the data without decoding it; None: not known."""
+    """Facts of the data without decoding it; None: unknown."""
     from fedaccord.data import datasets
     from fedaccord.data.kind import Facts
     from fedaccord.task import load_task
@@ -285,7 +285,7 @@ def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Che
         *(settings.client_state, strategy, clients, settings.num_server_rounds, vector)
     )
     state = clients * cost.client * vector
-    # without a server the relay keeps the vectors of every node
+    # without a server the relay stores the vectors of every node
     vectors = cost.server * (clients if strategy.topology.is_decentralised else 1)
     server = vectors * vector
     messages = active * (cost.down + cost.up) * vector
@@ -304,7 +304,7 @@ def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Che
     yield ok("messages", words)
     words = f"{size(need)} needed in process, without activations, {size(free)} free"
     if need > free:
-        advice = "too big: take fewer clients, a smaller model or a method with less client state, "
+        advice = "too big: use fewer clients, a smaller model or a method with less client state, "
         advice += "or spread the clients over machines by Flower's simulation or deployment"
         yield fail("memory", f"{words}; {advice}")
     else:

@@ -18,7 +18,7 @@ def evaluate(
         bool, typer.Option("--best", help="The best model, of a run with keep-best.")
     ] = False,
 ) -> None:
-    """Evaluate the model of a run on its test samples again, beside what the run reported.
+    """Evaluate the model of a run on its test samples again, beside the run's own values.
 
     KEY=VALUE pairs replace the run's data-dir, device, download or threads:
 

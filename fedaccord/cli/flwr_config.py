@@ -1,4 +1,4 @@
-"""`fedaccord flwr-config`: settings as one line to paste behind `flwr run . --run-config`."""
+"""`fedaccord flwr-config`: settings as one line to paste after `flwr run . --run-config`."""
 
 import json
 import shlex
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def flwr_config(pairs: Pairs = None, config: ConfigFile = None, preset: Preset = None) -> None:
-    """Print settings as one line, quoted for the shell, to paste behind `--run-config`.
+    """Print settings as one line, quoted for the shell, to paste after `--run-config`.
 
-    `flwr run` accepts either a file or KEY=VALUE pairs, and strings in quotes only. The line holds
-    what differs from the app's defaults, with absolute paths. Example:
+    `flwr run` accepts either a file or KEY=VALUE pairs, and strings only in quotes. The line has
+    the settings that differ from the app's defaults, with absolute paths. Example:
 
     fedaccord flwr-config --preset fedinit lr=0.05 data-dir=cifar10
     """
@@ -38,7 +38,7 @@ def run_config(values: Mapping[str, Any]) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """A TOML value; a string has no quote but the outer ones, because Flower cuts at others."""
+    """A TOML value; a string has only the outer quotes, because Flower splits at inner ones."""
     if not isinstance(value, str):
         return json.dumps(value)
     inside = json.dumps(value, ensure_ascii=False)[1:-1]

@@ -7,7 +7,7 @@ WIDTH = 80
 
 
 def keys_json() -> list[dict[str, object]]:
-    """Every key with its default, its meaning and what is allowed."""
+    """Every key with its default, meaning and allowed values."""
     from fedaccord import config
     from fedaccord.core.options import meaning
 
@@ -23,7 +23,7 @@ def keys_json() -> list[dict[str, object]]:
 
 
 def keys_text() -> str:
-    """A line with a key and its default, then its meaning and what is allowed."""
+    """A line with a key and its default, then its meaning and allowed values."""
     from fedaccord import config
     from fedaccord.core.options import meaning
 
@@ -35,7 +35,7 @@ def keys_text() -> str:
 
 
 def indented(words: str) -> list[str]:
-    """Lines of at most 80 columns; numbers and names stay whole."""
+    """Lines of at most 80 columns; numbers and names are not split."""
     indent = "    "
     return textwrap.wrap(
         words, WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False

@@ -29,7 +29,7 @@ def measure(
     reference: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN_DIR", help="A longer run: its train loss counts as the smallest."
+            metavar="RUN_DIR", help="A longer run, whose train loss is used as the smallest."
         ),
     ] = None,
     landscape: Annotated[

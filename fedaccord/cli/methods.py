@@ -24,7 +24,7 @@ def methods(
     """List the methods, their papers and what a round of each costs.
 
     Costs are in vectors of d, the number of parameters: down and up per active client, gradients
-    per local step, client and server state. Buffered: whether it takes schedule=buffered.
+    per local step, client and server state. Buffered: whether it supports schedule=buffered.
     """
     from fedaccord.strategies import PLUGINS
 
@@ -45,9 +45,9 @@ def methods(
     remarks = [
         *(f"[{number}] {note}" for number, note in enumerate(notes, 1)),
         f"Costs are {units}.",
-        "Server steps that read more of the uploads than sums, without which there is no dp: "
+        "Server steps that read more of the uploads than sums, which dp does not support: "
         f"{', '.join(row.name for row in rows if row.beyond_sums)}.",
-        f"Any method also takes the plug-ins {', '.join(PLUGINS)}, unless it says why not.",
+        f"Any method also supports the plug-ins {', '.join(PLUGINS)}, unless it refuses them.",
     ]
     typer.echo("\n" + "\n".join(line for remark in remarks for line in indented(remark)))
 
@@ -93,7 +93,7 @@ class _Row(NamedTuple):
     cost: "Cost"
     note: str
     beyond_sums: str  # what the server step reads besides sums of uploads; empty: nothing
-    synchronous: str  # why its rounds are synchronous; empty: schedule=buffered fits
+    synchronous: str  # why its rounds are synchronous; empty: it supports schedule=buffered
 
 
 def _rows() -> list[_Row]:
@@ -116,7 +116,7 @@ def _buffered(row: _Row) -> str:
 
 
 def _notes(rows: list[_Row]) -> list[str]:
-    """The distinct notes on costs; a note's number is its place."""
+    """The distinct notes on costs; a note's number is its position."""
     return list(dict.fromkeys(row.note for row in rows if row.note))
 
 

@@ -1,4 +1,4 @@
-"""What `fedaccord run` shows: a bar or a line a round, and the table at the end."""
+"""The output of `fedaccord run`: a bar or a line a round, and the table at the end."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ SHOWN = ("train-loss", "test-<metric>", "validation-<metric>", "personal-<metric
 
 
 def make_bar(console: Console) -> Progress:
-    """A bar between a description and the field `text`; nothing if the console is no terminal."""
+    """A bar between a description and the field `text`; hidden if the console is no terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -34,7 +34,7 @@ class Display:
     """Show a run while it trains: on a terminal by a bar, else by a line a round."""
 
     def __init__(self, console: Console, settings: "RunConfig", heading: list[str]) -> None:
-        self.heading = heading  # lines to show once the run has begun
+        self.heading = heading  # lines to show after the start of the run
         self.rounds = settings.num_server_rounds
         self.cohort = settings.strategy.cohort_size(settings.num_clients)
         self.number = self.replies = 0
@@ -65,7 +65,7 @@ class Display:
             print(*filter(None, words), sep="  ", flush=True)
 
     def _latest(self) -> list[str]:
-        """The latest metrics, each with its round if that is an earlier one."""
+        """The latest metrics, with the round if it is an earlier one."""
         return [
             text if number == self.number else f"{text} (round {number})"
             for number, text in self.shown.values()

@@ -1,4 +1,4 @@
-"""`fedaccord report`: runs side by side in one HTML file."""
+"""`fedaccord report`: a comparison of runs in one HTML file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ def report(
     at: At = None,
     out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("report.html"),
 ) -> None:
-    """Write one HTML file of runs side by side, which opens in a browser without a network.
+    """Write one HTML file that compares runs and opens in a browser without a network.
 
     It shows curves with their spread over seeds, the table of `fedaccord compare`, accuracy against
     bytes, gradients, seconds, simulated seconds and epsilon, the clients' classes and

@@ -59,7 +59,7 @@ def reproduce(
 
     KEY=VALUE pairs set all cells, as data-dir=/my/cifar10 or device=cuda; the page names those that
     change numbers, as model=lenet. The same command, started again, resumes, also with more rounds
-    or seeds. The page lists the cells that were not run:
+    or seeds. The page lists the cells without runs:
 
     fedaccord reproduce fedinit-table3 --cells 'beta=0*' --seeds 2 --out ~/reproduce
     """
@@ -114,7 +114,7 @@ def _number(value: float | None) -> str:
 
 
 def _costs(console: Console, table: "Table") -> None:
-    """A table that takes no runs: the paper's costs, and ours."""
+    """A table that needs no runs: the paper's costs, and ours."""
     from fedaccord.experiments.reproduce.page import measures_of
 
     heading, *rows = measures_of(table)
@@ -181,7 +181,7 @@ def _show(console: Console, study: "Study", options: "Options", folder: Path | N
     left = f"about {_hours(total)} hours left with {processes}"
     if total is None:
         dataset = RunConfig.make(runs[0].job.settings).task.dataset
-        left = f"the hours are estimated where the data is: add data-dir=, the folder of {dataset}"
+        left = f"estimating the hours needs the data: add data-dir=, the folder of {dataset}"
     console.print(f"{len(runs)} runs; {left}", soft_wrap=True)
 
 

@@ -1,4 +1,4 @@
-"""`fedaccord run`: a federation in this process, shown as it goes."""
+"""`fedaccord run`: a federation in this process, with its progress."""
 
 import logging
 import sys
@@ -53,7 +53,7 @@ def run(
     """
     console = make_console()
     if as_json and not list_keys:
-        stop("--json: expected --list-keys beside it; a run writes its numbers to files", 2)
+        stop("--json: expected --list-keys with it; a run writes its numbers to files", 2)
     if list_keys:
         print_json(keys_json()) if as_json else typer.echo(keys_text())
         return
@@ -80,7 +80,7 @@ def federate(
     with one line. at: the checkpoint to resume from; None: the last. preset: its name, if the
     settings begin with one."""
     with uncollected():
-        import psutil  # noqa: F401  of the extra `run`: without it nothing is begun
+        import psutil  # noqa: F401  of the extra `run`: fail early without it
 
         from fedaccord import engine, runs
         from fedaccord.config import RunConfig
@@ -118,14 +118,14 @@ def federate(
     except KeyboardInterrupt as error:
         rest = "nothing was written"
         if path is not None and path.exists():
-            rest = f"{path} holds what was done so far; fedaccord resume {path} continues it"
+            rest = f"{path} has the finished rounds; fedaccord resume {path} continues it"
         stop(f"interrupted: {rest}", exit_code(error))
     except (ValueError, FileNotFoundError) as error:
         stop(error, 2)
     except FederationError as error:
         if path is not None:
             console.print(summary_table(settings.algo, path))
-        stop(f"{error}; {path} holds what was done so far", 1)
+        stop(f"{error}; {path} has the finished rounds", 1)
     except OSError as error:
         stop(error, 1)
     assert path is not None

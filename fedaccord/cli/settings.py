@@ -64,8 +64,8 @@ def read_settings(
 
 
 def checked(pairs: Sequence[str], file: Path | None, preset: str | None) -> "RunConfig":
-    """The configuration that a command was given, with a warning for each key without effect; a
-    wrong one ends the command."""
+    """The configuration of a command, with a warning for each key without effect; a wrong one ends
+    the command."""
     from fedaccord.config import RunConfig
 
     with refusing(ValueError, FileNotFoundError):
@@ -76,7 +76,7 @@ def checked(pairs: Sequence[str], file: Path | None, preset: str | None) -> "Run
 
 
 def read_place(pairs: Sequence[str]) -> dict[str, Any]:
-    """What may replace the settings of a finished run: the place of its data, device and threads.
+    """Settings that may differ from those of a finished run: data folder, device and threads.
 
     Raises ValueError, in one line, for other keys.
     """
@@ -102,8 +102,8 @@ def make_absolute(values: dict[str, Any]) -> None:
 def unread(
     settings: "RunConfig", pairs: Sequence[str], file: Path | None, preset: str | None
 ) -> list[str]:
-    """A line for each key that has no effect beside the other settings, also for a pair that gives
-    the default, unless it replaces a value of the file."""
+    """A line for each key without effect beside the other settings, also for a pair with the
+    default, unless it replaces a value of the file."""
     typed = {pair.partition("=")[0].strip() for pair in pairs}
     return settings.unread(given=typed - {*_of_file(file, preset)})
 

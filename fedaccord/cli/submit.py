@@ -18,7 +18,7 @@ from fedaccord.process.interrupts import exit_code, interruptible
 if TYPE_CHECKING:
     from fedaccord.config import RunConfig
 
-LOOK = 3.0  # seconds between two questions about a run
+LOOK = 3.0  # seconds between two status requests
 PATIENCE = 600.0  # seconds that a server may be unreachable
 NO_CHECKPOINT = "expected a checkpoint, one, found none"  # of a run that stopped before its first
 

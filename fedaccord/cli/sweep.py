@@ -1,4 +1,4 @@
-"""`fedaccord sweep`: many runs, chosen by a file."""
+"""`fedaccord sweep`: many runs, defined by a file."""
 
 import math
 import tomllib
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @interruptible()
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.TOML", help="What to run.")],
+    file: Annotated[Path, typer.Argument(metavar="SWEEP.TOML", help="The sweep's file.")],
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="Folder of the tables and the runs."),
@@ -113,9 +113,9 @@ class Display:
         from fedaccord.experiments.sweep.estimate import parts
 
         self.plan, self.done, self.best = plan, 0, ""
-        self.stage, self.score = ("", 0), -math.inf  # among which the best is the best
+        self.stage, self.score = ("", 0), -math.inf  # scores among which the best is chosen
         self.values: dict[tuple[str, str, int], list[float]] = {}  # of a trial, by seed
-        adaptive = plan.options.search == "asha" and plan.tunes  # runs are not known before
+        adaptive = plan.options.search == "asha" and plan.tunes  # unknown number of runs
         self.of = "" if adaptive else f"/{sum(part.runs for part in parts(plan))}"
         self.bar = make_bar(console)
         rounds = sum(part.rounds for part in parts(plan))
@@ -162,7 +162,7 @@ class Display:
         stage = (split, job.rounds if self.plan.options.search in LADDERS else 0)
         if split == self.stage[0] and stage < self.stage:
             return
-        if stage != self.stage:  # scores of tests and of tuning, or of two rungs, are not compared
+        if stage != self.stage:  # scores of tests and tuning, or of two rungs, are not comparable
             self.stage, self.score = stage, -math.inf
         mean = fmean(values)
         if mean > self.score:

@@ -1,4 +1,4 @@
-"""Long commands: the progress of their runs, and how they end."""
+"""Long commands: their progress and their end."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +17,8 @@ LONGEST_ROW = 1 << 13  # bytes
 
 @contextmanager
 def resumable(folder: Path | None) -> Iterator[None]:
-    """End the command with one line if the block fails: exit code 2 on bad input, 1 on what the
-    disk refuses. folder: what an interrupted command resumes from, if it writes anything."""
+    """End the command with one line if the block fails: exit code 2 on bad input, 1 on errors of
+    the disk. folder: from which an interrupted command resumes, if it writes anything."""
     try:
         yield
     except KeyboardInterrupt as error:

@@ -57,7 +57,7 @@ def local_rounds(
         solve,
     )
     up = all_to_device(done.up, home)
-    # rows of their own, which stay when the others' go; from a GPU as in `to_device`
+    # copies of the rows, which do not keep the other rows alive; from a GPU as in `to_device`
     states = [map_vectors(_to_host, row(done.state, j)) for j in range(len(clients))]
     losses, w_K = each(done.result.loss), done.result.w_K
     trained = [

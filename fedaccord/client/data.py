@@ -24,7 +24,7 @@ def training_data(task: Task, instruction: TrainInstruction) -> Data:
 
 
 def test_data(task: Task, instruction: TrainInstruction) -> Data:
-    """The client's share of the test samples."""
+    """The client's part of the test samples."""
     model = task.model(instruction.model_settings)
     samples = task.client_test(instruction.client)
     batches: Iterable[Batch] = ()

@@ -1,8 +1,8 @@
-"""What a run may request of a device; a simulated client accepts everything.
+"""The limits of a run on a device; a simulated client has none.
 
-A run's settings come from the server. On a device they choose neither the training data nor the
-amount of work: the device's own node-config does. (Flower also sends the app's code: this is no
-protection against a malicious server.)
+A run's settings come from the server. On a device the node-config, not the run, determines the
+training data and the amount of work. (Flower also sends the app's code: this is no protection
+against a malicious server.)
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from fedaccord.core.request import TrainInstruction
 ALLOW, MAX_STEPS, MAX_THREADS = "allow-server-data", "max-local-steps", "max-threads"
 STATE_DAYS = "state-days"
 IMPORTS = "allowed-imports"
-DAYS = 90  # for which the states of a run are kept after its last request, by default
+DAYS = 90  # days that the states of a run are kept after its last request, by default
 STEPS = 1_000_000  # steps of a round, unless a node's config sets them
 HARMLESS = "digits"  # the images are part of scikit-learn: no private data
 
@@ -25,9 +25,9 @@ def is_simulated() -> bool:
 
 
 def allowed(run: Mapping[str, Any], own: Mapping[str, Any], node: Mapping[str, Any]) -> Any:
-    """The settings of a run without those that make a device read files that ``own`` does not name.
+    """The settings of a run without those that make a device read files that ``own`` does not set.
 
-    own: the settings of its node-config. Raises ValueError, in one line, if it names no data and
+    own: the settings of its node-config. Raises ValueError, in one line, if it sets no data and
     the run needs some.
     """
     if is_simulated() or node.get(ALLOW) is True:
@@ -39,15 +39,15 @@ def allowed(run: Mapping[str, Any], own: Mapping[str, Any], node: Mapping[str, A
         raise ValueError(
             "expected a node-config that names this node's data, got none: start the SuperNode "
             'with dataset="npz" data-dir="/path/to/its.npz" in --node-config, or with '
-            f"{ALLOW}=true to read what runs name"
+            f"{ALLOW}=true to allow a run's files"
         )
     if run.get("partition") == "file":
         if "data-dir" not in own:
             raise ValueError(
-                "expected a run that names no file of this node, got partition=file: take another "
+                "expected a run that names no file of this node, got partition=file: use another "
                 f"partition, or start the SuperNode with data-dir or {ALLOW}=true in --node-config"
             )
-        run = {key: value for key, value in run.items() if key != "partition"}  # it has all of it
+        run = {key: value for key, value in run.items() if key != "partition"}  # it has all
     return {**run, "data-dir": "", "partition-file": "", "download": False}
 
 
@@ -88,7 +88,7 @@ def check_steps(instruction: TrainInstruction, examples: int, node: Mapping[str,
     steps = instruction.steps(examples)
     if steps > most and not is_simulated():
         raise ValueError(
-            f"{MAX_STEPS}: this node takes at most {most} steps a round, the run asks for {steps}; "
+            f"{MAX_STEPS}: this node allows at most {most} steps a round, the run needs {steps}; "
             "lower local-steps or local-epochs"
         )
 
@@ -101,7 +101,7 @@ def limited_threads(wanted: int, chosen: int, node: Mapping[str, Any]) -> int:
     most = _limit(node, MAX_THREADS, chosen)
     if wanted > most:
         raise ValueError(
-            f"{MAX_THREADS}: this node gives at most {most} threads, the run asks for {wanted}; "
+            f"{MAX_THREADS}: this node allows at most {most} threads, the run requests {wanted}; "
             "lower threads"
         )
     return min(chosen, most)

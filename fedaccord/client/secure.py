@@ -1,4 +1,4 @@
-"""A device's part of secure sums, as messages; what it remembers between two is in its Context."""
+"""A device's part of secure sums, as messages; its memory between two is in its Context."""
 
 from collections.abc import Callable
 
@@ -27,8 +27,8 @@ def answer_stage(message: Message, context: Context) -> Message:
 def masked_reply(message: Message, context: Context, train: Callable[[], Message]) -> Message:
     """The reply of ``train``, with its upload masked if the message requires it.
 
-    Raises ValueError, before any training, if the shares of others are wrong or a masked upload was
-    sent before: two uploads under one mask would reveal their difference.
+    Raises ValueError, before any training, if the shares of other clients are wrong or a masked
+    upload was sent before: two uploads under one mask would reveal their difference.
     """
     payload = records.config_of(message.content, SECURE)
     if not payload:

@@ -1,4 +1,4 @@
-"""A client's local round and its evaluation: as values, and for any ClientApp."""
+"""A client's local round and its evaluation, as values and for any ClientApp."""
 
 import time
 from collections.abc import Iterable, Iterator, Sized
@@ -47,12 +47,12 @@ from fedaccord.wire.messages import (
 )
 
 CPU = torch.device("cpu")
-PERSONAL = "personal-"  # begins the metrics of a client's own model
+PERSONAL = "personal-"  # prefix of the metrics of a client's own model
 DIVERGED = "the local model diverged: NaN or Inf after {} steps at lr {:g}; lower lr or clip-norm"
 
 
 class Data(NamedTuple):
-    """What a client computes with."""
+    """A client's data, loss and device."""
 
     model: FlatModel
     batches: Iterable[Batch]
@@ -64,7 +64,7 @@ class Data(NamedTuple):
     secret: bool = False  # as in `LocalConfig`
 
     def passes(self) -> Passes:
-        """Over the batches, as the model reads them."""
+        """Iterates over the batches, prepared for the model."""
         return Passes(self.batches, self.model.w.device, self.model.w.dtype, self.format)
 
 
@@ -97,7 +97,7 @@ def train_locally(
     """
     batch_format = BatchFormat(forward, targets)
     if is_handshake(message):
-        if not isinstance(batches, Iterator):  # what is wrong with them shows before round 1
+        if not isinstance(batches, Iterator):  # their errors appear before round 1
             for batch in islice(batches, 1):
                 batch_format.split(batch)
         return answer_handshake(message, context, lambda it: flat_model(model, it).layout)
@@ -125,10 +125,10 @@ def evaluate_locally(
 
     A personal model, and parameters that stay at the client, are in ``context.state``, where
     `train_locally` left them. ``loss`` must be a mean over its batch; ``batches`` are the client's
-    held-out samples: a list or a DataLoader, which can be gone through twice; batches, ``forward``
-    and ``targets`` are as for `train_locally`. ``metrics``: names with commas, as
-    "accuracy, f1"; by default accuracy for class labels.
-    Raises ValueError if the message is of another kind or asks for a model that the client lacks.
+    held-out samples: a list or a DataLoader, which can be iterated twice; batches, ``forward`` and
+    ``targets`` are as for `train_locally`. ``metrics``: names with commas, as "accuracy, f1"; by
+    default accuracy for class labels.
+    Raises ValueError if the message is of another kind or requests a model that the client lacks.
     """
     flat = flat_model(model, read_instruction(message).model_settings, forward=forward)
     data = Data(flat, batches, loss, metrics=metrics, format=BatchFormat(forward, targets))
@@ -139,7 +139,7 @@ def evaluate_locally(
 
 
 def answer_message(message: Message, own: Store, data: Data) -> Message:
-    """`train_locally` with a model whose parameters are flat already; own: of the memory."""
+    """`train_locally` with a model whose parameters are already flat; own: the client's store."""
     _check_shapes(data.model, read_instruction(message))
     request = read_request(message)
     instruction = request.instruction
@@ -157,7 +157,7 @@ def answer_message(message: Message, own: Store, data: Data) -> Message:
 
 
 def answer_question(message: Message, own: Store, data: Data) -> Message:
-    """`evaluate_locally` with a model whose parameters are flat already."""
+    """`evaluate_locally` with a model whose parameters are already flat."""
     _check_shapes(data.model, read_instruction(message))
     request = read_evaluate_request(message)
     instruction = request.instruction
@@ -186,8 +186,8 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
     state: the client's before this request; None: it is the first one. Raises ValueError if the
     message and the data do not fit together or the model diverged.
 
-    If `Data.home` is a GPU, it is not synchronised: the loss is a tensor, reading it shows whether
-    the model diverged, and only then are the state's values complete.
+    If `Data.home` is a GPU, this does not synchronise: the loss is a tensor; reading it shows
+    whether the model diverged, and only then are the state's values complete.
     """
     began = time.perf_counter()
     instruction, model = request.instruction, data.model
@@ -245,11 +245,11 @@ def first_state(request: TrainRequest, model: FlatModel) -> Any:
 
 
 def local_evaluation(request: EvaluateRequest, state: Any, data: Data) -> dict[str, float]:
-    """Metrics of the server's model, and of the client's own, which begin with `PERSONAL` if there
-    are both, and on how many samples; without samples that number alone.
+    """Metrics of the server's model and of the client's own, which have the prefix `PERSONAL` if
+    there are both, and the number of samples; without samples only that number.
 
     state: after the client's last accepted round; None: it has none.
-    Raises ValueError if its own model alone is asked for and it has none.
+    Raises ValueError if only its own model is requested and it has none.
     """
     model, precision = data.model, request.instruction.precision
     own = None if state is None else _own_model(request, state, model)
@@ -277,7 +277,7 @@ def local_evaluation(request: EvaluateRequest, state: Any, data: Data) -> dict[s
 def _own_model(
     request: EvaluateRequest, state: Any, model: FlatModel
 ) -> tuple[Vector, Vector] | None:
-    """The client's own model (d,) and what is local beside it; None: its method has none."""
+    """The client's own model (d,) and its local tensors; None: its method has none."""
     half = request.instruction.half
     local = state.local if half.keeps_local else model.initial_local
     w = half.personal(state)

@@ -1,4 +1,4 @@
-"""Run directories: written and read in one place."""
+"""Run directories: written and read only here."""
 
 from fedaccord.runs.directory import (
     COMPLETED,

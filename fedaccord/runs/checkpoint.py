@@ -1,11 +1,11 @@
-"""Checkpoints: what a run needs to resume, bit for bit.
+"""Checkpoints, from which a run resumes bit for bit.
 
 In a run's folder ``checkpoint/`` a checkpoint of N rounds is ``N.json``, written last, with
 ``N.safetensors`` and the files that it names. A client's state after a round never changes, so its
-file ``clients/CLIENT-ROUND.safetensors`` is written once, however many checkpoints name it; nor
-does what the server keeps of a past round, a vector whose name ends in its number, in
-``rounds/NAME.safetensors``. The last two checkpoints are kept; every file has its checksum in the
-JSON.
+file ``clients/CLIENT-ROUND.safetensors`` is written once, even if several checkpoints name it; so
+is the server's vector of a past round, whose name ends in the round, in
+``rounds/NAME.safetensors``. The last two checkpoints are kept; the JSON has a checksum of every
+file.
 """
 
 import json
@@ -22,7 +22,7 @@ from fedaccord.storage.tensors import map_tensors, read_tensors, write_tensors
 
 FORMAT = 1  # of the files; another one is refused
 KEPT = 2
-FILES = {  # folder -> names of the files of tensors that are ours
+FILES = {  # folder -> pattern of the names of its files of tensors
     "": r"[0-9]+\.safetensors",
     "clients": r"[0-9]+-[0-9]+\.safetensors",
     "rounds": r".+\.[0-9]+\.safetensors",
@@ -31,7 +31,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def _own(folder: Path, pattern: str) -> list[Path]:
-    """The files of a folder that have names of ours."""
+    """The files of a folder whose names match."""
     found = folder.iterdir() if folder.is_dir() else ()
     return [path for path in found if re.fullmatch(pattern, path.name) and path.is_file()]
 
@@ -46,7 +46,7 @@ class Checkpoint(NamedTuple):
 
 
 class States(Mapping[int, tuple[int, dict[str, Tensor]]]):
-    """client -> (round, its state after it), read when it is asked for."""
+    """client -> (round, its state after it), read on access."""
 
     def __init__(self, names: Mapping[str, str], read: Callable[[str], dict[str, Tensor]]) -> None:
         self._names = {int(client): name for client, name in names.items()}
@@ -64,7 +64,7 @@ class States(Mapping[int, tuple[int, dict[str, Tensor]]]):
 
 
 class DamagedError(ValueError):
-    """A checkpoint that cannot be read; the message offers the one before."""
+    """A checkpoint that cannot be read; the message names the one before."""
 
 
 class Checkpoints:
@@ -72,7 +72,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._sums: dict[str, int] = {}  # of the clients' files that are there, by name
+        self._sums: dict[str, int] = {}  # checksums of the existing client files, by name
 
     def numbers(self) -> list[int]:
         """The rounds of the stored checkpoints, in order."""
@@ -108,7 +108,7 @@ class Checkpoints:
         self.forget(*self.numbers()[:-KEPT])
 
     def load(self, number: int | None = None) -> Checkpoint:
-        """The latest checkpoint, or the one of so many rounds.
+        """The latest checkpoint, or the one after ``number`` rounds.
 
         Raises FileNotFoundError if there is none, and DamagedError, in one line, if it is damaged
         or of another version.
@@ -127,7 +127,7 @@ class Checkpoints:
                 if name.startswith("rounds/"):
                     server |= map_tensors(self.folder / name, self._sums[name])
             clients = States(content["clients"], self._read)
-            for client in clients:  # all are looked at before one is used
+            for client in clients:  # all are checked before one is used
                 clients[client]
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
             before = [n for n in numbers if n < number]
@@ -147,11 +147,11 @@ class Checkpoints:
             return {}
 
     def go_on_from(self, number: int) -> None:
-        """Forget what came after a checkpoint."""
+        """Delete everything after a checkpoint."""
         self.forget(*(n for n in self.numbers() if n > number))
 
     def forget(self, *numbers: int) -> None:
-        """Delete checkpoints, and every file that the rest does not name."""
+        """Delete checkpoints, and every file that no other one names."""
         for number in numbers:
             (self.folder / f"{number}.json").unlink(missing_ok=True)
         named = set()

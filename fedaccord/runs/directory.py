@@ -1,11 +1,11 @@
 """A run directory: the settings of a run, its measurements and its model.
 
 ``config.toml`` (settings, what "auto" became, machine, versions, commit), ``metrics.csv`` (a row a
-round), ``clients.csv`` (a row a client a round), ``classes.csv`` (a row a client, where the data is
-dealt to clients in process), ``summary.json``, ``model.safetensors`` and ``model.json`` (how to
-build and feed the model); docs/metrics.md says what each number means. Whole files are written
-beside their place, synced and moved there, tables grow by whole lines: a crash or a full disk
-leaves the last good version.
+round), ``clients.csv`` (a row a client a round), ``classes.csv`` (a row a client, if the data is
+partitioned in process), ``summary.json``, ``model.safetensors`` and ``model.json`` (how to
+build and feed the model); docs/metrics.md explains every number. Files are written under another
+name, synced and renamed, and tables grow by whole lines: a crash or a full disk leaves the last
+good version.
 
 PyTorch is imported only to write or read a model: a report reads the tables without it.
 """
@@ -38,9 +38,9 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def place(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
-    """The folder of a run that begins now; if ``name`` is empty, one that does not exist yet.
+    """The folder of a new run; if ``name`` is empty, one that does not exist yet.
 
-    Raises ValueError, in one line, for a relative ``out_dir`` and for a name that leads out of it.
+    Raises ValueError, in one line, for a relative ``out_dir`` and for a name outside of it.
     """
     folder = Path(out_dir) if out_dir else Path.home() / "fedaccord-runs"
     if not folder.is_absolute():
@@ -72,7 +72,7 @@ def make(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
             path.mkdir(parents=True)  # fails if it exists: two runs never share a folder
         except FileExistsError:
             if not name:
-                continue  # another run took it a moment ago
+                continue  # another run has just made it
             if not path.is_dir() or any(path.iterdir()):
                 raise _taken(path) from None
         except OSError as error:
@@ -149,9 +149,8 @@ class RunDirectory:
     ) -> "RunDirectory":
         """The directory of a run that resumes after ``number`` rounds; later rows are cut off.
 
-        position: as it was then. lock: of the folder, which is the directory's from now on.
-        Raises ValueError, in one line, before anything is changed, if the tables are not those
-        that the run wrote until then.
+        position: as of `position` then. lock: of the folder; the directory releases it.
+        Raises ValueError, in one line, before any change, if the tables were edited since.
         """
         self = cls.__new__(cls)
         self.path, self._lock = path, lock
@@ -174,7 +173,7 @@ class RunDirectory:
 
     @property
     def position(self) -> dict[str, Any]:
-        """What `reopen` needs, in JSON's types; the tables are synced then."""
+        """The position for `reopen`, in JSON's types; syncs the tables."""
         tables = {"metrics": self._metrics.columns, "clients": self._clients.columns}
         marks = {"metrics": self._metrics.mark(), "clients": self._clients.mark()}
         return {"seconds": time.time() - self._began, "marks": marks} | tables
@@ -201,7 +200,7 @@ class RunDirectory:
         self._clients.append(clients)
 
     def save_classes(self, names: Sequence[str], counts: Sequence[Sequence[int]]) -> None:
-        """classes.csv: how many training samples of each class a client holds, a row a client."""
+        """classes.csv: the number of training samples of each class, a row a client."""
         file = io.StringIO(newline="")
         writer = csv.writer(file)
         writer.writerow(["client", *map(_cell, names)])
@@ -211,7 +210,7 @@ class RunDirectory:
     def save_model(
         self, state_dict: "Mapping[str, Tensor]", card: Mapping[str, Any], name: str = MODEL
     ) -> None:
-        """The model; ``card``: how to build it and what it takes, in JSON's types."""
+        """The model; ``card``: how to build and feed it, in JSON's types."""
         from safetensors.torch import save
 
         tensors = {name: tensor.cpu().contiguous() for name, tensor in state_dict.items()}
@@ -221,7 +220,7 @@ class RunDirectory:
         self._write("model.json", json.dumps(card, indent=2).encode())
 
     def still_running(self) -> None:
-        """The summary so far, of a run that this process continues."""
+        """The summary so far, of a resumed run."""
         self.summarise(RUNNING)
 
     def close(self) -> None:
@@ -254,7 +253,7 @@ class RunDirectory:
 
 
 def status(path: Path) -> str:
-    """running, completed, interrupted, failed, or dead if it says running and no process writes it.
+    """running, completed, interrupted, failed, or dead: running without a process that writes it.
     Raises OSError if there is no run."""
     written = str(read_json(path / "summary.json")["status"])
     return "dead" if written == RUNNING and not is_locked(path) else written
@@ -274,14 +273,14 @@ def load_model(path: Path, name: str = MODEL) -> "dict[str, Tensor]":
 
 
 class Mark(TypedDict):
-    """A file at a moment."""
+    """The state of a file."""
 
     size: int  # bytes
     crc32: int
 
 
 class _Table:
-    """A CSV file that grows by rows; it is written anew when a row brings a new column."""
+    """A CSV file that grows by rows; it is rewritten when a row has a new column."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -314,7 +313,7 @@ class _Table:
         return file.getvalue()
 
     def mark(self) -> Mark:
-        """The file as it is, and is on disk from now on; only what is new in it is read."""
+        """Sync the file and return its state; reads only its new part."""
         if self.columns:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -325,8 +324,8 @@ class _Table:
         return self._marked
 
     def until(self, number: int, columns: Iterable[str], mark: Mark | None) -> bytes:
-        """The file as it was after ``number`` rounds, with these columns, without later rows and
-        columns. Raises ValueError if the file is another one."""
+        """The file after ``number`` rounds, with these columns, without later rows and columns.
+        Raises ValueError if it was changed."""
         self.columns = [*columns]
         if not self.columns:
             return b""
@@ -364,7 +363,7 @@ class _Table:
 
 
 def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would read as a formula gets a quote before it."""
+    """Put a quote before a text that a spreadsheet would read as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA) else value
 
 
@@ -386,5 +385,5 @@ def _unwritable(path: Path, error: OSError) -> ValueError:
 
 
 def _json(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for what diverged."""
+    """JSON has no NaN and no infinity: null replaces them."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""One process at a time writes a folder: a lock that ends with its process, also if it is killed.
+"""A lock of a folder for one writing process, released also if the process is killed.
 
 The file ``.lock`` in the folder is locked by flock, names its process, and is touched every `BEAT`
 seconds. The kernel releases the lock of a process that was killed. Another machine may not see the
@@ -27,7 +27,7 @@ except ImportError:  # Windows
 FILE = ".lock"
 BEAT = 15.0  # seconds between two signs of life
 STALE = 120.0  # seconds without one, after which a process of another machine counts as dead
-PATIENCE = 1.0  # seconds that a look by another process may delay a lock
+PATIENCE = 1.0  # seconds that another process's check may delay a lock
 log = logging.getLogger("flwr")
 
 
@@ -36,7 +36,7 @@ class LockedError(ValueError):
 
 
 class Lock(AbstractContextManager["Lock"]):
-    """The right to write ``folder``, until `release`, the end of a block or that of the process.
+    """The lock of ``folder``, until `release` or the end of the block or of the process.
 
     Raises LockedError, in one line, if another process has it, and OSError, which names the file,
     if the lock cannot be written.
@@ -62,7 +62,7 @@ class Lock(AbstractContextManager["Lock"]):
         threading.Thread(target=self._beat, daemon=True).start()
 
     def release(self) -> None:
-        """Give the folder back; a second call does nothing."""
+        """Release the folder; a second call does nothing."""
         if not self._released.is_set():
             self._released.set()
             self.path.unlink(missing_ok=True)  # while it is locked: see `_open_locked`
@@ -103,7 +103,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def force(folder: Path) -> None:
-    """Remove the lock of a process of another machine; one that this machine can see stays."""
+    """Remove the lock of a process of another machine; locks of this machine stay."""
     path = folder / FILE
     if path.exists():
         with suppress(BlockingIOError):
@@ -123,7 +123,7 @@ def _open_locked(path: Path) -> tuple[int, bool]:
             with suppress(FileNotFoundError):
                 if os.fstat(descriptor).st_ino == path.stat().st_ino:
                     return descriptor, locked is True
-        os.close(descriptor)  # of a file that its owner has just removed
+        os.close(descriptor)  # its owner has just removed the file
         if time.monotonic() > end:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
         time.sleep(PATIENCE / 50)

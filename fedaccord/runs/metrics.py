@@ -1,6 +1,6 @@
-"""What every number of a run directory means, read from columns.toml, and which way is better.
+"""The meaning of every number of a run directory, from columns.toml, and which way is better.
 
-Row r of metrics.csv is the end of round r: clients were sent w^{r-1}, the server's step gave w^r.
+Row r of metrics.csv is the end of round r: clients received w^{r-1}, the server's step gave w^r.
 Code that summarises, ranks, draws or prints a metric reads its properties here.
 """
 
@@ -20,21 +20,21 @@ class Column(NamedTuple):
     in the summary for any that is repeated there."""
 
     name: str
-    meaning: str  # the formula, of which model, on which data
+    meaning: str  # the formula, with its model and data
     unit: str
     rows: str  # which rows have it
     source: str = "server"  # who measures it
-    title: str = ""  # in words, of its curve; empty: it is not drawn
-    kind: str = ""  # EVALUATED: the summary repeats it; SUMMED: the summary has its sum
-    better: str = ""  # MAX, MIN or that "of the metric"; empty: neither, no mean and no best of it
+    title: str = ""  # of its curve; empty: it is not drawn
+    kind: str = ""  # EVALUATED: the summary has its last value; SUMMED: the summary has its sum
+    better: str = ""  # MAX, MIN or "of the metric"; empty: no mean and no best value
 
 
 EVALUATED, SUMMED = "evaluated", "summed"
 METRIC_NAME = "<metric>"
-DIFFERENCE = "-1 to 1"  # a unit; people read it in percent, as SHARE
+DIFFERENCE = "-1 to 1"  # a unit, displayed in percent, as SHARE
 WINDOW = 10  # last evaluations behind a window mean
 LAST, MEAN, BEST = "-last", f"-mean-of-last-{WINDOW}", "-best"  # endings of keys of the summary
-RANKED = tuple(  # what runs are ranked by: the first that they have
+RANKED = tuple(  # runs are ranked by the first that they have
     f"{split}-{name}" for name in (*NAMED, "loss") for split in ("test", "validation", "client")
 )
 
@@ -61,7 +61,7 @@ METRICS = TABLES["metrics.csv"]
 
 
 def _of_each_metric(column: Column) -> Iterator[Column]:
-    """The column, or those that it stands for."""
+    """The column, or those of its <metric>."""
     if METRIC_NAME not in column.name:
         yield column
         return
@@ -87,7 +87,7 @@ def named(columns: Iterable[str]) -> list[str]:
 
 
 def of_kind(kind: str) -> list[str]:
-    """The metrics that the summary repeats, or sums."""
+    """The metrics whose last value, or sum, is in the summary."""
     return [column.name for column in METRIC.values() if column.kind == kind]
 
 
@@ -101,6 +101,6 @@ def is_share(metric: str) -> bool:
 
 
 def metric_of(key: str) -> str:
-    """The metric that a key of the summary repeats: test-loss of test-loss-last; empty: none."""
+    """The metric behind a key of the summary: test-loss of test-loss-last; empty: none."""
     names = (key.removesuffix(end) for end in (LAST, MEAN, BEST) if key.endswith(end))
     return next((name for name in names if name in METRIC), "")

@@ -1,4 +1,4 @@
-"""Where results come from: versions, the commit, the machine, the process."""
+"""The origin of results: versions, commit, machine and process."""
 
 import json
 import platform
@@ -22,18 +22,18 @@ def versions() -> dict[str, str]:
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # as where Flower runs the app's files without installing them
+    except PackageNotFoundError:  # for example, Flower runs the app's files without installing them
         return ""
 
 
 def commit() -> str:
-    """The commit of the code, with "-dirty" if it was changed since; empty: not known.
+    """The commit of the code, with "-dirty" if it has changes; empty: unknown.
 
     Flower runs a copy of the package without its history: the commit is then that of the checkout
-    or repository which the environment's package was installed from, if it has the same files.
+    or repository from which the installed package comes, if its files are the same.
     """
     package = Path(__file__).parents[1]
-    if (package.parent / ".git").exists():  # not that of a project which merely holds our files
+    if (package.parent / ".git").exists():  # not that of a project that contains our files
         return _describe(package.parent)
     try:
         installed = distribution(NAME)
@@ -54,9 +54,9 @@ def _installed_commit(package: Path, installed: Distribution, source: Mapping[st
 
 
 def same_files(one: Path, other: Path) -> bool:
-    """Whether the Python files of one folder, at least one, are the same in the other.
+    """Whether the Python files of one folder, at least one, are the same in another.
 
-    The app's bundle leaves out rooms that the apps do not import.
+    The app's bundle lacks packages that the apps do not import.
     """
 
     def files(folder: Path) -> dict[Path, bytes]:
@@ -88,7 +88,7 @@ def processor() -> str:
 
 
 def process() -> dict[str, Any]:
-    """This process, so that another one can ask `is_alive` for it."""
+    """This process, for `is_alive` in another one."""
     import psutil
 
     me = psutil.Process()
@@ -97,7 +97,7 @@ def process() -> dict[str, Any]:
 
 
 def _boot() -> str:
-    """Name of this start of the machine, which its containers share; empty: not known."""
+    """Id of this boot of the machine, which its containers share; empty: unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -117,7 +117,7 @@ def is_same_host(of: Mapping[str, Any]) -> bool:
 def is_alive(of: Mapping[str, Any]) -> bool:
     """Whether a `process` of this machine still runs.
 
-    Another process that got the same number began at another time.
+    A later process with the same number has another start time.
     """
     import psutil
 
@@ -127,5 +127,5 @@ def is_alive(of: Mapping[str, Any]) -> bool:
         return same and now.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-    except psutil.AccessDenied:  # it runs, as somebody else's
+    except psutil.AccessDenied:  # it runs under another user
         return True

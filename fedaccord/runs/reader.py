@@ -1,4 +1,4 @@
-"""Run directories as tables, without PyTorch: what reports, comparisons and sweeps read."""
+"""Run directories as tables, without PyTorch, for reports, comparisons and sweeps."""
 
 import io
 import tomllib
@@ -13,25 +13,25 @@ from fedaccord.storage.files import read_bytes, read_json
 
 WORDS = ("status", "repair", "evaluation")  # columns of clients.csv
 UNREADABLE = (KeyError, ValueError, TypeError, AttributeError, RecursionError)  # TOML, JSON, CSV
-DEPTH = 3  # folders between what is asked for and a run: SWEEP_DIR/runs/RUN
+DEPTH = 3  # folders between the given path and a run: SWEEP_DIR/runs/RUN
 
 
 class Run(NamedTuple):
     """The contents of a run directory; docs/metrics.md explains every column."""
 
     path: Path
-    settings: dict[str, Any]  # by run-config key, those in use
+    settings: dict[str, Any]  # the run-config keys in use
     used: dict[str, Any]  # the values of those that were "auto", and the machine
     versions: dict[str, str]
     commit: str
     summary: dict[str, Any]  # by dotted key
     metrics: pd.DataFrame  # a row a round, the untrained model's first
     clients: pd.DataFrame  # a row a client a round
-    classes: pd.DataFrame | None  # a row a client; None: not known
+    classes: pd.DataFrame | None  # a row a client; None: unknown
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """The runs among ``paths`` and in them, and a line for each of those that cannot be read.
+    """The runs at and below ``paths``, and a line for each run that cannot be read.
 
     Raises ValueError, in one line, for a path that does not exist, and if no run can be read.
     """
@@ -63,7 +63,7 @@ def read(path: Path) -> Run:
         summary = read_json(path / "summary.json")
         if not isinstance(summary["status"], str):
             raise ValueError("summary.json: expected a text as status")
-        summary["status"] = status(path)  # dead, if it says running and no process writes it
+        summary["status"] = status(path)  # dead: running without a process that writes it
         return Run(
             path,
             _scalars(config["run"]),
@@ -92,7 +92,7 @@ def _scalars(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(path: Path, columns: list[str], words: Iterable[str] = ()) -> pd.DataFrame:
-    """Numbers but for the columns ``words``; empty, with ``columns``, before the first round."""
+    """A table of numbers, except for the columns ``words``; before round 1 it has no rows."""
     if not path.exists():
         return pd.DataFrame(columns=columns)
     table = pd.read_csv(io.BytesIO(read_bytes(path)))
@@ -109,7 +109,7 @@ def is_run(path: Path) -> bool:
 
 
 def find(paths: Iterable[Path]) -> list[Path]:
-    """The run directories among ``paths`` and in those that are none, sorted, each once.
+    """The run directories at or below ``paths``, sorted, each once.
 
     Raises ValueError, in one line, for a path without any.
     """

@@ -32,5 +32,5 @@ def test_the_parts_of_a_file_of_ours() -> None:
     assert parts.title.startswith("FedSAM: ")
     assert parts.arxiv == "2206.02618"
     assert len(parts.body) == 1
-    assert parts.when.startswith("where a flatter minimum")
+    assert parts.when.startswith("if a flatter minimum")
     assert parts.differ.startswith("as in sam.py")

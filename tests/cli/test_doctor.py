@@ -94,7 +94,7 @@ def test_doctor_says_what_is_too_big(tmp_path: Path) -> None:
     _, lines = doctor(*words, "client-state=memory", FEDACCORD_CACHE=str(tmp_path))
     assert lines["client state"] == "ok 1,000,000 x 1 vectors, 39 TB"
     assert lines["memory"].startswith("fail ")
-    assert "too big: take fewer clients" in lines["memory"]
+    assert "too big: use fewer clients" in lines["memory"]
 
 
 @pytest.mark.parametrize(

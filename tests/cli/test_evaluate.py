@@ -133,4 +133,4 @@ def test_a_damaged_model_and_another_models_data_are_one_line(
     small = {key: value[..., :1] if key[0] == "x" else value for key, value in data.items()}
     np.savez(tmp_path / "grey.npz", **small)
     line = refusal(tmp_path, invoke("evaluate", lenet, f"data-dir={tmp_path / 'grey.npz'}"))
-    assert "on this data, got others: point data-dir to the data of the run" in line
+    assert "on this data, got others: set data-dir to the data of the run" in line

@@ -81,7 +81,7 @@ def test_flowers_warnings_are_shown_and_its_other_lines_are_not(tmp_path: Path) 
     assert "dropped client" in lines[0]
     (directory,) = (tmp_path / "runs").iterdir()
     assert lines[-1].startswith("fedaccord: 2 rounds in a row")
-    assert lines[-1].endswith(f"{directory} holds what was done so far")
+    assert lines[-1].endswith(f"{directory} has the finished rounds")
     assert json.loads((directory / "summary.json").read_text())["status"] == "failed"
     assert logging.getLogger("flwr").handlers == handlers
 
@@ -110,7 +110,7 @@ def test_an_interrupted_run_leaves_what_it_has_done(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130, result.output
     assert result.stderr == (
-        f"fedaccord: interrupted: {directory} holds what was done so far; "
+        f"fedaccord: interrupted: {directory} has the finished rounds; "
         f"fedaccord resume {directory} continues it\n"
     )
     assert "\x1b" not in result.stdout

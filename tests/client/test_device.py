@@ -69,7 +69,7 @@ def test_a_run_names_no_partition_file(tmp_path: Path, monkeypatch: pytest.Monke
     run = {"partition": "file", "partition-file": str(tmp_path / "x"), "model": "linear"}
     monkeypatch.setattr("fedaccord.data.partition_file.read", pytest.fail)
     for node in ({"dataset": "digits"}, {"dataset": "npz"}):
-        with pytest.raises(ValueError, match="got partition=file: take another") as refused:
+        with pytest.raises(ValueError, match="got partition=file: use another") as refused:
             configured_task(context(run, **node))
         assert str(tmp_path) not in str(refused.value)
     own = {"dataset": "npz", "data-dir": str(own_data(tmp_path, 14))}
@@ -238,7 +238,7 @@ def test_every_key_of_a_file_is_thought_of() -> None:
 def test_a_node_bounds_the_steps_of_a_round(settings: dict[str, Any], steps: int) -> None:
     instruction = ASKED._replace(**settings)
     device.check_steps(instruction, 25, {"max-local-steps": steps})
-    line = rf"^max-local-steps: .* at most {steps - 1} steps a round, the run asks for {steps};"
+    line = rf"^max-local-steps: .* at most {steps - 1} steps a round, the run needs {steps};"
     with pytest.raises(ValueError, match=line):
         device.check_steps(instruction, 25, {"max-local-steps": steps - 1})
 
@@ -260,7 +260,7 @@ def test_a_node_bounds_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert numbers[-1] == 1
     assert 4 in numbers
     with pytest.raises(
-        ValueError, match=r"^max-threads: this node gives at most 2 threads, the run"
+        ValueError, match=r"^max-threads: this node allows at most 2 threads, the run"
     ):
         configured_task(context(run, **{"max-threads": 2}))
     assert device.limited_threads(0, 8, {"max-threads": 3}) == 3

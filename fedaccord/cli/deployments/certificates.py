@@ -13,13 +13,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS = 3650
-SLACK = timedelta(days=1)  # certificates begin before they are made: clocks differ
+SLACK = timedelta(days=1)  # certificates are valid from before their creation: clocks differ
 
 Key = ec.EllipticCurvePrivateKey
 
 
 def make_authority(name: str) -> tuple[x509.Certificate, Key]:
-    """A certificate that signs others, and its key."""
+    """A certificate that signs other certificates, and its key."""
     key = ec.generate_private_key(ec.SECP384R1())
     subject, usage = _name(f"{name} authority"), _usage(key_cert_sign=True, crl_sign=True)
     builder = _builder(subject, subject, key, AUTHORITY_DAYS, x509.BasicConstraints(True, 0), usage)
@@ -45,7 +45,7 @@ def make_server(
 def check_server(
     certificate: x509.Certificate, key: Key, authority: x509.Certificate, host: str
 ) -> None:
-    """Raise ValueError, in one line, if a server's files do not belong together."""
+    """Raise ValueError, in one line, if a server's files do not match."""
     if key.public_key() != certificate.public_key():
         raise ValueError("the key is not that of the certificate")
     try:
@@ -58,7 +58,7 @@ def check_server(
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
-    """The names and addresses that a server's certificate is for."""
+    """The names and addresses of a server's certificate."""
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in names]
 

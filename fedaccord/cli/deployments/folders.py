@@ -1,8 +1,8 @@
 """The folders of a deployment: one for the server, one for each device, one for starting runs.
 
-A folder is complete: it is copied to its machine, and everything in it names files beside it. The
-private keys are an exception to the copying: a device makes its own there, and the authority's
-stays on the machine that made it.
+A folder is complete: it is copied to its machine, and its files refer only to each other. Private
+keys are not copied: a device makes its own, and the authority's key stays on the machine that made
+it.
 """
 
 import os
@@ -16,19 +16,19 @@ import tomli_w
 from fedaccord.cli.deployments import certificates
 from fedaccord.cli.deployments.certificates import as_pem
 
-AUTHORITY, CERTIFICATE, SERVER_KEY = "ca.crt", "server.crt", "server.key"  # as the scripts say
+AUTHORITY, CERTIFICATE, SERVER_KEY = "ca.crt", "server.crt", "server.key"  # as in the scripts
 DEVICE_KEY, PUBLIC_KEY, NODE_CONFIG = "device.key", "device.pub", "node-config"
 FACTS, START = "deployment.toml", "start.sh"
 SUPERLINK_UNIT, SUPERNODE_UNIT = "fedaccord-superlink.service", "fedaccord-supernode.service"
-CONNECTION = "federation"  # as `flwr` commands call the server
-DAYS = 825  # that a server's certificate is valid
+CONNECTION = "federation"  # the server's name for `flwr` commands
+DAYS = 825  # days that a server's certificate is valid
 COMPARED = ("fedaccord", "flwr", "torch")  # packages that are the same on all machines
 
 
 class Facts(NamedTuple):
-    """What all machines of a deployment know."""
+    """Facts for all machines of a deployment."""
 
-    host: str  # by which they reach the server
+    host: str  # the server's name or address
     port: int
     versions: dict[str, str]  # package -> version, of the machine that made the folders
 
@@ -68,7 +68,7 @@ def make(folder: Path, hosts: Sequence[str], supernodes: int, facts: Facts) -> N
 
 def renew(folder: Path, hosts: Sequence[str], days: float = DAYS) -> None:
     """Write a new certificate for the server, also for this machine's own names; the devices trust
-    it as they trusted the last.
+    it as the last one.
 
     Raises OSError if the authority's files are not in ``folder``.
     """
@@ -83,7 +83,7 @@ def renew(folder: Path, hosts: Sequence[str], days: float = DAYS) -> None:
 def make_key(folder: Path) -> Path:
     """Write a device's key pair; the path of its public half.
 
-    Raises ValueError if there is a key: with another one it is another device.
+    Raises ValueError if there is a key: with a new key it would be another device.
     """
     if (folder / DEVICE_KEY).exists():
         raise ValueError(

@@ -23,7 +23,7 @@ Product = Callable[[Tensor], Tensor]  # v (d,) -> H v (d,)
 class Surface:
     """The mean loss over samples as a function of the parameters (d,), in evaluation mode.
 
-    batches: gone through for each value, gradient and product; of the dtype of the parameters.
+    batches: iterated for each value, gradient and product; of the dtype of the parameters.
     """
 
     def __init__(self, model: FlatModel, loss: Loss, batches: Sequence[Batch]) -> None:
@@ -55,7 +55,7 @@ class Surface:
         return times
 
     def _part(self, w: Tensor, batch: Batch) -> Tensor:
-        """A batch's share of the mean."""
+        """A batch's contribution to the mean."""
         inputs, targets = batch
         parameters = dict(zip(self.model.names, self.model.views(w), strict=True))
         predictions = functional_call(self.model.module, parameters, (inputs,))
@@ -124,16 +124,16 @@ def signs(number: int, generator: torch.Generator, like: Tensor) -> Iterable[Ten
 
 
 def sharpness(surface: Surface, w: Tensor, radius: float, top: Tensor) -> float:
-    """A lower bound of max over ||e|| <= radius of L(w + e) - L(w): the largest of SAM's step along
-    the gradient and of both steps along the top eigenvector, each of length ``radius``."""
+    """A lower bound of max over ||e|| <= radius of L(w + e) - L(w): the largest value of SAM's step
+    along the gradient and of both steps along the top eigenvector, each of length ``radius``."""
     g = surface.gradient(w)
     steps = [top, -top] + ([g / g.norm()] if g.norm() > 0 else [])
     return max(surface.value(w + radius * step) for step in steps) - surface.value(w)
 
 
 def filter_normalised(model: FlatModel, w: Tensor, generator: torch.Generator) -> Tensor:
-    """A random direction (d,) each filter of which has the norm of that filter of w; a filter is a
-    row of a weight, along its first axis. Biases and other vectors stay zero."""
+    """A random direction (d,) whose filters have the norms of w's filters; a filter is a row of a
+    weight, along its first axis. Biases and other vectors are zero."""
     parts = []
     for weight in model.views(w):
         if weight.dim() < 2:

@@ -1,4 +1,4 @@
-"""Figures for papers, as PDF and PNG: curves by round, and accuracy against what it cost."""
+"""Figures for papers, as PDF and PNG: curves by round, and accuracy against its costs."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedaccord.runs.metrics import EVALUATED, METRIC, is_share
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which the colour-blind distinguish, without the yellow that paper loses
+# Okabe and Ito's colours for the colour-blind, without yellow, which is pale on paper
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 MARKERS = dict(zip(COLOURS, "os^Dv<>", strict=True))  # distinguish colours in grey
@@ -29,11 +29,11 @@ PARTS = ("raw", "smooth", "low", "high")  # of a metric's curve
 
 
 def styles(labels: Sequence[str]) -> list[tuple[str, str]]:
-    """(colour, dashes) of the line with each label: no two alike below 29, none dashed below 8.
+    """(colour, dashes) of the line of each label: unique up to 28 labels, none dashed up to 7.
 
-    A label's checksum chooses its colour, so that a method looks the same in every report; of two
-    that choose the same one the second in the alphabet has the next that is free; methods choose
-    before rows that are named with settings.
+    A label's checksum determines its colour, so a method looks the same in every report; if two
+    labels collide, the second in the alphabet gets the next free colour. Methods come before rows
+    that are named with settings.
     """
     chosen: dict[str, tuple[str, str]] = {}
     free: list[tuple[str, str]] = []
@@ -68,8 +68,8 @@ def any_dropped(groups: Sequence[Group]) -> bool:
 
 def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:
     """By round, means over the group's runs: the columns of `COSTS`, and of each metric that some
-    run has "raw METRIC" and "smooth METRIC"; of several runs also "low" and "high", smooth less
-    and plus its standard deviation (NaN in rounds of a single run)."""
+    run has "raw METRIC" and "smooth METRIC"; for several runs also "low" and "high", smooth minus
+    and plus the standard deviation (NaN in rounds of a single run)."""
     each = []
     for table in group.tables:
         lines = {cost: table[cost] for cost in COSTS}
@@ -118,7 +118,7 @@ def save(groups: Sequence[Group], folder: Path) -> list[Path]:
 
 
 def save_landscape(path: Path, at: Sequence[float], losses: "np.ndarray[Any, Any]") -> None:
-    """Contours of the losses (n, n) around a model, at its centre; the ending says the format."""
+    """Contours of the losses (n, n) around a model at the centre; the suffix is the format."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2, 3.4))

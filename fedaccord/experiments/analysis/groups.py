@@ -1,6 +1,6 @@
-"""Runs side by side: those that differ only in their seed are one group, with a spread.
+"""Groups of runs: those that differ only in their seed are one group, with a spread.
 
-A seed counts once: runs that repeat it are no replicates, whatever differs in their last bits.
+A seed counts once: runs that repeat it are no replicates, even if they differ in the last bits.
 """
 
 import json
@@ -15,7 +15,7 @@ import pandas as pd
 from fedaccord.runs.metrics import RANKED, WINDOW, best, is_share
 from fedaccord.runs.reader import Run
 
-FREE = ("records", "speed", "place")  # what an option affects besides the numbers
+FREE = ("records", "speed", "place")  # effects of options besides the numbers
 CLOCK, EPSILON = "clock", "dp-epsilon"
 GIVEN_BY = {CLOCK: "device-profile", EPSILON: "dp.epsilon"}  # costs that not every run has
 OPTIONS = Path(__file__).with_name("options.json")  # written by tools/sync.py
@@ -28,7 +28,7 @@ COSTS = {
 
 
 class Point(NamedTuple):
-    """So much of a cost, at which runs are compared."""
+    """A value of a cost, at which runs are compared."""
 
     value: float
     over: str = CLOCK  # a column of `COSTS`
@@ -55,8 +55,8 @@ class Group(NamedTuple):
     label: str  # the method, and the settings in which the groups differ
     runs: list[Run]  # one for each seed, in the order of the seeds
     settings: dict[str, Any]  # that may affect the numbers, without the seed
-    tables: list[pd.DataFrame]  # of each run: metrics.csv, with the columns of `COSTS`
-    repeats: list[Run]  # further runs of these seeds, which are not counted
+    tables: list[pd.DataFrame]  # metrics.csv of each run, with the columns of `COSTS`
+    repeats: list[Run]  # further runs of these seeds, not counted
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
@@ -86,8 +86,8 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 def _options(settings: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], set[str]]:
     """(every key with its default, the keys that affect no number of a run).
 
-    They are read from a file, because the code of the options loads PyTorch, in most of the time
-    of a comparison; a key that is not in it is one of another package's method.
+    They are read from a file, because the code of the options loads PyTorch, which would dominate
+    the time of a comparison; a key that is not in it belongs to another package's method.
     """
     found = json.loads(OPTIONS.read_text(encoding="utf-8"))
     if all(key in found for each in settings for key in each):
@@ -99,7 +99,7 @@ def _options(settings: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], set
 
 
 def _complete(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run with the ``usual`` values of the keys that its version did not have yet."""
+    """Settings of a run, with the ``usual`` values of keys that its version did not have yet."""
     tables = {settings.get("algo"), *(key.partition(".")[0] for key in settings if "." in key)}
     plain = {k: v for k, v in usual.items() if "." not in k and k != "algo"}
     own = {k: v for k, v in usual.items() if "." in k and k.partition(".")[0] in tables}
@@ -107,7 +107,7 @@ def _complete(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
 
 
 def _once_a_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """(of each seed the run with the most progress, the others); a completed run is before all."""
+    """(the run with the most progress for each seed, the other runs); completed runs first."""
 
     def progress(run: Run) -> tuple[bool, int]:
         return run.summary["status"] == "completed", len(run.metrics)
@@ -120,7 +120,7 @@ def _once_a_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def ranked(groups: Sequence[Group], metric: str, at: Point | None = None) -> list[Group]:
-    """The best final value first, or the best as of `up_to`; groups without one last."""
+    """The best final value first, or the best value of `up_to`; groups without one last."""
 
     def place(group: Group) -> tuple[bool, float]:
         value = (final(group, metric) if at is None else up_to(group, metric, at)).mean
@@ -135,8 +135,8 @@ def _orderly(value: Any) -> tuple[bool, bool, Any]:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys, but for algo, in which settings differ. What only one method has does not count
-    as a difference to other methods; without a plug-in's table its keys have their defaults."""
+    """The keys, except algo, in which settings differ. A key that only one method has is no
+    difference to other methods; without a plug-in's table its keys have their defaults."""
     found, (usual, _) = [], _options(settings)
     for key in dict.fromkeys(key for each in settings for key in each if key != "algo"):
         of_method: dict[str, set[Any]] = {}
@@ -180,13 +180,13 @@ def costs_of(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def main_metric(groups: Sequence[Group]) -> str:
-    """What runs are ranked by: the first of these that some run has."""
+    """The metric that ranks runs: the first of these that some run has."""
     return next((name for name in RANKED if any(has(g, name) for g in groups)), RANKED[0])
 
 
 def tuned(groups: Sequence[Group]) -> tuple[str, list[Group]]:
-    """The first of the metrics that most groups have, and these groups: those of a sweep that were
-    tuned, on validation samples, not the few that were tested."""
+    """The first of the metrics that most groups have, and these groups: in a sweep the tuned ones,
+    on validation samples, not the few tested ones."""
     by_metric = {name: [group for group in groups if has(group, name)] for name in RANKED}
     return max(by_metric.items(), key=lambda pair: len(pair[1]))
 
@@ -196,7 +196,7 @@ def has(group: Group, metric: str) -> bool:
 
 
 def smoothed(values: "pd.Series[float]") -> "pd.Series[float]":
-    """At each evaluation the mean of the last ones: a twentieth of all, at most ten."""
+    """The mean of the last evaluations at each one: a twentieth of all, at most ten."""
     window = min(max(len(values) // 20, 1), WINDOW)
     return values.rolling(window, min_periods=1).mean()
 
@@ -209,12 +209,12 @@ def evaluated(table: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 class Spread(NamedTuple):
-    """Of numbers of several runs."""
+    """Mean and standard deviation of numbers of several runs."""
 
     mean: float  # NaN: there is none
     std: float  # n - 1 in the denominator; NaN for a single number
     number: int
-    is_share: bool = False  # people read them in percent
+    is_share: bool = False  # displayed in percent
 
     @staticmethod
     def of(values: Sequence[float], is_share: bool = False) -> "Spread":
@@ -233,7 +233,7 @@ def final(group: Group, metric: str) -> Spread:
 
 
 def up_to(group: Group, metric: str, at: Point) -> Spread:
-    """The last evaluation that cost no more, over the runs."""
+    """The last evaluation up to this cost, over the runs."""
     tables = [evaluated(table, metric) for table in group.tables]
     values = [table.loc[table[at.over] <= at.value, metric].tail(1).mean() for table in tables]
     return Spread.of([float(value) for value in values], is_share(metric))

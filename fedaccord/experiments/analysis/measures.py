@@ -1,6 +1,6 @@
-"""Measures of a saved model that take gradients, data or the clients' states.
+"""Measures of a saved model that need gradients, data or the clients' states.
 
-docs/measures.md has their formulas: which model, which data, which round.
+docs/measures.md has their formulas, with model, data and round.
 """
 
 import math
@@ -32,18 +32,18 @@ WORST = 0.1  # share of the clients behind the worst decile
 
 class Options(NamedTuple):
     samples: int = 2000  # training samples of curvature and landscape; 0: all
-    probes: int = 20  # of the trace
+    probes: int = 20  # random vectors of the trace
     radius: float = 0.05  # L2, of sharpness
     tol: float = 1e-3  # residual at which power iteration ends
     steps: int = 200  # of power iteration, at most
     grid: int = 21  # points of an axis of the landscape
-    span: float = 1.0  # how far it goes, in lengths of the filters
+    span: float = 1.0  # half its width, in lengths of the filters
 
 
 class Measure(NamedTuple):
     name: str
     value: float
-    note: str  # of what, and how well
+    note: str  # its data and precision
 
 
 class Saved:
@@ -69,7 +69,7 @@ class Saved:
         self.model.write_buffers(self.buffers)
 
     def surface(self, options: Options) -> Surface:
-        """The loss over training samples: of all clients, or some that the seed draws."""
+        """The loss over training samples of all clients, or over some drawn by the seed."""
         clients = self.task.clients
         assert isinstance(clients, Clients)
         x, y = clients.x, clients.y
@@ -104,7 +104,7 @@ def saved_vectors(
     if shapes != dict(zip(layout.names, layout.shapes, strict=True)):
         raise ValueError(
             f"{path}: expected the parameters of the model in config.toml on this data, got "
-            "others: point data-dir to the data of the run"
+            "others: set data-dir to the data of the run"
         )
     like = layout.w
 
@@ -115,7 +115,7 @@ def saved_vectors(
 
 
 def measure(saved: Saved, options: Options, reference: Path | None = None) -> Iterator[Measure]:
-    """All measures that the run allows, one after another."""
+    """All measures that the run supports, one after another."""
     with tf32_as("float32", saved.w.device):
         yield from risk(saved, reference)
         yield from fairness(saved)
@@ -150,7 +150,7 @@ def risk(saved: Saved, reference: Path | None) -> Iterator[Measure]:
 
 
 def fairness(saved: Saved) -> Iterator[Measure]:
-    """The model's accuracy on each client's share of the test samples."""
+    """The model's accuracy on each client's part of the test samples."""
     each = []
     for client in range(saved.num_clients):
         samples = saved.task.client_test(client)
@@ -171,7 +171,7 @@ def fairness(saved: Saved) -> Iterator[Measure]:
 
 
 def duals(saved: Saved) -> Iterator[Measure]:
-    """How far the clients' dual variables are from -(grad f_i(w) + wd w), which they are at a
+    """The distance of the clients' dual variables from -(grad f_i(w) + wd w), their value at a
     stationary point; from the last checkpoint."""
     checkpoints = Checkpoints(saved.path / logbook.FOLDER)
     if not checkpoints.numbers():

@@ -1,4 +1,4 @@
-"""Runs side by side from Python, as a table or a page; without PyTorch."""
+"""Comparison of runs from Python, as a table or a page; without PyTorch."""
 
 import logging
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ Paths = str | Path | Iterable[str | Path]  # run directories, or folders that ho
 
 
 def read_groups(runs: Paths) -> "list[Group]":
-    """Raises ValueError, in one line, if a path holds no run; logs what is left out as damaged."""
+    """Raises ValueError, in one line, if a path has no run; logs damaged ones and skips them."""
     from fedaccord.experiments.analysis.groups import groups_of
     from fedaccord.runs import reader
 

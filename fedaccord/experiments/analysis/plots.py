@@ -1,4 +1,4 @@
-"""The report's plots, in Bokeh: what a reader can hover, zoom and switch off."""
+"""The report's interactive plots, in Bokeh."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ return Number(({value} / 1000 ** power).toPrecision(4)) + prefixes[power]
 """  # 12350000 as 12.35M, as in the summary
 PERCENT = """
 if (shares.includes(y.value)) return String(Number((100 * {value}).toPrecision(4))) + "%"
-"""  # if the metric that is shown is an accuracy
+"""  # if the chosen metric is an accuracy
 NOT_PRINTED = "@media print { :host { display: none } }"
 WRAPPED = {"flex-wrap": "wrap"}
 LINE = ("xs", "ys", "color", "dash", "width", "alpha", "label", "group")  # three of a band
@@ -46,7 +46,7 @@ def _plot(height: int, x: str, y: str, **more: Any) -> Any:
 
 
 class Curves:
-    """Charts of one or two metrics, chosen by the reader, and the switches of all their lines.
+    """Charts of one or two metrics, chosen by the reader, and switches for all their lines.
 
     A chart has one glyph for all its lines and one for all bands, which draw.js fills: Bokeh needs
     milliseconds for each glyph.
@@ -81,7 +81,7 @@ class Curves:
         self.kinds = bk.CheckboxButtonGroup(labels=["raw", "smoothed", "spread"], active=[0, 1, 2])
 
     def switches(self) -> Any:
-        """Of all charts: which methods, and which of their lines."""
+        """The switches of all charts: methods, and lines of each."""
         buttons = row(*self.chosen, self.kinds, styles=WRAPPED)
         return column(self.groups, buttons, sizing_mode="stretch_width")
 
@@ -89,7 +89,7 @@ class Curves:
         self, metric: str, over: str = "round", axes: str = "linear", of: Sequence[str] = ()
     ) -> Any:
         """of: the metrics to choose from; empty: all."""
-        # lines without a point: the size of a legend is decided when the page is opened
+        # lines without a point: a legend's size is fixed when the page is opened
         shown = [self.looks[i] for i in self.leading]
         empty = [([np.nan], [np.nan], c, dash, 2, 1, name, name) for name, c, dash in shown]
         columns = zip(LINE, zip(*empty, strict=True), strict=True)
@@ -125,7 +125,7 @@ class Curves:
 def _figure(
     axes: str, lines: bk.ColumnDataSource, bands: bk.ColumnDataSource, y: bk.Select, over: str
 ) -> tuple[Any, dict[str, Any]]:
-    """A chart and its linear and logarithmic parts, by direction, of which one pair is shown.
+    """A chart and its linear and logarithmic parts, by direction; one pair is visible.
     y: chooses the metric."""
     plot = _plot(380, "", "", x_range=bk.Range1d(), y_range=bk.Range1d())
     is_log = {"x": AXES.index(axes) >= 2, "y": AXES.index(axes) % 2 == 1}
@@ -162,9 +162,9 @@ def _figure(
 
 
 def _add_legend(plot: Any, labels: Sequence[str]) -> dict[str, Any]:
-    """Below the plot, which grows by its rows; the lines that are drawn, not all that could be.
+    """A legend of the drawn lines below the plot, which grows by its rows.
 
-    Returns what a narrow window needs for fewer columns.
+    Returns the arguments of the callback that reduces its columns in a narrow window.
     """
     (lines,) = (each for each in plot.renderers if "group" in each.data_source.data)
     width = LETTER * max(map(len, labels)) + ENTRY
@@ -204,7 +204,7 @@ def stacked(plots: Sequence[Any]) -> Any:
 
 
 def classes(counts: pd.DataFrame, title: str) -> Any:
-    """Heat map of the training samples of each class that a client holds."""
+    """Heat map of the training samples of each class at each client."""
     names, values = [*map(str, counts.columns[1:])], counts.iloc[:, 1:].to_numpy().T
     (high, wide), height = values.shape, max(180, min(420, 60 + 24 * len(values)))
     ranges = {"x_range": (-0.5, wide - 0.5), "y_range": (-0.5, high - 0.5)}
@@ -223,8 +223,8 @@ def classes(counts: pd.DataFrame, title: str) -> Any:
 
 
 def clients(groups: Sequence[Group]) -> Any:
-    """In how many rounds each client's reply was good or dropped, and the seconds of its local
-    rounds; a run is chosen."""
+    """The number of rounds in which each client's reply was accepted or dropped, and the seconds of
+    its local rounds, for a chosen run."""
     runs = [(group.label, run) for group in groups for run in group.runs if len(run.clients)]
     names = [f"{name} seed={run.settings.get('seed', 0)} ({run.path.name})" for name, run in runs]
     tables = _per_client([run.clients for _, run in runs])
@@ -242,7 +242,7 @@ def clients(groups: Sequence[Group]) -> Any:
 def _per_client(runs: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
     """A row a client, of each run's clients.csv."""
     rows = pd.concat([*runs], keys=range(len(runs)), names=["run"])
-    rows = rows[rows["status"] != "evaluated"]  # of clients that were not to train
+    rows = rows[rows["status"] != "evaluated"]  # rows of clients that did not train
     good, seconds = rows["status"] == "ok", rows.get("seconds", np.nan)
     each = pd.DataFrame(
         {"client": rows["client"], "good": good, "dropped": ~good, "seconds": seconds}
@@ -272,7 +272,7 @@ def _times(source: bk.ColumnDataSource, x_range: Any) -> Any:
 
 
 def _finished(plot: Any, values: list[tuple[str, str]], **more: Any) -> Any:
-    """A plot of clients with its legend above it, and values that are shown beside the mouse."""
+    """A plot of clients with its legend above it, and tooltips."""
     plot.add_layout(plot.legend[0], "above")
     plot.legend.orientation = "horizontal"
     plot.add_tools(bk.HoverTool(tooltips=[("client", "@client"), *values], **more))

@@ -1,4 +1,4 @@
-"""One HTML file of runs side by side, which opens without a network."""
+"""One HTML file that compares runs and opens without a network."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,12 +20,12 @@ from fedaccord.experiments.analysis.groups import Group, Spread, differing, tune
 from fedaccord.experiments.analysis.table import Summary, summary, text
 from fedaccord.runs.reader import Run
 
-ROWS = 20  # of the summary that are shown at first, and lines of the charts
-PROBLEM = ("dataset", "partition", "dirichlet-alpha")  # what no method can choose
-NAMED = 4  # methods, or settings, that the title names
+ROWS = 20  # visible rows of the summary, and lines of the charts, at first
+PROBLEM = ("dataset", "partition", "dirichlet-alpha")  # metrics that no method can affect
+NAMED = 4  # methods, or settings, in the title
 MAPS = 4  # different partitions, and settings, that are drawn
 PAGE = Template(Path(__file__).with_name("report.html").read_text(encoding="utf-8"))
-FACTS = {  # settings that say what the runs are: before all others
+FACTS = {  # settings that describe the runs: before all others
     **{"dataset": "data set", "model": "model", "num-clients": "clients"},
     **{"partition": "partition", "fraction-train": "share of the clients in a round"},
     **{"num-server-rounds": "rounds"},
@@ -36,7 +36,7 @@ class Section(NamedTuple):
     name: str
     note: str  # a sentence below the heading
     content: Any  # a plot, or HTML (a string)
-    is_chart: bool = False  # the methods' switches apply
+    is_chart: bool = False  # whether the methods' switches apply
 
     @property
     def id(self) -> str:
@@ -74,7 +74,7 @@ def html(
 
 @contextmanager
 def _unchecked() -> Iterator[None]:
-    """Bokeh does not check its models, a sixth of the time: a test in a browser does."""
+    """Bokeh skips the checks of its models, a sixth of the time: a test in a browser does them."""
     check = settings.perform_document_validation
     check.set_value(False)
     try:
@@ -92,7 +92,7 @@ def _body(part: Section, content: str) -> str:
 
 
 def _title(groups: Sequence[Group]) -> str:
-    """What the runs compare: 3 methods by lr on digits: 18 runs."""
+    """The subject of the comparison: 3 methods by lr on digits: 18 runs."""
     methods = [*dict.fromkeys(str(group.settings.get("algo")) for group in groups)]
     data = dict.fromkeys(str(group.settings.get("dataset")) for group in groups)
     words = ", ".join(methods) if len(methods) <= NAMED else f"{len(methods)} methods"
@@ -114,8 +114,8 @@ def _swept(groups: Sequence[Group]) -> list[str]:
 
 
 def _leading(groups: Sequence[Group]) -> list[int]:
-    """The places of what is shown at first: all if they are few, else the best of each method on
-    each partition, or of the only one. groups: the best first."""
+    """The indices of the groups that are visible at first: all if they are few, else the best of
+    each method on each partition, or of the only method. groups: the best first."""
     if len(groups) <= ROWS:
         return [*range(len(groups))]
     each = [(group.settings.get("algo"), *map(group.settings.get, PROBLEM)) for group in groups]
@@ -129,7 +129,7 @@ def _sections(table: Summary, curves: plots.Curves, leading: Sequence[int]) -> I
     swept = [plots.sensitivity(tried, key, tried_by) for key in _swept(tried)[:MAPS]]
     note = "A point is a row of the summary, its whisker the standard deviation over runs."
     if tried_by.startswith("validation"):
-        note += " By what the sweep was tuned on."
+        note += " By the metric that the sweep was tuned on."
     sensitivity = [Section("Sensitivity", note, plots.stacked(swept))] if swept else []
     is_one_method = _methods(groups) == 1
     yield Section("Setup", "", _facts(groups))
@@ -139,17 +139,17 @@ def _sections(table: Summary, curves: plots.Curves, leading: Sequence[int]) -> I
         "reached it. A seed that was run more than once counts once."
     )
     yield Section("Summary", note, _summary(table, leading))
-    if is_one_method:  # its settings are what the runs compare
+    if is_one_method:  # its settings are those that the runs compare
         yield from sensitivity
     if metric in titles:
-        yield Section("Methods", "Which lines the charts show.", curves.switches(), is_chart=True)
+        yield Section("Methods", "Visible lines of the charts.", curves.switches(), is_chart=True)
         note = (
             "Pale: means over the runs; strong: smoothed over up to 10 evaluations; band: the "
             "standard deviation over the runs."
         )
         yield Section("Curves", note, curves.chart(metric), is_chart=True)
         chart = curves.chart(metric, "bytes")
-        yield Section("Cost", "The same against what was spent.", chart, is_chart=True)
+        yield Section("Cost", "The same against costs.", chart, is_chart=True)
         if distances := [name for name in titles if name.startswith("consensus")]:
             note = "Mean squared distance of the nodes' models to their mean."
             chart = curves.chart(distances[-1], axes="log y", of=distances)
@@ -161,14 +161,14 @@ def _sections(table: Summary, curves: plots.Curves, leading: Sequence[int]) -> I
         yield Section("Classes", note, plots.stacked([plots.classes(*m) for m in maps[:MAPS]]))
     if any(len(run.clients) for run in runs):
         note = (
-            "In how many rounds each client's reply was good (blue) or dropped (orange); and the "
+            "Rounds in which each client's reply was accepted (blue) or dropped (orange); and the "
             "seconds of its local rounds, from the fastest to the slowest, a point at the median."
         )
         yield Section("Clients", note, plots.clients(groups))
     if not is_one_method:
         yield from sensitivity
-    yield Section("Settings", "What differs, then what all have in common.", _settings(groups))
-    yield Section("Origin", "Where the numbers come from.", _origin(groups))
+    yield Section("Settings", "The settings that differ, then the common ones.", _settings(groups))
+    yield Section("Origin", "The origin of the numbers.", _origin(groups))
 
 
 def _partitions(runs: Sequence[Run]) -> list[tuple[pd.DataFrame, str]]:
@@ -238,7 +238,7 @@ def _methods(groups: Sequence[Group]) -> int:
 
 
 def _origin(groups: Sequence[Group]) -> str:
-    """What differs in a row for each run, then what all have in common."""
+    """The settings that differ, in a row for each run, then the common ones."""
     counted = [(run, "yes") for group in groups for run in group.runs]
     counted += [(run, "no, a repeat") for group in groups for run in group.repeats]
     rows = [

@@ -17,8 +17,8 @@ from fedaccord.task.flat_model import digest
 class SavedModel(nn.Module):
     """The model of a run with the preparation of its inputs.
 
-    Called with images (n, channels, height, width) uint8 as they are in their files, or with float
-    features (n, features); returns the outputs (n, classes).
+    Called with images (n, channels, height, width) uint8 as in their files, or with float features
+    (n, features); returns the outputs (n, classes).
     """
 
     def __init__(self, module: nn.Module, card: dict[str, Any]) -> None:
@@ -44,7 +44,7 @@ class SavedModel(nn.Module):
 def load(run: str | Path) -> SavedModel:
     """The model of a run directory, ready to use: in evaluation mode, on the CPU.
 
-    It prepares its inputs itself, see `SavedModel`. Raises ValueError or OSError, in one line, if
+    It prepares its inputs itself; see `SavedModel`. Raises ValueError or OSError, in one line, if
     the directory has no model of a run or a damaged one.
     """
     path = Path(run).expanduser()
@@ -59,8 +59,8 @@ def load(run: str | Path) -> SavedModel:
 
 
 def _fill(module: nn.Module, saved: Mapping[str, Tensor], card: Mapping[str, Any]) -> None:
-    """Give the module its saved tensors; frozen ones, and those that stayed at clients, are as it
-    was built. Raises ValueError, which names the first tensor, if it is another module."""
+    """Load the saved tensors into the module; frozen tensors, and those that stayed at clients,
+    keep their built values. Raises ValueError, which names the first tensor, for another module."""
     shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
     for name, tensor in saved.items():
         if shapes.get(name) != tensor.shape:

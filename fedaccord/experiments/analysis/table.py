@@ -1,4 +1,4 @@
-"""The summary table of runs side by side: a row a group, for people and for programs."""
+"""The summary table of runs: a row a group, for people and for programs."""
 
 import math
 from collections import Counter
@@ -33,13 +33,13 @@ PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 class Summary(NamedTuple):
-    """Groups side by side; the columns have the names of summary.json where it has them."""
+    """Groups side by side; columns that are also in summary.json have the same names."""
 
-    metric: str  # that ranks the rows
-    target: float  # of the metric, that costs are counted to
+    metric: str  # the metric that ranks the rows
+    target: float  # of the metric; costs are counted up to it
     groups: list[Group]  # the best first
     rows: list[dict[str, Cell]]  # one a group; a `Spread` is over its runs
-    at: Point | None = None  # at which the metric ranks the rows
+    at: Point | None = None  # the cost at which the metric ranks the rows
 
     def heading(self, key: str) -> str:
         """A column's name for people."""
@@ -84,8 +84,8 @@ class Summary(NamedTuple):
 def summary(
     groups: Sequence[Group], target: float | None = None, at: float | str | None = None
 ) -> Summary:
-    """``target``: of the main metric; by default `usual_target`. at: where the metric ranks the
-    rows, as `Point.of`; None: at the end. Raises ValueError if no run has that cost."""
+    """``target``: of the main metric; by default `usual_target`. at: the cost at which the metric
+    ranks the rows, as `Point.of`; None: at the end. Raises ValueError if no run has that cost."""
     metric, costs = main_metric(groups), costs_of(groups)
     point = None if at is None else Point.of(at)
     if point and point.over not in costs:
@@ -119,13 +119,13 @@ def summary(
 
 
 def cost_heading(key: str, metric: str, target: float) -> str:
-    """For people, of a column such as bytes-to-target."""
+    """The name for people of a column such as bytes-to-target."""
     to = percent(target) if is_share(metric) else shown(target)
     return f"{COSTS[key.removesuffix(TO_TARGET)]} to {to}"
 
 
 def seeds(group: Group) -> str:
-    """How many runs count and their seeds, failures and repeats: 2 (0, 1), 1 failed, 3 repeats."""
+    """Runs that count, their seeds, failures and repeats: 2 (0, 1), 1 failed, 3 repeats."""
     found = [run.settings.get("seed", 0) for run in group.runs]
     if len(found) > LISTED and found == [*range(found[0], found[0] + len(found))]:
         names = f"{found[0]} to {found[-1]}"

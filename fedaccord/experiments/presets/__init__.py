@@ -1,4 +1,4 @@
-"""The settings of the papers' experiments, a TOML file each, with its sources in its comments."""
+"""The settings of the papers' experiments, a TOML file each, with sources in its comments."""
 
 import tomllib
 from pathlib import Path

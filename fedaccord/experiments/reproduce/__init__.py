@@ -1,7 +1,7 @@
 """The papers' tables, run again: `fedaccord reproduce`.
 
-tables/*.toml: what a paper has, a file a table; table.py: its cells, with their settings;
-study.py: their runs, by the sweep's workers; results.py: their results; page.py: the page of these.
+tables/*.toml: the papers' numbers, a file a table; table.py: its cells, with their settings;
+study.py: their runs, by the sweep's workers; results.py and page.py: their results as CSV and page.
 """
 
 from fedaccord.experiments.reproduce.study import Study

@@ -12,11 +12,11 @@ from fedaccord.process import threads
 from fedaccord.task import load_task
 from fedaccord.task.config import TaskConfig
 
-STEPS = 2  # of the one client that is timed
+STEPS = 2  # local steps of the timed client
 
 
 class Pace(NamedTuple):
-    """Of a model on a data set, on this machine; in seconds."""
+    """Times of a model on a data set, on this machine; in seconds."""
 
     gradient: float
     evaluation: float
@@ -30,8 +30,7 @@ class Estimate:
         self.paces: dict[tuple[object, ...], Pace] = {}
 
     def hours(self, runs: Sequence[Run]) -> float | None:
-        """Of those that are not done yet, at the pace of one process alone; None: of a data set
-        that is not here."""
+        """Hours of the missing runs in one process; None if their data set is not here."""
         if not all(has_data(RunConfig.make(run.job.settings).task) for run in runs):
             return None
         left = [run for run in runs if self.study.done(run) is None]
@@ -55,7 +54,7 @@ class Estimate:
 
 
 def gradients(config: RunConfig) -> float:
-    """Gradient evaluations of a round, each of a batch; of equal clients."""
+    """Gradient evaluations of a round, each of a batch, with equal clients."""
     strategy, steps = config.strategy, config.strategy.local_steps
     if not steps:
         steps = strategy.steps_of(_samples_of_client(config))
@@ -64,8 +63,8 @@ def gradients(config: RunConfig) -> float:
 
 
 def has_data(task: TaskConfig) -> bool:
-    """Whether the data set is here; nothing is fetched. Raises FileNotFoundError if it is not and
-    nothing is known of it."""
+    """Whether the data set is here; nothing is fetched. Raises FileNotFoundError if it is neither
+    here nor known."""
     try:
         datasets.cached(task.dataset, task.data_dir, task.reading)
     except FileNotFoundError:

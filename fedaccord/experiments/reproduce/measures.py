@@ -1,4 +1,4 @@
-"""The papers' measures beside accuracy, and ours: of a run, as ratios, or of a method."""
+"""The papers' measures besides accuracy, and ours: of a run, as ratios, or of a method."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from fedaccord.config import RunConfig
 from fedaccord.experiments.analysis.groups import reached, with_costs
 from fedaccord.runs import reader
 
-TO_TARGET = {  # costs up to the first evaluation at or above it
+TO_TARGET = {  # costs up to the first evaluation at the target
     "rounds-to-target": "round",
     "gradients-to-target": "gradients",
     "bytes-to-target": "bytes",
@@ -43,7 +43,7 @@ BASELINE = "fedavg"
 
 
 def of_run(path: Path, target: float | None) -> dict[str, float]:
-    """The measures of a run directory; ``target``: accuracy in percent. What it lacks is absent."""
+    """The measures of a run directory; ``target``: accuracy in percent. Missing ones are absent."""
     try:
         run = reader.read(path)
     except ValueError:
@@ -60,7 +60,7 @@ def of_run(path: Path, target: float | None) -> dict[str, float]:
 
 
 def of_method(settings: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, float]:
-    """What a method's messages and states cost, as multiples of those of ``baseline``."""
+    """The sizes of a method's messages and states, as multiples of those of ``baseline``."""
     own, base = (RunConfig.make(each).strategy.cost for each in (settings, baseline))
     return {
         "communication": (own.down + own.up) / (base.down + base.up),
@@ -70,7 +70,7 @@ def of_method(settings: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[
 
 
 def ratio(name: str, own: pd.DataFrame, fedavg: pd.DataFrame) -> float:
-    """Of the means over the seeds of two cells' results; NaN if one has none."""
+    """The ratio of the means over the seeds of two cells' results; NaN if one has none."""
     _, measure, is_speed = RATIOS[name]
     one, other = float(own[measure].mean()), float(fedavg[measure].mean())
     return other / one if is_speed else one / other

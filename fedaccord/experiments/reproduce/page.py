@@ -1,4 +1,4 @@
-"""The page of results: every table, ours beside the paper's, and what was not run."""
+"""The page of results: every table, ours beside the paper's, and the cells without runs."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -26,14 +26,13 @@ INTRODUCTION = """\
 
 Test accuracy in percent of the model that a method returns, evaluated after every round: after the
 last one, the mean of the last ten evaluations, and the best of all. `paper` is the paper's number,
-with its spread where that is printed, and a dash where it has none; "unstable" stands where the
-paper itself prints a dash. The code of FedInit's and A-FedPD's authors reports the best round; it
-is chosen on the test samples, and so flatters. Ours
-are the mean over the seeds and, after ±, their standard deviation (divided by n - 1). `rounds` are
-ours of the paper's. `gradients`, each of one batch, and `hours` are of one run; the hours depend on
-the machine and on what else ran there. `best - paper` stands only where all rounds were run, and
-bold where it is more than two standard deviations: fewer rounds than the paper's say nothing of its
-number.
+with its spread if that is printed, and a dash if there is none; "unstable" means that the paper
+prints a dash. The code of FedInit's and A-FedPD's authors reports the best round, which is chosen
+on the test samples and therefore too optimistic. Our numbers are the mean over the seeds and, after
+±, their standard deviation (divided by n - 1). `rounds` are our rounds of the paper's. `gradients`,
+each of one batch, and `hours` are of one run; the hours depend on the machine and its other load.
+`best - paper` is given only if all rounds were run, and is bold if it is more than two standard
+deviations: runs with fewer rounds cannot be compared with the paper's number.
 """
 END = "Written by `fedaccord reproduce`; every run is a row of [{csv}]({csv}).\n"
 
@@ -64,7 +63,7 @@ def _section(table: Table, results: pd.DataFrame) -> str:
 
 
 def _rows(table: Table, results: pd.DataFrame) -> Iterator[str]:
-    """A line for each cell that was run; several where its settings were changed, too."""
+    """A line for each cell that was run; several if it was also run with other settings."""
     by_cell = dict(iter(results.groupby("cell")))
     for cell in table.cells:
         if cell.name not in by_cell:
@@ -85,9 +84,9 @@ def _rows(table: Table, results: pd.DataFrame) -> Iterator[str]:
 
 
 def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[str]]:
-    """The paper's measures beside the accuracy, each with ours: of the runs with the paper's
-    settings that have the most rounds; then ours of the costs to a target that it does not print.
-    A heading, and a row for each cell."""
+    """The paper's measures besides the accuracy, each beside ours, of the runs with the paper's
+    settings and the most rounds; then our costs to a target that it does not print. A heading, and
+    a row for each cell."""
     results = pd.DataFrame(columns=COLUMNS) if results is None else results
     has_target = any(cell.target is not None for cell in table.cells)
     unprinted = [name for name in TO_TARGET if has_target and name not in table.measures]
@@ -110,7 +109,7 @@ def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[
 
 
 def _as_printed(cell: Cell, results: pd.DataFrame) -> pd.DataFrame:
-    """The completed runs of a cell, with nothing changed, that have the most rounds."""
+    """The completed runs of a cell, without changed settings, that have the most rounds."""
     own = results[(results["cell"] == cell.name) & (results["changed"] == "")]
     own = own[own["status"] == COMPLETED]
     longest: pd.DataFrame = own[own["rounds"] == own["rounds"].max()]
@@ -118,7 +117,7 @@ def _as_printed(cell: Cell, results: pd.DataFrame) -> pd.DataFrame:
 
 
 def _baseline(table: Table, cell: Cell) -> Cell:
-    """The cell of FedAvg in the same column; the cell itself where there is none."""
+    """The cell of FedAvg in the same column; the cell itself if there is none."""
     same = (other for other in table.cells if other.column == cell.column)
     return next((other for other in same if other.row == BASELINE), cell)
 

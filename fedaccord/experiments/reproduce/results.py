@@ -1,4 +1,4 @@
-"""The results of the cells' runs: a CSV file, a row a run, that grows from start to start."""
+"""The results of the cells' runs: a CSV file, a row a run, extended by every start."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from fedaccord.storage.files import replace
 ACCURACIES = ("last", "mean-of-last-10", "best")  # of the evaluations after a round, in percent
 KEY = ["table", "cell", "seed", "changed"]
 WRITTEN = [*KEY, "rounds", "status", *ACCURACIES, "gradients", "hours", "device", "reason"]
-COLUMNS = [*WRITTEN, *OF_RUN]  # earlier versions wrote the first ones alone
+COLUMNS = [*WRITTEN, *OF_RUN]  # earlier versions wrote only the first ones
 
 
 def result(
@@ -40,7 +40,7 @@ def result(
 
 
 def merged(file: Path, results: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """The file's rows with these; of a run of the same cell and seed the one with more rounds.
+    """The file's rows merged with these; of runs of one cell and seed the one with more rounds.
 
     Raises ValueError if the file contains something else.
     """
@@ -65,7 +65,7 @@ def write(file: Path, results: pd.DataFrame) -> None:
 
 
 def device_of(path: Path) -> str:
-    """That of a run directory's run, a GPU by its name; empty: not known."""
+    """The device of a run, a GPU by its name; empty: unknown."""
     try:
         used = tomllib.loads((path / "config.toml").read_text(encoding="utf-8")).get("used", {})
     except (FileNotFoundError, ValueError):

@@ -1,7 +1,7 @@
-"""The runs of cells, in a folder, from which they resume.
+"""The runs of cells, in a folder from which they resume.
 
-A run is a job of the sweep's workers: killed at any moment and started again it resumes from its
-last checkpoint, and with more ``rounds`` than before from its end.
+A run is a job of the sweep's workers: after a kill it resumes from its last checkpoint, and with
+more ``rounds`` than before from its end.
 """
 
 import json
@@ -27,7 +27,7 @@ from fedaccord.experiments.sweep.trial import (
 from fedaccord.runs.lock import Lock
 from fedaccord.strategies import METHODS
 
-BY_CELL = {"algo", "num-server-rounds"}  # keys that a cell decides
+BY_CELL = {"algo", "num-server-rounds"}  # keys that a cell sets
 
 
 class Run(NamedTuple):
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
 class Done(NamedTuple):
     run: Run
-    rounds: int  # that it has: as many as requested, or more
+    rounds: int  # rounds that it has: as many as requested, or more
     row: Row
 
 
@@ -65,7 +65,7 @@ class Study:
         rounds: int | None,
         changes: Mapping[str, Any],
     ) -> "Study":
-        """Raises ValueError, in one line, for settings that no cell can be run with."""
+        """Raises ValueError, in one line, for settings that no cell supports."""
         managed = managed_keys() | BY_CELL
         for key in changes:
             if key in managed:
@@ -80,7 +80,7 @@ class Study:
         return study
 
     def configuration(self, cell: Cell) -> Configuration:
-        """With the rounds of the paper, so that a run with fewer has the same name."""
+        """With the paper's rounds: a run with fewer rounds has the same name."""
         settings: dict[str, Any] = {**SAME, **cell.settings, **self.changes}
         if METHODS[settings["algo"]].anneals:
             settings["num-server-rounds"] = self.rounds_of(cell)
@@ -91,7 +91,7 @@ class Study:
 
     @cached_property
     def shown_changes(self) -> dict[str, Any]:
-        """Those that change numbers."""
+        """The changes that affect numbers."""
         numbers = config.affecting("numbers")
         return {key: value for key, value in self.changes.items() if key in numbers}
 
@@ -102,9 +102,9 @@ class Study:
         return [found[0][key] for key in self.changes if all(key in lines for lines in found)]
 
     def runs(self, folder: Path) -> list[Run]:
-        """Seed by seed, column by column: whenever this ends, a column's methods are comparable.
+        """Seed by seed, column by column: whenever it stops, a column's methods are comparable.
 
-        None of a table of costs, which are computed.
+        Empty for a table of costs, which are computed.
         """
         if not self.table.is_run:
             return []
@@ -120,8 +120,8 @@ class Study:
         return Job(str(folder), f"{configuration.name}-seed{seed}", configuration.settings | own)
 
     def perform(self, folder: Path, options: Options, on_done: OnDone) -> None:
-        """Run what is missing. Raises ValueError if another process runs the study, and if a run
-        has more rounds already than requested."""
+        """Run the missing runs. Raises ValueError if another process runs the study, and if a run
+        already has more rounds than requested."""
         folder.mkdir(parents=True, exist_ok=True)
         with Lock(folder):
             check_names(folder)
@@ -147,7 +147,7 @@ class Study:
             work([runs[0].job for runs in missing.values()], on_row)
 
     def done(self, run: Run) -> Done | None:
-        """The result of a run, with as many rounds as requested or more; None: it is to be run."""
+        """The result of a run with as many rounds as requested or more; None: to be run."""
         files = (Path(run.job.folder) / "rows").glob(f"{run.job.name}-*.json")
         rounds, file = max(((int(f.stem.rpartition("-")[2]), f) for f in files), default=(-1, None))
         if file is None or rounds < run.job.rounds:

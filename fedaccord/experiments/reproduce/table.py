@@ -1,8 +1,8 @@
 """The tables: a paper's numbers and their settings, read from tables/*.toml.
 
-A file has a ``title``, the ``source`` of its numbers, and a ``setting``: what the paper leaves
-open. Its columns are every combination of a choice from each of its ``axes``. A row begins with the
-preset of its name, or ``preset``, or in the columns that match a pattern of ``presets`` with
+A file has a ``title``, the ``source`` of its numbers, and a ``setting``: what the paper does not
+specify. Its columns are all combinations of a choice from each of its ``axes``. A row starts from
+the preset of its name, or from ``preset``, or in columns that match a pattern of ``presets`` from
 another one; the file's table ``run``, the column's choices and the row's ``set`` change that
 preset, in this order. ``paper`` holds the paper's accuracies in percent: of all columns, or by the
 columns' names; [mean, spread] where the spread is printed, nan where the paper prints a dash. Its
@@ -32,7 +32,7 @@ class Cell:
 
     row: str
     column: str
-    settings: dict[str, Any]  # run-config keys, but for seed and place
+    settings: dict[str, Any]  # run-config keys, except seed and place
     paper: float | None  # accuracy in percent; None: the paper has none; NaN: it prints a dash
     spread: float | None = None  # of it, as printed
     more: Mapping[str, float] = field(default_factory=dict)  # other measures, by name
@@ -44,7 +44,7 @@ class Cell:
 
     @property
     def rounds(self) -> int:
-        """Those of the paper."""
+        """The paper's rounds."""
         return int(self.settings["num-server-rounds"])
 
 
@@ -58,12 +58,12 @@ class Table:
 
     @property
     def measures(self) -> list[str]:
-        """The paper's measures beside the accuracy."""
+        """The paper's measures besides the accuracy."""
         return [*dict.fromkeys(name for cell in self.cells for name in cell.more)]
 
     @property
     def is_run(self) -> bool:
-        """Whether its numbers take runs; costs are computed from the methods."""
+        """Whether its numbers need runs; costs are computed from the methods."""
         return not self.measures or not {*self.measures} <= {*COSTS}
 
     def matching(self, patterns: Sequence[str]) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""Runs, rounds and time of a sweep, before it begins."""
+"""Runs, rounds and time of a sweep, estimated before it begins."""
 
 import math
 import subprocess
@@ -28,14 +28,14 @@ class Part(NamedTuple):
     method: str
     stage: str
     configurations: int
-    runs: int  # a rung each, of each configuration and seed
+    runs: int  # one per rung, configuration and seed
     rounds: int  # of all of them
     local: str  # local steps or epochs
     gradients_a_step: float
 
 
 def parts(plan: Plan) -> list[Part]:
-    """The budget of each method; asha, which decides by its timing, may use more or less."""
+    """The budget of each method; asha, which depends on timing, may use more or less."""
     every = []
     for stage in (TUNE, TEST) if plan.tunes else (TEST,):
         for method in plan.methods:
@@ -59,7 +59,7 @@ def parts(plan: Plan) -> list[Part]:
 
 
 def _tuned(plan: Plan, method: str, first: Configuration) -> list[tuple[int, int]]:
-    """Configurations that run for so many rounds each, rung by rung."""
+    """(configurations, rounds of each), rung by rung."""
     options = plan.options
     if options.search == "optuna":
         return [(plan.trials(method), first.rounds)]
@@ -79,8 +79,8 @@ def _whole(configurations: Sequence[Configuration]) -> list[tuple[int, int]]:
 
 
 def estimate(plan: Plan, found: Sequence[Part]) -> str:
-    """The time, from a run of the first method: its round, the others by their gradients, and the
-    seconds of every run beside its rounds."""
+    """The time, from a run of the first method: its round, rounds of other methods by their
+    gradients, and the overhead of every run."""
     method = plan.methods[0]
     first = plan.configuration(method, next(space.corners(plan.of(method))))
     *rounds, rest = timed(first.settings | {"seed": 0, "num-server-rounds": TIMED})
@@ -95,7 +95,7 @@ def estimate(plan: Plan, found: Sequence[Part]) -> str:
 
 
 def _words(seconds: float) -> str:
-    """As 90 seconds, 45 minutes, 12 hours."""
+    """In words, as 90 seconds, 45 minutes, 12 hours."""
     units = {"seconds": 1, "minutes": 60, "hours": 3600}
     name = next((name for name in units if seconds < 120 * units[name]), "hours")
     return f"{seconds / units[name]:.3g} {name}"
@@ -106,7 +106,7 @@ def _work(part: Part) -> float:
 
 
 def _start_of_process() -> float:
-    """Seconds until a worker can begin its first run."""
+    """Seconds until a worker can start its first run."""
     began = time.perf_counter()
     subprocess.run(
         [sys.executable, "-c", "import fedaccord.experiments.sweep.workers"], check=False
@@ -115,8 +115,8 @@ def _start_of_process() -> float:
 
 
 def timed(settings: Mapping[str, Any]) -> list[float]:
-    """Seconds of a run's rounds in this process, each with its evaluation, then those of the run
-    beside them: to load its data, to begin and to end."""
+    """Seconds of a run's rounds in this process, each with its evaluation, then those of its
+    overhead: to load the data, to start and to end."""
     began = time.perf_counter()
     ends: list[float] = []
     with TemporaryDirectory() as folder, engine.quiet():

@@ -1,6 +1,6 @@
 """Jobs on Ray, on this machine or a cluster; and ASHA, which stops trials by their timing.
 
-Ray keeps its worker processes from task to task: each loads PyTorch and the data once.
+Ray reuses its worker processes: each loads PyTorch and the data once.
 """
 
 import math
@@ -21,7 +21,7 @@ from fedaccord.process import threads
 from fedaccord.process.allocator import keep_freed_memory
 
 WORST = -1e30  # the score of a failed rung, which stops: NaN is below every quantile
-Rung = Sequence[Job]  # a configuration up to a number of rounds, a job a seed
+Rung = Sequence[Job]  # a configuration up to a number of rounds, one job per seed
 Ladder = Sequence[Rung]
 Climbing = Callable[[Sequence[Ladder], Callable[[int, list[Row]], bool], OnRow], None]
 
@@ -33,10 +33,10 @@ def _rung(jobs: Rung) -> list[Row]:
 
 @contextmanager
 def on_ray(options: Options) -> Iterator[Climbing]:
-    """A block with Ray, in which ladders are climbed: a rung that is done is followed by the next
-    if the second argument, called with its number and its rows, is true.
+    """A block with Ray that climbs ladders: a finished rung is followed by the next one if the
+    second argument, called with its number and its rows, returns true.
 
-    Raises ValueError if there is no such cluster, or not enough of it.
+    Raises ValueError if there is no such cluster, or if it is too small.
     """
     with environment():
         begin(options.ray_address, max(threads.processes(options.workers), math.ceil(options.cpus)))
@@ -69,7 +69,7 @@ def on_ray(options: Options) -> Iterator[Climbing]:
 
 
 def _check_room(options: Options) -> None:
-    """Raises ValueError if no trial could ever begin: Ray would wait for a machine."""
+    """Raises ValueError if no trial could ever start, because Ray would wait for a machine."""
     have = ray.cluster_resources()  # type: ignore[no-untyped-call]
     for key, what in (("cpus", "CPU"), ("gpus", "GPU")):
         most, wanted = have.get(what, 0.0), getattr(options, key)
@@ -82,16 +82,16 @@ def _check_room(options: Options) -> None:
 
 @contextmanager
 def ray_workers(options: Options) -> Iterator[Workers]:
-    """Every job as it is, in any order."""
+    """Every job, in any order."""
     with on_ray(options) as climb:
         yield lambda jobs, on_row: climb([[[job]] for job in jobs], lambda *_: False, on_row)
 
 
 def asha(options: Options, methods: Sequence[Sequence[Ladder]], on_row: OnRow) -> None:
     """The ladders of each method by asynchronous successive halving (arXiv:1810.05934): a rung is
-    followed by the next if it is among the best 1/eta of those that came to it until now.
+    followed by the next if it is among the best 1/eta that have reached it so far.
 
-    Which trials stop depends on which are first at a rung, hence on the machine and its load: not
+    The trials that stop depend on the order of arrival, hence on the machine and its load: not
     reproducible.
     """
     with on_ray(options) as climb:
@@ -100,7 +100,7 @@ def asha(options: Options, methods: Sequence[Sequence[Ladder]], on_row: OnRow) -
 
 
 def best_so_far(options: Options) -> Callable[[int, list[Row]], bool]:
-    """Whether a rung's rows are among the best 1/eta of those of this rung until now."""
+    """Whether a rung's rows are among the best 1/eta of this rung so far."""
     scores: dict[int, list[float]] = {}
 
     def goes_on(rung: int, rows: list[Row]) -> bool:

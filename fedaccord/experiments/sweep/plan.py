@@ -1,4 +1,4 @@
-"""What a sweep does: its file, read and checked, and the configurations that it may run."""
+"""The plan of a sweep: its file, read and checked, and the configurations that it may run."""
 
 import dataclasses
 import hashlib
@@ -22,10 +22,10 @@ from fedaccord.storage.files import contents
 from fedaccord.strategies import METHODS
 
 SEARCHES = ("grid", "random", "optuna", "halving", "asha")
-PERSONAL = "personal-"  # begins the metrics of the clients' own models
-CLIENT = "client-"  # those of the output model that clients evaluate
+PERSONAL = "personal-"  # prefix of the metrics of the clients' own models
+CLIENT = "client-"  # prefix of those of the output model that clients evaluate
 LISTS = ("seeds", "test-seeds")  # keys of [sweep] beside the options
-SAME = {"threads": 1}  # of a trial's last bits, wherever it runs
+SAME = {"threads": 1}  # for the same last bits of a trial on every machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class Options:
     rungs: int = option(3, "halving, asha: budgets T, T/eta, T/eta^2, ...", low=1)
     metric: str = option(
         "accuracy-mean-of-last-10",
-        "what ranks configurations, the mean over the seeds; of validation samples; personal: of "
-        "the clients' own models, if every method has them; client: as clients evaluate",
+        "metric that ranks configurations, mean over the seeds, on validation samples; personal: "
+        "of the clients' own models, if every method has them; client: evaluated by clients",
         choices=[
             f"{measure}-{window}"
             for measure in (
@@ -62,20 +62,20 @@ class Options:
     )
     validation: float = option(
         0.1,
-        "share of the training samples to tune on, held out of the clients' data",
+        "share of the training samples for validation, held out of the clients' data",
         above=0,
         high=0.9,
     )
     target: float = option(
         0.0,
-        "rounds, bytes, gradients and seconds of the tests count until they reach this test "
-        "accuracy (or loss, as metric); 0: nine tenths of the best, of a loss eleven tenths",
+        "rounds, bytes, gradients and seconds of the tests are counted up to this test accuracy "
+        "(or loss, as metric); 0: nine tenths of the best, of a loss eleven tenths",
         low=0,
     )
     fair: str = option(
         "steps",
         "equal gradient evaluations: a method that needs g times as many a step gets 1/g of the "
-        "local steps (or epochs), or of the configurations; none: as they are",
+        "local steps (or epochs), or of the configurations; none: no correction",
         choices=("steps", "trials", "none"),
     )
     workers: int = option(
@@ -102,8 +102,8 @@ class Configuration:
 
     @cached_property
     def name(self) -> str:
-        """Method and hash of what decides its numbers and is not a default, which a later version
-        may have more of; see `trial.check_names`. A file counts by its content: it may be moved.
+        """Method and hash of the settings that affect its numbers and are no defaults, as later
+        versions may have more keys; see `trial.check_names`. A file counts by its content.
         """
         used, usual = config.in_use(self.config), deciding_defaults()
         deciding = {k: v for k, v in used.items() if k in usual and v != usual[k] and k != "seed"}
@@ -120,7 +120,7 @@ class Configuration:
 
     @property
     def gradients(self) -> float:
-        """Gradient evaluations a local step."""
+        """Gradient evaluations per local step."""
         return self.config.strategy.cost.gradients
 
 
@@ -139,7 +139,7 @@ class Plan:
     def make(content: Mapping[str, Any]) -> "Plan":
         """Check the content of a sweep's file.
 
-        Raises ValueError, in one line, for whatever is wrong in it, before anything is run.
+        Raises ValueError, in one line, for any error in it, before anything is run.
         """
         if unknown := [name for name in content if name not in ("sweep", "run", "space")]:
             near = did_you_mean(unknown[0], ("sweep", "run", "space"))
@@ -186,11 +186,11 @@ class Plan:
             if self.options.metric.startswith(PERSONAL) and not self._has_personal(method):
                 raise ValueError(
                     f"[sweep] metric={self.options.metric}: expected methods whose clients have "
-                    f"models of their own, got {method}; take another metric or leave it out"
+                    f"models of their own, got {method}; use another metric or remove the method"
                 )
 
     def _check_evaluation(self, evaluation: str) -> None:
-        """Raise ValueError, in one line, if what ranks configurations is not measured."""
+        """Raise ValueError, in one line, if the ranking metric is not measured."""
         metric = self.options.metric
         if metric.startswith(CLIENT) and evaluation == "server":
             needed = '"clients" or "both"'
@@ -207,7 +207,7 @@ class Plan:
         return space.of_method(self.space, method)
 
     def configurations(self, method: str) -> list[Configuration]:
-        """Those of a grid, or drawn."""
+        """The configurations of a grid, or random ones."""
         own = self.of(method)
         if self.options.search == "grid":
             points = [*space.grid(own)]
@@ -230,13 +230,13 @@ class Plan:
         return Configuration(configuration.algo, configuration.point, settings)
 
     def trials(self, method: str) -> int:
-        """Configurations of a method, if they are not a grid's."""
+        """The number of configurations of a method, if there is no grid."""
         shares = self.costs[method] if self.options.fair == "trials" else 1
         return max(1, round(self.options.trials / shares))
 
     @cached_property
     def costs(self) -> dict[str, float]:
-        """Gradient evaluations a local step of each method, in those of the cheapest one."""
+        """Gradient evaluations per local step of each method, relative to the cheapest one."""
         each = {}
         for method in self.methods:
             settings = space.of_method(self.run, method) | {"algo": method}
@@ -245,8 +245,8 @@ class Plan:
         return {method: cost / min(each.values()) for method, cost in each.items()}
 
     def warnings(self) -> list[str]:
-        """A line for each key that some method does not read, though it was set for it, and one
-        for methods whose clients have models of their own if the mean model ranks them."""
+        """A line for each key that was set for a method that does not read it, and one for methods
+        whose clients have models of their own if the mean model ranks them."""
         lines: dict[str, None] = {}
         for method in self.methods:
             given = {*space.of_method(self.run, method), *self.of(method)}
@@ -292,7 +292,7 @@ def _fewer(made: RunConfig, share: float) -> dict[str, int]:
     value = made.flat[key] / share
     if value != int(value):
         raise ValueError(
-            f"{key}: expected a multiple of {share:g} with fair=steps, since {made.algo} takes "
+            f"{key}: expected a multiple of {share:g} with fair=steps, since {made.algo} needs "
             f"{share:g} times the gradients a step, got {made.flat[key]}; choose another number, "
             "fair=trials or fair=none"
         )

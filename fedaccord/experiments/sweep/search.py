@@ -1,8 +1,8 @@
-"""The searches: each asks for scores of configurations at budgets of rounds, batch by batch.
+"""The searches: each requests scores of configurations at budgets of rounds, batch by batch.
 
-A search is a generator that yields a batch and is sent its scores, larger is better and NaN if a
-trial failed. It depends on these alone: a sweep that is started again asks for the same and resumes
-at the first missing score. It returns the configurations that may win.
+A search is a generator that yields a batch and receives its scores; larger is better, NaN if a
+trial failed. It depends only on the scores: a restarted sweep requests the same and resumes at the
+first missing score. It returns the configurations that may win.
 """
 
 import math
@@ -23,7 +23,7 @@ Search = Generator[Asks, list[float], Asks]
 
 
 def search(plan: Plan, method: str) -> Search:
-    """The search of one method, as the plan says."""
+    """The search of one method, by the plan."""
     if plan.options.search == "halving":
         return halving(plan.configurations(method), plan.options.eta, plan.options.rungs)
     if plan.options.search == "optuna":
@@ -32,16 +32,16 @@ def search(plan: Plan, method: str) -> Search:
 
 
 def all_of(configurations: Sequence[Configuration]) -> Search:
-    """Every one to its last round: a grid, or drawn at random."""
+    """Every configuration to its last round: a grid, or random ones."""
     asks = [Ask(c, c.rounds) for c in configurations]
     yield asks
     return asks
 
 
 def halving(configurations: Sequence[Configuration], eta: int, rungs: int) -> Search:
-    """Successive halving (arXiv:1502.07943) without a clock: a rung begins when the last one ended.
+    """Synchronous successive halving (arXiv:1502.07943): a rung starts when the last one has ended.
 
-    One in eta passes each rung, the best at its budget; of equals those of the smaller hash.
+    One in eta passes each rung, the best at its budget; ties by the smaller hash.
     """
     alive = list(configurations)
     for rung in range(rungs):
@@ -52,12 +52,12 @@ def halving(configurations: Sequence[Configuration], eta: int, rungs: int) -> Se
 
 
 def budget(rounds: int, eta: int, below: int) -> int:
-    """Rounds at a rung that is so many ``below`` the last one."""
+    """Rounds at the rung that is ``below`` rungs under the last one."""
     return max(1, round(rounds / float(eta) ** below))
 
 
 def ranked(asks: Sequence[Ask], scores: Sequence[float]) -> list[Configuration]:
-    """From best to worst, the failed ones last, equals by their names."""
+    """From best to worst, failed ones last, ties by name."""
 
     def place(pair: tuple[Ask, float]) -> tuple[bool, float, str]:
         ask, score = pair
@@ -68,7 +68,7 @@ def ranked(asks: Sequence[Ask], scores: Sequence[float]) -> list[Configuration]:
 
 
 def tpe(plan: Plan, method: str) -> Search:
-    """Optuna's tree-structured Parzen estimator, asked for batches: reproducible by its seed.
+    """Optuna's tree-structured Parzen estimator, in batches; reproducible by its seed.
 
     Raises ValueError if Optuna is not installed.
     """

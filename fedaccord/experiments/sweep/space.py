@@ -1,4 +1,4 @@
-"""A sweep's space: what may be chosen for each run-config key, and points of it."""
+"""A sweep's space: the choices for each run-config key, and points of it."""
 
 import math
 import zlib
@@ -12,7 +12,7 @@ from fedaccord import config
 from fedaccord.strategies import METHODS
 
 T = TypeVar("T")
-DRAWS = 100  # hypercubes, before fewer distinct points are taken
+DRAWS = 100  # hypercubes drawn before fewer distinct points are accepted
 
 
 class Choices(NamedTuple):
@@ -24,12 +24,12 @@ class Choices(NamedTuple):
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        """Values that must be allowed for all of it to be."""
+        """Values that must be valid for the whole choice to be valid."""
         return self.values
 
 
 class Range(NamedTuple):
-    """Numbers from ``low`` to ``high``: integers where both are."""
+    """Numbers from ``low`` to ``high``; integers if both are."""
 
     low: float
     high: float
@@ -98,9 +98,9 @@ def _range(key: str, table: Mapping[str, Any]) -> Range:
 
 
 def of_method(table: Mapping[str, T], method: str) -> dict[str, T]:
-    """What is for one method: common keys, the method's own, and any key under its name.
+    """The choices of one method: common keys, the method's own, and any key under its name.
 
-    ``fedsam.lr`` is the key ``lr`` for fedsam alone, and wins over a common one.
+    ``fedsam.lr`` is the key ``lr`` for fedsam alone, and overrides a common one.
     """
     known = config.keys()
     common, own = {}, {}
@@ -129,8 +129,8 @@ def grid(space: Space) -> Iterator[dict[str, Any]]:
 def draw(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
     """``count`` distinct points, fewer if there are no more: a Latin hypercube.
 
-    Each of ``count`` equal parts of a key's values is drawn from once. What is drawn for a key does
-    not depend on the other keys: methods get the same values of those that they share.
+    One value is drawn from each of ``count`` equal parts of a key's values, independently of the
+    other keys: methods get the same values of shared keys.
     """
     from scipy.stats import qmc  # which few commands need
 
@@ -152,7 +152,7 @@ def draw(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def corners(space: Space) -> Iterator[dict[str, Any]]:
-    """Points that hold every end of every key."""
+    """Points that include both ends of every key."""
     first = {key: values.ends[0] for key, values in space.items()}
     yield first
     for key, values in space.items():

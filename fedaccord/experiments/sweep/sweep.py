@@ -43,20 +43,20 @@ class Step(NamedTuple):
 
     job: Job
     row: Row
-    rounds: int  # since its last rung
-    found: bool  # of an earlier start
+    rounds: int  # rounds since its last rung
+    found: bool  # completed by an earlier start
 
 
 OnStep = Callable[[Step], None]
 
 
 class Sweep:
-    """A plan at work in ``folder``; see `run`."""
+    """A plan that runs in ``folder``; see `run`."""
 
     def __init__(self, plan: Plan, folder: Path, on_step: OnStep) -> None:
         self.plan, self.folder, self.on_step = plan, folder, on_step
         self.trials: dict[tuple[str, int], Trial] = {}  # by configuration and seed
-        self.warnings: list[str] = []  # after `run`: lines on winners at the edge of what was tried
+        self.warnings: list[str] = []  # after `run`: on winners at the edge of the tried values
         self.reported: dict[str, int] = {}  # rounds of the jobs that `on_step` knows of, by name
 
     def run(self) -> pd.DataFrame:
@@ -114,7 +114,7 @@ class Sweep:
         tested, runs = self.plan.tested(winner.configuration), []
         for seed in self.plan.test_seeds:
             if self.trials[tested.name, seed].status == COMPLETED:
-                with suppress(ValueError):  # the folder was removed or damaged: its row is kept
+                with suppress(ValueError):  # the folder was removed or damaged: keep its row
                     runs.append(reader.read(self._job(Ask(tested, tested.rounds), seed).path))
         tables = [*map(with_costs, runs)]
         return Group(winner.configuration.name, runs, winner.configuration.settings, tables, [])
@@ -128,9 +128,9 @@ class Sweep:
     def _do(
         self, work: Workers, asks: Sequence[Ask], seeds: Iterable[int], stage: str = TUNE
     ) -> None:
-        """Run what is missing; afterwards `trials` has all, in the order of the asks."""
+        """Run the missing jobs; afterwards `trials` has all, in the order of requests."""
         proposed = [(ask, seed, self._job(ask, seed)) for ask in asks for seed in seeds]
-        jobs = {job.name: job for _, _, job in proposed}  # each once, if it was proposed twice
+        jobs = {job.name: job for _, _, job in proposed}  # once each, even if proposed twice
         rows = {name: row for name, job in jobs.items() if (row := row_of(job)) is not None}
         before = self.trials
         for name in rows:

@@ -1,4 +1,4 @@
-"""table.csv, a row a trial, and winners.csv, a row a method, or a configuration that was tested."""
+"""table.csv, a row a trial, and winners.csv, a row a method or a tested configuration."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,13 +23,13 @@ from fedaccord.runs.metrics import MEAN, WINDOW, is_share, metric_of
 
 TUNE, TEST = "tune", "test"  # stages: on validation samples, and on the test samples
 STOPPED = "stopped"  # of a trial that ended after a rung
-BASELINES = ("fedavg", "dfedavg")  # what methods are compared with: the first that is there
+BASELINES = ("fedavg", "dfedavg")  # methods are compared with the first of these in the sweep
 SEEDS = "completed"  # column: the seeds behind a mean
 LAST = ("seconds", "reason")  # columns; only the seconds differ from one machine to another
 
 
 class Trial(NamedTuple):
-    """A configuration with a seed, as far as it came."""
+    """A configuration with a seed, and its last result."""
 
     configuration: Configuration
     seed: int
@@ -45,7 +45,7 @@ class Trial(NamedTuple):
 
 
 def trials_table(trials: Sequence[Trial]) -> pd.DataFrame:
-    """A row a trial: its keys of the space, and what it came to."""
+    """A row a trial: its keys of the space, and its result."""
     points = list(dict.fromkeys(key for trial in trials for key in trial.configuration.point))
     rows = []
     for trial in trials:
@@ -65,7 +65,7 @@ def trials_table(trials: Sequence[Trial]) -> pd.DataFrame:
 
 
 class Winner(NamedTuple):
-    """The best configuration of a method, and how many it was chosen from."""
+    """The best configuration of a method, and the number of candidates."""
 
     configuration: Configuration
     score: float  # on validation samples, larger is better; NaN: the only configuration
@@ -74,10 +74,10 @@ class Winner(NamedTuple):
 
 def winners_table(winners: Sequence[Winner], tests: Sequence[Trial], metric: str) -> pd.DataFrame:
     """A row a winner, the best first: test metric over the seeds, and the differences to FedAvg's
-    run of the same seed: the winner's, or of several that with the same choices.
+    run of the same seed: FedAvg's winner, or among several the one with the same choices.
 
-    Standard deviations are of the seeds (divided by n - 1). ``better``: seeds in which it is
-    better than FedAvg; ``seeds``: how many completed, ``completed``: which.
+    Standard deviations are over the seeds (divided by n - 1). ``better``: seeds in which it is
+    better than FedAvg; ``seeds``: number of completed seeds, ``completed``: these seeds.
     """
     place, read = f"test-{metric}", column(metric, "test")
     methods = {winner.configuration.algo for winner in winners}
@@ -127,8 +127,8 @@ def costs_table(tests: Sequence[Group], metric: str, target: float) -> pd.DataFr
 
 
 def at_edges(winner: Configuration, tried: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each number of the winner that is the least or the largest of those ``tried``:
-    a better one may lie beyond, unless the key's own range ends there."""
+    """A line for each number of the winner that is the smallest or the largest of those ``tried``:
+    a better one may be outside, unless the key's own range ends there."""
     known = config.keys()
     for key, value in winner.point.items():
         values = sorted({point[key] for point in tried if is_number(point[key])})
@@ -148,7 +148,7 @@ def is_number(value: Any) -> bool:
 
 
 def _by_seed(winner: Winner, tests: Sequence[Trial], metric: str) -> dict[int, float]:
-    """The metric of the winner's tests, but for failed ones."""
+    """The metric of the winner's tests, without failed ones."""
     chosen = winner.configuration.algo, winner.configuration.point
     own = [t for t in tests if (t.configuration.algo, t.configuration.point) == chosen]
     values = {trial.seed: number(trial.row, metric) for trial in own}
@@ -182,7 +182,7 @@ def as_text(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 
 def _cell(value: Any, std: float, share: bool) -> str:
-    """Empty for NaN."""
+    """The number as text; empty for NaN."""
     if value != value:
         return ""
     if not share:

@@ -1,7 +1,7 @@
-"""A trial: a run in its own directory, which is made once, resumes, and never ends the sweep.
+"""A trial: a run in its own directory, which can resume and never ends the sweep.
 
-Its result is a file of the sweep's folder, ``rows/TRIAL-ROUNDS.json``, written last. A sweep that
-is started again reads it and runs only what is missing.
+Its result is a file of the sweep's folder, ``rows/TRIAL-ROUNDS.json``, written last. A restarted
+sweep reads it and runs only the missing trials.
 """
 
 import json
@@ -22,7 +22,7 @@ from fedaccord.runs.lock import LockedError
 from fedaccord.storage.files import read_json, replace
 
 ROWS = "rows"  # folder of a sweep's folder
-DEFAULTS = "defaults.json"  # in a sweep's folder: those that the names of its trials leave out
+DEFAULTS = "defaults.json"  # in a sweep's folder: the defaults behind the names of its trials
 COMPLETED, FAILED = "completed", "failed"
 KEPT = ("rounds-counted", *metrics.of_kind(metrics.SUMMED))  # of a run's summary
 Row = dict[str, Any]
@@ -49,8 +49,8 @@ class Job(NamedTuple):
         return Path(self.folder) / ROWS / f"{self.name}-{self.rounds}.json"
 
 
-OnRow = Callable[[Job, Row], None]  # told of every row once it is complete
-Workers = Callable[[Sequence[Job], OnRow], None]  # who runs jobs: see workers.py
+OnRow = Callable[[Job, Row], None]  # called with every completed row
+Workers = Callable[[Sequence[Job], OnRow], None]  # runs jobs: see workers.py
 
 
 def check_names(folder: Path) -> None:
@@ -77,10 +77,10 @@ def row_of(job: Job) -> Row | None:
 
 
 def execute(job: Job) -> Row:
-    """Run what is missing of a job, and store its result.
+    """Run the rest of a job, and store its result.
 
     Raises OSError if a file cannot be read or written, LockedError if another process runs the
-    trial, and nothing else: a run that fails is a row with the reason.
+    trial; a run that fails is a row with the reason.
     """
     if row := row_of(job):
         return row
@@ -91,7 +91,7 @@ def execute(job: Job) -> Row:
 
 
 def forget_checkpoints(job: Job) -> None:
-    """Of a run that will not be resumed: they contain every client's state."""
+    """Remove the checkpoints of a run that will not resume: they contain every client's state."""
     shutil.rmtree(job.path / logbook.FOLDER, ignore_errors=True)
 
 
@@ -122,12 +122,12 @@ def _config(job: Job, **more: Any) -> RunConfig:
 
 
 def _resume(job: Job) -> bool:
-    """Whether the run could be resumed from its last checkpoint; if not, it begins anew."""
+    """Whether the run resumed from its last checkpoint; if not, it restarts."""
     try:
         engine.run(_config(job, resume=True))
     except LockedError:
         raise
-    except (ValueError, FileNotFoundError):  # a damaged checkpoint, or more rounds than asked for
+    except (ValueError, FileNotFoundError):  # a damaged checkpoint, or more rounds than requested
         return False
     return True
 
@@ -162,8 +162,8 @@ def number(row: Mapping[str, Any], key: str) -> float:
 
 
 def column(metric: str, split: str) -> str:
-    """Of a metric as ``accuracy-last`` in a row; what clients evaluate has one for each split:
-    what they are evaluated on is held out where the test samples are."""
+    """The key of a metric in a row, as ``accuracy-last``; clients' metrics have the same key in
+    both splits, as validation samples replace their test samples."""
     return metric if metric.startswith((CLIENT, PERSONAL)) else f"{split}-{metric}"
 
 
@@ -173,6 +173,6 @@ def sign(metric: str) -> int:
 
 
 def mean(rows: Sequence[Row], metric: str) -> float:
-    """Of a metric on validation samples, larger is better: a loss is negated. NaN if a trial
+    """The score on validation samples, larger is better: a loss is negated. NaN if a trial
     failed."""
     return sign(metric) * fmean(number(row, column(metric, "validation")) for row in rows)

@@ -1,7 +1,7 @@
-"""Who runs the jobs: this process, a few processes of this machine, or Ray.
+"""Workers for the jobs: this process, processes of this machine, or Ray.
 
-Each is a block with a function of many jobs, which reports every row once it is complete. A trial
-has its seed and its number of threads: it is the same on every machine.
+Each is a block with a function of many jobs, which reports every completed row. A trial's seed and
+number of threads are fixed: it is the same on every machine.
 """
 
 import signal
@@ -19,11 +19,11 @@ from fedaccord.experiments.sweep.trial import FAILED, Job, OnRow, Row, Workers, 
 from fedaccord.process import threads
 from fedaccord.process.allocator import keep_freed_memory
 
-DIED = "its process died, alone too: perhaps it needs more memory than there is"
+DIED = "its process died, also alone: perhaps it needs more memory than there is"
 
 
 def of(options: Options) -> AbstractContextManager[Workers]:
-    """Those of the file. Raises ValueError if that is Ray and Ray is not installed."""
+    """The workers of the plan. Raises ValueError if these are Ray's and Ray is not installed."""
     if options.ray_address:
         try:
             from fedaccord.experiments.sweep.on_ray import ray_workers
@@ -50,7 +50,7 @@ def here() -> Iterator[Workers]:
 
 @contextmanager
 def processes(number: int) -> Iterator[Workers]:
-    """So many processes, each of which runs one job after another; they end with this one.
+    """``number`` processes, each of which runs one job after another; they end with this one.
 
     If the block is interrupted, their runs write a checkpoint. A job whose process dies is run once
     more, alone, and failed if it dies again.
@@ -64,7 +64,7 @@ def processes(number: int) -> Iterator[Workers]:
             try:
                 _each(pool, left, on_row)
             except BrokenProcessPool:
-                for i in [*left][: number + 1]:  # one of those that were begun
+                for i in [*left][: number + 1]:  # one of the started jobs
                     _alone(left.pop(i), on_row)
                 pool = _pool(number)
 
@@ -79,7 +79,7 @@ def processes(number: int) -> Iterator[Workers]:
 
 
 def _each(pool: ProcessPoolExecutor, left: dict[int, Job], on_row: OnRow) -> None:
-    """Jobs that are done leave ``left``."""
+    """Finished jobs are removed from ``left``."""
     futures: dict[Future[Row], int] = {pool.submit(_execute, job): i for i, job in left.items()}
     for future in as_completed(futures):
         row = future.result()
@@ -102,7 +102,7 @@ def _pool(number: int) -> ProcessPoolExecutor:
 
 
 def _begin() -> None:
-    """In a worker: Ctrl-C is the sweep's, which then ends its workers; so does its death."""
+    """In a worker: ignore Ctrl-C, as the sweep ends its workers; end if the sweep dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
     keep_freed_memory()
@@ -118,6 +118,6 @@ def _end_with_parent() -> None:
 def _execute(job: Job) -> Row:
     try:
         return execute(job)
-    except KeyboardInterrupt:  # SIGTERM, after the run's checkpoint: no other job begins
+    except KeyboardInterrupt:  # SIGTERM, after the run's checkpoint: start no other job
         sys.stderr.flush()
         _exit(1)
