@@ -21,8 +21,7 @@ from fedaccord.core.options import (
     unread,
 )
 from fedaccord.core.plugin import PlugIn
-from fedaccord.federation.method import own_options
-from fedaccord.federation.settings import Settings
+from fedaccord.federation.settings import Settings, own_options
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
 from fedaccord.process.trackers import TRACKERS

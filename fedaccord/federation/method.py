@@ -156,6 +156,11 @@ class Method(Settings, ABC):
                 "no server averages"
             )
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "headline" in vars(cls):
+            raise TypeError(f"{cls.__name__}.headline is now called output_model: rename it")
+
     def own_optimizer(self) -> Optimizer:
         """What takes the local steps."""
         return self.local_optimizer or OPTIMIZERS[self.optimizer_name]()
@@ -391,9 +396,3 @@ class Method(Settings, ABC):
             if advice := plugin.advice():
                 log.warning(advice)
         log.info("each round: %s", self.local_training())
-
-
-def own_options(kind: type[Method]) -> list[Any]:
-    """The options that a method adds to those of every method."""
-    common = {field.name for field in options(Method)}
-    return [field for field in options(kind) if field.name not in common]

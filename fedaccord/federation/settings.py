@@ -1,7 +1,8 @@
 """The settings of every federation: options of all strategies, and run-config keys."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
+from typing import Any
 
 from fedaccord.core.optimizer import OPTIMIZERS, SCHEDULES, STATES
 from fedaccord.core.options import check_option, option, options
@@ -213,3 +214,9 @@ class Settings:
         """K of a client with so many examples."""
         batch_size = self.batch_size or examples  # 0: a step an epoch
         return self.local_steps or self.local_epochs * math.ceil(examples / batch_size)
+
+
+def own_options(kind: type[Settings]) -> "list[Field[Any]]":
+    """The options that a method adds to those of every method."""
+    common = {field.name for field in options(Settings)}
+    return [field for field in options(kind) if field.name not in common]

@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from fedaccord.core.options import range_text
-from fedaccord.federation.method import own_options
+from fedaccord.federation.settings import own_options
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
 from fedaccord.strategies import BUILT_IN, FedInit, Gossip, Scaffold
