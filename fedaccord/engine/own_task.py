@@ -12,6 +12,7 @@ from fedaccord.core.metrics import select
 from fedaccord.core.named import one_line
 from fedaccord.task import Clients, Samples, Task, find_device, models
 from fedaccord.task.batches import BatchFormat, as_targets, describe
+from fedaccord.task.layers import IGNORED
 from fedaccord.task.solver import Loss
 from fedaccord.task.sources import (
     FORMS,
@@ -24,9 +25,6 @@ from fedaccord.task.sources import (
     labels_of,
     source_of,
 )
-
-IGNORED = -100  # a label that cross-entropy leaves out
-
 
 def own_task(
     config: RunConfig,

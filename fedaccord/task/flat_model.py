@@ -231,6 +231,11 @@ class FlatModel:
         """The reverse of `read_buffers`; integer buffers are rounded."""
         _unflatten(vector, self._mean.values())
 
+    @property
+    def statistics(self) -> list[Tensor]:
+        """The buffers that forward passes may change."""
+        return [*self._mean.values(), *self._local.values()]
+
     def read_local(self) -> Tensor:
         """The client's own parameters, then its own buffers, (d_l,) in w's dtype."""
         return _flatten([self.w_local, *self._local.values()], self.w)

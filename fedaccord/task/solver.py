@@ -1,6 +1,6 @@
 """The local steps of one client: a module, its batches, and a gradient for each step."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice, repeat
 from typing import Any
@@ -28,7 +28,9 @@ LAYERS = 1  # of the draw of a module's random numbers, beside those of the batc
 class SequentialSolver:
     """One client at a time: a gradient step of ``model`` per batch.
 
-    Random numbers of the module (dropout) depend on seed, round and client alone.
+    Random numbers of the module (dropout) depend on seed, round and client alone. All passes of a
+    step begin with the same random numbers and running statistics, so a step leaves what its last
+    pass leaves, however many it has.
     ``precision="bfloat16"`` runs the forward pass under autocast, "tf32" lets a GPU round the
     factors of float32 products; w, g and the step keep their dtype.
     """
@@ -64,11 +66,17 @@ class SequentialSolver:
             after(k)
 
     def _gradient_of(self, inputs: Any, targets: Tensor) -> GradientAt:
-        model = self.model
+        model, is_first = self.model, True
+        statistics = [buffer.clone() for buffer in model.statistics]
+        drawn = random_state(model.w.device)
 
         def gradient_at(point: Vector) -> Tensor:
-            if point is model.w:
-                return self._backward(inputs, targets)
+            nonlocal is_first
+            if not is_first:
+                set_random_state(drawn, model.w.device)
+                for buffer, value in zip(model.statistics, statistics, strict=True):
+                    buffer.copy_(value)
+            is_first = False
             with model.at(point):  # layers read their weights on the way back too
                 return self._backward(inputs, targets)
 
@@ -168,6 +176,19 @@ def random_numbers(config: LocalConfig, device: torch.device) -> Iterator[None]:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(seed)
         yield
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """Of PyTorch's generators of the CPU and of the device."""
+    of_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *of_gpu]
+
+
+def set_random_state(state: Sequence[Tensor], device: torch.device) -> None:
+    """The reverse of `random_state`."""
+    torch.set_rng_state(state[0])
+    for of_gpu in state[1:]:
+        torch.cuda.set_rng_state(of_gpu, device)
 
 
 class Passes:

@@ -1,6 +1,7 @@
 """What is beside w (frozen, local and buffer tensors) does not change what a method does to w."""
 
 import logging
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -33,6 +34,18 @@ D = PROBLEM.dim
 W0, HEAD = np.random.default_rng(1).normal(size=(2, D))
 SOME, EVERYONE = problem.cohorts(C, 3, T, seed=5), problem.everyone(C, T)
 ONE = [0]
+FAMILIES = [
+    "scaffold",
+    "afedpd",
+    "fedinit",
+    "feddyn",
+    "fedadmm",
+    "fedsmoo",
+    "fedgamma",
+    "ditto",
+    "feddeper",
+    "fedpac",
+]
 STEPS = {"lr": 0.02, "lr_decay": 0.95, "weight_decay": 0.05, "clip_norm": 5.0, "batch_size": 0}
 FLOAT64 = {"precision": "float64"}
 POLICIES = ("freeze", "mean", "local")
@@ -120,26 +133,33 @@ def test_the_method_on_w_is_the_method_alone(name: str, buffers: str) -> None:
         assert kept == {name: v.shape for name, v in leaves(state)}
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_what_is_frozen_has_its_bits_after_twenty_rounds(optimizer: str) -> None:
-    method = small("scaffold", buffers="freeze", optimizer=optimizer, fraction_train=0.5)
+@pytest.mark.parametrize(
+    ("name", "more"), [*((name, {}) for name in METHODS), ("scaffold", {"optimizer": "adamw"})]
+)
+def test_what_is_frozen_has_its_bits_after_twenty_rounds(name: str, more: dict[str, Any]) -> None:
+    method = small(name, buffers="freeze", **more)
+    if not (method.all_clients or method.topology.is_decentralised):
+        method = replace(method, fraction_train=0.5)
     found = simulate(method, clients=PROBLEM.clients(), model=Roles(), loss=both, rounds=20)
     before, after = Roles().state_dict(), Roles.used.state_dict()
-    for name in ("scale", "seen", "batches"):
-        assert torch.equal(after[name], before[name])
+    for tensor in ("scale", "seen", "batches"):
+        assert torch.equal(after[tensor], before[tensor])
     assert {*found.model} == {"body.weight", "head.weight"}
     assert not torch.equal(found.model["body.weight"], before["body.weight"])
 
 
 @pytest.mark.parametrize(("buffers", "lines"), [("freeze", 0), ("mean", 1)])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_clients_in_one_call(
-    buffers: str, lines: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    buffers: str,
+    lines: int,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Frozen parts allow it; with others it is one client at a time, as one line says."""
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    one, together = (
-        run("scaffold", Roles(), buffers=buffers, vectorize=how) for how in ("off", "on")
-    )
+    one, together = (run(name, Roles(), buffers=buffers, vectorize=how) for how in ("off", "on"))
     np.testing.assert_allclose(together.weights, one.weights, rtol=0, atol=1e-12)
     said = [line for line in caplog.messages if "expected a model without local" in line]
     assert len(said) == lines
@@ -157,8 +177,11 @@ def test_a_head_that_stays_descends_at_its_client_alone() -> None:
         np.testing.assert_allclose(found.clients[i].local, h, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "afedpd"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "scaffold", "afedpd", "ditto", "feddeper", "fedsam", "fedgamma", "fedlesam"]
+)
 def test_buffers_are_averaged_over_the_cohort(name: str) -> None:
+    """A step counts once, however many passes it has."""
     found = run(name, Roles(), buffers="mean")
     means, keep, seen = [A.mean(0) for A in PROBLEM.A], 0.9**K, np.zeros(D)
     for cohort in SOME:
@@ -167,7 +190,25 @@ def test_buffers_are_averaged_over_the_cohort(name: str) -> None:
     np.testing.assert_allclose(found.state.buffers, [*seen, T * K], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "afedpd", "fedinit"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        lambda: nn.Sequential(nn.Linear(D, 8), nn.Dropout(0.5), nn.Linear(8, 1)),
+        lambda: nn.Sequential(nn.Linear(D, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)),
+    ],
+    ids=["dropout", "statistics"],
+)
+def test_dittos_w_is_that_of_fedavg_to_the_bit(module: Any) -> None:
+    torch.manual_seed(0)
+    model = module().double()
+    one, other = (run(name, model, half_square, buffers="mean") for name in ("fedavg", "ditto"))
+    assert torch.equal(one.weights, other.weights)
+    if one.state.buffers is not None:
+        assert torch.equal(one.state.buffers, other.state.buffers)
+        assert one.model["1.num_batches_tracked"] == T * K
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("buffers", POLICIES)
 def test_a_lost_reply_takes_back_what_stayed_at_the_client(name: str, buffers: str) -> None:
     def lose(kind: str) -> History:
