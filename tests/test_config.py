@@ -13,7 +13,7 @@ from fedaccord.config import RunConfig
 from fedaccord.core.hints import SYNONYMS
 from fedaccord.core.options import AFFECTS, options
 from fedaccord.core.plugin import PlugIn
-from fedaccord.federation.method import own_options
+from fedaccord.federation.settings import own_options
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import METHODS, PLUGINS, AFedPD, FedAvg, FedDyn, RelaxedInit, Scaffold
 from fedaccord.task.config import TaskConfig

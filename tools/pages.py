@@ -20,7 +20,7 @@ from fedaccord.cli.methods import cost_note, methods_markdown
 from fedaccord.core.optimizer import OPTIMIZERS
 from fedaccord.core.options import options, range_text
 from fedaccord.experiments.presets import presets, setting
-from fedaccord.federation.method import own_options
+from fedaccord.federation.settings import own_options
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
 from fedaccord.plugins.broadcast import Broadcast

@@ -22,7 +22,8 @@ class OwnModelClient(LocalRule):
     def gradient_result(
         self, w: Vector, g: Vector, buffers: Any, at: GradientAt, config: LocalConfig
     ) -> Vector:
-        return buffers.v
+        v: Vector = buffers.v
+        return v
 
     def personal(self, state: ClientState) -> Vector:
         return state.v

@@ -13,7 +13,7 @@ from fedaccord.cli.about import DIFFER, WHEN, about
 from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig, default_plugins
 from fedaccord.core.options import options
-from fedaccord.federation.method import own_options
+from fedaccord.federation.settings import own_options
 from fedaccord.plugins import PLUGINS
 from fedaccord.plugins.gossip import Gossip
 from fedaccord.strategies import BUILT_IN
