@@ -8,26 +8,26 @@ Private Learning with Adaptive Clipping. NeurIPS 2021, arXiv:1905.03871. Formula
     client  u_i <- u_i min(1, S / ||u_i||),  u_i all fields of the upload as updates
     server  mean of a field: (sum_i u_i + N(0, (z S)^2)) / (q C)
 
-All that the server does next reads these means alone, so the models, the broadcasts and the
-metrics made of them are (epsilon, delta)-private for every method whose server step reads uploads
-through sums. A client's memory (c_i, lam_i) is computed from its clipped upload, as the server's.
+The server then reads only these means, so the models, the broadcasts and their metrics are
+(epsilon, delta)-private for every method whose server step reads uploads through sums. A client's
+memory (c_i, lam_i) is computed from its clipped upload, as the server's.
 
 With `dp.where=client` each client adds the noise to its own upload, and no server needs to be
-trusted with one:
+trusted:
 
     client  sends u_i + N(0, (z S)^2), each field with noise of its own
     server  the method's bare step
 
-Two uploads differ by 2 S at most, so a round costs what noise of the multiplier z / 2 costs without
-any sampling: the server sees who takes part. Memories are computed from the noised upload.
+Two uploads differ by 2 S at most, so a round costs as much as noise of the multiplier z / 2 without
+sampling, because the server sees who takes part. Memories are computed from the noised upload.
 
-When to use: where the model is published and must not reveal whether a client took part. Noise of
-the sums hurts less with more clients a round: take as many as there are. By default the server is
-trusted to add the noise; without that trust the same budget needs noise on every upload, some
+When to use: if the model is published and must not reveal whether a client took part. Noise of
+the sums hurts less with more clients a round: use as many as possible. By default the server is
+trusted to add the noise; without that trust the same budget needs noise on every upload, about
 sqrt(P) times as much on their mean. [What the guarantee covers](../privacy.md).
 
 Where we differ: weights are uniform, and the denominator q C is the paper's first estimator. The
-server clips again what it reads, as a client may send anything, unless it is noised already.
+server clips every upload again, as a client may send anything, unless it is noised already.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ class DP(PlugIn):
         1.0, "S, largest L2 norm of a client's upload, all fields as updates", above=0, auto=True
     )
     epsilon: float = option(
-        0.0, "privacy budget of all rounds, for which the noise is found; 0: see noise-multiplier",
+        0.0, "privacy budget of all rounds, which sets the noise; 0: see noise-multiplier",
         low=0,
     )  # fmt: skip
     noise_multiplier: float = option(
@@ -68,19 +68,19 @@ class DP(PlugIn):
     )
     where: str = option(
         "server",
-        "who adds the noise: the server to the sums, or each client to its upload, for those who "
-        "do not trust the server",
+        "who adds the noise: the server to the sums, or each client to its upload, if the server "
+        "is not trusted",
         choices=("server", "client"),
     )
     delta: float = option(1e-5, "delta of the guarantee, below 1 / C", above=0, high=0.1)
     max_epsilon: float = option(
         0.0,
-        "the run ends before a round that would pass it; 0: epsilon, if that is set",
+        "the run ends before a round that would exceed it; 0: epsilon, if set",
         low=0,
         affects="rounds",
     )
     adaptive_clip: bool = option(
-        False, "S follows the median norm of the uploads, at a share of the budget"
+        False, "S follows the median norm of the uploads, which costs a part of the budget"
     )
     write_client_metrics: bool = option(
         False,
@@ -94,7 +94,7 @@ class DP(PlugIn):
 
     @classmethod
     def is_set(cls, given: Mapping[str, Any]) -> bool:
-        """Any of its options asks for privacy: what is incomplete is refused, never left out."""
+        """True if any of its options is set: an incomplete setting is refused, never ignored."""
         return any(given.get(f.name, f.default) != f.default for f in options(cls)) or (
             "clip" in given
         )
@@ -136,17 +136,17 @@ class DP(PlugIn):
         if method.beyond_sums:
             raise ValueError(
                 f"dp: expected none with {name}, whose server step reads {method.beyond_sums}: "
-                "noise is on sums; take fedavg, scaffold or another method that reads sums alone, "
+                "noise is on sums; use fedavg, scaffold or another method that reads sums alone, "
                 "or dp.where=client"
             )
         if method.sampling != "bernoulli" or method.all_clients:
             raise ValueError(
                 f"sampling: expected bernoulli with dp, got {method.sampling!r}: the guarantee "
-                "counts on clients that are drawn one by one"
+                "assumes that clients are drawn independently"
                 + (f", and {name} needs all in every round" if method.all_clients else "")
             )
         if any(isinstance(plugin, Robust) for plugin in others):
-            raise ValueError("dp: expected robust.rule=none: noise is on sums, no other means")
+            raise ValueError("dp: expected robust.rule=none: noise is on sums, not on other means")
         compressor = next((p.method for p in others if isinstance(p, Compress)), None)
         if self.adaptive_clip and compressor:
             raise ValueError(
@@ -203,7 +203,7 @@ class DP(PlugIn):
         return up, None
 
     def _add_noise_(self, up: Any, config: LocalConfig) -> None:
-        """Noise on every vector of an upload, (d,) or of a cohort (n, d), in place."""
+        """Add noise to every vector of an upload, (d,) or (n, d) of a cohort, in place."""
         vectors = [v for v in up if v is not None]
         if self.noise_multiplier < 0:
             raise ValueError("dp: expected a noise multiplier from the server, got none")
@@ -220,7 +220,7 @@ class DP(PlugIn):
         if self.where == "client" or any(
             v is None or (v.shape, v.dtype) != (like.shape, like.dtype) for v in vectors
         ):
-            return received  # noised already, or to be refused
+            return received  # noised already, or refused later
         return received._replace(up=self._clipped(received.up, down))
 
     def _clipped(self, up: Any, down: Any) -> Any:
