@@ -189,6 +189,12 @@ def pull_messages(grid: Grid, message_ids: Iterable[str]) -> Iterable[Message]:
         return grid.pull_messages(message_ids)
 
 
+def is_transient(error: Exception) -> bool:
+    """Whether a SuperLink failed to handle a request, as one whose database is locked: HTTP status
+    500 and above. Flower repeats requests that do not reach it."""
+    return getattr(getattr(error, "response", None), "status_code", 0) >= 500
+
+
 # --- a SuperNode ----------------------------------------------------------------------------------
 
 # seconds between two polls of a SuperNode's SuperExec for a message to handle; Flower's default: 1

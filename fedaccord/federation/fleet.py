@@ -34,6 +34,7 @@ from fedaccord.federation.answers import (
 )
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.partition_ids import PartitionIds
+from fedaccord.federation.polls import Polls, parts
 from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.wire.handshake import handshake
 from fedaccord.wire.instruction import check_own_config, with_config
@@ -44,10 +45,6 @@ log = logging.getLogger("flwr")
 
 LATE = "no reply in time"
 REPLACED = "another node took the place of its node"
-PULL_INTERVAL = 0.01  # seconds between two polls of a simulation
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls of SuperNodes' replies
-READ_AT_ONCE = 2**27  # bytes of replies that are fetched together
-PAUSE_SHARE = 0.1  # of the time since the messages were sent: at most so much later is a round over
 MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
 Reading = TrainReply | StateLost | str  # a string: what is wrong with the reply, in one line
 TrainReplies = Iterable[tuple[int, Reading]]  # each client of the requests, once
@@ -98,6 +95,7 @@ class _Visit(NamedTuple):
     message_id: str | None  # None: Flower could not send the message
     instruction: TrainInstruction
     deadline: float  # by `time.monotonic`
+    size: int  # bytes of its reply, about
 
 
 class MessageFleet:
@@ -118,7 +116,7 @@ class MessageFleet:
         server's own data, as `Task.card`."""
         check_own_config(config or {}, config_key)
         self.simulated = flower.is_simulation(grid)
-        self.grid = grid
+        self.grid, self._polls = grid, Polls(grid, self.simulated)
         self._config, self._config_key = config or {}, config_key
         # a simulation loses no message, and handles two of a client at once: see `_still_late`
         ask_again = math.inf if self.simulated else ASK_AGAIN
@@ -161,7 +159,7 @@ class MessageFleet:
         return self.roster.card
 
     def available(self) -> Sequence[int]:
-        self.roster.update(self.grid)
+        self._polls.ask(lambda: self.roster.update(self.grid), None)
         return sorted(self.roster.nodes)
 
     def train(
@@ -194,7 +192,8 @@ class MessageFleet:
         deadline = time.monotonic() + timeout
         for request, message_id in zip(requests, message_ids, strict=True):
             instruction = request.instruction
-            visit = _Visit(messages[instruction.client], message_id, instruction, deadline)
+            message = messages[instruction.client]
+            visit = _Visit(message, message_id, instruction, deadline, request.nbytes)
             self._at_work[instruction.client] = visit
             self._ended.pop(instruction.client, None)
 
@@ -209,7 +208,7 @@ class MessageFleet:
                 del visits[i]
         began = time.monotonic()
         while True:
-            self._look()
+            self._look(wanted)
             received, replies = list[int](), 0
             for i, reading in self._ended.items():
                 if replies == wanted:
@@ -218,20 +217,27 @@ class MessageFleet:
                 replies += not isinstance(reading, str)
             if replies == wanted or not self._at_work:
                 return {i: self._ended.pop(i) for i in received}
-            time.sleep(self._pause(time.monotonic() - began))
+            time.sleep(self._polls.pause(time.monotonic() - began))
 
-    def _look(self) -> None:
-        """Note which visits have ended since the last look."""
-        self.roster.update(self.grid)
+    def _look(self, wanted: int) -> None:
+        """Note which visits have ended since the last look, the oldest first.
+
+        Further large replies than are ``wanted`` wait in the SuperLink's store.
+        """
+        self.available()
         sent = {visit.message_id: i for i, visit in self._at_work.items() if visit.message_id}
-        for reply in flower.pull_messages(self.grid, [*sent]) if sent else ():
-            i = sent.get(reply.metadata.reply_to_message_id)
-            visit = None if i is None else self._at_work.get(i)
-            if i is None or visit is None or not is_sender(reply, visit.message):
-                log.info("ignored a reply that no client at work sent, or its second one")
-                continue
-            del self._at_work[i]
-            self._ended[i] = read_training(reply, visit.instruction)
+        size = max((visit.size for visit in self._at_work.values()), default=0)
+        for part in parts([*sent], size):
+            if sum(not isinstance(reading, str) for reading in self._ended.values()) >= wanted:
+                return
+            for reply in self._polls.pull(part):
+                i = sent.get(reply.metadata.reply_to_message_id)
+                visit = None if i is None else self._at_work.get(i)
+                if i is None or visit is None or not is_sender(reply, visit.message):
+                    log.info("ignored a reply that no client at work sent, or its second one")
+                    continue
+                del self._at_work[i]
+                self._ended[i] = read_training(reply, visit.instruction)
         now = time.monotonic()
         for i, visit in [*self._at_work.items()]:
             node = visit.message.metadata.dst_node_id
@@ -307,22 +313,20 @@ class MessageFleet:
         """Poll for the replies until all have arrived or ``timeout`` seconds are over.
 
         `Grid.send_and_receive` of a deployment sleeps three seconds between two polls.
-        message_ids: None: Flower could not send the message. Of large replies a few are fetched at
-        a time, and wait in the SuperLink's store until then.
+        message_ids: None: Flower could not send the message.
         """
         waiting, began = [i for i in message_ids if i], time.monotonic()
-        at_once = max(1, READ_AT_ONCE // size) if size else len(waiting)
         while waiting:
             answered = set[str]()
-            for first in range(0, len(waiting), at_once):
-                for reply in flower.pull_messages(self.grid, waiting[first : first + at_once]):
+            for part in parts(waiting, size):
+                for reply in self._polls.pull(part):
                     answered.add(reply.metadata.reply_to_message_id)
                     yield reply
             waiting = [i for i in waiting if i not in answered]
             waited = time.monotonic() - began
             if not waiting or waited >= timeout:
                 break
-            time.sleep(min(self._pause(waited), timeout - waited))
+            time.sleep(min(self._polls.pause(waited), timeout - waited))
 
     def _first_replies(
         self, messages: Mapping[int, Message], replies: Iterable[Message]
@@ -344,12 +348,6 @@ class MessageFleet:
         if self.simulated:
             self._late |= late
 
-    def _pause(self, waited: float) -> float:
-        """Seconds until the next poll; waited: since the messages were sent."""
-        if self.simulated:
-            return PULL_INTERVAL
-        return min(max(SHORTEST_PAUSE, PAUSE_SHARE * waited), LONGEST_PAUSE)
-
     def _still_late(self, clients: Sequence[int], end: float) -> set[int]:
         """The clients of a simulation that are busy with an earlier message; if all are, it waits
         for one of them.
@@ -358,12 +356,12 @@ class MessageFleet:
         the one that ends last would put back the state that it began with.
         """
         while self._late:
-            for reply in flower.pull_messages(self.grid, [*self._late]):
+            for reply in self._polls.pull([*self._late]):
                 self._late.pop(reply.metadata.reply_to_message_id, None)
             late = {*self._late.values()} & {*clients}
             if len(late) < max(1, len(clients)) or time.monotonic() > end:
                 return late
-            time.sleep(PULL_INTERVAL)
+            time.sleep(self._polls.pause(0.0))
         return set()
 
     def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:

@@ -235,6 +235,36 @@ def test_a_new_visit_drops_the_reply_to_the_one_before() -> None:
         assert fleet.receive([0], 1) == {0: LATE}
 
 
+def test_of_large_replies_no_more_are_fetched_than_a_step_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others wait in the SuperLink's store, beyond their deadlines too, in the same order."""
+    fetched: list[int] = []
+
+    class Counted(Net):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            found = [*super().pull_messages(message_ids)]
+            fetched.append(len(found))
+            return found
+
+    def play(timeout: float) -> list[Round]:
+        fetched.clear()
+        with Counted(client_app()) as net, quiet():
+            for i in range(C):
+                net.join(10 + i, i, C)
+            seen: list[Round] = []
+            own = {"on_round": seen.append, "timeout": timeout}
+            run_over(net, method_of("scaffold", concurrency=C), 4, **own).play()
+        return seen
+
+    expected = play(TIMEOUT)
+    assert fetched[:2] == [C, C]  # the handshakes, and all replies to the first model
+    monkeypatch.setattr("fedaccord.federation.polls.READ_AT_ONCE", 1)
+    found = play(0.0)
+    assert fetched == [C] + [1] * 8
+    assert all(torch.equal(one.w, other.w) for one, other in zip(found, expected, strict=True))
+
+
 def test_a_simulation_refuses() -> None:
     net = Nodes([])
     net.pull_interval = 0.1  # type: ignore[attr-defined]

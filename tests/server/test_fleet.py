@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
+import httpx
 import pytest
 import torch
 from flwr.app import Message
@@ -55,7 +56,12 @@ def test_pauses_between_polls_grow_with_the_time_since_the_messages_were_sent(
 def test_nobody_waits_three_seconds_for_a_reply_or_for_ever() -> None:
     with Net() as net:
         fleet = MessageFleet(net)
-        assert [fleet._pause(waited) for waited in (0.0, 0.4, 10.0, 1e6)] == [0.05, 0.05, 1.0, 2.0]
+        assert [fleet._polls.pause(waited) for waited in (0.0, 0.4, 10.0, 1e6)] == [
+            0.05,
+            0.05,
+            1.0,
+            2.0,
+        ]
         assert not [*fleet._receive([], 1e9), *fleet._receive([None], 1e9)]
 
 
@@ -203,8 +209,48 @@ def test_of_large_replies_few_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> 
     expected = play()
     assert fetched == [6, 6, 6]  # the handshakes, and two rounds
     assert files == [False] * 24
-    monkeypatch.setattr("fedaccord.federation.fleet.READ_AT_ONCE", 2 * 16 * d + 8)
+    monkeypatch.setattr("fedaccord.federation.polls.READ_AT_ONCE", 2 * 16 * d + 8)
     monkeypatch.setattr("fedaccord.storage.mapped.REPLIES", 3 * 8 * d)
     assert all(map(torch.equal, play(), expected))
     assert fetched[3:] == [6, 2, 2, 2, 2, 2, 2]
     assert files[24:] == ([False] * 3 + [True] * 9) * 2
+
+
+class Failing(Net):
+    """A SuperLink whose database is locked for some polls."""
+
+    fails, status = 0, 500
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        if self.fails:
+            self.fails -= 1
+            request = httpx.Request("POST", "http://superlink")
+            httpx.Response(self.status, request=request).raise_for_status()
+        return super().pull_messages(message_ids)
+
+
+@pytest.mark.parametrize("schedule", ["synchronous", "buffered"])
+def test_a_superlink_that_fails_for_a_while_is_asked_again(
+    schedule: str, warnings: list[str]
+) -> None:
+    """With one line, and the weights of a run without."""
+
+    def play(fails: int, status: int = 500, timeout: float = 60.0) -> Round:
+        with Failing(client_app()) as net, quiet():
+            net.status = status
+            for i in range(6):
+                net.join(10 + i, i, 6)
+            run = run_over(net, strategy(Scaffold, schedule=schedule), 2, timeout=timeout)
+            run.begin()
+            net.fails = fails
+            return run.train_round()
+
+    def lines() -> int:
+        return sum("the SuperLink fails" in line for line in warnings)
+
+    assert torch.equal(play(3).w, play(0).w)
+    assert lines() == 1
+    with pytest.raises(httpx.HTTPStatusError):
+        play(1, status=403)
+    assert {row["status"] for row in play(10**9, timeout=0.2).clients} == {LATE}
+    assert lines() == 2

@@ -1,0 +1,59 @@
+"""Polls of a grid: how often, how many replies at a time, and what happens if they fail."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedaccord.compat import flower_1_41 as flower
+
+log = logging.getLogger("flwr")
+
+PULL_INTERVAL = 0.01  # seconds between two polls of a simulation
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls of SuperNodes' replies
+PAUSE_SHARE = 0.1  # of the time since the messages were sent: at most so much later is a round over
+READ_AT_ONCE = 2**27  # bytes of replies that are fetched together
+T = TypeVar("T")
+
+
+class Polls:
+    """A grid whose SuperLink may fail for a while: callers poll again until their timeout."""
+
+    def __init__(self, grid: Grid, simulated: bool) -> None:
+        self._grid, self._simulated = grid, simulated
+        self._fails = False  # whether the last poll for replies failed
+
+    def pull(self, message_ids: Sequence[str]) -> Iterable[Message]:
+        """The replies that have arrived."""
+        replies = self.ask(lambda: flower.pull_messages(self._grid, message_ids), None)
+        if replies is None:
+            return ()
+        self._fails = False
+        return replies
+
+    def ask(self, question: Callable[[], T], otherwise: T) -> T:
+        """The answer; ``otherwise`` if the SuperLink fails, with one line until it has replies."""
+        try:
+            return question()
+        except Exception as error:
+            if not flower.is_transient(error):
+                raise
+            if not self._fails:
+                why = str(error).partition("\n")[0]
+                log.warning("the SuperLink fails, and is asked again until the timeout: %s", why)
+            self._fails = True
+            return otherwise
+
+    def pause(self, waited: float) -> float:
+        """Seconds until the next poll; waited: since the messages were sent."""
+        if self._simulated:
+            return PULL_INTERVAL
+        return min(max(SHORTEST_PAUSE, PAUSE_SHARE * waited), LONGEST_PAUSE)
+
+
+def parts(message_ids: Sequence[str], size: int) -> list[Sequence[str]]:
+    """Ids whose replies, of ``size`` bytes each, are fetched together: few of large ones."""
+    at_once = max(1, READ_AT_ONCE // size if size else len(message_ids))
+    return [message_ids[k : k + at_once] for k in range(0, len(message_ids), at_once)]
