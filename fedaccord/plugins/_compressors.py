@@ -6,7 +6,7 @@ before it is used.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from fedaccord.core.vectors import PIECE, Vector
 
 BUCKET = 512  # numbers with one scale; a divisor of PIECE
 BLOCK = 2**16  # values of 16 bits
+WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an integer -> its type
 SAMPLES = 2**14  # from which the threshold of the largest numbers is estimated
 
 
@@ -79,7 +80,7 @@ class TopK:
         else:
             places = (at % BLOCK - BLOCK // 2).to(torch.int16)
             counts = torch.bincount(at // BLOCK, minlength=math.ceil(d / BLOCK))
-        return x[at], places, counts.to(torch.int32)
+        return x.index_select(0, at), places, counts.to(torch.int32)
 
     def unpack(self, packed: Sequence[Tensor], d: int) -> Vector:
         values, places, counts = packed
@@ -302,21 +303,25 @@ def largest(x: Vector, k: int) -> Tensor:
     at = magnitudes = None
     if rank < len(sample):
         bound = float(sample.topk(rank).values[-1])
-        at = torch.cat([*_above(x, bound)])
-        magnitudes = x[at].abs()
+        at = _above(x, bound)
+        magnitudes = x.index_select(0, at).abs()
     if at is None or magnitudes is None or len(at) < k:
         at, magnitudes = torch.arange(len(x), device=x.device), x.abs()
     kth = magnitudes.kthvalue(len(at) - k + 1).values
-    chosen, ties = magnitudes > kth, magnitudes == kth
-    chosen |= ties & (ties.cumsum(0) <= k - chosen.sum())
-    found = at[chosen]
+    chosen = magnitudes >= kth
+    if (more := int(chosen.count_nonzero()) - k) > 0:
+        ties = (magnitudes == kth).nonzero().squeeze(1)
+        chosen[ties[-more:]] = False
+    found = at.index_select(0, chosen.nonzero().squeeze(1))
     return found if len(found) == k else at[-k:]  # NaN: the reply is refused later
 
 
-def _above(x: Vector, bound: float) -> Iterator[Tensor]:
-    """The places of the numbers of at least this magnitude, found piece by piece."""
-    for i, piece in enumerate(torch.split(x, PIECE)):
-        yield (piece.abs() >= bound).nonzero().squeeze(1).add_(i * PIECE)
+def _above(x: Vector, bound: float) -> Tensor:
+    """The places of the numbers of at least this magnitude; a piece stays in the CPU's cache."""
+    mask = torch.empty_like(x, dtype=torch.bool)
+    for piece, part in zip(torch.split(x, PIECE), torch.split(mask, PIECE), strict=True):
+        torch.ge(piece.abs(), bound, out=part)
+    return mask.nonzero().squeeze(1)
 
 
 def lattice(start: int, stride: int, k: int, d: int) -> Tensor:
@@ -336,11 +341,10 @@ def pack_bits(numbers: Tensor, bits: int) -> Tensor:
     per = 8 // bits
     if per == 1:
         return numbers
-    numbers = pad(numbers, (0, -len(numbers) % per))
-    packed = numbers[::per].clone()
-    for j in range(1, per):
-        packed |= numbers[j::per] << (bits * j)
-    return packed
+    words = pad(numbers, (0, -len(numbers) % per)).view(WORDS[per])  # each number is a byte
+    top = 8 * (per - 1)  # the product has number j, shifted by bits j, in its highest byte
+    factor = sum(1 << (top - (8 - bits) * j) for j in range(per))
+    return (words * factor >> top).to(torch.uint8)
 
 
 def unpack_bits(packed: Tensor, bits: int, n: int) -> Tensor:

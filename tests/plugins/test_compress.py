@@ -25,6 +25,8 @@ from fedaccord.plugins._compressors import (
     Sign,
     TopK,
     largest,
+    pack_bits,
+    unpack_bits,
 )
 from fedaccord.plugins.compress import Compress, generator
 from fedaccord.plugins.relaxed_init import RelaxedInit
@@ -52,6 +54,19 @@ every = pytest.mark.parametrize("name", EVERY)
 
 def vector(d: int, seed: int = 0) -> Tensor:
     return torch.randn(d, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_first_numbers_of_a_byte_are_its_lowest_bits(bits: int) -> None:
+    per = 8 // bits
+    numbers = [int(x) % 2**bits for x in vector(13).mul(1e6).abs()]
+    padded = numbers + [0] * (-len(numbers) % per)
+    expected = [
+        sum(padded[i + j] << (bits * j) for j in range(per)) for i in range(0, len(padded), per)
+    ]
+    packed = pack_bits(torch.tensor(numbers, dtype=torch.uint8), bits)
+    assert packed.tolist() == expected
+    assert unpack_bits(packed, bits, 13).tolist() == numbers
 
 
 def through(compressor: Compressor, x: Tensor, seed: int = 0) -> Tensor:
