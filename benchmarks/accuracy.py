@@ -157,8 +157,8 @@ def text(methods: list[Method], name: str) -> str:
         f"decay {setting['lr-decay']:g} a round, weight decay {setting['weight-decay']:g}, "
         f"gradient norms clipped at {setting['clip-norm']:g}{augmented}. "
         "For one seed every method sees the same clients, cohorts and batches, and starts from the "
-        f"same model. {rounds} rounds are the beginning of a training: who is ahead here need not "
-        "be ahead at its end.",
+        f"same model. {rounds} rounds are the beginning of a training: the order may change "
+        "later.",
         "",
         defaults(methods, setting),
         "",
@@ -197,18 +197,17 @@ def defaults(methods: list[Method], setting: dict[str, Any]) -> str:
     """Where the settings in the second column come from."""
     sentences = [
         "Every method runs with its defaults, which are in the second column: those of the papers "
-        "and of the code of FedInit's authors, or our own where these give none. None was tuned "
+        "and of the code of FedInit's authors, or our own if these give none. None was tuned "
         "for this table."
     ]
     if chosen := [method for method in CHOSEN if method in {m.name for m in methods}]:
         sentences.append(
             f"Those of {', '.join(chosen)} were chosen from a few values in short runs on CIFAR-10 "
-            "with LeNet, as their pages tell."
+            "with LeNet, as their pages explain."
         )
     if slower := [key.partition(".")[0] for key in setting if key.endswith(".lr")]:
         sentences.append(
-            f"The local rate of {', '.join(slower)} is a usual one of AdamW, whose steps their "
-            "clients take."
+            f"The local rate of {', '.join(slower)} is a usual one of AdamW, their local optimiser."
         )
     return " ".join(sentences)
 

@@ -146,11 +146,12 @@ def page(tables: dict[tuple[str, str], list[pd.DataFrame]]) -> str:
         "",
         "Fashion-MNIST, an MLP, 100 clients on simulated devices: speeds and links as "
         f"`device-profile=lognormal` draws them, a tenth of the devices {SLOW} times as slow. "
-        "Synchronous rounds ask 10 clients; over-selected ones ask 13 and take the first 10 "
-        f"replies; buffered ones have {rounds['concurrency']} clients at work and step after "
+        "Synchronous rounds ask 10 clients; over-selected ones ask 13 and use the first 10 "
+        f"replies; buffered ones train {rounds['concurrency']} clients at a time and step after "
         f"{rounds['buffer-size']} replies, with `staleness=constant`. {ROUNDS} rounds, or twice "
         "as many buffered steps: as many replies. Rounds of 5 are synchronous rounds with as many "
-        "replies a step as buffered ones: they tell the smaller step from the stale reply. A "
+        "replies a step as buffered ones: they separate the effect of smaller steps from that of "
+        "stale replies. A "
         "method has the same settings in all four, and nothing was tuned.",
         "",
         f"Simulated minutes until the first evaluation of at least {TARGET:.0%} (after every 20 "
@@ -166,14 +167,14 @@ def page(tables: dict[tuple[str, str], list[pd.DataFrame]]) -> str:
         "",
         "Over-selected and buffered rounds both save the wait for slow devices. Buffered ones lose "
         "no accuracy with FedAvg, SCAFFOLD and FedDyn. FedInit falls as far in synchronous rounds "
-        "of 5: its relaxed start, at this beta, does not bear steps of so few replies, whether "
-        "they are stale or not. A-FedPD keeps its accuracy in rounds of 5, so what it loses in "
-        "buffered ones is due to stale replies. A slow client's data count less in over-selected "
-        "rounds, which drop late replies, and not in buffered ones.",
+        "of 5: its relaxed start, at this beta, does not tolerate steps of so few replies, stale "
+        "or not. A-FedPD keeps its accuracy in rounds of 5, so its loss in buffered rounds is due "
+        "to stale replies. Over-selected rounds, which drop late replies, give slow clients' data "
+        "less weight; buffered ones do not.",
         "",
         "ACE (arXiv:2511.19066) steps at every arrival, by the mean of all clients' last updates, "
         "and is [written](../../benchmarks/ace.py) from its abstract: the paper's listing could "
-        "not be read. Its rate of 0.1 gives an update the weight in all that it has in FedAvg's "
+        "not be read. With its rate of 0.1 an update has the same total weight as in FedAvg's "
         "rounds of 10. It ends a little below FedAvg, and sooner, because no reply waits for "
         "another.",
         "",

@@ -153,7 +153,7 @@ GROUPS = [
         "FedInit: relaxed initialisation",
         "arXiv:2306.05706, Tables 1 and 2: CIFAR-10, ResNet-18-GN, 10 of 100 clients, 500 rounds. "
         "FedInit is FedAvg with relaxed initialisation. Table 2 has a beta for each method and "
-        "does not print it; on FedDyn and FedCM the paper has no gain to speak of. In the code of "
+        "does not print it; on FedDyn and FedCM the paper has no considerable gain. In the code of "
         "its authors the anchor of FedDyn's dual step moves with the start; here it stays.",
         [
             relaxed("fedavg", "72.53 → 75.95"),
@@ -325,15 +325,15 @@ def report(folder: Path, results: Path) -> None:
     counts = Counter(row[-1] for rows in made.values() for row in rows)
     unrun = sum(row[2] == UNRUN for rows in made.values() for row in rows)
     lines = [
-        "# What holds of the papers' claims",
+        "# Tests of the papers' claims",
         "",
         "Each line is a claim, the paper's numbers, ours as mean ± standard deviation over the "
         f"seeds {', '.join(map(str, SEEDS))}, and the difference between runs of the same seed, "
         "which have the same partition, first model, cohorts and batches. A claim holds if that "
         "difference is above 0 with 95% confidence by Student's t, does not hold if it is below 0, "
-        "and is open otherwise; each line for itself: if nothing differed, one line of twenty "
-        "would hold or not hold by chance. The settings are not the papers': the "
-        "verdicts are on these runs alone, with a small model and few rounds. "
+        "and is open otherwise; without a correction for multiple tests: if nothing differed, one "
+        "line of twenty would hold or not hold by chance. The settings are not the papers': the "
+        "verdicts are valid only for these runs, with a small model and few rounds. "
         f"Of {sum(counts.values())} claims {counts['holds']} hold, {counts['does not hold']} do "
         f"not, {counts['open']} are open, among them {unrun} that were not run.",
         "",
@@ -363,7 +363,7 @@ def setting() -> str:
         f"{common['num-server-rounds']} rounds of {common['local-steps']} local steps of batch "
         f"{common['batch-size']}, rate {common['lr']:g} with decay {common['lr-decay']:g} a round, "
         f"weight decay {common['weight-decay']:g}, gradient norms clipped at "
-        f"{common['clip-norm']:g}, but for what `benchmarks/claims.toml` says of a sweep; linked "
+        f"{common['clip-norm']:g}, except for the changes in `benchmarks/claims.toml`; linked "
         "pages have their own settings. Every method runs with its defaults, nothing is tuned "
         f"unless a line says so. An accuracy is the mean of the last {WINDOW} evaluations of a "
         "run; without a server it is that of the last round."

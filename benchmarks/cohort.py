@@ -155,13 +155,14 @@ def page(table: list[str], missed: list[str]) -> str:
         [
             "# One client at a time, and many at once",
             "",
-            "What a client's local step takes in a whole round of the in-process engine, messages, "
-            "batches, checks, the server's step and metrics included, beside bare steps in plain "
+            "The time of a client's local step in a whole round of the in-process engine, "
+            "messages, batches, checks, the server's step and metrics included, beside bare steps in "
+            "plain "
             f"PyTorch on prepared batches. Each client holds {HELD} samples; FedAvg without "
             "clipping or weight decay. `bare` and `round` take one client at a time "
             "(`vectorize=off`), `bare n` and `round n` all clients at once (`torch.vmap`, "
             "`vectorize=on`). Contestants take turns; ratios are taken within a repetition. The "
-            "last column is what `vectorize=auto` takes: many at once where a round has at least "
+            "last column is the choice of `vectorize=auto`: many at once if a round has at least "
             f"{MIN_CLIENTS} clients, the model at most {MAX_MODEL_BYTES:,} bytes of parameters, "
             f"and a batch at most {MAX_MULTIPLICATIONS:,} multiplications in its forward pass.",
             "",

@@ -155,7 +155,7 @@ def table(runs: Runs, gossip: dict[str, Any] | None, name: str) -> str:
         f"![accuracies and consensus distances]({name}.png)",
         "",
         "The lines are means over the seeds. On the full graph gossip leaves no distance beyond "
-        "rounding (below the picture), but for the step that D-PSGD takes beside it.",
+        "rounding (below the picture), except for D-PSGD's step beside it.",
         "",
     ]
     if gossip:
@@ -230,9 +230,9 @@ def claims(runs: Runs, methods: Sequence[str]) -> list[str]:
         "< dfedsam < dfedsam-mgs on every graph, and ring < grid < exp < full for every method. A "
         "cell has the difference in points between runs of the same seed, mean ± standard "
         "deviation, and whether it is above 0 (yes), below (no) or neither (open) with 95% "
-        "confidence by Student's t, each cell for itself: if nothing differed, one cell of twenty "
-        "would say yes or no by chance. The settings are not the paper's, so a verdict is one on "
-        "these runs.",
+        "confidence by Student's t, without a correction for multiple tests: if nothing differed, "
+        "one cell of twenty would be yes or no by chance. The settings are not the paper's, so a "
+        "verdict is valid only for these runs.",
     ]
     for title, value in (
         ("the mean model", lambda run: run.accuracy),

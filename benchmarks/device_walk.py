@@ -228,14 +228,14 @@ def page(found: list[Mapping[str, Any]], options: argparse.Namespace) -> str:
             " ".join(__doc__.split("\n\n")[2].split()),
             "",
             f"Buffered: {settings}. A visit may take {options.timeout:g} s. An epoch a visit, CPU, "
-            f"{os.cpu_count()} cores, measured beside other work: seconds are upper bounds and no "
-            "more than an order of magnitude.",
+            f"{os.cpu_count()} cores, measured with other load: seconds are upper bounds, an order "
+            "of magnitude.",
             "",
             *lines,
             "",
             "A step of the synchronous run waits for the slow device, one of the buffered run for "
-            "the first reply: as many rounds have fewer replies of the slow device, so the "
-            "accuracies are not of equal work.",
+            "the first reply: the same number of rounds has fewer replies of the slow device, so "
+            "the accuracies are not comparable.",
             "",
             "Made by `python benchmarks/device_walk.py --markdown docs/results/device-walk.md "
             f"--rounds {options.rounds} --timeout {options.timeout:g}`.",

@@ -10,7 +10,7 @@ losses       the methods whose server sums up what clients keep, on least square
 checkpoints  seconds of a checkpoint beside a round, 100 clients with a state each, 10 active
 replies      the kinds of bad reply in tests/server/test_bad_replies.py, four methods each
 data         the nasty data sets of tests/data/nasty
-settings     400 runs with random settings, most of them nonsense: each must end by itself, with a
+settings     400 runs with random settings, most of them invalid: each must end by itself, with a
              trained model or with one line
 kills        the kills of tests/engine/test_kills.py
 crashes      five kinds of run, killed before a change of a file or with half of one written
@@ -197,15 +197,16 @@ def losses() -> Table:
         "## Replies that get lost",
         "",
         f"Distance to the optimum, of norm {float(optimum.norm()):.2f}, after {ROUNDS} rounds of "
-        f"{STEPS} steps, lr 0.05, and how far the identity that ties clients and server (the mean "
+        f"{STEPS} steps, lr 0.05, and the error of the identity between clients and server (the "
+        "mean "
         "of c_i is c, of the duals the server's, of what FedADMM and FedPD upload w) is "
-        "from true; float64, eight clients, all asked in every round, each row losing the same "
-        "replies. Before: a client goes on from its last step. After: from the last one that the "
+        "from true; float64, eight clients, all requested in every round; each row loses the same "
+        "replies. Before: a client resumes from its last step. After: from the last one that the "
         "server accepted.",
         "",
         "FedPD counts a round only with the replies of all clients, of the "
-        f"{ROUNDS} rounds here {', '.join(map(str, whole))}: with the protocol it waits where "
-        "replies are lost, and does not go astray.",
+        f"{ROUNDS} rounds here {', '.join(map(str, whole))}: with the protocol it skips rounds "
+        "with lost replies, and stays correct.",
         "",
         *table(columns, rows),
     ]
@@ -225,7 +226,7 @@ def checkpoints() -> Table:
         "",
         "CIFAR-10, SCAFFOLD, 100 clients with a state each, 10 of them active a round, batch 50. A "
         "checkpoint writes the states that changed; the first one writes all. Wall-clock seconds, "
-        "median of 3 rounds (min to max), on a machine that others use too, each file synced.",
+        "median of 3 rounds (min to max), on a machine with other load, each file synced.",
         "",
         *table(columns, rows),
     ]
@@ -293,10 +294,10 @@ def replies() -> Table:
     return [
         "## Bad replies, data, settings, kills",
         "",
-        f"Kinds of bad reply, each with four methods: in {passed} of {of} the run goes on bit for "
-        "bit as if that client had been absent, with one line a round. Bad answers to the "
+        f"Kinds of bad reply, each with four methods: in {passed} of {of} the run continues bit "
+        "for bit as if that client had been absent, with one line a round. Bad answers to the "
         "handshake: "
-        f"{greeted} of {asked} concern their node alone.",
+        f"{greeted} of {asked} affect only their node.",
     ]
 
 
@@ -368,7 +369,7 @@ def settings() -> Table:
     good = sum(ends[end] for end in GOOD_ENDS)
     counts = ", ".join(f"{count} {end}" for end, count in ends.most_common())
     return [
-        f"Runs with random settings, most of them nonsense: {good} of {TRIED} survived ({counts})."
+        f"Runs with random settings, most of them invalid: {good} of {TRIED} survived ({counts})."
     ]
 
 
@@ -531,7 +532,7 @@ def crashes() -> Table:
         "## Crash points",
         "",
         "SIGKILL before a change of a file of a run of four rounds with a checkpoint each, or with "
-        f"the file half written, at {CRASHES} changes spread over all; then resumed, or begun anew "
+        f"the file half written, at {CRASHES} changes spread over all; then resumed, or restarted "
         "if there was no checkpoint yet. Good: "
         "model and tables are those of a run without.",
         "",

@@ -190,14 +190,14 @@ def page(found: list[dict[str, Any]], options: argparse.Namespace) -> str:
             f"{kept:.0f} MB stay in memory, those that came first, and the others are stored in "
             "files of the run directory, from which the server step reads them one after another "
             "in the order of clients, so that the sum does not depend on the order of arrival. "
-            "Neither number depends on how many nodes there are. On top come the models and "
-            "vectors of the server itself, and Flower's copies of the replies that are fetched. In "
-            "buffered rounds a look fetches all replies that are there: at most `concurrency`.",
+            "Neither number depends on how many nodes there are. In addition there are the "
+            "server's own models and vectors, and Flower's copies of the replies that are fetched. "
+            "In buffered rounds a poll fetches all available replies: at most `concurrency`.",
             "",
-            "Runs of 60 and of 100 nodes on the same busy machine ended before their replies were "
-            "there: SQLite, in which the SuperLink stores them, was locked for longer than Flower "
-            "waits (`database is locked`). The number of nodes that such a server bears is not "
-            "known from this page.",
+            "Runs of 60 and of 100 nodes on the same busy machine ended before their replies had "
+            "arrived: SQLite, in which the SuperLink stores them, was locked for longer than "
+            "Flower waits (`database is locked`). The maximal number of nodes of such a server is "
+            "unknown.",
             "",
             "Made by `python benchmarks/load.py --nodes "
             f"{' '.join(str(one['nodes']) for one in found)} --markdown docs/results/load.md`.",

@@ -7,14 +7,14 @@
     python benchmarks/methods.py --out out.json         # stopped and started again, it goes on
 
 CIFAR-10, LeNet and ResNet-18 with GroupNorm; a few clients of 500 samples, all of them active in
-every round, because FedPD asks for it; batch 50, random crops and mirrored images. The first round,
-in which the clients' states come to be, is not measured. A round is one of the in-process engine:
+every round, because FedPD requires it; batch 50, random crops and mirrored images. The first round,
+in which the clients' states are created, is not measured. A round is one of the in-process engine:
 messages, checks, aggregation and metrics included; evaluation not.
 
 The methods take turns, each repetition in another order, and before and after every method FedAvg
 takes a turn: a method's ratio is its time over the mean of these two, so that the noise of a
 machine falls on both alike. FedAvg is measured once more as one of the methods: how far its ratio
-is from 1 tells the noise.
+is from 1 shows the noise.
 """
 
 import argparse
@@ -243,13 +243,13 @@ def page(measured: Measured, options: argparse.Namespace) -> str:
         "A whole round of the in-process engine, without evaluation, beside FedAvg's. CIFAR-10, "
         f"clients of 500 samples (the first of {SETTING['num-clients']} of a Dirichlet partition "
         f"with alpha {SETTING['dirichlet-alpha']:g}), weight decay, clipping, random crops and "
-        "mirrored images. All clients are active in every round, because FedPD asks for it; the "
-        f"first round, in which the clients' states come to be, is not measured. Hardware: "
+        "mirrored images. All clients are active in every round, because FedPD requires it; the "
+        f"first round, in which the clients' states are created, is not measured. Hardware: "
         f"{timing.hardware(options)}.",
         "",
-        "The methods take turns, each repetition in another order, and FedAvg takes one before and "
-        "after each of them: a ratio is the method's time over the mean of these two. FedAvg is "
-        "also measured as one of the methods; how far its ratio is from 1 tells the noise.",
+        "The methods alternate, each repetition in another order, with FedAvg before and after "
+        "each of them: a ratio is the method's time over the mean of these two. FedAvg is "
+        "also measured as one of the methods; the distance of its ratio from 1 shows the noise.",
         "",
         "With all clients active A-FedPD has no missed dual to send. Few local steps show a "
         "method's overhead at its largest: it falls with the number of steps a round.",

@@ -26,12 +26,12 @@ def page(results: Path) -> str:
         "# Beside other simulators",
         "",
         "Whole runs on CIFAR-10, in float32, on the same samples of the same clients, the same "
-        "clients a round and the same steps; PyTorch has one thread unless said otherwise. Each "
+        "clients a round and the same steps; PyTorch has one thread unless stated otherwise. Each "
         "contestant is a process of its own; they take turns, and every ratio is taken within a "
         "repetition. Seconds are of a round, after the first evaluation, until the last one; CPU "
-        "seconds are of all processes together. The start is what comes before: imports, data, "
+        "seconds are of all processes together. The start is the time before that: imports, data, "
         "processes, the first evaluation. Where wall-clock seconds of one process exceed its CPU "
-        "seconds, the machine was busy with other work, too. "
+        "seconds, the machine had other load. "
         f"Hardware: CPU, {'/'.join(sorted(cores))} cores, without "
         "AMX.",
         "",

@@ -95,16 +95,16 @@ CONTESTANTS = {
     "fedaccord-workers": "this package with two worker processes of one thread, `workers=2`; while "
     "they wait, the server evaluates two batches at a time",
     "pfl": "pfl-research's simulated backend, tensors in memory, one process with one thread; it "
-    "goes through a client's samples in the same order each time",
+    "iterates over a client's samples in the same order each time",
     f"pfl{THREADS}": "the same with two threads",
     "flower": "Flower's simulation with Flower's FedAvg, two actors of one CPU; the client of "
     "Flower's first PyTorch example, a DataLoader that transforms image by image; its first round "
-    "contains what the actors load",
+    "includes the actors' start",
     "flower-tensors": "the same with a client that has prepared tensors in memory",
     "blazefl": "BlazeFL's FedAvg with its pool of two processes, images transformed one by one, as "
     "in its examples",
-    "fl-simulator": "FL-Simulator, one process with one thread; an import that its LeNet lacks is "
-    "given to it from outside. It draws its initial parameters itself, and crops an image with "
+    "fl-simulator": "FL-Simulator, one process with one thread; a missing import of its LeNet is "
+    "added from outside. It draws its initial parameters itself, and crops an image with "
     "probability 1/2, we always",
     f"fl-simulator{THREADS}": "the same with two threads",
 }

@@ -69,7 +69,7 @@ def page(folder: Path, rounds: int) -> str:
         "# Accuracy against epsilon",
         "",
         f"Fashion-MNIST, 1,000 clients, {rounds} rounds. Accuracy of the last evaluation in "
-        "percent, mean ± standard deviation over the seeds, and in brackets how many of them; "
+        "percent, mean ± standard deviation over the seeds, and in brackets their number; "
         f"epsilon at delta {SETTINGS['dp.delta']:g}; inf: clipped uploads without noise; -: not "
         "run. No setting was tuned: all methods have the same rate and the same clip.",
         "",

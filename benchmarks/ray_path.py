@@ -12,10 +12,10 @@
             FedAvg with a client as its guide has it, this package's FedAvg with `train_locally`,
             and this package's two workers, in one process by turns.
 
-Rounds take turns, each ratio is taken within a repetition, and a round is what passes between two
+Rounds take turns, each ratio is taken within a repetition, and a round is the time between two
 evaluations of the model (steps, visits: between call and return), without a contestant's first;
-under Flower the mean of a few, as they wait for its looks at messages, every 0.1 s. This package's
-server looks for replies every 0.01 s.
+under Flower the mean of a few, because they wait for its polls, every 0.1 s. This package's server
+polls for replies every 0.01 s.
 """
 
 import argparse

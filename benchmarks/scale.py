@@ -224,7 +224,7 @@ def page(found: dict[str, list[dict[str, Any]]], options: argparse.Namespace) ->
         f"seconds are {clock} seconds: to start, from the beginning of the process to the first "
         f"round; a round, the median (min to max) of {options.rounds} after a first one. RSS is "
         f"the process's memory. CPU, {psutil.cpu_count()} cores, 1 thread, torch "
-        f"{torch.__version__}" + ("; other work ran beside it." if options.clock == "cpu" else "."),
+        f"{torch.__version__}" + ("; with other load." if options.clock == "cpu" else "."),
     ]
     notes = {
         "linear fedavg": "digits, 650 parameters",

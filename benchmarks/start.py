@@ -85,7 +85,7 @@ def page(table: str, repetitions: int) -> str:
         [
             "# Start",
             "",
-            "How long it takes until `fedaccord run` with its defaults (FedInit on the digits, 20 "
+            "The time until `fedaccord run` with its defaults (FedInit on the digits, 20 "
             "clients) begins round 1, and until `fedaccord --help` has printed. `python` is an "
             "interpreter that does nothing, `torch` one that imports PyTorch, which is most of the "
             "start, `typer` one that imports the library of the command line and what it prints "

@@ -184,17 +184,17 @@ def page(measured: dict[Case, list[Seconds]], load: float, options: argparse.Nam
     cores = os.cpu_count()
     spinning = "; `2 spinning` is `threads=2` as GNU OpenMP waits where nothing else is said"
     lines = [
-        "# Threads beside other work",
+        "# Threads under other load",
         "",
         f"Seconds of a run, {options.repetitions} repetitions; {cores} cores, torch "
         f"{version('torch')}, Python {platform.python_version()}. Busy cores are processes that "
-        "compute and never wait; ratios are taken within a repetition. Where other work was on "
-        "the machine it slowed every run, those beside no busy core too: the load average was "
+        "compute and never wait; ratios are taken within a repetition. Other load on the machine "
+        "slowed every run, also those beside no busy core: the load average was "
         f"{load:.1f} in the five minutes before. CPU seconds depend on it less.",
         "",
         *(f"- {name}: `fedaccord run {words}`" for name, words in RUNS.items()),
-        "- threads: `default` is `threads=0`, one thread for this model, so that it computes as "
-        "`1` does: what lies between the two is the disturbance; threads wait passively"
+        "- threads: `default` is `threads=0`, one thread for this model, so it computes as `1`: "
+        "their difference is noise; threads wait passively"
         + (spinning if "2 spinning" in options.threads else ""),
         "",
         table(measured),

@@ -132,7 +132,8 @@ def text(plan: Plan, found: Sequence[Tested], page: str) -> str:
         f"An accuracy is the mean of the last {WINDOW} evaluations of a run, then mean ± standard "
         "deviation over the seeds. Points over FedAvg are differences between runs of the same "
         "seed, which have the same partition, first model, cohorts and batches: above or below "
-        "if they are so with 95% confidence by Student's t, each row for itself, else open. "
+        "if they are so with 95% confidence by Student's t, without a correction for multiple "
+        "tests, else open. "
         f"`validation` is the winner's accuracy on the held-out samples at the end. Rounds, batch "
         f"gradients and bytes (both ways) count up to the first evaluation at {TARGET:.0%} or "
         "above, mean over the seeds that reached it; `gradients` are those of the whole run.",
@@ -200,8 +201,8 @@ def at_edge(plan: Plan, found: Sequence[Tested]) -> list[str]:
     if not lines:
         return []
     return [
-        "A better value may lie beyond those that were tried, since the tuned one is the least or "
-        f"the largest of them, for {'; '.join(lines)}.",
+        "A better value may be outside of those that were tried, as the tuned one is the smallest "
+        f"or largest of them, for {'; '.join(lines)}.",
         "",
     ]
 
