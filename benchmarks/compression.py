@@ -162,7 +162,7 @@ def accuracy_section(dataset: str, table: Table) -> Iterator[str]:
     yield (
         f"{', '.join(map(str, sorted(rounds)))} rounds: `{settings}`. Accuracy in percent, the "
         f"mean of the last {WINDOW} evaluations of a run, then of the seeds, ± standard deviation; "
-        "in brackets: how many seeds, and the bytes of an upload as a share of one model in "
+        "in brackets: the number of seeds, and the bytes of an upload as a share of one model in "
         "float32; –: not run. Methods have their defaults, and nothing was tuned for a compressor. "
         "SCAFFOLD sends two vectors without compression and one with it."
     )
@@ -352,7 +352,7 @@ def exact_section(found: dict[str, Any]) -> Iterator[str]:
         f"Least squares in float64: {CLIENTS} clients of which {ACTIVE} take part in a round, "
         f"{DIM} parameters, {STEPS} local steps of rate {LR}, {rounds:,} "
         f"rounds; FedDyn with alpha 1, A-FedPD with rho 1. Distance to the optimum, which has the "
-        f"norm {norm:.2f}. Without error feedback if nothing else is said, as `auto` chooses it."
+        f"norm {norm:.2f}. Without error feedback unless stated otherwise, as with `auto`."
     )
     yield ""
     yield "| compressor | " + " | ".join(EXACT_ALGOS) + " |"
@@ -363,10 +363,10 @@ def exact_section(found: dict[str, Any]) -> Iterator[str]:
     yield ""
     slow = [found[name] for name in found if name.startswith(f"{SLOW[0]}, {SLOW[1]}")]
     yield (
-        f"{SLOW[0]} with {SLOW[1]} is slow, and not inexact: "
+        f"{SLOW[0]} with {SLOW[1]} is slow but exact: "
         + ", ".join(f"{shown(value)} after {value['rounds']:,} rounds" for value in slow)
-        + ". Two of 20 numbers are sent of each upload, and the other clients' virtual steps "
-        "follow that. Error feedback on top of memories that follow the uploads diverges: "
+        + ". Each upload has two of 20 numbers, from which the other clients' virtual steps are "
+        "computed. Error feedback on top of memories that follow the uploads diverges: "
         "[why](../compression.md#error-feedback)."
     )
     yield ""
@@ -422,8 +422,8 @@ def time_section(found: dict[str, Any]) -> Iterator[str]:
     yield (
         f"A vector of {LENGTH / 1e6:.1f} million numbers in float32 (45 MB), one thread of an "
         f"{platform.machine()} CPU, torch {torch.__version__}: milliseconds of processor time, "
-        f"median (min to max) of {len(next(iter(found.values()))['encode'])}, while other programs "
-        "used the machine."
+        f"median (min to max) of {len(next(iter(found.values()))['encode'])}, with other load on "
+        "the machine."
     )
     yield ""
     yield "| compressor | share of the bytes | encode | decode |"
