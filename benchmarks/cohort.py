@@ -156,8 +156,8 @@ def page(table: list[str], missed: list[str]) -> str:
             "# One client at a time, and many at once",
             "",
             "The time of a client's local step in a whole round of the in-process engine, "
-            "messages, batches, checks, the server's step and metrics included, beside bare steps in "
-            "plain "
+            "messages, batches, checks, the server's step and metrics included, beside bare steps "
+            "in plain "
             f"PyTorch on prepared batches. Each client holds {HELD} samples; FedAvg without "
             "clipping or weight decay. `bare` and `round` take one client at a time "
             "(`vectorize=off`), `bare n` and `round n` all clients at once (`torch.vmap`, "

@@ -118,9 +118,9 @@ def _fit(name: str, more: dict[str, Any]) -> str:
 
 
 LIST_BEGINS = """\
-[When to use which](docs/methods/README.md). All take the plug-ins relaxed initialisation
+[When to use which](docs/methods/README.md). All support the plug-ins relaxed initialisation
 (`relaxed-init.beta=0.1`), SAM (`sam.rho=0.1`), gossip (`gossip.topology=ring`),
-[compression](docs/compression.md), [privacy](docs/privacy.md), or say why not.
+[compression](docs/compression.md), [privacy](docs/privacy.md), or give a reason.
 """
 
 
