@@ -15,7 +15,7 @@ from fedaccord.data.cache import cache_folder, fingerprint, read, remove_abandon
 from fedaccord.data.digits import DIGITS
 from fedaccord.data.function import FUNCTION, FUNCTIONS, from_function
 from fedaccord.data.image_folder import IMAGE_FOLDER
-from fedaccord.data.kind import Dataset, Kind, Reading, Source
+from fedaccord.data.kind import Dataset, Kind, ReadOptions, Source
 from fedaccord.data.npz import NPZ
 from fedaccord.data.text import TEXT
 from fedaccord.data.vision import CIFAR10, CIFAR100, FASHION_MNIST
@@ -29,7 +29,7 @@ DATASETS: dict[str, Kind] = {
     "npz": NPZ,
     "text": TEXT,
 }
-USUAL = Reading()
+USUAL = ReadOptions()
 MAX_IMAGE_SIZE = 4096  # pixels of a side, of images that are resized
 
 
@@ -51,7 +51,7 @@ def kind_of(name: str) -> Kind:
 def load(
     name: str,
     data_dir: str = "",
-    reading: Reading = USUAL,
+    reading: ReadOptions = USUAL,
     *,
     cache_dir: Path | None = None,
 ) -> Dataset:
@@ -80,7 +80,7 @@ def load(
 
 
 def cached(
-    name: str, data_dir: str = "", reading: Reading = USUAL, *, cache_dir: Path | None = None
+    name: str, data_dir: str = "", reading: ReadOptions = USUAL, *, cache_dir: Path | None = None
 ) -> Dataset | None:
     """The data set as an earlier `load` decoded it; None: it is not decoded yet.
 
@@ -93,7 +93,7 @@ def cached(
 
 
 def _locate(
-    name: str, data_dir: str, reading: Reading, cache_dir: Path | None
+    name: str, data_dir: str, reading: ReadOptions, cache_dir: Path | None
 ) -> tuple[Source, Path]:
     """The data's files, and the path of its cache file."""
     kind, size = DATASETS[name], reading.image_size

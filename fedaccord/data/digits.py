@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedaccord.data.kind import Decoded, Kind, Reading, Source, image_facts
+from fedaccord.data.kind import Decoded, Kind, ReadOptions, Source, image_facts
 
 
-def find(root: Path, reading: Reading) -> Source:
+def find(root: Path, reading: ReadOptions) -> Source:
     return Source((), decode)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedaccord.core import named
 from fedaccord.data.cache import channel_stats
-from fedaccord.data.kind import Dataset, Kind, Reading, Source, warn_if_whole
+from fedaccord.data.kind import Dataset, Kind, ReadOptions, Source, warn_if_whole
 from fedaccord.data.samples import Split, partitioned, split_of
 from fedaccord.data.text import encode, tokenizer_of
 
@@ -17,14 +17,14 @@ ENTRIES = ("train", "test", "classes", "vocabulary")  # of a mapping that a func
 FORM = "(train, test), or a mapping of " + ", ".join(ENTRIES)
 
 
-def _find(root: Any, reading: Reading) -> Source:
+def _find(root: Any, reading: ReadOptions) -> Source:
     raise AssertionError("a function finds its own files")
 
 
 FUNCTION = Kind(find=_find, origin="function")
 
 
-def from_function(name: str, data_dir: str, reading: Reading) -> Dataset:
+def from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
     """The data set that a function makes of ``data_dir``, or of nothing.
 
     It returns (train, test), or a mapping with these keys; both as `samples.split_of` takes them,
@@ -43,7 +43,7 @@ def from_function(name: str, data_dir: str, reading: Reading) -> Dataset:
         raise ValueError(f"dataset: {path}: {error}") from error
 
 
-def _dataset(name: str, found: Any, reading: Reading) -> Dataset:
+def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
     if isinstance(found, tuple | list) and len(found) == 2:
         found = dict(zip(ENTRIES, found, strict=False))
     if not isinstance(found, Mapping) or "train" not in found:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedaccord.data.kind import Decoded, Kind, Reading, Source, check_fits
+from fedaccord.data.kind import Decoded, Kind, ReadOptions, Source, check_fits
 from fedaccord.data.transforms import augment
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ log = logging.getLogger("flwr")  # what a run prints
 IMAGE_SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
 
-def find(root: Path, reading: Reading) -> Source:
+def find(root: Path, reading: ReadOptions) -> Source:
     """Raises ValueError without Pillow."""
     if find_spec("PIL") is None:
         raise ValueError(
@@ -40,7 +40,7 @@ def find(root: Path, reading: Reading) -> Source:
     return Source((root / "train", root / "test"), partial(decode, root, reading))
 
 
-def decode(root: Path, reading: Reading) -> Decoded:
+def decode(root: Path, reading: ReadOptions) -> Decoded:
     """Class k is the k-th of ``labels``, of which any folder may lack, or without them the k-th
     class folder by name; one may be empty, if a client lacks the class.
 

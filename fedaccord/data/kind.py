@@ -56,7 +56,7 @@ class Decoded(NamedTuple):
     owners: NDArray[Any] | None = None
 
 
-class Reading(NamedTuple):
+class ReadOptions(NamedTuple):
     """How files are read, as settings say; most data sets have nothing to choose."""
 
     download: bool = False  # fetch what is missing
@@ -103,13 +103,13 @@ class Kind:
     find: (root, reading) -> its files. Raises FileNotFoundError if they are missing.
     origin: "package" (part of an installed package, needs no data-dir), "download" (torchvision can
         fetch it), "user" (whatever is stored in data-dir), or "function" (which finds its own).
-    reads: the settings of `Reading` that change what is decoded.
+    reads: the settings of `ReadOptions` that change what is decoded.
     scale: mean and std by which images are normalised; None: those of the training images.
     prepare: (inputs, data set, dtype) -> what the model sees.
     augment: (raw inputs, generator) -> inputs of a training step; None: as they are.
     """
 
-    find: Callable[[Path, Reading], Source]
+    find: Callable[[Path, ReadOptions], Source]
     origin: Literal["package", "download", "user", "function"]
     reads: tuple[str, ...] = ()
     facts: Facts | None = None

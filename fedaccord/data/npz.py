@@ -19,7 +19,7 @@ from fedaccord.data.kind import (
     ARRAYS,
     Decoded,
     Kind,
-    Reading,
+    ReadOptions,
     Source,
     check_fits,
     number_owners,
@@ -35,7 +35,7 @@ CHANNELS = 4  # at most, of an image
 Array = NDArray[Any]
 
 
-def find(path: Path, reading: Reading) -> Source:
+def find(path: Path, reading: ReadOptions) -> Source:
     if not path.is_file():
         raise FileNotFoundError(
             f"npz: expected a .npz file, found no file {path}: point data-dir to one with the "

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedaccord.core import named
-from fedaccord.data.kind import Decoded, Kind, Reading, Source, check_fits, number_owners
+from fedaccord.data.kind import Decoded, Kind, ReadOptions, Source, check_fits, number_owners
 
 log = logging.getLogger("flwr")  # what a run prints
 
@@ -37,7 +37,7 @@ class Tokenizer(NamedTuple):
     size: int  # ids, with 0 for the padding
 
 
-def find(root: Path, reading: Reading) -> Source:
+def find(root: Path, reading: ReadOptions) -> Source:
     """One file, or train.csv and test.csv (or .jsonl) in a folder."""
     files: tuple[Path, ...] = (root,)
     if not root.is_file():
@@ -61,7 +61,7 @@ def find(root: Path, reading: Reading) -> Source:
     return Source((*files, *code), partial(decode, files, reading))
 
 
-def decode(files: Sequence[Path], reading: Reading) -> Decoded:
+def decode(files: Sequence[Path], reading: ReadOptions) -> Decoded:
     """Token ids (n, max_length) int32, cut or padded by 0, and the numbers of the labels.
 
     Of one file the column `split` says what is for training, without it every fifth row is for
@@ -108,7 +108,7 @@ def tokenizer_of(name: str) -> Tokenizer:
     return Tokenizer(function, size)
 
 
-def encode(texts: Sequence[str], tokenizer: Tokenizer, reading: Reading) -> NDArray[np.int32]:
+def encode(texts: Sequence[str], tokenizer: Tokenizer, reading: ReadOptions) -> NDArray[np.int32]:
     """(n, max_length) token ids; longer texts are cut, shorter ones are padded by 0.
 
     Raises ValueError, in one line, if the tokenizer fails or gives an id that is none.

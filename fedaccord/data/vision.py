@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedaccord.data import image_folder
-from fedaccord.data.kind import Decoded, Kind, Reading, Source, image_facts
+from fedaccord.data.kind import Decoded, Kind, ReadOptions, Source, image_facts
 from fedaccord.data.transforms import augment
 
 
@@ -19,7 +19,7 @@ def find(
     classes: int,
     size: tuple[int, ...],
     root: Path,
-    reading: Reading,
+    reading: ReadOptions,
 ) -> Source:
     """The data set torchvision.datasets.<name>, which it stores in root/subfolder.
 
@@ -64,11 +64,11 @@ def find(
     return Source((root / subfolder,), decode)
 
 
-def find_cifar10(root: Path, reading: Reading) -> Source:
+def find_cifar10(root: Path, reading: ReadOptions) -> Source:
     """Torchvision's files, or image files in root or in root/cifar10."""
     for folder in (root, root / "cifar10"):
         if not (root / "cifar-10-batches-py").is_dir() and (folder / "train").is_dir():
-            source = image_folder.find(folder, Reading())
+            source = image_folder.find(folder, ReadOptions())
             return Source(source.paths, partial(_decode_cifar10_images, folder, source))
     return find("CIFAR10", "cifar-10-batches-py", 10, (32, 32, 3), root, reading)
 

@@ -7,7 +7,7 @@ from fedaccord.core.metrics import METRICS
 from fedaccord.core.options import option
 from fedaccord.data.datasets import DATASETS, MAX_IMAGE_SIZE
 from fedaccord.data.function import FUNCTIONS
-from fedaccord.data.kind import Reading
+from fedaccord.data.kind import ReadOptions
 from fedaccord.data.partition import MAX_ALPHA, REPLACEMENTS, SCHEMES
 from fedaccord.data.text import BYTES
 from fedaccord.task import models
@@ -120,6 +120,6 @@ class TaskConfig:
     seed: int = 0  # the run's, of initial model and partition
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> ReadOptions:
         """How the data set's files are read."""
-        return Reading(**{name: getattr(self, name) for name in Reading._fields})
+        return ReadOptions(**{name: getattr(self, name) for name in ReadOptions._fields})

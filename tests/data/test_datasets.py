@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from fedaccord.data import cache, datasets, digits
 from fedaccord.data.datasets import DATASETS, cached, load
-from fedaccord.data.kind import Dataset, Decoded, Reading
+from fedaccord.data.kind import Dataset, Decoded, ReadOptions
 
 
 def same(a: Dataset, b: Dataset) -> bool:
@@ -322,9 +322,8 @@ def test_download_fetches_into_the_downloads_folder_once(
     (tmp_path / "downloads").mkdir()
     monkeypatch.setattr("torchvision.datasets.CIFAR100.download", fetch)
     for _ in range(2):
-        assert load("cifar100", "", Reading(download=True), cache_dir=tmp_path).y_test.tolist() == [
-            2
-        ]
+        found = load("cifar100", "", ReadOptions(download=True), cache_dir=tmp_path)
+        assert found.y_test.tolist() == [2]
     assert [Path(folder) for folder in fetched] == [tmp_path / "downloads"]
 
 
@@ -371,7 +370,7 @@ def pets(draw: Draw) -> Path:
     return root
 
 
-def load_folder(root: Path, reading: Reading = datasets.USUAL) -> Dataset:
+def load_folder(root: Path, reading: ReadOptions = datasets.USUAL) -> Dataset:
     return load("image-folder", str(root), reading, cache_dir=root.parent / "cache")
 
 
@@ -426,11 +425,11 @@ def test_image_size_resizes_the_shorter_side_and_crops_the_centre(
     noise = np.random.default_rng(0).integers(256, size=(size[1], size[0], 3), dtype=np.uint8)
     image = Image.fromarray(noise)
     image.save(draw("test/dog/1.png", (0, 0, 0)))
-    data = load_folder(pets, Reading(image_size=10))
+    data = load_folder(pets, ReadOptions(image_size=10))
     assert data.x_test.shape == (2, 3, 10, 10)
     expected = center_crop(resize(image, 10), [10, 10])
     assert np.array_equal(data.x_test[1].permute(1, 2, 0), np.asarray(expected))
-    assert load_folder(pets, Reading(image_size=5)).x_test.shape == (2, 3, 5, 5)
+    assert load_folder(pets, ReadOptions(image_size=5)).x_test.shape == (2, 3, 5, 5)
 
 
 def test_image_folder_refuses_images_of_several_sizes(draw: Draw, pets: Path) -> None:
@@ -487,12 +486,12 @@ def test_image_folder_refuses_fewer_than_two_classes(draw: Draw) -> None:
 
 
 def test_named_classes_keep_their_labels_at_a_site_that_lacks_some(pets: Path) -> None:
-    data = load_folder(pets, Reading(labels="bird, cat, cow, dog"))
+    data = load_folder(pets, ReadOptions(labels="bird, cat, cow, dog"))
     assert data.class_names == ("bird", "cat", "cow", "dog")
     assert (data.y_train.tolist(), data.y_test.tolist()) == ([1, 1, 3], [1, 3])
     (pets / "train" / "dog" / "1.PNG").unlink()
     (pets / "train" / "dog").rmdir()  # in the test samples alone
-    assert load_folder(pets, Reading(labels="bird,cat,dog")).y_test.tolist() == [1, 2]
+    assert load_folder(pets, ReadOptions(labels="bird,cat,dog")).y_test.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -505,7 +504,7 @@ def test_named_classes_keep_their_labels_at_a_site_that_lacks_some(pets: Path) -
 )
 def test_image_folder_refuses_wrong_labels(pets: Path, labels: str, line: str) -> None:
     with pytest.raises(ValueError, match=line):
-        load_folder(pets, Reading(labels=labels))
+        load_folder(pets, ReadOptions(labels=labels))
 
 
 def test_image_folder_refuses_different_classes_in_train_and_test(draw: Draw, pets: Path) -> None:
@@ -707,7 +706,7 @@ def test_unknown_name_lists_the_known_and_the_nearest() -> None:
 @pytest.mark.parametrize(("name", "size"), [("digits", 16), ("image-folder", -1)])
 def test_image_size_is_only_for_image_folder(name: str, size: int) -> None:
     with pytest.raises(ValueError, match=f"image-size: .* got {size} with {name}"):
-        load(name, "", Reading(image_size=size))
+        load(name, "", ReadOptions(image_size=size))
 
 
 def test_a_failed_download_does_not_name_a_folder_that_is_not_there(
@@ -718,7 +717,7 @@ def test_a_failed_download_does_not_name_a_folder_that_is_not_there(
 
     monkeypatch.setattr("torchvision.datasets.CIFAR10", offline)
     with pytest.raises(ValueError, match=r"\(no network\): try download=true again, or point"):
-        datasets.load("cifar10", str(tmp_path), Reading(download=True))
+        datasets.load("cifar10", str(tmp_path), ReadOptions(download=True))
     (tmp_path / "cifar-10-batches-py").mkdir()
     with pytest.raises(ValueError, match=r"delete .*cifar-10-batches-py and set download=true"):
         datasets.load("cifar10", str(tmp_path), cache_dir=tmp_path)

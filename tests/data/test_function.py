@@ -8,14 +8,14 @@ import torch
 
 from fedaccord import run, simulate
 from fedaccord.data.datasets import cached, load
-from fedaccord.data.kind import Dataset, Reading
+from fedaccord.data.kind import Dataset, ReadOptions
 from fedaccord.data.transforms import normalise
 from fedaccord.federation.errors import FederationError
 from tests import own
 
 
 def of(function: str, data_dir: str = "", **reading: Any) -> Dataset:
-    return load(f"tests.own:{function}", data_dir, Reading(**reading))
+    return load(f"tests.own:{function}", data_dir, ReadOptions(**reading))
 
 
 @pytest.mark.parametrize(

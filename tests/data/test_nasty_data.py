@@ -10,7 +10,7 @@ import pytest
 
 from fedaccord.config import RunConfig
 from fedaccord.data import datasets
-from fedaccord.data.kind import Reading
+from fedaccord.data.kind import ReadOptions
 from fedaccord.task import Task, load_task
 from tests.data.nasty.files import CACHES, OTHERS, PARTITIONS
 from tests.data.nasty.images import COLOUR, IMAGES, folder_of, of_image, pets
@@ -85,7 +85,7 @@ def test_random_damage_is_at_worst_one_line(kind: str, tmp_path: Path) -> None:
     settings = npz(folder) if kind == "npz" else folder_of(folder)
     path = folder / "data.npz" if kind == "npz" else pets(folder) / f"train/dog/9.{kind}"
     path.write_bytes(sound)
-    source, _ = datasets._locate(settings["dataset"], settings["data-dir"], Reading(), None)
+    source, _ = datasets._locate(settings["dataset"], settings["data-dir"], ReadOptions(), None)
     for _ in range(100):
         damaged = bytearray(sound)
         for _ in range(rng.randint(1, 4)):
@@ -110,4 +110,4 @@ def test_more_than_the_memory_holds_is_refused(
     with pytest.raises(ValueError, match=r"fits into the 0 GB of memory .*write it anew"):
         datasets.load("npz", str(tmp_path / "data.npz"))
     with pytest.raises(ValueError, match=r"5 images: expected what fits .*smaller images"):
-        datasets.load("image-folder", str(tmp_path / "pets"), Reading(image_size=200))
+        datasets.load("image-folder", str(tmp_path / "pets"), ReadOptions(image_size=200))

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from fedaccord.data.datasets import load
-from fedaccord.data.kind import Dataset, Reading
+from fedaccord.data.kind import Dataset, ReadOptions
 
 TRAIN = 'text,label\n"good, warm",pos\nbad,neg\n"é\n\n",pos\n'
 TEST = "label,text\nneg,cold\n"
 
 
 def read(path: Path, **reading: Any) -> Dataset:
-    return load("text", str(path), Reading(**({"max_length": 5} | reading)))
+    return load("text", str(path), ReadOptions(**({"max_length": 5} | reading)))
 
 
 def folder(root: Path, train: str = TRAIN, test: str = TEST) -> Path:
