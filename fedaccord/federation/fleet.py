@@ -25,16 +25,16 @@ from fedaccord.core.request import (
     TrainRequest,
 )
 from fedaccord.federation import ray_cluster
-from fedaccord.federation.answers import (
+from fedaccord.federation.errors import FederationError
+from fedaccord.federation.partition_ids import PartitionIds
+from fedaccord.federation.polls import Polls, parts
+from fedaccord.federation.reply_messages import (
     check_workers,
     is_sender,
     read_answer,
     read_metrics,
     read_training,
 )
-from fedaccord.federation.errors import FederationError
-from fedaccord.federation.partition_ids import PartitionIds
-from fedaccord.federation.polls import Polls, parts
 from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.wire.handshake import handshake
 from fedaccord.wire.instruction import check_own_config, with_config

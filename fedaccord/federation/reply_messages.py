@@ -1,4 +1,4 @@
-"""What arrives from nodes: who sent it, and what it says or in one line why it cannot be used."""
+"""Replies of nodes as Flower messages: the sender, and the content, or the reason for rejecting it."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
