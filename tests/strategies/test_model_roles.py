@@ -35,16 +35,8 @@ W0, HEAD = np.random.default_rng(1).normal(size=(2, D))
 SOME, EVERYONE = problem.cohorts(C, 3, T, seed=5), problem.everyone(C, T)
 ONE = [0]
 FAMILIES = [
-    "scaffold",
-    "afedpd",
-    "fedinit",
-    "feddyn",
-    "fedadmm",
-    "fedsmoo",
-    "fedgamma",
-    "ditto",
-    "feddeper",
-    "fedpac",
+    *("scaffold", "afedpd", "fedinit", "feddyn", "fedadmm"),
+    *("fedsmoo", "fedgamma", "ditto", "feddeper", "fedpac"),
 ]
 STEPS = {"lr": 0.02, "lr_decay": 0.95, "weight_decay": 0.05, "clip_norm": 5.0, "batch_size": 0}
 FLOAT64 = {"precision": "float64"}
