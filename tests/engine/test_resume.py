@@ -135,12 +135,18 @@ ROLES = {"algo": "scaffold", "model": f"{__name__}:normed", "local-parameters": 
 
 
 @pytest.mark.parametrize("buffers", ["mean", "local"])
-@pytest.mark.parametrize("client_state", ["memory", "disk"])
+@pytest.mark.parametrize(
+    ("algo", "client_state"),
+    [
+        ("scaffold", "disk"),
+        *((algo, "memory") for algo in ("scaffold", "afedpd", "ditto", "fedgamma", "fedadmm")),
+    ],
+)
 def test_what_is_beside_w_goes_on_as_if_the_run_had_not_stopped(
-    buffers: str, client_state: str, settings: dict[str, Any]
+    algo: str, buffers: str, client_state: str, settings: dict[str, Any]
 ) -> None:
-    more = {**ROLES, "buffers": buffers, "client_state": client_state}
-    name = f"roles-{buffers}-{client_state}"
+    more = {**ROLES, "algo": algo, "buffers": buffers, "client_state": client_state}
+    name = f"roles-{algo}-{buffers}-{client_state}"
     whole = run(make(settings, name=f"{name}-whole", **more))
     interrupted(make(settings, name=f"{name}-parts", **more))
     again = run(make(settings, name=f"{name}-parts", resume=True, **more))

@@ -336,11 +336,14 @@ def test_many_clients_in_one_call(own_ray: None, monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(there.weights, here.weights, rtol=1e-10, atol=1e-12)
 
 
-def test_a_run_goes_on_with_workers(own_ray: None, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("algo", "buffers"), [("scaffold", "mean"), ("ditto", "local")])
+def test_a_run_goes_on_with_workers(
+    algo: str, buffers: str, own_ray: None, settings: dict[str, Any]
+) -> None:
     """Two rounds in one process, the rest in two workers, which load the task themselves."""
-    roles = settings | ROLES | {"buffers": "mean"}
-    whole = run_config(RunConfig.make(roles | {"name": "whole"}))
-    parts = roles | {"name": "parts", "threads": 0}
+    roles = settings | ROLES | {"algo": algo, "buffers": buffers}
+    whole = run_config(RunConfig.make(roles | {"name": f"{algo}-whole"}))
+    parts = roles | {"name": f"{algo}-parts", "threads": 0}
     run_config(RunConfig.make(parts | {"num-server-rounds": 2}))
     again = run_config(RunConfig.make(parts | {"resume": True, "workers": 2}))
     assert written(again.path) == written(whole.path)
