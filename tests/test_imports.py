@@ -47,7 +47,7 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
     "cli": Allowed(
         "__version__ core storage data task federation strategies plugins config process runs "
         "engine experiments client_app server_app compat",
-        "torch flwr click rich typer psutil cryptography tomli_w",
+        "torch flwr click rich typer psutil cryptography tomli_w packaging",
     ),
     "__init__": Allowed("client engine strategies experiments runs task", ""),
 }
