@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fedaccord.secure import client
 from fedaccord.wire import records
-from fedaccord.wire.records import SECURE, UP
+from fedaccord.wire.records import METRICS, SECURE, UP
 from fedaccord.wire.tensor_array import to_record, to_tensor
 
 
@@ -38,6 +38,8 @@ def masked_reply(message: Message, context: Context, train: Callable[[], Message
     vectors = records.arrays_of(reply.content, UP)
     if vectors is not None:
         found = {name: to_tensor(array) for name, array in vectors.items()}
+        metrics = records.metrics_of(reply.content, METRICS)
         reply.content[UP] = to_record(client.mask_vectors(found, kept))
+        reply.content[METRICS] = MetricRecord({**metrics, client.OPENED: kept["senders"]})
         context.state[SECURE] = ConfigRecord(kept)
     return reply

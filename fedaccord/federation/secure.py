@@ -23,6 +23,7 @@ from fedaccord.secure.server import SecureRound, SumFailedError
 
 STAGE_SECONDS = 120.0  # to wait at most for the answers of a stage without training,
 STAGE_SHARE = 1 / 5  # and of the seconds of a round: one lost client leaves time for all stages
+UNREAD = "secure-sum: expected shares that its neighbours can read, got others"
 Check = Callable[[TrainRequest, TrainReply], None]  # raises ValueError for wrong numbers
 
 
@@ -66,8 +67,11 @@ def train(
         some = [request_of[i] for i in payloads]
         readings |= channel.train(some, payloads, max(0.0, end - time.monotonic()))
         good = _good(readings, request_of, protocol.word, check)
+        unmasking = protocol.unmask({i: reply.more[client.OPENED] for i, reply in good.items()})
+        readings |= dict.fromkeys(good.keys() - unmasking, UNREAD)
+        good = {i: good[i] for i in unmasking}
         uploads = {i: _integers(reply.up, protocol.word) for i, reply in good.items()}
-        total = protocol.total(uploads, ask(protocol.unmask([*uploads])))
+        total = protocol.total(uploads, ask(unmasking))
     except SumFailedError as error:
         others = NotSummed(error)
         lost = {i: it for i, it in readings.items() if isinstance(it, (str, StateLost))}
@@ -92,6 +96,8 @@ def _good(
                 raise ValueError(odd[i])
             reply = reply._replace(loss=float(reply.loss))
             check(request_of[i], reply)
+            if not isinstance(reply.more.get(client.OPENED), list):
+                raise ValueError("secure-sum: expected the clients whose shares it read, got none")
             _check_masked(reply.up, word, len(request_of[i].down.w))
             good[i] = reply
         except (ValueError, TypeError) as error:
@@ -153,7 +159,8 @@ class _InProcess:
             if isinstance(reply, TrainReply):
                 self.memories[i] = opened[i]
                 masked = client.mask_vectors(_vectors(reply.up), opened[i])
-                reply = reply._replace(up=reply.up._replace(**masked))
+                more = {**reply.more, client.OPENED: opened[i]["senders"]}
+                reply = reply._replace(up=reply.up._replace(**masked), more=more)
             replies[i] = reply
         return [*replies.items()]
 

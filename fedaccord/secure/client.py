@@ -5,7 +5,8 @@ Memory and payloads are dicts of numbers, bytes and lists of them, as a Flower C
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from fedaccord.secure.masks import (
     SEED,
     WORDS,
     check_public,
+    digest,
     expand,
     new_key,
     pair_mask,
@@ -26,12 +28,25 @@ from fedaccord.secure.masks import (
 SETUP, SHARE, MASKED, UNMASK = "setup", "share", "masked", "unmask"
 SHARE_SIZE = 52  # bytes of a share of 32 bytes: its index and three blocks
 LEAST_NEIGHBOURS = 2
+OPENED = "opened-shares"  # beside a masked upload: the neighbours whose shares were readable
+    "opened-shares"  # beside a masked upload: the neighbours whose shares its client could read
+)
 NONCE = 16  # bytes of the identifier of a round's protocol
 HEADER = f">{NONCE}sII"
 
 Payload = Mapping[str, Any]
 
 
+@contextmanager
+def _complete() -> Iterator[None]:
+    """A block, or a function, that reads a message of which parts may be missing."""
+    try:
+        yield
+    except (KeyError, TypeError, struct.error) as error:
+        raise ValueError(f"secure-sum: expected a complete message, got none: {error}") from error
+
+
+@_complete()
 def answer(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
     """The reply to a stage other than the masked upload, and the client's memory.
 
@@ -92,35 +107,37 @@ def _share(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str,
     ]
     kept = {**memory, "next": MASKED, "seed": seed, "shares": [own_shares], "threshold": threshold}
     kept |= {name: [*payload[name]] for name in ("neighbours", "cipher-keys", "mask-keys")}
-    return {"receivers": neighbours, "sealed": sealed}, kept
+    return {"receivers": neighbours, "sealed": sealed, "digest": digest(seed)}, kept
 
 
+@_complete()
 def open_shares(payload: Payload, memory: Payload) -> dict[str, Any]:
-    """The client's memory after it received its neighbours' shares, before training.
+    """The client's memory after it received its neighbours' shares, before training; "senders":
+    those neighbours whose shares it could read.
 
-    Raises ValueError, in one line, if there are too few, or one has a wrong sender.
+    The others are as absent as those whose shares the server did not pass on, and as many must
+    remain: a server that spoils shares learns no more than one that keeps them back.
+    Raises ValueError, in one line, if there are too few.
     """
     check_order(payload, memory, MASKED)
     own, senders, word = memory["client"], [*payload["senders"]], payload["word"]
     key_of = dict(zip(memory["neighbours"], memory["cipher-keys"], strict=True))
     if not {*senders} <= {*key_of} or len({*senders}) < len(senders) or word not in WORDS:
         raise ValueError("secure-sum: expected shares of neighbours, each once")
-    if len(senders) + 1 < memory["threshold"]:
+    share_of = {own: memory["shares"][0]}
+    for i, sealed in zip(senders, payload["sealed"], strict=True):
+        with suppress(Exception):  # the library's own
+            text = decrypt(shared_key(memory["cipher"], key_of[i]), sealed)
+            header = struct.pack(HEADER, memory["nonce"], i, own)
+            if text.startswith(header) and len(text) == len(header) + 2 * SHARE_SIZE:
+                share_of[i] = text[len(header) :]
+    if len(share_of) < memory["threshold"]:
         raise ValueError(
             f"secure-sum: expected shares of at least {memory['threshold'] - 1} neighbours, got "
-            f"{len(senders)}"
+            f"{len(share_of) - 1}"
         )
-    shares = [*memory["shares"]]
-    for i, sealed in zip(senders, payload["sealed"], strict=True):
-        try:
-            text = decrypt(shared_key(memory["cipher"], key_of[i]), sealed)
-        except Exception as error:  # the library's own, without a message
-            raise ValueError(f"secure-sum: the shares of client {i} are not its own") from error
-        header = struct.pack(HEADER, memory["nonce"], i, own)
-        if not text.startswith(header) or len(text) != len(header) + 2 * SHARE_SIZE:
-            raise ValueError(f"secure-sum: the shares of client {i} are not of this round")
-        shares.append(text[len(header) :])
-    return {**memory, "next": UNMASK, "senders": senders, "shares": shares, "word": word}
+    opened = {"senders": [*share_of][1:], "shares": [*share_of.values()]}
+    return {**memory, **opened, "next": UNMASK, "word": word}
 
 
 def add_masks(values: Any, memory: Payload) -> Any:

@@ -1,6 +1,7 @@
 """Keys, and masks that are uniform over 32 or 64 bits."""
 
 import base64
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,11 @@ def expand(seed: bytes, size: int, word: int) -> Any:
     made = HKDF(algorithm=hashes.SHA256(), length=48, salt=None, info=INFO).derive(seed)
     stream = Cipher(algorithms.AES(made[:32]), modes.CTR(made[32:])).encryptor()
     return np.frombuffer(stream.update(bytes(size * word // 8)), WORDS[word])
+
+
+def digest(seed: bytes) -> bytes:
+    """By which the server recognises a seed; of 32 random bytes it reveals nothing."""
+    return hashlib.sha256(seed).digest()
 
 
 def new_key() -> bytes:

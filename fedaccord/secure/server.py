@@ -3,7 +3,8 @@
 import math
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedaccord.compat.secure_aggregation import combine_shares
 from fedaccord.secure.client import MASKED, NONCE, SETUP, SHARE, SHARE_SIZE, UNMASK, Payload
-from fedaccord.secure.masks import SEED, WORDS, check_public, expand, pair_mask, public_key
+from fedaccord.secure.masks import SEED, WORDS, check_public, digest, expand, pair_mask, public_key
 
 
 class SumFailedError(ValueError):
@@ -46,6 +47,7 @@ class SecureRound:
     nonce: bytes = field(default_factory=lambda: os.urandom(NONCE))
     graph: dict[int, list[int]] = field(default_factory=dict)
     keys: dict[int, Payload] = field(default_factory=dict)  # public ones
+    digests: dict[int, Any] = field(default_factory=dict)  # of the seeds
     senders: dict[int, list[int]] = field(default_factory=dict)  # of a client's shares
 
     @property
@@ -89,6 +91,7 @@ class SecureRound:
                 texts = found.get("sealed")
                 if isinstance(texts, list) and len(texts) == len(self.graph[i]):
                     sealed[i] = dict(zip(self.graph[i], texts, strict=True))
+                    self.digests[i] = found.get("digest")
         self._need(sealed, SHARE)
         self.senders = {i: [j for j in self.graph[i] if j in sealed] for i in sealed}
         short = [i for i, near in self.senders.items() if len(near) + 1 < self.threshold(i)]
@@ -101,8 +104,18 @@ class SecureRound:
             for i, near in self.senders.items()
         }
 
-    def unmask(self, active: Sequence[int]) -> dict[int, Payload]:
-        """active: the clients whose masked uploads arrived."""
+    def unmask(self, opened: Mapping[int, Sequence[int]]) -> dict[int, Payload]:
+        """The payloads of the clients that are summed.
+
+        opened: for each client whose masked upload came the neighbours whose shares it could read,
+        and with whom it shares masks. A client whose shares one of them could not read is not
+        summed: masks that it adds for that neighbour stay.
+        """
+        unread = set[int]()
+        for i, readable in opened.items():
+            unread |= {*self.senders[i]} - {*readable}
+            self.senders[i] = [j for j in self.senders[i] if j in readable]
+        active = [i for i in opened if i not in unread]
         self._need(active, MASKED)
         self._check_connected(active)
         there, payloads = {*active}, dict[int, Payload]()
@@ -133,11 +146,10 @@ class SecureRound:
         for y in uploads.values():
             total += y
         for i in uploads:
-            total -= expand(self._secret(i, seeds[i]), len(first), self.word)
+            seed = self._secret(i, seeds[i], digest, self.digests[i])
+            total -= expand(seed, len(first), self.word)
         for j in sorted(lost):
-            private = self._secret(j, keys[j])
-            if public_key(private) != self.keys[j]["mask-key"]:
-                raise SumFailedError(f"secure-sum: the shares of client {j} do not fit its key")
+            private = self._secret(j, keys[j], public_key, self.keys[j]["mask-key"])
             for i in uploads:
                 if j in self.senders[i]:  # the mask that j would have added cancels i's
                     other = self.keys[i]["mask-key"]
@@ -148,20 +160,24 @@ class SecureRound:
             )
         return total.astype(np.int64)
 
-    def _secret(self, i: int, shares: Sequence[bytes]) -> bytes:
+    def _secret(
+        self, i: int, shares: Sequence[bytes], shown: Callable[[bytes], bytes], expected: Any
+    ) -> bytes:
+        """The secret of which client i showed ``expected``, from those shares, as many as needed
+        and next to each other, that give it: one wrong share is left out if there is one to spare.
+        """
         needed = self.threshold(i)
         if len(shares) < needed:
             raise SumFailedError(
                 f"secure-sum: expected {needed} of the {len(self.graph[i]) + 1} shares of client "
                 f"{i} at the stage unmask, got {len(shares)}: too many clients were lost"
             )
-        try:
-            secret = combine_shares([*shares[:needed]])
-        except ValueError:
-            secret = b""
-        if len(secret) != SEED:
-            raise SumFailedError(f"secure-sum: the shares of client {i} do not fit together")
-        return secret
+        for k in range(len(shares) if len(shares) > needed else 1):
+            with suppress(ValueError):
+                secret = combine_shares([*shares, *shares][k : k + needed])
+                if len(secret) == SEED and shown(secret) == expected:
+                    return secret
+        raise SumFailedError(f"secure-sum: the shares of client {i} do not give its secret")
 
     def _need(self, remaining: Any, stage: str) -> None:
         if len(remaining) < self.least:

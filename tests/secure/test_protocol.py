@@ -4,6 +4,7 @@ import base64
 import contextlib
 import hmac
 import random
+from collections.abc import Callable
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedaccord.compat.secure_aggregation import combine_shares, create_shares, encrypt
 from fedaccord.core.privacy import Masking
-from fedaccord.secure import client, masks, server
+from fedaccord.secure import client, masks
 from fedaccord.secure.server import SecureRound, SumFailedError, regular_graph
 
 SIZE = 300
@@ -121,6 +122,7 @@ def protocol(
     degree: int = 20,
     bits: int = 24,
     seen: dict[str, dict[int, Any]] | None = None,
+    spoil: Callable[[str, int, dict[str, Any]], None] = lambda stage, i, answer: None,
 ) -> tuple[dict[int, Any], Any]:
     """(uploads in plain of those in the sum, the sum); lost: client -> stage to which it does not
     answer; seen: stage -> every answer that the server gets, too late ones under LATE."""
@@ -134,6 +136,7 @@ def protocol(
         for i, payload in payloads.items():
             if lost.get(i) != payload["stage"]:
                 answers[i], memories[i] = client.answer(payload, memories[i])
+                spoil(payload["stage"], i, answers[i])
                 seen.setdefault(payload["stage"], {})[i] = answers[i]
         return answers
 
@@ -145,7 +148,9 @@ def protocol(
         there = seen.setdefault(LATE, {}) if is_late else uploads
         there[i] = client.add_masks(plain[i], memories[i])
     seen[client.MASKED] = uploads
-    total = secure.total(uploads, ask(secure.unmask([*uploads])))
+    payloads = secure.unmask({i: memories[i]["senders"] for i in uploads})
+    uploads = {i: uploads[i] for i in payloads}
+    total = secure.total(uploads, ask(payloads))
     return {i: plain[i] for i in uploads}, total
 
 
@@ -221,7 +226,7 @@ def test_what_the_server_sees() -> None:
     kinds = {stage: {frozenset(it) for it in answers[stage].values()} for stage in PLAIN_STAGES}
     assert kinds == {
         client.SETUP: {frozenset({"cipher-key", "mask-key"})},
-        client.SHARE: {frozenset({"receivers", "sealed"})},
+        client.SHARE: {frozenset({"receivers", "sealed", "digest"})},
         client.UNMASK: {frozenset({"seeds", "keys"})},
     }
     active, seeds = range(5), set[bytes]()
@@ -261,12 +266,12 @@ def test_a_client_refuses_what_would_reveal_its_upload() -> None:
         shares[i], memories[i] = client.answer(payload, memories[i])
     forward = secure.masked(shares)
     wrong = {**forward[0], "sealed": forward[0]["sealed"][::-1]}
-    with pytest.raises(ValueError, match="are not its own"):
+    with pytest.raises(ValueError, match="shares of at least 1 neighbours, got 0"):
         client.open_shares(wrong, memories[0])
     opened = client.open_shares(forward[0], memories[0])
     with pytest.raises(ValueError, match="a message arrived twice"):
         client.open_shares(forward[0], opened)  # a second upload under the same masks
-    unmask = secure.unmask([0, 1, 2])[0]
+    unmask = secure.unmask({i: secure.senders[i] for i in range(3)})[0]
     with pytest.raises(ValueError, match="either active or lost"):
         client.answer({**unmask, "lost": [1]}, opened)
     with pytest.raises(ValueError, match="at least 2 active"):
@@ -294,16 +299,58 @@ def test_clients_that_share_no_masks_are_not_summed() -> None:
     pairs = {i: [j for j in range(6) if j % 2 == i % 2 and j != i] for i in range(6)}
     secure.graph = secure.senders = pairs
     with pytest.raises(SumFailedError, match="no longer connected"):
-        secure.unmask(range(6))
-    secure.unmask([0, 2, 4])
+        secure.unmask(pairs)
+    secure.unmask({i: pairs[i] for i in (0, 2, 4)})
 
 
-def test_wrong_shares_fail_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mask key that is not the one of which a lost client showed the public part."""
-    key = masks.new_key()
-    monkeypatch.setattr(server, "combine_shares", lambda shares: key)
-    with pytest.raises(SumFailedError, match="the shares of client 3 do not fit its key"):
-        protocol(5, {3: client.MASKED})
+@pytest.mark.parametrize(("wrong", "lost"), [({1}, 7), ({2}, None), ({4, 5, 6}, None)])
+def test_wrong_shares_of_some_are_left_out(wrong: set[int], lost: int | None) -> None:
+    """Of twelve holders eight are needed; such a share is one of another polynomial."""
+
+    def spoil(stage: str, i: int, answer: dict[str, Any]) -> None:
+        if stage == client.UNMASK and i in wrong:
+            for shares in answer.values():
+                shares[:] = [s[:20] + bytes(16) + s[36:] for s in shares]
+
+    gone = {} if lost is None else {lost: client.MASKED}
+    plain, total = protocol(12, gone, spoil=spoil)
+    assert {*plain} == {*range(12)} - {*gone}
+    assert np.array_equal(total, sum(plain.values()))
+
+
+@pytest.mark.parametrize("stage", [client.MASKED, client.UNMASK])
+def test_wrong_shares_fail_the_sum_if_no_others_are_left(stage: str) -> None:
+    """Of the seed of a client, and of the mask key of one that was lost before."""
+
+    def spoil(at: str, i: int, answer: dict[str, Any]) -> None:
+        if at == client.UNMASK and i == 0:
+            for shares in answer.values():
+                shares[:] = [bytes(client.SHARE_SIZE)] * len(shares)
+
+    with pytest.raises(SumFailedError, match=r"the shares of client \d do not give its secret"):
+        protocol(5, dict.fromkeys((3, 4), stage), spoil=spoil)
+
+
+@pytest.mark.parametrize("receivers", [1, 2, 7])
+def test_a_client_whose_shares_are_unreadable_for_others_is_not_summed(receivers: int) -> None:
+    """For one of its seven neighbours, two, or all: masks with those that read them are removed."""
+
+    def spoil(stage: str, i: int, answer: dict[str, Any]) -> None:
+        if stage == client.SHARE and i == 3:
+            answer["sealed"][:receivers] = [b"garbage"] * receivers
+
+    plain, total = protocol(8, spoil=spoil)
+    assert {*plain} == {*range(8)} - {3}
+    assert np.array_equal(total, sum(plain.values()))
+
+
+@pytest.mark.parametrize("stage", PLAIN_STAGES)
+def test_an_incomplete_message_is_one_line(stage: str) -> None:
+    nonce: dict[str, Any] = {} if stage == client.SETUP else {"nonce": b"n" * client.NONCE}
+    memory = {"next": stage, "client": 0, "senders": [], **nonce}
+    line = r"^secure-sum: expected a complete message, got none: '[a-z]+'$"
+    with pytest.raises(ValueError, match=line):
+        client.answer({"stage": stage, **nonce}, memory)
 
 
 def test_a_wrong_upload_fails_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:

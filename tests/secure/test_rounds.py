@@ -1,6 +1,7 @@
 """Whole rounds with secure sums, in process and by messages, beside plain rounds."""
 
 import logging
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from flwr.clientapp import ClientApp
 
 from fedaccord import strategies as S
 from fedaccord import train_locally
+from fedaccord.compat.secure_aggregation import encrypt
 from fedaccord.engine import Recorder, quiet
 from fedaccord.federation import fleet, roster, secure
 from fedaccord.federation.errors import FederationError
@@ -302,6 +304,25 @@ def test_by_messages_as_in_process_whichever_stage_loses_a_client(stage: str, cl
     assert gap("scaffold", found) < 1e-9
 
 
+@pytest.mark.parametrize("receivers", [{0}, {*range(C)}])
+def test_a_client_whose_shares_are_unreadable_for_others_is_absent(
+    receivers: set[int], clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seal(key: bytes, text: bytes) -> bytes:
+        _, sender, receiver = struct.unpack_from(client.HEADER, text)
+        return b"garbage" if sender == 4 and receiver in receivers else encrypt(key, text)
+
+    made, others = method("scaffold", MASKED), [i for i in range(C) if i != 4]
+    absent = federation.run(made, PROBLEM, W0, [others] * 3)
+    monkeypatch.setattr(client, "encrypt", seal)
+    for found in (
+        by_messages(made, clock, {})[0],
+        federation.run(made, PROBLEM, W0, [range(C)] * 3),
+    ):
+        assert torch.equal(found.state.w, absent.state.w)
+        assert torch.equal(found.state.server.c, absent.state.server.c)
+
+
 def test_no_message_to_the_server_holds_an_upload(clock: Clock) -> None:
     """Of a run with 24 bits, whose plain integers are within 2^24 of 2^32."""
     _, grid = by_messages(method("scaffold", SecureSum(bits=24)), clock)
@@ -323,7 +344,7 @@ def test_no_message_to_the_server_holds_an_upload(clock: Clock) -> None:
         if SECURE in content:
             assert {*content[SECURE]} in (  # type: ignore[arg-type]
                 {"cipher-key", "mask-key"},
-                {"receivers", "sealed"},
+                {"receivers", "sealed", "digest"},
                 {"seeds", "keys"},
             )
 
