@@ -29,8 +29,6 @@ SETUP, SHARE, MASKED, UNMASK = "setup", "share", "masked", "unmask"
 SHARE_SIZE = 52  # bytes of a share of 32 bytes: its index and three blocks
 LEAST_NEIGHBOURS = 2
 OPENED = "opened-shares"  # beside a masked upload: the neighbours whose shares were readable
-    "opened-shares"  # beside a masked upload: the neighbours whose shares its client could read
-)
 NONCE = 16  # bytes of the identifier of a round's protocol
 HEADER = f">{NONCE}sII"
 
