@@ -190,3 +190,24 @@ def test_what_is_loaded_with_the_core_and_with_a_method() -> None:
         *("compat", "core", "wire", "secure", "storage", "plugins", "federation", "strategies"),
     }
     assert not method & {"pandas", "sklearn"}
+
+
+def runs_of_lines(path: Path, length: int) -> Iterator[tuple[str, ...]]:
+    """Each run of ``length`` lines that follow each other, without blank lines and imports."""
+    text = path.read_text()
+    imported = {
+        number
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    numbered = enumerate(map(str.strip, text.splitlines()), 1)
+    lines = [line for number, line in numbered if line and number not in imported]
+    yield from (tuple(lines[k : k + length]) for k in range(len(lines) - length + 1))
+
+
+def test_no_twelve_lines_stand_twice() -> None:
+    first: dict[tuple[str, ...], tuple[str, int]] = {}
+    for path in SOURCES:
+        for k, run in enumerate(runs_of_lines(path, 12)):
+            assert first.setdefault(run, (module(path), k)) == (module(path), k), run
