@@ -29,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
         tensors = {name: torch.from_numpy(array.numpy()) for name, array in vectors.items()}
         save_file(tensors, folder / f"client-{client}.safetensors")
     half = json.loads(dumps(ClientHalf(FedAvgClient()))) | {"rule": {"class": "antigravity:Rule"}}
-    text = json.dumps({"protocol": 2, "half": json.dumps(half), "shapes": []})
+    text = json.dumps({"protocol": 3, "half": json.dumps(half), "shapes": []})
     numbers = {"client": 0, "accepted-round": -1, "durable-round": -1}
     config = ConfigRecord({"instruction": text, **numbers})
     node = min(grid.get_node_ids())
