@@ -4,6 +4,7 @@ Row r of metrics.csv is the end of round r: clients received w^{r-1}, the server
 Code that summarises, ranks, draws or prints a metric reads its properties here.
 """
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ METRIC_NAME = "<metric>"
 DIFFERENCE = "-1 to 1"  # a unit, displayed in percent, as SHARE
 WINDOW = 10  # last evaluations behind a window mean
 LAST, MEAN, BEST = "-last", f"-mean-of-last-{WINDOW}", "-best"  # endings of keys of the summary
+AT = re.compile(r"-at-(\d+(?:\.\d+)?)$")  # of a sweep's metrics: simulated seconds
 RANKED = tuple(  # runs are ranked by the first that they have
     f"{split}-{name}" for name in (*NAMED, "loss") for split in ("test", "validation", "client")
 )
@@ -102,5 +104,6 @@ def is_share(metric: str) -> bool:
 
 def metric_of(key: str) -> str:
     """The metric behind a key of the summary: test-loss of test-loss-last; empty: none."""
+    key = AT.sub(LAST, key)
     names = (key.removesuffix(end) for end in (LAST, MEAN, BEST) if key.endswith(end))
     return next((name for name in names if name in METRIC), "")

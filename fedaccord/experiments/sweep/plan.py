@@ -17,7 +17,7 @@ from fedaccord.data.datasets import kind_of
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.space import Choices, Space, Values
 from fedaccord.runs import flatten
-from fedaccord.runs.metrics import is_share, metric_of
+from fedaccord.runs.metrics import AT, is_share, metric_of
 from fedaccord.storage.files import contents
 from fedaccord.strategies import METHODS
 
@@ -25,7 +25,26 @@ SEARCHES = ("grid", "random", "optuna", "halving", "asha")
 PERSONAL = "personal-"  # prefix of the metrics of the clients' own models
 CLIENT = "client-"  # prefix of those of the output model that clients evaluate
 LISTS = ("seeds", "test-seeds")  # keys of [sweep] beside the options
+MEASURES = (
+    *METRICS,
+    *("loss", f"{CLIENT}loss", f"{CLIENT}accuracy-worst-tenth"),
+    *(f"{of}{name}" for of in (PERSONAL, CLIENT) for name in METRICS),
+)
 SAME = {"threads": 1}  # for the same last bits of a trial on every machine
+
+
+class AtSeconds:
+    """The metrics of a run's last evaluation up to so many simulated seconds."""
+
+    def __contains__(self, value: object) -> bool:
+        return (
+            isinstance(value, str)
+            and AT.search(value) is not None
+            and AT.sub("", value) in MEASURES
+        )
+
+    def __str__(self) -> str:
+        return "one at simulated seconds, as accuracy-at-3600"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +66,8 @@ class Options:
         "accuracy-mean-of-last-10",
         "metric that ranks configurations, mean over the seeds, on validation samples; personal: "
         "of the clients' own models, if every method has them; client: evaluated by clients",
-        choices=[
-            f"{measure}-{window}"
-            for measure in (
-                *(
-                    *METRICS,
-                    "loss",
-                    *(f"{of}{name}" for of in (PERSONAL, CLIENT) for name in METRICS),
-                ),
-                *(f"{CLIENT}loss", f"{CLIENT}accuracy-worst-tenth"),
-            )
-            for window in ("mean-of-last-10", "last")
-        ],
+        choices=[f"{measure}-{end}" for measure in MEASURES for end in ("mean-of-last-10", "last")],
+        also=AtSeconds(),
     )
     validation: float = option(
         0.1,
@@ -183,6 +192,11 @@ class Plan:
             for made in (configuration.config for configuration in every):
                 made.strategy.check_clients(made.num_clients)
                 self._check_evaluation(made.strategy.evaluation)
+                if AT.search(self.options.metric) and made.strategy.device_profile == "none":
+                    raise ValueError(
+                        f"[sweep] metric={self.options.metric}: expected [run] device-profile, "
+                        'which gives simulated seconds, got "none"'
+                    )
             if self.options.metric.startswith(PERSONAL) and not self._has_personal(method):
                 raise ValueError(
                     f"[sweep] metric={self.options.metric}: expected methods whose clients have "

@@ -168,7 +168,8 @@ class Sweep:
     def _job(self, ask: Ask, seed: int) -> Job:
         configuration, rounds = ask
         settings = configuration.settings | {"seed": seed, "num-server-rounds": rounds}
-        return Job(str(self.folder), f"{configuration.name}-seed{seed}", settings)
+        name = f"{configuration.name}-seed{seed}"
+        return Job(str(self.folder), name, settings, self.plan.options.metric)
 
     def _score(self, ask: Ask) -> float:
         rows = [self.trials[ask.configuration.name, seed].row for seed in self.plan.seeds]

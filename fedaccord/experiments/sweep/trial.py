@@ -16,8 +16,9 @@ import pandas as pd
 
 from fedaccord import engine
 from fedaccord.config import RunConfig
+from fedaccord.experiments.analysis.groups import Group, Point, up_to, with_costs
 from fedaccord.experiments.sweep.plan import CLIENT, PERSONAL, deciding_defaults
-from fedaccord.runs import flatten, lock, logbook, metrics
+from fedaccord.runs import flatten, lock, logbook, metrics, reader
 from fedaccord.runs.lock import LockedError
 from fedaccord.storage.files import read_json, replace
 
@@ -35,6 +36,7 @@ class Job(NamedTuple):
     folder: str  # of the sweep
     name: str
     settings: dict[str, Any]  # of the run, its rounds among them
+    metric: str = ""  # that ranks it
 
     @property
     def path(self) -> Path:
@@ -73,7 +75,7 @@ def check_names(folder: Path) -> None:
 
 def row_of(job: Job) -> Row | None:
     """The result of a job; None: it is not completed."""
-    return read_json(job.file) if job.file.exists() else None
+    return read_json(job.file) | _at_seconds(job) if job.file.exists() else None
 
 
 def execute(job: Job) -> Row:
@@ -87,7 +89,7 @@ def execute(job: Job) -> Row:
     row = _run(job)
     job.file.parent.mkdir(parents=True, exist_ok=True)
     replace(job.file, json.dumps(row).encode())
-    return row
+    return row | _at_seconds(job)
 
 
 def forget_checkpoints(job: Job) -> None:
@@ -144,6 +146,22 @@ def _row(job: Job, status: str, reason: str = "") -> Row:
     measured = {k: value for k, value in summary.items() if k in KEPT or metrics.metric_of(k)}
     row = {"status": status, **measured, "gradients": _gradients(job)}
     return row | {"seconds": summary.get("seconds"), "reason": reason}
+
+
+def _at_seconds(job: Job) -> Row:
+    """The metric of the last evaluation up to its simulated seconds; empty: it is another one, or
+    there is none."""
+    if not (at := metrics.AT.search(job.metric)):
+        return {}
+    key = column(job.metric, "validation" if job.settings["validation"] else "test")
+    try:
+        run = reader.read(job.path)
+    except (ValueError, OSError):
+        return {}
+    table = with_costs(run)
+    group = Group(job.name, [run], job.settings, [table[table["round"] <= job.rounds]], [])
+    found = up_to(group, metrics.metric_of(key), Point(float(at[1])))
+    return {key: found.mean} if found.number else {}
 
 
 def _gradients(job: Job) -> int | None:

@@ -39,6 +39,11 @@ PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
             {"run": {"evaluation": "clients"}},
             r"metric=accuracy-mean-of-last-10: expected .*, or metric=\"client-accuracy-mean",
         ),
+        ({"sweep": {"metric": "accuracy-at-x"}}, r"as accuracy-at-3600, got 'accuracy-at-x'"),
+        (
+            {"sweep": {"metric": "accuracy-at-60"}},
+            r"\[sweep\] metric=accuracy-at-60: expected \[run\] device-profile, .* got \"none\"",
+        ),
         ({"sweep": {"seeds": 3}}, r"\[sweep\] seeds: expected a list of integers"),
         ({"sweep": {"seeds": [0, 0]}}, r"\[sweep\] seeds: expected different seeds"),
         ({"sweep": {"test-seeds": [-1]}}, r"seed: expected at least 0, got -1"),

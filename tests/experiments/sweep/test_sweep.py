@@ -144,6 +144,23 @@ def test_what_clients_measure_ranks_where_that_is_asked(
     assert winner[f"test-{name}"] == tested
 
 
+def test_simulated_seconds_rank_where_that_is_asked(tmp_path: Path) -> None:
+    """By the last evaluation up to them. Other seconds rank the same runs, which run no more."""
+    space, run = {"algo": ["fedavg"], "local-epochs": [1, 8]}, {"device-profile": "lognormal"}
+    for seconds, epochs, begun in ((200, 8, 3), (30, 1, 1)):
+        name = f"accuracy-at-{seconds}"
+        steps = finish(make(space, run, metric=name), tmp_path)
+        assert sum(not step.found for step in steps) == begun
+        trials, (winner,) = table(tmp_path), table(tmp_path, "winners.csv").to_dict("records")
+        tuned = trials[trials.stage == "tune"].set_index("local-epochs")
+        assert winner["settings"] == f"local-epochs={epochs}"
+        path = tmp_path / "runs" / f"{tuned.trial[epochs]}-seed0"
+        rounds = read(path).metrics.query("clock <= @seconds")
+        expected = rounds["validation-accuracy"].iloc[-1]
+        assert tuned[f"validation-{name}"][epochs] == winner[f"validation-{name}"] == expected
+    assert math.isnan(tuned[f"validation-{name}"][8])  # its first round takes longer
+
+
 def test_halving_goes_on_from_rungs_and_says_what_stopped(tmp_path: Path) -> None:
     steps = finish(halving(), tmp_path)
     trials = table(tmp_path)
