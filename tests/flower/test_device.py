@@ -20,7 +20,8 @@ def test_the_same_run_and_nothing_stays(lab: Flower, tmp_path: Path) -> None:
     lab.env["TMPDIR"] = str(private)
     command = ("fedaccord", "device", "--insecure", "--superlink", f"127.0.0.1:{lab.port}")
     node_configs = [
-        f'partition-id={i} num-partitions=2 state-dir="{tmp_path}/state-{i}"' for i in range(2)
+        f'partition-id={i} num-partitions=2 state-dir="{tmp_path}/state-{i}" max-local-steps=99'
+        for i in range(2)
     ]
     lab.start_nodes(*((*command, "--node-config", config) for config in node_configs))
     config = SCAFFOLD | {"out-dir": str(tmp_path)}
@@ -30,6 +31,10 @@ def test_the_same_run_and_nothing_stays(lab: Flower, tmp_path: Path) -> None:
     assert_same_run(tmp_path / "there", tmp_path / "here")
     assert all([*(tmp_path / f"state-{i}").glob("*/*/*")] for i in range(2))
     assert "the warm process is gone" not in lab.log()
+
+    outcome = lab.run(REPOSITORY, config | {"name": "too many", "local-steps": 100})
+    assert outcome.status == "finished:failed"
+    assert "max-local-steps: this node allows at most 99 steps a round" in outcome.output
 
     *_, first, second = lab.processes
     (warm,) = (pid for pid in children(first.pid) if not is_caller(pid))
