@@ -1,7 +1,7 @@
 """Decoded data sets: one safetensors file each, which every process maps into memory.
 
 The cache folder is $FEDACCORD_CACHE, else $XDG_CACHE_HOME/fedaccord, else ~/.cache/fedaccord; it
-may be deleted at any time. safetensors maps a file rather than reads it, so that all processes
+may be deleted at any time. safetensors maps a file instead of reading it, so all processes
 share one copy in memory. A file holds a checksum, which every reader compares (about 0.3 s a GB).
 """
 
@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 
 from fedaccord.data.kind import Dataset, Decoded, PerChannel
 
-CACHE_FORMAT = 3  # raise it when the decoding changes: older cache files are then left aside
+CACHE_FORMAT = 3  # raise it when the decoding changes: older cache files are then ignored
 ABANDONED = 600  # seconds without a write after which a part of a file counts as abandoned
 
 
@@ -38,8 +38,8 @@ def cache_folder() -> Path:
 
 
 def fingerprint(paths: tuple[Path, ...], settings: Mapping[str, Any]) -> str:
-    """Short hash of settings, paths and the names, sizes and times of the files in the paths and in
-    their folders; no source has more levels, and a link to a folder above has no end of them."""
+    """Short hash of settings, paths and the names, sizes and times of the files in the paths and
+    in their folders; no source has more levels, and a link to a parent folder would be endless."""
     entries = [str(path) for path in paths]
     for path in entries.copy():
         for folder, folders, files in os.walk(path, followlinks=True):
@@ -60,8 +60,8 @@ def _size_and_time(entry: str) -> tuple[str, int, int]:
 
 
 def read(path: Path, name: str) -> Dataset | None:
-    """Map a cache file; None where there is none, or none that is as it was written."""
-    if not path.is_file():  # a pipe would be waited for
+    """Map a cache file; None if there is none, or it is damaged."""
+    if not path.is_file():  # a pipe would block
         return None
     try:
         with safe_open(path, framework="pt") as file:
@@ -125,7 +125,7 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def _checksum(facts: str, tensors: dict[str, torch.Tensor]) -> str:
-    """CRC-32 of all that a cache file holds, shapes and types included."""
+    """CRC-32 of the content of a cache file, with shapes and types."""
     crc = zlib.crc32(facts.encode())
     for key, tensor in sorted(tensors.items()):
         crc = zlib.crc32(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
@@ -139,7 +139,7 @@ def _targets(y: NDArray[Any]) -> torch.Tensor:
 
 
 def _channel_first(x: NDArray[Any]) -> torch.Tensor:
-    """(n, h, w[, c]) images as (n, c, h, w); features and tokens as they are."""
+    """(n, h, w[, c]) images as (n, c, h, w); features and tokens are unchanged."""
     if x.dtype == np.uint8:
         x = x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
     return torch.from_numpy(np.ascontiguousarray(x))

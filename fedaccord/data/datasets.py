@@ -34,9 +34,9 @@ MAX_IMAGE_SIZE = 4096  # pixels of a side, of images that are resized
 
 
 def kind_of(name: str) -> Kind:
-    """What is known of a data set by name, also of a function that makes one.
+    """The `Kind` of a data set by name, also of a function that makes one.
 
-    Raises ValueError for a name that nothing has.
+    Raises ValueError for an unknown name.
     """
     if name in DATASETS:
         return DATASETS[name]
@@ -60,7 +60,7 @@ def load(
     data_dir: the folder that holds the data (for npz: the file); empty: where downloads are stored,
         the folder `downloads` of the cache folder.
     cache_dir: instead of the documented cache folder.
-    What a function returns is not cached.
+    The result of a function is not cached.
     Raises FileNotFoundError if the data is missing and ValueError if it is not as expected.
     """
     kind = kind_of(name)

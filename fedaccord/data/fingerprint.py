@@ -20,8 +20,8 @@ def of_samples(tensors: Iterable[Tensor]) -> int:
 
 
 def of_parts(parts: Sequence[np.ndarray]) -> int:
-    """CRC-32 of who holds which samples. Parts that clients draw for themselves are not looked at:
-    they follow from the samples and the settings."""
+    """CRC-32 of the partition. Parts that clients draw for themselves are not read: they follow
+    from the samples and the settings."""
     if isinstance(parts, Drawn):
         return 0
     found = zlib.crc32(str(len(parts)).encode())

@@ -1,4 +1,4 @@
-"""Data sets that a function of the user's own returns, ``dataset=package.module:function``."""
+"""Data sets that the user's own function returns, ``dataset=package.module:function``."""
 
 from collections.abc import Mapping, Sized
 from typing import Any
@@ -25,9 +25,9 @@ FUNCTION = Kind(find=_find, origin="function")
 
 
 def from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
-    """The data set that a function makes of ``data_dir``, or of nothing.
+    """The data set that a function makes, with the argument ``data_dir`` or without.
 
-    It returns (train, test), or a mapping with these keys; both as `samples.split_of` takes them,
+    It returns (train, test), or a mapping with these keys; both in a form of `samples.split_of`,
     train also as a Flower partitioner (``load_partition``, ``num_partitions``), for
     ``partition=natural``; test also None, empty or left out, for clients without test samples.
     ``classes`` of a mapping is the number of classes, or their names in the order of the labels;

@@ -44,8 +44,8 @@ def decode(root: Path, reading: ReadOptions) -> Decoded:
     """Class k is the k-th of ``labels``, of which any folder may lack, or without them the k-th
     class folder by name; one may be empty, if a client lacks the class.
 
-    What is called .something is no image or class; other entries that are no images are left
-    out with a warning. Raises ValueError, in one line.
+    Names that begin with a dot are ignored; other entries that are no images are left out with a
+    warning. Raises ValueError, in one line.
     """
     names = [
         sorted(entry.name for entry in _shown(root / split) if entry.is_dir())
@@ -92,7 +92,7 @@ def decode(root: Path, reading: ReadOptions) -> Decoded:
             f"{others[0]}: they are no files called {', '.join(sorted(IMAGE_SUFFIXES))}"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what Pillow thinks of an image that it reads
+        warnings.simplefilter("ignore")  # Pillow's warnings about an image
         x, y = _decode_images(files, reading.image_size), np.array(labels)
     return Decoded(x[:before], y[:before], x[before:], y[before:], len(classes), classes)
 
@@ -106,7 +106,7 @@ def _is_image(entry: Path) -> bool:
 
 
 def _decode_images(files: list[Path], image_size: int) -> NDArray[np.uint8]:
-    """(n, h, w, 3), or (n, h, w) where every image is grey; all of the first one's size."""
+    """(n, h, w, 3), or (n, h, w) if every image is grey; all of the first one's size."""
     height, width = _decode_image(files[0], image_size).shape[:2]
     check_fits(f"image-folder: {len(files)} images", len(files) * height * width * 3)
     images = np.empty((len(files), height, width, 3), dtype=np.uint8)
@@ -125,7 +125,7 @@ def _decode_images(files: list[Path], image_size: int) -> NDArray[np.uint8]:
             images[i] = pixels if pixels.ndim == 3 else pixels[..., None]
         return grey
 
-    chunk = 256  # images a task: a small one takes less time than to hand it over
+    chunk = 256  # images per task: sending a small one costs more than reading it
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         all_grey = all(list(pool.map(decode, range(0, len(files), chunk))))
     return images[..., 0] if all_grey else images

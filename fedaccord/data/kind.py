@@ -1,4 +1,4 @@
-"""What is particular to one data set: how it is found, decoded, prepared and augmented."""
+"""The functions of one data set: to find, decode, prepare and augment it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Dataset(NamedTuple):
     mean: PerChannel = ()  # of the training images; empty for features
     std: PerChannel = ()
     class_names: tuple[str, ...] = ()  # of label 0, 1, ...; empty: unknown
-    vocabulary: int = 0  # token ids, from 0 on; 0: the inputs are no tokens, or not known
-    owners: torch.Tensor | None = None  # (n,) int64 who holds each training sample, from 0 on
+    vocabulary: int = 0  # number of token ids; 0: the inputs are no tokens, or unknown
+    owners: torch.Tensor | None = None  # (n,) int64 the client of each training sample, from 0 on
 
     @property
     def outputs(self) -> int:
-        """Of a model: the scores of the classes, or the predicted numbers."""
+        """Number of a model's outputs: scores of classes, or predicted numbers."""
         return self.classes or self.y_train.shape[1]
 
 
 class Decoded(NamedTuple):
-    """What a source gives: a `Dataset` with channel-last images."""
+    """A decoded source: a `Dataset` with channel-last images."""
 
     x_train: NDArray[Any]  # (n, height, width[, channels]) uint8, (n, ...) float32, (n, length) int
     y_train: NDArray[Any]  # (n,) integers, or (n, outputs) float32
@@ -57,10 +57,10 @@ class Decoded(NamedTuple):
 
 
 class ReadOptions(NamedTuple):
-    """How files are read, as settings say; most data sets have nothing to choose."""
+    """The settings of reading files; most data sets ignore them."""
 
-    download: bool = False  # fetch what is missing
-    image_size: int = 0  # resize the shorter side to it and crop the centre; 0: as they are
+    download: bool = False  # fetch missing files
+    image_size: int = 0  # resize the shorter side to it and crop the centre; 0: unchanged
     tokenizer: str = "bytes"  # or package.module:function
     max_length: int = 256  # tokens of a text
     labels: str = ""  # the names of the classes, with commas; empty: those in the files
@@ -88,7 +88,7 @@ class Source(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What is known of a data set before it is decoded."""
+    """Facts of a data set before it is decoded."""
 
     shape: tuple[int, ...]  # of a sample
     classes: int
@@ -98,15 +98,15 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """An entry of `datasets.DATASETS`: all that the rest of the package knows of a data set.
+    """An entry of `datasets.DATASETS`: the interface of a data set.
 
     find: (root, reading) -> its files. Raises FileNotFoundError if they are missing.
     origin: "package" (part of an installed package, needs no data-dir), "download" (torchvision can
         fetch it), "user" (whatever is stored in data-dir), or "function" (which finds its own).
     reads: the settings of `ReadOptions` that change what is decoded.
     scale: mean and std by which images are normalised; None: those of the training images.
-    prepare: (inputs, data set, dtype) -> what the model sees.
-    augment: (raw inputs, generator) -> inputs of a training step; None: as they are.
+    prepare: (inputs, data set, dtype) -> the model's inputs.
+    augment: (raw inputs, generator) -> inputs of a training step; None: not augmented.
     """
 
     find: Callable[[Path, ReadOptions], Source]
@@ -119,7 +119,7 @@ class Kind:
 
 
 def image_facts(shape: tuple[int, int, int], classes: int, train: int, test: int) -> Facts:
-    """Of uint8 images (channels, height, width) with int64 labels."""
+    """Facts of uint8 images (channels, height, width) with int64 labels."""
     sample = shape[0] * shape[1] * shape[2] + 8
     return Facts(shape, classes, train, (train + test) * sample)
 
@@ -131,7 +131,7 @@ def check_fits(what: str, size: int) -> None:
     if size > memory:
         raise ValueError(
             f"{what}: expected what fits into the {memory / 1e9:,.0f} GB of memory here, got "
-            f"{size / 1e9:,.0f} GB: take less of it, or smaller images"
+            f"{size / 1e9:,.0f} GB: use less of it, or smaller images"
         )
 
 

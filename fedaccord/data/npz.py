@@ -29,7 +29,7 @@ from fedaccord.data.kind import (
 log = logging.getLogger("flwr")  # what a run prints
 
 TEST = ARRAYS[2:]
-MAX_CLASSES = 1_000_000  # more is a mistake, and a model of so many outputs fits nowhere
+MAX_CLASSES = 1_000_000  # more is a mistake: the model would not fit into memory
 CHANNELS = 4  # at most, of an image
 
 Array = NDArray[Any]
@@ -51,10 +51,10 @@ def decode(path: Path) -> Decoded:
     An array ``client`` (n,) of integers or names names the holder of each training sample, for
     ``partition=natural``.
 
-    Labels are integers, or names of classes as strings. An array ``classes`` says how many
-    classes there are, as one integer, or their names in the order of the labels: on devices that
-    each lack some class it gives all of them the same labels. Without it each of 0..k-1 must be
-    among y_train, and names are numbered in sorted order. Raises ValueError, in one line.
+    Labels are integers, or names of classes as strings. An array ``classes`` has the number of
+    classes, as one integer, or their names in the order of the labels: devices that lack some
+    class then have the same labels. Without it each of 0..k-1 must be in y_train, and names are
+    numbered in sorted order. Raises ValueError, in one line.
     """
     arrays = _arrays(path)
     owners = _owners(path, arrays)
@@ -151,7 +151,7 @@ def _arrays(path: Path) -> dict[str, Array]:
 
 
 def _class_names(path: Path, arrays: dict[str, Array]) -> tuple[str, ...]:
-    """Of the array ``classes``, or of labels that are strings; empty: there are none."""
+    """The names in the array ``classes``, or in labels that are strings; may be empty."""
     labels = [arrays[key].ravel() for key in ("y_train", "y_test")]
     classes = arrays.get("classes")
     if classes is not None and classes.dtype.kind in "US":
@@ -178,7 +178,7 @@ def _class_names(path: Path, arrays: dict[str, Array]) -> tuple[str, ...]:
 
 
 def _numbered(path: Path, key: str, labels: Array, names: tuple[str, ...]) -> Array:
-    """Names of classes as their numbers; the shape stays."""
+    """Names of classes as their numbers, in the same shape."""
     numbers = {name: number for number, name in enumerate(names)}
     texts = _texts(labels.ravel())
     if unknown := sorted({*texts} - {*names}):
@@ -242,7 +242,7 @@ def _alike(path: Path, x_train: Array, x_test: Array) -> tuple[Array, Array]:
 
 
 def _num_classes(path: Path, arrays: dict[str, Array]) -> int:
-    """Of the array ``classes``; 0: there is none."""
+    """The number in the array ``classes``; 0: there is none."""
     if "classes" not in arrays:
         return 0
     array = arrays["classes"]

@@ -80,7 +80,7 @@ def partition(
     _known("replacement", replacement, REPLACEMENTS)
     if scheme in BY_CLASS and not has_classes(labels):
         raise ValueError(
-            f"partition: expected iid, natural or file where targets are no class labels, got "
+            f"partition: expected iid, natural or file if targets are no class labels, got "
             f"{scheme}, which deals by class: set partition=iid"
         )
     labels = _classes_of(labels)
@@ -152,7 +152,7 @@ def matching_share(
     """About ``size`` samples with the class mixture of ``own``, sorted, none of them twice.
 
     own: (n,) the classes of a client's training samples; labels: (n_test,) those to draw from.
-    A class that runs out gives all it has; where no class is shared, the draw is from all.
+    An exhausted class gives all its samples; if no class is shared, the draw is from all.
     """
     rng = np.random.default_rng(seed)
     classes, counts = np.unique(own, return_counts=True)
@@ -203,7 +203,7 @@ LOOKED_AT = 1000  # of the clients that draw their own samples
 
 
 def report(parts: Sequence[Ints], labels: NDArray[Any]) -> Report:
-    """Count what a partition gives to whom. labels: as in ``partition``."""
+    """The statistics of a partition. labels: as in ``partition``."""
     labels = _classes_of(labels)
     num_classes, drawn = int(labels.max(initial=-1)) + 1, isinstance(parts, Drawn)
     some = parts[:LOOKED_AT] if drawn else parts
@@ -314,7 +314,7 @@ def _rank(drawn: Ints) -> Ints:
 
 
 def _classes_of(targets: NDArray[Any]) -> Ints:
-    """(n,) the class of every sample; 0 where targets are no classes."""
+    """(n,) the class of every sample; 0 if targets are no classes."""
     if not has_classes(targets):
         return np.zeros(len(targets), np.int64)
     if (targets < 0).any():

@@ -14,7 +14,7 @@ log = logging.getLogger("flwr")  # what a run prints
 
 
 def read(file: str, num_clients: int, num_samples: int) -> list[Ints]:
-    """The samples of every client, as the file has them.
+    """The samples of every client in the file.
 
     Samples with more than one holder are named in a warning. Raises ValueError, in one line, for
     anything else than num_clients non-empty lists of integers below num_samples.
@@ -50,7 +50,7 @@ def read(file: str, num_clients: int, num_samples: int) -> list[Ints]:
 
 def _parse(file: str) -> Any:
     try:
-        if Path(file).exists() and not Path(file).is_file():  # a pipe is waited for
+        if Path(file).exists() and not Path(file).is_file():  # a pipe would block
             raise ValueError("not a file")
         return json.loads(Path(file).read_text(encoding="utf-8-sig"), object_pairs_hook=_each_once)
     except (OSError, ValueError, RecursionError) as error:
@@ -60,7 +60,7 @@ def _parse(file: str) -> Any:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Python takes the last of two equal names."""
+    """Refuse two equal names, of which Python would use the last."""
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]
@@ -70,7 +70,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _warn_of_duplicates(parts: list[Ints], file: str) -> None:
-    """Samples that are held more than once may be meant: one line says so, with an example."""
+    """Warn in one line about samples in several places, which may be intended, with an example."""
     samples, times = np.unique(np.concatenate(parts), return_counts=True)
     if (times > 1).any():
         sample = samples[times > 1][0]

@@ -1,4 +1,4 @@
-"""The samples of each client, found when they are asked for: no list of all clients is made."""
+"""The samples of each client, computed on access, without a list of all clients."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

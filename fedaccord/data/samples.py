@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LABELS = ("label", "labels", "target", "targets", "y")  # columns that hold what is predicted
+LABELS = ("label", "labels", "target", "targets", "y")  # names of the target column
 
 
 class Split(NamedTuple):
@@ -21,8 +21,8 @@ class Split(NamedTuple):
 def split_of(found: Any) -> Split:
     """(inputs, targets) of anything with them; a torch or Hugging Face data set of pairs or rows.
 
-    Arrays of uint8, (n, h, w[, c]), become images (n, c, h, w); tensors stay as they are.
-    Raises ValueError, with what was expected, for anything else.
+    Arrays of uint8, (n, h, w[, c]), become images (n, c, h, w); tensors are unchanged.
+    Raises ValueError, with the expected forms, for anything else.
     """
     if isinstance(found, tuple | list) and len(found) == 2:
         x, y = found
@@ -38,7 +38,7 @@ def split_of(found: Any) -> Split:
 
 
 def partitioned(found: Any) -> tuple[Split, Tensor]:
-    """The samples of a Flower partitioner, and who holds each, (n,) from 0 on."""
+    """The samples of a Flower partitioner, and the client of each, (n,) from 0 on."""
     parts = [split_of(found.load_partition(i)) for i in range(found.num_partitions)]
     owners = torch.repeat_interleave(
         torch.arange(len(parts)), torch.tensor([len(part.y) for part in parts])

@@ -29,7 +29,7 @@ class Row(NamedTuple):
     text: str
     label: str
     split: str  # train, test; empty: the file has no such column
-    client: str  # who holds it; empty: likewise
+    client: str  # the client; empty: likewise
 
 
 class Tokenizer(NamedTuple):
@@ -62,10 +62,10 @@ def find(root: Path, reading: ReadOptions) -> Source:
 
 
 def decode(files: Sequence[Path], reading: ReadOptions) -> Decoded:
-    """Token ids (n, max_length) int32, cut or padded by 0, and the numbers of the labels.
+    """Token ids (n, max_length) int32, truncated or padded by 0, and the numbers of the labels.
 
-    Of one file the column `split` says what is for training, without it every fifth row is for
-    testing. A column `client` says who holds a row, for ``partition=natural``.
+    In one file the column `split` selects the training rows; without it every fifth row is for
+    testing. A column `client` has the client of a row, for ``partition=natural``.
     """
     train, test = [*_rows(files[0])], [*_rows(files[-1])]
     if len(files) == 1:
@@ -90,8 +90,8 @@ def decode(files: Sequence[Path], reading: ReadOptions) -> Decoded:
 
 
 def tokenizer_of(name: str) -> Tokenizer:
-    """``bytes``, or what `package.module:name` refers to: a function of a text that returns ids, or
-    an object whose ``encode`` does; ``vocab_size`` says how many ids there are.
+    """``bytes``, or the object of `package.module:name`: a function of a text that returns ids, or
+    an object with such a method ``encode``; ``vocab_size`` is the number of ids.
 
     Raises ValueError, in one line, for anything else.
     """
@@ -109,9 +109,9 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 
 def encode(texts: Sequence[str], tokenizer: Tokenizer, reading: ReadOptions) -> NDArray[np.int32]:
-    """(n, max_length) token ids; longer texts are cut, shorter ones are padded by 0.
+    """(n, max_length) token ids; longer texts are truncated, shorter ones are padded by 0.
 
-    Raises ValueError, in one line, if the tokenizer fails or gives an id that is none.
+    Raises ValueError, in one line, if the tokenizer fails or returns an invalid id.
     """
     ids = np.full((len(texts), reading.max_length), PADDING, np.int32)
     for row, text in zip(ids, texts, strict=True):
@@ -131,7 +131,7 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer, reading: ReadOptions) -> 
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    """Of a file, one line of error for what is none."""
+    """The rows of a file; raises ValueError, in one line, for an invalid one."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for number, values in enumerate(_records(path, file), 1):

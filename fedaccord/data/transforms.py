@@ -1,4 +1,4 @@
-"""Transforms of images as whole tensors, on whichever device they lie."""
+"""Transforms of images as whole tensors, on any device."""
 
 from functools import lru_cache
 from typing import Protocol
@@ -12,7 +12,7 @@ PAD = 4  # pixels on each side, of which a random crop takes some
 
 
 class Scaled(Protocol):
-    """What images are normalised by, per channel, of pixels in [0, 1]; empty for features."""
+    """Mean and deviation of images, per channel, of pixels in [0, 1]; empty for features."""
 
     @property
     def mean(self) -> tuple[float, ...]: ...
@@ -37,7 +37,7 @@ def normalise(x: torch.Tensor, dataset: Scaled, dtype: torch.dtype) -> torch.Ten
 def _raw_constants(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """255 mean and 255 std as (c, 1, 1); kept, so that a GPU does not wait for them each batch."""
+    """255 mean and 255 std as (c, 1, 1); cached, to avoid a synchronisation per batch."""
     raw = 255 * torch.tensor([mean, std], dtype=torch.float64)[:, :, None, None]
     mean_, std_ = raw.to(dtype=dtype).to(device)
     return mean_, std_
@@ -48,8 +48,7 @@ def augment(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
     x: (b, c, h, w) uint8. The pad is zero in raw pixels, before normalisation, as torchvision's
     RandomCrop(h, padding=4) on images has it. One number per image is drawn from the CPU
-    `generator`, so that a batch on a GPU is cut as it would be on the CPU, and batches together as
-    one after another.
+    `generator`: a batch on a GPU is cut as on the CPU, and several batches together as one by one.
     """
     b, c, h, w = x.shape
     shifts = 2 * PAD + 1

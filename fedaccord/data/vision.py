@@ -31,7 +31,7 @@ def find(
 
         try:
             return getattr(datasets, name)(root, train=train, download=reading.download)
-        except Exception as error:  # torchvision asserts where it does not check
+        except Exception as error:  # torchvision asserts instead of checking
             reason = str(error) or type(error).__name__
             again = f"delete {root / subfolder} and set" if (root / subfolder).exists() else "try"
             raise ValueError(

@@ -1,7 +1,7 @@
 """Runs in one process: the same rounds as under Flower, with values instead of messages.
 
 There is no ClientApp here: a fleet calls the clients' local rounds (`client/train.py`) directly, as
-a ClientApp does with what it reads from a message.
+a ClientApp does with the content of a message.
 """
 
 from fedaccord.engine.history import History, Recorder

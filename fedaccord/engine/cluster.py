@@ -1,4 +1,4 @@
-"""Start or join Ray for `workers.py`; how tensors pass through it."""
+"""Start or join Ray for `workers.py`, and pass tensors through it."""
 
 import logging
 import os
@@ -18,17 +18,17 @@ from fedaccord.compat.read_only import over
 from fedaccord.federation import ray_cluster
 from fedaccord.federation.errors import last_line
 
-ENVIRONMENT = {  # of this process and of Ray's, while it runs; the user's own values stay
-    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # this process logs those that matter
+ENVIRONMENT = {  # of this process and of Ray's, while it runs; the user's values have priority
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # this process logs the relevant ones
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers without a share of a GPU see every GPU
     # seconds after which Ray's agents exit if the run was killed; Ray's default is a minute
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
-    # how full a disk may be that takes what memory does not hold; at Ray's default of 0.95 a disk
+    # how full the disk for spilled objects may be; at Ray's default of 0.95 a disk
     # of 250 GB counts as full when 12 GB are free
     "RAY_local_fs_capacity_threshold": "0.99",
 }
 
-# whether under `uv run` Ray copies the folder and builds an environment for each worker: minutes
+# whether Ray, under `uv run`, copies the folder and builds an environment per worker: minutes
 UV_RUN = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 
 
@@ -57,7 +57,7 @@ def ray_for(workers: int, address: str, threads: int, gpus: float) -> Iterator[M
     is no such cluster or it has too few resources.
     """
     with environment():
-        if ray.is_initialized():  # by a caller that also reserved the cores of this process
+        if ray.is_initialized():  # the caller has also reserved the cores of this process
             with tensors_as_arrays():
                 yield {"num_cpus": 0, "num_gpus": gpus}
             return
@@ -132,7 +132,7 @@ def _check_address(address: str) -> None:
 
 
 def _check_room(workers: int, threads: int, gpus: float) -> None:
-    """Raises ValueError if the cluster can never start so many workers."""
+    """Raises ValueError if the cluster can never start these workers."""
     have: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     for what, each, key in (("CPU", threads, "threads"), ("GPU", gpus, "gpus-per-worker")):
         if workers * each > have.get(what, 0):

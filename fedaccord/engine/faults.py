@@ -18,7 +18,7 @@ Faults = Callable[[int, int], str | None]  # (round t from 0, client) -> one of 
 
 
 class FaultyFleet:
-    """Clients in this process behind a network that loses, repeats and delays.
+    """Clients in this process behind a network that loses, repeats and delays messages.
 
     lost-message: the client does not receive the request. lost-reply: it trains, and its reply is
     lost. late: its reply arrives in the next round and is ignored. duplicate: it receives the
@@ -29,7 +29,7 @@ class FaultyFleet:
         self.fleet = fleet
         self.home, self.evaluators = fleet.home, fleet.evaluators
         self.faults = faults
-        self._late: list[tuple[int, int]] = []  # (round, client) whose replies are still to arrive
+        self._late: list[tuple[int, int]] = []  # (round, client) of pending replies
 
     @property
     def num_clients(self) -> int:

@@ -1,5 +1,5 @@
-"""Clients in this process. There is no ClientApp and no message: local rounds are called directly,
-one or many clients in a call, and vectors pass by reference."""
+"""Clients in this process, without ClientApp and messages: local rounds are called directly, with
+one or many clients in a call, and vectors are passed by reference."""
 
 import logging
 import time
@@ -32,7 +32,7 @@ MOST = 100  # clients in one call; more are not faster
 PENDING = 2**30  # bytes of models whose clients' states are not yet written to disk
 BYTES = 2**25  # bytes of their models; larger calls are hardly faster
 
-Reached = tuple[TrainRequest, Any]  # a request, and its client's state before it
+Reached = tuple[TrainRequest, Any]  # a request, and its client's state before the visit
 
 
 class MemoriesFleet:
@@ -67,7 +67,7 @@ class MemoriesFleet:
         self.memories.restore(states)
 
     def _recall(self, instruction: TrainInstruction) -> Any:
-        """The stored state with which a client begins; see `store.recall`."""
+        """The stored state at the start of a visit; see `store.recall`."""
         return store.recall(self.memories.load(instruction.client), instruction)
 
     def _remember(self, instruction: TrainInstruction, kept: Any) -> None:
@@ -130,7 +130,7 @@ class LocalFleet(MemoriesFleet):
         return reached
 
     def _train(self, part: Sequence[Reached]) -> dict[int, Reading]:
-        """Readings of requests that are executed together."""
+        """The readings of requests that are executed together."""
         replies: dict[int, Reading] = {}
         size = nbytes(part[0][0].down)
         for (request, _), done in zip(part, self._rounds(part), strict=True):
@@ -170,11 +170,11 @@ class LocalFleet(MemoriesFleet):
         try:
             data = training_data(self.task, request.instruction)._replace(home=self.home)
             return local_round(request, state, data)
-        except Exception as error:  # the server judges any error of a client
+        except Exception as error:  # the server handles any error of a client
             return describe(error)
 
     def _state(self, instruction: TrainInstruction) -> Any:
-        """The state with which a client begins; None: its first request."""
+        """The state at the start of a visit; None: its first request."""
         kept = self._recall(instruction)
         return None if kept is None else self.memories.unpack(kept)
 

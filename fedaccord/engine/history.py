@@ -1,4 +1,4 @@
-"""What `simulate` returns, and what collects it round by round."""
+"""The result of `simulate`, and its recorder."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +19,7 @@ SHOWN = ("test-accuracy", "test-loss", "train-loss")  # of the last round, in a 
 
 
 class History(NamedTuple):
-    """What `simulate` returns; T rounds, C clients, d parameters."""
+    """The result of `simulate`; T rounds, C clients, d parameters."""
 
     metrics: "pd.DataFrame"  # a row a round, number 0 before the first
     model: dict[str, Tensor]  # the output model under its parameter names
@@ -41,7 +41,7 @@ class History(NamedTuple):
 
 
 class Recorder:
-    """Keeps what `simulate` returns; state_of: (client, round) -> its state after that round."""
+    """Collects the result of `simulate`; state_of: (client, round) -> its state after the round."""
 
     def __init__(
         self,

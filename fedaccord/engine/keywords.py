@@ -42,7 +42,7 @@ def module_of(model: Any) -> nn.Module:
         raise ValueError(f"{wanted}, got {type(model).__name__}")
     try:
         module = model()
-    except TypeError as error:  # for example of a class that needs arguments
+    except TypeError as error:  # for example a class that needs arguments
         raise ValueError(f"{wanted}: {error}") from error
     if not isinstance(module, nn.Module):
         raise ValueError(f"{wanted}, got a function that returns {type(module).__name__}")

@@ -34,7 +34,7 @@ def own_task(
     loss: Loss,
     form: BatchFormat,
 ) -> Task:
-    """Raises ValueError, in one line, for samples that are none, and a model that does not fit."""
+    """Raises ValueError, in one line, for invalid samples, and for a model that does not fit."""
     clients_evaluate = config.strategy.evaluation != "server" or config.strategy.has_personal
     samples, tests = _clients(clients, form), _test(test, clients, form)
     if clients_evaluate and isinstance(tests, FunctionSource):
@@ -100,14 +100,14 @@ def _part(what: str, given: Any, clients: Sequence[Any], form: BatchFormat) -> S
         return source_of(given, form)
     except ValueError as error:
         raise ValueError(f"{what}: {' '.join(str(error).split())}") from error
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # the user's own code may raise anything
         raise ValueError(
             f"{what}: expected {FORMS}, got one that fails: {one_line(error)}"
         ) from error
 
 
 def _check_tensors(what: str, samples: Any, first: Any) -> None:
-    """Raise ValueError unless these are (x, y) of one length, with inputs as client 0 has."""
+    """Raise ValueError unless these are (x, y) of one length, with inputs like client 0's."""
     if len(samples) != 2:
         raise ValueError(f"{what}: expected tensors (x, y), got {describe(samples)}")
     for part in samples:
@@ -126,7 +126,7 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
 
 
 def _check_labels(what: str, labels: Any) -> None:
-    """Raise ValueError for classes below 0, but for the one that cross-entropy ignores.
+    """Raise ValueError for classes below 0, except the one that cross-entropy ignores.
 
     labels: as of `labels_of`.
     """

@@ -179,16 +179,16 @@ def simulate(
     algo: a name from METHODS, or a strategy, which has its own settings: these cannot be given
     beside it.
 
-    clients: the samples of each; by default dealt from ``dataset`` as the run config says. A
+    clients: the samples of each; by default the partition of ``dataset`` by the run config. A
     client has a tuple of tensors (inputs, targets), a map-style torch Dataset, from which batches
     are drawn as from tensors, or a function that gives the batches of a pass when it is called with
-    a torch.Generator, whose state depends on seed, round, client and pass alone: a function without
-    other randomness gives the same weights when a run resumes and with ``workers``. It is called
-    once before round 1 too, to count its samples, and every pass must have as many; its
-    batches are used as they are, whatever ``batch_size`` is, which is refused if all clients are
-    functions. test: samples to evaluate on, with ``clients``, in one of these forms, of which each
-    client that evaluates has a share (not of a function's); or a list of each client's own, None
-    for a client without, all of which the server evaluates on.
+    a torch.Generator, whose state depends only on seed, round, client and pass: a function without
+    other randomness gives the same weights when a run resumes and with ``workers``. It is also
+    called once before round 1 to count its samples, and every pass must have as many; its batches
+    are used unchanged for any ``batch_size``, which is refused if all clients are functions.
+    test: samples to evaluate on, with ``clients``, in one of these forms, of which each client
+    that evaluates has a share (not of a function's); or a list of each client's own, None for a
+    client without, all of which the server uses.
 
     model: a module, whose parameters are the initial ones, a function that returns one (it is
     called once), or a name of `fedaccord run --list-keys`. forward: ``forward(model, batch)``, the
@@ -199,14 +199,14 @@ def simulate(
 
     participation: the share of clients a round, or the clients of every round. dtype: float32 (the
     default) or float64, of floating inputs, model and every vector; integer inputs, as token ids,
-    stay as they are. record: "weights" keeps w^t, the averages and the client states of
-    every round. faults: (round from 0, client) -> None, or what happens there: "lost-message",
-    "lost-reply", "duplicate", "late" or "crash" (the client's memory is gone). resume: a run
+    are unchanged. record: "weights" keeps w^t, the averages and the client states of
+    every round. faults: (round from 0, client) -> None, or a fault: "lost-message",
+    "lost-reply", "duplicate", "late" or "crash" (the client's memory is lost). resume: a run
     directory; resume from its last checkpoint, to ``rounds`` in all. The History begins there.
     vectorize: many clients in one call, which is faster for small models and may differ in the last
-    bits: "off", "on", or "auto", by a rule that knows only sizes. on_round: called with every
+    bits: "off", "on", or "auto", by a rule of sizes. on_round: called with every
     round, its state and its metrics; the first has number 0. keys: any run-config key, as
-    ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing ones take the run config's
+    ``local_steps=10`` or ``**{"scaffold.server-lr": 1.0}``; missing ones have the run config's
     defaults; ``clip_norm=None`` is off.
 
     Nothing is written to disk, except client states that do not fit into memory (``client_state``),
@@ -304,7 +304,7 @@ MODEL = ("model", "stem", "device", "metrics")  # keys of a task whose samples a
 def _check_given(
     given: Iterable[str], method: FederatedStrategy | None, *, own_data: bool, own_model: bool
 ) -> None:
-    """Raise TypeError, in one line, on keys that nothing would read; given: keys of the caller."""
+    """Raise TypeError, in one line, for keys without effect; given: keys of the caller."""
     data = {key for key in task_keys() if key not in MODEL}
     for key in given:
         if method is not None and key in method_keys():
@@ -315,7 +315,7 @@ def _check_given(
                 "settings of its own; got it beside one"
             )
         if key in WRITTEN:
-            raise TypeError(f"{key}: simulate writes no run directory; take fedaccord.run")
+            raise TypeError(f"{key}: simulate writes no run directory; use fedaccord.run")
         if own_data and key in data:
             raise TypeError(f"{key}: expected it without clients=, whose samples are used as given")
         if own_model and key == "stem":

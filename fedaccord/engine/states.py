@@ -1,5 +1,4 @@
-"""Where the states of clients in this process are stored: in memory, or in files if they do not
-fit."""
+"""Storage of the states of clients in this process: memory, or files if they do not fit."""
 
 import logging
 from pathlib import Path
@@ -32,7 +31,7 @@ def choose(
     setting: str, method: Method, num_clients: int, rounds: int, vector: int, drawn: bool = True
 ) -> StorageChoice:
     """memory or disk as set; auto: disk if the states of the clients that the rounds can visit
-    take more than `SHARE` of the free memory. vector: bytes of a vector of d; drawn: cohorts are
+    need more than `SHARE` of the free memory. vector: bytes of a vector of d; drawn: cohorts are
     drawn, not given."""
     visited = num_clients
     if drawn and method.sampling == "fixed" and not method.topology.is_decentralised:

@@ -1,7 +1,7 @@
-"""Whether clients take their local steps one at a time or many in one call: as set, or by a rule.
+"""Whether clients train one at a time or many in one call: as set, or by a rule.
 
-The rule reads sizes alone, never a timing, the machine or its load: the choice changes the last
-bits of a run, and the same settings must give the same weights everywhere.
+The rule depends only on sizes, never on a timing, the machine or its load: the choice changes the
+last bits of a run, and the same settings must give the same weights everywhere.
 """
 
 from typing import NamedTuple
@@ -15,10 +15,10 @@ from fedaccord.task import Task
 from fedaccord.task.cohort_solver import CohortSolver, Stack
 from fedaccord.task.sources import SourceClients
 
-# within these limits many clients in one call took no longer for any model and batch that was
-# measured on a CPU, and up to 5 times less: docs/results/cohort.md
-MIN_CLIENTS = 5  # of a round: a call of two or three took up to 1.6 times as long
-MAX_MODEL_BYTES = 2**16  # of the parameters: larger ones leave the caches when many are in use
+# within these limits many clients in one call were never slower for any model and batch measured
+# on a CPU, and up to 5 times faster: docs/results/cohort.md
+MIN_CLIENTS = 5  # of a round: a call of two or three was up to 1.6 times as slow
+MAX_MODEL_BYTES = 2**16  # of the parameters: many larger models exceed the caches
 MAX_MULTIPLICATIONS = 1_000_000  # of a batch's forward pass; above it arithmetic dominates
 
 
@@ -36,7 +36,7 @@ class VectorizeChoice(NamedTuple):
 
 
 def choose(setting: str, task: Task, strategy: FederatedStrategy, clients: int) -> VectorizeChoice:
-    """on and off as set; auto: by the rule, with so many ``clients`` a round."""
+    """on and off as set; auto: by the rule, with ``clients`` a round."""
     if setting != "auto":
         return VectorizeChoice(setting == "on", "as set")
     reason = _against(task, strategy, clients)
@@ -48,7 +48,7 @@ def choose(setting: str, task: Task, strategy: FederatedStrategy, clients: int) 
 
 
 def _against(task: Task, strategy: FederatedStrategy, clients: int) -> str:
-    """Why clients train one at a time; empty: they do not."""
+    """Why clients train one at a time; empty: many in one call."""
     if clients < MIN_CLIENTS:
         return f"a round has {clients}, and a call pays from {MIN_CLIENTS} on"
     size = task.model(strategy.model_settings).w.nbytes

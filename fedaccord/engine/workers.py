@@ -40,14 +40,14 @@ from fedaccord.task import Task
 log = logging.getLogger("flwr")
 
 SHARES = 4  # calls per worker and round: later ones balance the times of earlier ones
-DIED = "its worker process died, alone with it too: perhaps it needs more memory than there is"
+DIED = "its worker process died, also alone with it: perhaps it needs more memory than there is"
 
 
 class Share(NamedTuple):
     """The requests of one call of a worker."""
 
     instructions: Sequence[TrainInstruction]
-    states: Sequence[Any]  # the Ray object of the state that each client begins with, or None
+    states: Sequence[Any]  # the Ray object of each client's state before the visit, or None
     again: bool = False  # a worker died during this call
 
     def apart(self) -> "list[Share]":
@@ -55,7 +55,7 @@ class Share(NamedTuple):
         return [Share([a], [s], True) for a, s in zip(self.instructions, self.states, strict=True)]
 
 
-Send = Callable[[Any, Share], list[Any]]  # (actor, share) -> the Ray objects that it will give
+Send = Callable[[Any, Share], list[Any]]  # (actor, share) -> the Ray objects of its results
 
 
 class Worker:
@@ -63,7 +63,7 @@ class Worker:
 
     def __init__(self, load: Callable[[], Task], threads: int, vectorize: bool) -> None:
         share_tensors()
-        keep_freed_memory()  # this process is ours
+        keep_freed_memory()  # FedAccord's own process
         torch.set_num_threads(threads)
         self.fleet = LocalFleet(load(), vectorize=vectorize)
         self.round: tuple[Any, Mapping[int, Any]] = (None, {})
@@ -90,7 +90,7 @@ class Worker:
     def evaluate(
         self, round: Sequence[Any], clients: Sequence[int], timeout: float, *states: Any
     ) -> list[Mapping[str, float] | str]:
-        """What the clients measure; round: as of `train`."""
+        """The clients' evaluations; round: as of `train`."""
         return self.fleet.evaluate(self._requests(round, clients, states), timeout)
 
     def _requests(
@@ -105,7 +105,7 @@ class Worker:
         return requests
 
 
-class Seat:
+class Slot:
     """A worker in this process's view: idle, executing a share, or starting (no share)."""
 
     def __init__(self, start: Callable[[], Any]) -> None:
@@ -147,13 +147,13 @@ class WorkersFleet(MemoriesFleet):
     ) -> None:
         """start: starts an actor of `Worker`. Raises ValueError if one does not start."""
         super().__init__(task, RayMemories(), vectorize, on_client)
-        self._seats = [Seat(start) for _ in range(workers)]
+        self._slots = [Slot(start) for _ in range(workers)]
         try:
-            devices = ray.get([seat.free()[1][0] for seat in self._seats])
+            devices = ray.get([slot.free()[1][0] for slot in self._slots])
         except RayError as error:
             raise ValueError(f"workers: a worker did not start: {last_line(str(error))}") from None
         here = torch.device(task.device).type
-        # batches that the server evaluates at a time, while the workers are idle
+        # batches that the server evaluates at a time while the workers are idle
         free = cores() // torch.get_num_threads()
         self.evaluators = max(1, min(workers, free)) if here == "cpu" else 1
         if here != "cpu" and "cpu" in devices:
@@ -196,8 +196,8 @@ class WorkersFleet(MemoriesFleet):
         return [GONE if isinstance(reading, StateLost) else reading for reading in readings]
 
     def close(self) -> None:
-        for seat in self._seats:
-            ray.kill(seat.actor)
+        for slot in self._slots:
+            ray.kill(slot.actor)
 
     # --- shares and workers -----------------------------------------------------------------------
 
@@ -220,18 +220,18 @@ class WorkersFleet(MemoriesFleet):
         left = deque(self._deal(pairs, most))
 
         def employ() -> None:
-            for seat in self._seats:
-                if left and not seat.waits:
-                    seat.take(left.popleft(), send)
+            for slot in self._slots:
+                if left and not slot.waits:
+                    slot.take(left.popleft(), send)
 
-        while left or any(seat.share for seat in self._seats):
+        while left or any(slot.share for slot in self._slots):
             employ()
-            waiting = {seat.waits[0]: seat for seat in self._seats if seat.waits}
+            waiting = {slot.waits[0]: slot for slot in self._slots if slot.waits}
             ready, _ = ray.wait([*waiting], timeout=max(0.0, deadline - _now()))
             if not ready:
                 break
-            seat = waiting[ready[0]]
-            share, (first, *after) = seat.free()
+            slot = waiting[ready[0]]
+            share, (first, *after) = slot.free()
             try:
                 readings = ray.get(first)
             except ObjectLostError:
@@ -248,43 +248,43 @@ class WorkersFleet(MemoriesFleet):
                 yield from ((it, reason, None) for it in share.instructions)
             except RayError as error:
                 if share is None:
-                    self._give_up(seat, error)
+                    self._give_up(slot, error)
                     continue
-                seat.begin_again()
+                slot.begin_again()
                 what = "a worker process died: another one starts"
                 if share.again:
                     log.warning("%s", what)
                     yield share.instructions[0], DIED, None
                 else:
-                    log.warning("%s, and %d clients are asked again", what, len(share.instructions))
+                    log.warning("%s, %d clients repeat their visit", what, len(share.instructions))
                     left.extend(share.apart())
             else:
                 employ()  # the caller validates the readings meanwhile
                 if share is not None:
                     states = after or [None] * len(readings)
                     yield from zip(share.instructions, readings, states, strict=True)
-        for seat in self._seats:
-            if seat.share is not None:
-                left.append(seat.share)
-                seat.begin_again()
+        for slot in self._slots:
+            if slot.share is not None:
+                left.append(slot.share)
+                slot.begin_again()
         yield from ((it, LATE, None) for share in left for it in share.instructions)
 
     def _deal(self, pairs: Sequence[tuple[TrainInstruction, Any]], most: int) -> Iterator[Share]:
-        """Shares of about as much work each, the largest clients first."""
+        """Shares of about equal work, the largest clients first."""
         pairs = sorted(pairs, key=lambda pair: -self.task.num_examples(pair[0].client))
-        wanted = len(self._seats) * (1 if self.vectorize else SHARES)
+        wanted = len(self._slots) * (1 if self.vectorize else SHARES)
         number = max(min(wanted, len(pairs)), math.ceil(len(pairs) / most))
         for k in range(number):
             instructions, states = zip(*pairs[k::number], strict=True)
             yield Share(instructions, states)
 
-    def _give_up(self, seat: Seat, error: RayError) -> None:
+    def _give_up(self, slot: Slot, error: RayError) -> None:
         """Continue without a worker that cannot be restarted."""
         reason = last_line(str(error))
-        self._seats.remove(seat)
-        if not self._seats:
+        self._slots.remove(slot)
+        if not self._slots:
             raise FederationError(f"no worker process is left: {reason}")
-        log.warning("a worker did not start again: %s; %d left", reason, len(self._seats))
+        log.warning("a worker did not start again: %s; %d left", reason, len(self._slots))
 
 
 @contextmanager
@@ -299,7 +299,7 @@ def workers_fleet(
     vectorize: bool = False,
     on_client: Callable[[int], None] | None = None,
 ) -> Iterator[WorkersFleet]:
-    """A block with so many workers, which end with it; their resources: `ray_for`.
+    """A block with ``workers`` workers, which end with it; their resources: `ray_for`.
 
     load: makes a worker's task; None: it is sent this one.
     """

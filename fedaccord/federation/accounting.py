@@ -1,7 +1,8 @@
-"""What noise costs: epsilon of the subsampled Gaussian mechanism, by Google's dp-accounting alone.
+"""The epsilon of the subsampled Gaussian mechanism, by Google's dp-accounting.
 
-Privacy loss distributions of Gaussian noise of deviation z S on a sum that holds each client with
-probability q, composed over the rounds; two federations are neighbours if one has one client more.
+Privacy loss distributions of Gaussian noise of deviation z S on a sum that contains each client
+with probability q, composed over the rounds; two federations are neighbours if one has one more
+client.
 dp-accounting belongs to the extra ``dp`` and is imported on first use.
 """
 
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 INTERVAL = 1e-3  # grid of the privacy losses: epsilon is an upper bound, by less than 0.01%
 WEAK = 0.3  # noise multiplier; below it losses grow as 1 / z^2, and the grid with them
-TOLERANCE = 1e-4  # of a noise multiplier that is searched for; relative to one below 1
+TOLERANCE = 1e-4  # of the search for a noise multiplier; relative below 1
 
 
 def _library() -> Any:
@@ -29,7 +30,7 @@ def _library() -> Any:
 
 @lru_cache(maxsize=8)
 def noise_multiplier(epsilon: float, delta: float, q: float, rounds: int) -> float:
-    """The least z, to `TOLERANCE`, with which so many rounds cost at most (epsilon, delta)."""
+    """The least z, to `TOLERANCE`, with which these rounds cost at most (epsilon, delta)."""
     low, high = 0.0, 1.0
     while _epsilon(high, q, delta, rounds) > epsilon:
         low, high = high, 2 * high
@@ -72,7 +73,7 @@ class Accountant(NamedTuple):
         return _epsilon(self.z, self.q, self.delta, rounds)
 
     def rounds_within(self, epsilon: float, most: int) -> int:
-        """How many rounds, at most ``most``, cost no more than ``epsilon``."""
+        """The number of rounds, at most ``most``, that cost no more than ``epsilon``."""
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2

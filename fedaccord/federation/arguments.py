@@ -1,4 +1,4 @@
-"""Arguments of strategies as a Flower user writes them: those that are called otherwise here."""
+"""Arguments of Flower's strategies that have other names here."""
 
 from collections.abc import Mapping
 from dataclasses import fields

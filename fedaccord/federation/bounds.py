@@ -1,4 +1,4 @@
-"""How much one client may change: the lengths of its uploaded vectors, and their limits."""
+"""Bounds on one client's influence: the norms of its uploaded vectors, and their limits."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -9,8 +9,8 @@ from fedaccord.core.vectors import Number, Vector, distances, leaves, length
 
 
 def sizes(reply: Reply, models: Iterable[str], w: Vector) -> dict[str, Number]:
-    """The L2 norm of each uploaded vector; of a model that of its difference from the model that
-    the client received, before the server damped it.
+    """The L2 norm of each uploaded vector; for a model of its difference from the model that the
+    client received, before damping.
 
     models: the fields of the upload that are models; w: (d,), to which they were moved.
     """
@@ -25,7 +25,7 @@ def sizes(reply: Reply, models: Iterable[str], w: Vector) -> dict[str, Number]:
 
 
 def too_large(sizes: Mapping[str, float], most: float) -> str:
-    """In one line which vector is longer than ``most``; empty: none is."""
+    """The vector that is longer than ``most``, in one line; empty: none is."""
     for name, size in sizes.items():
         if size > most:
             what = "an update" if name == "w" else repr(name)
@@ -34,7 +34,7 @@ def too_large(sizes: Mapping[str, float], most: float) -> str:
 
 
 def largest_first(sizes: Mapping[int, Mapping[str, float]]) -> list[int]:
-    """The clients, those first whose vectors exceed the round's median of their kind by most."""
+    """The clients, sorted by how far their vectors exceed the round's median, largest first."""
     names = {name for own in sizes.values() for name in own}
     usual = {name: median_low(own[name] for own in sizes.values()) for name in names}
 

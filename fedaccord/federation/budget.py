@@ -1,4 +1,4 @@
-"""The privacy budget of a run: its noise multiplier, epsilon so far, and how many rounds it has."""
+"""The privacy budget of a run: its noise multiplier, epsilon so far, and number of rounds."""
 
 import logging
 import math
@@ -9,16 +9,16 @@ from fedaccord.federation.accounting import Accountant, noise_multiplier
 
 log = logging.getLogger("flwr")
 
-LOUD = 20  # times the norm of the mean upload, above which noise is warned of
+LOUD = 20  # times the norm of the mean upload, above which to warn about noise
 
 
 class Budget:
-    """What a guarantee costs over the rounds of a run.
+    """The cost of a guarantee over the rounds of a run.
 
-    numbers: of an upload, all its vectors. begun: the state of the mechanism from which a run
-    resumes: its noise multiplier stays, whatever the number of rounds is now. secret: whether the
-    noise is drawn from the operating system. Where clients add the noise, a client's upload may
-    change by 2 S, and is seen by itself.
+    numbers: elements of an upload. begun: the state of the mechanism from which a run resumes: it
+    keeps its noise multiplier for any number of rounds. secret: whether the noise is drawn from the
+    operating system. If clients add the noise, a client's upload may change by 2 S, and the server
+    sees it alone.
     Raises ValueError, in one line, if dp-accounting is not installed, or no round is left.
     """
 
@@ -47,7 +47,7 @@ class Budget:
         self.first = begun or first
         self._accountant = Accountant(z / sensitivity, share, delta)
         spent, bound = self.first.releases, guarantee.max_epsilon
-        self.rounds_left = num_rounds  # that the budget allows
+        self.rounds_left = num_rounds  # rounds that the budget allows
         if bound:
             self.rounds_left = self._accountant.rounds_within(bound, spent + num_rounds) - spent
             if self.rounds_left <= 0:
@@ -69,7 +69,7 @@ class Budget:
         noise = z * math.sqrt(numbers) / (math.sqrt(clients) if guarantee.local else clients)
         if noise > LOUD:
             log.warning(
-                "dp: the noise of a round is %.0f times as long as the longest mean update: take a "
+                "dp: the noise of a round is %.0f times as long as the longest mean update: use a "
                 "smaller model (as model=linear), more clients, fewer rounds or more epsilon", noise
             )  # fmt: skip
 
@@ -78,11 +78,11 @@ class Budget:
         return "the operating system" if self.secret else "the seed, as in any simulation"
 
     def epsilon(self, privacy: Privacy) -> float:
-        """Of all releases until now."""
+        """Epsilon of all releases so far."""
         return self._accountant.epsilon(privacy.releases)
 
     def facts(self, privacy: Privacy) -> dict[str, Any]:
-        """What a run's summary says of it."""
+        """Facts for the summary."""
         return {
             "epsilon": self.epsilon(privacy) if privacy.multiplier else None,  # JSON has no inf
             "delta": self.delta,

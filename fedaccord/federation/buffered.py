@@ -1,10 +1,10 @@
-"""What does not fit buffered rounds."""
+"""Settings that buffered rounds do not support."""
 
 from fedaccord.federation.method import Method
 
 
 def check_buffered(method: Method) -> None:
-    """Raise ValueError, in one line, if the method cannot take replies to earlier models."""
+    """Raise ValueError, in one line, if the method does not support replies to earlier models."""
     if why := method.why_synchronous:
         name = type(method).__name__
         raise ValueError(f"schedule: expected synchronous with {name}, got 'buffered': {why}")

@@ -1,4 +1,4 @@
-"""The state between two rounds as tensors and plain values, and back; when a checkpoint is due."""
+"""The state between two rounds as tensors and plain values, and the schedule of checkpoints."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,12 +31,12 @@ def pack(s: RoundState) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, facts
 
 
-SENT = ("down", "w_init", "buffers")  # of a visit: vectors, which visits of one round share
+SENT = ("down", "w_init", "buffers")  # vectors of a visit, which visits of one round share
 
 
 def _packed(visit: Visit, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The plain values of a visit, and the names of its vectors among ``tensors``, which gets
-    those that no earlier visit has."""
+    """The plain values of a visit, and the names of its vectors among ``tensors``, to which new
+    vectors are added."""
     known = {id(vector): name for name, vector in tensors.items()}
     names = {}
     for field, vector in leaves({name: getattr(visit, name) for name in SENT}):
@@ -55,7 +55,7 @@ def _unpacked(method: Method, packed: Mapping[str, Any], tensors: Mapping[str, T
 
 
 def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> RoundState:
-    """The state of ``method`` that `pack` was given."""
+    """The reverse of `pack` for ``method``."""
     w = tensors["w"]
     server, moments = (
         {name.removeprefix(group): v for name, v in tensors.items() if name.startswith(group)}
@@ -77,16 +77,16 @@ def unpack(method: Method, tensors: Mapping[str, Tensor], facts: Mapping[str, An
     )
 
 
-TIME_SHARE = 1 / 20  # of the time that checkpoints may take
+TIME_SHARE = 1 / 20  # share of the time for checkpoints
 FIRST_SECONDS = 0.05  # assumed cost of the first one
 
 
 class Pace:
-    """When a checkpoint is due: every so many rounds, or such that they take at most
-    `TIME_SHARE` of the time."""
+    """Whether a checkpoint is due: every ``every`` rounds, or limited to `TIME_SHARE` of the
+    time."""
 
     def __init__(self, every: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._every = every  # rounds; 0: by the clock
+        self._every = every  # rounds; 0: by time
         self._clock = clock
         self._last, self._cost = clock(), FIRST_SECONDS
 
@@ -97,7 +97,7 @@ class Pace:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """A block that writes one."""
+        """A block that writes a checkpoint, and measures its time."""
         began = self._clock()
         yield
         self._last = self._clock()

@@ -1,9 +1,9 @@
 """The output model on the clients' own data, by the @app.evaluate() of the user's ClientApp.
 
-Messages, replies and results are those of Flower's strategies: the app need not know of FedAccord.
-It measures what it likes of the output model, and nothing else; personal models, the spread over
-clients and the rows of clients.csv are those of `federation/evaluation.py`, whose messages
-`evaluate_locally` and FedAccord's own app answer. A run asks one of the two.
+Messages, replies and results are those of Flower's strategies: the app needs no FedAccord. It may
+measure anything of the output model; personal models, the spread over clients and the rows of
+clients.csv are handled by `federation/evaluation.py`, whose messages `evaluate_locally` and
+FedAccord's own app answer. A run uses one of the two.
 """
 
 import logging
@@ -27,10 +27,10 @@ AggregateMetrics = Callable[[list[RecordDict], str], MetricRecord]
 
 @dataclass(kw_only=True)
 class ClientEvaluation:
-    """Asks a share of the connected clients, drawn by (seed, round), at least ``least``.
+    """Requests to a share of the connected clients, drawn by (seed, round), at least ``least``.
 
     arrays_key, config_key: the names of the records in a message. weight: the metric by which a
-    client counts in the means. aggregate: instead of means; None: means.
+    client is weighted in the means. aggregate: replaces the means; None: means.
     """
 
     fleet: MessageFleet
@@ -43,10 +43,10 @@ class ClientEvaluation:
     weight: str
     config: Mapping[str, Any]
     aggregate: AggregateMetrics | None
-    _is_answered: bool = field(default=False, init=False)  # by the first client that was asked
+    _is_answered: bool = field(default=False, init=False)  # after the first client's reply
 
     def __call__(self, number: int, arrays: ArrayRecord) -> MetricRecord | None:
-        """Metrics of the model after so many rounds; None: no client has any."""
+        """Metrics of the model after ``number`` rounds; None: no client has any."""
         if not self.fraction:
             return None
         clients = sampling.draw(
@@ -92,7 +92,7 @@ class ClientEvaluation:
         return found
 
     def _read(self, reply: Message) -> RecordDict:
-        """Raises ValueError, in one line, on a reply that cannot be averaged."""
+        """Raises ValueError, in one line, for a reply that cannot be averaged."""
         records = reply.content.metric_records
         if len(records) != 1:
             raise ValueError(f"expected one MetricRecord, got {len(records)}")
@@ -107,8 +107,7 @@ class ClientEvaluation:
 
 
 def weighted_means(contents: list[RecordDict], weight: str) -> MetricRecord:
-    """Means of the numbers that clients report, as Flower's strategies compute them; lists of
-    numbers by place."""
+    """Means of the numbers that clients report, as in Flower's strategies; lists elementwise."""
     rows = [_metrics(content) for content in contents]
     total = sum(row[weight] for row in rows)
     means = MetricRecord()

@@ -1,10 +1,10 @@
-"""The simulated clock of a run in process: when visits end, and which of them a round waits for.
+"""The simulated clock of a run in process: ends of visits, and the visits that a round awaits.
 
     a visit = latency + bytes down / link down + bytes up / link up
               + gradients per step x samples x seconds per sample
 
 Events are in the order of (time, client), so a clock is a function of the settings. It measures
-training alone: evaluation takes no time.
+only training: evaluation needs no time.
 """
 
 import math
@@ -19,22 +19,22 @@ from fedaccord.federation.errors import FederationError
 
 
 class End(NamedTuple):
-    """The end of a visit; in the order of time."""
+    """The end of a visit; ordered by time."""
 
     seconds: float  # since the start of the run
     client: int
-    is_lost: bool = False  # the device went away before
+    is_lost: bool = False  # the device disconnected before
 
 
 class Late(str):
-    """Why a round does without a reply, in one line: no fault of the client."""
+    """Why a round lacks a reply, in one line; not the client's fault."""
 
 
 class Timing(NamedTuple):
-    """Which visits a round waits for."""
+    """The visits that a round awaits."""
 
     seconds: float  # the end of the round
-    ends: Mapping[int, float]  # of each client that was asked
+    ends: Mapping[int, float]  # of each client with a request
     late: Mapping[int, Late]
 
 
@@ -55,8 +55,8 @@ class Clock:
         self._always = all(not device.active for device in devices)
 
     def available(self, clients: Sequence[int], now: float) -> tuple[Sequence[int], float]:
-        """Those of the clients that are there, and since when: later than ``now`` if it has to wait
-        for the first of them. Raises FederationError if none ever comes."""
+        """The available clients, and the time: later than ``now`` if it has to wait for the first
+        one. Raises FederationError if none ever connects."""
         if self._always:
             return clients, now
         first = min((self.devices[i].next_active(now) for i in clients), default=math.inf)
@@ -70,13 +70,13 @@ class Clock:
         return there, first
 
     def active(self, clients: Sequence[int], now: float) -> Sequence[int]:
-        """Those of the clients that are there."""
+        """The available clients among these."""
         if self._always:
             return clients
         return [i for i in clients if self.devices[i].until(now) > now]
 
     def lost(self, visit: Visit) -> Late:
-        """Why a visit whose device went away has no reply."""
+        """Why a visit of a disconnected device has no reply."""
         return Late(f"its device went away at {visit.end:.4g} simulated seconds")
 
     def end(self, request: TrainRequest, now: float) -> End:
@@ -95,7 +95,7 @@ class Clock:
         )
 
     def _samples(self, instruction: TrainInstruction) -> int:
-        """How many samples the steps of a visit read, batches counted as full."""
+        """The number of samples that a visit's steps read, counting batches as full."""
         examples = self._examples(instruction.client)
         if not instruction.local_steps:
             return instruction.local_epochs * examples
@@ -104,10 +104,10 @@ class Clock:
     def round(
         self, requests: Sequence[TrainRequest], now: float, wanted: int, deadline: float
     ) -> Timing:
-        """A round that begins now and takes the first ``wanted`` replies, until its deadline.
+        """A round that begins now and accepts the first ``wanted`` replies, until its deadline.
 
-        It ends with the last of them; without enough of them at the deadline, or when all visits
-        have ended. deadline: in seconds from now; 0: none.
+        It ends with the last of them, or with fewer at the deadline or at the end of all visits.
+        deadline: in seconds from now; 0: none.
         """
         ends = sorted(self.end(request, now) for request in requests)
         last = now + deadline if deadline else math.inf

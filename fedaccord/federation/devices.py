@@ -1,13 +1,13 @@
-"""Simulated devices: how fast a client computes, its links, and when it is there.
+"""Simulated devices: speed and links of a client, and the times when it is available.
 
 `lognormal` draws them from (seed, client); a CSV file has a row for each client:
 
     client, ms_per_sample, up_kbps, down_kbps, latency_ms, active, period_s
 
 ``ms_per_sample``: milliseconds of a gradient of one sample; kbps: 1,000 bits a second. The last
-three may be missing or empty: no latency, and always there. ``active``: the seconds in which the
-device is there, as "0-3600 7200-9000"; ``period_s``: after so many seconds they begin again; empty:
-never.
+three may be missing or empty: no latency, and always available. ``active``: the seconds in which
+the device is available, as "0-3600 7200-9000"; ``period_s``: the seconds after which they repeat;
+empty: never.
 """
 
 import csv
@@ -23,11 +23,11 @@ SIGMAS = {"ms_per_sample": 0.6, "up_kbps": 1.0, "down_kbps": 1.0, "latency_ms": 
 REQUIRED = ("client", "ms_per_sample", "up_kbps", "down_kbps")
 OPTIONAL = ("latency_ms", "active", "period_s")
 BITS = 8
-SLOWEST, MOST = 1e-3, 1e15  # of a link, in kbps; of any number in a file
+SLOWEST, MOST = 1e-3, 1e15  # smallest link, in kbps; largest number in a file
 
 
 class Profiles:
-    """What device-profile may be besides a choice."""
+    """Values of device-profile besides its choices."""
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, str) and value.endswith(".csv")
@@ -43,32 +43,32 @@ class Device(NamedTuple):
     up: float  # bytes a second
     down: float
     latency: float = 0.0  # of a visit
-    active: tuple[tuple[float, float], ...] = ()  # (begin, end) in order; empty: always there
-    period: float = 0.0  # after which they begin again; 0: never
+    active: tuple[tuple[float, float], ...] = ()  # (begin, end) in order; empty: always available
+    period: float = 0.0  # after which they repeat; 0: never
 
     def until(self, now: float) -> float:
-        """When the device goes away; ``now``: it is not there; inf: never."""
+        """When the device disconnects; ``now``: it is unavailable; inf: never."""
         if not self.active:
             return math.inf
         end = now
-        for begin, stop in self._intervals(now):  # they may touch, also across two periods
+        for begin, stop in self._intervals(now):  # may be adjacent, also across two periods
             if begin <= end < stop:
                 end = stop
         return math.inf if 0 < self.period < end - now else end
 
     def next_active(self, now: float) -> float:
-        """From when on it is there, not before ``now``; inf: never again."""
+        """The next time when it is available, not before ``now``; inf: never again."""
         if self.until(now) > now:
             return now
         later = (begin for begin, stop in self._intervals(now) if now < begin < stop)
         return min(later, default=math.inf)
 
     def _intervals(self, now: float) -> list[tuple[float, float]]:
-        """(begin, end) of those around ``now``, in order: of the period before, this one and the
-        next two."""
+        """The intervals around ``now``, (begin, end) in order: of the period before, this one and
+        the next two."""
 
         def at(period: float, seconds: float) -> float:
-            """The end of a period is the beginning of the next one, also when rounded."""
+            """The end of a period equals the beginning of the next one, despite rounding."""
             if seconds == self.period:
                 return (period + 1) * self.period
             return period * self.period + seconds
@@ -86,13 +86,13 @@ def devices(profile: str, seed: int, num_clients: int) -> list[Device]:
 
 
 def lognormal(seed: int, client: int) -> Device:
-    """A device of lognormal speed, links and latency, of `MEDIANS` and `SIGMAS`; always there."""
+    """A device of lognormal speed, links and latency, of `MEDIANS` and `SIGMAS`."""
     generator = random.Random(f"device {seed} {client}")
     return _device({k: m * math.exp(generator.gauss(0, SIGMAS[k])) for k, m in MEDIANS.items()})
 
 
 def read(path: Path, num_clients: int) -> list[Device]:
-    """The devices of clients 0 to ``num_clients`` - 1; further rows stay unread.
+    """The devices of clients 0 to ``num_clients`` - 1; further rows are ignored.
 
     Raises ValueError, in one line, if one is missing or a value is wrong.
     """

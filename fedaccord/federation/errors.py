@@ -1,4 +1,4 @@
-"""The error that ends a federation, and the texts of errors that clients report."""
+"""The error that ends a federation, and texts of the clients' errors."""
 
 import re
 
@@ -12,7 +12,7 @@ class FederationError(RuntimeError):
 
 
 def last_line(reason: str | None) -> str:
-    """What was raised: Flower puts its class around it, and its simulation a traceback above it."""
+    """The original error without Flower's class around it and its simulation's traceback."""
     lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
     if not lines:
         return "no reason given"
@@ -20,7 +20,7 @@ def last_line(reason: str | None) -> str:
 
 
 def clean(text: str) -> str:
-    """A text that a client sent, fit for a log and a table: short, in one line, no control codes.
+    """A client's text, made safe for logs and tables: short, in one line, without control codes.
 
     ``=`` at its beginning, which a spreadsheet would compute, stays: tables escape it.
     """

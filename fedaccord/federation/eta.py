@@ -1,4 +1,4 @@
-"""The time that a run still takes."""
+"""The remaining time of a run."""
 
 import time
 from collections.abc import Callable
@@ -6,9 +6,9 @@ from datetime import timedelta
 
 
 class Eta:
-    """From the mean of the rounds since it was made, with what happens between them.
+    """Estimated from the mean time of the rounds so far, with the pauses between them.
 
-    begun: rounds that were done before; rounds: T; clock: seconds.
+    begun: rounds before a resume; rounds: T; clock: seconds.
     """
 
     def __init__(
@@ -18,7 +18,7 @@ class Eta:
         self.start = clock()
 
     def __call__(self, number: int) -> str:
-        """After so many rounds, as "0:12:03 left"; empty where nothing is left or known."""
+        """After ``number`` rounds, as "0:12:03 left"; empty if unknown or finished."""
         done, left = number - self.begun, self.rounds - number
         if done < 1 or left < 1:
             return ""

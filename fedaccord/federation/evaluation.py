@@ -1,4 +1,4 @@
-"""Evaluation: the output model at the server or the clients, personal models at their clients."""
+"""Evaluation of the output model at the server or the clients, and of personal models."""
 
 import logging
 import math
@@ -20,17 +20,17 @@ from fedaccord.wire.messages import EXAMPLES
 
 log = logging.getLogger("flwr")
 
-OUTPUT, PERSONAL = "client-", "personal-"  # begin the clients' metrics: of which model
-WORST, STD = "-worst-tenth", "-std"  # end the spread of a metric over the clients
-TENTH = 10  # one client in so many, at least one, is among the worst
-OK, EMPTY = "ok", "no samples"  # of a client's evaluation, else why there is none
+OUTPUT, PERSONAL = "client-", "personal-"  # prefixes of the clients' metrics, by model
+WORST, STD = "-worst-tenth", "-std"  # suffixes of the spread of a metric over the clients
+TENTH = 10  # one in ten clients, at least one, is among the worst
+OK, EMPTY = "ok", "no samples"  # status of a client's evaluation, else the reason
 RANGES = {  # of what clients report
     "loss": (-MAX_LOSS, MAX_LOSS),
     **{name: (0.0, 1.0) for name, metric in METRICS.items() if metric.unit == SHARE},
 }
 MIN = "min"
 BETTER = {"loss": MIN, **{name: metric.better for name, metric in METRICS.items()}}
-LARGEST_METRIC = 1e30  # of another name, either way
+LARGEST_METRIC = 1e30  # ranges of metrics with other names
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 EvaluateOutputFn = Callable[[ArrayRecord, Mapping[str, float]], Mapping[str, float]]
 """(output model, its metrics so far) -> more metrics of it"""
@@ -42,8 +42,8 @@ def evaluate_at_server(
     evaluate_fn: EvaluateFn | None,
     output_fn: EvaluateOutputFn | None,
 ) -> dict[str, Any]:
-    """Metrics of the output model and, if they are others, of the broadcast model and of the
-    nodes' models (their mean and deviation)."""
+    """Metrics of the output model and, if they differ from it, of the broadcast model and of the
+    nodes' models (mean and deviation)."""
     method, topology = session.method, session.method.topology
 
     def metrics(w: Vector) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def evaluate_at_server(
     row = metrics(average)
     if output_fn:
         row |= output_fn(session.arrays(average, s.buffers), row)
-    if topology.is_decentralised and topology.eval_nodes and s.t:  # at first all are equal
+    if topology.is_decentralised and topology.eval_nodes and s.t:  # before round 1 all are equal
         nodes = [metrics(w_i) for w_i in output]
         for name in nodes[0]:
             values = [node[name] for node in nodes]
@@ -65,15 +65,15 @@ def evaluate_at_server(
 
 
 class Evaluation(NamedTuple):
-    """What clients measured after a round."""
+    """The clients' evaluation after a round."""
 
     metrics: dict[str, float]
-    clients: list[dict[str, Any]]  # a row for each client that was asked
+    clients: list[dict[str, Any]]  # a row for each client with a request
 
 
 def evaluate_at_clients(session: Session, s: RoundState) -> Evaluation:
-    """The output model, unless it is evaluated at the server alone, and personal models, on the
-    clients' own samples; the metrics are of those that reply.
+    """The output model, unless only the server evaluates it, and personal models, on the clients'
+    own samples; the metrics are of the clients that reply.
 
     Raises FederationError if before round 1 no client has samples to evaluate on.
     """
@@ -106,7 +106,7 @@ def _is_output(name: str) -> bool:
 
 
 def _ask(session: Session, requests: Sequence[EvaluateRequest]) -> dict[int, Any]:
-    """client -> its metrics by name, `EMPTY`, or in one line why there are none."""
+    """client -> its metrics by name, `EMPTY`, or the reason for none in one line."""
     own_only, most = requests[0].own_only, session.method.max_examples
     replies = session.fleet.evaluate(requests, session.method.round_timeout)
     outcomes: dict[int, Any] = {}
@@ -131,7 +131,7 @@ def _ask(session: Session, requests: Sequence[EvaluateRequest]) -> dict[int, Any
 
 
 def _checked(reply: Mapping[str, float], own_only: bool, most: int) -> dict[str, float] | str:
-    """The metrics of a reply by name, `EMPTY`, or what is wrong with them."""
+    """The metrics of a reply by name, `EMPTY`, or the error in them."""
     examples = reply.get(EXAMPLES)
     if examples == 0:
         return EMPTY
@@ -158,14 +158,14 @@ def _row(client: int, outcome: Mapping[str, float] | str) -> dict[str, Any]:
 def _over_clients(
     name: str, values: Sequence[float], weights: Sequence[float] | None
 ) -> dict[str, float]:
-    """The mean of a metric over clients, and its spread, if it is known which way is better: the
-    mean over the worst tenth of them, and the standard deviation.
+    """The mean of a metric over clients, and its spread, if its better direction is known: the mean
+    over the worst tenth of them, and the standard deviation.
 
-    weights: of the mean; None: equal. The sums are exact: no order of clients changes a bit.
+    weights: of the mean; None: equal. The sums are exact, hence independent of the order.
     """
     mean = fmean(values, weights)
     better = BETTER.get(name.removeprefix(OUTPUT).removeprefix(PERSONAL))
-    if better is None:  # a ClientApp's own
+    if better is None:  # a metric of the user's ClientApp
         return {name: mean}
     worst_first = sorted(values, reverse=better == MIN)
     worst = worst_first[: math.ceil(len(values) / TENTH)]

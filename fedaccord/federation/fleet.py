@@ -1,6 +1,6 @@
-"""The clients as a round sees them: requests and replies, as values.
+"""The interface of a round to its clients: requests and replies, as values.
 
-`MessageFleet` reaches them with Flower's messages; `engine/fleet.py` holds them in this process.
+`MessageFleet` sends Flower's messages; the clients of `engine/fleet.py` are in this process.
 """
 
 import logging
@@ -46,7 +46,7 @@ log = logging.getLogger("flwr")
 LATE = "no reply in time"
 REPLACED = "another node took the place of its node"
 MORE = '"num-supernodes=20 client-resources-num-cpus=1"'
-Reading = TrainReply | StateLost | str  # a string: what is wrong with the reply, in one line
+Reading = TrainReply | StateLost | str  # a string: the error in the reply, in one line
 TrainReplies = Iterable[tuple[int, Reading]]  # each client of the requests, once
 T = TypeVar("T")
 
@@ -55,23 +55,23 @@ class Fleet(Protocol):
     """All clients of a federation."""
 
     home: torch.device  # of the server's vectors
-    evaluators: int  # threads that may evaluate: the cores of clients that are idle meanwhile
+    evaluators: int  # threads for evaluation: the cores of clients that are idle meanwhile
 
     @property
     def num_clients(self) -> int:
         """C."""
 
     def connect(self, seconds: float, settings: ModelSettings, model: ModelLayout) -> None:
-        """Wait until every client is connected, with a model that these settings make this one.
+        """Wait until every client is connected, with a model that matches this one.
 
         Raises FederationError if one does not connect.
         """
 
     def available(self) -> Sequence[int]:
-        """The clients that are connected now, in order."""
+        """The connected clients, in order."""
 
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
-        """The replies to the requests, as they come; timeout: seconds for all."""
+        """The replies to the requests, in order of arrival; timeout: seconds for all."""
 
     def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
         """(round, state after it) of the clients whose states this process stores.
@@ -80,22 +80,22 @@ class Fleet(Protocol):
         """
 
     def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
-        """Give clients the states that `client_states` returned, one after another."""
+        """Restore the clients' states from `client_states`, one after another."""
 
     def evaluate(
         self, requests: Sequence[EvaluateRequest], timeout: float
     ) -> list[Mapping[str, float] | str]:
-        """The metrics of each client on its own samples, or in one line why there are none."""
+        """The metrics of each client on its own samples, or the reason for none in one line."""
 
 
 class _Visit(NamedTuple):
-    """A visit at work on a node."""
+    """A visit in progress on a node."""
 
     message: Message
     message_id: str | None  # None: Flower could not send the message
     instruction: TrainInstruction
     deadline: float  # by `time.monotonic`
-    size: int  # bytes of its reply, about
+    size: int  # approximate bytes of its reply
 
 
 class MessageFleet:
@@ -118,12 +118,12 @@ class MessageFleet:
         self.simulated = flower.is_simulation(grid)
         self.grid, self._polls = grid, Polls(grid, self.simulated)
         self._config, self._config_key = config or {}, config_key
-        # a simulation loses no message, and handles two of a client at once: see `_still_late`
+        # a simulation loses no messages, and handles two of a client at once: see `_still_late`
         ask_again = math.inf if self.simulated else ASK_AGAIN
         self.roster = Roster(partition_ids=partition_ids, ask_again=ask_again, card=card)
-        self._late: dict[str, int] = {}  # message -> client of a simulation that is late with it
+        self._late: dict[str, int] = {}  # message -> a simulation's client whose reply is late
         self._at_work: dict[int, _Visit] = {}  # by client
-        self._ended: dict[int, Reading] = {}  # of visits that nobody has received yet, in order
+        self._ended: dict[int, Reading] = {}  # ended visits, not yet received, in order
 
     @property
     def num_clients(self) -> int:
@@ -146,7 +146,7 @@ class MessageFleet:
             log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
 
     def card(self, seconds: float, settings: ModelSettings) -> Mapping[str, Any]:
-        """How to build the clients' model, and its inputs and classes, as the first node reports.
+        """How to build the clients' model, its inputs and classes, from the first node's report.
 
         Raises FederationError as `connect`, and if none reports it.
         """
@@ -168,7 +168,7 @@ class MessageFleet:
         timeout: float,
         more: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> TrainReplies:
-        """more: for each client the stage of a secure sum that its message is."""
+        """more: the stage of a secure sum for each client's message."""
         end = time.monotonic() + timeout
         clients = [request.instruction.client for request in requests]
         late = self._still_late(clients, end)
@@ -183,9 +183,9 @@ class MessageFleet:
         return _readings(clients, replies, instructions)
 
     def send(self, requests: Sequence[TrainRequest], timeout: float) -> None:
-        """Ask clients to train and return at once; timeout: seconds until `receive` gives one up.
+        """Send training requests, return at once; timeout: seconds until `receive` drops a visit.
 
-        An earlier visit of the same client is given up, and its reply dropped.
+        An earlier visit of the same client, and its reply, are dropped.
         """
         messages = self._training(requests)
         message_ids = self.grid.push_messages([*messages.values()])
@@ -198,10 +198,10 @@ class MessageFleet:
             self._ended.pop(instruction.client, None)
 
     def receive(self, clients: Collection[int], wanted: int) -> dict[int, Reading]:
-        """The next ``wanted`` replies in the order of arrival, and in between why others have none.
+        """The next ``wanted`` replies in order of arrival, and the reasons of visits without one.
 
-        It waits until they are there, or all visits have ended. clients: those whose visits still
-        count; the replies of others are dropped.
+        It waits until they have arrived, or all visits have ended. clients: those whose visits
+        still count; other replies are dropped.
         """
         for visits in (self._at_work, self._ended):
             for i in visits.keys() - {*clients}:
@@ -220,9 +220,9 @@ class MessageFleet:
             time.sleep(self._polls.pause(time.monotonic() - began))
 
     def _look(self, wanted: int) -> None:
-        """Note which visits have ended since the last look, the oldest first.
+        """Record the visits that have ended since the last poll, the oldest first.
 
-        Further large replies than are ``wanted`` wait in the SuperLink's store.
+        Large replies beyond the ``wanted`` ones stay in the SuperLink's store.
         """
         self.available()
         sent = {visit.message_id: i for i, visit in self._at_work.items() if visit.message_id}
@@ -269,7 +269,7 @@ class MessageFleet:
     def stage(
         self, payloads: Mapping[int, Mapping[str, Any]], timeout: float
     ) -> dict[int, dict[str, Any] | str]:
-        """The answers to a stage of a secure sum, or why there is none."""
+        """The replies to a stage of a secure sum, or the reasons for none."""
         contents = {i: RecordDict({SECURE: ConfigRecord(dict(p))}) for i, p in payloads.items()}
         messages = {
             i: self._message(i, content, MessageType.TRAIN) for i, content in contents.items()
@@ -288,7 +288,7 @@ class MessageFleet:
         timeout: float,
         read: Callable[[Message], T],
     ) -> dict[int, T | str]:
-        """What ``read`` makes of each client's evaluation of ``content``, or why it cannot."""
+        """Each client's evaluation of ``content``, read by ``read``, or the reason for none."""
         messages = {i: self._message(i, content, MessageType.EVALUATE) for i in clients}
         replies = dict(self._send(messages, timeout))
         return {i: read_answer(replies[i], read) if i in replies else LATE for i in clients}
@@ -302,8 +302,8 @@ class MessageFleet:
     def _send(
         self, messages: Mapping[int, Message], timeout: float, size: int = 0
     ) -> Iterator[tuple[int, Message]]:
-        """The first reply of each client to its message, as they arrive; a simulation's late ones
-        are noted. size: bytes of a reply."""
+        """The first reply of each client to its message, in order of arrival; a simulation's late
+        ones are recorded. size: bytes of a reply."""
         message_ids = self.grid.push_messages([*messages.values()])
         return self._first_replies(messages, self._receive(message_ids, timeout, size))
 
@@ -353,7 +353,7 @@ class MessageFleet:
         for one of them.
 
         A SuperNode handles one message after another. A simulation would handle both at once, and
-        the one that ends last would put back the state that it began with.
+        the later one would overwrite the state with that of its start.
         """
         while self._late:
             for reply in self._polls.pull([*self._late]):
@@ -372,7 +372,7 @@ class MessageFleet:
 
 
 def is_deployed(fleet: Fleet) -> bool:
-    """Whether the clients are SuperNodes, and the time is real."""
+    """Whether the clients are SuperNodes, in real time."""
     return isinstance(fleet, MessageFleet) and not fleet.simulated
 
 
@@ -381,7 +381,7 @@ def _readings(
     replies: Iterable[tuple[int, Message]],
     instructions: Mapping[int, TrainInstruction],
 ) -> TrainReplies:
-    """What is read of each client's reply, as they arrive, then of the clients without one."""
+    """The content of each client's reply, in order of arrival, then of the clients without one."""
     late, errors = dict.fromkeys(clients), list[str]()
     for i, reply in replies:
         del late[i]

@@ -1,6 +1,6 @@
-"""A method: a frozen dataclass of hyper-parameters, whose verbs are pure.
+"""A method: a frozen dataclass of hyper-parameters with pure methods.
 
-It keeps nothing: what changes from round to round belongs to a `Run` (run.py), so one instance
+It has no state: values that change from round to round belong to a `Run` (run.py), so one instance
 serves any number of runs, also at the same time.
 """
 
@@ -35,26 +35,26 @@ class Method(Settings, ABC):
     """The server half of a method, with the plug-ins and the settings of a federation.
 
     A subclass writes the paper: `rule` (its client half), `init`, `broadcast`, `aggregate` and
-    `output_model`. State goes in and comes out.
+    `output_model`. State is an argument and a result.
     """
 
-    # Properties of the server step. The defaults are the safe ones.
-    linear: ClassVar[bool] = False  # mixed steps are a step of mixed nodes: gossip may mix them
+    # Properties of the server step; the defaults are safe
+    linear: ClassVar[bool] = False  # mean of steps = step of the mean: gossip may mix them
     takes_weights: ClassVar[bool] = False  # with weighting=examples its fixed point is weighted too
     reads_anchors: ClassVar[bool] = False  # `aggregate` reads cohort.anchor
     fixed_anchor: ClassVar[str] = ""  # why relaxed initialisation cannot move w^t as the anchor
     tied: ClassVar[bool] = True  # the server's memory sums up the clients': see `rounds.forget`
-    anneals: ClassVar[bool] = False  # what clients do depends on the number of rounds T
+    anneals: ClassVar[bool] = False  # the local steps depend on the number of rounds T
     averages: ClassVar[bool] = False  # `aggregate` reads the uploads by cohort.mean(ups.w) alone
-    assumes_sgd: ClassVar[bool] = True  # its formulas hold for plain SGD at a constant rate alone
-    all_clients: ClassVar[bool] = False  # a round has all clients, or does not count
-    replaces: ClassVar[dict[str, str]] = {}  # settings that it leaves unread: why
+    assumes_sgd: ClassVar[bool] = True  # its formulas hold only for plain SGD at a constant rate
+    all_clients: ClassVar[bool] = False  # a round counts only with the replies of all clients
+    replaces: ClassVar[dict[str, str]] = {}  # settings without effect -> why
     refuses: ClassVar[dict[type[PlugIn], str]] = {}  # a plug-in -> why it does not fit
-    cost_note: ClassVar[str] = ""  # on what the cost depends
+    cost_note: ClassVar[str] = ""  # a note on the cost
 
     plugins: tuple[PlugIn, ...] = argument(
         (),
-        "plug-ins beside the method's own, or in the place of its own of the same kind, as "
+        "plug-ins beside the method's own, or replacing its own of the same type, as "
         "(SAM(rho=0.1), Gossip(topology='ring')); the outermost last",
     )
 
@@ -96,7 +96,7 @@ class Method(Settings, ABC):
             raise ValueError(
                 f"{type(self).__name__}: expected all clients in every round, got fraction-train="
                 f"{self.fraction_train:g} with sampling={self.sampling}; set fraction-train=1, or "
-                "take a method that allows partial participation, as scaffold and feddyn do"
+                "use a method that allows partial participation, as scaffold and feddyn do"
             )
         for name in LEAST:
             value = getattr(self, name)
@@ -105,17 +105,17 @@ class Method(Settings, ABC):
         if self.min_train_nodes > 1 and self.sampling == "bernoulli":
             raise ValueError(
                 "min_train_nodes: expected sampling='fixed', got 'bernoulli', which draws clients "
-                "one by one: leave one of the two out"
+                "independently: remove one of the two"
             )
         object.__setattr__(self, "plugins", tuple(self.plugins))
         for plugin in combine(self.own_plugins(), self.plugins):
             for field in options(type(plugin)):
                 check_option(field.name, getattr(plugin, field.name), field)
-        _ = self.active_plugins  # raises where one does not fit
+        _ = self.active_plugins  # raises if one does not fit
         self._check_parts()
 
     def _check_parts(self) -> None:
-        """Raise ValueError, in one line, if the method cannot take the optimiser or buffers."""
+        """Raise ValueError, in one line, for an unsupported optimiser or unsupported buffers."""
         name, own = type(self).__name__, self.own_optimizer()
         for field in options(type(own)):
             check_option(field.name, getattr(own, field.name), field)
@@ -148,7 +148,7 @@ class Method(Settings, ABC):
         if self.hides_clients and self.evaluation != "server":
             raise ValueError(
                 f"evaluation: expected server with dp, got {self.evaluation!r}: the guarantee does "
-                "not cover what clients measure; dp.write-client-metrics=true allows it"
+                "not cover clients' evaluations; dp.write-client-metrics=true allows it"
             )
         if self.buffers == "mean" and self.topology.is_decentralised:
             raise ValueError(
@@ -162,39 +162,39 @@ class Method(Settings, ABC):
             raise TypeError(f"{cls.__name__}.headline is now called output_model: rename it")
 
     def own_optimizer(self) -> Optimizer:
-        """What takes the local steps."""
+        """The optimiser of the local steps."""
         return self.local_optimizer or OPTIMIZERS[self.optimizer_name]()
 
     @property
     def optimizer_name(self) -> str:
-        """Its name; a method with an optimiser of its own says so in `replaces` too."""
+        """Its name; a method with an optimiser of its own also declares it in `replaces`."""
         return self.optimizer
 
     def own_state(self) -> str:
-        """What becomes of its vectors between rounds, as `optimizer_state`."""
+        """Its vectors between rounds, as `optimizer_state`."""
         return self.optimizer_state
 
     def own_schedule(self) -> Schedule:
-        """How the local rate falls within a round."""
+        """The local rates within a round."""
         return Schedule(self.lr_schedule)
 
-    # the method: what a subclass writes
+    # the method, written by a subclass
 
     @property
     def reads_starts(self) -> bool:
-        """Whether `aggregate` reads cohort.starts; a class attribute will do."""
+        """Whether `aggregate` reads cohort.starts; may be a class attribute."""
         return False
 
     @property
     def beyond_sums(self) -> str:
-        """What `aggregate` reads of the uploads besides their means and sums over the cohort;
-        empty: nothing. A class attribute will do."""
+        """The inputs of `aggregate` besides means and sums of the uploads over the cohort; empty:
+        none. May be a class attribute."""
         return "" if self.averages else "more of the uploads than it declares"
 
     @property
     def synchronous(self) -> str:
-        """Why the method cannot take replies to earlier models, as buffered rounds do; empty: it
-        can. A class attribute will do."""
+        """Why the method does not support replies to earlier models, as in buffered rounds; empty:
+        it does. May be a class attribute."""
         return "its step has not been derived for replies to earlier models"
 
     @abstractmethod
@@ -202,24 +202,24 @@ class Method(Settings, ABC):
         """The client half with this run's hyper-parameters."""
 
     def own_plugins(self) -> tuple[PlugIn, ...]:
-        """The plug-ins that make the method what it is."""
+        """The plug-ins that are part of the method."""
         return ()
 
     def init(self, w: Vector) -> Any:
         """Server state before round 1, a NamedTuple of vectors; w: (d,).
 
-        A field that is a dict, round -> vector (d,), holds vectors of past rounds; a run moves its
+        A field that is a dict, round -> vector (d,), has vectors of past rounds; a run moves the
         oldest ones to files.
         """
         return Stateless()
 
     def broadcast(self, w: Vector, state: Any, client: Client) -> Any:
-        """What one client receives, a NamedTuple of vectors (d,); w: (d,)."""
+        """The message to one client, a NamedTuple of vectors (d,); w: (d,)."""
         return Model(w)
 
     @abstractmethod
     def aggregate(self, w: Vector, ups: Any, state: Any, cohort: Cohort) -> tuple[Vector, Any]:
-        """w^{t+1} (..., d) and the next server state; nothing that comes in is changed.
+        """w^{t+1} (..., d) and the next server state; the arguments are not changed.
 
         w: (..., d), w^t. ups: the replies' NamedTuple with a tuple of vectors (..., d), one for
         each client, in every field. state: the server state, its vectors (..., d).
@@ -230,7 +230,7 @@ class Method(Settings, ABC):
         return w
 
     def steps_of_round(self, t: int) -> int:
-        """K_t, local steps of round t of each client; 0: they count epochs."""
+        """K_t, local steps of each client in round t; 0: they count epochs."""
         return self.local_steps
 
     def check_clients(self, num_clients: int, cohorts: Cohorts | None = None) -> None:
@@ -277,18 +277,18 @@ class Method(Settings, ABC):
             )
 
     def needed_replies(self, num_clients: int) -> int:
-        """Good replies that a round needs to count."""
+        """Accepted replies that a round needs to count."""
         if self.has_noisy_sums and not self.masking:  # an empty cohort is a round too
             return 0
         return num_clients if self.all_clients else self.min_replies
 
-    # what follows from it
+    # derived from these
 
     @cached_property
     def active_plugins(self) -> tuple[PlugIn, ...]:
-        """The method's own plug-ins and the given ones as they fit it, without those that are off.
+        """The method's own plug-ins and the given ones, adapted to it, without those that are off.
 
-        Raises ValueError, in one line, if one does not fit.
+        Raises ValueError, in one line, if one is incompatible.
         """
         plugins = combine(self.own_plugins(), self.plugins)
         return tuple(plugin.fit(self) for plugin in plugins if not plugin.is_off)
@@ -311,12 +311,12 @@ class Method(Settings, ABC):
 
     @property
     def hides_clients(self) -> bool:
-        """Whether no number of single clients, and no mean of them without noise, is written."""
+        """Whether numbers of single clients, and their means without noise, are not written."""
         return self.guarantee is not None and not self.guarantee.writes_clients
 
     @property
     def has_personal(self) -> bool:
-        """Whether clients have models of their own that they evaluate."""
+        """Whether clients evaluate models of their own."""
         return has_personal(self.client_half()) and not self.hides_clients
 
     @cached_property
@@ -327,11 +327,11 @@ class Method(Settings, ABC):
 
     @property
     def cost(self) -> Cost:
-        """What an active client costs a round, with the plug-ins in use."""
+        """The cost of a round for an active client, with the plug-ins in use."""
         return cost_of(self, self.client_half())
 
     def client_half(self) -> ClientHalf:
-        """What clients run: the method's rule in the plug-ins that have a client half."""
+        """The client half: the method's rule in its plug-ins."""
         inside = (p for p in self.active_plugins if p.graph(self.seed) is None)
         own = self.own_optimizer(), self.own_schedule(), self.own_state()
         keeps_local = bool(self.local_parameters) or self.buffers == "local"
@@ -342,7 +342,7 @@ class Method(Settings, ABC):
         return self.topology.average(self.output_model(w, state))
 
     def cohort_size(self, num_clients: int) -> int:
-        """Clients of a round, on average if they are drawn one by one."""
+        """Clients of a round, on average if they are drawn independently."""
         if self.topology.is_decentralised:
             return num_clients
         if self.is_buffered and self.concurrency:
@@ -351,7 +351,7 @@ class Method(Settings, ABC):
 
     @property
     def why_synchronous(self) -> str:
-        """Why buffered rounds do not fit, in one line; empty: they do."""
+        """Why buffered rounds are not supported, in one line; empty: they are."""
         if self.topology.is_decentralised:
             return "under gossip no server waits for replies"
         return "its rounds have all clients" if self.all_clients else self.synchronous
@@ -369,7 +369,7 @@ class Method(Settings, ABC):
         secret: bool = False,
     ) -> Sequence[int]:
         """The cohort of round t, of the clients that are available; size, secret: as of
-        `sampling.draw`; None: as the settings say."""
+        `sampling.draw`; None: from the settings."""
         if self.topology.is_decentralised:
             return available
         if size is None and self.over_selection:

@@ -1,4 +1,4 @@
-"""The rows of a round in metrics.csv and clients.csv; `runs/columns.toml` says what each means."""
+"""The rows of a round in metrics.csv and clients.csv, which `runs/columns.toml` documents."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,8 +9,8 @@ from fedaccord.federation.errors import clean
 from fedaccord.federation.replies import Accepted, Outcome
 
 OK = "ok"  # status of an accepted reply
-EVALUATED = "evaluated"  # status of a client that was not to train
-SQUARED = ("drift", "consistency", "spread")  # mean squares of distances, one for each reply
+EVALUATED = "evaluated"  # status of a client that only evaluated
+SQUARED = ("drift", "consistency", "spread")  # mean squared distances of the replies
 
 
 def client_rows(
@@ -18,7 +18,7 @@ def client_rows(
 ) -> list[dict[str, Any]]:
     """A row for each client of the cohort; number: t + 1.
 
-    repair: what the server did about clients that lost their states.
+    repair: the server's repair of lost client states.
     """
     rows: list[dict[str, Any]] = []
     for i, outcome in outcomes.items():
@@ -36,7 +36,7 @@ def client_rows(
 def with_evaluations(
     number: int, clients: Iterable[Mapping[str, Any]], evaluations: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The rows of a round's clients with what they evaluated, then those that only evaluated."""
+    """The rows of a round's clients with their evaluations, then those that only evaluated."""
     rows = {row["client"]: dict(row) for row in clients}
     for row in evaluations:
         one = rows.setdefault(row["client"], {"round": number, "client": row["client"]})
@@ -62,7 +62,7 @@ def measured(evaluations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def counts(cohort: int, replies: int, *, counted: bool) -> dict[str, float]:
-    """How many replies were good, how many not, and whether the round changed the state."""
+    """The numbers of accepted and dropped replies, and whether the round changed the state."""
     return {"replies": replies, "dropped": cohort - replies, "counted": int(counted)}
 
 
@@ -87,8 +87,8 @@ def traffic_and_loss(
 
 
 def mean_squares(distances: Mapping[Any, Sequence[float]]) -> dict[str, float]:
-    """How far the local models w_{i,K} are from w^t as it was sent (drift), from w^{t+1}
-    (consistency, Delta^t of FedInit) and from their mean (spread)."""
+    """Mean squared distances of the local models w_{i,K} to the w^t that was sent (drift), to
+    w^{t+1} (consistency, Delta^t of FedInit) and to their mean (spread)."""
     return {
         name: sum(x * x for x in distances[name]) / len(distances[name])
         for name in SQUARED

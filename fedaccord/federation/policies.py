@@ -1,4 +1,4 @@
-"""Which replies the server steps with: those of a whole cohort, or the first of those at work."""
+"""The replies of a server step: those of a whole cohort, or the first ones of active clients."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
@@ -18,16 +18,16 @@ from fedaccord.federation.session import Session
 class Collected(NamedTuple):
     """The replies that a server step reads."""
 
-    state: RoundState  # as it is when the server steps
+    state: RoundState  # the state at the server step
     requests: Sequence[TrainRequest]  # in the order of clients
     replies: TrainReplies
-    ends: Mapping[int, float] = {}  # simulated seconds at which each client's reply came
+    ends: Mapping[int, float] = {}  # simulated arrival time of each client's reply
 
 
 class FullRound:
-    """A round has the replies of its whole cohort, or with a clock the first of them in time.
+    """A round has the replies of its whole cohort, or with a clock the first ones in time.
 
-    cohorts: as of `Run`. timeout: seconds to wait for the replies. release: called on a state once
+    cohorts: as of `Run`. timeout: seconds to wait for the replies. release: called on a state when
     the messages are made.
     """
 
@@ -46,7 +46,7 @@ class FullRound:
     def cohort(
         self, s: RoundState, available: Sequence[int], size: int | None = None
     ) -> Sequence[int]:
-        """The clients of round t, of those that are available; size: as of `Method.draw`."""
+        """The clients of round t, among the available ones; size: as of `Method.draw`."""
         if self.cohorts is None:
             return self.method.draw(s.t, available, s.num_clients, size, self.secret)
         return sampling.scheduled(self.cohorts[s.t], available, s.num_clients)[:size]
@@ -70,7 +70,7 @@ class FullRound:
         return secure.train(self.fleet, requests, self.timeout, self.method.masking, check)
 
     def _timing(self, requests: Sequence[TrainRequest], s: RoundState) -> Timing:
-        """Whom the round waits for, by the simulated clock; without one for all."""
+        """The clients that the round awaits, by the simulated clock; without one all."""
         if self.clock is None:
             return Timing(s.clock, {}, {})
         wanted = len(requests)
@@ -80,15 +80,14 @@ class FullRound:
 
 
 class Buffered(FullRound):
-    """A server step has the first ``buffer-size`` replies of ``concurrency`` clients at work.
+    """A server step has the first ``buffer-size`` replies of ``concurrency`` active clients.
 
-    Free seats are filled when a round begins, with its model: what a client is sent is one model in
-    all visits of a round, and a client is at one visit at a time. Buffer = concurrency is a
-    synchronous round.
+    Free slots are filled at the beginning of a round: all its visits receive the same model, and a
+    client has one visit at a time. Buffer = concurrency is a synchronous round.
     """
 
     def collect(self, s: RoundState) -> Collected:
-        """In the order of the simulated clock; without one in that of real arrival."""
+        """Replies in the order of the simulated clock; without one in order of arrival."""
         s, wanted = self._filled(s), self.method.buffer_of(s.num_clients)
         if self.clock:
             return self._simulated(s, wanted, self.clock)
@@ -99,7 +98,7 @@ class Buffered(FullRound):
         return Collected(s._replace(visits=rest), requests, ended.items())
 
     def _simulated(self, s: RoundState, wanted: int, clock: Clock) -> Collected:
-        """A visit is computed when it ends: until then nothing reads it."""
+        """Visits are computed at their end, as nothing reads them before."""
         ends = sorted((visit.end, visit.client) for visit in s.visits)
         lost = {visit.client: clock.lost(visit) for visit in s.visits if visit.is_lost}
         arriving = [end for end in ends if end[1] not in lost]
@@ -113,7 +112,7 @@ class Buffered(FullRound):
         return Collected(s._replace(clock=step[0], visits=rest), requests, replies, done)
 
     def _filled(self, s: RoundState) -> RoundState:
-        """The state with visits of round t in the free seats; nodes are asked at once."""
+        """The state with visits of round t in the free slots; nodes receive requests at once."""
         at_work = {visit.client for visit in s.visits}
         available = self.fleet.available()
         if self.clock and not at_work:
@@ -123,8 +122,8 @@ class Buffered(FullRound):
             available = self.clock.active(available, s.clock)
         if at_work:
             available = [i for i in available if i not in at_work]
-        seats = self.method.cohort_size(s.num_clients) - len(at_work)
-        visits = self.session.visits(s, self.cohort(s, available, seats))
+        slots = self.method.cohort_size(s.num_clients) - len(at_work)
+        visits = self.session.visits(s, self.cohort(s, available, slots))
         requests = self.session.requests_of(visits)
         if isinstance(self.fleet, MessageFleet):
             self.fleet.send(requests, self.timeout)
@@ -140,6 +139,6 @@ class Buffered(FullRound):
     def _split(
         self, s: RoundState, done: Container[int]
     ) -> tuple[list[TrainRequest], tuple[Visit, ...]]:
-        """The requests of the visits that have ended, and the other visits."""
+        """The requests of the ended visits, and the remaining visits."""
         requests = self.session.requests_of(visit for visit in s.visits if visit.client in done)
         return requests, tuple(visit for visit in s.visits if visit.client not in done)

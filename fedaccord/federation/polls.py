@@ -1,4 +1,4 @@
-"""Polls of a grid: how often, how many replies at a time, and what happens if they fail."""
+"""Polls of a grid: their interval, the number of replies per poll, and failures."""
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ log = logging.getLogger("flwr")
 
 PULL_INTERVAL = 0.01  # seconds between two polls of a simulation
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls of SuperNodes' replies
-PAUSE_SHARE = 0.1  # of the time since the messages were sent: at most so much later is a round over
+PAUSE_SHARE = 0.1  # of the time since the messages were sent: the largest delay
 READ_AT_ONCE = 2**27  # bytes of replies that are fetched together
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Polls:
         return replies
 
     def ask(self, question: Callable[[], T], otherwise: T) -> T:
-        """The answer; ``otherwise`` if the SuperLink fails, with one line until it has replies."""
+        """The result; ``otherwise`` if the SuperLink fails, logged once until it recovers."""
         try:
             return question()
         except Exception as error:
@@ -42,18 +42,18 @@ class Polls:
                 raise
             if not self._fails:
                 why = str(error).partition("\n")[0]
-                log.warning("the SuperLink fails, and is asked again until the timeout: %s", why)
+                log.warning("the SuperLink fails; polling it again until the timeout: %s", why)
             self._fails = True
             return otherwise
 
     def pause(self, waited: float) -> float:
-        """Seconds until the next poll; waited: since the messages were sent."""
+        """Seconds until the next poll; waited: seconds since the messages were sent."""
         if self._simulated:
             return PULL_INTERVAL
         return min(max(SHORTEST_PAUSE, PAUSE_SHARE * waited), LONGEST_PAUSE)
 
 
 def parts(message_ids: Sequence[str], size: int) -> list[Sequence[str]]:
-    """Ids whose replies, of ``size`` bytes each, are fetched together: few of large ones."""
+    """Groups of ids whose replies, of ``size`` bytes each, are fetched together."""
     at_once = max(1, READ_AT_ONCE // size if size else len(message_ids))
     return [message_ids[k : k + at_once] for k in range(0, len(message_ids), at_once)]

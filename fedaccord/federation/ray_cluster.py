@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 class Cluster(NamedTuple):
     address: str  # empty: none, a simulation starts Ray for itself
-    remedy: str  # what to type if it does not answer
+    remedy: str  # what to do if it does not respond
 
 
 def named() -> Cluster:
-    """As RAY_ADDRESS says, or the file of `ray start`, which remains if Ray is killed."""
+    """The cluster of RAY_ADDRESS, or of the file of `ray start`, which remains if Ray is killed."""
     if address := os.environ.get("RAY_ADDRESS", ""):
         return Cluster(address, "unset RAY_ADDRESS")
     tmp = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
@@ -21,13 +21,13 @@ def named() -> Cluster:
 
 
 def unreachable() -> str:
-    """In one line that the named cluster does not answer, and what to do; empty: it does.
+    """An error in one line if the cluster does not respond, with a remedy; empty: it does.
 
-    Ray itself would try for minutes, without a word.
+    Ray itself would silently retry for minutes.
     """
     address, remedy = named()
     host, _, port = address.rpartition(":")
-    if not host or "/" in host:  # no address, or one of another form
+    if not host or "/" in host:  # no address, or another form
         return ""
     try:
         socket.create_connection((host, int(port)), timeout=1).close()

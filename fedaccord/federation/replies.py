@@ -1,4 +1,4 @@
-"""The replies of a round: good ones, and bad ones with one line each."""
+"""The replies of a round: accepted ones, and rejected ones with the reason in one line."""
 
 import re
 from collections import Counter
@@ -17,7 +17,7 @@ from fedaccord.federation.session import Session
 from fedaccord.storage.mapped import Overflow
 from fedaccord.wire.records import check_like
 
-MAX_LOSS = 1e15  # a model with a larger one has diverged
+MAX_LOSS = 1e15  # above it a model has diverged
 MAX_SECONDS = 1e9  # of a local round
 OWN_METRICS, OWN_NAME = 32, re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a foreign ClientApp
 TAKEN = {  # written by the server
@@ -27,26 +27,26 @@ TAKEN = {  # written by the server
 
 
 class Accepted(NamedTuple):
-    """A good reply, with its row of metrics.
+    """An accepted reply, with its row of metrics.
 
-    If it is on a GPU, its loss is a tensor, and whether its vectors are finite is not known before
-    the round's other numbers are fetched (see `pending_numbers`).
+    If it is on a GPU, its loss is a tensor, and its vectors are checked when the round's other
+    numbers are fetched (see `pending_numbers`).
     """
 
     reply: Reply
     metrics: dict[str, Any]
-    distance: float | None = None  # of its model w from w^t; None: not known yet
+    distance: float | None = None  # of its model w from w^t; None: not fetched yet
 
 
-Outcome = Accepted | StateLost | str  # a string: why it was dropped, in one line
+Outcome = Accepted | StateLost | str  # a string: the reason for dropping it, in one line
 
 
 def check_all(
     session: Session, s: RoundState, requests: Sequence[TrainRequest], replies: TrainReplies
 ) -> dict[int, Outcome]:
-    """What becomes of every client's reply, in the order of the requests, checked as it comes."""
+    """The outcome of every client's reply, in the order of the requests, checked on arrival."""
     by_client = {request.instruction.client: request for request in requests}
-    in_memory = not session.is_deployed or session.method.masking  # which has one sum for all
+    in_memory = not session.is_deployed or session.method.masking  # one sum for all
     place: Callable[[Any], Any] = (lambda v: v) if in_memory else Overflow(session.scratch)
     found = dict[int, Outcome]()
     for i, reply in replies:
@@ -62,7 +62,7 @@ def check_all(
 
 
 def unusual(what: str, forms: Mapping[int, tuple[str, ...]]) -> dict[int, str]:
-    """A line for each reply that has other names than most replies have."""
+    """An error for each reply whose names differ from the majority's."""
     counts = Counter(forms.values())
     usual = max(counts, key=lambda form: counts[form], default=())
     return {
@@ -73,12 +73,12 @@ def unusual(what: str, forms: Mapping[int, tuple[str, ...]]) -> dict[int, str]:
 
 
 def _check(session: Session, s: RoundState, request: TrainRequest, reply: Reading) -> Outcome:
-    """A good reply, else what is wrong with it, in one line."""
+    """The accepted reply, or the reason for rejecting it in one line."""
     if isinstance(reply, str):
         return reply
     instruction = request.instruction
     distance, like, delay = None, session.like, s.t - instruction.round
-    elsewhere = delay > 0 or instruction.half.rounding is not None  # it began from another model
+    elsewhere = delay > 0 or instruction.half.rounding is not None  # it started from another model
     models = session.half.rule.models
     try:
         if isinstance(reply, StateLost):
@@ -120,7 +120,7 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
 
 
 def check_numbers(session: Session, request: TrainRequest, reply: TrainReply) -> None:
-    """Raise ValueError, in one line, if the numbers beside an upload are not possible ones."""
+    """Raise ValueError, in one line, if the numbers beside an upload are impossible."""
     instruction = request.instruction
     _check_count("num-examples", reply.examples, 1, session.method.max_examples)
     if instruction.local_steps:
@@ -134,7 +134,7 @@ def check_numbers(session: Session, request: TrainRequest, reply: TrainReply) ->
 
 
 def pending_numbers(accepted: Accepted) -> list[Number]:
-    """What is not known of a reply on a GPU: its loss and the lengths of its vectors."""
+    """The numbers of a reply that are still on a GPU: its loss and the norms of its vectors."""
     loss: Number = accepted.metrics["train-loss"]
     if not isinstance(loss, Tensor):
         return []
@@ -142,7 +142,7 @@ def pending_numbers(accepted: Accepted) -> list[Number]:
 
 
 def complete(accepted: Accepted, values: Sequence[float]) -> Outcome:
-    """The reply with the values of its pending numbers, or what is wrong with them."""
+    """The reply with the values of its pending numbers, or the error in them."""
     if not values:
         return accepted
     loss, *lengths = values
@@ -156,7 +156,7 @@ def complete(accepted: Accepted, values: Sequence[float]) -> Outcome:
 
 
 def _vectors(decoded: Received | Reply) -> list[tuple[str, Vector]]:
-    """All that a client sent, by name."""
+    """All vectors that a client sent, by name."""
     vectors = {**decoded.up._asdict(), "w_i0": decoded.w_i0}
     return [(name, vector) for name, vector in vectors.items() if vector is not None]
 
@@ -178,7 +178,7 @@ def _check_finite(name: str, vector: Vector, total: float | None = None) -> None
 
 
 def traffic(*vectors: Any) -> int:
-    """Bytes of what a message carries, headers not counted."""
+    """Bytes of a message, without headers."""
     return sum(map(nbytes, vectors))
 
 
@@ -200,7 +200,7 @@ def _check_loss(loss: Any) -> None:
 
 
 def _check_lost(lost: StateLost, instruction: TrainInstruction) -> StateLost:
-    """A client can lose only the state that the server knows of."""
+    """Raise ValueError unless the client lost the state that the server expects."""
     if instruction.accepted < 0 or lost.accepted != instruction.accepted:
         raise ValueError(
             f"expected a reply, or the loss of the state of round {instruction.accepted + 1}, got "
@@ -210,7 +210,7 @@ def _check_lost(lost: StateLost, instruction: TrainInstruction) -> StateLost:
 
 
 def _own(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """A foreign ClientApp's own metrics: numbers under plain names, and not too many."""
+    """A foreign ClientApp's own metrics: a limited number of numbers with plain names."""
     own = {
         name: value
         for name, value in metrics.items()
@@ -220,5 +220,5 @@ def _own(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _form(accepted: Accepted) -> tuple[str, ...]:
-    """The names of the vectors that a reply has."""
+    """The names of the vectors of a reply."""
     return tuple(name for name, v in accepted.reply.up._asdict().items() if v is not None)

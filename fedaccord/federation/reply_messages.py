@@ -1,4 +1,4 @@
-"""Replies of nodes as Flower messages: the sender, and the content, or the reason for rejecting it."""
+"""A node's reply message: its sender, and its content, or the reason for rejecting it."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def is_sender(reply: Message, message: Message) -> bool:
-    """Whether the receiver of the message sent the reply, or Flower in its place."""
+    """Whether the reply is from the receiver of the message, or from Flower on its behalf."""
     sender = reply.metadata.src_node_id
     by_flower = reply.has_error() and sender == message.metadata.src_node_id
     return by_flower or sender == message.metadata.dst_node_id
@@ -26,26 +26,26 @@ def is_sender(reply: Message, message: Message) -> bool:
 def check_workers(errors: Iterable[str]) -> None:
     """Raise FederationError if Flower's simulation has lost a worker process.
 
-    It continues to give clients to a Ray actor that died, one after another. One such reply may be
-    made up by a client: at least two are needed.
+    Flower continues to assign clients to the dead Ray actor. As a client could fake one such reply,
+    at least two are needed.
     """
     if sum(flower.is_dead_worker(reason) for reason in errors) > 1:
         raise FederationError(
-            "a worker process of Flower's simulation died, mostly because of too little memory, "
+            "a worker process of Flower's simulation died, usually for lack of memory, "
             "and most clients of this run would fail from now on; give each client more with "
             "client-resources-num-cpus, so that fewer run at once, and resume with resume=true"
         )
 
 
 def read_answer(reply: Message, read: Callable[[Message], T]) -> T | str:
-    """The content of a reply, or in one line why it cannot be used: no reply ends a run."""
+    """The content of a reply, or the reason for rejecting it in one line: no reply ends a run."""
     try:
         if reply.has_error():
             return f"error {reply.error.code}: {last_line(reply.error.reason)}"
         return read(reply)
     except ValueError as error:
         return str(error)
-    except Exception as error:  # Flower's own complaints about what a message claims to be
+    except Exception as error:  # Flower's errors for inconsistent messages
         return f"expected a reply that can be read, got {type(error).__name__}"
 
 

@@ -1,4 +1,4 @@
-"""The connected nodes: which node is which client. A wrong node is left out of the run."""
+"""The connected nodes and their clients. A node that does not match is left out of the run."""
 
 import logging
 import math
@@ -21,37 +21,37 @@ from fedaccord.wire.handshake import class_names, handshake, read_handshake
 log = logging.getLogger("flwr")
 
 ASK_AGAIN = 30.0  # seconds after which a handshake without a reply is repeated, then 60, 120, ...
-GRACE = 5.0  # seconds to wait for more nodes if all that connected are refused
+GRACE = 5.0  # seconds to wait for more nodes if all connected ones are refused
 MOST_LINES = 10  # refused nodes that an error names
-NOTICE = 60.0  # seconds between two lines on who is missing before round 1
+NOTICE = 60.0  # seconds between two log lines about missing clients before round 1
 PAUSE = 0.1  # seconds between two updates before round 1
 SIMULATED = "Free memory (Ray starts clients below 95% in use) and processors of other load"
-KEY_ERROR = re.compile(r"(KeyError: )?'[^']*'")  # as it is reported
+KEY_ERROR = re.compile(r"(KeyError: )?'[^']*'")  # as reported
 
 
 class Question(NamedTuple):
     """The handshake with a node that has not replied."""
 
-    message_ids: tuple[str, ...]  # of every repetition: a reply may take longer than ASK_AGAIN
+    message_ids: tuple[str, ...]  # of every repetition: a reply may need longer than ASK_AGAIN
     when: float  # of the last
     newcomer: bool  # a node that connected after round 1 had begun
 
 
 class Claim(NamedTuple):
-    """Which client a node reports to be."""
+    """The client id that a node reports."""
 
     client: int | None  # None: the server assigns it
     num_clients: int
 
 
 class Roster:
-    """The nodes that answered the handshake, by client; only `wait_for_all` waits.
+    """The nodes that replied to the handshake, by client; only `wait_for_all` waits.
 
-    A node gets a handshake when it connects, after ``ask_again`` seconds without a reply, then
-    after twice as many and so on (infinite: in a simulation, which loses none), and when it
-    reconnects, under the same node id (a registered key) or another. A node whose reply does not
-    fit is refused with one line; it may reconnect with a better one. The number of clients is what
-    most nodes report before round 1, and stays. Nodes with data and no partition-id get one by
+    A node receives a handshake when it connects, again after ``ask_again`` seconds without a reply,
+    then after twice as many and so on (infinite in a simulation, which loses none), and when it
+    reconnects, with the same node id (a registered key) or another. A node whose reply does not
+    match is refused with one line; it may reconnect with another. The number of clients is that
+    of most nodes before round 1, and then fixed. Nodes with data and no partition-id get one from
     `PartitionIds`.
     """
 
@@ -62,29 +62,29 @@ class Roster:
         ask_again: float = ASK_AGAIN,
         card: Mapping[str, Any] | None = None,
     ) -> None:
-        self.handshake = handshake()  # what nodes are asked
+        self.handshake = handshake()  # the handshake's content
         self.layout: ModelLayout | None = None  # of every node's model; None: the first node's
-        self.card = card  # how the model is built; None: as the first node that knows it reports
+        self.card = card  # how the model is built; None: from the first node that reports it
         self.nodes: dict[int, int] = {}  # client -> node id, of the connected clients
-        self.num_clients = 0  # C; 0 until a node has answered
+        self.num_clients = 0  # C; 0 until a node has replied
         self.refused: dict[int, str] = {}  # node id -> why, of the nodes that are online
         self._claims: dict[int, Claim] = {}  # by node id, of the nodes that are online
         self._questions: dict[int, Question] = {}  # by node id
         self._partition_ids = partition_ids or PartitionIds()
         self._has_begun = False  # round 1: C stays
-        self._tie = ""  # which numbers of clients as many nodes report; empty: no tie
+        self._tie = ""  # the tied numbers of clients; empty: no tie
         self._clock = clock
         self._ask_again = ask_again
 
     def update(self, grid: Grid) -> None:
-        """Forget nodes that left, read replies, ask new nodes; does not wait for replies."""
+        """Remove nodes that left, read replies, send handshakes; does not wait for replies."""
         online = set(grid.get_node_ids())
         self._forget(online)
         self._ask(grid, online)
         self._seat_all(newcomers=self._read_replies(grid))
 
     def wait_for_all(self, grid: Grid, seconds: float) -> None:
-        """Wait until every client has answered the handshake.
+        """Wait until every client has replied to the handshake.
 
         Raises FederationError, which names the missing clients and the refused nodes, after
         ``seconds``, and soon if all connected nodes have been refused.
@@ -121,7 +121,7 @@ class Roster:
         again = {
             node
             for node, it in self._questions.items()
-            # each handshake costs a slow device a process more: no more of them than it can start
+            # each handshake starts a process on a slow device: limit them
             if now - it.when >= self._ask_again * 2 ** (len(it.message_ids) - 1)
         }
         new = online - self._claims.keys() - self.refused.keys() - self._questions.keys()
@@ -167,11 +167,11 @@ class Roster:
             self._claims[node] = Claim(client, num_clients or self._partition_ids.num_clients)
         except ValueError as error:
             self._refuse(node, str(error))
-        except Exception as error:  # Flower's own complaints about what a message claims to be
+        except Exception as error:  # Flower's errors for inconsistent messages
             self._refuse(node, f"expected an answer that can be read, got {type(error).__name__}")
 
     def _check_classes(self, card: Mapping[str, Any] | None) -> None:
-        """Raise ValueError if a node numbers its classes otherwise than the run does."""
+        """Raise ValueError if a node's classes have another order than the run's."""
         if not (card and self.card):
             return
         names, theirs = ([*each["class-names"]] for each in (self.card, card))
@@ -191,25 +191,25 @@ class Roster:
                 f"{difference}: build the same model on server and clients, with frozen tensors "
                 "from the same file or seed"
             )
-        self.layout = layout  # with the digests, which the server may not know
+        self.layout = layout  # with the digests, which the server may lack
 
     def _seat_all(self, newcomers: set[int]) -> None:
-        """Make the nodes clients: C by the majority until round 1, one node for each client."""
+        """Assign nodes to clients: C by the majority until round 1, one node for each client."""
         if not self._has_begun and self._claims:
             self._count_votes()
             if self._tie:
                 return
         numbered = self._numbered()
         for node, (client, num_clients) in numbered:
-            if num_clients != self.num_clients:  # it keeps its vote
+            if num_clients != self.num_clients:  # its vote still counts
                 if self.nodes.get(client) == node:
                     del self.nodes[client]
                 self._refuse(
                     node,
-                    f"expected num-partitions={self.num_clients}, as most nodes say, got "
+                    f"expected num-partitions={self.num_clients}, as most nodes report, got "
                     f"partition-id={client} num-partitions={num_clients}",
                 )
-        # by node id: which of two that reply at once is first must not depend on chance
+        # by node id: deterministic if two reply at once
         for node, (client, num_clients) in numbered:
             if num_clients != self.num_clients:
                 continue
@@ -217,8 +217,9 @@ class Roster:
             if holder == node:
                 self.refused.pop(node, None)
             elif node in newcomers:
-                # a device that restarted: the node that it was stays online for a while
-                log.warning("client %d came back as another node, which takes its place", client)
+                # a restarted device: its old node stays online for a while
+                text = "client %d reconnected as a new node, which replaces the old one"
+                log.warning(text, client)
                 self.nodes[client] = node
             else:
                 self._refuse(
@@ -229,7 +230,7 @@ class Roster:
                 )
 
     def _count_votes(self) -> None:
-        """C is what most nodes report; in a tie it stays what it was, and no node is seated."""
+        """C by the majority of nodes; in a tie it does not change, and no node is assigned."""
         votes = Counter(claim.num_clients for claim in self._claims.values())
         (first, most), *others = votes.most_common()
         tied = [first, *(c for c, number in others if number == most)]
@@ -252,7 +253,7 @@ class Roster:
     def _numbered(self) -> list[tuple[int, tuple[int, int]]]:
         """(client, number of clients) of the nodes that have a partition-id, by node id."""
         claims, assigned = sorted(self._claims.items()), self._partition_ids.client_of
-        if not self._has_begun:  # later each belongs to a node, which may reconnect
+        if not self._has_begun:  # later each id belongs to a node, which may reconnect
             waiting = (n for n, claim in claims if claim.client is None and n not in assigned)
             taken = (claim.client for _, claim in claims if claim.client is not None)
             self._partition_ids.assign(waiting, taken, self.num_clients)
@@ -265,8 +266,8 @@ class Roster:
             elif full:
                 self._refuse(
                     node,
-                    f"expected {self.num_clients} clients, and every number is taken; a node is "
-                    "known by its registered key: start it with the key that it had",
+                    f"expected {self.num_clients} clients, and every id is assigned; a node is "
+                    "identified by its registered key: start it with its earlier key",
                 )
         return numbered
 
@@ -301,7 +302,7 @@ class Roster:
 
 
 def _why(line: str) -> str:
-    """What to do about an error at the handshake, which an app for Flower's strategies raises."""
+    """Advice for the handshake error of an app that is written for Flower's strategies."""
     if not KEY_ERROR.fullmatch(line):
         return line
     return (

@@ -32,20 +32,20 @@ from fedaccord.federation.session import Session
 
 log = logging.getLogger("flwr")
 
-ANEW = "the server's memory sums up the clients', so all begin anew at this model"
-LARGEST = 1e25  # norm of a vector of the server's: beyond it a model has diverged
+ANEW = "the server's memory sums up the clients', so all are reset at this model"
+LARGEST = 1e25  # norm of a server's vector: above it a model has diverged
 OUTLIER = 100  # times the cohort's median distance from the model
 
 
 class Round(NamedTuple):
-    """What is known at the end of a round; number 0 is the state before the first."""
+    """The result of a round; number 0 is the state before the first."""
 
     state: RoundState  # of round t + 1
     w_bar: Vector  # mean of the accepted local models; w^{t+1} if they are not sent;
     # under gossip the mean of the nodes' w^{t+1}
     metrics: dict[str, float]
     clients: list[dict[str, Any]]  # a row for each client of the cohort
-    evaluations: Sequence[dict[str, Any]] = ()  # a row for each client that was to evaluate
+    evaluations: Sequence[dict[str, Any]] = ()  # a row for each client with a request to evaluate
 
     @property
     def number(self) -> int:
@@ -84,7 +84,7 @@ def finish(
         if client["status"] != metrics.OK:
             why = "; ".join(client[key] for key in ("status", "repair") if client.get(key))
             if method.hides_clients:
-                why = why.partition(", got ")[0]  # what the client sent is private
+                why = why.partition(", got ")[0]  # the client's numbers are private
             level = (
                 logging.INFO
                 if isinstance(outcomes[client["client"]], (Late, NotSummed))
@@ -94,21 +94,21 @@ def finish(
     if trial is not None:
         _warn_of_outliers(number, trial)
     if failure:
-        log.warning("round %d failed: %s; the model stays", number, failure)
+        log.warning("round %d failed: %s; the model does not change", number, failure)
     return Round(after, w_bar, row, [] if method.hides_clients else rows)
 
 
 class _Trial(NamedTuple):
-    """A server step from some replies, and the numbers that show whether it counts."""
+    """A server step from some replies, and the numbers that decide whether it counts."""
 
     round: ServerRound
     w_bar: Vector
-    fresh: dict[str, Vector]  # vectors that the server did not have before
-    numbers: dict[Any, list[Number]]  # perhaps on a GPU
+    fresh: dict[str, Vector]  # new vectors of the server
+    numbers: dict[Any, list[Number]]  # may be on a GPU
     values: Mapping[Any, list[float]] = {}  # the same as floats
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of the step: what the topology reports, and the drift of the clients."""
+        """The metrics of the step: those of the topology, and the drift of the clients."""
         own = {name: self.values["own", name][0] for name in self.round.metrics}
         return own | metrics.mean_squares(self.values)
 
@@ -116,11 +116,11 @@ class _Trial(NamedTuple):
 def _settle(
     session: Session, s: RoundState, outcomes: dict[int, Outcome]
 ) -> tuple[_Trial | None, str]:
-    """The server step from the good replies, and why it does not count (empty: it does).
+    """The server step from the accepted replies, and why it does not count (empty: it does).
 
-    Replies that turn out to be bad, or to spoil the step, are replaced in ``outcomes`` by the
-    reason, and the step is taken once more, as if their clients were absent. A GPU is synchronised
-    once for each try.
+    Replies that turn out to be invalid, or to break the step, are replaced in ``outcomes`` by the
+    reason, and the step is repeated as if their clients were absent. Each try synchronises a GPU
+    once.
     """
     method, needed = session.method, session.method.needed_replies(s.num_clients)
     while True:
@@ -155,18 +155,18 @@ def _settle(
 def _sizes(
     session: Session, s: RoundState, good: Mapping[int, Accepted]
 ) -> dict[int, dict[str, Number]]:
-    """The lengths of each client's uploaded vectors, by name."""
+    """The norms of each client's uploaded vectors, by name."""
     models, one = session.half.rule.models, s.w.dim() == 1
     return {i: bounds.sizes(it.reply, models, s.w if one else s.w[i]) for i, it in good.items()}
 
 
 def _spoilers(session: Session, s: RoundState, good: Mapping[int, Accepted]) -> list[int]:
-    """The fewest clients without whose replies the server can take its step, the largest first.
+    """The smallest set of clients without whose replies the step is valid, largest norms first.
 
-    At most half of the replies; empty if that does not help: then the others spoil it too.
+    At most half of the replies; empty if that does not help.
     """
     method, sizes = session.method, _sizes(session, s, good)
-    if method.has_noisy_sums or method.masking:  # clipped, or unknown one by one
+    if method.has_noisy_sums or method.masking:  # clipped, or unknown individually
         return []
     values = _fetch({i: [*own.values()] for i, own in sizes.items()})
     order = bounds.largest_first(
@@ -184,12 +184,12 @@ def _spoilers(session: Session, s: RoundState, good: Mapping[int, Accepted]) -> 
 
 
 def _try(session: Session, s: RoundState, good: Iterable[Accepted]) -> _Trial:
-    """The server step from these replies; nothing is synchronised."""
+    """The server step from these replies; does not synchronise."""
     method, accepted = session.method, [*good]
     replies, normal = [it.reply for it in accepted], session.normal(s)
     round = rounds.server_round(method, session.half, s, replies, normal)
     after, ups, cohort = round.state, round.ups, round.cohort
-    before = {id(vector) for _, vector in leaves(s.server)}  # were checked in an earlier round
+    before = {id(vector) for _, vector in leaves(s.server)}  # checked in an earlier round
     fresh = {"w": after.w, **dict(leaves(after.server)), **dict(leaves(after.moments))}
     fresh = {name: v for name, v in fresh.items() if id(v) not in before}
     numbers: dict[Any, list[Number]] = {("own", n): [x] for n, x in round.metrics.items()}
@@ -199,7 +199,7 @@ def _try(session: Session, s: RoundState, good: Iterable[Accepted]) -> _Trial:
     w_bar, nodes = method.topology.average(after.w), method.topology.is_decentralised
     if normal is not None or method.masking:
         w_bar = cohort.mean(ups.w) if "w" in ups._fields else w_bar
-    elif "w" in ups._fields:  # the distance of each local model from w^t: each node from its own
+    elif "w" in ups._fields:  # the distance of each local model from w^t; for nodes from their own
         far: list[Number] = [it.distance for it in accepted if it.distance is not None]
         if len(far) < len(accepted):
             far = each(norm(ups.w[0] - cohort.w).flatten() if nodes else distances(ups.w, s.w))
@@ -207,7 +207,7 @@ def _try(session: Session, s: RoundState, good: Iterable[Accepted]) -> _Trial:
         if not nodes:
             w_bar = cohort.mean(ups.w)
             from_w = from_w_bar = distances(ups.w, after.w)
-            if not (w_bar.is_cpu and torch.equal(after.w, w_bar)):  # which synchronises a GPU
+            if not (w_bar.is_cpu and torch.equal(after.w, w_bar)):  # synchronises
                 from_w_bar = distances(ups.w, w_bar)
             numbers |= {"consistency": each(from_w), "spread": each(from_w_bar)}
     return _Trial(round, w_bar, fresh, numbers)
@@ -220,7 +220,7 @@ def _fetch(numbers: Mapping[Any, Sequence[Number]]) -> dict[Any, list[float]]:
 
 
 def _failure(trial: _Trial, max_update_norm: float) -> str:
-    """Why the result of a server step cannot be used, in one line; empty: it can."""
+    """Why the result of a server step is invalid, in one line; empty: it is valid."""
     norms = dict(zip(trial.fresh, trial.values["fresh"], strict=True))
     for name, vector in trial.fresh.items():
         if not is_finite(vector, norms[name]):
@@ -238,9 +238,9 @@ def _failure(trial: _Trial, max_update_norm: float) -> str:
 
 
 def _warn_of_outliers(number: int, trial: _Trial) -> None:
-    """Name the local models that are far from w^t, compared with the cohort and with ||w^t||.
+    """Warn about local models that are far from w^t, relative to the cohort and to ||w^t||.
 
-    The second keeps small steps near an optimum, some of them much smaller, without a warning.
+    The second condition avoids warnings for small steps near an optimum.
     """
     distances = trial.values.get("drift", [])
     for i, distance in zip(trial.round.cohort.clients, distances, strict=bool(distances)):

@@ -42,14 +42,14 @@ SHOWN = ("train-loss", "replies", "dp-epsilon", "clock", "seconds")  # in a roun
 class Run:
     """One run of ``method``, ``num_rounds`` rounds from the parameters ``initial``.
 
-    cohorts: the clients of each round; None: they are drawn. timeout: seconds for the replies of a
-    round, instead of the method's ``round_timeout``. evaluate_fn: evaluates the output model, the
+    cohorts: the clients of each round; None: drawn. timeout: seconds for the replies of a round,
+    instead of the method's ``round_timeout``. evaluate_fn: evaluates the output model, the
     broadcast one and those of nodes; evaluate_output_fn: more metrics of the output model alone.
     on_round: called with every round, the first with number 0, before any training. federation,
-    attempt: as in `TrainInstruction`. scratch: folder for what memory does not hold; None: the
-    system's temporary one. model: the roles of the model's tensors; None: those that
-    `state_dict.layout_of` reads off ``initial``. clock: of a simulation, if the method has a
-    ``device_profile``; None: the time is real.
+    attempt: as in `TrainInstruction`. scratch: folder for vectors that do not fit into memory;
+    None: the system's temporary one. model: the roles of the model's tensors; None: from
+    ``initial``, by `state_dict.layout_of`. clock: of a simulation, if the method has a
+    ``device_profile``; None: real time.
     Raises ValueError, before any message is sent, if the arguments do not fit.
     """
 
@@ -79,7 +79,7 @@ class Run:
         if cohorts is not None and method.has_noisy_sums:
             raise ValueError(
                 "participation: expected a share of the clients with dp, got cohorts: the "
-                "guarantee counts on clients that are drawn one by one"
+                "guarantee assumes that clients are drawn independently"
             )
         if cohorts is not None and method.over_selection:
             raise ValueError(
@@ -96,7 +96,7 @@ class Run:
         self._on_round = on_round
         spill = self._spill = Spill(scratch)
         self._clock = clock
-        self._budget: Budget | None = None  # of the privacy that the method promises
+        self._budget: Budget | None = None  # of the method's privacy guarantee
         self._last = num_rounds  # after which the run ends
         kind = Buffered if method.is_buffered else FullRound
         self._policy = kind(
@@ -120,7 +120,7 @@ class Run:
         return self._state is not None
 
     def output(self) -> ArrayRecord:
-        """The output model as it is now, under the names of the initial parameters."""
+        """The current output model, under the names of the initial parameters."""
         if not self.has_begun:
             return self._initial
         s = self.state
@@ -128,11 +128,11 @@ class Run:
 
     def play(self, state: RoundState | None = None) -> Result:
         """All rounds, from ``state`` if there is one. Raises as `begin`, and FederationError after
-        ``max_failed_rounds`` failed rounds in a row. Afterwards nothing is called back."""
+        ``max_failed_rounds`` failed rounds in a row. Afterwards it makes no callbacks."""
         try:
             return self._play(state)
         finally:
-            self._on_round = None  # it may have this run: both are freed at once, with the clients
+            self._on_round = None  # it may refer to this run: frees both at once, with the clients
 
     def _play(self, state: RoundState | None) -> Result:
         self.method.summary()
@@ -153,8 +153,8 @@ class Run:
     def begin(self, state: RoundState | None = None) -> RoundState:
         """Wait for the clients; the state before round 1, or ``state``, from which to resume.
 
-        Raises FederationError if the clients do not come, ValueError if their number does not fit
-        the settings, or ``state`` is of another number of clients or of another model.
+        Raises FederationError if the clients do not connect, ValueError if their number does not
+        fit the settings, or ``state`` is of another number of clients or of another model.
         """
         session, method = self.session, self.method
         session.fleet.connect(method.wait_timeout, method.model_settings, session.model)
@@ -171,13 +171,13 @@ class Run:
         if state is not None:
             _check_alike(state, first)
             state = state.to(first.w.device)
-            if self._clock is None:  # nobody waits for replies to the server that was here before
+            if self._clock is None:  # replies to the previous server are discarded
                 state = state._replace(visits=())
         self._state = self._with_privacy(state or first)
         return self._state
 
     def _with_privacy(self, s: RoundState) -> RoundState:
-        """The state with that of the privacy mechanism, and the end of the run that it sets."""
+        """The state with that of the privacy mechanism; sets the end of the run."""
         method, left = self.method, self.num_rounds - s.t
         if method.guarantee is None or left <= 0:
             return s
@@ -194,13 +194,13 @@ class Run:
         if self._budget.rounds_left < left:
             self._last = s.t + self._budget.rounds_left
             log.warning(
-                "dp.max-epsilon: the run ends after round %d of %d: the next one would pass it",
+                "dp.max-epsilon: the run ends after round %d of %d: the next one would exceed it",
                 *(self._last, self.num_rounds),
             )
         return s._replace(privacy=self._budget.first)
 
     def facts(self) -> dict[str, Any]:
-        """What a run's summary says of its clients, its graph and its privacy."""
+        """Facts for the summary: clients, graph and privacy."""
         s = self.state
         facts = {"clients": s.num_clients, **self.method.topology.facts(s.num_clients)}
         if self._budget and s.privacy:
@@ -218,13 +218,13 @@ class Run:
             for row in round.clients:
                 row["clock"] = collected.ends[row["client"]]
         if self._budget and self._state.privacy:
-            self.session.spend(self._state.privacy.releases)  # before anything is released
+            self.session.spend(self._state.privacy.releases)  # before any release
             round.metrics["dp-epsilon"] = self._budget.epsilon(self._state.privacy)
         round.metrics["seconds"] = time.perf_counter() - began
         return round._replace(state=self._state)
 
     def is_evaluated(self, number: int) -> bool:
-        """Whether the model is evaluated after so many rounds."""
+        """Whether the model is evaluated after ``number`` rounds."""
         return number % self.method.eval_every == 0 or number == self._last
 
     def _check_failures(self, last: Round) -> None:
@@ -239,7 +239,7 @@ class Run:
     def _report(
         self, round: Round, result: Result, left: Callable[[int], str] = lambda _: ""
     ) -> None:
-        """Evaluate if it is due, log the round and call back."""
+        """Evaluate if due, log the round and make the callbacks."""
         number, values = round.number, {}
         if self.is_evaluated(number):
             functions = self._evaluate_fn, self._evaluate_output_fn
@@ -285,6 +285,6 @@ def check_real_time(method: Method, deployed: bool) -> None:
     if method.is_buffered and not deployed:
         raise ValueError(
             "schedule: expected synchronous without simulated devices or SuperNodes, got "
-            "'buffered': `fedaccord run` and `simulate` take it with device-profile=lognormal, and "
+            "'buffered': `fedaccord run` and `simulate` support it with device-profile=lognormal; "
             "Flower's simulation does not"
         )

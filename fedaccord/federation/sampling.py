@@ -1,4 +1,4 @@
-"""Which clients take part in a round: a function of (seed, t) and of the connected clients."""
+"""The clients of a round: a function of (seed, t) and of the connected clients."""
 
 import random
 import secrets
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-BLOCK = 2**16  # clients that are drawn for at once
+BLOCK = 2**16  # clients drawn at a time
 
 
 def cohort_size(fraction: float, num_clients: int) -> int:
@@ -28,13 +28,13 @@ def draw(
     may_be_empty: bool = False,
     secret: bool = False,
 ) -> list[int]:
-    """The active clients of round t, sorted, by a generator of (purpose, seed, t) over the
+    """The active clients of round t, sorted, drawn by a generator of (purpose, seed, t) from the
     sorted clients.
 
-    clients: the connected ones; of a range no list is made. sampling: ``fixed``, a fixed share of
-    all ``num_clients`` without replacement, but at least ``least``, or ``size`` of them, or
-    ``bernoulli``, each with probability ``fraction``, drawn again if empty, unless it may be.
-    secret: by a generator that the operating system seeds instead.
+    clients: the connected ones; a range is not converted to a list. sampling: ``fixed``, a fixed
+    share of all ``num_clients`` without replacement, but at least ``least``, or ``size`` of them,
+    or ``bernoulli``, each with probability ``fraction``, drawn again if empty, unless it may be.
+    secret: by a generator with a seed of the operating system.
     """
     available = clients if isinstance(clients, range) else sorted(clients)
     generator = random.Random(secrets.token_hex(32) if secret else f"{purpose} {seed} {t}")
@@ -62,7 +62,7 @@ def scheduled(wanted: Sequence[int], clients: Iterable[int], num_clients: int) -
 
 
 def _numpys(generator: random.Random) -> np.random.RandomState:
-    """NumPy's Mersenne Twister in the same state, which gives the same numbers and many at once."""
+    """NumPy's Mersenne Twister in the same state: the same numbers, many at a time."""
     _, (*key, position), _ = generator.getstate()
     twister = np.random.RandomState()
     twister.set_state(("MT19937", np.array(key, dtype=np.uint32), position, 0, 0.0))

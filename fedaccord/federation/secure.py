@@ -21,14 +21,14 @@ from fedaccord.secure.client import Payload
 from fedaccord.secure.masks import WORDS
 from fedaccord.secure.server import SecureRound, SumFailedError
 
-STAGE_SECONDS = 120.0  # to wait at most for the answers of a stage without training,
-STAGE_SHARE = 1 / 5  # and of the seconds of a round: one lost client leaves time for all stages
+STAGE_SECONDS = 120.0  # largest wait for the replies of a stage without training,
+STAGE_SHARE = 1 / 5  # also as a share of a round: a lost client leaves time for all stages
 UNREAD = "secure-sum: expected shares that its neighbours can read, got others"
 Check = Callable[[TrainRequest, TrainReply], None]  # raises ValueError for wrong numbers
 
 
 class NotSummed(str):
-    """Why an upload was not read, in one line: the sum failed, and not because of this client."""
+    """Why an upload was not read, in one line: the sum failed, not because of this client."""
 
 
 def train(
@@ -38,7 +38,7 @@ def train(
     masking: Masking,
     check: Check,
 ) -> TrainReplies:
-    """The replies, those in the sum with the mean of the uploads, in float64, in its place.
+    """The replies; those in the sum have the mean of the uploads, in float64, as their upload.
 
     check: of a reply's numbers, before its upload is added.
     """
@@ -48,7 +48,7 @@ def train(
     protocol = SecureRound([*request_of], *masking)
     channel = _Messages(fleet) if isinstance(fleet, MessageFleet) else _InProcess(fleet)
     pause = min(STAGE_SECONDS, STAGE_SHARE * timeout)
-    end = time.monotonic() + timeout - pause  # of training; the last stage has its own time
+    end = time.monotonic() + timeout - pause  # the end of training; the last stage has its own time
     readings: dict[int, Reading] = {}
     sent: Counter[int] = Counter()
 
@@ -86,7 +86,7 @@ def train(
 def _good(
     readings: dict[int, Reading], request_of: Mapping[int, TrainRequest], word: int, check: Check
 ) -> dict[int, TrainReply]:
-    """The replies with uploads that can be summed; the readings of others become the reason."""
+    """The replies with uploads that can be summed; other readings are replaced by the reason."""
     replies = {i: it for i, it in readings.items() if isinstance(it, TrainReply)}
     odd = unusual("the vectors", {i: tuple(_vectors(it.up)) for i, it in replies.items()})
     good = {}

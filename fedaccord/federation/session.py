@@ -1,4 +1,4 @@
-"""What does not change during a run: the layout of the model, the client half, the clients."""
+"""The constants of a run: the layout of the model, the client half, the clients."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ from fedaccord.wire.tensor_array import to_record, to_tensor
 
 
 class Session:
-    """The model's own names and shapes, the client half as it travels, and the clients.
+    """The model's own names and shapes, the client half for messages, and the clients.
 
     federation, attempt: as in `TrainInstruction`.
     """
@@ -37,7 +37,7 @@ class Session:
         model: ModelLayout | None = None,
         scratch: Path | None = None,
     ) -> None:
-        """scratch: folder for what memory does not hold; None: the system's temporary one.
+        """scratch: folder for vectors that do not fit into memory; None: the temporary one.
 
         Raises ValueError if ``initial`` does not hold the parameters of a model.
         """
@@ -67,15 +67,15 @@ class Session:
         return self._vector(arrays, self.layout)
 
     def buffers(self, arrays: ArrayRecord) -> Vector | None:
-        """(d_b,) of the buffers that are averaged; None: none are."""
+        """(d_b,) of the averaged buffers; None: there are none."""
         return self._vector(arrays, self.buffer_layout) if self.buffer_layout else None
 
     def _vector(self, arrays: ArrayRecord, names: Iterable[str]) -> Vector:
         return torch.cat([to_tensor(arrays[name]).reshape(-1).to(self.dtype) for name in names])
 
     def arrays(self, vector: Vector, buffers: Vector | None = None) -> ArrayRecord:
-        """Vectors (d,) and (d_b,) under the names and shapes of the initial arrays, and those of
-        other roles as they were."""
+        """Vectors (d,) and (d_b,) under the names and shapes of the initial arrays; arrays of other
+        roles are unchanged."""
         named = views(vector, self.layout)
         if buffers is not None:
             named |= views(buffers, self.buffer_layout)
@@ -86,7 +86,7 @@ class Session:
         return to_record(tensors | named)
 
     def client_state(self) -> Any:
-        """A client's state with vectors that are empty: its structure."""
+        """The structure of a client's state, with empty vectors."""
         return state_like(self.half, self.shapes)
 
     def requests(self, s: RoundState, cohort: Iterable[int]) -> list[TrainRequest]:
@@ -95,7 +95,7 @@ class Session:
         return [self._request(common, visit) for visit in self.visits(s, cohort)]
 
     def visits(self, s: RoundState, cohort: Iterable[int]) -> list[Visit]:
-        """What each client of round t is sent."""
+        """The message to each client of round t."""
         late, visits = self.half.needs_w_init and s.t > 0, []
         rounded: dict[int, tuple[Vector, Vector]] = {}
         for i in cohort:
@@ -106,8 +106,8 @@ class Session:
         return visits
 
     def _rounded(self, down: Any, t: int, rounded: dict[int, tuple[Vector, Vector]]) -> Any:
-        """A broadcast of round t as clients read it; rounded: its vectors and what they became, by
-        id: clients share them."""
+        """A broadcast of round t as clients read it; rounded: vectors and their rounded forms, by
+        id, which clients share."""
         rounding = self.half.rounding
         if rounding is None:
             return down
@@ -120,7 +120,7 @@ class Session:
         return down._replace(**changed)
 
     def requests_of(self, visits: Iterable[Visit]) -> list[TrainRequest]:
-        """The requests of visits that may have begun in several rounds."""
+        """The requests of visits of possibly several rounds."""
         return [self._request(self._instruction(visit.round), visit) for visit in visits]
 
     def _request(self, common: TrainInstruction, visit: Visit) -> TrainRequest:
@@ -140,8 +140,8 @@ class Session:
         return self.has_personal or self.method.evaluation != "server"
 
     def evaluate_requests(self, s: RoundState) -> list[EvaluateRequest]:
-        """The request to each client that evaluates after round t: those drawn by (seed, t), or,
-        if the output model is evaluated at the server alone, those with a personal model."""
+        """The request to each client that evaluates after round t: those drawn by (seed, t), or, if
+        only the server evaluates the output model, those with a personal model."""
         method, available = self.method, self.fleet.available()
         own_only, clients = method.evaluation == "server", list[int]()
         if own_only:
@@ -170,7 +170,7 @@ class Session:
         ]
 
     def _instruction(self, t: int, privacy: Privacy | None = None) -> TrainInstruction:
-        """What is the same for all clients of round t."""
+        """The common part of the instructions of round t."""
         method = self.method
         return TrainInstruction(
             round=t,
@@ -194,7 +194,7 @@ class Session:
 
 
 def views(vector: Vector, layout: Mapping[str, torch.Size]) -> dict[str, Vector]:
-    """A vector as tensors of these names and shapes, without copying."""
+    """A vector as tensors of these names and shapes, without a copy."""
     pieces = torch.split(vector, [shape.numel() for shape in layout.values()])
     named = zip(layout.items(), pieces, strict=True)
     return {name: piece.view(shape) for (name, shape), piece in named}

@@ -1,4 +1,4 @@
-"""The settings of every federation: options of all strategies, and run-config keys."""
+"""The settings of every federation: options of all strategies, also run-config keys."""
 
 import math
 from dataclasses import Field, dataclass
@@ -15,7 +15,7 @@ CONSTANT_WEIGHT, POLYNOMIAL = "constant", "polynomial"  # of staleness
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How clients are drawn and waited for, and how they train. Checked when they are made."""
+    """The sampling of clients, waiting times and local training; checked at construction."""
 
     fraction_train: float = option(0.5, "share of all clients drawn each round", low=1e-6, high=1)
     sampling: str = option(
@@ -27,7 +27,7 @@ class Settings:
     evaluation: str = option(
         "server",
         "who evaluates the output model: the server on its test samples, the clients on their own, "
-        "or both; clients evaluate their personal models in any case",
+        "or both; clients always evaluate their personal models",
         choices=("server", "clients", "both"),
         affects="records",
     )
@@ -52,46 +52,46 @@ class Settings:
         600.0, "seconds to wait for all clients before round 1", above=0, affects="speed"
     )
     min_replies: int = option(
-        1, "good replies that a round needs to count", low=1, affects="rounds"
+        1, "accepted replies that a round needs to count", low=1, affects="rounds"
     )
     device_profile: str = option(
         NONE,
-        "simulated devices, in process: none, of drawn speeds and links, or the absolute path of a "
-        "file with a row for each client; gives the column clock",
+        "simulated devices, in process: none, drawn speeds and links, or the absolute path of a "
+        "file with a row for each client; adds the column clock",
         choices=(NONE, LOGNORMAL),
         also=Profiles(),
         path=True,
     )
     deadline: float = option(
         0.0,
-        "simulated seconds after which a round takes no more replies; 0: none",
+        "simulated seconds after which a round accepts no further replies; 0: none",
         low=0,
         only={"device_profile": [LOGNORMAL], "schedule": [SYNCHRONOUS]},
     )
     over_selection: float = option(
         0.0,
-        "clients that a round asks beyond its cohort, as a share of it; the first replies count, "
-        "as many as the cohort has",
+        "additional clients of a round, as a share of its cohort; as many first replies count as "
+        "the cohort has clients",
         low=0,
         high=10,
         only={"device_profile": [LOGNORMAL], "schedule": [SYNCHRONOUS]},
     )
     schedule: str = option(
         SYNCHRONOUS,
-        "the server steps with the replies of its cohort, or with the first ones of the clients at "
-        "work, which may have begun from earlier models, on SuperNodes or simulated devices; "
-        "Flower's simulation refuses buffered",
+        "synchronous: the server steps with the replies of a cohort; buffered: with the first "
+        "replies of the active clients, which may have started from earlier models, on SuperNodes "
+        "or simulated devices, not in Flower's simulation",
         choices=(SYNCHRONOUS, BUFFERED),
     )
     buffer_size: int = option(
         0,
-        "replies of a server step; 0: half of the clients at work, rounded up",
+        "replies of a server step; 0: half of the active clients, rounded up",
         low=0,
         only={"schedule": [BUFFERED]},
     )
     concurrency: int = option(
         0,
-        "clients at work at a time; 0: as many as fraction-train says",
+        "active clients at a time; 0: given by fraction-train",
         low=0,
         only={"schedule": [BUFFERED]},
     )
@@ -120,8 +120,8 @@ class Settings:
     )
     max_examples: int = option(
         10**7,
-        "samples that a client may claim, else its reply is dropped: with weighting=examples they "
-        "are its weight",
+        "samples that a client may report, else its reply is dropped: with weighting=examples "
+        "they are its weight",
         low=1,
         affects="rounds",
     )
@@ -135,12 +135,12 @@ class Settings:
     weight_decay: float = option(0.001, "local weight decay, outside clip and corrections", low=0)
     clip_norm: float = option(10.0, "bound on the norm of the data gradient; 0: off", low=0)
     optimizer: str = option(
-        "sgd", "what takes the local steps; its own options are in its table", choices=[*OPTIMIZERS]
+        "sgd", "optimizer of the local steps; its options are in its table", choices=[*OPTIMIZERS]
     )
     optimizer_state: str = option(
         "reset",
         "the optimiser's vectors between rounds: reset, kept by each client, or averaged over a "
-        "round's clients, whose next start is the mean",
+        "round's clients, as the start of the next round",
         choices=STATES,
     )
     lr_schedule: str = option(
@@ -156,19 +156,19 @@ class Settings:
     precision: str = option(
         "float32",
         "vectors and steps in float32 or float64; bfloat16: float32 with the model's passes in "
-        "bfloat16; tf32: as a GPU multiplies",
+        "bfloat16; tf32: a GPU's products of float32",
         choices=("float32", "float64", "bfloat16", "tf32"),
     )
     buffers: str = option(
         "refuse",
-        "running statistics and other buffers of the model: refuse it, freeze them, average them "
-        "over the clients, or keep each client's own",
+        "running statistics and other buffers of the model: refuse the model, freeze them, average "
+        "them over the clients, or keep each client's own",
         choices=("refuse", "freeze", "mean", "local"),
     )
     local_parameters: str = option(
         "",
-        "patterns of names, separated by commas, of parameters that each client keeps for itself, "
-        "as head.* or *norm*",
+        "patterns of names, separated by commas, of parameters that stay at each client, as head.* "
+        "or *norm*",
     )
     frozen_parameters: str = option(
         "",
@@ -188,7 +188,7 @@ class Settings:
         )
 
     def local_training(self) -> str:
-        """How clients train and are averaged, in one line: what applies if nothing is set too."""
+        """The settings of training and averaging in one line, including defaults."""
         length = f"{self.local_steps} steps" if self.local_steps else f"{self.local_epochs} epochs"
         clip = f"clip norm {self.clip_norm:g}" if self.clip_norm else "no clipping"
         who = "all" if self.fraction_train == 1 else f"{self.fraction_train:.4g} of the"
@@ -211,8 +211,8 @@ class Settings:
         return self.lr * self.lr_decay**t
 
     def steps_of(self, examples: int) -> int:
-        """K of a client with so many examples."""
-        batch_size = self.batch_size or examples  # 0: a step an epoch
+        """K of a client with ``examples`` samples."""
+        batch_size = self.batch_size or examples  # 0: one step per epoch
         return self.local_steps or self.local_epochs * math.ceil(examples / batch_size)
 
 

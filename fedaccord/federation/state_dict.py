@@ -1,4 +1,4 @@
-"""The roles of the arrays of a whole state_dict, of which a server need not have the module."""
+"""The roles of the arrays of a whole state_dict, for a server without the module."""
 
 from collections.abc import Mapping
 
@@ -13,9 +13,9 @@ BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of PyTorch's
 
 
 def layout_of(arrays: ArrayRecord, settings: ModelSettings) -> ModelLayout:
-    """Buffers are integers, and what bears a name of `BUFFERS`; all others are parameters.
+    """Buffers are integers, and arrays with a name of `BUFFERS`; all others are parameters.
 
-    Before round 1 it is compared with the models of the clients, which know better.
+    Before round 1 it is compared with the clients' models, which have the exact roles.
     Raises ValueError, in one line, if there are no parameters, or buffers that are refused.
     """
     tensors = {name: to_tensor(array) for name, array in arrays.items()}

@@ -27,15 +27,15 @@ from fedaccord.wire.records import CONFIG, METRICS
 class FederatedStrategy(Method, Strategy, ABC):
     """The server half of a method.
 
-    A subclass writes the paper: `rule` (its client half), `init`, `broadcast` and `aggregate`, all
-    of them pure.
+    A subclass implements the paper: `rule` (its client half), `init`, `broadcast` and `aggregate`,
+    all of them pure.
     Works in any Flower ServerApp: ``strategy.start(grid=..., initial_arrays=..., num_rounds=...)``
     with `fedaccord.train_locally` in the ClientApp. Accepts the arguments of Flower's own FedAvg.
     """
 
     weighted_by_key: str = argument(
         "",
-        "num-examples: as weighting=examples, which not every method allows; empty: as weighting",
+        "num-examples: as weighting=examples, which not every method supports; empty: as weighting",
         shown=False,
     )
     train_metrics_aggr_fn: AggregateMetrics | None = argument(
@@ -46,7 +46,7 @@ class FederatedStrategy(Method, Strategy, ABC):
     )
     evaluate_metrics_aggr_fn: AggregateMetrics | None = argument(
         None,
-        "in the place of means: called with the replies that evaluate, and 'num-examples'",
+        "instead of means: called with the replies that evaluate, and 'num-examples'",
         shown=False,
     )
     arrayrecord_key: str = argument(
@@ -91,15 +91,15 @@ class FederatedStrategy(Method, Strategy, ABC):
         """Run the federation; arguments and result as Flower's own `Strategy.start`.
 
         ``initial_arrays`` may be of a whole state_dict, whose buffers follow ``buffers``.
-        ``timeout`` (seconds, per round) takes the place of ``round_timeout``. ``evaluate_fn`` is
+        ``timeout`` (seconds, per round) replaces ``round_timeout``. ``evaluate_fn`` is
         called on the output model before round 1 and every ``eval_every`` rounds, and once more,
         its metrics ending in ``-broadcast``, if the broadcast model is another one. In the same
         rounds ``fraction_evaluate`` of the clients evaluate the output model by the @app.evaluate()
         of the ClientApp, as for Flower's strategies, with ``evaluate_config``; with methods that
         have personal models, and with ``evaluation`` "clients" or "both", they evaluate by
         `fedaccord.evaluate_locally`.
-        Raises ValueError on bad settings before any message is sent, FederationError when the
-        clients do not come or too many rounds fail in a row.
+        Raises ValueError on bad settings before any message is sent, FederationError if the clients
+        do not connect or too many rounds fail in a row.
         """
         fleet = MessageFleet(grid, train_config, config_key=self.configrecord_key)
         evaluate_on_clients = self._client_evaluation(fleet, timeout, evaluate_config)
@@ -151,7 +151,7 @@ class FederatedStrategy(Method, Strategy, ABC):
             aggregate=self.evaluate_metrics_aggr_fn,
         )
 
-    # Flower's hooks keep what they need between two calls in the strategy; a method keeps nothing.
+    # Flower's hooks store state between two calls in the strategy; a method has none.
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -172,6 +172,6 @@ class FederatedStrategy(Method, Strategy, ABC):
     def _refuse(self, hook: str) -> NoReturn:
         raise RuntimeError(
             f"{hook}: expected a call of {type(self).__name__}.start, which has the whole loop; a "
-            "method keeps nothing between two calls, so wrappers that call Flower's hooks do not "
-            "fit: use plug-ins instead"
+            "method has no state between two calls, so wrappers that call Flower's hooks do not "
+            "work: use plug-ins instead"
         )

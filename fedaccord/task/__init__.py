@@ -1,4 +1,4 @@
-"""The learning task: clients' samples, a model, a loss. Knows no Flower and no method."""
+"""The learning task: clients' samples, a model, a loss; without Flower and methods."""
 
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.config import TaskConfig

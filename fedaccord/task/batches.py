@@ -1,4 +1,4 @@
-"""What a batch may be: tensors, or tuples and dicts with tensors, and what a model gets of it."""
+"""The forms of a batch: tensors, or tuples and dicts with tensors; and the model's inputs."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedaccord.core.vectors import to_device
 
-Batch = Any  # (inputs, targets), or what `BatchFormat.split` takes apart
+Batch = Any  # (inputs, targets), or another form for `BatchFormat.split`
 Forward = Callable[[nn.Module, Any], Tensor]  # (model, batch) -> predictions (n, ...)
 
 IMAGES = ("img", "image")  # the inputs' keys in the image data sets of Flower Datasets
@@ -29,11 +29,11 @@ class BatchFormat:
     targets: str = "label"
 
     def split(self, batch: Batch) -> tuple[Any, Tensor]:
-        """What the model, or ``forward``, is called with, and the targets (n, ...).
+        """The argument of the model, or of ``forward``, and the targets (n, ...).
 
         Raises ValueError, in one line, for a batch of another form.
         """
-        if isinstance(batch, tuple | list) and len(batch) >= 2:  # first: it is asked in every step
+        if isinstance(batch, tuple | list) and len(batch) >= 2:  # first: the usual case
             targets = batch[-1]
         elif isinstance(batch, Mapping):
             if self.targets not in batch:
@@ -68,8 +68,8 @@ class BatchFormat:
     def read(
         self, batch: Batch, device: torch.device | str, dtype: torch.dtype
     ) -> tuple[Any, Tensor]:
-        """As `split`, with every tensor on the device; floating ones in ``dtype``, token ids,
-        classes and masks as they are."""
+        """As `split`, with every tensor on the device; floating ones in ``dtype``; token ids,
+        classes and masks are unchanged."""
         inputs, targets = self.split(batch)
 
         def change(part: Tensor) -> Tensor:
@@ -82,17 +82,17 @@ PAIRS = BatchFormat()
 
 
 def as_floats(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Floating numbers in ``dtype``; classes, tokens and masks as they are."""
+    """Floating numbers in ``dtype``; classes, tokens and masks are unchanged."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def as_targets(tensor: Tensor) -> Tensor:
-    """Classes as int64, which the losses expect; floating numbers as they are."""
+    """Classes as int64, which the losses expect; floating numbers are unchanged."""
     return tensor if tensor.is_floating_point() else tensor.long()
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
-    """The batch with ``change`` of each of its tensors; other parts stay."""
+    """The batch with ``change`` applied to each of its tensors; other parts are unchanged."""
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""Which samples each client holds."""
+"""The samples of each client."""
 
 import heapq
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
 
 @dataclass(eq=False)
 class Clients:
-    """Which samples each client holds: indices into one training set, or tensors of its own."""
+    """The samples of each client: indices into one training set, or tensors of its own."""
 
     x: Sequence[Tensor] | Tensor
     y: Sequence[Tensor] | Tensor

@@ -27,8 +27,8 @@ def cut(
     """A stack for each step of n clients, which are sorted by falling numbers of steps.
 
     held: the rows of x and y that each client has, at least one each. A client takes ``epochs``
-    passes over them, shuffled anew by its generator, or ``steps`` steps if that is not 0.
-    ``batch_size=0``: each step takes the whole client, in order. Raises ValueError for a client
+    passes over them, shuffled each time by its generator, or ``steps`` steps if that is not 0.
+    ``batch_size=0``: each step uses the whole client, in order. Raises ValueError for a client
     without samples, and if a client takes more steps than the one before it.
     """
     n = torch.tensor([len(rows) for rows in held])

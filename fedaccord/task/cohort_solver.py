@@ -158,7 +158,7 @@ class CohortSolver:
     def _forward_one(self, inputs: Tensor, *parameters: Tensor) -> Tensor:
         """The predictions of one client, which vmap extends to all."""
         named = dict(zip(self.model.names, parameters, strict=True))
-        # looking for tied weights takes longer than a small layer
+        # the search for tied weights is slower than a small layer
         predictions: Tensor = functional_call(
             self.model.module, named, (inputs,), tie_weights=self.model.is_tied
         )

@@ -38,14 +38,14 @@ class TaskConfig:
     )
     image_size: int = option(
         0,
-        "image-folder: resize and crop to this side; 0: as they are",
+        "image-folder: resize and crop to this side; 0: unchanged",
         low=0,
         high=MAX_IMAGE_SIZE,
         node=True,
     )
     tokenizer: str = option(
         "bytes",
-        "text: what makes token ids of a text, a function, or an object with `encode`",
+        "text: the tokenizer, a function of a text, or an object with `encode`",
         choices=[BYTES],
         also=named.Functions(),
         only={"dataset": ["text"]},
@@ -61,7 +61,7 @@ class TaskConfig:
     )
     partition: str = option(
         "dirichlet",
-        "how training samples are dealt to clients; natural: as the data names them",
+        "partition of the training samples; natural: by the clients in the data",
         choices=SCHEMES,
     )
     dirichlet_alpha: float = option(
@@ -83,7 +83,7 @@ class TaskConfig:
     samples_per_client: int = option(
         0,
         "samples that each client draws for itself, with replacement: clients share samples, and "
-        "there may be more of them than samples; 0: all are dealt out once",
+        "there may be more clients than samples; 0: all samples are divided once",
         low=0,
         only={"partition": ["iid", "dirichlet", "pathological"]},
     )
@@ -95,8 +95,8 @@ class TaskConfig:
     )
     validation: float = option(
         0.0,
-        "share of the training samples held out of all clients' data: the model is evaluated on "
-        "them, not on the test samples",
+        "share of the training samples held out of all clients' data, on which the model is "
+        "evaluated instead of the test samples",
         low=0,
         high=0.9,
         managed=True,
@@ -110,12 +110,12 @@ class TaskConfig:
     )
     metrics: str = option(
         "",
-        f"what is measured beside the loss, with commas: {', '.join(METRICS)}; empty: accuracy of "
+        f"metrics besides the loss, with commas: {', '.join(METRICS)}; empty: accuracy of "
         "classes, mae of numbers",
         affects="records",
     )
     device: str = option(
-        "auto", "auto (cuda where there is one), cpu, cuda, cuda:1, mps", affects="place", node=True
+        "auto", "auto (cuda if available), cpu, cuda, cuda:1, mps", affects="place", node=True
     )
     seed: int = 0  # the run's, of initial model and partition
 

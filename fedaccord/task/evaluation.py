@@ -17,10 +17,10 @@ from fedaccord.task.solver import Loss, Pair, forward, tf32_as
 
 
 class Score(NamedTuple):
-    """Of one batch."""
+    """Loss and metric sums of one batch."""
 
     loss: Tensor  # (), the sum over the samples
-    sums: dict[str, Tensor]  # of each metric, what batches add up
+    sums: dict[str, Tensor]  # the sums of each metric
     examples: int
 
 
@@ -88,7 +88,7 @@ def _evaluate(
 def _scores(
     score: Callable[[FlatModel, Pair], Score], models: list[FlatModel], batches: Iterable[Pair]
 ) -> Iterator[Score]:
-    """Scores of the batches in their order; each model has a thread, which takes the next batch."""
+    """Scores of the batches in order; each model has a thread, which processes the next batch."""
     if len(models) == 1:
         yield from (score(models[0], batch) for batch in batches)
         return
@@ -104,7 +104,7 @@ def _scores(
                 if batch is None:
                     return
                 found[number] = score(model, batch)
-        finally:  # no batch is left, or this one failed: the other threads end too
+        finally:  # no batch is left, or this one failed: end the other threads too
             numbered = iter(())
 
     with ThreadPoolExecutor(len(models)) as pool:

@@ -14,7 +14,7 @@ from fedaccord.core.vectors import dtype_of
 from fedaccord.task.batches import Forward, describe
 
 BUFFERS = ("refuse", "freeze", "mean", "local")
-LARGE = 2**24  # bytes of a model for which a visit saves memory
+LARGE = 2**24  # bytes of a model above which a visit saves memory
 
 
 class FlatModel:
@@ -117,7 +117,7 @@ class FlatModel:
         return found
 
     def _hold(self, theta: Tensor) -> None:
-        """Make theta, shared and local parameters, the module's, with a gradient of zeros."""
+        """Set the module's shared and local parameters to views of theta, with a zero gradient."""
         gradient = torch.zeros_like(theta)
         d = sum(shape.numel() for shape in self.shapes)
         self.w, self.g = theta[:d], gradient[:d]
@@ -142,10 +142,10 @@ class FlatModel:
         self.w.copy_(w)
 
     def take(self) -> Tensor:
-        """The parameters (d,) as a tensor that is not changed any more.
+        """The parameters (d,) as a tensor that is no longer changed.
 
-        A large model gives its own away, without a copy, and its gradient's memory back; the next
-        `load` allocates both.
+        A large model hands over its own without a copy, and frees its gradient; the next `load`
+        allocates both.
         """
         if not self.is_large:
             return self.w.clone()
@@ -157,7 +157,7 @@ class FlatModel:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the shared parameters are all that training changes."""
+        """Whether training changes only the shared parameters."""
         return not (len(self.w_local) or self._mean or self._local)
 
     def train(self) -> None:
@@ -167,7 +167,7 @@ class FlatModel:
             module.eval()
 
     def _tables(self, names: list[str]) -> list[int]:
-        """Which of these parameters are tables of vectors and no matrices."""
+        """Indices of the parameters that are embedding tables."""
         owners = [self.module.get_submodule(name.rpartition(".")[0]) for name in names]
         return [
             i
@@ -177,7 +177,7 @@ class FlatModel:
 
     @contextmanager
     def at(self, point: Tensor) -> Iterator[None]:
-        """The module at ``point`` (d,) instead of w, without copying; gradients still go to g."""
+        """The module at ``point`` (d,) instead of w, without a copy; gradients are written to g."""
         if point is self.w:
             yield
             return
@@ -204,7 +204,7 @@ class FlatModel:
 
     @property
     def layout(self) -> ModelLayout:
-        """Names and shapes, and digests of what is frozen."""
+        """Names and shapes, and digests of frozen tensors."""
         return ModelLayout(
             shared=dict(zip(self.names, map(tuple, self.shapes), strict=True)),
             buffers={name: tuple(b.shape) for name, b in self._mean.items()},
@@ -212,7 +212,7 @@ class FlatModel:
             frozen=self.frozen_hashes(),
         )
 
-    # what is beside w
+    # tensors beside w
 
     @property
     def buffer_names(self) -> list[str]:
@@ -260,7 +260,7 @@ def flat_model(
     device: torch.device | str | None = None,
     forward: Forward | None = None,
 ) -> FlatModel:
-    """``module`` as a run with these settings trains it."""
+    """``module`` with the roles of these settings."""
     return FlatModel(
         module,
         dtype=dtype_of(settings.precision),
@@ -273,7 +273,7 @@ def flat_model(
 
 
 def digest(tensor: Tensor) -> str:
-    """16 hexadecimal digits of dtype, shape and values."""
+    """16 hexadecimal digits of a hash of dtype, shape and values."""
     values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     head = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
     return hashlib.blake2b(head + values.tobytes(), digest_size=8).hexdigest()

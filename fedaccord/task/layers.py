@@ -1,8 +1,8 @@
 """The gradient of a plain stack of layers under cross-entropy, without PyTorch's autograd.
 
-Autograd's bookkeeping takes longer than the passes of a small layer, and its results must be copied
-to g. Here PyTorch's own passes are called one after another and write to g: for one client the bits
-are autograd's.
+Autograd's bookkeeping costs more than the passes of a small layer, and its results must be copied
+to g. Here PyTorch's own passes are called one after another and write to g: for one client the
+results equal autograd's bit for bit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ class Layer:
     """Forward and backward pass of a layer, for one client, x (b, ...), or for ``many``, x (n, b,
     ...)."""
 
-    dims: ClassVar[int] = 0  # of the x that one client gives it; 0: any
+    dims: ClassVar[int] = 0  # dimensions of one client's x; 0: any
     takes_many: ClassVar[bool] = False
 
     def __init__(self, layer: Any) -> None:
@@ -38,7 +38,7 @@ class Layer:
 
     @property
     def count(self) -> int:
-        """How many parameters it has."""
+        """Its number of parameters."""
         return sum(p is not None for p in self.layer._parameters.values())
 
     def forward(self, x: Tensor, p: Parameters, many: bool) -> tuple[Tensor, Any]:
@@ -170,7 +170,7 @@ class Layers:
     def __init__(self, layers: Iterable[Layer], dims: int, channels_last: bool) -> None:
         self.dims = dims  # of one client's inputs; 0: any
         self.channels_last = channels_last
-        self.layers: list[tuple[Layer, slice]] = []  # each with its place among the parameters
+        self.layers: list[tuple[Layer, slice]] = []  # each with its index among the parameters
         end = 0
         for layer in layers:
             self.layers.append((layer, slice(end, end := end + layer.count)))

@@ -88,9 +88,9 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
 
 
 def task_of_card(config: TaskConfig, card: Mapping[str, Any]) -> Task:
-    """A task without samples, whose model is that of clients; card: as they report it.
+    """A task without samples, with the clients' model; card: as they report it.
 
-    Raises ValueError if the configuration's model cannot be built so.
+    Raises ValueError if the configuration's model cannot be built from it.
     """
     arguments = card["arguments"] | {"shape": tuple(card["arguments"]["shape"])}
 
@@ -118,7 +118,7 @@ def _held_out(total: int, share: float, seed: int) -> Tensor:
 
 
 def _without(clients: Clients, held: Tensor, share: float) -> tuple[Clients, Samples]:
-    """The clients without the samples that are ``held``, and these samples.
+    """The clients without the ``held`` samples, and these samples.
 
     The other samples stay with their clients. Raises ValueError if a client has none left.
     """

@@ -29,7 +29,7 @@ def usual_loss(targets: Tensor) -> Loss:
 
 
 def mean_squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Over all numbers. Raises ValueError for predictions of another shape than the targets."""
+    """The mean over all numbers. Raises ValueError if predictions and targets differ in shape."""
     check_alike(predictions, targets)
     return F.mse_loss(predictions, targets)
 

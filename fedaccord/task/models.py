@@ -36,8 +36,8 @@ def build(
     name: of `MODELS`, an entry point of the group ``fedaccord.models``, or
         ``package.module:function``, a function of some of shape, classes, vocabulary, or of none.
     shape: of one sample, (channels, height, width) or, for linear and mlp, also (features,).
-    classes: how many, or how many numbers are predicted: the model's outputs.
-    vocabulary: how many token ids there are, if samples are tokens; 0: they are none.
+    classes: number of classes, or of predicted numbers: the model's outputs.
+    vocabulary: number of token ids, if samples are tokens; 0: they are not.
     stem: of resnet18: ``imagenet`` (7x7 stride 2, max-pool; the papers' code) or ``cifar``
         (3x3 stride 1, no pool).
 
@@ -76,8 +76,8 @@ def build(
 
 
 def vocabulary_of(name: str, *inputs: Tensor) -> int:
-    """How many token ids a model is built for, if it may be one of tokens: the largest of integer
-    inputs and one; 0: these are none."""
+    """The number of token ids for a model of tokens: the largest of integer inputs plus one; 0:
+    inputs are not integers."""
     if name in MODELS or any(x.dtype not in (torch.int32, torch.int64) for x in inputs):
         return 0
     return 1 + max((int(x.max()) for x in inputs if x.numel()), default=-1)

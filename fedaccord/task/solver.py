@@ -21,16 +21,16 @@ from fedaccord.task.layers import Layers, layers_of
 
 Pair = tuple[Any, Tensor]  # inputs, targets
 Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions, targets) -> scalar
-AHEAD = 2**18  # values of the inputs that are cut ahead of the steps; they fit into the caches
+AHEAD = 2**18  # values of the inputs that are cut ahead of the steps, within the caches
 LAYERS = 1  # of the draw of a module's random numbers, beside those of the batches
 
 
 class SequentialSolver:
     """One client at a time: a gradient step of ``model`` per batch.
 
-    Random numbers of the module (dropout) depend on seed, round and client alone. All passes of a
-    step begin with the same random numbers and running statistics, so a step leaves what its last
-    pass leaves, however many it has.
+    Random numbers of the module (dropout) depend only on seed, round and client. All passes of a
+    step start with the same random numbers and running statistics, so a step has the effect of its
+    last pass, for any number of passes.
     ``precision="bfloat16"`` runs the forward pass under autocast, "tf32" lets a GPU round the
     factors of float32 products; w, g and the step keep their dtype.
     """
@@ -61,7 +61,7 @@ class SequentialSolver:
 
     def gradients(self, after: Callable[[int], None] = lambda k: None) -> Iterator[GradientAt]:
         """For each batch, a function that writes its gradient at a point to ``model.g``; ``after``:
-        called with k once step k, from 0, is taken."""
+        called with k after step k, from 0."""
         for k, (inputs, targets) in enumerate(self.batches):
             yield self._gradient_of(inputs, targets)
             after(k)
@@ -72,7 +72,7 @@ class SequentialSolver:
         def gradient_at(point: Vector) -> Tensor:
             if point is model.w:
                 return self._backward(inputs, targets)
-            with model.at(point):  # layers read their weights on the way back too
+            with model.at(point):  # layers read their weights in the backward pass too
                 return self._backward(inputs, targets)
 
         return gradient_at if self._is_pure else self._repeatable(gradient_at)
@@ -110,8 +110,8 @@ def local_steps(
     """The steps of the parameters that stay at the client, beside those of w.
 
     They follow their own clipped gradient, the one of the step's last backward pass, with the
-    run's optimiser, rates and weight decay; corrections and duals act on w alone. The optimiser's
-    vectors for them begin anew in every round.
+    run's optimiser, rates and weight decay; corrections and duals act only on w. The optimiser's
+    vectors for them are reset in every round.
     """
     if not len(model.w_local):
         return lambda k: None
@@ -136,8 +136,8 @@ def by_autograd(
             torch._foreach_zero_(model.gradients)
             torch.autograd.backward(value)
             return value.detach()
-        # not `backward`: it adds to what g holds, and where layers are large and batches small,
-        # clearing and adding cost up to a tenth of a step
+        # not `backward`: it accumulates into g; with large layers and small batches clearing and
+        # adding cost up to a tenth of a step
         found = torch.autograd.grad(value, model.parameters, materialize_grads=True)
     torch._foreach_copy_(model.gradients, found)
     return value.detach()
@@ -194,7 +194,7 @@ def random_numbers(config: LocalConfig, device: torch.device) -> Iterator[None]:
 
 
 def random_state(device: torch.device) -> list[Tensor]:
-    """Of PyTorch's generators of the CPU and of the device."""
+    """The states of PyTorch's generators of the CPU and of the device."""
     of_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     return [torch.get_rng_state(), *of_gpu]
 
@@ -209,7 +209,7 @@ def set_random_state(state: Sequence[Tensor], device: torch.device) -> None:
 class Passes:
     """Repeated passes over a client's batches; counts the samples of the first one.
 
-    Batches are read as ``format`` says, with floating inputs in ``dtype``.
+    Batches are read by ``format``, with floating inputs in ``dtype``.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class Passes:
             yield inputs, targets
         if not seen and self.examples:
             raise ValueError(
-                "expected batches that can be gone through more than once (a list, a DataLoader), "
+                "expected batches that can be iterated more than once (a list, a DataLoader), "
                 f"got a {type(self.batches).__name__} that was used up after the first pass"
             )
 

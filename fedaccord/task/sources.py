@@ -1,4 +1,4 @@
-"""Samples that are read batch by batch: a torch Dataset, or a function that gives batches."""
+"""Samples that are read batch by batch: a torch Dataset, or a function that returns batches."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class DatasetSource:
 
 @dataclass(frozen=True)
 class FunctionSource:
-    """The batches that a function gives for a generator, in its own sizes and order."""
+    """The batches that a function returns for a generator, in its own sizes and order."""
 
     make: Callable[[torch.Generator], Iterable[Batch]]
     form: BatchFormat
@@ -90,7 +90,7 @@ class FunctionSource:
             )
 
     def counted(self) -> "FunctionSource":
-        """With the sizes of a pass with seed 0."""
+        """With the sizes counted in a pass with seed 0."""
         sizes = [len(self.form.split(batch)[1]) for batch in self.batches(0)]
         return FunctionSource(self.make, self.form, sum(sizes), len(sizes))
 
@@ -115,15 +115,15 @@ TestSource = Source | PerClient
 
 
 def is_tensors(given: Any) -> bool:
-    """Whether these are meant as (x, y)."""
+    """Whether these look like (x, y)."""
     return isinstance(given, tuple | list)
 
 
 def source_of(given: Any, form: BatchFormat) -> Source:
-    """``given``: as `FORMS` says; a function's batches are counted, and a first one is read.
+    """The source of ``given``, one of `FORMS`; a function's batches are counted, the first is read.
 
     Raises ValueError, in one line, for anything else, for no samples, and for batches of another
-    form; whatever the user's code raises.
+    form, and any error of the user's code.
     """
     if isinstance(given, Tensor | Mapping | str) or not (
         callable(given) or (hasattr(given, "__len__") and hasattr(given, "__getitem__"))
@@ -141,8 +141,8 @@ def source_of(given: Any, form: BatchFormat) -> Source:
 
 
 def labels_of(rows: Any) -> NDArray[Any] | None:
-    """The class of each sample of (x, y) or a Dataset; None: it has none, or they are known only by
-    reading its rows."""
+    """The class of each sample of (x, y) or a Dataset; None: it has none, or they are unknown
+    without reading its rows."""
     if isinstance(rows, DatasetSource):
         return labels_of(rows.rows)
     if isinstance(rows, Subset):
@@ -165,7 +165,7 @@ class SourceClients:
 
     sources: Sequence[Source]
     parts: None = None
-    nbytes = 0  # of samples that this process holds
+    nbytes = 0  # of the samples in this process
 
     def __repr__(self) -> str:
         return f"{len(self)} clients with {self.total} samples"
@@ -199,14 +199,14 @@ class SourceClients:
 
 
 class Random:
-    """The random numbers of a client's round: of the order, and of the Dataset's transforms."""
+    """The random numbers of a client's round, for the order and the Dataset's transforms."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
         self._seeds = torch.Generator().manual_seed(generator.initial_seed())
 
     def seed(self) -> int:
-        """Of the next batch's transforms."""
+        """The seed of the next batch's transforms."""
         return int(torch.randint(2**63 - 1, (), generator=self._seeds))
 
 

@@ -1,4 +1,4 @@
-"""What clients train and the server evaluates: samples, a model, a loss."""
+"""The task that clients train and the server evaluates: samples, a model, a loss."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,17 +38,17 @@ from fedaccord.task.transfer import index_rows
 
 log = logging.getLogger("flwr")
 
-TRAIN_NAMES = {"loss": "train-loss-of-model"}  # train-loss is of the local models as they move
+TRAIN_NAMES = {"loss": "train-loss-of-model"}  # train-loss is of the local models during training
 SHOWN = 1000  # clients whose classes are counted
 DEAL = 2  # of the draw of the clients' test samples, beside the seed
 FEW = 2**20  # values of a client's samples up to which they are prepared once per round
 SHARE = 1 / 4  # of a GPU's free memory that samples may use; larger sets stay on the host
-AHEAD_ON_GPU = 2**25  # as AHEAD, on a GPU, where launches matter and not caches
+AHEAD_ON_GPU = 2**25  # as AHEAD, for a GPU, to save launches
 
 
 @dataclass(eq=False)
 class Task:
-    """What the clients train and the server evaluates."""
+    """The samples, model and loss for training and evaluation."""
 
     module: Callable[[], nn.Module]  # a fresh model with its initial parameters
     clients: Clients | SourceClients
@@ -60,7 +60,7 @@ class Task:
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
     seed: int = 0  # of the clients' shares of the test samples
     own_test: bool = False  # whether the test samples are one client's own
-    split: str = "test"  # what the test samples are: "validation" if they were held out
+    split: str = "test"  # the kind of test samples: "validation" if they were held out
     card: Mapping[str, Any] = field(default_factory=dict)  # how to build and feed the saved model
     metrics: str = ""  # names, as of `core.metrics.select`
     _models: dict[ModelSettings, FlatModel] = field(default_factory=dict)
@@ -82,8 +82,8 @@ class Task:
 
     @cached_property
     def _near(self) -> tuple[Clients | SourceClients, Samples | TestSource | None]:
-        """The clients' samples and those of the test, from which batches are cut: on the device if
-        they take at most `SHARE` of its free memory."""
+        """The clients' samples and the test samples, from which batches are cut: on the device if
+        they need at most `SHARE` of its free memory."""
         device, test = torch.device(self.device), self.test
         if device.type != "cuda" or isinstance(self.clients, SourceClients):
             return self.clients, test
@@ -113,7 +113,7 @@ class Task:
         return found
 
     def model(self, settings: ModelSettings = DEFAULT) -> FlatModel:
-        """The cached model: before using it, set its w, and what the settings put beside w.
+        """The cached model: before use, set its w and the tensors that the settings put beside w.
 
         Raises ValueError, in one line, if it does not accept the samples.
         """
@@ -137,7 +137,7 @@ class Task:
                 model.module.eval()
                 predictions = model(inputs).to(place, model.w.dtype)
                 value = self.loss(predictions, targets)  # CUDA would not survive a wrong class
-        except Exception as error:  # whatever the module's own code raises
+        except Exception as error:  # the module's own code may raise anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             form = describe(inputs)
             parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
@@ -146,7 +146,7 @@ class Task:
             elif any(isinstance(part, tuple) for part in parts):  # collated lists
                 form += " (of lists? make them tensors, as a dataset's with_format('torch'))"
             raise ValueError(
-                f"model: expected one that takes {form} and gives what the loss compares with "
+                f"model: expected one that accepts {form} and returns predictions for "
                 f"targets of {wanted}: {reason}"
             ) from error
         if value.numel() != 1:
@@ -162,7 +162,7 @@ class Task:
     def train_batches(
         self, client: int, round: int, batch_size: int, seed: int, dtype: torch.dtype
     ) -> "TrainBatches | SourceBatches":
-        """The client's batches of a round: a pass over it is an epoch, shuffled anew."""
+        """The client's batches of a round: every pass over it is an epoch, shuffled again."""
         clients, key = self._near[0], (seed, round, client)
         if isinstance(clients, SourceClients):
             return SourceBatches(clients.sources[client], batch_size, Random(_generator(*key)))
@@ -188,7 +188,7 @@ class Task:
         if isinstance(near, SourceClients) or (self.augment is not None and batch_size):
             if isinstance(near, SourceClients) and not near.in_rows:
                 raise NotImplementedError("expected clients whose batches are cut by batch-size")
-            # each client's generator draws what its batches are
+            # each client's generator draws its batches
             each = [self.train_batches(i, round, batch_size, seed, dtype) for i in clients]
             passes = [Passes(batches, self.device, dtype, self.format) for batches in each]
             return stacked([one.steps(epochs, steps) for one in passes])
@@ -218,7 +218,7 @@ class Task:
         return {f"{self.split}-{name}": value for name, value in found.items()}
 
     def evaluate_train(self, w: Tensor, *model: Any) -> dict[str, float]:
-        """Accuracy and mean loss of the model at w (d,) on all training samples, as they are;
+        """Accuracy and mean loss of the model at w (d,) on all training samples, not augmented;
         model: as in `evaluate`."""
         found = self._evaluate(w, self._train_batches(w.dtype), *model)
         return {TRAIN_NAMES.get(name, f"train-{name}"): value for name, value in found.items()}
@@ -240,7 +240,7 @@ class Task:
         return evaluate(model, w, read, self.loss, settings.precision, threads, self.metrics)
 
     def example(self, samples: int, dtype: torch.dtype) -> tuple[Any, Tensor]:
-        """The first samples, as the model gets them."""
+        """The first samples, prepared for the model."""
         clients = self.clients
         if isinstance(clients, SourceClients):
             batch = next(iter(self.batches(clients.sources[0], dtype)))
@@ -319,7 +319,7 @@ class Task:
 
     @cached_property
     def _deal(self) -> tuple[np.ndarray, np.ndarray]:
-        """The test samples in a random order, and where each client's share ends, from 0 on."""
+        """The test samples in a random order, and the ends of the clients' shares, from 0 on."""
         sizes = np.cumsum([0, *(self.clients.size(i) for i in range(len(self.clients)))])
         ends = np.rint(sizes / sizes[-1] * self.num_tests).astype(np.int64)
         return np.random.default_rng([self.seed, DEAL]).permutation(self.num_tests), ends
@@ -335,7 +335,7 @@ class TrainBatches:
     task: Task
     samples: Samples
     batch_size: int
-    key: tuple[int, int, int]  # seed, round, client: what the order and the augmentation depend on
+    key: tuple[int, int, int]  # seed, round, client: they determine the order and the augmentation
     dtype: torch.dtype
 
     @cached_property

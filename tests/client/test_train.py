@@ -238,7 +238,7 @@ def test_a_client_without_data_is_refused() -> None:
 
 @pytest.mark.parametrize("counts", [{"local_epochs": 2}, {"local_steps": 3}])
 def test_batches_that_are_used_up_after_a_pass_are_refused(counts: dict[str, int]) -> None:
-    line = "expected batches that can be gone through more than once (a list, a DataLoader), got a "
+    line = "expected batches that can be iterated more than once (a list, a DataLoader), got a "
     refused(line + "list_iterator", message(**counts), iter(batches(4, 4)))
     _, metrics = train(message(), iter(batches(4, 4)))  # enough for one pass
     assert metrics["steps"] == 2

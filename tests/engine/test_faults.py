@@ -206,7 +206,7 @@ def test_a_device_that_lost_its_memory_ends_nothing(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "repair"),
     [
-        ("scaffold", "the server's memory sums up the clients', so all begin anew at this model"),
+        ("scaffold", "the server's memory sums up the clients', so all are reset at this model"),
         ("fedinit", "its next visit is a first one"),
     ],
 )

@@ -162,7 +162,7 @@ def vars_of(method: Scaffold) -> dict[str, Any]:
         ({"participation": 0.5}, "fraction-train: expected it in the strategy, as FedAvg(fraction"),
         ({"fedavg.server-lr": 0.5}, "fedavg.server-lr: expected it in the strategy, as FedAvg(ser"),
         ({"sam.rho": 0.5}, "sam.rho: expected it in the strategy"),
-        ({"out_dir": "/tmp"}, "out-dir: simulate writes no run directory; take fedaccord.run"),
+        ({"out_dir": "/tmp"}, "out-dir: simulate writes no run directory; use fedaccord.run"),
         ({"keep_best": "nonsense"}, "keep-best: simulate writes no run directory"),
         ({"partition": "iid"}, "partition: expected it without clients=, whose samples are used "),
     ],
@@ -349,7 +349,7 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
         ),
         (
             {"model": nn.Linear(4, 1)},
-            "model: expected one that takes inputs (n, ...) of (5,) and gives what the loss",
+            "model: expected one that accepts inputs (n, ...) of (5,) and returns predictions",
         ),
         ({"loss": lambda p, y: p - y}, "loss: expected one number for a batch, got (2, 1)"),
         ({"clients": []}, "num-clients: expected at least 1, got 0"),

@@ -216,9 +216,9 @@ def test_a_worker_that_dies_changes_no_bit(
             trap.write_text("dies")
 
     monkeypatch.setattr(fleet, "_on_client", on_client)
-    before = {seat.actor for seat in fleet._seats}
+    before = {slot.actor for slot in fleet._slots}
     assert_same(run(small("scaffold")), alone)
-    assert len(before & {seat.actor for seat in fleet._seats}) == 1
+    assert len(before & {slot.actor for slot in fleet._slots}) == 1
     assert sorted(seen) == sorted(i for cohort in COHORTS for i in cohort)
     assert "a worker process died: another one starts, and 1 clients" in caplog.text
 
@@ -244,10 +244,10 @@ def test_answers_are_looked_at_while_workers_work(fleet: Any) -> None:
 
     def train(requests: Any, timeout: float) -> Iterator[Any]:
         for reply in usual(requests, timeout):
-            busy.append(sum(seat.share is not None for seat in fleet._seats))
+            busy.append(sum(slot.share is not None for slot in fleet._slots))
             yield reply
 
-    starting = [ref for seat in fleet._seats for ref in seat.waits]  # where another test killed one
+    starting = [ref for slot in fleet._slots for ref in slot.waits]  # where another test killed one
     ray.wait(starting or [ray.put(None)], num_returns=len(starting) or 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fleet, "train", train)
@@ -264,7 +264,7 @@ def test_a_client_that_kills_its_workers_is_dropped(
     methods = [small("scaffold") for _ in range(2)]
     with pytest.raises(RuntimeError, match="none of 1 rounds counted"):
         run(methods[0], [[2]])
-    assert "dropped client 2: its worker process died, alone with it too" in caplog.text
+    assert "dropped client 2: its worker process died, also alone with it" in caplog.text
     trap.unlink()
     fleet.restore([])
     assert_same(run(methods[1]), alone)

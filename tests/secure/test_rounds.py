@@ -128,7 +128,7 @@ def test_too_few_clients_fail_a_round_in_one_line_and_change_nothing(
     found = federation.run(made, PROBLEM, W0, few)
     assert warnings(caplog) == [
         "round 2 failed: secure-sum: expected at least 3 clients after the stage setup, got 2: a "
-        "sum of fewer would reveal uploads; the model stays"
+        "sum of fewer would reveal uploads; the model does not change"
     ]
     assert found.weights is not None
     assert torch.equal(found.weights[2], found.weights[1])

@@ -57,7 +57,7 @@ def test_numbers_are_remembered_across_a_restart_of_the_server(net: Net, clock: 
     again = roster_of(clock, kept[0])
     again.update(net)
     assert again.nodes == {1: 401, 2: 912}
-    assert again.refused[1].startswith("expected 3 clients, and every number is taken")
+    assert again.refused[1].startswith("expected 3 clients, and every id is assigned")
     join(net, 35)
     again.wait_for_all(net, 600)
     assert again.nodes == {0: 35, 1: 401, 2: 912}
@@ -73,7 +73,7 @@ def test_a_number_waits_for_its_key_while_the_run_goes_on(net: Net, clock: Clock
     for _ in range(3):
         roster.update(net)
     assert roster.nodes == {0: 35, 2: 912}
-    assert "start it with the key that it had" in roster.refused[402]
+    assert "start it with its earlier key" in roster.refused[402]
     join(net, 401)
     roster.update(net)
     roster.update(net)

@@ -144,7 +144,7 @@ def test_the_number_of_clients_is_what_most_nodes_say(
     wrong = {10 + k for k, said in enumerate(order) if said != 3}
     assert set(roster.refused) == wrong
     for node in wrong:
-        assert roster.refused[node].startswith("expected num-partitions=3, as most nodes say, got ")
+        assert roster.refused[node].startswith("expected num-partitions=3, as most nodes report")
         assert sum(roster.refused[node] in line for line in warnings) == 1
 
 
@@ -191,7 +191,7 @@ BAD_NODES: dict[str, tuple[dict[str, Any], str]] = {
     "text": ({"client": "one", "num_clients": 3}, "expected an integer 'partition-id'"),
     "another num-partitions": (
         {"client": 0, "num_clients": 4},
-        "expected num-partitions=3, as most nodes say, got partition-id=0 num-partitions=4",
+        "expected num-partitions=3, as most nodes report, got partition-id=0 num-partitions=4",
     ),
 }
 
@@ -407,7 +407,7 @@ def test_a_device_that_restarted_takes_its_place_and_keeps_it(
     for _ in range(3):
         roster.update(net)
         assert roster.nodes == {0: 10, 1: 21, 2: 5}
-    assert warnings.count("client 1 came back as another node, which takes its place") == 1
+    assert warnings.count("client 1 reconnected as a new node, which replaces the old one") == 1
     net.leave(11)
     net.leave(12)
     roster.update(net)
