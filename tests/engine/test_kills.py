@@ -32,10 +32,7 @@ def child(config: RunConfig) -> int:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize(
-    ("algo", "method"),
-    [("scaffold", "none"), pytest.param("fedavg", "topk", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("algo", "method"), [("scaffold", "none"), ("fedavg", "topk")])
 def test_twenty_kills_change_no_bit(algo: str, method: str, settings: dict[str, Any]) -> None:
     more: dict[str, Any] = {"num-server-rounds": ROUNDS, "checkpoint-every": 1}
     more |= {"algo": algo, "compress.method": method}

@@ -27,7 +27,7 @@ from tests.grid import InProcessGrid
 CLIENTS = 4
 METHODS = [
     *(("fedavg", {}), ("scaffold", {}), ("afedpd", {})),
-    pytest.param(("fedavg", {"compress.method": "topk"}), id="topk", marks=pytest.mark.slow),
+    pytest.param(("fedavg", {"compress.method": "topk"}), id="topk"),
 ]
 
 

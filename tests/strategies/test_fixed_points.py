@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedaccord import strategies as S
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.plugins import Compress
 from fedaccord.strategies import (
     SAM,
     Gossip,
@@ -29,7 +30,7 @@ from fedaccord.strategies import afedpd as afedpd_file
 from fedaccord.strategies import fedsmoo as fedsmoo_file
 from tests.reference import problem
 from tests.reference.problem import LeastSquares
-from tests.strategies.federate import History, close, federate
+from tests.strategies.federate import Federation, History, close, federate
 
 C, K = 8, 10
 LEAST_SQUARES = LeastSquares(C, seed=11)
@@ -311,6 +312,34 @@ def test_the_primal_dual_family_gets_to_the_optimum(
     kind: type[FederatedStrategy], name: str
 ) -> None:
     assert gap(long(kind, 4, 260, **{name: 1.0})) < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("name", "dim", "lr", "rounds"),
+    [
+        *(("Scaffold", 10, 0.1, 500), ("FedDyn", 10, 0.1, 1700), ("A-FedPD", 10, 0.1, 1700)),
+        *(
+            pytest.param(name, 20, 0.05, 12_000, marks=pytest.mark.slow)
+            for name in ("Scaffold", "FedDyn", "A-FedPD")
+        ),
+    ],
+)
+def test_a_tenth_of_each_upload_is_enough_for_the_optimum(
+    name: str, dim: int, lr: float, rounds: int
+) -> None:
+    """Top-k at half participation, rho 1: what clients remember follows what the server reads."""
+    kind, own = {
+        "Scaffold": (S.Scaffold, {}),
+        "FedDyn": (S.FedDyn, {"alpha": 1.0}),
+        "A-FedPD": (S.AFedPD, {"rho": 1.0}),
+    }[name]
+    settings = {**LOCAL, "local_steps": 4, "lr": lr, "plugins": (Compress(share=0.1),), **own}
+    method, squares = kind(**settings), LeastSquares(C, num_rows=40, dim=dim, seed=11)
+    f = Federation(method, squares, np.zeros(dim), rounds)
+    for active in problem.cohorts(C, C // 2, rounds, seed=1):
+        f.take(active)
+    optimum = torch.from_numpy(squares.optimum())
+    assert (method.output_model(f.s.w, f.s.server) - optimum).norm() < 1e-9 < optimum.norm()
 
 
 def test_fedavg_gets_to_its_biased_fixed_point() -> None:
