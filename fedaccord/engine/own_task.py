@@ -26,6 +26,7 @@ from fedaccord.task.sources import (
     source_of,
 )
 
+
 def own_task(
     config: RunConfig,
     clients: Sequence[Any],

@@ -34,7 +34,7 @@ LEAST = ("min_train_nodes", "min_evaluate_nodes", "min_available_nodes")  # as F
 class Method(Settings, ABC):
     """The server half of a method, with the plug-ins and the settings of a federation.
 
-    A subclass writes the paper: `rule` (its client half), `init`, `broadcast`, `aggregate` and
+    A subclass implements the paper: `rule` (its client half), `init`, `broadcast`, `aggregate` and
     `output_model`. State is an argument and a result.
     """
 

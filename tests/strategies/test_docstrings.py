@@ -38,7 +38,7 @@ def test_a_methods_own_arguments_come_first(name: str) -> None:
 
 def test_the_class_to_derive_from_keeps_its_own_words() -> None:
     text = inspect.getdoc(FederatedStrategy) or ""
-    assert text.startswith("The server half of a method.\n\nA subclass writes the paper:")
+    assert text.startswith("The server half of a method.\n\nA subclass implements the paper:")
     assert "  lr = 0.1: local rate in round 1 (above 0)" in text
 
 
