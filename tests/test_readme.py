@@ -56,7 +56,9 @@ def block(part: str) -> str:
 
 def commands(text: str) -> list[str]:
     """The lines that a user types."""
-    lines = re.findall(r"^(?:    )?(?:pip install uv && )?uv run (?:--extra dp )?(.*)$", text, re.MULTILINE)
+    lines = re.findall(
+        r"^(?:    )?(?:pip install uv && )?uv run (?:--extra dp )?(.*)$", text, re.MULTILINE
+    )
     return [*lines, *re.findall(r"`uv run ([^`]*)`", text)]
 
 

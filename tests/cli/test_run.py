@@ -161,7 +161,7 @@ def test_every_key_is_listed() -> None:
         ("model=lnet", "did you mean 'lenet'?"),
         ("model=lenet", "lenet"),  # takes no 8x8 images
         ("model=tests.own:narrow", "model: expected one that accepts inputs (n, ...) of (1, 8, 8)"),
-        ("model=tests.own:few_outputs", "compares with targets of 10 classes: IndexError: Target"),
+        ("model=tests.own:few_outputs", "targets of 10 classes: IndexError: Target"),
         ("local-parameters=heed.*", "names of trained parameters, 'heed.*' matches none; the"),
         ("dirichlet-alpha=0", "dirichlet-alpha: expected above 0 and at most 1e+06"),
         ("alpha=0.5", "alpha: this key is now called 'dirichlet-alpha'"),

@@ -220,7 +220,7 @@ def test_a_worker_that_dies_changes_no_bit(
     assert_same(run(small("scaffold")), alone)
     assert len(before & {slot.actor for slot in fleet._slots}) == 1
     assert sorted(seen) == sorted(i for cohort in COHORTS for i in cohort)
-    assert "a worker process died: another one starts, and 1 clients" in caplog.text
+    assert "a worker process died: another one starts, 1 clients" in caplog.text
 
 
 def test_the_largest_clients_go_first_and_shares_are_even(fleet: Any) -> None:
