@@ -30,7 +30,7 @@ def history(**more: Any) -> Any:
 @pytest.mark.parametrize(("name", "gradients"), [("fedavg", 1), ("fedsam", 2)])
 def test_the_clock_is_the_sum_of_the_longest_visits(name: str, gradients: int) -> None:
     rows: list[Any] = []
-    found = history(on_round=lambda round: rows.extend(round.clients))
+    found = simulate(name, **SMALL, on_round=lambda round: rows.extend(round.clients))
     longest = {row["round"]: 0.0 for row in rows}
     for row in rows:
         device = lognormal(0, row["client"])
