@@ -159,7 +159,7 @@ class MessageFleet:
         return self.roster.card
 
     def available(self) -> Sequence[int]:
-        self._polls.ask(lambda: self.roster.update(self.grid), None)
+        self._polls.ask(lambda: self.roster.update(self.grid))
         return sorted(self.roster.nodes)
 
     def train(

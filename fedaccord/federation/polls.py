@@ -27,14 +27,14 @@ class Polls:
 
     def pull(self, message_ids: Sequence[str]) -> Iterable[Message]:
         """The replies that have arrived."""
-        replies = self.ask(lambda: flower.pull_messages(self._grid, message_ids), None)
+        replies = self.ask(lambda: flower.pull_messages(self._grid, message_ids))
         if replies is None:
             return ()
         self._fails = False
         return replies
 
-    def ask(self, question: Callable[[], T], otherwise: T) -> T:
-        """The result; ``otherwise`` if the SuperLink fails, logged once until it recovers."""
+    def ask(self, question: Callable[[], T]) -> T | None:
+        """The result; None if the SuperLink fails, which is logged once until it recovers."""
         try:
             return question()
         except Exception as error:
@@ -44,7 +44,7 @@ class Polls:
                 why = str(error).partition("\n")[0]
                 log.warning("the SuperLink fails; polling it again until the timeout: %s", why)
             self._fails = True
-            return otherwise
+            return None
 
     def pause(self, waited: float) -> float:
         """Seconds until the next poll; waited: seconds since the messages were sent."""
