@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
-from fedaccord.compat import flower_1_41 as flower
+from fedaccord.compat import flower
 from fedaccord.config import RunConfig, in_use, resolved
 from fedaccord.core.cohort import Cohorts
 from fedaccord.core.cost import upload_bytes

@@ -19,7 +19,7 @@ from cryptography.x509 import load_pem_x509_certificate
 from fedaccord.cli.check import Check, fail, ok, size, warn
 from fedaccord.cli.deployments import certificates, folders
 from fedaccord.cli.deployments.folders import Facts, read_facts
-from fedaccord.compat import flower_1_41 as flower
+from fedaccord.compat import flower
 from fedaccord.runs.origin import versions
 
 SECONDS = 10.0  # seconds to wait for the server

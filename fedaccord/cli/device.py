@@ -59,7 +59,7 @@ def device(
     with uncollected():
         for name in THIRD_PARTY:
             import_module(name)
-        from fedaccord.compat import flower_1_41 as flower
+        from fedaccord.compat import flower
 
         commands = flower.node_commands()
     os.environ.setdefault(flower.TASK_POLL_VARIABLE, flower.TASK_POLL)

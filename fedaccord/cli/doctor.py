@@ -123,7 +123,7 @@ def check_daemon() -> Check:
 
     It keeps the folder and the environment of its start, and never ends by itself.
     """
-    from fedaccord.compat.flower_1_41 import LOCAL_PORT, LOCAL_PORT_VARIABLE
+    from fedaccord.compat.flower import LOCAL_PORT, LOCAL_PORT_VARIABLE
 
     what, port = "flower daemon", os.environ.get(LOCAL_PORT_VARIABLE, LOCAL_PORT)
     if not port.isdecimal() or not 0 < int(port) < 65536:
@@ -149,7 +149,7 @@ def _find_daemon(port: str) -> dict[str, Any] | None:
     """Facts of the process that serves Flower's local runs on ``port``; None: not found."""
     import psutil
 
-    from fedaccord.compat.flower_1_41 import LOCAL_PORT_OPTION, LOCAL_PROGRAM
+    from fedaccord.compat.flower import LOCAL_PORT_OPTION, LOCAL_PROGRAM
 
     for process in psutil.process_iter(["pid", "cmdline", "cwd", "create_time"]):
         words: list[str] = process.info["cmdline"] or []

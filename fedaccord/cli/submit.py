@@ -51,7 +51,7 @@ def submit(
     fedaccord submit local num-clients=20
     """
     from fedaccord import runs
-    from fedaccord.compat.flower_1_41 import has_lost_superlink
+    from fedaccord.compat.flower import has_lost_superlink
     from fedaccord.config import RunConfig
     from fedaccord.storage.store import EARLIER_START
 
@@ -106,7 +106,7 @@ def _app_folder(given: Path | None) -> Path:
 
 def _start(folder: Path, superlink: str, settings: "RunConfig", *, patient: bool) -> str:
     """The id of a new run. Raises FlwrError if it cannot be submitted."""
-    from fedaccord.compat.flower_1_41 import LOCAL
+    from fedaccord.compat.flower import LOCAL
 
     words = ["run", str(folder), superlink, "--run-config", run_config(differing(settings))]
     if superlink == LOCAL:
@@ -133,7 +133,7 @@ def _ask(words: Sequence[str], *, patient: bool) -> dict[str, Any]:
 
     Raises FlwrError, in one line, if the command fails.
     """
-    from fedaccord.compat.flower_1_41 import is_superlink_away
+    from fedaccord.compat.flower import is_superlink_away
 
     deadline = time.monotonic() + PATIENCE
     while True:

@@ -8,7 +8,7 @@ against a malicious server.)
 from collections.abc import Mapping
 from typing import Any
 
-from fedaccord.compat import flower_1_41 as flower
+from fedaccord.compat import flower
 from fedaccord.core.request import TrainInstruction
 
 ALLOW, MAX_STEPS, MAX_THREADS = "allow-server-data", "max-local-steps", "max-threads"

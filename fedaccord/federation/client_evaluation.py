@@ -14,7 +14,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedaccord.compat.flower_1_41 import has_no_function
+from fedaccord.compat.flower import has_no_function
 from fedaccord.federation import sampling
 from fedaccord.federation.errors import clean
 from fedaccord.federation.fleet import MessageFleet

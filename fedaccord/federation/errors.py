@@ -2,7 +2,7 @@
 
 import re
 
-from fedaccord.compat.flower_1_41 import raised_message
+from fedaccord.compat.flower import raised_message
 
 LONGEST = 300  # characters of a text that a client sent
 

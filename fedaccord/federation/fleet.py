@@ -13,7 +13,7 @@ import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedaccord.compat import flower_1_41 as flower
+from fedaccord.compat import flower
 from fedaccord.core.request import (
     DEFAULT,
     EvaluateRequest,

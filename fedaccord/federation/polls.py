@@ -7,7 +7,7 @@ from typing import TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedaccord.compat import flower_1_41 as flower
+from fedaccord.compat import flower
 
 log = logging.getLogger("flwr")
 

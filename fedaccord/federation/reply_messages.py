@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from flwr.app import Message
 
-from fedaccord.compat import flower_1_41 as flower
+from fedaccord.compat import flower
 from fedaccord.core.options import listed
 from fedaccord.core.request import StateLost, TrainInstruction, TrainReply
 from fedaccord.federation.errors import FederationError, last_line

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from fedaccord.compat import flower_1_41 as flower
+from fedaccord.compat import flower
 from fedaccord.core.options import listed
 from fedaccord.core.request import ModelLayout
 from fedaccord.federation.errors import FederationError, clean, last_line

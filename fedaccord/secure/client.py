@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedaccord.compat.secure_aggregation import create_shares, decrypt, encrypt
+from fedaccord.compat.crypto import create_shares, decrypt, encrypt
 from fedaccord.secure.masks import (
     SEED,
     WORDS,

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fedaccord.compat.secure_aggregation import generate_shared_key
+from fedaccord.compat.crypto import generate_shared_key
 
 SEED = 32  # bytes of a seed and of a private key
 WORDS: dict[int, Any] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}  # bits -> unsigned integers

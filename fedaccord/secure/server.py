@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedaccord.compat.secure_aggregation import combine_shares
+from fedaccord.compat.crypto import combine_shares
 from fedaccord.secure.client import MASKED, NONCE, SETUP, SHARE, SHARE_SIZE, UNMASK, Payload
 from fedaccord.secure.masks import SEED, WORDS, check_public, digest, expand, pair_mask, public_key
 

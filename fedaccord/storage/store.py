@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 
-from fedaccord.compat.flower_1_41 import KeptArray
+from fedaccord.compat.flower import KeptArray
 from fedaccord.core.plugin import ClientHalf, state_like
 from fedaccord.core.request import TrainInstruction
 from fedaccord.core.rule import Shapes

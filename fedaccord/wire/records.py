@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedaccord.compat.flower_1_41 import TensorArray
+from fedaccord.compat.flower import TensorArray
 from fedaccord.core.options import listed
 from fedaccord.core.vectors import Vector, fill, leaves
 from fedaccord.wire.tensor_array import to_record, to_tensor

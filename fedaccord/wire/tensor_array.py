@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from fedaccord.compat.flower_1_41 import NUMPY, TensorArray
+from fedaccord.compat.flower import NUMPY, TensorArray
 from fedaccord.compat.read_only import over
 
 

@@ -27,7 +27,7 @@ from ray.exceptions import ActorDiedError
 
 from fedaccord.cli.deployments import certificates
 from fedaccord.cli.device import THIRD_PARTY
-from fedaccord.compat import flower_1_41 as flower
+from fedaccord.compat import flower
 from fedaccord.federation.errors import last_line
 from fedaccord.wire.handshake import handshake
 from tests.grid import FIRST_NODE, InProcessGrid

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fedaccord.compat import flower_1_41 as flower
+from fedaccord.compat import flower
 
 # the command executes its first word; the one that PATH has says so
 DRIVER = """

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedaccord.compat.secure_aggregation import combine_shares, create_shares, encrypt
+from fedaccord.compat.crypto import combine_shares, create_shares, encrypt
 from fedaccord.core.privacy import Masking
 from fedaccord.secure import client, masks
 from fedaccord.secure.server import SecureRound, SumFailedError, regular_graph

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 
 from fedaccord import strategies as S
 from fedaccord import train_locally
-from fedaccord.compat.secure_aggregation import encrypt
+from fedaccord.compat.crypto import encrypt
 from fedaccord.engine import Recorder, quiet
 from fedaccord.federation import fleet, roster, secure
 from fedaccord.federation.errors import FederationError

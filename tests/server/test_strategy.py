@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from torch import nn
 
 from fedaccord import simulate
-from fedaccord.compat.flower_1_41 import TensorArray
+from fedaccord.compat.flower import TensorArray
 from fedaccord.core.rounds import RoundState
 from fedaccord.engine import History, quiet
 from fedaccord.federation.errors import FederationError, last_line

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
-from fedaccord.compat.flower_1_41 import TensorArray
+from fedaccord.compat.flower import TensorArray
 from fedaccord.core.rule import Stateless
 from fedaccord.wire.records import pack, unpack, unpack_state
 from fedaccord.wire.tensor_array import to_record, to_tensor

@@ -9,7 +9,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from torch import Tensor
 
-from fedaccord.compat.flower_1_41 import KeptArray, TensorArray
+from fedaccord.compat.flower import KeptArray, TensorArray
 from fedaccord.core.rule import Model
 from fedaccord.storage.store import ContextStore, Memory, Version
 from fedaccord.wire.records import pack
