@@ -139,6 +139,13 @@ class LocalRule(Registered):
         """Whether clients have no state between two rounds."""
         return type(self).init is LocalRule.init
 
+    @property
+    def takes_one_gradient(self) -> bool:
+        """Whether a step requests one gradient, and `gradient_result` none; False if unknown."""
+        own = type(self)
+        kept = own.gradient is LocalRule.gradient
+        return kept and own.gradient_result is LocalRule.gradient_result
+
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
         """Client state before the first visit; w: the model received, w_init: w^0 if needed."""
         return Stateless()

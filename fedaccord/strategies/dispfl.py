@@ -134,6 +134,10 @@ class DisPFLClient(LocalRule):
     prune: float
     regrow: str
 
+    @property
+    def takes_one_gradient(self) -> bool:
+        return self.regrow != "gradient"
+
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> ClientState:
         def draw(client: int) -> Vector:
             return first_mask(config.shapes, self.density, config.seed, client)

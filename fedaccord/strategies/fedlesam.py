@@ -50,6 +50,10 @@ class Buffers(NamedTuple):
 class FedLESAMClient(LocalRule):
     radius: float
 
+    @property
+    def takes_one_gradient(self) -> bool:
+        return True
+
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> ClientState:
         return ClientState(w_old=w)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedaccord.core.optimizer import Optimizer, Schedule
-from fedaccord.core.plugin import GradientHook
+from fedaccord.core.plugin import ClientHalf, GradientHook, PlugIn
 from fedaccord.core.rounds import Solution, descend
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, clip_
@@ -43,7 +43,7 @@ class SequentialSolver:
         self.loss = loss
         self.precision = precision
         self.layers = known_layers(model, loss, precision)
-        self._is_pure = False  # whether passes neither draw random numbers nor change buffers
+        self._repeats = False  # whether passes start from the random numbers and buffers of a first
 
     def __call__(
         self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
@@ -54,6 +54,7 @@ class SequentialSolver:
             model.train()
         device = model.w.device
         with tf32_as(self.precision, device), random_numbers(config, device):
+            self._repeats = not takes_one_gradient(hook.half)
             after = local_steps(model, hook.half.optimizer, hook.half.schedule, config)
             steps = self.gradients(after)
             solution = descend(model.w, model.g, steps, direction, hook, config)
@@ -75,7 +76,7 @@ class SequentialSolver:
             with model.at(point):  # layers read their weights in the backward pass too
                 return self._backward(inputs, targets)
 
-        return gradient_at if self._is_pure else self._repeatable(gradient_at)
+        return self._repeatable(gradient_at) if self._repeats else gradient_at
 
     def _repeatable(self, gradient_at: GradientAt) -> GradientAt:
         """The same; each of its calls begins with the random numbers and buffers of the first."""
@@ -92,7 +93,7 @@ class SequentialSolver:
                     buffer.copy_(value)
             loss = gradient_at(point)
             if calls == 1 and not statistics:
-                self._is_pure = all(map(torch.equal, drawn, random_state(device)))
+                self._repeats = not all(map(torch.equal, drawn, random_state(device)))
             return loss
 
         return again
@@ -102,6 +103,13 @@ class SequentialSolver:
         if self.layers is not None and self.layers.takes(inputs, targets, many=False):
             return self.layers.gradient(inputs, targets, model.parameters, model.gradients)
         return by_autograd(model, inputs, targets, self.loss, self.precision)
+
+
+def takes_one_gradient(half: ClientHalf) -> bool:
+    """Whether a step needs one pass over its batch, with the method and its plug-ins."""
+    return half.rule.takes_one_gradient and all(
+        type(plugin).gradient is PlugIn.gradient for plugin in half.plugins
+    )
 
 
 def local_steps(

@@ -13,6 +13,7 @@ from fedaccord.core.vectors import leaves
 from fedaccord.federation.replies import traffic
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import METHODS, SAM, RelaxedInit
+from fedaccord.task.solver import takes_one_gradient
 
 # ALGORITHMS, section 1, in vectors of d: down, up, gradients a local step, client, server
 TABLE = {
@@ -53,6 +54,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "fedcm, ri": ("fedcm", {"plugins": (RelaxedInit(),)}),
     "feddyn, ri around the start": ("feddyn", {"plugins": (RelaxedInit(center="start"),)}),
     "scaffold, ri and sam": ("scaffold", {"plugins": (RelaxedInit(), SAM())}),
+    "dispfl, random": ("dispfl", {"regrow": "random"}),
     "fedspeed, paper": ("fedspeed", {"variant": "paper"}),
     "fedadagrad, beta1": ("fedadagrad", {"beta1": 0.5}),
     "scaffold, gossip": ("scaffold", {"plugins": (S.Gossip(),)}),
@@ -110,7 +112,6 @@ def test_a_run_costs_what_the_method_says(label: str) -> None:
         record="weights",
         on_round=lambda round: rows.extend(round.clients),
     )
-    assert history.weights is not None
     size = history.weights.shape[-1] * history.weights.itemsize
     last = history.metrics.iloc[-1]
     assert last["replies"] == (C if everyone else 2)
@@ -118,8 +119,9 @@ def test_a_run_costs_what_the_method_says(label: str) -> None:
 
     state = history.state
     steps = sum(row["steps"] for row in rows)
-    regrowth = len(rows) if name == "dispfl" else 0  # one a client a round
+    regrowth = len(rows) if label == "dispfl" else 0  # one a client a round
     assert Linear.passes == cost.gradients * steps + regrowth
+    assert takes_one_gradient(method.client_half()) == (Linear.passes == steps)
     assert last["down-vectors"] / last["replies"] == cost.down
     assert last["up-vectors"] / last["replies"] == cost.up
     states = [state for state in history.clients if state is not None]

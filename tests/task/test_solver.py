@@ -20,6 +20,7 @@ from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalRule, M
 from fedaccord.core.vectors import Vector
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies import FedAvg
+from fedaccord.task import solver
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.solver import AHEAD, Batch, Loss, Passes, SequentialSolver, ahead, tf32_as
 
@@ -58,8 +59,8 @@ def solve(
     config = LocalConfig(0, 1, LR, weight_decay, clip_norm or 0.0, 0, 0, model.shapes)
     w = model.w.clone()
     hook = GradientHook(half or ClientHalf(LocalRule()), Model(w), Stateless(), config)
-    solver = SequentialSolver(model, batches, loss, precision)
-    return solver(w, Direction(**direction), hook, config)
+    steps = SequentialSolver(model, batches, loss, precision)
+    return steps(w, Direction(**direction), hook, config)
 
 
 class Reference:
@@ -301,6 +302,21 @@ def test_dropout_is_a_function_of_seed_round_and_client(changed: dict[str, int])
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize(("plugins", "reads"), [((), 0), ((SAM(rho=0.1),), STEPS)])
+def test_only_steps_of_several_passes_copy_random_state_and_statistics(
+    plugins: tuple[SAM, ...], reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
+    model = FlatModel(module, dtype=torch.float64, buffers="mean")
+    read, devices = solver.random_state, list[torch.device]()
+    monkeypatch.setattr(solver, "random_state", lambda d: devices.append(d) or read(d))
+    batches = [(x[:4], y[:4]) for x, y in 2 * some_batches()[:4]][:STEPS]
+    solve(model, batches, half=ClientHalf(LocalRule(), plugins))
+    assert len(devices) == reads
+    assert int(module[1].num_batches_tracked) == STEPS
+
+
 # --- passes over the data -------------------------------------------------------------------------
 
 
@@ -456,7 +472,6 @@ def test_local_parameters_are_trained_beside_the_shared_ones(optimizer: str) -> 
         found = simulate(
             method, clients=[(x, torch.arange(20) % 3)], model=module, rounds=3, record="weights"
         )
-        assert found.weights is not None
         state = found.clients[0]
         return found.weights[-1], state.local if local_parameters else found.weights[-1][:0]
 
