@@ -33,12 +33,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 from fedaccord.config import RunConfig
-from fedaccord.engine.vectorize import (
-    MAX_MODEL_BYTES,
-    MAX_MULTIPLICATIONS,
-    MIN_CLIENTS,
-    choose,
-)
+from fedaccord.engine.vectorize import MAX_MODEL_BYTES, MAX_MULTIPLICATIONS, MIN_CLIENTS, choose
 from fedaccord.task import Clients, Task
 
 LR, ALONE = 0.001, 20  # clients at most that a repetition takes one at a time

@@ -216,10 +216,7 @@ def losses() -> Table:
 
 
 def checkpoints() -> Table:
-    rows = [
-        ["LeNet", *checkpoint("lenet", 10, 3)],
-        ["ResNet-18", *checkpoint("resnet18", 2, 3)],
-    ]
+    rows = [["LeNet", *checkpoint("lenet", 10, 3)], ["ResNet-18", *checkpoint("resnet18", 2, 3)]]
     columns = ["model", "local steps", "seconds a round", "checkpoint", "the first", "megabytes"]
     return [
         "## Checkpoints",

@@ -31,10 +31,7 @@ class InProcessGrid(Grid):
     """
 
     def __init__(
-        self,
-        client_app: ClientApp,
-        num_clients: int,
-        run_config: Mapping[str, Any] | None = None,
+        self, client_app: ClientApp, num_clients: int, run_config: Mapping[str, Any] | None = None
     ) -> None:
         self._run = Run.create_empty(RUN_ID)
         self._app = client_app

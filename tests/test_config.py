@@ -154,10 +154,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
         "unknown key 'momentum' (did you mean 'momentum.mu', 'fedavgm.beta' or "
         "'dfedavgm.momentum'?)",
     ),
-    (
-        {"algo": "fedavgm", "momentum": 0.9},
-        "unknown key 'momentum' (did you mean 'fedavgm.beta'?)",
-    ),
+    ({"algo": "fedavgm", "momentum": 0.9}, "unknown key 'momentum' (did you mean 'fedavgm.beta'?)"),
     (
         {"optimizer": "adam"},
         "optimizer: expected one of sgd, momentum, adamw, muon, got 'adam' (did you mean 'adamw'?)",
@@ -255,10 +252,7 @@ UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [
         {"partition": "iid", "classes-per-client": 3, "dirichlet-alpha": 0.1},
         {"classes-per-client": "partition=pathological", "dirichlet-alpha": "partition=dirichlet"},
     ),
-    (
-        {"partition": "pathological", "classes-per-client": 3, "replacement": "cyclic"},
-        {},
-    ),
+    ({"partition": "pathological", "classes-per-client": 3, "replacement": "cyclic"}, {}),
     ({"partition-file": "/parts.json"}, {"partition-file": "partition=file"}),
     ({"stem": "cifar", "model": "lenet"}, {"stem": "model=resnet18"}),
     ({"stem": "cifar", "model": "resnet18"}, {}),

@@ -187,7 +187,7 @@ def test_what_is_loaded_with_the_core_and_with_a_method() -> None:
     assert {"fedaccord.strategies.scaffold", "flwr"} <= method
     rooms = {name.split(".")[1] for name in method if name.startswith("fedaccord.")}
     assert rooms == {
-        *("compat", "core", "wire", "secure", "storage", "plugins", "federation", "strategies"),
+        *("compat", "core", "wire", "secure", "storage", "plugins", "federation", "strategies")
     }
     assert not method & {"pandas", "sklearn"}
 

@@ -18,7 +18,6 @@ def test_ace(tmp_path: Path) -> None:
     expected = asynchronous.run(
         *("ace", PROBLEM, W0, wanted, seconds), **{"M": 5, "B": 1, "K": K, "lr": LR}, server_lr=0.2
     )
-    assert found.weights is not None
     np.testing.assert_allclose(found.weights, expected.w, rtol=0, atol=1e-10)
     assert max(map(max, expected.delays)) > 10
     for i in range(C):

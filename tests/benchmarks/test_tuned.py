@@ -48,9 +48,7 @@ def test_a_method_is_tested_with_its_tuned_values_and_compared_by_seed(tmp_path:
         *("lr 0.231, relaxed-init.beta 0.1", "82.20 ± 1.20%", "+2.20 ± 0.20", "above"),
         *("75.0%", "55"),
     ]
-    assert rows[3][1:7] == [
-        *("lr 0.0545", "80.00 ± 1.00%", "–", "", "75.0%", "55 (2 of 3)"),
-    ]
+    assert rows[3][1:7] == [*("lr 0.0545", "80.00 ± 1.00%", "–", "", "75.0%", "55 (2 of 3)")]
     assert rows[4][3:5] == ["-2.20 ± 0.20", "below"]
     assert "fedinit: lr=0.2305; fedinit: relaxed-init.beta=0.1" in page
     assert "Not tested yet: feddyn." in page

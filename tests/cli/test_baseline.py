@@ -36,7 +36,6 @@ def of(*pairs: str) -> str | None:
 )
 def test_it_has_the_setting_without_what_is_the_methods(pairs: str, expected: str) -> None:
     line = of(*pairs.split())
-    assert line is not None
     words = shlex.split(line)
     assert words[:2] == ["fedaccord", "run"]
     assert {*words[2:]} == {*expected.split()}
@@ -82,12 +81,10 @@ def test_after_a_preset_it_names_what_differs_from_it(
 ) -> None:
     settings = RunConfig.make(read_settings(pairs.split(), None, preset))
     line = comparison(settings, preset)
-    assert line is not None
     words = shlex.split(line)
     assert words[:4] == ["fedaccord", "run", "--preset", preset]
     assert words[4:] == expected.split()
     whole = comparison(settings)
-    assert whole is not None
     same = RunConfig.make(read_settings(shlex.split(whole)[2:], None))
     assert in_use(RunConfig.make(read_settings(words[4:], None, preset))) == in_use(same)
     assert len(words) < len(shlex.split(whole))

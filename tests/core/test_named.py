@@ -43,8 +43,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(
-    ("function", "expected"),
-    [("nothing", "nothing"), ("some", (2, 4)), ("two", ((3,), 2, {}))],
+    ("function", "expected"), [("nothing", "nothing"), ("some", (2, 4)), ("two", ((3,), 2, {}))]
 )
 def test_a_function_gets_what_it_has_parameters_for(
     package: str, function: str, expected: Any

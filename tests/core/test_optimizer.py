@@ -175,10 +175,7 @@ def run_both(
     made = {"momentum": Momentum, "adamw": AdamW}[optimizer](**OPTIONS[optimizer])
     cls = {"momentum": dense.Momentum, "adamw": dense.AdamW}[optimizer]
     steps = {k: v for k, v in COMMON.items() if k != "local_steps"}
-    method = kind(
-        local_optimizer=made,
-        **settings(schedule, state, **steps, **own, **more),
-    )
+    method = kind(local_optimizer=made, **settings(schedule, state, **steps, **own, **more))
     found = federate(method, SHARED, W0, SOME, local_steps=COMMON["local_steps"])
     expected = reference(
         SHARED,

@@ -86,7 +86,6 @@ def test_images_become_channel_first_and_tensors_stay() -> None:
 
 def test_a_partitioner_says_who_holds_what() -> None:
     owners = of("partitioned").owners
-    assert owners is not None
     assert owners.bincount().tolist() == [5, 10, 25]
 
 

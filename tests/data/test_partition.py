@@ -266,18 +266,12 @@ def test_report_of_many_clients_stays_short():
     [
         ({"num_clients": 0}, "^num-clients: expected at least 1, got 0"),
         ({"num_clients": 1001}, "1000 samples for 1001 clients"),
-        (
-            {"scheme": "dirichlett"},
-            "^partition: .* got 'dirichlett' .did you mean 'dirichlet'?",
-        ),
+        ({"scheme": "dirichlett"}, "^partition: .* got 'dirichlett' .did you mean 'dirichlet'?"),
         ({"replacement": "cycle"}, r"^replacement: .* got 'cycle' \(did you mean 'cyclic'\?\)"),
         ({"alpha": 0.0}, "dirichlet-alpha: expected above 0 and at most 1e[+]06, got 0.0"),
         ({"alpha": float("nan")}, "got nan"),
         ({"alpha": float("inf")}, "got inf"),
-        (
-            {"scheme": "pathological", "classes_per_client": 0},
-            "expected 1 to 10, .* got 0",
-        ),
+        ({"scheme": "pathological", "classes_per_client": 0}, "expected 1 to 10, .* got 0"),
         ({"scheme": "pathological", "classes_per_client": 11}, "^classes-per-client: .* got 11"),
         ({"scheme": "file"}, "got no path"),
         ({"scheme": "file", "file": "nowhere.json"}, "'nowhere.json' as JSON: .*No such file"),

@@ -121,7 +121,6 @@ def test_clients_that_draw_share_what_is_not_held_out() -> None:
     config = TaskConfig(partition="iid", samples_per_client=30, validation=0.2)
     task = load_task(config, num_clients=MILLION)
     whole = load_task(TaskConfig(), num_clients=1)
-    assert task.test is not None
     assert len(task.test[0]) + len(task.clients.x) == len(whole.clients.x)
     assert len(task.test[0]) == round(0.2 * len(whole.clients.x))
     held = {image.numpy().tobytes() for image in task.test[0]}
@@ -134,5 +133,4 @@ def test_clients_that_draw_share_what_is_not_held_out() -> None:
 def test_a_client_that_draws_has_a_share_of_the_test_samples() -> None:
     task = load_task(TaskConfig(partition="iid", samples_per_client=30), num_clients=MILLION)
     test = task.client_test(0)
-    assert test is not None
     assert len(test[1]) == 1  # 30 of 30,000,000

@@ -81,7 +81,6 @@ def test_what_is_wrong_is_one_line(changed: dict[str, Any], line: str, tmp_path:
 )
 def test_a_natural_partition_is_the_datas_own(client: Any, expected: Any, tmp_path: Path) -> None:
     owners = read(tmp_path, client=np.array(client)).owners
-    assert owners is not None
     parts = partition(Y[:8], 3, "natural", owners=owners.numpy())
     expected = expected or [[2, 3], [0, 1, 6], [4, 5, 7]]
     assert [part.tolist() for part in parts] == expected

@@ -65,7 +65,6 @@ def test_one_file_has_its_test_rows_in_it(tmp_path: Path) -> None:
 def test_a_column_says_who_holds_a_row(tmp_path: Path) -> None:
     train = "text,label,client\na,0,b\nb,1,a\nc,0,10\nd,1,9\n"
     owners = read(folder(tmp_path, train, "text,label\ne,0\n")).owners
-    assert owners is not None
     assert owners.tolist() == [1, 0, 3, 2]
 
 

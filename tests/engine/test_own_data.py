@@ -262,11 +262,7 @@ def test_losses_by_name_and_metrics() -> None:
 
 ROWS = [Rows(c) for c in CLIENTS]
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
-    (
-        [3],
-        {},
-        r"clients: client 0: expected .* a torch Dataset, or a function .* int",
-    ),
+    ([3], {}, r"clients: client 0: expected .* a torch Dataset, or a function .* int"),
     ([CLIENTS[0][0]], {}, "clients: client 0: expected tensors .* got Tensor"),
     ([{"x": 1, "y": 2}], {}, "clients: client 0: expected tensors .* got dict"),
     ("ab", {}, "clients: client 0: expected tensors .* got str"),

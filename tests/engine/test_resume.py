@@ -549,8 +549,6 @@ def test_simulate_goes_on_from_a_run_directory(settings: dict[str, Any]) -> None
     keys = {key: value for key, value in settings.items() if key not in free}
     keys |= {"data-dir": settings["data-dir"], "rounds": ROUNDS, "record": "weights"}
     whole, rest = simulate("afedpd", **keys), simulate("afedpd", resume=directory.path, **keys)
-    assert whole.weights is not None
-    assert rest.weights is not None
     assert torch.equal(rest.weights, whole.weights[STOP + 1 :])
     assert list(rest.metrics["round"]) == [STOP + 1, ROUNDS]
     with pytest.raises(ValueError, match=r"^resume: expected lr=0\.1"):

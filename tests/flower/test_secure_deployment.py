@@ -123,7 +123,6 @@ def stopped(lab: Lab, submit: str, stop: str) -> None:
         stderr=subprocess.STDOUT,
         text=True,
     ) as process:
-        assert process.stdout is not None
         lines = (re.match(r"run (\d+) is called long", line) for line in process.stdout)
         found = next(filter(None, lines))  # after a line on the key that is given twice
         lab.do(stop.replace("RUN_ID", found[1]), lab.home)

@@ -202,9 +202,7 @@ NO_SENSE = {
 
 
 @pytest.mark.parametrize("pair", [*combinations(ONE_OF_EACH, 2)], ids="+".join)
-def test_each_two_plugins_are_in_their_places_or_refused_in_one_line(
-    pair: tuple[str, str],
-) -> None:
+def test_each_two_plugins_are_in_their_places_or_refused_in_one_line(pair: tuple[str, str]) -> None:
     assert ONE_OF_EACH.keys() == KNOWN.keys()
     sampling = "bernoulli" if "dp" in pair else "fixed"
     for names in (pair, pair[::-1]):

@@ -228,7 +228,6 @@ def test_traffic_is_counted_as_it_is_sent(share: float) -> None:
     plugins = (RI, TopK(share=share))
     method = make(S.Scaffold, *plugins)
     history = federation.run(make(S.Scaffold, *plugins), LEAST_SQUARES, W0, SOME)
-    assert history.weights is not None
     close(history.weights, run(method).weights, 1e-12)
     sent = 2 * 2 * math.ceil(share * 10) / 10  # two vectors, values and places
     assert list(history.metrics["up-vectors"][1:] / 3) == pytest.approx([sent] * T)

@@ -20,10 +20,7 @@ from .problem import Federation, History, reference
 
 @reference
 def run(
-    f: Federation,
-    ri_beta: float = 0.1,
-    ri_first_visit: str = "initial",
-    ri_server: str = "models",
+    f: Federation, ri_beta: float = 0.1, ri_first_visit: str = "initial", ri_server: str = "models"
 ) -> History:
     w, w_last, ever_active = f.w0, f.copies(f.w0), [False] * f.C
     for t, active, _ in f.rounds():

@@ -3,11 +3,7 @@
 from .scaffold import run as run
 
 CASES = [
-    {
-        "own": {"radius": r, "server_lr": lr},
-        "theirs": {"path_rho": r},
-        "states": ("c_i", "w_old"),
-    }
+    {"own": {"radius": r, "server_lr": lr}, "theirs": {"path_rho": r}, "states": ("c_i", "w_old")}
     for r, lr in ((0.2, 0.8), (0.0, 1.0))
 ]
 COST = (2, 2, 1, 2, 2)

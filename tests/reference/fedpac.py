@@ -28,10 +28,7 @@ COST = (4, 3, 1, 0, 4)
 
 @reference
 def run(
-    f: Federation,
-    beta: float = 0.5,
-    inner: str = "adamw",
-    make: Callable[[], Any] | None = None,
+    f: Federation, beta: float = 0.5, inner: str = "adamw", make: Callable[[], Any] | None = None
 ) -> History:
     make = make or {"adamw": AdamW, "momentum": Momentum, "sgd": SGD}[inner]
     w, G, theta = f.w0, 0 * f.w0, None

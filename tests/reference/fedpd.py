@@ -31,10 +31,7 @@ from .problem import Federation, History, reference
 
 @reference
 def run(
-    f: Federation,
-    rho: float = 0.1,
-    local_init: str = "server",
-    skip: Sequence[bool] | None = None,
+    f: Federation, rho: float = 0.1, local_init: str = "server", skip: Sequence[bool] | None = None
 ) -> History:
     theta_0, theta_i, lam = f.w0, f.copies(f.w0), f.zeros()
     anchor = f.copies(f.w0)

@@ -277,11 +277,7 @@ class Federation:
         return w if self.ri_center == "server" else w_0
 
     def steps(
-        self,
-        t: int,
-        i: int,
-        w: Array,
-        direction: Callable[[Array, Array], Array] = lambda w, g: g,
+        self, t: int, i: int, w: Array, direction: Callable[[Array, Array], Array] = lambda w, g: g
     ) -> Array:
         """w_K after the K local steps from w."""
         if self.state != "keep" or i not in self.optimizers:

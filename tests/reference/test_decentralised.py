@@ -12,13 +12,7 @@ import pytest
 import torch
 from torch.optim.sgd import sgd
 
-from . import (
-    dfedavg,
-    dispfl,
-    dpsgd,
-    gossip_feddyn,
-    gossip_scaffold,
-)
+from . import dfedavg, dispfl, dpsgd, gossip_feddyn, gossip_scaffold
 from .problem import LeastSquares, minibatches
 from .topology import (
     draw,

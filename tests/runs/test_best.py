@@ -86,10 +86,7 @@ def test_evaluate_finds_the_best_model(tmp_path: Path) -> None:
         ("drift", "keep-best: expected an evaluated metric"),
         ("client-accuracy-std", "keep-best: expected an evaluated metric"),
         ("train-accuracy", "keep-best: .* got 'train-accuracy': .* set eval-train=true$"),
-        (
-            "client-loss",
-            "keep-best: .* set evaluation=clients or evaluation=both$",
-        ),
+        ("client-loss", "keep-best: .* set evaluation=clients or evaluation=both$"),
     ],
 )
 def test_a_metric_that_is_not_measured_is_one_line(metric: str, line: str, tmp_path: Path) -> None:

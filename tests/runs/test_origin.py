@@ -92,9 +92,7 @@ def test_the_commit_of_a_project_that_holds_the_files_is_not_taken(
     assert origin.commit() == ""
 
 
-def test_what_is_not_installed_has_no_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origin, "PACKAGES", ("torch", "no-such-package-anywhere"))
     versions = origin.versions()
     assert versions["torch"] == torch.__version__.partition("+")[0]

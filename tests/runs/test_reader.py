@@ -56,7 +56,6 @@ def shows(path: Path, other: Path, status: str) -> None:
 
 def test_the_classes_are_those_of_the_clients_samples(path: Path) -> None:
     classes = reader.read(path).classes
-    assert classes is not None
     assert [*classes.columns] == ["client", *map(str, range(10))]
     task = load_task(TaskConfig(model="linear", seed=3), num_clients=4)
     for i, row in enumerate(classes.drop(columns="client").to_numpy()):

@@ -103,11 +103,7 @@ def test_more_simulated_clients_are_suggested_in_a_simulation_alone(
 
 @pytest.mark.parametrize("simulated", [True, False])
 def test_a_simulation_names_the_cluster_that_nobody_answers_for(
-    simulated: bool,
-    net: Net,
-    warnings: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    simulated: bool, net: Net, warnings: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Ray, which Flower starts beside this, waits for it without a word."""
     if simulated:

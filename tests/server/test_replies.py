@@ -90,12 +90,7 @@ LINES: list[tuple[Any, dict[str, Any], Callable[[dict[str, Tensor]], Any], str]]
         "expected finite numbers, got NaN or Inf in 'dc_i'",
     ),
     # also the start that relaxed initialisation sends
-    (
-        FedNova,
-        RELAXED,
-        lambda up: {"w": up["w"]},
-        "expected the vectors ['w', 'w_i0'], got ['w']",
-    ),
+    (FedNova, RELAXED, lambda up: {"w": up["w"]}, "expected the vectors ['w', 'w_i0'], got ['w']"),
     (
         FedNova,
         RELAXED,
@@ -109,12 +104,7 @@ LINES: list[tuple[Any, dict[str, Any], Callable[[dict[str, Tensor]], Any], str]]
         "expected finite numbers, got NaN or Inf in 'w_i0'",
     ),
     # FedPD's anchor may be None, but of all clients or of none
-    (
-        FedPD,
-        {},
-        lambda up: {},
-        "expected the vectors ['anchor'], as in the other replies, got []",
-    ),
+    (FedPD, {}, lambda up: {}, "expected the vectors ['anchor'], as in the other replies, got []"),
     (
         FedPD,
         {"p": 1.0},

@@ -338,7 +338,6 @@ def test_weighting_by_examples() -> None:
             clip_norm=None,
             weighting=weighting,
         )
-        assert history.weights is not None
         return history.weights[1]
 
     torch.testing.assert_close(average("uniform"), (own[0] + own[1]) / 2)
@@ -347,8 +346,6 @@ def test_weighting_by_examples() -> None:
 
 def check_drift(found: History, local: torch.Tensor, number: int) -> None:
     """The metrics of a round against its local models (P, d)."""
-    assert found.weights is not None
-    assert found.averages is not None
     torch.testing.assert_close(found.averages[number], local.mean(0), rtol=1e-12, atol=1e-12)
     row = found.metrics.iloc[number]
     centres = {
@@ -366,9 +363,6 @@ def test_metrics_are_what_they_are_called(plugins: tuple[Compress, ...]) -> None
     rho = 0.1
     method = strategy(AFedPD, rho=rho, local_steps=4, batch_size=0, lr=0.02, plugins=plugins)
     found = run(method, LEAST_SQUARES, W0, [[0, 1, 2], [2, 3]])
-    assert found.weights is not None
-    assert found.averages is not None
-    assert found.states is not None
     # the local models from the dual step: lam_i+ = lam_i + rho (w_{i,K} - w^t), where client 3
     # missed round 0: its dual took the virtual step rho (w_bar - w)
     lam_2, lam_3 = base(found.states[1][2]).lam, rho * (found.averages[1] - found.weights[0])
@@ -397,7 +391,6 @@ def test_with_added_displacements_the_averages_are_those_of_the_true_local_model
             moves.append(w_k - w_i0)
             last[i] = w_k
         w = w + np.mean(moves, axis=0)
-        assert found.weights is not None
         np.testing.assert_allclose(found.weights[t + 1], w, rtol=1e-12, atol=1e-12)
         check_drift(found, torch.from_numpy(last[cohort]), t + 1)
     for i in range(C):
@@ -417,12 +410,9 @@ def test_added_displacements_equal_the_dense_reference() -> None:
         **{"clip_norm": 0.0, "local_steps": 3, "batch_size": 0},
     )
     found = run(added, LEAST_SQUARES, W0, schedule)
-    assert found.weights is not None
-    assert found.averages is not None
     np.testing.assert_allclose(found.weights, reference.weights, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(found.averages, reference.averages, rtol=1e-10, atol=1e-12)
     models = run("fedinit", LEAST_SQUARES, W0, schedule, local_steps=3, lr=0.05).weights
-    assert models is not None
     assert not torch.allclose(found.weights, models)
 
 

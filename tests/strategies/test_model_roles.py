@@ -107,7 +107,6 @@ def test_the_method_on_w_is_the_method_alone(name: str, buffers: str) -> None:
         pytest.skip("no server averages buffers")
     bare = alone(name)
     found = run(name, Roles(), buffers=buffers, local_parameters="head.*")
-    assert found.weights is not None
     np.testing.assert_allclose(found.weights, bare.weights, rtol=0, atol=1e-12)
     assert torch.equal(Roles.used.scale, Roles().scale)
     # what is sent and stored: w's share as before, D + 1 numbers of buffers where they are averaged
@@ -178,7 +177,6 @@ def test_buffers_are_averaged_over_the_cohort(name: str) -> None:
     means, keep, seen = [A.mean(0) for A in PROBLEM.A], 0.9**K, np.zeros(D)
     for cohort in SOME:
         seen = np.mean([keep * seen + (1 - keep) * means[i] for i in cohort], axis=0)
-    assert found.state.buffers is not None
     np.testing.assert_allclose(found.state.buffers, [*seen, T * K], rtol=0, atol=1e-12)
 
 

@@ -47,12 +47,7 @@ C, T, K = 8, 10, 3
 LEAST_SQUARES = LeastSquares(C, seed=3)
 W0 = np.random.default_rng(1).normal(size=LEAST_SQUARES.dim)
 CLIP = 5.0  # between the gradient norms of early and late rounds
-SETTINGS: dict[str, Any] = {
-    "lr": 0.05,
-    "lr_decay": 0.95,
-    "weight_decay": 0.05,
-    "clip_norm": CLIP,
-}
+SETTINGS: dict[str, Any] = {"lr": 0.05, "lr_decay": 0.95, "weight_decay": 0.05, "clip_norm": CLIP}
 SOME = problem.cohorts(C, 3, T, seed=5)
 EVERYONE = problem.everyone(C, T)
 BATCHES = problem.minibatches(LEAST_SQUARES, T, K, 5, seed=7)

@@ -12,17 +12,7 @@ from fedaccord.core.topology import RoundInfo, Star
 from fedaccord.core.vectors import map_vectors
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import METHODS, RelaxedInit
-from tests.reference import (
-    afedpd,
-    diloco,
-    fedavg,
-    fedcm,
-    fedexp,
-    fednova,
-    fedpac,
-    fedpd,
-    problem,
-)
+from tests.reference import afedpd, diloco, fedavg, fedcm, fedexp, fednova, fedpac, fedpd, problem
 from tests.strategies.federate import close, federate
 from tests.strategies.test_references import (
     BETA,

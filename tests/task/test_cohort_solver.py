@@ -123,10 +123,7 @@ def same(values: Any, expected: Any, tolerance: float) -> None:
 
 
 def cohort(
-    model: FlatModel,
-    data: Sequence[Sequence[Batch]],
-    loss: Loss = F.cross_entropy,
-    **more: Any,
+    model: FlatModel, data: Sequence[Sequence[Batch]], loss: Loss = F.cross_entropy, **more: Any
 ) -> Solution:
     """Steps of FedAvg's rule from the model's w."""
     n = len(data)

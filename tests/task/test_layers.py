@@ -132,7 +132,6 @@ def test_many_clients_are_each_as_alone(name: str) -> None:
     points = model.w + torch.randn(n, len(model.w), dtype=torch.float64) / 10
     g = torch.full_like(points, torch.nan)
     layers = layers_of(model.module)
-    assert layers is not None
     assert layers.takes(x, y, many=True)
     losses = layers.gradient(x, y, model.views(points), model.views(g))
     for i in range(n):
@@ -227,12 +226,10 @@ def test_of_other_modules_nothing_is_claimed(module: nn.Module) -> None:
 )
 def test_of_other_batches_neither(inputs: tuple[int, ...], targets: Tensor) -> None:
     layers = layers_of(dense())
-    assert layers is not None
     assert not layers.takes(torch.zeros(inputs), targets, many=False)
     assert layers.takes(torch.zeros(6, 5), torch.zeros(6, dtype=torch.int64), many=False)
     assert layers.takes(torch.zeros(2, 6, 5), torch.zeros(2, 6, dtype=torch.int64), many=True)
     images = layers_of(model_of("lenet")[0].module)
-    assert images is not None
     assert not images.takes(torch.zeros(2, 6, *IMAGES), torch.zeros(2, 6).long(), many=True)
 
 

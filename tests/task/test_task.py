@@ -225,8 +225,6 @@ def test_a_task_is_loaded_once_and_depends_on_the_seed() -> None:
     other = digits(seed=1)
     assert not torch.equal(initial(other), initial(digits()))
     a, b = digits().clients, other.clients
-    assert a.parts is not None
-    assert b.parts is not None
     assert [p.tolist() for p in a.parts] != [p.tolist() for p in b.parts]
 
 
@@ -294,7 +292,6 @@ def test_held_out_samples_leave_the_clients_as_they_were_dealt() -> None:
     """A share of all training samples is nobody's; the rest lies where it lay."""
     whole = load_task(TaskConfig(seed=3), num_clients=5)
     part = load_task(TaskConfig(seed=3, validation=0.1), num_clients=5)
-    assert part.test is not None
     x, y = part.test
     assert len(y) == round(0.1 * len(whole.clients.y)) == len(whole.clients.y) - len(part.clients.y)
 
@@ -311,8 +308,6 @@ def test_held_out_samples_leave_the_clients_as_they_were_dealt() -> None:
 def test_held_out_samples_depend_on_the_seed_and_are_named_after_what_they_are() -> None:
     part = load_task(TaskConfig(validation=0.1, model="linear"), num_clients=5)
     other = load_task(TaskConfig(validation=0.1, model="linear", seed=1), num_clients=5)
-    assert part.test is not None
-    assert other.test is not None
     assert not torch.equal(part.test[0], other.test[0])
     assert set(part.evaluate(part.model().w)) == {"validation-loss", "validation-accuracy"}
 

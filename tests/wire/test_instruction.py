@@ -27,7 +27,7 @@ from tests.wire.wires import WIRES, through_protobuf
 
 HALF = ClientHalf(FedDynClient(alpha=0.3), (SAM(rho=0.2),))
 INSTRUCTION = TrainInstruction(
-    *(3, 20, HALF, ((2, 3), (3,)), 0.1, 0.001, 10.0, 5, 0, 50, 7, "float32", "fed", 2, 4, 1, 0),
+    *(3, 20, HALF, ((2, 3), (3,)), 0.1, 0.001, 10.0, 5, 0, 50, 7, "float32", "fed", 2, 4, 1, 0)
 )
 
 

@@ -86,8 +86,7 @@ def say(path: Path, **what: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm",
-    [damage_checkpoints, leave_torn, partial(say, rounds=9), partial(say, status="failed")],
+    "harm", [damage_checkpoints, leave_torn, partial(say, rounds=9), partial(say, status="failed")]
 )
 def test_what_cannot_go_on_begins_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     row = execute(job(tmp_path))
