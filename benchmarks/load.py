@@ -31,7 +31,7 @@ import psutil
 import small_devices
 import torch
 
-from fedaccord.federation.fleet import READ_AT_ONCE
+from fedaccord.federation.polls import READ_AT_ONCE
 from fedaccord.storage.mapped import REPLIES
 
 MODEL, SAMPLES_OF_A_NODE, WORKERS, MB = "resnet18", 100, 4, 1e6

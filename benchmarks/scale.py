@@ -35,7 +35,7 @@ from timing import CLOCKS, spread
 
 from fedaccord import server_app
 from fedaccord.client.data import training_data
-from fedaccord.client.train import CPU, first_state
+from fedaccord.client.train import first_state
 from fedaccord.config import RunConfig
 from fedaccord.core.plugin import GradientHook
 from fedaccord.core.request import TrainReply, TrainRequest
@@ -115,7 +115,7 @@ class NoSteps(LocalFleet):
     def _round(self, request: TrainRequest, state: Any) -> tuple[TrainReply, Any]:
         instruction = request.instruction
         found = training_data(self.task, instruction)
-        begun = first_state(request, CPU) if state is None else state
+        begun = first_state(request, found.model) if state is None else state
         done = client_round(instruction.half, request.down, begun, instruction.config, no_steps)
         return TrainReply(done.up, found.examples or 0, 1, 0.0), done.state
 
