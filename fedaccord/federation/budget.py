@@ -9,7 +9,23 @@ from fedaccord.federation.accounting import Accountant, noise_multiplier
 
 log = logging.getLogger("flwr")
 
+OR_END = "it, or end the run here"  # the remedy if a run that resumes has spent its budget
 LOUD = 20  # times the norm of the mean upload, above which to warn about noise
+
+
+def accountant(privacy: Privacy, delta: float) -> Accountant:
+    """If clients add the noise, a client's upload may change by 2 S."""
+    return Accountant(privacy.multiplier / (2 if privacy.local else 1), privacy.share, delta)
+
+
+def check_left(guarantee: Guarantee, privacy: Privacy, remedy: str) -> None:
+    """Raise ValueError, in one line, if one more round would exceed the budget."""
+    number, bound = privacy.releases + 1, guarantee.max_epsilon
+    if bound and (cost := accountant(privacy, guarantee.delta).epsilon(number)) > bound:
+        raise ValueError(
+            f"dp.max-epsilon: expected room for one more round, got {bound:g}: {number} of them "
+            f"cost {cost:.4g}; raise {remedy}"
+        )
 
 
 class Budget:
@@ -45,18 +61,13 @@ class Budget:
         self.delta, self.secret = delta, secret
         first = Privacy(0, z, guarantee.clip, share, guarantee.adaptive, guarantee.local)
         self.first = begun or first
-        self._accountant = Accountant(z / sensitivity, share, delta)
+        remedy = "dp.noise-multiplier" if begun is None else OR_END
+        check_left(guarantee, self.first, remedy)
+        self._accountant = accountant(self.first, delta)
         spent, bound = self.first.releases, guarantee.max_epsilon
         self.rounds_left = num_rounds  # rounds that the budget allows
         if bound:
             self.rounds_left = self._accountant.rounds_within(bound, spent + num_rounds) - spent
-            if self.rounds_left <= 0:
-                remedy = "dp.noise-multiplier" if begun is None else "it, or end the run here"
-                raise ValueError(
-                    f"dp.max-epsilon: expected room for one more round, got {bound:g}: "
-                    f"{spent + 1} of them cost {self._accountant.epsilon(spent + 1):.4g}; raise "
-                    f"{remedy}"
-                )
         log.info(
             "privacy: noise multiplier %.4g on %s, delta %g, noise from %s",
             *(z, "each upload" if guarantee.local else "sums", delta, self.source),

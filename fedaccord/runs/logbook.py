@@ -11,8 +11,10 @@ from uuid import uuid4
 
 from fedaccord.config import RunConfig, check_resumed, in_use
 from fedaccord.core.plugin import state_like
+from fedaccord.core.privacy import Privacy
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import fill, leaves
+from fedaccord.federation.budget import OR_END, check_left
 from fedaccord.federation.checkpoint import Pace, pack, unpack
 from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.metrics import with_evaluations
@@ -82,6 +84,7 @@ class Logbook:
             if in_process:
                 _check_states(config, begun)
             _check_rounds(config, begun, path)
+            _check_budget(config, begun, path)
             self.directory = RunDirectory.reopen(
                 *(path, in_use(config), used, begun.number, begun.facts["position"], lock)
             )
@@ -216,6 +219,15 @@ def _check_rounds(config: RunConfig, begun: Checkpoint, path: Path) -> None:
             "that began with so many",
             *(config.algo, before, rounds),
         )
+
+
+def _check_budget(config: RunConfig, begun: Checkpoint, path: Path) -> None:
+    """Raise ValueError, in one line, if the privacy budget has no round left."""
+    guarantee, packed = config.strategy.guarantee, begun.facts.get("privacy")
+    if guarantee and packed and config.num_server_rounds > begun.number:
+        privacy = Privacy(*packed)
+        spent = _releases(path, privacy.releases)
+        check_left(guarantee, privacy._replace(releases=spent), OR_END)
 
 
 def _check_states(config: RunConfig, begun: Checkpoint) -> None:

@@ -131,6 +131,12 @@ def test_epsilon_is_the_librarys() -> None:
     assert ours.epsilon(0) == 0
 
 
+@pytest.mark.parametrize(("z", "q", "delta"), [(3**0.5, 1.0, 0.126936), (0.5, 0.2, 0.15594)])
+def test_epsilon_of_the_librarys_own_examples(z: float, q: float, delta: float) -> None:
+    """Three rounds cost epsilon 1: dp_accounting/pld/pld_privacy_accountant_test.py."""
+    assert Accountant(z, q, delta).epsilon(3) == pytest.approx(1, abs=1e-3)
+
+
 # --- a run ----------------------------------------------------------------------------------------
 
 RUN: dict[str, Any] = {
@@ -211,8 +217,10 @@ def test_a_budget_sets_the_noise_and_stays_one_when_a_run_is_prolonged(
     found = run(settings, name="four", **budget)
     assert 3.9 < found.summary["dp.epsilon"] <= 4
     more = {"num_server_rounds": 7, "resume": True, **budget}
+    files = {f: f.read_bytes() for f in found.path.rglob("*") if f.is_file()}
     with pytest.raises(ValueError, match=r"dp\.max-epsilon: .*; raise it, or end the run here"):
         run(settings, name="four", **more)
+    assert {f: f.read_bytes() for f in found.path.rglob("*") if f.is_file()} == files
     assert run(settings, name="four", dp__max_epsilon=5.0, **more).summary["rounds"] == 7
 
 
