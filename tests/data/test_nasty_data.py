@@ -12,11 +12,13 @@ from fedaccord.config import RunConfig
 from fedaccord.data import datasets
 from fedaccord.data.kind import ReadOptions
 from fedaccord.task import Task, load_task
+from tests.data.nasty import Case
 from tests.data.nasty.files import CACHES, OTHERS, PARTITIONS
 from tests.data.nasty.images import COLOUR, IMAGES, folder_of, of_image, pets
-from tests.data.nasty.npz import NPZ, npz, sound_npz
+from tests.data.nasty.npz import NPZ, file_in, sound_npz
 
-CASES = NPZ | IMAGES | PARTITIONS | CACHES | OTHERS
+KINDS = (NPZ, IMAGES, PARTITIONS, CACHES, OTHERS)
+CASES = {name: Case(*case) for kind in KINDS for name, case in kind.items()}
 SMALL = {"algo": "fedavg", "num-clients": 2, "partition": "iid", "model": "linear"}
 
 
@@ -62,14 +64,13 @@ def holds(task: Task) -> str:
 
 
 def test_the_kinds_are_many_and_each_has_its_name() -> None:
-    kinds = (NPZ, IMAGES, PARTITIONS, CACHES, OTHERS)
-    assert len(CASES) == sum(map(len, kinds)) > 180
+    assert len(CASES) == sum(map(len, KINDS)) > 180
 
 
-@pytest.mark.parametrize("name", [name for name, case in CACHES.items() if case.holds])
+@pytest.mark.parametrize("name", [name for name in CACHES if CASES[name].holds])
 def test_a_nasty_cache_is_not_used(name: str, tmp_path: Path) -> None:
     """What is loaded is what a fresh cache gives."""
-    path = CACHES[name].make(tmp_path / "data")["data-dir"]
+    path = CASES[name].make(tmp_path / "data")["data-dir"]
     found, fresh = (datasets.load("npz", path, cache_dir=d) for d in (None, tmp_path / "fresh"))
     assert found[5:] == fresh[5:]
     for a, b in zip(found[1:5], fresh[1:5], strict=True):
@@ -82,7 +83,7 @@ def test_random_damage_is_at_worst_one_line(kind: str, tmp_path: Path) -> None:
     """A few bytes of a file are others, or it is cut."""
     rng, folder = random.Random(kind), tmp_path / "data"
     sound = sound_npz() if kind == "npz" else of_image(COLOUR, kind)
-    settings = npz(folder) if kind == "npz" else folder_of(folder)
+    settings = file_in(folder) if kind == "npz" else folder_of(folder)
     path = folder / "data.npz" if kind == "npz" else pets(folder) / f"train/dog/9.{kind}"
     path.write_bytes(sound)
     source, _ = datasets._locate(settings["dataset"], settings["data-dir"], ReadOptions(), None)

@@ -1,4 +1,4 @@
-"""Data that a run may meet: what is wrong with it, and what comes of it."""
+"""Data that a run may meet: what is wrong with it, and the result."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +11,11 @@ Maker = Callable[[Path], Settings]  # writes the data into an empty folder
 class Case(NamedTuple):
     make: Maker
     says: str  # is in the one line of an error, or of a warning; empty: there is none
-    holds: str = (
-        ""  # what the data is in the end, samples + tests of shape in classes; empty: refused
-    )
+    holds: str = ""  # the loaded data, samples + tests of shape in classes; empty: refused
 
 
-def alike(says: str, holds: str, makers: dict[str, Maker]) -> dict[str, Case]:
-    return {name: Case(make, says, holds) for name, make in makers.items()}
+Cases = dict[str, tuple[Any, ...]]  # by name the values of a Case
+
+
+def alike(says: str, holds: str, makers: dict[str, Maker]) -> Cases:
+    return {name: (make, says, holds) for name, make in makers.items()}

@@ -14,26 +14,26 @@ from safetensors.torch import save_file
 
 from fedaccord.data import cache, datasets
 from fedaccord.data.kind import ARRAYS
-from tests.data.nasty import Case, Maker, Settings, alike
+from tests.data.nasty import Case, Cases, Maker, Settings, alike
 from tests.data.nasty.images import pets
-from tests.data.nasty.npz import GREY, at, of_arrays
+from tests.data.nasty.npz import GREY, SIX, at, npz
 
 # --- partition-file -------------------------------------------------------------------------------
 
 
-def partition(content: str | bytes) -> Maker:
+def parts(content: str | bytes) -> Maker:
     """Of six samples on two clients."""
 
     def make(folder: Path) -> Settings:
         file = folder / "parts.json"
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return of_arrays()(folder) | {"partition": "file", "partition-file": str(file)}
+        return npz()(folder) | {"partition": "file", "partition-file": str(file)}
 
     return make
 
 
 def partition_at(path: str) -> Maker:
-    return lambda folder: of_arrays()(folder) | {"partition": "file", "partition-file": path}
+    return lambda folder: npz()(folder) | {"partition": "file", "partition-file": path}
 
 
 def partition_pipe(folder: Path) -> Settings:
@@ -41,46 +41,41 @@ def partition_pipe(folder: Path) -> Settings:
     return partition_at(str(folder / "parts.json"))(folder)
 
 
-PARTITIONS: dict[str, Case] = {
-    "no path of a partition file": Case(partition_at(""), "got no path"),
-    "a partition file with a mark": Case(
-        partition(b"\xef\xbb\xbf[[0], [1]]"), "", "6 + 2 of (3,) in 3"
-    ),
-    "a number for a partition": Case(partition("3"), "got int"),
-    "null": Case(partition("null"), "got NoneType"),
-    "a text for a partition": Case(partition('"[[0],[1]]"'), "got str"),
-    "no clients": Case(partition("[]"), "got 0"),
-    "one client of two": Case(partition("[[0]]"), "got 1"),
-    "three clients of two": Case(partition("[[0], [1], [2]]"), "got 3"),
-    "a client of another name": Case(partition('{"0": [0], "2": [1]}'), "got '2'"),
-    "a client of no name": Case(partition('{"": [0], "1": [1]}'), "got ''"),
-    "a client twice": Case(
-        partition('{"0": [0], "1": [1], "0": [2]}'), "the client '0' is there twice"
-    ),
-    "an empty client": Case(partition("[[0], []]"), "got an empty one"),
-    "a client of null": Case(partition("[[0], null]"), "got NoneType"),
-    "a client of names": Case(partition('[[0], {"1": 1}]'), "got dict"),
-    "lists of lists of lists": Case(partition("[[0], [[1], [2]]]"), "got [1]"),
-    "a sample too much": Case(partition("[[0], [6]]"), "got 6"),
-    "a sample of -1": Case(partition("[[0], [-1]]"), "got -1"),
+PARTITIONS: Cases = {
+    "no path of a partition file": (partition_at(""), "got no path"),
+    "a partition file with a mark": (parts(b"\xef\xbb\xbf[[0], [1]]"), "", SIX),
+    "a number for a partition": (parts("3"), "got int"),
+    "null": (parts("null"), "got NoneType"),
+    "a text for a partition": (parts('"[[0],[1]]"'), "got str"),
+    "no clients": (parts("[]"), "got 0"),
+    "one client of two": (parts("[[0]]"), "got 1"),
+    "three clients of two": (parts("[[0], [1], [2]]"), "got 3"),
+    "a client of another name": (parts('{"0": [0], "2": [1]}'), "got '2'"),
+    "a client of no name": (parts('{"": [0], "1": [1]}'), "got ''"),
+    "a client twice": (parts('{"0": [0], "1": [1], "0": [2]}'), "the client '0' is there twice"),
+    "an empty client": (parts("[[0], []]"), "got an empty one"),
+    "a client of null": (parts("[[0], null]"), "got NoneType"),
+    "a client of names": (parts('[[0], {"1": 1}]'), "got dict"),
+    "lists of lists of lists": (parts("[[0], [[1], [2]]]"), "got [1]"),
+    "a sample too much": (parts("[[0], [6]]"), "got 6"),
+    "a sample of -1": (parts("[[0], [-1]]"), "got -1"),
     "a sample of 10^30": Case(
-        partition("[[0], [" + "1" + "0" * 30 + "]]"), "got 1000000000000000000000000000000"
+        parts("[[0], [" + "1" + "0" * 30 + "]]"), "got 1000000000000000000000000000000"
     ),
-    "a sample of 1.0": Case(partition("[[0], [1.0]]"), "got 1.0"),
-    "a sample of NaN": Case(partition("[[0], [NaN]]"), "got nan"),
-    "a sample of true": Case(partition("[[0], [true]]"), "got True"),
-    "a sample of a text": Case(partition('[[0], ["1"]]'), "got '1'"),
+    "a sample of 1.0": (parts("[[0], [1.0]]"), "got 1.0"),
+    "a sample of NaN": (parts("[[0], [NaN]]"), "got nan"),
+    "a sample of true": (parts("[[0], [true]]"), "got True"),
+    "a sample of a text": (parts('[[0], ["1"]]'), "got '1'"),
     "a sample of a long text": Case(
-        partition('[[0], ["' + "x" * 10**6 + '"]]'), "got 'xxxxxxxxxxxx...xxxxxxxxxxxxx'"
+        parts('[[0], ["' + "x" * 10**6 + '"]]'), "got 'xxxxxxxxxxxx...xxxxxxxxxxxxx'"
     ),
     "a sample of two clients": Case(
-        partition("[[0, 1], [1, 2]]"), "as sample 1 to clients 0 and 1", "6 + 2 of (3,) in 3"
+        parts("[[0, 1], [1, 2]]"), "as sample 1 to clients 0 and 1", SIX
     ),
-    "a sample twice in a client": Case(
-        partition("[[0, 0], [1]]"), "as sample 0 to client 0", "6 + 2 of (3,) in 3"
-    ),
-    "samples of no client": Case(partition("[[0], [5]]"), "", "6 + 2 of (3,) in 3"),
-} | alike(
+    "a sample twice in a client": (parts("[[0, 0], [1]]"), "as sample 0 to client 0", SIX),
+    "samples of no client": (parts("[[0], [5]]"), "", SIX),
+}
+PARTITIONS |= alike(
     "as JSON",
     "",
     {
@@ -89,24 +84,24 @@ PARTITIONS: dict[str, Case] = {
         "a device for a partition file": partition_at("/dev/zero"),
         "a pipe for a partition file": partition_pipe,
         "a NUL in a partition file's path": partition_at("/x\0y"),
-        "an empty partition file": partition(""),
-        "brackets 100,000 deep": partition("[" * 100_000),
-        "names 100,000 deep": partition('{"0":' * 100_000),
-        "half a partition file": partition("[[0, 1], [2"),
-        "a partition file in UTF-16": partition("[[0], [1]]".encode("utf-16")),
-        "a partition file in Latin-1": partition(b'{"\xe9": [0]}'),
-        "a sample of 10^5000": partition("[[0], [" + "1" + "0" * 5000 + "]]"),
+        "an empty partition file": parts(""),
+        "brackets 100,000 deep": parts("[" * 100_000),
+        "names 100,000 deep": parts('{"0":' * 100_000),
+        "half a partition file": parts("[[0, 1], [2"),
+        "a partition file in UTF-16": parts("[[0], [1]]".encode("utf-16")),
+        "a partition file in Latin-1": parts(b'{"\xe9": [0]}'),
+        "a sample of 10^5000": parts("[[0], [" + "1" + "0" * 5000 + "]]"),
     },
 )
 
 # --- caches ---------------------------------------------------------------------------------------
 
 
-def cache_with(change: Callable[[Path], Any]) -> Maker:
+def cached(change: Callable[[Path], Any]) -> Maker:
     """Sound data that was decoded before, and then the change of the cache file."""
 
     def make(folder: Path) -> Settings:
-        settings = of_arrays(x_train=GREY, x_test=GREY[:2])(folder)
+        settings = npz(x_train=GREY, x_test=GREY[:2])(folder)
         datasets.load("npz", settings["data-dir"])
         (file,) = cache.cache_folder().iterdir()
         change(file)
@@ -145,6 +140,12 @@ def flipped(place: int) -> Callable[[Path], Any]:
     return change
 
 
+def with_classes_4(file: Path) -> None:
+    content, fact = file.read_bytes(), b'classes\\": 3'
+    assert fact in content
+    file.write_bytes(content.replace(fact, b'classes\\": 4'))
+
+
 def parts_of_killed(file: Path) -> None:
     for name in ("a", "b"):
         part = file.with_name(f".{file.name}.{name}")
@@ -153,41 +154,43 @@ def parts_of_killed(file: Path) -> None:
     file.unlink()
 
 
-CACHES: dict[str, Case] = {
+CACHES: Cases = {
     "a folder for a cache file": Case(
-        cache_with(replaced_by(Path.mkdir)), ".safetensors is a folder: remove it"
+        cached(replaced_by(Path.mkdir)), ".safetensors is a folder: remove it"
     ),
     "a file for the cache folder": Case(
-        cache_with(without_cache), "set FEDACCORD_CACHE to a writable folder"
+        cached(without_cache), "set FEDACCORD_CACHE to a writable folder"
     ),
-} | alike(
+}
+CACHES |= alike(
     "",
     "6 + 2 of (1, 8, 8) in 3",
     {
-        "an empty cache file": cache_with(lambda file: file.write_bytes(b"")),
-        "half a cache file": cache_with(lambda file: os.truncate(file, file.stat().st_size // 2)),
-        "a cache file of zeros": cache_with(lambda file: file.write_bytes(bytes(5000))),
-        "a cache file of text": cache_with(lambda file: file.write_text("decoded")),
-        "a changed bit of a pixel": cache_with(flipped(-5)),
-        "a changed bit of the header": cache_with(flipped(40)),
-        "a cache header of 2^62": cache_with(
+        "an empty cache file": cached(lambda file: file.write_bytes(b"")),
+        "half a cache file": cached(lambda file: os.truncate(file, file.stat().st_size // 2)),
+        "a cache file of zeros": cached(lambda file: file.write_bytes(bytes(5000))),
+        "a cache file of text": cached(lambda file: file.write_text("decoded")),
+        "another number of classes": cached(with_classes_4),
+        "a changed bit of a pixel": cached(flipped(-5)),
+        "a changed bit of the header": cached(flipped(40)),
+        "a cache header of 2^62": cached(
             lambda file: file.write_bytes(struct.pack("<Q", 2**62) + bytes(100))
         ),
-        "a model for a cache file": cache_with(foreign({"weight": torch.zeros(2)})),
-        "a cache file without facts": cache_with(foreign(ours(torch.uint8))),
-        "a cache file with deep facts": cache_with(foreign(ours(torch.uint8), "[" * 100_000)),
-        "a cache file with other facts": cache_with(foreign(ours(torch.uint8), "3")),
-        "a cache file of bfloat16": cache_with(foreign(ours(torch.bfloat16), "{}")),
-        "a pipe for a cache file": cache_with(replaced_by(os.mkfifo)),
-        "a link to nothing for a cache file": cache_with(
+        "a model for a cache file": cached(foreign({"weight": torch.zeros(2)})),
+        "a cache file without facts": cached(foreign(ours(torch.uint8))),
+        "a cache file with deep facts": cached(foreign(ours(torch.uint8), "[" * 100_000)),
+        "a cache file with other facts": cached(foreign(ours(torch.uint8), "3")),
+        "a cache file of bfloat16": cached(foreign(ours(torch.bfloat16), "{}")),
+        "a pipe for a cache file": cached(replaced_by(os.mkfifo)),
+        "a link to nothing for a cache file": cached(
             replaced_by(lambda file: file.symlink_to(file.parent / "gone"))
         ),
-        "a link to itself for a cache file": cache_with(
+        "a link to itself for a cache file": cached(
             replaced_by(lambda file: file.symlink_to(file))
         ),
-        "parts of killed decodes": cache_with(parts_of_killed),
-        "data that changed since": cache_with(
-            lambda file: of_arrays(x_train=GREY + 1, x_test=GREY[:2])(file.parents[1] / "data")
+        "parts of killed decodes": cached(parts_of_killed),
+        "data that changed since": cached(
+            lambda file: npz(x_train=GREY + 1, x_test=GREY[:2])(file.parents[1] / "data")
         ),
     },
 )
@@ -235,11 +238,11 @@ def cifar_files(folder: Path) -> Settings:
     return {"dataset": "cifar10", "data-dir": str(folder)}
 
 
-OTHERS: dict[str, Case] = {
+OTHERS: Cases = {
     "no such data": Case(
         at("/no/such", "cifar100"), "/no/such has no cifar-100-python (torchvision's CIFAR100)"
     ),
-    "four pieces of clothing": Case(clothes(), "", "4 + 4 of (1, 28, 28) in 10"),
+    "four pieces of clothing": (clothes(), "", "4 + 4 of (1, 28, 28) in 10"),
     "clothes of another size": Case(
         clothes(train_images_idx3_ubyte=idx(CLOTHES[:, :9])),
         "got (4, 9, 28) uint8 and 4 labels up to 9",
@@ -252,9 +255,10 @@ OTHERS: dict[str, Case] = {
         clothes(train_labels_idx1_ubyte=idx(np.full(4, 77, np.uint8))),
         "got (4, 28, 28) uint8 and 4 labels up to 77",
     ),
-    "pets for cifar10": Case(small_cifar, "got 2 of (4, 6, 3)"),
-    "other files for cifar10": Case(cifar_files, "CIFAR10 cannot be had from"),
-} | alike(
+    "pets for cifar10": (small_cifar, "got 2 of (4, 6, 3)"),
+    "other files for cifar10": (cifar_files, "CIFAR10 cannot be had from"),
+}
+OTHERS |= alike(
     "FashionMNIST cannot be had from",
     "",
     {

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from tests.data.nasty import Case, Maker, Settings, alike
+from tests.data.nasty import Case, Cases, Maker, Settings, alike
 
 
 def folder_of(folder: Path) -> Settings:
@@ -51,7 +51,7 @@ def of_image(image: Image.Image, kind: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def with_change(change: Callable[[Path], Any], **settings: Any) -> Maker:
+def changed(change: Callable[[Path], Any], **settings: Any) -> Maker:
     def make(folder: Path) -> Settings:
         change(pets(folder))
         return folder_of(folder) | settings
@@ -113,125 +113,105 @@ def wide(root: Path) -> None:
     Image.new("RGB", (3000, 1)).save(root / "train/dog/9.png")
 
 
+PETS = "3 + 2 of (3, 4, 6) in 2"  # the sound images
 SHORT = np.array([[0, 257, 128 * 257, 65535]] * 4, dtype=np.uint16)
-IMAGES: dict[str, Case] = (
+IMAGES: Cases = {
+    "no folder": (folder_of, "found no train: point data-dir"),
+    "a file for the folder": Case(
+        lambda folder: (folder / "pets").write_text("cats") and folder_of(folder), "found no train"
+    ),
+    "no test folder": (changed(rename("test", "validation")), "found no test: point data-dir"),
+    "a file for train": Case(
+        changed(lambda root: (rename("train", "old")(root), (root / "train").touch())),
+        "found no train",
+    ),
+    "no images for testing": (changed(without("test/*/*")), "test/<class>/*, got none: add some"),
+    "no images": (changed(without("*/*/*")), "got none"),
+    "one class of images": Case(
+        changed(lambda root: (rename("train/dog", "x")(root), rename("test/dog", "y")(root))),
+        "two or more classes in",
+    ),
+    "a class of the test alone": (changed(lambda root: (root / "test/emu").mkdir()), "for: emu"),
+    "classes in capitals": (changed(rename("test/cat", "test/Cat")), "for: Cat, cat"),
+    "a class without images": (changed(both("emu")), "", "3 + 2 of (3, 4, 6) in 3"),
+    "a class with a line break": (changed(both("e\nmu")), "", "3 + 2 of (3, 4, 6) in 3"),
+    "a hidden folder": (changed(both(".ipynb_checkpoints")), "", PETS),
+    "a hidden file": (with_file("train/cat/._1.png", b"\0\5\x16\7" + bytes(100)), "", PETS),
+    "links to parents": Case(
+        changed(linked_to_parents), "12 entries of the class folders are left out", PETS
+    ),
+    "an image of another size": (with_image(Image.new("RGB", (7, 4))), "9.png): set image-size"),
+    "a line of 3000 pixels to resize": Case(
+        changed(wide, **{"image-size": 8}), "", "4 + 2 of (3, 8, 8) in 2"
+    ),
+    "an image size of 10^9": Case(
+        changed(lambda root: None, **{"image-size": 10**9}), "got 1000000000"
+    ),
+    "an image size of 2^62": Case(
+        changed(lambda root: None, **{"image-size": 2**62}), "got 4611686018427387904"
+    ),
+    "a 32-bit tiff": Case(
+        with_image(Image.fromarray(np.full((4, 6), 70_000, np.int32)), "tiff"),
+        "(32-bit pixels: convert it to 8 or 16 bits",
+    ),
+    "a float tiff": Case(
+        with_image(Image.fromarray(np.ones((4, 6), np.float32)), "tiff"),
+        "(floating-point pixels: convert it to 8 or 16 bits",
+    ),
+}
+IMAGES |= alike(
+    "1 entries of the class folders are left out",
+    PETS,
     {
-        "no folder": Case(folder_of, "found no train"),
-        "a file for the folder": Case(
-            lambda folder: (folder / "pets").write_text("cats") and folder_of(folder),
-            "found no train",
+        "a text beside": with_file("train/cat/notes.txt", b"cats"),
+        "an image of a kind that is not read": with_file("train/cat/1.heic", b"ftypheic"),
+        "images in a folder of a class": changed(nested),
+        "a folder for an image": changed(lambda root: (root / "train/dog/9.png").mkdir()),
+        "a pipe for an image": changed(lambda root: os.mkfifo(root / "train/dog/9.png")),
+        "a link to nothing": changed(
+            lambda root: (root / "train/dog/9.png").symlink_to(root / "gone.png")
         ),
-        "no test folder": Case(with_change(rename("test", "validation")), "found no test"),
-        "a file for train": Case(
-            with_change(lambda root: (rename("train", "old")(root), (root / "train").touch())),
-            "found no train",
+    },
+)
+IMAGES |= alike(
+    "cannot be read as one",
+    "",
+    {
+        "an empty image": with_file("train/dog/9.png", b""),
+        "a text for an image": with_file("train/dog/9.jpg", b"no picture"),
+        "a page for an image": with_file("train/dog/9.jpeg", b"<html>404</html>"),
+        "half a png": with_image(COLOUR, "png", lambda content: content[: len(content) // 2]),
+        "half a jpg": with_image(COLOUR, "jpg", lambda content: content[: len(content) * 3 // 4]),
+        "a quarter of a tiff": with_image(COLOUR, "tiff", lambda content: content[:60]),
+        "half a webp": with_image(COLOUR, "webp", lambda content: content[: len(content) // 2]),
+        "half a ppm": with_file("train/dog/9.ppm", b"P6 6 4 255 \1\2"),
+        "a bmp of no size": with_image(
+            COLOUR, "bmp", lambda content: content.__setitem__(slice(18, 22), bytes(4))
         ),
-        "no images for testing": Case(with_change(without("test/*/*")), "got none"),
-        "no images": Case(with_change(without("*/*/*")), "got none"),
-        "one class of images": Case(
-            with_change(
-                lambda root: (rename("train/dog", "x")(root), rename("test/dog", "y")(root))
-            ),
-            "got 1",
+        "a ppm of no size": with_file("train/dog/9.ppm", b"P6 0 0 255\n"),
+        "a ppm of -1": with_file("train/dog/9.ppm", b"P6 -1 4 255\n"),
+        "a png of 3.6 gigapixels": with_file("train/dog/9.png", png(60_000, 60_000)),
+        "a png of 100 megapixels": with_file("train/dog/9.png", png(10_000, 10_000)),
+        "a png with a text of 100 MB": with_file("train/dog/9.png", png(6, 4, ztxt(10**8))),
+        "a png with a wrong checksum": with_image(
+            COLOUR, "png", lambda content: content.__setitem__(30, content[30] ^ 1)
         ),
-        "a class of the test alone": Case(
-            with_change(lambda root: (root / "test/emu").mkdir()), "for: emu"
+        "a png of kind 5": with_file(
+            "train/dog/9.png", png(6, 4).replace(b"\x08\0\0\0\0", b"\x05\7\0\0\0")
         ),
-        "classes in capitals": Case(with_change(rename("test/cat", "test/Cat")), "for: Cat, cat"),
-        "a class without images": Case(with_change(both("emu")), "", "3 + 2 of (3, 4, 6) in 3"),
-        "a class with a line break": Case(
-            with_change(both("e\nmu")), "", "3 + 2 of (3, 4, 6) in 3"
-        ),
-        "a hidden folder": Case(
-            with_change(both(".ipynb_checkpoints")), "", "3 + 2 of (3, 4, 6) in 2"
-        ),
-        "a hidden file": Case(
-            with_file("train/cat/._1.png", b"\0\5\x16\7" + bytes(100)),
-            "",
-            "3 + 2 of (3, 4, 6) in 2",
-        ),
-        "links to parents": Case(
-            with_change(linked_to_parents),
-            "12 entries of the class folders are left out",
-            "3 + 2 of (3, 4, 6) in 2",
-        ),
-        "an image of another size": Case(
-            with_image(Image.new("RGB", (7, 4))), "images of one size"
-        ),
-        "a line of 3000 pixels to resize": Case(
-            with_change(wide, **{"image-size": 8}), "", "4 + 2 of (3, 8, 8) in 2"
-        ),
-        "an image size of 10^9": Case(
-            with_change(lambda root: None, **{"image-size": 10**9}), "got 1000000000"
-        ),
-        "an image size of 2^62": Case(
-            with_change(lambda root: None, **{"image-size": 2**62}), "got 4611686018427387904"
-        ),
-        "a 32-bit tiff": Case(
-            with_image(Image.fromarray(np.full((4, 6), 70_000, np.int32)), "tiff"),
-            "(32-bit pixels: convert it to 8 or 16 bits",
-        ),
-        "a float tiff": Case(
-            with_image(Image.fromarray(np.ones((4, 6), np.float32)), "tiff"),
-            "(floating-point pixels: convert it to 8 or 16 bits",
-        ),
-    }
-    | alike(
-        "1 entries of the class folders are left out",
-        "3 + 2 of (3, 4, 6) in 2",
-        {
-            "a text beside": with_file("train/cat/notes.txt", b"cats"),
-            "an image of a kind that is not read": with_file("train/cat/1.heic", b"ftypheic"),
-            "images in a folder of a class": with_change(nested),
-            "a folder for an image": with_change(lambda root: (root / "train/dog/9.png").mkdir()),
-            "a pipe for an image": with_change(lambda root: os.mkfifo(root / "train/dog/9.png")),
-            "a link to nothing": with_change(
-                lambda root: (root / "train/dog/9.png").symlink_to(root / "gone.png")
-            ),
-        },
-    )
-    | alike(
-        "cannot be read as one",
-        "",
-        {
-            "an empty image": with_file("train/dog/9.png", b""),
-            "a text for an image": with_file("train/dog/9.jpg", b"no picture"),
-            "a page for an image": with_file("train/dog/9.jpeg", b"<html>404</html>"),
-            "half a png": with_image(COLOUR, "png", lambda content: content[: len(content) // 2]),
-            "half a jpg": with_image(
-                COLOUR, "jpg", lambda content: content[: len(content) * 3 // 4]
-            ),
-            "a quarter of a tiff": with_image(COLOUR, "tiff", lambda content: content[:60]),
-            "half a webp": with_image(COLOUR, "webp", lambda content: content[: len(content) // 2]),
-            "half a ppm": with_file("train/dog/9.ppm", b"P6 6 4 255 \1\2"),
-            "a bmp of no size": with_image(
-                COLOUR, "bmp", lambda content: content.__setitem__(slice(18, 22), bytes(4))
-            ),
-            "a ppm of no size": with_file("train/dog/9.ppm", b"P6 0 0 255\n"),
-            "a ppm of -1": with_file("train/dog/9.ppm", b"P6 -1 4 255\n"),
-            "a png of 3.6 gigapixels": with_file("train/dog/9.png", png(60_000, 60_000)),
-            "a png of 100 megapixels": with_file("train/dog/9.png", png(10_000, 10_000)),
-            "a png with a text of 100 MB": with_file("train/dog/9.png", png(6, 4, ztxt(10**8))),
-            "a png with a wrong checksum": with_image(
-                COLOUR, "png", lambda content: content.__setitem__(30, content[30] ^ 1)
-            ),
-            "a png of kind 5": with_file(
-                "train/dog/9.png", png(6, 4).replace(b"\x08\0\0\0\0", b"\x05\7\0\0\0")
-            ),
-        },
-    )
-    | alike(
-        "",
-        "4 + 2 of (3, 4, 6) in 2",
-        {
-            "a 16-bit png": with_image(Image.fromarray(SHORT).resize((6, 4))),
-            "a black-and-white png": with_image(Image.new("1", (6, 4))),
-            "a png with a palette": with_image(COLOUR.convert("P")),
-            "a transparent png": with_image(COLOUR.convert("RGBA")),
-            "a grey transparent png": with_image(COLOUR.convert("LA")),
-            "a jpg for printing": with_image(COLOUR.convert("CMYK"), "jpg"),
-            "a gif called png": with_file("train/dog/9.png", of_image(COLOUR, "gif")),
-            "a film": with_image(COLOUR, "tiff", save_all=True, append_images=[COLOUR] * 3),
-        },
-    )
+    },
+)
+IMAGES |= alike(
+    "",
+    "4 + 2 of (3, 4, 6) in 2",
+    {
+        "a 16-bit png": with_image(Image.fromarray(SHORT).resize((6, 4))),
+        "a black-and-white png": with_image(Image.new("1", (6, 4))),
+        "a png with a palette": with_image(COLOUR.convert("P")),
+        "a transparent png": with_image(COLOUR.convert("RGBA")),
+        "a grey transparent png": with_image(COLOUR.convert("LA")),
+        "a jpg for printing": with_image(COLOUR.convert("CMYK"), "jpg"),
+        "a gif called png": with_file("train/dog/9.png", of_image(COLOUR, "gif")),
+        "a film": with_image(COLOUR, "tiff", save_all=True, append_images=[COLOUR] * 3),
+    },
 )
