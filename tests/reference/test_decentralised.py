@@ -14,6 +14,7 @@ from torch.optim.sgd import sgd
 
 from . import dfedavg, dispfl, dpsgd, gossip_feddyn, gossip_scaffold
 from .problem import LeastSquares, minibatches
+from .test_reference import PROBLEM, SAM, W0, C, D, assert_close, differ
 from .topology import (
     draw,
     exponential,
@@ -26,9 +27,7 @@ from .topology import (
     without,
 )
 
-C, D, K, T = 6, 4, 3, 6
-PROBLEM = LeastSquares(C, 10, D, seed=3)
-W0 = np.random.default_rng(7).normal(size=D)
+K, T = 3, 6
 RING = [ring(C)] * T
 MEAN = [full(C)] * T
 CHANGING = [
@@ -55,8 +54,6 @@ OPTIONS = {
     "ri current": {"ri_beta": 0.3, "ri_first_visit": "current", "failed": FAILED},
 }
 OPTIONS["all"] = {k: v for option in list(OPTIONS)[1:-1] for k, v in OPTIONS[option].items()}
-SAM = {"sam_rho": 0.3}
-
 METHODS = {
     "dpsgd lian": (dpsgd, {}),
     "dpsgd atc": (dpsgd, {"variant": "atc"}),
@@ -86,20 +83,12 @@ def named(name, *args, **kwargs):
     return go(method, *args, **{**own, **kwargs})
 
 
-def assert_close(a, b, rtol=1e-10):
-    np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * (1 + np.abs(b).max()))
-
-
 def assert_same(a, b, *names, rtol=1e-10):
     """Same models, trained and mixed, and the same states `names` of the nodes."""
     assert_close(a.weights, b.weights, rtol)
     assert_close(a.local, b.local, rtol)
     for name in ("last", *names):
         assert_close(a.clients[name], b.clients[name], rtol)
-
-
-def differ(a, b, by=1e-3):
-    return np.abs(a.weights[-1] - b.weights[-1]).max() > by
 
 
 # What all of them share -------------------------------------------------------------------------

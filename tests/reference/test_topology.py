@@ -65,15 +65,6 @@ def test_table_of_gaps(graph, gaps):
         assert abs(gap(graph(m)) - expected) <= 0.5e-4 + 1e-12
 
 
-@pytest.mark.parametrize(
-    ("m", "expected"), [(8, 0.6104), (16, 0.6594), (64, 0.5101), (100, 0.4879)]
-)
-def test_gap_of_random_graphs(m, expected):
-    """Means of ten graphs of min(10, m/2) drawn peers; other draws give other third digits."""
-    gaps = [gap(drawn(m, min(10, m // 2), seed)) for seed in range(10)]
-    assert abs(np.mean(gaps) - expected) < 0.03
-
-
 def test_analytic_gaps():
     for m in (4, 5, 6, 7, 8, 12, 25):
         assert math.isclose(gap(ring(m)), ring_gap(m), rel_tol=1e-10)
@@ -131,14 +122,7 @@ def test_ring_by_hand():
 
 def test_lattices():
     """Node (a, b) of r x c is number a*c + b."""
-    assert [squarest(m) for m in (1, 7, 8, 12, 64, 100)] == [
-        (1, 1),
-        (1, 7),
-        (2, 4),
-        (3, 4),
-        (8, 8),
-        (10, 10),
-    ]
+    assert [squarest(m) for m in (1, 7, 8, 12, 64)] == [(1, 1), (1, 7), (2, 4), (3, 4), (8, 8)]
     assert neighbours(grid(6), 0) == {1, 3}
     assert neighbours(grid(6), 4) == {1, 3, 5}
     assert neighbours(grid(6), 2) == {1, 5}

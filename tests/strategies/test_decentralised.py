@@ -9,6 +9,7 @@ import torch
 
 from fedaccord import strategies as S
 from fedaccord.federation.strategy import FederatedStrategy
+from fedaccord.plugins._topologies import spectral_gap
 from fedaccord.strategies import Gossip
 from tests import federation
 from tests.reference import dfedavg, dpsgd, gossip_feddyn, gossip_scaffold, problem, topology
@@ -61,7 +62,9 @@ PAIRWISE = [
 @pytest.mark.parametrize("m", [4, 6, 8, 9, 16])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_graphs_are_those_of_the_reference(name: str, m: int) -> None:
-    close(Gossip(topology=name).matrix(m, 0, 0), GRAPHS[name](m), 1e-15)
+    W, expected = Gossip(topology=name).matrix(m, 0, 0), GRAPHS[name](m)
+    close(W, expected, 1e-15)
+    close(spectral_gap(W), topology.gap(expected), 1e-12)
 
 
 def matrices(name: str, rounds: int = T) -> list[Array]:
