@@ -1,7 +1,7 @@
 """Plug-ins: each replaces some hooks of any method, at the client and at the server."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from typing import Any, ClassVar, NamedTuple, cast, get_type_hints
@@ -68,6 +68,10 @@ class PlugIn(Registered):
     def needs_w_init(self) -> bool:
         """Whether `init` reads w^0."""
         return False
+
+    @property
+    def moves_start(self) -> bool:
+        return type(self).start is not PlugIn.start
 
     @property
     def moves_anchor(self) -> bool:
@@ -384,17 +388,3 @@ class GradientHook:
 
     def result(self, w: Vector, g: Vector, buffers: Any, at: GradientAt) -> Any:
         return self.half.gradient_result(w, g, buffers, at, self.config)
-
-
-def combine(own: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
-    """A method's own plug-ins and a caller's, sorted by `PlugIn.place`; the caller's replaces the
-    method's of the same type.
-
-    Raises ValueError if the caller has two of one type.
-    """
-    kinds = [type(plugin) for plugin in given]
-    if twice := [kind.__name__ for kind in kinds if kinds.count(kind) > 1]:
-        raise ValueError(f"plugins: expected one of a kind, got {twice[0]} twice; leave one out")
-    instead = dict(zip(kinds, given, strict=True))
-    plugins = [instead.pop(type(plugin), plugin) for plugin in own]
-    return tuple(sorted((*plugins, *instead.values()), key=lambda plugin: plugin.place))

@@ -53,6 +53,10 @@ class LocalConfig(NamedTuple):
     embeddings: Sequence[int] = ()  # indices of parameters that are embedding tables
     secret: bool = False  # noise comes from the operating system, not from the seed
 
+    @property
+    def clients(self) -> Sequence[int]:
+        return [self.client] if isinstance(self.client, int) else self.client
+
 
 class LocalResult(NamedTuple):
     """The local steps that were taken."""

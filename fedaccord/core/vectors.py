@@ -1,6 +1,7 @@
 """Vectors, and NamedTuples of vectors: what every method computes with, keeps and exchanges."""
 
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
@@ -207,6 +208,11 @@ def stack(values: Sequence[Any]) -> Any:
 def row(value: Any, i: int) -> Any:
     """Client i of a stack."""
     return map_vectors(lambda v: v[i], value)
+
+
+def generator(key: str) -> torch.Generator:
+    """Random numbers of their own for each key, as "compress", seed, round and client."""
+    return torch.Generator().manual_seed(random.Random(key).getrandbits(63))
 
 
 def each_client(client: int | Sequence[int], draw: Callable[[int], Vector]) -> Vector:

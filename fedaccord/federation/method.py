@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from fedaccord.core.checks import combine, expect, in_use
 from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.cost import Cost, cost_of
-from fedaccord.core.optimizer import OPTIMIZERS, SGD, Optimizer, Schedule
+from fedaccord.core.optimizer import OPTIMIZERS, Optimizer, Schedule
 from fedaccord.core.options import argument, check_option, listed, options
-from fedaccord.core.plugin import ClientHalf, PlugIn, combine, has_personal
+from fedaccord.core.plugin import ClientHalf, PlugIn, has_personal
 from fedaccord.core.privacy import Guarantee, Masking, guarantee_of, has_noisy_sums
 from fedaccord.core.rule import LocalRule, Model, Stateless
 from fedaccord.core.topology import Star, Topology
@@ -87,14 +88,13 @@ class Method(Settings, ABC):
                     f"{type(self).__name__} is set, got {name!r}"
                 )
         super().__post_init__()
-        if self.weighting != "uniform" and not self.takes_weights:
-            raise ValueError(
-                f"weighting: expected uniform with {type(self).__name__}, got {self.weighting!r}: "
-                "its server step counts clients equally"
-            )
+        name = type(self).__name__
+        if not self.takes_weights:
+            why = ": its server step counts clients equally"
+            expect(self, "weighting", ["uniform"], f"with {name}", why)
         if self.all_clients and (self.fraction_train < 1 or self.sampling != "fixed"):
             raise ValueError(
-                f"{type(self).__name__}: expected all clients in every round, got fraction-train="
+                f"{name}: expected all clients in every round, got fraction-train="
                 f"{self.fraction_train:g} with sampling={self.sampling}; set fraction-train=1, or "
                 "use a method that allows partial participation, as scaffold and feddyn do"
             )
@@ -119,42 +119,24 @@ class Method(Settings, ABC):
         name, own = type(self).__name__, self.own_optimizer()
         for field in options(type(own)):
             check_option(field.name, getattr(own, field.name), field)
-        if self.assumes_sgd and not isinstance(own, SGD):
-            raise ValueError(
-                f"optimizer: expected sgd with {name}, whose formulas assume its steps, got "
-                f"{self.optimizer!r}"
-            )
-        if self.assumes_sgd and self.lr_schedule != "constant":
-            raise ValueError(
-                f"lr-schedule: expected constant with {name}, whose formulas assume one rate a "
-                f"round, got {self.lr_schedule!r}"
-            )
-        if self.device_profile != NONE and self.topology.is_decentralised:
-            raise ValueError(
-                f"device-profile: expected none with {name}, got {self.device_profile!r}: it "
-                "times visits to a server, and under gossip there is none"
-            )
-        if self.over_selection and (self.all_clients or self.sampling != "fixed"):
+        if self.assumes_sgd:
+            expect(self, "optimizer", ["sgd"], f"with {name}, whose formulas assume its steps")
+            why = "whose formulas assume one rate a round"
+            expect(self, "lr-schedule", ["constant"], f"with {name}, {why}")
+        if self.all_clients or self.sampling != "fixed":
             why = "its rounds have all clients" if self.all_clients else "cohorts vary in size"
-            raise ValueError(
-                f"over-selection: expected 0 with {name} and sampling={self.sampling}, got "
-                f"{self.over_selection:g}: {why}"
-            )
-        if self.own_state() == "average" and self.topology.is_decentralised:
-            raise ValueError(
-                f"optimizer-state: expected reset or keep with {name}, got 'average': under gossip "
-                "no server averages"
-            )
-        if self.hides_clients and self.evaluation != "server":
-            raise ValueError(
-                f"evaluation: expected server with dp, got {self.evaluation!r}: the guarantee does "
-                "not cover clients' evaluations; dp.write-client-metrics=true allows it"
-            )
-        if self.buffers == "mean" and self.topology.is_decentralised:
-            raise ValueError(
-                f"buffers: expected refuse, freeze or local with {name}, got 'mean': under gossip "
-                "no server averages"
-            )
+            beside = f"with {name} and sampling={self.sampling}"
+            expect(self, "over-selection", [0], beside, f": {why}")
+        if self.hides_clients:
+            why = ": the guarantee does not cover clients' evaluations; "
+            why += "dp.write-client-metrics=true allows it"
+            expect(self, "evaluation", ["server"], "with dp", why)
+        if self.topology.is_decentralised:
+            why = ": it times visits to a server, and under gossip there is none"
+            expect(self, "device-profile", [NONE], f"with {name}", why)
+            why = ": under gossip no server averages"
+            expect(self, "optimizer-state", ["reset", "keep"], f"with {name}", why)
+            expect(self, "buffers", ["refuse", "freeze", "local"], f"with {name}", why)
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -290,8 +272,7 @@ class Method(Settings, ABC):
 
         Raises ValueError, in one line, if one is incompatible.
         """
-        plugins = combine(self.own_plugins(), self.plugins)
-        return tuple(plugin.fit(self) for plugin in plugins if not plugin.is_off)
+        return tuple(plugin.fit(self) for plugin in in_use(self))
 
     @cached_property
     def guarantee(self) -> Guarantee | None:

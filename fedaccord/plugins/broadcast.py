@@ -21,18 +21,18 @@ that a client of A-FedPD missed, SCAFFOLD's c if uploads are one vector): mean(c
 mean(lam_i) = lam_bar hold as without rounding. w^0, which few methods read, is not rounded.
 """
 
-import random
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Generator
 
+from fedaccord.core.checks import has_gossip
 from fedaccord.core.options import argument, option
-from fedaccord.core.plugin import PlugIn, combine
+from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rule import Rounding
 from fedaccord.core.topology import ServerHalf
-from fedaccord.core.vectors import Vector, nbytes
+from fedaccord.core.vectors import Vector, generator, nbytes
 from fedaccord.plugins._compressors import BFloat16, Compressor, Grid, checked
 
 
@@ -53,8 +53,7 @@ class Broadcast(PlugIn):
     def fit(self, method: ServerHalf) -> "Broadcast":
         super().fit(method)
         wrong = f"broadcast.dtype: expected float32 with {type(method).__name__}, got {self.dtype}"
-        others = [p for p in combine(method.own_plugins(), method.plugins) if not p.is_off]
-        if any(plugin.graph(method.seed) is not None for plugin in others):
+        if has_gossip(method):
             raise ValueError(f"{wrong}: under gossip no server broadcasts")
         if method.own_state() == "average":
             raise ValueError(f"{wrong}: optimizer-state=average sends the optimisers' vectors")
@@ -72,9 +71,8 @@ class Broadcast(PlugIn):
         return name not in self.exact.split(",")
 
     def rounded(self, v: Vector, seed: int, round: int, name: str) -> Vector:
-        key = random.Random(f"broadcast {seed} {round} {name}").getrandbits(63)
-        compressor = self._compressor(v.dtype, drawn=True)
-        return compressor.unpack(compressor.pack(v, Generator().manual_seed(key)), len(v))
+        compressor, own = self._compressor(v.dtype, True), f"broadcast {seed} {round} {name}"
+        return compressor.unpack(compressor.pack(v, generator(own)), len(v))
 
     # on the wire
 

@@ -31,20 +31,20 @@ probability, and the error the same mean square, but pairs of places are not ind
 numbers are scaled by d / k unless a memory corrects the error. sign sends zero as positive.
 """
 
-import random
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
+from fedaccord.core.checks import expect, has_gossip, in_use
 from fedaccord.core.cohort import Received
 from fedaccord.core.options import argument, option
-from fedaccord.core.plugin import COMPRESS, PlugIn, combine
+from fedaccord.core.plugin import COMPRESS, PlugIn
 from fedaccord.core.privacy import has_noisy_sums
 from fedaccord.core.rule import LocalResult
 from fedaccord.core.topology import ServerHalf
-from fedaccord.core.vectors import Vector
+from fedaccord.core.vectors import Vector, generator
 from fedaccord.plugins._compressors import (
     BFloat16,
     Compressor,
@@ -113,24 +113,21 @@ class Compress(PlugIn):
         super().fit(method)
         if self.method == "qsgd" and self.bits not in (2, 4, 8):
             raise ValueError(f"compress.bits: expected 2, 4 or 8, got {self.bits}")
-        others = [p for p in combine(method.own_plugins(), method.plugins) if not p.is_off]
-        if any(plugin.graph(method.seed) is not None for plugin in others):
+        if has_gossip(method):
             raise ValueError(
                 f"compress.method: expected none with gossip, got {self.method!r}: a node would "
                 "need a memory for each neighbour"
             )
-        if method.own_state() == "average":
-            raise ValueError(
-                f"optimizer-state: expected reset or keep with compress.method={self.method}, got "
-                "'average': the optimisers' vectors are uploaded whole"
-            )
+        why = ": the optimisers' vectors are uploaded whole"
+        beside = f"with compress.method={self.method}"
+        expect(method, "optimizer-state", ["reset", "keep"], beside, why)
         kind, rule = method.rule().sends, method.rule()
-        for plugin in others:
+        for plugin in in_use(method):
             if plugin.place < self.place:
                 kind = plugin.fit(method).sends(kind)
         models = {*rule.models, *(name for name in kind._fields if name not in rule.sends._fields)}
         feedback, follows = self.error_feedback, method.tied and not rule.is_stateless
-        private = has_noisy_sums(others)
+        private = has_noisy_sums(in_use(method))
         if private and feedback == "true":
             raise ValueError(
                 "compress.error-feedback: expected auto or false with dp, got 'true': an upload "
@@ -179,9 +176,8 @@ class Compress(PlugIn):
     ) -> tuple[Any, CompressState]:
         config, sent = result.config, list[Any]()
         compressor, errors = self.compressor(result.w_K.dtype), dict[str, Vector]()
-        one = isinstance(config.client, int)
-        clients = [config.client] if isinstance(config.client, int) else config.client
-        generators = [generator(config.seed, config.round, i) for i in clients]
+        one, seed, t = isinstance(config.client, int), config.seed, config.round
+        generators = [generator(f"compress {seed} {t} {i}") for i in config.clients]
         for name, vector in up._asdict().items():
             if vector is None:
                 sent += [None] * len(compressor.parts)
@@ -230,9 +226,3 @@ class Compress(PlugIn):
                 raise ValueError(f"{name!r}: {error}") from None
             vectors.append(vector.add_(down.w) if self._is_update(name, down) else vector)
         return received._replace(up=kind(*vectors))
-
-
-def generator(seed: int, round: int, client: int) -> torch.Generator:
-    """The seed of one client's upload in one round."""
-    key = random.Random(f"compress {seed} {round} {client}").getrandbits(63)
-    return torch.Generator().manual_seed(key)

@@ -30,22 +30,28 @@ Where we differ: weights are uniform, and the denominator q C is the paper's fir
 server clips every upload again, as a client may send anything, unless it is noised already.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
+from fedaccord.core.checks import expect, has_gossip, in_use
 from fedaccord.core.cohort import Received
 from fedaccord.core.options import argument, option, options
-from fedaccord.core.plugin import CLIP, PlugIn, combine
+from fedaccord.core.plugin import CLIP, COMPRESS, PlugIn
 from fedaccord.core.privacy import Guarantee, Privacy, add_noise_, clipped, secret, seeded
 from fedaccord.core.rule import LocalConfig, LocalResult
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector
-from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.robust import Robust
+
+PER_CLIENT = {  # settings, and their values with which the server reads no means besides uploads
+    "weighting": ["uniform"],
+    "optimizer-state": ["reset", "keep"],
+    "buffers": ["refuse", "freeze", "local"],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,29 +114,23 @@ class DP(PlugIn):
                 "dp.noise-multiplier=0 for clipped uploads without noise"
             )
         name = type(method).__name__
-        others = [p for p in combine(method.own_plugins(), method.plugins) if not p.is_off]
-        if any(plugin.graph(method.seed) is not None for plugin in others):
+        if has_gossip(method):
             raise ValueError(f"dp: expected none with gossip in {name}: it has no server")
         if self.where == "client":
             self._check_local(method)
         else:
-            self._check_sums(method, others)
-        for plugin in others:
+            self._check_sums(method)
+        for plugin in in_use(method):
             if isinstance(plugin, RelaxedInit) and plugin.fit(method).sends_start:
                 raise ValueError(
                     f"dp: expected no {type(plugin).__name__} with {name}, for which clients send "
                     "their starts too"
                 )
-        for key, value, expected in (
-            ("weighting", method.weighting, "uniform"),
-            ("optimizer-state", method.own_state(), "reset or keep"),
-            ("buffers", method.buffers, "refuse, freeze or local"),
-        ):
-            if value in ("examples", "average", "mean"):
-                raise ValueError(f"{key}: expected {expected} with dp, got {value!r}")
+        for key, values in PER_CLIENT.items():
+            expect(method, key, values, "with dp")
         return replace(self, models=",".join(method.rule().models))
 
-    def _check_sums(self, method: ServerHalf, others: Sequence[PlugIn]) -> None:
+    def _check_sums(self, method: ServerHalf) -> None:
         """Raise ValueError, in one line, if noise on sums does not make the method private."""
         name = type(method).__name__
         if method.beyond_sums:
@@ -139,30 +139,21 @@ class DP(PlugIn):
                 "noise is on sums; use fedavg, scaffold or another method that reads sums alone, "
                 "or dp.where=client"
             )
-        if method.sampling != "bernoulli" or method.all_clients:
-            raise ValueError(
-                f"sampling: expected bernoulli with dp, got {method.sampling!r}: the guarantee "
-                "assumes that clients are drawn independently"
-                + (f", and {name} needs all in every round" if method.all_clients else "")
-            )
-        if any(isinstance(plugin, Robust) for plugin in others):
+        why = ": the guarantee assumes that clients are drawn independently"
+        if method.all_clients:  # which are not drawn
+            why += f", and {name} needs all in every round"
+        expect(method, "sampling", ["bernoulli"], "with dp", why)
+        if any(isinstance(plugin, Robust) for plugin in in_use(method)):
             raise ValueError("dp: expected robust.rule=none: noise is on sums, not on other means")
-        compressor = next((p.method for p in others if isinstance(p, Compress)), None)
+        compressor = next((p.method for p in in_use(method) if p.place == COMPRESS), None)
         if self.adaptive_clip and compressor:
             raise ValueError(
                 f"dp.adaptive-clip: expected false with compress.method={compressor}, got true: "
                 "the clip follows the norms that the server reads, and compression changes them"
             )
-        if method.max_client_norm:
-            raise ValueError(
-                f"max-client-norm: expected 0 with dp, got {method.max_client_norm:g}: dp.clip "
-                "bounds every upload already"
-            )
-        if method.min_replies != 1:
-            raise ValueError(
-                f"min-replies: expected 1 with dp, got {method.min_replies}: an empty cohort is a "
-                "round too"
-            )
+        why = ": dp.clip bounds every upload already"
+        expect(method, "max-client-norm", [0], "with dp", why)
+        expect(method, "min-replies", [1], "with dp", ": an empty cohort is a round too")
 
     def _check_local(self, method: ServerHalf) -> None:
         """Raise ValueError, in one line, if a client would send more than its noised upload."""
@@ -210,7 +201,7 @@ class DP(PlugIn):
         if not all(bool(torch.isfinite(v).all()) for v in vectors):
             raise ValueError("dp: the upload holds NaN or Inf; lower lr or clip-norm")
         one = isinstance(config.client, int)
-        for j, i in enumerate([config.client] if isinstance(config.client, int) else config.client):
+        for j, i in enumerate(config.clients):
             normal = secret if config.secret else seeded(config.seed, config.round, i)
             for v in vectors:
                 add_noise_(v if one else v[j], self.noise_multiplier * self.clip, normal)

@@ -32,6 +32,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from fedaccord.core.checks import expect
 from fedaccord.core.cohort import Cohort, Reply, rows
 from fedaccord.core.options import listed, option
 from fedaccord.core.plugin import PlugIn
@@ -85,11 +86,8 @@ class Gossip(PlugIn):
             raise ValueError(
                 f"{name} does not support Gossip: its server step is not declared linear"
             )
-        if method.weighting != "uniform":
-            raise ValueError(
-                f"weighting: expected uniform with gossip, got {method.weighting!r}: the mixing "
-                "matrix weighs the nodes"
-            )
+        why = ": the mixing matrix weighs the nodes"
+        expect(method, "weighting", ["uniform"], "with gossip", why)
         return self
 
     def graph(self, seed: int) -> "GossipTopology":

@@ -30,12 +30,12 @@ from typing import Any
 
 import torch
 
+from fedaccord.core.checks import expect, has_gossip, in_use
 from fedaccord.core.cohort import Cohort
 from fedaccord.core.options import option
-from fedaccord.core.plugin import PlugIn, combine
+from fedaccord.core.plugin import COMPRESS, PlugIn
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector, fetch
-from fedaccord.plugins.compress import Compress
 
 CHUNK = 1 << 20  # elements per sort
 
@@ -63,9 +63,8 @@ class Robust(PlugIn):
 
     def fit(self, method: ServerHalf) -> "Robust":
         super().fit(method)
-        name = type(method).__name__
-        others = [p for p in combine(method.own_plugins(), method.plugins) if not p.is_off]
-        if any(plugin.graph(method.seed) is not None for plugin in others):
+        name, beside = type(method).__name__, f"with robust.rule={self.rule}"
+        if has_gossip(method):
             raise ValueError(
                 f"robust.rule: expected none with gossip, got {self.rule!r}: nodes mix with their "
                 "neighbours, and no server takes a mean"
@@ -76,22 +75,15 @@ class Robust(PlugIn):
                 "more than the mean of local models; use fedavg or one of its family, or bound "
                 "the uploads by max-client-norm"
             )
-        if method.own_state() == "average":
-            raise ValueError(
-                f"optimizer-state: expected reset or keep with robust.rule={self.rule}, got "
-                "'average': a plain mean of the optimisers' vectors"
-            )
-        compressor = next((p.method for p in others if isinstance(p, Compress)), None)
+        why = ": a plain mean of the optimisers' vectors"
+        expect(method, "optimizer-state", ["reset", "keep"], beside, why)
+        compressor = next((p.method for p in in_use(method) if p.place == COMPRESS), None)
         if self.rule == "median" and compressor in ("topk", "randk"):
             raise ValueError(
                 f"robust.rule: expected trimmed-mean or krum with compress.method={compressor}, "
                 "got 'median': most clients send nothing of a coordinate, so that it hardly moves"
             )
-        if method.weighting != "uniform":
-            raise ValueError(
-                f"weighting: expected uniform with robust.rule={self.rule}, got "
-                f"{method.weighting!r}: it counts clients equally"
-            )
+        expect(method, "weighting", ["uniform"], beside, ": it counts clients equally")
         return self
 
     def mean(self, ups: Any, cohort: Cohort) -> Any:

@@ -23,22 +23,22 @@ weights are uniform.
 
 import logging
 import math
-import random
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
 import torch
 
+from fedaccord.core.checks import expect, has_gossip, in_use
 from fedaccord.core.cohort import Received
 from fedaccord.core.options import argument, option
-from fedaccord.core.plugin import MASK, PlugIn, combine
+from fedaccord.core.plugin import MASK, PlugIn
 from fedaccord.core.privacy import Masking, Privacy, clipped
 from fedaccord.core.rule import LocalResult
 from fedaccord.core.topology import ServerHalf
-from fedaccord.core.vectors import Vector
+from fedaccord.core.vectors import Vector, generator, leaves
 from fedaccord.plugins.compress import Compress
-from fedaccord.plugins.dp import DP
+from fedaccord.plugins.dp import DP, PER_CLIENT
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.robust import Robust
 
@@ -93,8 +93,7 @@ class SecureSum(PlugIn):
     def fit(self, method: ServerHalf) -> "SecureSum":
         super().fit(method)
         name, off = type(method).__name__, "secure-sum.method: expected off with"
-        others = [p for p in combine(method.own_plugins(), method.plugins) if not p.is_off]
-        if any(plugin.graph(method.seed) is not None for plugin in others):
+        if has_gossip(method):
             raise ValueError(f"{off} gossip in {name}: no server takes a sum")
         if method.beyond_sums:
             raise ValueError(
@@ -105,7 +104,7 @@ class SecureSum(PlugIn):
             Robust: "robust.rule, which compares single uploads",
             Compress: "compress.method: masked numbers are not compressible",
         }
-        for plugin in others:
+        for plugin in in_use(method):
             if why := reasons.get(type(plugin)):
                 raise ValueError(f"{off} {why}")
             if isinstance(plugin, DP) and plugin.where == "client":
@@ -114,24 +113,14 @@ class SecureSum(PlugIn):
                 raise ValueError(f"{off} dp.adaptive-clip, which counts single uploads")
             if isinstance(plugin, RelaxedInit) and plugin.fit(method).sends_start:
                 raise ValueError(f"{off} {name}, for which clients send their starts too")
-        for key, value, refused, expected in (
-            ("weighting", method.weighting, "examples", "uniform"),
-            ("optimizer-state", method.own_state(), "average", "reset or keep"),
-            ("buffers", method.buffers, "mean", "refuse, freeze or local"),
-            ("schedule", method.schedule, "buffered", "synchronous"),
-        ):
-            if value == refused:
-                raise ValueError(f"{key}: expected {expected} with secure-sum, got {value!r}")
-        if method.device_profile != "none":
-            raise ValueError(
-                "device-profile: expected none with secure-sum, whose stages are not simulated, "
-                f"got {method.device_profile!r}"
-            )
-        if method.max_client_norm:
-            raise ValueError(
-                "max-client-norm: expected 0 with secure-sum, whose server sees no client's "
-                f"upload, got {method.max_client_norm:g}; max-update-norm bounds the round's step"
-            )
+        beside = "with secure-sum"
+        for key, values in (PER_CLIENT | {"schedule": ["synchronous"]}).items():
+            expect(method, key, values, beside)
+        why = "whose stages are not simulated"
+        expect(method, "device-profile", ["none"], f"{beside}, {why}")
+        beside += ", whose server sees no client's upload"
+        why = "; max-update-norm bounds the round's step"
+        expect(method, "max-client-norm", [0], beside, why)
         return replace(self, models=",".join(method.rule().models))
 
     def masking(self) -> Masking:
@@ -153,13 +142,12 @@ class SecureSum(PlugIn):
 
     def encode(self, up: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
         config, models = result.config, self.models.split(",")
-        one = isinstance(config.client, int)
-        clients = [config.client] if isinstance(config.client, int) else config.client
-        generators = [generator(config.seed, config.round, i) for i in clients]
-        updates = {n: v - down.w if n in models else v for n, v in _vectors(up).items()}
+        one, seed, t = isinstance(config.client, int), config.seed, config.round
+        generators = [generator(f"secure sum {seed} {t} {i}") for i in config.clients]
+        updates = {n: v - down.w if n in models else v for n, v in leaves(up)}
         if self.clip:
             bound = self.bound(sum(u.shape[-1] for u in updates.values()))
-            updates = _vectors(clipped(up._replace(**updates), down.w, (), bound))
+            updates = dict(leaves(clipped(up._replace(**updates), down.w, (), bound)))
         sent: dict[str, Any] = {}
         for name, u in updates.items():
             rows = [u] if one else [*u]
@@ -204,21 +192,10 @@ class SecureSum(PlugIn):
             return u.add_(down.w) if name in self.models.split(",") else u
 
         up = received.up
-        vectors = {name: read(name, q) for name, q in _vectors(up).items()}
+        vectors = {name: read(name, q) for name, q in leaves(up)}
         return received._replace(up=up._replace(**vectors))
-
-
-def _vectors(up: Any) -> dict[str, Vector]:
-    """The fields of an upload that are not None."""
-    return {name: v for name, v in up._asdict().items() if v is not None}
 
 
 def _wide(v: torch.Tensor) -> torch.Tensor:
     """float64, on the host if the device has none."""
     return (v.cpu() if v.device.type == "mps" else v).double()
-
-
-def generator(seed: int, round: int, client: int) -> torch.Generator:
-    """The seed of the rounding of one client's upload in one round."""
-    key = random.Random(f"secure sum {seed} {round} {client}").getrandbits(63)
-    return torch.Generator().manual_seed(key)

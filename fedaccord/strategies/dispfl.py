@@ -22,7 +22,6 @@ regrows at random; regrow=gradient is the paper's.
 """  # noqa: E501 - the paper's title
 
 import math
-import random
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -43,7 +42,7 @@ from fedaccord.core import (
     each_client,
     option,
 )
-from fedaccord.core.vectors import to_device
+from fedaccord.core.vectors import generator, to_device
 from fedaccord.plugins.gossip import Gossip, Network
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.sam import SAM
@@ -84,11 +83,11 @@ def layer_sizes(shapes: Shapes, density: float) -> list[int]:
 
 def first_mask(shapes: Shapes, density: float, seed: int, client: int) -> Vector:
     """A random mask (d,) of the client's own."""
-    generator = _generator("mask", seed, client)
+    own = generator(f"mask {seed} {client}")
     mask = torch.zeros(sum(map(math.prod, shapes)))
     layers = torch.split(mask, [math.prod(shape) for shape in shapes])
     for layer, ones in zip(layers, layer_sizes(shapes, density), strict=True):
-        layer[torch.randperm(len(layer), generator=generator)[:ones]] = 1
+        layer[torch.randperm(len(layer), generator=own)[:ones]] = 1
     return mask
 
 
@@ -116,11 +115,6 @@ def lowest(x: Vector, n: int) -> Tensor:
     below, ties = x < bound, x == bound
     left = n - below.sum(-1, keepdim=True)
     return below | (ties & (ties.cumsum(-1) <= left))
-
-
-def _generator(*key: Any) -> torch.Generator:
-    seed = random.Random(" ".join(map(str, key))).getrandbits(63)
-    return torch.Generator().manual_seed(seed)
 
 
 # --- the client half ------------------------------------------------------------------------------
@@ -171,8 +165,8 @@ class DisPFLClient(LocalRule):
             return g.abs()
 
         def draw(client: int) -> Vector:
-            generator = _generator("regrow", config.seed, config.round, client)
-            return torch.rand(w.shape[-1], generator=generator)
+            own = generator(f"regrow {config.seed} {config.round} {client}")
+            return torch.rand(w.shape[-1], generator=own)
 
         return to_device(each_client(config.client, draw).to(w.dtype), w.device)
 

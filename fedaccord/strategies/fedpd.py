@@ -36,7 +36,6 @@ from fedaccord.core import (
 )
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.gossip import Gossip
-from fedaccord.plugins.relaxed_init import RelaxedInit
 
 
 class Down(NamedTuple):
@@ -124,9 +123,7 @@ class FedPD(FederatedStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.local_init == "own" and any(
-            isinstance(p, RelaxedInit) for p in self.active_plugins
-        ):
+        if self.local_init == "own" and any(p.moves_start for p in self.active_plugins):
             raise ValueError(
                 "fedpd: local-init=own starts from the client's own model, so relaxed "
                 "initialisation has no start to move; set local-init=server"

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from fedaccord.core import Client, Cohort, LocalConfig, LocalResult, LocalRule, Model, Vector
+from fedaccord.core.checks import expect
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.dp import DP
@@ -77,11 +78,8 @@ class Local(FederatedStrategy):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.optimizer_state == "average":
-            raise ValueError(
-                "optimizer-state: expected reset or keep with local, got 'average': its clients "
-                "do not exchange models"
-            )
+        why = ": its clients do not exchange models"
+        expect(self, "optimizer-state", ["reset", "keep"], "with local", why)
 
     def rule(self) -> LocalClient:
         return LocalClient()

@@ -35,15 +35,14 @@ from fedaccord.core import (
     LocalResult,
     LocalRule,
     Model,
-    PlugIn,
     Vector,
     option,
 )
+from fedaccord.core.checks import has_gossip, in_use
 from fedaccord.core.optimizer import SGD
-from fedaccord.core.plugin import combine
+from fedaccord.core.plugin import COMPRESS
 from fedaccord.core.privacy import has_noisy_sums
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.plugins.compress import Compress
 
 
 class Down(NamedTuple):
@@ -130,26 +129,21 @@ class Scaffold(FederatedStrategy):
     def _sends_one(self) -> bool:
         if self.upload != "auto":
             return self.upload == "one"
-        return any(isinstance(p, Compress) for p in self._plugins()) and not self._why_both()
-
-    def _plugins(self) -> list[PlugIn]:
-        """The plug-ins in use, before `fit`."""
-        return [p for p in combine(self.own_plugins(), self.plugins) if not p.is_off]
+        return any(p.place == COMPRESS for p in in_use(self)) and not self._why_both()
 
     def _why_both(self) -> str:
         """Why c_i+ - c_i does not follow from w_{i,K}; empty: it does."""
-        plugins = self._plugins()
         if not self.local_steps:
             return "with local-epochs clients may take unequal numbers of steps"
         if not isinstance(self.own_optimizer(), SGD):
             return f"the steps of {self.optimizer_name} are no displacement"
-        if any(type(p).start is not PlugIn.start for p in plugins):
+        if any(p.moves_start for p in in_use(self)):
             return "relaxed initialisation moves the start"
-        if any(p.graph(self.seed) is not None for p in plugins):
+        if has_gossip(self):
             return "under gossip no server averages"
         if self.is_buffered:
             return "buffered replies began from different models"
-        if has_noisy_sums(plugins):
+        if has_noisy_sums(in_use(self)):
             return "with dp the server does not know how many replies a sum has"
         return ""
 

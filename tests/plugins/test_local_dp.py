@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fedaccord import engine
 from fedaccord.core.cohort import Received
 from fedaccord.core.privacy import Guarantee, Privacy
+from fedaccord.core.rule import LocalConfig
 from fedaccord.federation.budget import Budget
 from fedaccord.federation.evaluation import evaluate_at_server
 from fedaccord.federation.run import Run
@@ -46,7 +47,7 @@ TAKEN = [
 
 def at(t: int = 0, client: Any = 0, seed: int = 0, secret: bool = False) -> Any:
     """The part of a local result that a plug-in reads."""
-    config = SimpleNamespace(seed=seed, round=t, client=client, secret=secret)
+    config = LocalConfig(t, t + 1, 0.1, 0.0, 0.0, client, seed, (), secret=secret)
     return SimpleNamespace(config=config)
 
 

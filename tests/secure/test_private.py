@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fedaccord import simulate
 from fedaccord.core.cohort import Received
 from fedaccord.core.privacy import seeded
+from fedaccord.core.rule import LocalConfig
 from fedaccord.federation import budget
 from fedaccord.plugins.dp import DP
 from fedaccord.plugins.secure_sum import SecureSum
@@ -51,7 +52,7 @@ def test_a_rounded_upload_has_at_most_the_norm_s(d: int, bits: int, size: float,
     w, *fields = torch.randn(3, d, generator=numbers, dtype=torch.float64)
     up, down = kind(*(10**size * v for v in fields)), SimpleNamespace(w=w)
     plugin = SecureSum(bits=bits, range=1.0, models="w", clip=1.0)
-    result: Any = SimpleNamespace(config=SimpleNamespace(seed=seed, round=0, client=0))
+    result: Any = SimpleNamespace(config=LocalConfig(0, 1, 0.1, 0.0, 0.0, 0, seed, ()))
     error = plugin.step * (2 * d) ** 0.5
     if error >= 1:
         with pytest.raises(ValueError, match=r"raise secure-sum\.bits, or lower"):

@@ -1,0 +1,44 @@
+"""The plug-ins of a method, and what they and the method ask of its settings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedaccord.core.topology import ServerHalf
+
+
+def combine(own: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
+    """A method's own plug-ins and a caller's, sorted by `PlugIn.place`; the caller's replaces the
+    method's of the same type.
+
+    Raises ValueError if the caller has two of one type.
+    """
+    kinds = [type(plugin) for plugin in given]
+    if twice := [kind.__name__ for kind in kinds if kinds.count(kind) > 1]:
+        raise ValueError(f"plugins: expected one of a kind, got {twice[0]} twice; leave one out")
+    instead = dict(zip(kinds, given, strict=True))
+    plugins = [instead.pop(type(plugin), plugin) for plugin in own]
+    return tuple(sorted((*plugins, *instead.values()), key=lambda plugin: plugin.place))
+
+
+def in_use(method: ServerHalf) -> list[Any]:
+    """The plug-ins of a method that are not off, before `fit`."""
+    return [p for p in combine(method.own_plugins(), method.plugins) if not p.is_off]
+
+
+def has_gossip(method: ServerHalf) -> bool:
+    """Whether nodes average with their neighbours, without a server."""
+    return any(plugin.graph(method.seed) is not None for plugin in in_use(method))
+
+
+def expect(method: ServerHalf, key: str, values: Sequence[Any], beside: str, why: str = "") -> None:
+    """Raise ValueError, in one line, unless the setting ``key`` of the method is one of ``values``.
+
+    beside, why: the other part of the conflict, and the end of the line.
+    """
+    own = key == "optimizer-state"  # which a method may set
+    value = method.own_state() if own else getattr(method, key.replace("-", "_"))
+    if value not in values:
+        *first, last = map(str, values)
+        words = f"{', '.join(first)} or {last}" if first else last
+        got = f"{value:g}" if isinstance(value, float) else repr(value)
+        raise ValueError(f"{key}: expected {words} {beside}, got {got}{why}")
