@@ -1,7 +1,6 @@
 """The in-process Grid: it names the sender and gives the name back, keeps Contexts, never fails."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +11,13 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
-from fedaccord import simulate, train_locally
+from fedaccord import train_locally
 from fedaccord.engine import quiet
-from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.run import Run
 from fedaccord.storage import store
 from fedaccord.strategies import FedAvg, FedDyn
-from fedaccord.wire.handshake import answer_handshake, handshake, read_handshake
+from fedaccord.wire.handshake import answer_handshake, handshake
 from fedaccord.wire.instruction import is_handshake, read_instruction
 from fedaccord.wire.records import pack
 from fedaccord.wire.tensor_array import to_tensor
@@ -41,67 +39,23 @@ def named() -> tuple[Any, ...]:
     return TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id
 
 
-@contextmanager
-def somebody(run: Any, node: Any, task: Any) -> Iterator[None]:
-    """A process whose messages have a sender, or none, before a grid begins."""
-    before = named()
-    TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = run, node, task
-    try:
-        yield
-    finally:
-        TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
-
-
 def a_grid() -> InProcessGrid:
     return InProcessGrid(ClientApp(), 1)
 
 
 @pytest.mark.parametrize("before", [(None, None, None), (7, 8, 9)])
-def test_whoever_was_named_before_a_block_is_named_again_after_it(before: Any) -> None:
-    with somebody(*before):
-        with a_grid():
-            assert named() == (1, 1, 1)
-            assert Message(handshake(), 5, MessageType.TRAIN).metadata.src_node_id == 1
-        assert named() == before
-
-
-def test_also_after_an_exception() -> None:
-    with somebody(7, 8, 9):
-        with pytest.raises(KeyboardInterrupt), a_grid():
-            raise KeyboardInterrupt
-        assert named() == (7, 8, 9)
-        with pytest.raises(ValueError, match="rounds"):
-            simulate("fedavg", rounds=0)
-        samples = [(torch.ones(2, len(W0)), torch.ones(2, 1))]
-        broken: Any = {"clients": samples, "model": linear(W0), "lr": 1e200, "loss": half_square}
-        with pytest.raises(FederationError):
-            simulate("fedavg", rounds=1, max_failed_rounds=1, **broken)
-        assert named() == (7, 8, 9)
-
-
-def test_also_nested() -> None:
-    with somebody(7, 8, 9):
-        one = a_grid()
-        with one:
-            with a_grid():
-                TaskIdentity.task_id = 4
-            assert named() == (1, 1, 1)
-            TaskIdentity.task_id = 5
-            with one:  # a block in itself
-                assert named() == (1, 1, 1)
-            assert named() == (1, 1, 5)
-            simulate("fedavg", clients=LEAST_SQUARES.clients(), **TINY)
-            assert named() == (1, 1, 5)
-        assert named() == (7, 8, 9)
-
-
-TINY: dict[str, Any] = {
-    "model": linear(W0),
-    "loss": half_square,
-    "dtype": torch.float64,
-    "rounds": 1,
-    "local_steps": 1,
-}
+def test_whoever_was_named_before_a_block_is_named_again_after_it(
+    before: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in zip(("_run_id", "_node_id", "_task_id"), before, strict=True):
+        monkeypatch.setattr(TaskIdentity, name, value)
+    with suppress(KeyboardInterrupt), a_grid():
+        assert Message(handshake(), 5, MessageType.TRAIN).metadata.src_node_id == 1
+        with a_grid():  # a block in a block
+            TaskIdentity.task_id = 4
+        assert named() == (1, 1, 1)
+        raise KeyboardInterrupt
+    assert named() == before
 
 
 # --- Contexts and replies -------------------------------------------------------------------------
@@ -153,22 +107,6 @@ def test_a_client_that_fails_keeps_the_context_it_had() -> None:
     assert after == [(0, 0), (0, 0), (2, 2)]
 
 
-def test_contexts_last_as_long_as_the_grid() -> None:
-    grid = InProcessGrid(counting_app(-1, -1), C, run_config={"lr": 0.5})
-    contexts = dict(grid.contexts)
-    method, cohorts = FedDyn(precision="float64", lr=0.05), [[0, 1], [1, 2]]
-    with grid, quiet():
-        Run(method, MessageFleet(grid), INITIAL, 2, cohorts=cohorts).play()
-    assert all(grid.contexts[node] is context for node, context in contexts.items())
-    rounds = [c.state.config_records.get(store.STATE_INFO) for c in contexts.values()]
-    saved = [r and [t for t in r["rounds"] if t >= 0] for r in rounds]  # type: ignore[union-attr]
-    assert saved == [[0], [1, 0], [1], None, None, None]
-    for i, context in enumerate(contexts.values()):
-        assert context.node_config == {"partition-id": i, "num-partitions": C}
-        assert context.run_config == {"lr": 0.5}
-        assert context.node_id != i
-
-
 def test_a_failure_is_an_error_reply_with_its_reason() -> None:
     app = ClientApp()
 
@@ -184,20 +122,6 @@ def test_a_failure_is_an_error_reply_with_its_reason() -> None:
     sent = [m.metadata.message_id for m in messages]
     assert [r.metadata.reply_to_message_id for r in replies] == sent
     assert [r.metadata.src_node_id for r in replies] == list(grid.get_node_ids())
-
-
-def test_a_reply_is_handed_out_once() -> None:
-    with InProcessGrid(counting_app(-1, -1), 3) as grid:
-        messages = [
-            grid.create_message(handshake(), MessageType.TRAIN, node, "1")
-            for node in grid.get_node_ids()
-        ]
-        ids = list(grid.push_messages(messages))
-    assert len(set(ids)) == 3
-    first = list(grid.pull_messages(ids[:2]))
-    assert [read_handshake(r)[:2] for r in first] == [(0, 3), (1, 3)]
-    assert len(list(grid.pull_messages([*ids, "unknown"]))) == 1
-    assert list(grid.pull_messages(ids)) == []
 
 
 def test_vectors_pass_by_reference() -> None:

@@ -10,15 +10,8 @@
         4. lam_bar^{t+1} = A_C[lam_i^{t+1}]
         5. theta^{t+1} = theta_bar^{t+1} + lam_bar^{t+1} / rho
 
-`run_centred` is the same method in a client's own state, delta_i = lam_i - lam_bar:
-
-        1. for i in P^t:  start 2 w_bar^t - w_bar^{t-1}, K steps of
-               theta <- theta - lr_t (g_i(theta) + delta_i^t + rho (theta - w_bar^t) + wd theta)
-        2. w_bar^{t+1} = A_P[theta_i]
-        3. active i:    delta_i^{t+1} = delta_i^t + rho (theta_i - w_bar^{t+1}); inactive: unchanged
-
-with w_bar^{-1} = w_bar^0 = theta^0. `weights` are theta^t, `averages` are w_bar^t (the model
-that the paper's theorem is about). Decisions: rho is constant, though the listing prints rho_t;
+`weights` are theta^t, `averages` are theta_bar^t (the model that the paper's theorem is about).
+Decisions: rho is constant, though the listing prints rho_t;
 a relaxed start moves theta_{i,0} only, the centre stays theta^t. With `examples` A_P and A_C are
 weighted by n_i, which is the same algebra: lam_bar moves by rho (theta_bar - theta^t). With sam_rho
 it is A-FedPDSAM.
@@ -45,19 +38,3 @@ def run(f: Federation, rho: float = 0.1) -> History:
         theta = theta_bar + lam_bar / rho
         f.record(theta, theta_bar, lam_bar=lam_bar)
     return f.history(lam=lam)
-
-
-@reference
-def run_centred(f: Federation, rho: float = 0.1) -> History:
-    w_bar, w_bar_previous, delta = f.w0, f.w0, f.zeros()
-    for t, active, _ in f.rounds(lam_bar=delta[0].copy()):
-        theta_i = {}
-        for i in active:
-            th = f.start(i, 2 * w_bar - w_bar_previous)
-            theta_i[i] = f.train(t, i, th, lambda th, g: g + delta[i] + rho * (th - w_bar))
-        w_bar, w_bar_previous = f.mean(theta_i), w_bar
-        for i in active:
-            delta[i] = delta[i] + rho * (theta_i[i] - w_bar)
-        lam_bar = rho * (w_bar - w_bar_previous)
-        f.record(2 * w_bar - w_bar_previous, w_bar, lam_bar=lam_bar)
-    return f.history(delta=delta, lam=delta + lam_bar)

@@ -9,39 +9,30 @@
             thetahat_i <- theta_i + lam_i / rho
         "tracking":  theta^{t+1} = theta^t + (1/C) sum_P (thetahat_i^new - thetahat_i^old)
         "active":    theta^{t+1} = A_P[theta_i + lam_i^new / rho]
-        "gong":      theta^{t+1} = theta^t
-                         + eta_s A_P[(theta_i^new - theta_i^old) + (lam_i^new - lam_i^old) / rho]
-        "released":  theta^{t+1} = theta^t + eta_s A_P[2 (theta_i^new - theta^t)]
 
-Decisions: "tracking" (Wang et al.) is the reference; "active" is the poster's row of comparison;
-"released" is the code of Gong et al., which reloads theta^t before it measures. No regulariser,
-so the server's prox is the identity. Inactive theta_i, lam_i, thetahat_i stay. theta_i^old is
-the client's last final model, not its relaxed start. With ri_center="start" theta_{i,0} stands for
-theta^t in the proximal term and in the step of lam_i, as FedInit's authors' simulator does in its
-dual methods; the server rules stay as written.
+Decisions: "tracking" (Wang et al.) is the reference; "active" is the poster's row of comparison.
+No regulariser, so the server's prox is the identity. Inactive lam_i, thetahat_i stay. With
+ri_center="start" theta_{i,0} stands for theta^t in the proximal term and in the step of lam_i, as
+FedInit's authors' simulator does in its dual methods; the server rules stay as written.
 """
 
 from .problem import Federation, History, reference
 
 
 @reference
-def run(f: Federation, rho: float = 0.1, variant: str = "tracking", eta_s: float = 1.0) -> History:
+def run(f: Federation, rho: float = 0.1, variant: str = "tracking") -> History:
     theta, theta_i, theta_hat, lam = f.w0, f.copies(f.w0), f.copies(f.w0), f.zeros()
     for t, active, _ in f.rounds(lam_bar=lam[0].copy()):
-        P = list(active)
-        theta_old, lam_old, theta_hat_old = theta_i.copy(), lam.copy(), theta_hat.copy()
+        P, theta_hat_old = list(active), theta_hat.copy()
         for i in P:
             th = f.start(i, theta)
             center = f.center(theta, th)
             theta_i[i] = f.train(t, i, th, lambda th, g: g + lam[i] + rho * (th - center))
             lam[i] = lam[i] + rho * (theta_i[i] - center)
             theta_hat[i] = theta_i[i] + lam[i] / rho
-        Delta = (theta_i - theta_old) + (lam - lam_old) / rho
         theta = {
             "tracking": theta + (theta_hat - theta_hat_old)[P].sum(axis=0) / f.C,
-            "active": (theta_i + lam / rho)[P].mean(axis=0),
-            "gong": theta + eta_s * Delta[P].mean(axis=0),
-            "released": theta + eta_s * (2 * (theta_i - theta))[P].mean(axis=0),
+            "active": theta_hat[P].mean(axis=0),
         }[variant]
         f.record(theta, theta_i[P].mean(axis=0), lam_bar=lam.mean(axis=0))
     return f.history(lam=lam, theta_hat=theta_hat)

@@ -47,9 +47,6 @@ OPTIONS = {
 OPTIONS["all"] = {k: v for option in list(OPTIONS)[1:-1] for k, v in OPTIONS[option].items()}
 SAM = {"sam_rho": 0.3}
 
-options = pytest.mark.parametrize("option", list(OPTIONS))
-schedules = pytest.mark.parametrize("schedule", [PARTIAL, FULL], ids=["partial", "full"])
-
 
 def go(method, schedule=PARTIAL, option="plain", *, problem=PROBLEM, w0=W0, **kwargs):
     run = method if callable(method) else method.run
@@ -258,25 +255,6 @@ def test_feddeper_two_steps_by_hand():
 # The primal-dual family -------------------------------------------------------------------------
 
 
-@options
-@pytest.mark.parametrize("sam", [{}, SAM], ids=["", "sam"])
-def test_afedpd_algebra(option, sam):
-    """(a)-(d): literal = centred; theta^t and lam_bar from averages; sum of delta_i is zero."""
-    rho = 0.5
-    literal = go(afedpd, PARTIAL, option, rho=rho, **sam)
-    centred = go(afedpd.run_centred, PARTIAL, option, rho=rho, **sam)
-    assert_same(literal, centred, "lam")
-    w_bar, theta, lam_bar = literal.averages, literal.weights, literal.traces["lam_bar"]
-    assert_close(lam_bar[1:], lam_bar[:-1] + rho * (w_bar[1:] - theta[:-1]))
-    assert_close(lam_bar[1:], rho * (w_bar[1:] - w_bar[:-1]))
-    assert_close(theta[1:], 2 * w_bar[1:] - w_bar[:-1])
-    assert_close(centred.traces["lam_bar"], lam_bar)
-    assert np.abs(centred.clients["delta"].sum(axis=0)).max() < 1e-10
-    assert_close(centred.clients["delta"], literal.clients["lam"] - lam_bar[-1])
-    # The virtual step is what is asserted: without it the duals are FedDyn's, and differ.
-    assert differ(literal, go(feddyn, PARTIAL, option, alpha=rho, **sam))
-
-
 @pytest.mark.parametrize("center", ["server", "start"])
 def test_exact_local_solves(center):
     """w_i = argmin f_i + (rho/2)||w - centre||^2, with + <lam_i, w> for the dual methods, whose
@@ -308,35 +286,6 @@ def test_fedspeed_paper_ascent():
     assert_close(h.averages[1], W0 - 0.05 * direction)
     clipped = go(fedspeed, [[1]], local_steps=1, sam_rho=r, a=a, ascent_form="plain", clip_norm=1.0)
     assert_close(clipped.averages[1], W0 - 0.05 * direction / np.linalg.norm(direction))
-
-
-@options
-@schedules
-def test_fedadmm_gong_with_the_right_step_is_tracking(schedule, option):
-    tracking = go(fedadmm, schedule, option)
-    eta_s = len(schedule[0]) / C
-    assert_same(go(fedadmm, schedule, option, variant="gong", eta_s=eta_s), tracking, "lam")
-    hat = tracking.clients["theta_hat"]
-    assert_close(hat.mean(axis=0), tracking.weights[-1])
-    assert_close(hat, tracking.clients["last"] + tracking.clients["lam"] / 0.1)
-
-
-def test_fedadmm_limits_of_the_other_steps():
-    """gong: argmin f - (rho/2)(1 - P/(eta_s C))||w - w^0||^2, if that is convex;
-    released: argmin f + (kappa/2)||w - w^0||^2, kappa = rho P/(2 eta_s C)."""
-    P, rho, rounds = 3, 0.6, 900
-    schedule = cohorts(C, P, rounds, seed=2)
-    for variant, eta_s in (("gong", 1.0), ("gong", 0.8), ("released", 1.0), ("released", 0.5)):
-        h = go(fedadmm, schedule, rho=rho, variant=variant, eta_s=eta_s, local_steps=10)
-        gong = -rho * (1 - P / (eta_s * C))
-        kappa = gong if variant == "gong" else rho * P / (2 * eta_s * C)
-        w = h.weights[-1]
-        residual = PROBLEM.full_grad(w) + kappa * (w - W0)
-        assert np.abs(residual).max() < 1e-9
-        assert np.abs(w - PROBLEM.optimum()).max() > 1e-2
-        if variant == "released":
-            w_bar = h.averages[1:]
-            assert_close(h.weights[1:], h.weights[:-1] + 2 * eta_s * (w_bar - h.weights[:-1]))
 
 
 def test_fedpd_skipping():

@@ -23,7 +23,6 @@ from fedaccord.wire.instruction import read_instruction
 from fedaccord.wire.tensor_array import to_tensor
 from tests.federation import run
 from tests.grid import InProcessGrid
-from tests.reference import fedinit
 from tests.server.net import Clock, Net
 from tests.server.runs import (
     INITIAL,
@@ -396,24 +395,6 @@ def test_with_added_displacements_the_averages_are_those_of_the_true_local_model
     for i in range(C):
         if found.clients[i] is not None:
             np.testing.assert_allclose(found.clients[i].last, last[i], rtol=1e-12, atol=1e-12)
-
-
-def test_added_displacements_equal_the_dense_reference() -> None:
-    schedule = [[0, 1, 2], [2, 3], [0, 3, 5], [1, 4]]
-    reference = fedinit.run(
-        LEAST_SQUARES, W0, schedule, lr=0.05, local_steps=3, ri_beta=0.1, ri_server="updates"
-    )
-    added = FedInit(
-        beta=0.1,
-        server="updates",
-        **{"precision": "float64", "lr": 0.05, "lr_decay": 1.0, "weight_decay": 0.0},
-        **{"clip_norm": 0.0, "local_steps": 3, "batch_size": 0},
-    )
-    found = run(added, LEAST_SQUARES, W0, schedule)
-    np.testing.assert_allclose(found.weights, reference.weights, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(found.averages, reference.averages, rtol=1e-10, atol=1e-12)
-    models = run("fedinit", LEAST_SQUARES, W0, schedule, local_steps=3, lr=0.05).weights
-    assert not torch.allclose(found.weights, models)
 
 
 def test_evaluation_every_n_rounds_and_after_the_last() -> None:

@@ -1,6 +1,5 @@
 """A client's local steps against the formula they stand for, and against PyTorch's optimiser."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
@@ -22,7 +21,7 @@ from fedaccord.plugins.sam import SAM
 from fedaccord.strategies import FedAvg
 from fedaccord.task import solver
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.solver import AHEAD, Batch, Loss, Passes, SequentialSolver, ahead, tf32_as
+from fedaccord.task.solver import AHEAD, Batch, Loss, SequentialSolver, ahead, tf32_as
 
 LR, STEPS = 0.3, 5
 D = 3 * 4 + 4 + 4 * 3 + 3
@@ -320,38 +319,6 @@ def test_only_steps_of_several_passes_copy_random_state_and_statistics(
 # --- passes over the data -------------------------------------------------------------------------
 
 
-def passes(count: int = 3) -> tuple[Passes, list[Batch]]:
-    batches = some_batches()[-count:]
-    return Passes(batches, torch.device("cpu"), torch.float64), batches
-
-
-def test_epochs_are_whole_passes() -> None:
-    client, batches = passes()
-    taken = list(client.steps(epochs=2, steps=0))
-    assert len(taken) == 6
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(taken, batches * 2, strict=True))
-    assert client.examples == sum(len(y) for _, y in batches)  # of one pass
-
-
-@pytest.mark.parametrize("steps", [1, 3, 7])
-def test_steps_begin_a_new_pass_where_one_ends(steps: int) -> None:
-    client, batches = passes()
-    taken = list(client.steps(epochs=5, steps=steps))
-    expected = (batches * 3)[:steps]
-    assert all(torch.equal(a[0], b[0]) for a, b in zip(taken, expected, strict=True))
-
-
-def test_batches_that_can_be_used_once_are_refused_at_the_second_pass() -> None:
-    once = Passes(iter(some_batches()), torch.device("cpu"), torch.float64)
-    with pytest.raises(ValueError, match=r"more than once .* got a list_iterator"):
-        list(once.steps(epochs=2, steps=0))
-
-
-def test_a_client_without_batches_takes_no_steps() -> None:
-    assert list(Passes([], torch.device("cpu"), torch.float64).steps(epochs=2, steps=0)) == []
-    assert list(Passes([], torch.device("cpu"), torch.float64).steps(epochs=2, steps=5)) == []
-
-
 @pytest.mark.parametrize(("size", "cut"), [(10, 4), (AHEAD // 2, 2), (AHEAD, 1), (2 * AHEAD, 1)])
 def test_small_batches_are_cut_ahead_of_the_steps(size: int, cut: int) -> None:
     asked: list[int] = []
@@ -366,12 +333,6 @@ def test_small_batches_are_cut_ahead_of_the_steps(size: int, cut: int) -> None:
     assert int(next(steps)[1]) == 0
     assert asked == [*range(cut)]
     assert [int(y) for _, y in steps] == [1, 2, 3]
-
-
-def test_no_batch_is_asked_for_beyond_the_last_step() -> None:
-    endless = Passes(itertools.repeat(some_batches()[0]), torch.device("cpu"), torch.float64)
-    assert len([*endless.steps(epochs=1, steps=7)]) == 7
-    assert endless.examples == 7 * 4
 
 
 # --- what a step costs, and in which dtype --------------------------------------------------------
