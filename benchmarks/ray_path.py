@@ -3,6 +3,7 @@
     python benchmarks/ray_path.py                # three tables
     python benchmarks/ray_path.py --check        # exit 1 where a target is missed
     python benchmarks/ray_path.py --only flower  # steps, visits or flower
+    python benchmarks/ray_path.py --compare A1.json B1.json A2.json B2.json    # two versions
 
     steps   LeNet on CIFAR-10, 10 clients x 20 steps of batch 50: one process with one thread and
             with two, two workers with one thread each. What the second core gains.
@@ -28,7 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +99,20 @@ def main() -> None:
     )
     parser.add_argument("--check", action="store_true", help="exit 1 where a target is missed")
     parser.add_argument("--out", type=Path, help="JSON of results: new ones join those there")
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        nargs="+",
+        metavar="JSON",
+        help="measure nothing: compare results of --out, of an earlier version and this by turns",
+    )
     parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     options = parser.parse_args()
+    if options.compare:
+        print(section := comparison(options.compare))
+        if options.markdown:
+            write(options.markdown, section)
+        return
     logging.getLogger("flwr").setLevel(logging.WARNING)
     keep_freed_memory()  # as `fedaccord run` does
     torch.set_num_threads(1)
@@ -120,7 +133,7 @@ def main() -> None:
     if options.out:
         options.out.write_text(json.dumps(found, indent=2) + "\n")
     if options.markdown:
-        options.markdown.write_text(page(found, options))
+        write(options.markdown, page(found, options))
     if options.check and (missed := missed_targets(found)):
         sys.exit("\n".join(missed))
 
@@ -357,6 +370,42 @@ def missed_targets(found: dict[str, Seconds]) -> list[str]:
     if "visits" in found and (taken := overhead(found["visits"])) > OVERHEAD:
         lines.append(f"missed: visits: {1e3 * taken:.1f} ms a client, allowed {1e3 * OVERHEAD:.0f}")
     return lines
+
+
+COMPARED = """## Beside an earlier version
+
+Both versions by turns, the first one alternately; in each turn new processes. CPU seconds of a
+round, of all processes together, and the ratio of the medians of each turn.
+
+| | contestant | turns | before | now | now / before |
+| --- | --- | --: | --: | --: | --: |
+"""
+
+
+def comparison(files: list[Path]) -> str:
+    """A row for each contestant; files: before, now, before, now, ..."""
+    results = [json.loads(file.read_text()) for file in files]
+    rows = []
+    for name, contestants in results[0].items():
+        for contestant in contestants:
+            values = [found[name][contestant] for found in results if name in found]
+            medians = [*map(statistics.median, values)]
+            ratios = [now / before for before, now in zip(medians[::2], medians[1::2], strict=True)]
+            cells = [spread([*chain(*values[k::2])], 3) for k in (0, 1)] + [spread(ratios, 2)]
+            rows.append(f"| {name} | {contestant} | {len(ratios)} | {' | '.join(cells)} |\n")
+    return COMPARED + "".join(rows)
+
+
+def write(file: Path, text: str) -> None:
+    """Replace the page's tables or its comparison, whichever ``text`` is."""
+    old = file.read_text() if file.exists() else ""
+    head = COMPARED.partition("\n")[0]
+    tables, _, compared = old.partition(head)
+    if text.startswith(head):
+        compared = text.removeprefix(head)
+    else:
+        tables = text
+    file.write_text(tables.rstrip() + "\n" + (f"\n{head}{compared}" if compared else ""))
 
 
 def page(found: dict[str, Seconds], options: argparse.Namespace) -> str:

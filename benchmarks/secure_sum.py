@@ -1,20 +1,23 @@
 """Bytes and seconds of a round with secure sums beside a plain one, in process, and accuracies.
 
     python benchmarks/secure_sum.py [--clients 100] [--parameters 200000] [--rounds 2]
+    python benchmarks/secure_sum.py --only digits    # costs, digits, fashion-mnist or cifar10
 
-Local training is one step on one sample, so that the difference is the protocol's. Accuracies are
-of runs on the digits. Writes docs/results/secure_sum.md, or that part of it which `--only` names.
+In the table of costs local training is one step on one sample, so that the difference is the
+protocol's. Writes docs/results/secure_sum.md, or the part of it that `--only` names.
 """
 
 import argparse
 import json
+import re
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import data
 import torch
 from torch import nn
 
@@ -32,43 +35,75 @@ HEAD = """# Cost of secure sums
 on one sample, in process with one thread, rounds measured: {rounds}. CPU seconds of a round
 are those of all clients and of the server together; on devices each client does its own part. Bytes
 of an upload include its answers to the three stages without training.
+`python benchmarks/secure_sum.py` makes this page.
 
 | | CPU seconds a round | upload of a client, bytes | to a client beside the model, bytes |
 |---|---:|---:|---:|
 """
 
 ALGOS, SEEDS = ("fedavg", "fedinit", "scaffold", "feddyn", "afedpd"), (0, 1, 2)
-DIGITS: dict[str, Any] = {
-    **{"num_clients": 20, "fraction_train": 0.3, "dirichlet_alpha": 0.1, "local_steps": 10},
-    **{"num_server_rounds": 40, "threads": 1, "checkpoint_every": 0},
+BITS = (24, 12, 6)  # the default, and fewer
+COMMON: dict[str, Any] = {
+    **{"num-clients": 20, "fraction-train": 0.3, "partition": "dirichlet", "dirichlet-alpha": 0.1},
+    **{"local-steps": 10, "batch-size": 50, "lr": 0.1, "threads": 1, "device": "cpu"},
 }
-TITLE = "## Accuracy"
-ACCURACY = """
-{title}
 
-Digits, {rounds} rounds, 20 clients with Dirichlet(0.1) shares of which 6 take part, 10 local steps;
-test accuracy in percent, the mean of the last 10 evaluations, then of three seeds, ± standard
-deviation.
 
-| method | plain | secagg+, 24 bits |
-|---|---:|---:|
+class Runs(NamedTuple):
+    """Runs of a data set."""
+
+    title: str
+    model: str
+    rounds: int
+    every: int  # rounds between evaluations
+
+
+DATA = {
+    "digits": Runs("Accuracy: digits, an MLP", "mlp", 40, 1),
+    "fashion-mnist": Runs("Accuracy: Fashion-MNIST, an MLP", "mlp", 20, 1),
+    "cifar10": Runs("Accuracy: CIFAR-10, LeNet", "lenet", 10, 5),
+}
+WINDOW = 10  # last evaluations behind a run's accuracy
+ACCURACY = """## {title}
+
+`{settings} num-server-rounds={rounds} eval-every={every}`. Plain:
+test accuracy in percent, the mean of the last {window} evaluations of a run (or of all, if there
+are fewer), then of {seeds} seeds, ± standard deviation. secagg+: the difference of this
+accuracy from that of the plain run of the same seed, mean ± standard deviation, in points.
+
+| method | plain | {columns} |
+|---|---:|{lines}
 """
 
 
-def accuracies() -> Iterator[str]:
+def accuracies(dataset: str) -> Iterator[str]:
     """A row for each method."""
     for algo in ALGOS:
-        cells = []
-        for secure in ({}, {"secure-sum.method": "secagg+"}):
-            with tempfile.TemporaryDirectory() as folder:
-                found = []
-                for seed in SEEDS:
-                    own = {"seed": seed, "out_dir": folder, "name": str(seed)}
-                    path = fedaccord.run(algo, **DIGITS, **own, **secure)
-                    summary = json.loads((path / "summary.json").read_text())
-                    found.append(100 * summary["test-accuracy-mean-of-last-10"])
-            cells.append(f"{statistics.mean(found):.1f} ± {statistics.stdev(found):.1f}")
+        plain = [accuracy(dataset, algo, seed) for seed in SEEDS]
+        cells = [spread("{:.1f} ± {:.1f}", plain)]
+        for bits in BITS:
+            secure = {"secure-sum.method": "secagg+", "secure-sum.bits": bits}
+            found = [accuracy(dataset, algo, seed, **secure) for seed in SEEDS]
+            pairs = zip(found, plain, strict=True)
+            cells.append(spread("{:+.2f} ± {:.2f}", [a - b for a, b in pairs]))
         yield f"| {algo} | {' | '.join(cells)} |"
+
+
+def accuracy(dataset: str, algo: str, seed: int, **secure: Any) -> float:
+    """Percent."""
+    runs = DATA[dataset]
+    own = {"dataset": dataset, "model": runs.model, "num-server-rounds": runs.rounds, "seed": seed}
+    if dataset != "digits":
+        own["data-dir"] = str(data.find())
+    with tempfile.TemporaryDirectory() as folder:
+        own |= {"eval-every": runs.every, "checkpoint-every": 0, "out-dir": folder}
+        path = fedaccord.run(algo, **COMMON, **own, **secure)
+        summary = json.loads((path / "summary.json").read_text())
+    return 100 * float(summary[f"test-accuracy-mean-of-last-{WINDOW}"])
+
+
+def spread(form: str, values: list[float]) -> str:
+    return form.format(statistics.mean(values), statistics.stdev(values))
 
 
 def measure(clients: int, parameters: int, rounds: int, *plugins: Any) -> tuple[float, float]:
@@ -126,18 +161,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--parameters", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--only", choices=("costs", "accuracies"))
+    parser.add_argument("--rounds", type=int, default=2, help="of the table of costs")
+    parser.add_argument("--only", choices=("costs", *DATA))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    first, _, last = PAGE.read_text().partition(f"\n{TITLE}\n")
-    if given.only != "accuracies":
-        first = HEAD.format(**vars(given)) + shown(costs(given))
-    last = f"\n{TITLE}\n{last}" if last else ""
-    if given.only != "costs":
-        last = ACCURACY.format(title=TITLE, rounds=DIGITS["num_server_rounds"])
-        last += shown(accuracies())
-    PAGE.write_text(first + last)
+    for part in (given.only,) if given.only else ("costs", *DATA):
+        if part == "costs":
+            rewrite(HEAD.format(**vars(given)) + shown(costs(given)))
+            continue
+        head = ACCURACY.format(
+            **DATA[part]._asdict(),
+            settings=" ".join(f"{key}={value}" for key, value in COMMON.items()),
+            **{"window": WINDOW, "seeds": len(SEEDS), "lines": "---:|" * len(BITS)},
+            columns=" | ".join(f"secagg+, {bits} bits" for bits in BITS),
+        )
+        rewrite(head + shown(accuracies(part)))
+
+
+def rewrite(section: str) -> None:
+    """Replace one section of the page, which its first line names, or add it at the end."""
+    found = re.split(r"(?m)^(?=##? )", PAGE.read_text())[1:]
+    sections = {text.partition("\n")[0]: text for text in (*found, section)}
+    PAGE.write_text("\n".join(text.strip() + "\n" for text in sections.values()))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ SMALL: dict[str, Any] = {
     "threads": 1,
     "device": "cpu",
 }
+TOPK = {"compress.method": "topk", "compress.share": 0.05}
 
 
 @contextmanager
@@ -44,10 +45,13 @@ def app(tmp_path: Path) -> Path:
     return copy_app(APP, tmp_path / "app", "faultyapp")
 
 
-def test_a_hanging_client_and_a_killed_supernode_are_absent(app: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [{}, TOPK, TOPK | {"algo": "scaffold"}])
+def test_a_hanging_client_and_a_killed_supernode_are_absent(
+    app: Path, tmp_path: Path, method: dict[str, Any]
+) -> None:
     """The round's deadline goes on without them; the model is that of a run without them."""
-    faults = {"1": "hang", "2": "kill-node"}
-    config = SMALL | {"num-server-rounds": 2, "round-timeout": 100.0, "name": "there"}
+    faults, settings = {"1": "hang", "2": "kill-node"}, SMALL | method
+    config = settings | {"num-server-rounds": 2, "round-timeout": 100.0, "name": "there"}
     with running(tmp_path / "home", faults, simulation=False) as flower:
         flower.start_supernodes(*(f"partition-id={i} num-partitions=3" for i in range(3)))
         outcome = flower.run(app, config | {"out-dir": str(tmp_path)})
@@ -59,11 +63,10 @@ def test_a_hanging_client_and_a_killed_supernode_are_absent(app: Path, tmp_path:
     assert second[2] != "ok"  # Flower reports a node that is gone after a minute at most
 
     expected = simulate(
-        "fedavg",
         rounds=2,
         participation=[[0, 1, 2], [0]],
-        **{k: v for k, v in SMALL.items() if k not in ("algo", "fraction-train")},
-        **{"num-clients": 3},
+        num_clients=3,
+        **{k: v for k, v in settings.items() if k != "fraction-train"},
     ).model
     found = load_file(tmp_path / "there" / "model.safetensors")
     assert found.keys() == expected.keys()
