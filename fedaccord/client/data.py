@@ -7,8 +7,8 @@ import torch
 
 from fedaccord.client.train import Data
 from fedaccord.core.request import TrainInstruction
-from fedaccord.task import Samples, Task
-from fedaccord.task.batches import Batch
+from fedaccord.task import Samples, Task, TrainBatches
+from fedaccord.task.batches import Batch, PreparedFormat
 from fedaccord.task.sources import Source
 
 
@@ -20,7 +20,10 @@ def training_data(task: Task, instruction: TrainInstruction) -> Data:
         model.w.dtype,
     )
     examples = task.num_examples(instruction.client)
-    return Data(model, batches, task.loss, examples, format=task.format)
+    form = task.format
+    if isinstance(batches, TrainBatches):
+        form = PreparedFormat(form.forward)
+    return Data(model, batches, task.loss, examples, format=form)
 
 
 def test_data(task: Task, instruction: TrainInstruction) -> Data:

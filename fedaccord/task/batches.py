@@ -78,6 +78,15 @@ class BatchFormat:
         return map_tensors(change, inputs), change(as_targets(targets))
 
 
+class PreparedFormat(BatchFormat):
+    """Pairs of tensors that `read` would not change."""
+
+    def read(
+        self, batch: Batch, device: torch.device | str, dtype: torch.dtype
+    ) -> tuple[Any, Tensor]:
+        return (batch, batch[1]) if self.forward else batch
+
+
 PAIRS = BatchFormat()
 
 

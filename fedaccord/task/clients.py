@@ -15,7 +15,7 @@ from fedaccord.data.partition import has_classes
 from fedaccord.data.parts import Parts
 from fedaccord.task.transfer import index_rows
 
-Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...)
+Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...): classes are int64
 
 
 @dataclass(eq=False)
