@@ -121,6 +121,8 @@ def run(
             assert isinstance(fleet, MessageFleet)
             reported = fleet.card(method.wait_timeout, method.model_settings)
             task = task_of_card(config.task, reported)
+            if log_book.best:  # the usual metric depends on the clients' targets
+                log_book.best.check(config, task.metrics)
         if not method.hides_clients and (counts := task.class_counts()) is not None:
             directory.save_classes(class_names(task.card), counts)
         card = card_of(task, method.model_settings)

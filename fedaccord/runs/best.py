@@ -29,7 +29,7 @@ class Best:
         Raises ValueError, in one line, for a name that is no metric of a model, and for one that is
         not measured with these settings.
         """
-        metric = config.keep_best
+        metric = self.metric = config.keep_best
         known = [name for name, column in METRIC.items() if column.better and name != "train-loss"]
         if metric not in known:
             near = did_you_mean(metric, known)
@@ -37,13 +37,17 @@ class Best:
                 "keep-best: expected an evaluated metric, as test-accuracy or client-loss, got "
                 f"{metric!r}{near}; `fedaccord run --list-columns` lists them"
             )
-        if needs := _needs(config, metric, metrics):
+        self.number, self.value = 0, math.nan
+        self._vector: Tensor | None = None  # (d + d_b,), parameters and averaged buffers
+        self.check(config, metrics)
+
+    def check(self, config: RunConfig, metrics: str) -> None:
+        """Raises ValueError, in one line, if the run does not measure the metric."""
+        if needs := _needs(config, self.metric, metrics):
             raise ValueError(
-                f"keep-best: expected a metric that this run measures, got {metric!r}: choose "
+                f"keep-best: expected a metric that this run measures, got {self.metric!r}: choose "
                 f"another or set {needs}"
             )
-        self.metric, self.number, self.value = metric, 0, math.nan
-        self._vector: Tensor | None = None  # (d + d_b,), parameters and averaged buffers
 
     def is_new(self, round: Round, session: Session) -> bool:
         """Whether the round has the best model so far, which is kept then.

@@ -33,7 +33,7 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
     if not data.vocabulary:
         tokens = models.vocabulary_of(config.model, data.x_train, data.x_test)
         data = data._replace(vocabulary=tokens)
-    measured = config.metrics or ("accuracy" if data.classes else "mae")
+    measured = config.metrics or _usual_metric(data.classes)
     metrics.select(measured, of_classes=data.classes > 0)
     x, y = data.x_train, data.y_train
     test = (data.x_test, data.y_test) if len(data.y_test) else None
@@ -103,10 +103,15 @@ def task_of_card(config: TaskConfig, card: Mapping[str, Any]) -> Task:
     return Task(
         module=module,
         clients=Clients([], []),
+        metrics=config.metrics or _usual_metric(len(card["class-names"])),
         device=find_device(config.device),
         seed=config.seed,
         card={"architecture": config.model, **card},
     )
+
+
+def _usual_metric(classes: int) -> str:
+    return "accuracy" if classes else "mae"
 
 
 def _held_out(total: int, share: float, seed: int) -> Tensor:

@@ -79,6 +79,21 @@ def test_messages_give_the_numbers_of_the_engine(settings: Any, tmp_path: Path) 
     assert tables(tmp_path / "there") == tables(here)
 
 
+def test_a_wrong_metric_of_the_best_model_is_one_line_before_any_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without data at the server the usual metric is known as soon as a client is connected."""
+    settings = {"evaluation": "clients", "keep-best": "client-mae", "out-dir": str(tmp_path)}
+    config = RunConfig.make(SMALL | settings)
+    monkeypatch.setattr(server_app, "run_of", None)
+    with (
+        InProcessGrid(client_app.app, 6, config.flat) as grid,
+        quiet(),
+        pytest.raises(ValueError, match=r"got 'client-mae': choose another or set metrics=mae$"),
+    ):
+        server_app.main(grid, Context(1, 0, {}, RecordDict(), config.flat))
+
+
 @pytest.mark.flower
 @pytest.mark.slow  # it starts Ray
 @pytest.mark.parametrize("name", ["personal models too", "a local part beside the model"])
