@@ -94,13 +94,24 @@ def written(path: Path) -> dict[str, Any]:
     return found
 
 
+def resumed(settings: dict[str, Any], name: str, **more: Any) -> dict[str, Any]:
+    """What a run shows that was interrupted and resumed: the same as an uninterrupted one."""
+    whole = run(make(settings, name=f"{name}-whole", **more))
+    interrupted(make(settings, name=f"{name}-parts", **more))
+    found = written(run(make(settings, name=f"{name}-parts", resume=True, **more)).path)
+    assert found == written(whole.path)
+    return found
+
+
+@pytest.fixture(scope="module")
+def scaffold(settings: dict[str, Any]) -> dict[str, Any]:
+    """What an uninterrupted run of SCAFFOLD shows."""
+    return written(run(make(settings, algo="scaffold", name="uninterrupted")).path)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_goes_on_as_if_it_had_not_stopped(name: str, settings: dict[str, Any]) -> None:
-    whole = run(make(settings, algo=name, name=f"{name}-whole"))
-    config = make(settings, algo=name, name=f"{name}-parts")
-    interrupted(config)
-    again = run(make(settings, algo=name, name=f"{name}-parts", resume=True))
-    assert written(again.path) == written(whole.path)
+    resumed(settings, name, algo=name)
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw", "muon"])
@@ -111,13 +122,7 @@ def test_optimisers_go_on_as_if_the_run_had_not_stopped(
 ) -> None:
     steps = {"algo": "scaffold", "model": "mlp", "optimizer": optimizer, "optimizer_state": state}
     more = {**steps, "lr": 0.01, "client_state": client_state, "lr_schedule": "cosine"}
-    name = f"{optimizer}-{state}-{client_state}"
-    whole = run(make(settings, name=f"{name}-whole", **more))
-    config = make(settings, name=f"{name}-parts", **more)
-    interrupted(config)
-    again = run(make(settings, name=f"{name}-parts", resume=True, **more))
-    found = written(again.path)
-    assert found == written(whole.path)
+    found = resumed(settings, f"{optimizer}-{state}-{client_state}", **more)
     vectors = [*found["state"], *(v for _, state in found["clients"].values() for v in state)]
     assert any(v.startswith("moments.") for v in vectors)
 
@@ -146,12 +151,7 @@ def test_what_is_beside_w_goes_on_as_if_the_run_had_not_stopped(
     algo: str, buffers: str, client_state: str, settings: dict[str, Any]
 ) -> None:
     more = {**ROLES, "algo": algo, "buffers": buffers, "client_state": client_state}
-    name = f"roles-{algo}-{buffers}-{client_state}"
-    whole = run(make(settings, name=f"{name}-whole", **more))
-    interrupted(make(settings, name=f"{name}-parts", **more))
-    again = run(make(settings, name=f"{name}-parts", resume=True, **more))
-    found = written(again.path)
-    assert found == written(whole.path)
+    found = resumed(settings, f"roles-{algo}-{buffers}-{client_state}", **more)
     assert ("buffers" in found["state"]) == (buffers == "mean")
     assert all("local" in state for _, state in found["clients"].values())
 
@@ -200,19 +200,15 @@ def test_states_on_disk_are_those_in_memory(
     ids=["sam+ri", "gossip", "updates", "topk", "sign", "qsgd", "topk+int8"],
 )
 def test_with_plugins(more: dict[str, Any], settings: dict[str, Any]) -> None:
-    name = "-".join(map(str, more.values())).replace(".", "")
-    whole = run(RunConfig.make(settings | more | {"name": f"{name}-whole"}))
-    parts = RunConfig.make(settings | more | {"name": f"{name}-parts"})
-    interrupted(parts)
-    again = run(RunConfig.make(parts.flat | {"resume": True}))
-    assert written(again.path) == written(whole.path)
+    resumed(settings, "-".join(map(str, more.values())).replace(".", ""), **more)
 
 
-def test_a_finished_run_goes_on_for_more_rounds(settings: dict[str, Any]) -> None:
-    whole = run(make(settings, algo="scaffold", name="more-whole"))
+def test_a_finished_run_goes_on_for_more_rounds(
+    settings: dict[str, Any], scaffold: dict[str, Any]
+) -> None:
     run(make(settings, algo="scaffold", name="more", num_server_rounds=2))
     again = run(make(settings, algo="scaffold", name="more", resume=True))
-    assert written(again.path) == written(whole.path)
+    assert written(again.path) == scaffold
     config = tomllib.loads((again.path / "config.toml").read_text())["run"]
     assert config["num-server-rounds"] == ROUNDS
 
@@ -268,12 +264,13 @@ def killed_before_its_model(settings: dict[str, Any], name: str) -> Path:
     return path
 
 
-def test_a_run_that_was_killed_before_its_model_is_completed(settings: dict[str, Any]) -> None:
-    whole = written(run(make(settings, algo="scaffold", name="model-whole")).path)
+def test_a_run_that_was_killed_before_its_model_is_completed(
+    settings: dict[str, Any], scaffold: dict[str, Any]
+) -> None:
     path = killed_before_its_model(settings, "model")
     assert status(path) == "dead"
     again = run(make(settings, algo="scaffold", name="model", resume=True))
-    assert written(again.path) == whole
+    assert written(again.path) == scaffold
     assert status(path) == "completed"
     assert [p.name for p in path.rglob(".*")] == [".notes.json"]  # of what nobody finished, nothing
 
@@ -367,6 +364,10 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def deep(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
 def older(path: Path) -> None:
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"format": 0}))
@@ -379,13 +380,13 @@ JSON, SERVER, CLIENT = "2.json", "2.safetensors", "clients/*-1.safetensors"
     ("file", "damage"),
     [
         *((file, damage) for file in (JSON, SERVER, CLIENT) for damage in (cut, flip)),
-        (JSON, older),
+        *((JSON, damage) for damage in (older, deep)),
         (SERVER, Path.unlink),
         (CLIENT, Path.unlink),
     ],
 )
 def test_a_damaged_checkpoint_offers_the_one_before(
-    file: str, damage: Any, settings: dict[str, Any]
+    file: str, damage: Any, settings: dict[str, Any], scaffold: dict[str, Any]
 ) -> None:
     name = f"damaged-{damage.__name__}-{file.replace('/', '-').replace('*', 'i')}"
     folder = copy_of(settings, name)
@@ -395,8 +396,7 @@ def test_a_damaged_checkpoint_offers_the_one_before(
     assert "expected a checkpoint, got a damaged one" in line
     assert "the one before is of round 1" in line
     again = run(make(settings, algo="scaffold", name=name, resume=True), at=1)
-    whole = run(make(settings, algo="scaffold", name=f"{name}-whole"))
-    assert written(again.path) == written(whole.path)
+    assert written(again.path) == scaffold
 
 
 def edited(path: Path) -> None:
@@ -436,7 +436,7 @@ def test_a_table_that_is_not_what_was_written_is_refused(
 
 @pytest.mark.parametrize("tail", [b"3,0.1", bytes(4096), b"3,0.1\n\xff\xfe", b'"'])
 def test_what_follows_a_checkpoint_in_a_table_is_cut_off(
-    tail: bytes, settings: dict[str, Any]
+    tail: bytes, settings: dict[str, Any], scaffold: dict[str, Any]
 ) -> None:
     name = f"tail-{zlib.crc32(tail)}"
     folder = copy_of(settings, name).parent
@@ -444,8 +444,7 @@ def test_what_follows_a_checkpoint_in_a_table_is_cut_off(
         with (folder / file).open("ab") as table:
             table.write(tail)
     again = run(make(settings, algo="scaffold", name=name, resume=True))
-    whole = run(make(settings, algo="scaffold", name=f"{name}-whole"))
-    assert written(again.path) == written(whole.path)
+    assert written(again.path) == scaffold
 
 
 def test_other_samples_and_another_partition_are_refused(
@@ -493,22 +492,11 @@ def test_other_files_in_a_checkpoint_are_left_alone(settings: dict[str, Any]) ->
     assert all((folder / other).read_text() == "mine" for other in others)
 
 
-def deep(path: Path) -> None:
-    path.write_text("[" * 100_000)
-
-
-def test_deep_json_is_one_line(settings: dict[str, Any]) -> None:
-    folder = copy_of(settings, "deep")
-    deep(folder / "2.json")
-    assert "the one before is of round 1" in refused(settings, "deep")
-
-
-def test_a_pipe_is_no_checkpoint(settings: dict[str, Any]) -> None:
+def test_a_pipe_is_no_checkpoint(settings: dict[str, Any], scaffold: dict[str, Any]) -> None:
     folder = copy_of(settings, "pipe")
     a_pipe(folder / "2.json")
     again = run(make(settings, algo="scaffold", name="pipe", resume=True), at=1)
-    whole = run(make(settings, algo="scaffold", name="pipe-whole"))
-    assert written(again.path) == written(whole.path)
+    assert written(again.path) == scaffold
 
 
 def test_more_rounds_of_a_method_that_anneals_are_another_run(

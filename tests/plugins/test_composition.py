@@ -225,13 +225,18 @@ def test_two_of_a_kind_are_refused(plugin: Any) -> None:
         S.FedSAM(plugins=(plugin, type(plugin)()))
 
 
-def test_values_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^beta: expected at least -1, got -3\.0$"):
-        S.FedAvg(plugins=(RelaxedInit(beta=-3.0),))
-    with pytest.raises(ValueError, match=r"^rho: expected at least 0, got -0\.1$"):
-        S.FedSAM(rho=-0.1)
-    with pytest.raises(ValueError, match=r"^center: expected one of server, start, got 'here'"):
-        S.FedAvg(plugins=(RelaxedInit(center="here"),))
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"fraction_train": 0.0}, "fraction_train: expected at least 1e-06 and at most 1, got 0"),
+        ({"plugins": (RelaxedInit(beta=-3.0),)}, r"beta: expected at least -1, got -3\.0$"),
+        ({"plugins": (SAM(rho=-0.1),)}, r"rho: expected at least 0, got -0\.1$"),
+        ({"plugins": (RelaxedInit(center="here"),)}, "center: expected one of server, start, got "),
+    ],
+)
+def test_values_out_of_range_are_refused(settings: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match="^" + line):
+        S.FedAvg(**settings)
 
 
 @pytest.mark.parametrize("kind", [S.Scaffold, S.FedDeper, S.FedDyn])

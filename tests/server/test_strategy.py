@@ -241,18 +241,6 @@ def test_a_key_of_ours_is_refused_in_one_line(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"fraction_train": 0.0}, "fraction_train: expected at least 1e-06 and at most 1, got 0"),
-        ({"plugins": (RelaxedInit(beta=-3.0),)}, "beta: expected at least -1, got -3.0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError, match="^" + line.replace("(", r"\(")):
-        FedAvg(**settings)
-
-
-@pytest.mark.parametrize(
     ("settings", "most", "words"),
     [
         ({"fraction_train": 0.5}, 3, "clients of a round (of 6 in all)"),
