@@ -6,7 +6,6 @@ python benchmarks/asynchronous.py DIR --write            # docs/results/asynchro
 Seed by seed; a run that is completed in DIR is not repeated. It needs the extra `report`.
 """
 
-import argparse
 import csv
 import random
 import statistics
@@ -18,8 +17,8 @@ import data
 import pandas as pd
 from ace import Ace
 
-from fedaccord.config import RunConfig, method_keys
-from fedaccord.engine import quiet, run, simulate
+from fedaccord.config import method_keys
+from fedaccord.engine import simulate
 from fedaccord.federation.devices import lognormal
 from fedaccord.runs import COMPLETED, reader, status
 
@@ -48,12 +47,8 @@ PAGE = data.REPOSITORY / "docs" / "results" / "asynchronous.md"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="folder of the runs")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--write", action="store_true", help="write the page, run nothing")
-    options = parser.parse_args()
-    folder = options.folder.expanduser().resolve()
+    options = data.arguments(__doc__).parse_args()
+    folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     if options.write:
         tables = completed(folder)
@@ -65,14 +60,7 @@ def main() -> None:
     for seed, algo, schedule in product(options.seeds, METHODS, SCHEDULES):
         name = name_of(algo, schedule, seed)
         settings = SETTINGS | SCHEDULES[schedule] | {"algo": algo, "seed": seed, "name": name}
-        settings |= {"data-dir": str(data.find()), "out-dir": str(folder)}
-        settings["device-profile"] = str(profile(folder, seed))
-        path = folder / name
-        if reader.is_run(path) and status(path) == COMPLETED:
-            continue
-        print(name, flush=True)
-        with quiet():
-            run(RunConfig.make(settings | {"resume": path.exists()}))
+        data.complete(folder, settings | {"device-profile": str(profile(folder, seed))})
 
 
 def run_ace(folder: Path, seed: int) -> None:
@@ -163,7 +151,7 @@ def page(tables: dict[tuple[str, str], list[pd.DataFrame]]) -> str:
         "Test accuracy in percent, mean of the last 10 evaluations of a run, then mean of the "
         "seeds ± standard deviation; the simulated minutes of the whole run, mean of the seeds.",
         "",
-        _table(tables, _final_cell),
+        _table(tables, final_cell),
         "",
         "Over-selected and buffered rounds both save the wait for slow devices. Buffered ones lose "
         "no accuracy with FedAvg, SCAFFOLD and FedDyn. FedInit falls as far in synchronous rounds "
@@ -204,10 +192,10 @@ def _time_cell(runs: list[pd.DataFrame]) -> str:
     return f"{statistics.median(minutes):.0f}{spread} ({len(minutes)} of {len(runs)})"
 
 
-def _final_cell(runs: list[pd.DataFrame]) -> str:
+def final_cell(runs: list[pd.DataFrame], window: int = 10) -> str:
     if not runs:
         return "–"
-    values = [100 * float(table["test-accuracy"].tail(10).mean()) for table in runs]
+    values = [100 * float(table["test-accuracy"].tail(window).mean()) for table in runs]
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     minutes = statistics.mean(float(table["clock"].iloc[-1]) / 60 for table in runs)
     return f"{statistics.mean(values):.1f}{spread} ({minutes:.0f} min)"

@@ -6,7 +6,6 @@
 Seed by seed; a run that is completed in DIR is not repeated.
 """
 
-import argparse
 import statistics
 from collections.abc import Callable
 from itertools import product
@@ -16,12 +15,10 @@ from typing import Any
 import archive
 import data
 import pandas as pd
+from asynchronous import METHODS, final_cell
 
-from fedaccord.config import RunConfig
-from fedaccord.engine import quiet, run
 from fedaccord.runs import COMPLETED, reader, status
 
-METHODS = ("fedavg", "fedinit", "scaffold", "feddyn", "afedpd")
 ROUNDS, TARGET, WINDOW = 60, 0.45, 3
 SCHEDULES: dict[str, dict[str, Any]] = {
     "synchronous": {"num-server-rounds": ROUNDS, "eval-every": 5},
@@ -44,15 +41,9 @@ Tables = dict[tuple[str, str], list[pd.DataFrame]]  # by method and schedule, on
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="folder of the runs")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--write", action="store_true", help="write the page, run nothing")
-    options = parser.parse_args()
-    folder = options.folder.expanduser().resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    options = data.arguments(__doc__).parse_args()
     if options.write:
-        PAGE.write_text(page(completed(folder)), encoding="utf-8")
+        PAGE.write_text(page(completed(options.folder)), encoding="utf-8")
         return
     for seed, algo, schedule in product(options.seeds, METHODS, SCHEDULES):
         if schedule == "rounds of 4" and algo not in OF_FOUR:
@@ -61,13 +52,7 @@ def main() -> None:
         settings = SETTINGS | SCHEDULES[schedule] | {"algo": algo, "seed": seed, "name": name}
         if (algo, schedule) == ("fedavg", "buffered"):
             settings |= FEDBUFF
-        settings |= {"data-dir": str(data.find()), "out-dir": str(folder)}
-        path = folder / name
-        if reader.is_run(path) and status(path) == COMPLETED:
-            continue
-        print(name, flush=True)
-        with quiet():
-            run(RunConfig.make(settings | {"resume": path.exists()}))
+        data.complete(options.folder, settings)
 
 
 def completed(folder: Path) -> Tables:
@@ -138,12 +123,7 @@ def _time_cell(runs: list[pd.DataFrame]) -> str:
 
 
 def _final_cell(runs: list[pd.DataFrame]) -> str:
-    if not runs:
-        return ""
-    values = [100 * float(table["test-accuracy"].tail(WINDOW).mean()) for table in runs]
-    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    minutes = statistics.mean(float(table["clock"].iloc[-1]) / 60 for table in runs)
-    return f"{statistics.mean(values):.1f}{spread} ({minutes:.0f} min)"
+    return final_cell(runs, WINDOW) if runs else ""
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ import torch
 from timing import spread
 from torch import Tensor
 
-from fedaccord.config import RunConfig
 from fedaccord.core.cohort import Reply
 from fedaccord.core.plugin import GradientHook
 from fedaccord.core.rounds import (
@@ -41,8 +40,6 @@ from fedaccord.core.rounds import (
 )
 from fedaccord.core.rule import Direction, LocalConfig
 from fedaccord.core.vectors import Vector
-from fedaccord.engine import quiet, run
-from fedaccord.federation.errors import FederationError
 from fedaccord.plugins._compressors import BFloat16, Compressor, Levels, RandK, Sign, TopK
 from fedaccord.plugins.compress import Compress
 from fedaccord.process.allocator import keep_freed_memory
@@ -101,19 +98,9 @@ def train(options: argparse.Namespace) -> None:
     """The runs of a dataset, one seed after the other."""
     for seed, compressor, algo in product(options.seeds, COMPRESSORS, ALGOS):
         name = name_of(options.dataset, algo, compressor, seed)
-        path = options.folder / name
-        if reader.is_run(path) and status(path) == COMPLETED:
-            continue
-        print(name, flush=True)
         settings = COMMON | COMPRESSORS[compressor] | {"algo": algo, "seed": seed, "name": name}
         settings |= {"dataset": options.dataset, "model": MODELS[options.dataset]}
-        settings |= {"num-server-rounds": options.rounds, "out-dir": str(options.folder)}
-        settings |= {"data-dir": str(data.find()), "resume": path.exists()}
-        try:
-            with quiet():
-                run(RunConfig.make(settings))
-        except FederationError as error:
-            print(error, file=sys.stderr)
+        data.complete(options.folder, settings | {"num-server-rounds": options.rounds})
 
 
 class Trained(NamedTuple):

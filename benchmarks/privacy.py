@@ -6,19 +6,14 @@ python benchmarks/privacy.py DIR --write    # and docs/results/privacy.md, of th
 A run that is completed in DIR is not repeated.
 """
 
-import argparse
 import statistics
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import data
 
-from fedaccord.config import RunConfig
-from fedaccord.engine import quiet, run
-from fedaccord.federation.errors import FederationError
-from fedaccord.runs import COMPLETED, reader, status
+from fedaccord.runs import COMPLETED, reader
 
 METHODS = ("fedavg", "fedinit", "scaffold", "feddyn", "afedpd")
 BUDGETS: dict[str, dict[str, float]] = {
@@ -36,31 +31,17 @@ PAGE = data.REPOSITORY / "docs" / "results" / "privacy.md"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="folder of the runs")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = data.arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--write", action="store_true", help="write the page, run nothing")
     options = parser.parse_args()
-    folder = options.folder.expanduser().resolve()
     if options.write:
-        PAGE.write_text(page(folder, options.rounds), encoding="utf-8")
+        PAGE.write_text(page(options.folder, options.rounds), encoding="utf-8")
         return
     for seed, algo, budget in product(options.seeds, options.methods, BUDGETS):
         name = f"{algo}-{budget}-{seed}-{options.rounds}"
         settings = SETTINGS | BUDGETS[budget] | {"algo": algo, "seed": seed, "name": name}
-        settings |= {"num-server-rounds": options.rounds, "out-dir": str(folder)}
-        settings["data-dir"] = str(data.find())
-        path = folder / name
-        if reader.is_run(path) and status(path) == COMPLETED:
-            continue
-        print(name, flush=True)
-        try:
-            with quiet():
-                run(RunConfig.make(settings | {"resume": path.exists()}))
-        except FederationError as error:
-            print(error, file=sys.stderr)
+        data.complete(options.folder, settings | {"num-server-rounds": options.rounds})
 
 
 def page(folder: Path, rounds: int) -> str:
