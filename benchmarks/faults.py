@@ -108,7 +108,7 @@ class GoingOn(LocalFleet):
 
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         def last(request: TrainRequest) -> TrainRequest:
-            memory = self.memories.load(request.instruction.client)
+            memory = self.store.load(request.instruction.client)
             accepted = memory.latest.round if memory else -1
             return request._replace(instruction=request.instruction._replace(accepted=accepted))
 
@@ -168,11 +168,11 @@ def gap(name: str, s: Any, fleet: LocalFleet) -> float:
     pairs = {"scaffold": c, "fedgamma": c, "fedadmm": ("w", "w_hat"), "fedpd": ("w", "anchor")}
     server, kept = pairs.get(name, lam)
     total = torch.zeros_like(s.w)
-    memories = fleet.memories
-    for i in memories.clients():
+    store = fleet.store
+    for i in store.clients():
         accepted = int(s.accepted[i])
-        last = memories.load(i).latest.round
-        own = memories.state(i, last if isinstance(fleet, GoingOn) else accepted)
+        last = store.load(i).latest.round
+        own = store.state(i, last if isinstance(fleet, GoingOn) else accepted)
         if own is None:
             continue
         total += getattr(own, kept)
@@ -270,11 +270,11 @@ def checkpoint(model: str, steps: int, repetitions: int) -> list[str]:
 
 def everyone(run: Run, fleet: LocalFleet) -> None:
     """Give every client a state, as after many rounds."""
-    memories = fleet.memories
-    state = memories.load(memories.clients()[0]).latest.state
+    store = fleet.store
+    state = store.load(store.clients()[0]).latest.state
     for i in range(fleet.num_clients):
         own = map_vectors(lambda v: v.clone(), state)
-        memories.save(i, memories.load(i) or Memory(Version(0, own)))
+        store.save(i, store.load(i) or Memory(Version(0, own)))
     run.state.accepted.fill_(0)
 
 

@@ -136,9 +136,9 @@ def begin(case: dict[str, Any], num_clients: int, active: int) -> Run:
     strategy = config.strategy
     task = load_task(config.task, num_clients=num_clients)
     rounds = config.num_server_rounds
-    kept = states.memories(config.client_state, strategy, task, rounds, folder=None)
+    store = states.make_store(config.client_state, strategy, task, rounds, folder=None)
     initial = server_app.initial_arrays(task, strategy.model_settings)
-    run = Run(strategy, NoSteps(task, memories=kept), initial, rounds)
+    run = Run(strategy, NoSteps(task, store=store), initial, rounds)
     run.begin()
     return run
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedaccord.client import secure
 from fedaccord.client.device import is_simulated
-from fedaccord.core.plugin import WithLocal, state_like
+from fedaccord.core.plugin import WithLocal
 from fedaccord.core.privacy import guarantee_of
 from fedaccord.core.request import (
     EvaluateRequest,
@@ -30,8 +30,7 @@ from fedaccord.core.vectors import (
     length,
     to_device,
 )
-from fedaccord.storage import store
-from fedaccord.storage.store import ContextStore, Memory, MissingStateError, Store
+from fedaccord.storage.store import ContextStore, MissingStateError, Store
 from fedaccord.task.batches import PAIRS, Batch, BatchFormat, Forward
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel, flat_model
@@ -105,8 +104,8 @@ def train_locally(
         return secure.answer_stage(message, context)
     flat = flat_model(model, read_instruction(message).model_settings, forward=forward)
     data = Data(flat, batches, loss, examples, format=batch_format)
-    store_of = ContextStore(context)
-    return secure.masked_reply(message, context, lambda: answer_message(message, store_of, data))
+    store = ContextStore(context)
+    return secure.masked_reply(message, context, lambda: answer_message(message, store, data))
 
 
 def evaluate_locally(
@@ -138,43 +137,32 @@ def evaluate_locally(
 # messages
 
 
-def answer_message(message: Message, own: Store, data: Data) -> Message:
-    """`train_locally` with a model whose parameters are already flat; own: the client's store."""
+def answer_message(message: Message, store: Store, data: Data) -> Message:
+    """`train_locally` with a model whose parameters are already flat."""
     _check_shapes(data.model, read_instruction(message))
     request = read_request(message)
     instruction = request.instruction
-    memory = own.load(instruction.client)
     try:
-        state = _state(own, memory, instruction)
+        state = store.recall(instruction)
     except MissingStateError:
         return Message(write_reply(StateLost(instruction.accepted)), reply_to=message)
     reply, state = local_round(request, state, data._replace(secret=not is_simulated()))
     if (promise := guarantee_of(instruction.half.plugins)) and promise.hides_numbers:
         reply = reply._replace(examples=1, loss=0.0, seconds=None)
-    kept = own.pack(instruction.client, instruction.round, state)
-    own.save(instruction.client, store.remember(memory, instruction, kept))
+    store.remember(instruction, state)
     return Message(write_reply(reply), reply_to=message)
 
 
-def answer_question(message: Message, own: Store, data: Data) -> Message:
+def answer_question(message: Message, store: Store, data: Data) -> Message:
     """`evaluate_locally` with a model whose parameters are already flat."""
     _check_shapes(data.model, read_instruction(message))
     request = read_evaluate_request(message)
-    instruction = request.instruction
     try:
-        state = _state(own, own.load(instruction.client), instruction)
+        state = store.recall(request.instruction)
     except MissingStateError:
         state = None
     found = local_evaluation(request, state, data)
     return Message(RecordDict({records.METRICS: MetricRecord(dict(found))}), reply_to=message)
-
-
-def _state(own: Store, memory: Memory | None, instruction: TrainInstruction) -> Any:
-    """The client's state before this request; None: it is the first one."""
-    kept = store.recall(memory, instruction)
-    if kept is None:
-        return None
-    return own.unpack(kept, state_like(instruction.half, instruction.shapes))
 
 
 # values

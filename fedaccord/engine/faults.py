@@ -50,7 +50,7 @@ class FaultyFleet:
         }
         for i, kind in kinds.items():
             if kind == "crash":
-                self.fleet.memories.remove(i)
+                self.fleet.store.remove(i)
         reached = [v for v in requests if kinds[v.instruction.client] != "lost-message"]
         found = dict(self.fleet.train(reached, timeout))
         again = [v for v in requests if kinds[v.instruction.client] == "duplicate"]

@@ -20,23 +20,21 @@ from fedaccord.core.request import (
 )
 from fedaccord.core.vectors import fetch, nbytes
 from fedaccord.federation.fleet import LATE, Reading, TrainReplies
-from fedaccord.storage import store
-from fedaccord.storage.memories import Memories
-from fedaccord.storage.shards import Shards
+from fedaccord.storage.in_process import InProcessStore
 from fedaccord.storage.store import MissingStateError
 from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
 
 MOST = 100  # clients in one call; more are not faster
-PENDING = 2**30  # bytes of models whose clients' states are not yet written to disk
+PENDING = 2**30  # bytes of models whose clients' states are not yet stored
 BYTES = 2**25  # bytes of their models; larger calls are hardly faster
 
 Reached = tuple[TrainRequest, Any]  # a request, and its client's state before the visit
 
 
-class MemoriesFleet:
-    """C clients whose memories are stored by this process."""
+class StoreFleet:
+    """C clients whose states this process stores."""
 
     home = torch.device("cpu")
     evaluators = 1
@@ -44,13 +42,13 @@ class MemoriesFleet:
     def __init__(
         self,
         task: Task,
-        memories: Memories,
+        store: InProcessStore,
         vectorize: bool = False,
         on_client: Callable[[int], None] | None = None,
     ) -> None:
         self.task = task
         self.num_clients = len(task.clients)
-        self.memories = memories
+        self.store = store
         self.vectorize = vectorize  # many clients in one call; the last bits may differ
         self._on_client = on_client  # called after each visit with the client's number
 
@@ -61,21 +59,13 @@ class MemoriesFleet:
         return range(self.num_clients)
 
     def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:
-        return self.memories.states(accepted)
+        return self.store.states(accepted)
 
     def restore(self, states: Iterable[tuple[int, tuple[int, Any]]]) -> None:
-        self.memories.restore(states)
-
-    def _recall(self, instruction: TrainInstruction) -> Any:
-        """The stored state at the start of a visit; see `store.recall`."""
-        return store.recall(self.memories.load(instruction.client), instruction)
-
-    def _remember(self, instruction: TrainInstruction, kept: Any) -> None:
-        memory = store.remember(self.memories.load(instruction.client), instruction, kept)
-        self.memories.save(instruction.client, memory)
+        self.store.restore(states)
 
 
-class LocalFleet(MemoriesFleet):
+class LocalFleet(StoreFleet):
     """C clients that share this process and its task; vectors pass by reference.
 
     A client that raises is dropped with its error and keeps its previous state.
@@ -86,16 +76,12 @@ class LocalFleet(MemoriesFleet):
         task: Task,
         on_client: Callable[[int], None] | None = None,
         vectorize: bool = False,
-        memories: Memories | None = None,
+        store: InProcessStore | None = None,
         home: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(task, Memories() if memories is None else memories, vectorize, on_client)
+        super().__init__(task, store or InProcessStore(), vectorize, on_client)
         self.home = torch.device(home)  # of the server's vectors and of replies
         self._made: list[tuple[TrainInstruction, TrainReply, Any]] = []  # states not yet stored
-
-    @property
-    def _in_memory(self) -> bool:
-        return not isinstance(self.memories, Shards)
 
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         deadline = time.monotonic() + timeout
@@ -119,7 +105,7 @@ class LocalFleet(MemoriesFleet):
         for request in requests:
             instruction = request.instruction
             try:
-                reached.append((request, self._state(instruction)))
+                reached.append((request, self.store.recall(instruction)))
                 continue
             except MissingStateError:
                 replies[instruction.client] = StateLost(instruction.accepted)
@@ -140,19 +126,17 @@ class LocalFleet(MemoriesFleet):
             else:
                 replies[instruction.client] = done[0]
                 self._made.append((instruction, *done))
-        if self.home.type == "cpu" or self._in_memory or len(self._made) * size > PENDING:
+        if self.home.type == "cpu" or not self.store.copies or len(self._made) * size > PENDING:
             self._store_made()
         return replies
 
     def _store_made(self) -> None:
-        """Store the new states; writing many of them to disk synchronises a GPU once."""
+        """Store the new states; copying many of them synchronises a GPU once."""
         made, self._made = self._made, []
-        if made and not self._in_memory:
+        if made and self.store.copies:
             fetch(reply.loss for _, reply, _ in made)
         for instruction, _, state in made:
-            self._remember(
-                instruction, self.memories.pack(instruction.client, instruction.round, state)
-            )
+            self.store.remember(instruction, state)
 
     def _rounds(self, part: Sequence[Reached]) -> Sequence[tuple[TrainReply, Any] | str]:
         if self.vectorize and len(part) > 1:
@@ -173,11 +157,6 @@ class LocalFleet(MemoriesFleet):
         except Exception as error:  # the server handles any error of a client
             return describe(error)
 
-    def _state(self, instruction: TrainInstruction) -> Any:
-        """The state at the start of a visit; None: its first request."""
-        kept = self._recall(instruction)
-        return None if kept is None else self.memories.unpack(kept)
-
     def evaluate(
         self, requests: Sequence[EvaluateRequest], timeout: float
     ) -> list[Mapping[str, float] | str]:
@@ -186,7 +165,7 @@ class LocalFleet(MemoriesFleet):
     def _evaluate(self, request: EvaluateRequest) -> Mapping[str, float] | str:
         try:
             try:
-                state = self._state(request.instruction)
+                state = self.store.recall(request.instruction)
             except MissingStateError:
                 state = None
             return local_evaluation(request, state, test_data(self.task, request.instruction))

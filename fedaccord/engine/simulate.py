@@ -107,8 +107,8 @@ def _clients(
         def here(book: logbook.Logbook | None) -> LocalFleet:
             folder = book.directory.path if book else None
             setting, rounds = config.client_state, config.num_server_rounds
-            memories = states.memories(setting, config.strategy, task, rounds, folder, drawn)
-            return LocalFleet(task, on_client, vectorize, memories, task.device)
+            store = states.make_store(setting, config.strategy, task, rounds, folder, drawn)
+            return LocalFleet(task, on_client, vectorize, store, task.device)
 
         yield here
         return
@@ -274,7 +274,7 @@ def simulate(
     clients_of = _clients(config, task, None, choice.vectorize, drawn=cohorts is None)
     with chosen.in_use(), quiet(), clients_of as make:
         own = make(None)
-        recorder = Recorder(own.memories.state, weights=record == "weights", on_round=on_round)
+        recorder = Recorder(own.store.state, weights=record == "weights", on_round=on_round)
         run = server_app.run_of(
             method,
             own if faults is None else FaultyFleet(own, faults),

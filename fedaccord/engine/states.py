@@ -8,8 +8,7 @@ import torch
 
 from fedaccord.federation.method import Method
 from fedaccord.process.allocator import free_memory
-from fedaccord.storage.memories import Memories, PagedMemories
-from fedaccord.storage.shards import Shards
+from fedaccord.storage.in_process import FileStore, InProcessStore, PageStore
 from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
@@ -47,15 +46,15 @@ def choose(
     return StorageChoice(on_disk, size, f"client states {PLACES[on_disk]}: {why}")
 
 
-def memories(
+def make_store(
     setting: str, method: Method, task: Task, rounds: int, folder: Path | None, drawn: bool = True
-) -> Memories:
-    """The store of the clients' memories; folder: of files, which are made when the first state is
+) -> InProcessStore:
+    """The store of the clients' states; folder: of files, which are made when the first state is
     stored; None: the system's temporary one."""
     vector = task.model(method.model_settings).w.nbytes
     choice = choose(setting, method, len(task.clients), rounds, vector, drawn)
     log.log(logging.WARNING if choice.on_disk and setting == "auto" else logging.INFO, "%s", choice)
     if choice.on_disk:
-        return Shards(folder)
+        return FileStore(folder)
     # vectors from a GPU are in pinned memory, and their copy may not be complete
-    return Memories() if torch.device(task.device).type == "cuda" else PagedMemories()
+    return InProcessStore() if torch.device(task.device).type == "cuda" else PageStore()

@@ -28,13 +28,13 @@ from fedaccord.core.request import (
 )
 from fedaccord.core.vectors import nbytes
 from fedaccord.engine.cluster import ray_for, share_tensors
-from fedaccord.engine.fleet import BYTES, LocalFleet, MemoriesFleet, describe
+from fedaccord.engine.fleet import BYTES, LocalFleet, StoreFleet, describe
 from fedaccord.federation.errors import FederationError, last_line
 from fedaccord.federation.fleet import LATE, TrainReplies
 from fedaccord.process.allocator import keep_freed_memory
 from fedaccord.process.threads import cores
-from fedaccord.storage.on_ray import GONE, RayMemories, is_lost, put
-from fedaccord.storage.store import MissingStateError
+from fedaccord.storage.on_ray import GONE, RayStore, is_lost, put
+from fedaccord.storage.store import MissingStateError, packed_before
 from fedaccord.task import Task
 
 log = logging.getLogger("flwr")
@@ -82,7 +82,7 @@ class Worker:
         readings = dict(self.fleet.train(requests, timeout))
         rounds = {it.instruction.client: it.instruction.round for it in requests}
         after = [
-            self.fleet.memories.state(i, t) if isinstance(readings[i], TrainReply) else None
+            self.fleet.store.state(i, t) if isinstance(readings[i], TrainReply) else None
             for i, t in rounds.items()
         ]
         return [[readings[i] for i in clients], *after]
@@ -130,7 +130,7 @@ class Slot:
         return done
 
 
-class WorkersFleet(MemoriesFleet):
+class WorkersFleet(StoreFleet):
     """C clients whose local rounds are distributed over workers, the largest clients first.
 
     A worker that dies is replaced, and its requests are repeated; one that exceeds the time of a
@@ -146,7 +146,7 @@ class WorkersFleet(MemoriesFleet):
         on_client: Callable[[int], None] | None = None,
     ) -> None:
         """start: starts an actor of `Worker`. Raises ValueError if one does not start."""
-        super().__init__(task, RayMemories(), vectorize, on_client)
+        super().__init__(task, RayStore(), vectorize, on_client)
         self._slots = [Slot(start) for _ in range(workers)]
         try:
             devices = ray.get([slot.free()[1][0] for slot in self._slots])
@@ -175,7 +175,7 @@ class WorkersFleet(MemoriesFleet):
         most = BYTES // max(1, nbytes(requests[0].down)) if requests else 1
         for instruction, reading, state in self._ask(questions, send, deadline, max(1, most)):
             if isinstance(reading, TrainReply):
-                self._remember(instruction, state)
+                self.store.remember(instruction, state)
             if self._on_client:
                 self._on_client(instruction.client)
             yield instruction.client, reading
@@ -212,7 +212,8 @@ class WorkersFleet(MemoriesFleet):
         pairs = []
         for instruction in questions:
             try:
-                pairs.append((instruction, self._recall(instruction)))
+                memory = self.store.load(instruction.client)
+                pairs.append((instruction, packed_before(memory, instruction)))
             except MissingStateError:
                 yield instruction, StateLost(instruction.accepted), None
             except ValueError as error:

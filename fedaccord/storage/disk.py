@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from fedaccord.core.vectors import fill, leaves
 from fedaccord.storage.files import of_file, replace
-from fedaccord.storage.store import Memory, MissingStateError, Version
+from fedaccord.storage.store import Memory, MissingStateError, Store, Version
 from fedaccord.storage.tensors import map_tensors, write_tensors
 
 log = logging.getLogger("flwr")
@@ -67,7 +67,7 @@ class VersionFile(NamedTuple):
     crc32: int  # CRC-32 of its bytes
 
 
-class DiskStore:
+class DiskStore(Store):
     """The memories of clients of one federation below ``folder``.
 
     Raises OSError, which names the file, if one cannot be written; the memory is then unchanged.
@@ -116,15 +116,15 @@ class DiskStore:
         path = self._make_folder(client) / f"{round}.safetensors"
         return VersionFile(path, write_tensors(path, dict(leaves(state))))
 
-    def unpack(self, kept: VersionFile, like: Any) -> Any:
+    def unpack(self, packed: VersionFile, like: Any) -> Any:
         try:
-            if kept.path.exists() and not kept.path.is_file():
+            if packed.path.exists() and not packed.path.is_file():
                 raise ValueError("not a file")
-            state = fill(like, map_tensors(*kept))
+            state = fill(like, map_tensors(*packed))
             if dict(leaves(state)).keys() < dict(leaves(like)).keys():
                 raise ValueError("vectors are missing")
         except (OSError, ValueError) as error:
-            log.warning("%s is damaged (%s): the client's state is lost", kept.path, error)
+            log.warning("%s is damaged (%s): the client's state is lost", packed.path, error)
             raise MissingStateError from None
         return state
 

@@ -1,4 +1,4 @@
-"""The memories of clients with states as Ray objects, in the memory of the cluster."""
+"""The store of clients' states as Ray objects, in the memory of a cluster."""
 
 from typing import Any
 
@@ -7,23 +7,24 @@ import torch
 from ray.exceptions import ObjectLostError, OutOfDiskError
 
 from fedaccord.core.vectors import map_vectors
-from fedaccord.storage.memories import Memories
+from fedaccord.storage.in_process import InProcessStore
 from fedaccord.storage.store import MissingStateError
 
 GONE = "its state was lost with the machine that held it"
 
 
-class RayMemories(Memories):
+class RayStore(InProcessStore):
     """Client -> memory; Ray moves states to the worker that needs them, and to disk if memory is
     short."""
 
     def pack(self, client: int, round: int, state: Any) -> Any:
-        return put(state)
+        """The Ray object of a state; a worker's is one already."""
+        return state if isinstance(state, ray.ObjectRef) else put(state)
 
-    def unpack(self, kept: Any, like: Any = None) -> Any:
+    def unpack(self, packed: Any, like: Any = None) -> Any:
         """The state, over read-only memory of Ray."""
         try:
-            return ray.get(kept)
+            return ray.get(packed)
         except ObjectLostError:
             raise MissingStateError(GONE) from None
 

@@ -1,22 +1,21 @@
-"""A client's memory between two visits, and the protocol of its stores.
+"""A client's memory between two visits, and the protocol of all stores of them, `Store`.
 
-`ContextStore` is Flower's Context; files of one client are in `disk.py`, the memories of clients in
-this process in `memories.py`, `shards.py` and `on_ray.py`.
+`ContextStore` is Flower's Context. `DiskStore` (`disk.py`) survives restarts of a device. All
+clients of a run in this process have one store, as in `in_process.py` and `on_ray.py`.
 
 At most three versions of its state are kept: the latest, the one before, in case the server does
 not accept the last step, and the one of the server's last checkpoint, in case the server resumes
 from there. If the checkpoints contain the clients' states, as in process, the third is not needed.
 """
 
-from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Context
 
 from fedaccord.compat.flower import KeptArray
-from fedaccord.core.plugin import ClientHalf, state_like
+from fedaccord.core.plugin import state_like
 from fedaccord.core.request import TrainInstruction
-from fedaccord.core.rule import Shapes
 from fedaccord.core.vectors import leaves
 from fedaccord.wire import records
 
@@ -49,8 +48,8 @@ class MissingStateError(Exception):
     """The client does not have the state that the server expects."""
 
 
-def recall(memory: Memory | None, instruction: TrainInstruction) -> Any | None:
-    """The stored state at the start of a visit; None: it is the client's first visit.
+def packed_before(memory: Memory | None, instruction: TrainInstruction) -> Any | None:
+    """The stored form of the state at the start of a visit; None: it is the client's first visit.
 
     Every start of a run has a larger ``attempt`` than earlier starts, so messages are ordered by
     (attempt, round). A later start is accepted even if its first round is lower; after that,
@@ -74,17 +73,21 @@ def recall(memory: Memory | None, instruction: TrainInstruction) -> Any | None:
     found = version(memory, instruction.accepted)
     if found is not None:
         return found.state
-    if is_stateless(instruction.half, instruction.shapes):  # stateless: nothing can be lost
+    if next(leaves(_like(instruction)), None) is None:  # stateless: nothing can be lost
         return None
     raise MissingStateError
 
 
-def remember(memory: Memory | None, instruction: TrainInstruction, state: Any) -> Memory:
-    """The client's memory after the visit that resulted in ``state``."""
+def memory_after(memory: Memory | None, instruction: TrainInstruction, packed: Any) -> Memory:
+    """The client's memory after the visit that resulted in a state, here in its stored form."""
     accepted, durable = instruction.accepted, instruction.durable
     before = version(memory, accepted)
     older = None if durable == accepted else version(memory, durable)
-    return Memory(Version(instruction.round, state), before, instruction.attempt, older)
+    return Memory(Version(instruction.round, packed), before, instruction.attempt, older)
+
+
+def _like(instruction: TrainInstruction) -> Any:
+    return state_like(instruction.half, instruction.shapes)
 
 
 def version(memory: Memory | None, round: int) -> Version | None:
@@ -92,29 +95,39 @@ def version(memory: Memory | None, round: int) -> Version | None:
     return next((v for v in memory.versions if v.round == round), None) if memory else None
 
 
-@lru_cache(maxsize=8)
-def is_stateless(half: ClientHalf, shapes: Shapes) -> bool:
-    """Whether a client keeps no vector between two rounds."""
-    return next(leaves(state_like(half, shapes)), None) is None
+class Store(ABC):
+    """Client -> memory, with a form of its own for states: `pack` and `unpack`."""
 
-
-class Store(Protocol):
-    """Stores the memories of clients; it has its own form for states."""
-
+    @abstractmethod
     def load(self, client: int) -> Memory | None:
         """None before the client's first visit."""
 
+    @abstractmethod
     def save(self, client: int, memory: Memory) -> None:
         """Replace the client's memory; versions that the new one lacks are dropped."""
 
+    @abstractmethod
     def pack(self, client: int, round: int, state: Any) -> Any:
         """The stored form of the state after a round; `save` assigns it to the client."""
 
-    def unpack(self, kept: Any, like: Any) -> Any:
+    @abstractmethod
+    def unpack(self, packed: Any, like: Any) -> Any:
         """The state, with the structure of ``like``. Raises MissingStateError if it is damaged."""
 
+    def recall(self, instruction: TrainInstruction) -> Any | None:
+        """The client's state at the start of a visit; None: it is the first one. Raises as
+        `packed_before` and `unpack`."""
+        packed = packed_before(self.load(instruction.client), instruction)
+        return None if packed is None else self.unpack(packed, _like(instruction))
 
-class ContextStore:
+    def remember(self, instruction: TrainInstruction, state: Any) -> None:
+        """Store the state after a visit."""
+        packed = self.pack(instruction.client, instruction.round, state)
+        memory = memory_after(self.load(instruction.client), instruction, packed)
+        self.save(instruction.client, memory)
+
+
+class ContextStore(Store):
     """Flower's Context of one client, which lasts as long as the run and the SuperNode."""
 
     def __init__(self, context: Context) -> None:
@@ -146,6 +159,6 @@ class ContextStore:
     def pack(self, client: int, round: int, state: Any) -> ArrayRecord:
         return records.pack(state, KeptArray)
 
-    def unpack(self, kept: ArrayRecord, like: Any) -> Any:
+    def unpack(self, packed: ArrayRecord, like: Any) -> Any:
         """Raises ValueError if it is a state of another method."""
-        return records.unpack_state(like, kept)
+        return records.unpack_state(like, packed)

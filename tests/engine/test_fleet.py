@@ -22,14 +22,14 @@ def fleet(num_clients: int) -> LocalFleet:
 def test_the_states_that_the_server_accepted_are_kept_for_a_checkpoint() -> None:
     """Client 0's last reply was lost; of client 2 none was accepted; client 3 was never asked."""
     whole = fleet(4)
-    whole.memories.save(1, Memory(Version(3, "b after 3"), Version(1, "b after 1")))
-    whole.memories.save(0, Memory(Version(3, "a after 3"), Version(1, "a after 1")))
-    whole.memories.save(2, Memory(Version(3, "c after 3")))
+    whole.store.save(1, Memory(Version(3, "b after 3"), Version(1, "b after 1")))
+    whole.store.save(0, Memory(Version(3, "a after 3"), Version(1, "a after 1")))
+    whole.store.save(2, Memory(Version(3, "c after 3")))
     kept = whole.client_states([1, 3, -1, -1])
     assert kept == {0: (1, "a after 1"), 1: (3, "b after 3")}
     again = fleet(4)
     again.restore(kept.items())
-    own = again.memories
+    own = again.store
     assert [own.state(i, 1) for i in range(4)] == ["a after 1", None, None, None]
     assert own.state(1, 3) == "b after 3"
     assert again.client_states([1, 3, -1, -1]) == kept

@@ -60,8 +60,8 @@ def test_the_servers_memory_is_the_mean_over_a_million(algo: str, mean: str, own
     """Those that were never there hold zero: the sum over the six others, divided by C."""
     for num_clients in (FEW, MILLION):
         run, fleet = rounds(num_clients, algo)
-        assert fleet.memories.clients() == sorted({i for cohort in COHORTS for i in cohort})
-        states = [fleet.memories.load(i).latest.state for i in fleet.memories.clients()]
+        assert fleet.store.clients() == sorted({i for cohort in COHORTS for i in cohort})
+        states = [fleet.store.load(i).latest.state for i in fleet.store.clients()]
         vectors = [dict(leaves(state))[own] for state in states]
         found = dict(leaves(run.state.server))[mean]
         expected = sum(vectors, torch.zeros_like(vectors[0])) / num_clients

@@ -11,10 +11,9 @@ from fedaccord import simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import states
-from fedaccord.engine.states import choose, memories
+from fedaccord.engine.states import choose, make_store
 from fedaccord.federation.strategy import FederatedStrategy
-from fedaccord.storage.memories import Memories, PagedMemories
-from fedaccord.storage.shards import Shards
+from fedaccord.storage.in_process import FileStore, InProcessStore, PageStore
 from fedaccord.task import load_task
 
 GB = 10**9
@@ -72,10 +71,10 @@ def test_only_a_choice_of_files_that_nobody_asked_for_is_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = load_task(RunConfig.make({}).task, num_clients=20)
-    assert isinstance(memories("disk", strategy(), task, 30, None), Shards)
-    assert type(memories("auto", strategy(), task, 30, None)) is PagedMemories
+    assert isinstance(make_store("disk", strategy(), task, 30, None), FileStore)
+    assert type(make_store("auto", strategy(), task, 30, None)) is PageStore
     monkeypatch.setattr(states, "free_memory", lambda: 1.0)
-    assert isinstance(memories("auto", strategy(), task, 30, None), Shards)
+    assert isinstance(make_store("auto", strategy(), task, 30, None), FileStore)
     levels = [record.levelno for record in caplog.records]
     assert levels == [logging.INFO, logging.INFO, logging.WARNING]
 
@@ -114,9 +113,9 @@ def test_what_simulate_returns_lies_in_memory_and_is_the_same(algo: str) -> None
 
 def test_states_that_come_from_a_gpu_are_not_copied() -> None:
     """They have no values yet when they are stored."""
-    for device, kind in (("cpu", PagedMemories), ("cuda", Memories)):
+    for device, kind in (("cpu", PageStore), ("cuda", InProcessStore)):
         config = RunConfig.make({"algo": "scaffold", "num-clients": 4})
         task: Any = SimpleNamespace(
             clients=range(4), device=device, model=lambda _: SimpleNamespace(w=torch.zeros(3))
         )
-        assert type(memories("memory", config.strategy, task, 1, None)) is kind
+        assert type(make_store("memory", config.strategy, task, 1, None)) is kind

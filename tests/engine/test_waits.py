@@ -17,7 +17,7 @@ from fedaccord.data.kind import Dataset
 from fedaccord.data.transforms import augment, normalise
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.run import Run
-from fedaccord.storage.shards import Shards
+from fedaccord.storage.in_process import FileStore
 from fedaccord.strategies import METHODS
 from fedaccord.task import Clients, Task, models
 from tests.fake_gpu import GPU, FakeGPU, fake_gpu
@@ -51,7 +51,7 @@ def waits(
     steps: int,
     algo: str,
     augmented: bool = True,
-    memories: Any = None,
+    store: Any = None,
     **more: Any,
 ) -> list[str]:
     """What waited in a third round."""
@@ -60,7 +60,7 @@ def waits(
         | {"fraction-train": 1.0, **more}
     )
     own, strategy = task(clients, augmented), config.strategy
-    fleet = LocalFleet(own, vectorize=config.vectorize == "on", memories=memories, home=GPU)
+    fleet = LocalFleet(own, vectorize=config.vectorize == "on", store=store, home=GPU)
     run = Run(strategy, fleet, server_app.initial_arrays(own, strategy.model_settings, GPU), 4)
     run.begin()
     for _ in range(3):
@@ -68,8 +68,8 @@ def waits(
         metrics = run.train_round().metrics
         assert metrics["dropped"] == 0
     found = [*gpu.waits]
-    for i in fleet.memories.clients():  # copies that were not waited for have arrived
-        state = fleet.memories.unpack(fleet.memories.load(i).latest.state)
+    for i in fleet.store.clients():  # copies that were not waited for have arrived
+        state = fleet.store.unpack(fleet.store.load(i).latest.state)
         assert all(v.is_cpu and v.isfinite().all() for _, v in leaves(state))
     return found
 
@@ -109,7 +109,7 @@ def test_an_evaluation_waits_once(gpu: FakeGPU) -> None:
 @pytest.mark.parametrize("vectorize", ["off", "on"])
 def test_states_are_written_to_disk_when_they_are_there(gpu: FakeGPU, vectorize: str) -> None:
     """After one wait for all of them; `waits` looks at their values."""
-    found = waits(gpu, 5, 2, "scaffold", memories=Shards(), vectorize=vectorize)
+    found = waits(gpu, 5, 2, "scaffold", store=FileStore(), vectorize=vectorize)
     assert len(found) == 2, found
 
 
@@ -117,7 +117,7 @@ def test_states_that_take_too_much_memory_are_written_in_parts(
     gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedaccord.engine.fleet.PENDING", 2 * 4 * 79403 * 2)  # of 2 clients
-    found = waits(gpu, 5, 2, "scaffold", memories=Shards())
+    found = waits(gpu, 5, 2, "scaffold", store=FileStore())
     assert len(found) == 3, found
 
 

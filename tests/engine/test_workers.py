@@ -166,7 +166,7 @@ def test_every_method(name: str, plugins: str, fleet: Any) -> None:
     cohorts = EVERYONE if everyone else COHORTS
     here = run_here(small(name, plugins), cohorts=cohorts)
     assert_same(run(small(name, plugins), cohorts), here)
-    assert fleet.memories.clients() == [*range(len(SIZES))]
+    assert fleet.store.clients() == [*range(len(SIZES))]
 
 
 def test_secure_sums(fleet: Any) -> None:
@@ -299,13 +299,13 @@ def test_a_state_that_is_lost_makes_a_first_visit(
     def on_client(client: int) -> None:
         seen.append(client)
         if len(seen) == len(COHORTS[0]):
-            fleet.memories.save(1, Memory(Version(0, large)))
+            fleet.store.save(1, Memory(Version(0, large)))
 
     monkeypatch.setattr(fleet, "_on_client", on_client)
     history = run(small("scaffold"))
     assert history.metrics["dropped"].tolist()[1:] == [0, 1, 0, 0]
     assert "dropped client 1: lost its state of round 1" in caplog.text
-    fleet.memories.save(2, Memory(Version(3, large)))
+    fleet.store.save(2, Memory(Version(3, large)))
     assert 2 not in fleet.client_states([3] * 5)  # a checkpoint goes without it
     assert "no state of client 2" in caplog.text
 
@@ -355,14 +355,14 @@ def test_states_beyond_the_memory_for_them_go_to_disk(own_ray: None) -> None:
 
 
 def test_no_room_for_a_state_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedaccord.storage.on_ray import RayMemories
+    from fedaccord.storage.on_ray import RayStore
 
     def full(_: Any) -> None:
         raise ray.exceptions.OutOfDiskError
 
     monkeypatch.setattr(ray, "put", full)
     with pytest.raises(OSError, match=r"^Ray has no room .*; free some .* RAY_TMPDIR$"):
-        RayMemories().restore([(0, (0, Kept(torch.zeros(1))))])
+        RayStore().restore([(0, (0, Kept(torch.zeros(1))))])
 
 
 def test_the_server_evaluates_on_the_cores_of_its_workers(

@@ -101,7 +101,7 @@ def test_clients_in_process_keep_no_third_version_because_checkpoints_hold_their
     task = load_task(config.task, num_clients=3)
     fleet = LocalFleet(task)
     path = server_app.run(lambda _: fleet, config, task).path
-    assert all(fleet.memories.load(i).durable is None for i in fleet.memories.clients())
+    assert all(fleet.store.load(i).durable is None for i in fleet.store.clients())
     assert len(Checkpoints(path / "checkpoint").load().clients) == 3
 
 

@@ -14,7 +14,13 @@ from fedaccord.core.request import TrainInstruction
 from fedaccord.core.rule import LocalRule, Stateless
 from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.storage import store
-from fedaccord.storage.store import Memory, MissingStateError, Version, recall, remember
+from fedaccord.storage.store import (
+    Memory,
+    MissingStateError,
+    Version,
+    memory_after,
+    packed_before,
+)
 from fedaccord.strategies.fedavg import FedAvgClient
 from fedaccord.strategies.feddyn import FedDynClient
 from fedaccord.wire.records import pack, unpack_state
@@ -148,8 +154,8 @@ def instruction(
 
 def request(memory: Memory | None, instruction: TrainInstruction) -> tuple[Any, Memory]:
     """The state that a visit begins with, and the memory after it: states are words here."""
-    begun = recall(memory, instruction)
-    return begun, remember(memory, instruction, f"after {instruction.round}")
+    begun = packed_before(memory, instruction)
+    return begun, memory_after(memory, instruction, f"after {instruction.round}")
 
 
 def test_a_visit_begins_with_the_state_that_was_accepted_last() -> None:
@@ -236,9 +242,8 @@ def test_a_message_of_an_earlier_start_changes_nothing_whatever_its_round() -> N
 @pytest.mark.parametrize("memory", [None, Memory(Version(3, "after 3"), Version(1, "after 1"))])
 def test_a_state_that_is_gone_is_lost(memory: Memory | None) -> None:
     with pytest.raises(MissingStateError):
-        recall(memory, instruction(5, 2))
+        packed_before(memory, instruction(5, 2))
+    start = RelaxedInit(beta=0.1)
     with pytest.raises(MissingStateError):
-        recall(memory, instruction(5, 2, rule=FedAvgClient(), plugins=(RelaxedInit(beta=0.1),)))
-    assert (
-        recall(memory, instruction(5, 2, rule=FedAvgClient())) is None
-    )  # there is nothing to lose
+        packed_before(memory, instruction(5, 2, rule=FedAvgClient(), plugins=(start,)))
+    assert packed_before(memory, instruction(5, 2, rule=FedAvgClient())) is None  # stateless

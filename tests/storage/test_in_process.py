@@ -1,5 +1,7 @@
-"""Memories in mapped files are those in memory, for any order of visits, and files do not grow."""
+"""States in files or in pages of their own are those by reference; files do not grow."""
 
+import gc
+import mmap
 import random
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,9 +10,8 @@ import pytest
 import torch
 
 from fedaccord.core.vectors import leaves
-from fedaccord.storage import shards
-from fedaccord.storage.memories import Memories
-from fedaccord.storage.shards import Shards
+from fedaccord.storage import in_process
+from fedaccord.storage.in_process import FileStore, InProcessStore, PageStore
 from fedaccord.storage.store import Memory, Version, version
 
 
@@ -25,19 +26,19 @@ def state(number: float) -> State:
     return State(torch.full((33,), number), (more, torch.tensor([True, False])) and more)
 
 
-def put(memories: Memories, client: int, t: int, new: Any, **others: Any) -> None:
+def put(store: InProcessStore, client: int, t: int, new: Any, **others: Any) -> None:
     """A new latest version; others: fields of `Memory`."""
-    kept = memories.pack(client, t, new)
-    memories.save(client, Memory(Version(t, kept), **others))
+    kept = store.pack(client, t, new)
+    store.save(client, Memory(Version(t, kept), **others))
 
 
-def values(memories: Memories, client: int) -> Any:
+def values(store: InProcessStore, client: int) -> Any:
     """A memory with lists instead of tensors."""
 
     def lists(kept: Any) -> Any:
-        return [(name, x.tolist()) for name, x in leaves(memories.unpack(kept))]
+        return [(name, x.tolist()) for name, x in leaves(store.unpack(kept))]
 
-    memory = memories.load(client)
+    memory = store.load(client)
     if memory is None:
         return None
     kept = (memory.latest, memory.before, memory.durable)
@@ -46,24 +47,26 @@ def values(memories: Memories, client: int) -> Any:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "SHARD", 1000)  # a few places a file
+    monkeypatch.setattr(in_process, "SHARD", 1000)  # a few slots a file
+    monkeypatch.setattr(in_process, "LARGE", 1)
 
 
 @pytest.mark.usefixtures("small")
-def test_they_store_what_memory_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [FileStore, PageStore])
+def test_they_store_what_memory_does(kind: type[PageStore]) -> None:
     """Visits in any order: some replies are lost, some clients are asked twice, some forget."""
-    generator, plain, filed = random.Random(0), Memories(), Shards(tmp_path)
+    generator, plain, packed = random.Random(0), InProcessStore(), kind()
     accepted: dict[int, int] = {}
     durable: dict[int, int] = {}  # as of a checkpoint every 15 rounds
     for t in range(60):
         for i in generator.sample(range(12), 4):
             last, new = accepted.get(i, -1), state(100.0 * t + i)
-            for memories in (plain, filed):
-                memory = memories.load(i)
+            for store in (plain, packed):
+                memory = store.load(i)
                 held = durable.get(i, -1)
                 third = None if held == last else version(memory, held)
                 before = version(memory, last)
-                put(memories, i, t, new, before=before, attempt=t // 20, durable=third)
+                put(store, i, t, new, before=before, attempt=t // 20, durable=third)
             if generator.random() < 0.7:
                 accepted[i] = t
         if t % 15 == 14:
@@ -71,54 +74,54 @@ def test_they_store_what_memory_does(tmp_path: Path) -> None:
         if t % 10 == 9:
             gone = generator.choice(plain.clients())
             plain.remove(gone)
-            filed.remove(gone)
+            packed.remove(gone)
             accepted.pop(gone, None)
-        assert filed.clients() == plain.clients()
-        assert all(values(filed, i) == values(plain, i) for i in plain.clients())
-    assert filed.load(99) is None
+        assert packed.clients() == plain.clients()
+        assert all(values(packed, i) == values(plain, i) for i in plain.clients())
+    assert packed.load(99) is None
 
 
 @pytest.mark.usefixtures("small")
-def test_places_are_used_again() -> None:
-    """Two versions of each client are stored, so five places serve two clients for ever."""
-    filed = Shards()
+def test_slots_are_used_again() -> None:
+    """Two versions of each client are stored, so five slots serve two clients for ever."""
+    filed = FileStore()
     for t in range(50):
         for i in (0, 1):
             new = State(torch.full((64,), float(t)))
             put(filed, i, t, new, before=version(filed.load(i), t - 1))
-    assert len(filed._shards) == 2  # 3 places of 256 bytes each
+    assert len(filed._files) == 2  # 3 slots of 256 bytes each
     assert values(filed, 1)[0][0] == 49
     assert values(filed, 1)[1][0] == 48
 
 
 @pytest.mark.usefixtures("small")
-def test_the_places_of_clients_that_are_removed_or_restored_are_used_again() -> None:
-    filed, own = Shards(), State(torch.ones(64))
+def test_the_slots_of_clients_that_are_removed_or_restored_are_used_again() -> None:
+    filed, own = FileStore(), State(torch.ones(64))
     for _ in range(20):
-        filed.restore((i, (0, own)) for i in range(3))  # 3 places of 256 bytes, a file
+        filed.restore((i, (0, own)) for i in range(3))  # 3 slots of 256 bytes, a file
         filed.remove(1)
         put(filed, 1, 5, own)
-    assert len(filed._shards) == 1
+    assert len(filed._files) == 1
     assert filed.clients() == [0, 1, 2]
 
 
 def test_a_client_without_vectors_takes_no_file(tmp_path: Path) -> None:
-    filed = Shards(tmp_path / "not there")
+    filed = FileStore(tmp_path / "not there")
     for t in range(3):
         put(filed, 0, t, State(None), before=version(filed.load(0), t - 1))
     assert filed.states([2]) == {0: (2, State(None))}
-    assert filed._shards == []
+    assert filed._files == []
 
 
 def test_the_memory_stays_if_the_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    filed, plain = Shards(), Memories()
+    filed, plain = FileStore(), InProcessStore()
     put(filed, 0, 0, state(2.0))
     put(plain, 0, 0, state(2.0))
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device", "/x")
 
-    monkeypatch.setattr(shards, "mapped", full)
+    monkeypatch.setattr(in_process, "mapped", full)
     filed._free.clear()
     with pytest.raises(OSError, match="/x"):
         put(filed, 0, 1, state(4.0))
@@ -134,7 +137,7 @@ def test_states_do_not_stay_in_memory() -> None:
         line = next(x for x in path.read_text().splitlines() if x.startswith("VmRSS"))
         return 1024 * int(line.split()[1])
 
-    filed, n = Shards(), 2**20
+    filed, n = FileStore(), 2**20
     v = torch.ones(n)
     put(filed, 0, 0, State(v))
     before = resident()
@@ -150,10 +153,46 @@ def test_states_do_not_stay_in_memory() -> None:
 
 
 def test_a_state_that_was_asked_for_stays_as_it_is() -> None:
-    filed = Shards()
+    filed = FileStore()
     put(filed, 0, 0, State(torch.zeros(3)))
     first = filed.state(0, 0).lam
     for t in range(1, 4):
         put(filed, 0, t, State(torch.ones(3)))
     assert not first.any()
     assert filed.state(0, 0) is None
+
+
+def test_large_states_have_pages_of_their_own() -> None:
+    given = State(torch.randn(2**18 + 1), State(torch.randn(3, dtype=torch.float64)))
+    paged = PageStore()
+    put(paged, 7, 0, given, attempt=5)
+    first = paged.state(7, 0)
+    assert torch.equal(first.lam, given.lam)
+    assert torch.equal(first.more.lam, given.more.lam)
+    assert first.lam.data_ptr() % mmap.PAGESIZE == 0
+    assert first.lam.data_ptr() != given.lam.data_ptr()
+    put(paged, 7, 1, State(given.lam + 1, given.more), before=version(paged.load(7), 0))
+    assert paged.state(7, 0).lam.data_ptr() == first.lam.data_ptr()  # not copied again
+    assert torch.equal(paged.state(7, 1).lam, given.lam + 1)
+    paged.remove(7)
+    assert paged.clients() == []
+    assert torch.equal(first.lam, given.lam)  # it stays as long as it is used
+
+
+def test_small_states_are_stored_by_reference() -> None:
+    small = State(torch.zeros(5))
+    assert PageStore().pack(0, 3, small) is small
+
+
+def test_no_tensor_of_a_large_state_is_kept() -> None:
+    """A tensor itself takes a place in the heap that a freed vector had."""
+    own, before = PageStore(), tensors_alive()
+    for i in range(20):
+        put(own, i, 0, State(torch.zeros(2**18)))
+    assert tensors_alive() <= before + 2  # the form that all share, a view, and what it shows
+    assert own.state(3, 0).lam.shape == (2**18,)
+
+
+def tensors_alive() -> int:
+    gc.collect()
+    return sum(type(found) is torch.Tensor for found in gc.get_objects())
