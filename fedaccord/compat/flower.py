@@ -1,7 +1,8 @@
 """Every use of undocumented parts of Flower 1.41 and 1.42; tests/compat checks each.
 
-All else that this package uses is in Flower's documented packages: `flwr.app`, `flwr.clientapp`,
-`flwr.serverapp`, and the commands. A new release of Flower is supported when tests/compat passes.
+Those of secure sums are in `crypto.py`. All else that this package uses is in Flower's documented
+packages, `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and its commands. A new release of Flower
+is supported when tests/compat passes.
 """
 
 import base64

@@ -1,6 +1,8 @@
 """What `fedaccord.compat` takes for granted of Flower: each test fails when Flower changes it."""
 
+import base64
 import inspect
+import itertools
 import queue
 import re
 import runpy
@@ -17,6 +19,10 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from cryptography.fernet import Fernet
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import ClientAppException
@@ -27,7 +33,7 @@ from ray.exceptions import ActorDiedError
 
 from fedaccord.cli.deployments import certificates
 from fedaccord.cli.device import THIRD_PARTY
-from fedaccord.compat import flower
+from fedaccord.compat import crypto, flower
 from fedaccord.federation.errors import last_line
 from fedaccord.wire.handshake import handshake
 from tests.grid import FIRST_NODE, InProcessGrid
@@ -220,6 +226,28 @@ def test_the_local_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command[0] == flower.LOCAL_PROGRAM
     at = command.index(flower.LOCAL_PORT_OPTION)
     assert command[at + 1] == constant.LOCAL_SUPERLINK_HTTP_API_PORT
+
+
+# --- secure sums ---------------------------------------------------------------------------------
+
+
+def test_shares_of_a_secret_and_keys_of_pairs() -> None:
+    """Any two of three shares give the secret, and they are as long as earlier versions made them;
+    a pair has one key, which encrypts as Fernet does."""
+    secret = bytes(range(32))
+    shares = crypto.create_shares(secret, 2, 3)
+    assert [len(share) for share in shares] == [4 + 48] * 3
+    assert [share[0] for share in shares] == [1, 2, 3]
+    for pair in itertools.combinations(shares, 2):
+        assert crypto.combine_shares([*pair]) == secret
+    one, two = (ec.derive_private_key(number, ec.SECP256R1()) for number in (7, 11))
+    key = crypto.generate_shared_key(one, two.public_key())
+    assert key == crypto.generate_shared_key(two, one.public_key())
+    expected = HKDF(algorithm=SHA256(), length=32, salt=None, info=None)
+    exchanged = one.exchange(ec.ECDH(), two.public_key())
+    assert base64.urlsafe_b64decode(key) == expected.derive(exchanged)
+    assert Fernet(key).decrypt(crypto.encrypt(key, secret)) == secret
+    assert crypto.decrypt(key, Fernet(key).encrypt(secret)) == secret
 
 
 # --- a SuperNode ----------------------------------------------------------------------------------
