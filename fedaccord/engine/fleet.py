@@ -31,6 +31,7 @@ PENDING = 2**30  # bytes of models whose clients' states are not yet stored
 BYTES = 2**25  # bytes of their models; larger calls are hardly faster
 
 Reached = tuple[TrainRequest, Any]  # a request, and its client's state before the visit
+Made = list[tuple[TrainInstruction, TrainReply, Any]]  # replies, and states that are not yet stored
 
 
 class StoreFleet:
@@ -81,20 +82,20 @@ class LocalFleet(StoreFleet):
     ) -> None:
         super().__init__(task, store or InProcessStore(), vectorize, on_client)
         self.home = torch.device(home)  # of the server's vectors and of replies
-        self._made: list[tuple[TrainInstruction, TrainReply, Any]] = []  # states not yet stored
 
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         deadline = time.monotonic() + timeout
         replies: dict[int, Reading] = {}
+        made: Made = []
         for some in [requests] if self.vectorize else [[request] for request in requests]:
             for part in _parts(self._reached(some, replies), self.task):
                 late = time.monotonic() > deadline
                 clients = [request.instruction.client for request, _ in part]
-                replies |= dict.fromkeys(clients, LATE) if late else self._train(part)
+                replies |= dict.fromkeys(clients, LATE) if late else self._train(part, made)
                 if self._on_client:
                     for client in clients:
                         self._on_client(client)
-        self._store_made()
+        self._store(made)
         return replies.items()
 
     def _reached(
@@ -115,8 +116,8 @@ class LocalFleet(StoreFleet):
                 self._on_client(instruction.client)
         return reached
 
-    def _train(self, part: Sequence[Reached]) -> dict[int, Reading]:
-        """The readings of requests that are executed together."""
+    def _train(self, part: Sequence[Reached], made: Made) -> dict[int, Reading]:
+        """The readings of requests that are executed together; ``made`` grows by the new states."""
         replies: dict[int, Reading] = {}
         size = nbytes(part[0][0].down)
         for (request, _), done in zip(part, self._rounds(part), strict=True):
@@ -125,18 +126,18 @@ class LocalFleet(StoreFleet):
                 replies[instruction.client] = done
             else:
                 replies[instruction.client] = done[0]
-                self._made.append((instruction, *done))
-        if self.home.type == "cpu" or not self.store.copies or len(self._made) * size > PENDING:
-            self._store_made()
+                made.append((instruction, *done))
+        if self.home.type == "cpu" or not self.store.copies or len(made) * size > PENDING:
+            self._store(made)
         return replies
 
-    def _store_made(self) -> None:
+    def _store(self, made: Made) -> None:
         """Store the new states; copying many of them synchronises a GPU once."""
-        made, self._made = self._made, []
         if made and self.store.copies:
             fetch(reply.loss for _, reply, _ in made)
         for instruction, _, state in made:
             self.store.remember(instruction, state)
+        made.clear()
 
     def _rounds(self, part: Sequence[Reached]) -> Sequence[tuple[TrainReply, Any] | str]:
         if self.vectorize and len(part) > 1:

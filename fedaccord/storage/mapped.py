@@ -80,7 +80,8 @@ class Spill:
 
     ``folder``: of the files; None: the system's temporary one. `PAST` bytes stay in memory.
     Several vectors share a file. With one file per vector, glibc before 2.38 places a file's few
-    bytes of memory behind the freed vector, and the next vector does not fit into the gap.
+    bytes of memory behind the freed vector, and the next vector does not fit into the gap: with
+    100 vectors of 3.2 MB resident memory grew by 250 to 370 MB, with 16 in a file by 40 to 46 MB.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
