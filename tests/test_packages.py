@@ -18,7 +18,7 @@ from flwr.cli.utils import collect_files
 from tests.test_imports import PACKAGE, SOURCES, below, imports, module
 
 REPOSITORY = Path(__file__).parents[1]
-# bytes of the bundle once compressed; Flower 1.41 stores its files as they are, 1.03 MB of at most 10
+# bytes of the bundle once compressed; Flower 1.41 stores its files as they are: 1 MB of at most 10
 MOST = 400_000
 APPS = """
 import sys
