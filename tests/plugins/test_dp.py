@@ -210,6 +210,13 @@ def test_a_run_ends_before_a_round_that_would_pass_its_budget(settings: dict[str
         run(settings, name="bound", dp__max_epsilon=bound * 1.0001, resume=True)
 
 
+def test_a_round_that_fails_after_its_noise_was_drawn_counts(settings: dict[str, Any]) -> None:
+    found = run(settings, name="failed", max_update_norm=0.5)
+    assert {*found.metrics["counted"][1:]} == {0, 1}
+    spent = [Accountant(1.0, 0.5, 1e-5).epsilon(t) for t in range(1, 7)]
+    assert found.metrics["dp-epsilon"].tolist()[1:] == spent
+
+
 def test_a_budget_sets_the_noise_and_stays_one_when_a_run_is_prolonged(
     settings: dict[str, Any],
 ) -> None:
