@@ -269,22 +269,12 @@ def test_the_relaxed_start_may_be_the_anchor(case: Case) -> None:
 def test_fedspeed_around_the_relaxed_start(variant: str, mix: float) -> None:
     """authors with mix=1 is FedDyn with SAM; without the ascent paper is FedADMM, active."""
     moved = RelaxedInit(beta=BETA, center="start")
-    if variant == "authors" and mix == 1:
-        expected = feddyn.run(
-            *(LEAST_SQUARES, W0, SOME),
-            **(SETTINGS | {"local_steps": K, "alpha": 0.4, "sam_rho": RADIUS}),
-            **{"ri_beta": BETA, "ri_center": "start"},
-        )
-        radius = RADIUS
-    else:
-        reference, name = (feddyn, "alpha") if variant == "authors" else (fedadmm, "rho")
-        more = {} if variant == "authors" else {"variant": "active"}
-        expected = reference.run(
-            *(LEAST_SQUARES, W0, SOME),
-            **(SETTINGS | {"local_steps": K, name: 0.4} | more),
-            **{"ri_beta": BETA, "ri_center": "start"},
-        )
-        radius = 0.0
+    radius = RADIUS if variant == "authors" and mix == 1 else 0.0
+    reference, own = (feddyn, {"alpha": 0.4})
+    if variant == "paper":
+        reference, own = (fedadmm, {"rho": 0.4, "variant": "active"})
+    own = own | {"local_steps": K, "sam_rho": radius, "ri_beta": BETA, "ri_center": "start"}
+    expected = reference.run(LEAST_SQUARES, W0, SOME, **(SETTINGS | own))
     case = Case(S.FedSpeed, fedspeed, {"rho": 0.4, "variant": variant, "mix": mix})
     history = federate(case.method(SAM(rho=radius), moved), LEAST_SQUARES, W0, SOME)
     close(history.weights, expected.weights)
