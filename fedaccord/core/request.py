@@ -21,6 +21,11 @@ class ModelSettings(NamedTuple):
     local_parameters: str = ""  # patterns of the names of parameters that stay at the client
     frozen_parameters: str = ""  # patterns of the names of parameters that keep their values
 
+    @staticmethod
+    def of(settings: Any) -> "ModelSettings":
+        """Those among more settings."""
+        return ModelSettings(*(getattr(settings, name) for name in ModelSettings._fields))
+
     def local_names(self, names: Collection[str]) -> set[str]:
         """Those of the trained parameters' names that a pattern matches. Raises ValueError if one
         matches none."""
@@ -110,9 +115,7 @@ class TrainInstruction(NamedTuple):
 
     @property
     def model_settings(self) -> ModelSettings:
-        return ModelSettings(
-            self.precision, self.buffers, self.local_parameters, self.frozen_parameters
-        )
+        return ModelSettings.of(self)
 
     @property
     def config(self) -> LocalConfig:

@@ -7,6 +7,7 @@ dp-accounting belongs to the extra ``dp`` and is imported on first use.
 """
 
 import math
+from bisect import bisect_right
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -74,11 +75,4 @@ class Accountant(NamedTuple):
 
     def rounds_within(self, epsilon: float, most: int) -> int:
         """The number of rounds, at most ``most``, that cost no more than ``epsilon``."""
-        low, high = 0, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.epsilon(middle) <= epsilon:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return bisect_right(range(1, most + 1), epsilon, key=self.epsilon)

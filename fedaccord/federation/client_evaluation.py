@@ -15,62 +15,53 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedaccord.compat.flower import has_no_function
-from fedaccord.federation import sampling
 from fedaccord.federation.errors import clean
 from fedaccord.federation.fleet import MessageFleet
+from fedaccord.federation.method import Method
 from fedaccord.federation.replies import unusual
+from fedaccord.wire.messages import EXAMPLES
 
 log = logging.getLogger("flwr")
 
 AggregateMetrics = Callable[[list[RecordDict], str], MetricRecord]
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ClientEvaluation:
-    """Requests to a share of the connected clients, drawn by (seed, round), at least ``least``.
+    """Requests to a share of the connected clients, drawn by (seed, round).
 
-    arrays_key, config_key: the names of the records in a message. weight: the metric by which a
-    client is weighted in the means. aggregate: replaces the means; None: means.
+    timeout: seconds for the replies. config: the caller's own, of the messages. arrays_key,
+    config_key: the names of the records in a message. aggregate: of the replies' metrics.
     """
 
+    method: Method
     fleet: MessageFleet
-    fraction: float
-    least: int
-    seed: int
     timeout: float
+    config: Mapping[str, Any]
     arrays_key: str
     config_key: str
-    weight: str
-    config: Mapping[str, Any]
-    aggregate: AggregateMetrics | None
+    aggregate: AggregateMetrics
     _is_answered: bool = field(default=False, init=False)  # after the first client's reply
+    _is_off: bool = field(default=False, init=False)  # the ClientApp has no such function
 
     def __call__(self, number: int, arrays: ArrayRecord) -> MetricRecord | None:
         """Metrics of the model after ``number`` rounds; None: no client has any."""
-        if not self.fraction:
+        method, fleet = self.method, self.fleet
+        if self._is_off or not method.fraction_evaluate:
             return None
-        clients = sampling.draw(
-            self.fleet.available(),
-            t=number,
-            seed=self.seed,
-            fraction=self.fraction,
-            sampling="fixed",
-            num_clients=self.fleet.num_clients,
-            least=self.least,
-            purpose="evaluation",
-        )
+        clients = method.draw_evaluators(number, fleet.available(), fleet.num_clients)
         config = ConfigRecord({**self.config, "server-round": number})
         content = RecordDict({self.arrays_key: arrays, self.config_key: config})
         replies: dict[int, RecordDict | str] = {}
         if not self._is_answered and clients:  # an app without the function fails once, not C times
-            replies = self.fleet.ask(clients[:1], content, self.timeout, self._read)
+            replies = fleet.ask(clients[:1], content, self.timeout, _read)
             if has_no_function(str(replies[clients[0]])):
                 log.info("clients evaluate nothing: their ClientApp has no @app.evaluate()")
-                self.fraction = 0.0
+                self._is_off = True
                 return None
             self._is_answered = True
         rest = [i for i in clients if i not in replies]
-        replies |= self.fleet.ask(rest, content, self.timeout, self._read)
+        replies |= fleet.ask(rest, content, self.timeout, _read)
         return self._means(number, replies)
 
     def _means(self, number: int, replies: Mapping[int, RecordDict | str]) -> MetricRecord | None:
@@ -86,24 +77,24 @@ class ClientEvaluation:
         contents = [good[i] for i in sorted(good) if i not in problems]
         if not contents:
             return None
-        found = (self.aggregate or weighted_means)(contents, self.weight)
+        found = self.aggregate(contents, EXAMPLES)
         words = ", ".join(f"{k} {v:.4g}" for k, v in found.items() if isinstance(v, (int, float)))
         log.info("[round %d] %d clients evaluate: %s", number, len(contents), words)
         return found
 
-    def _read(self, reply: Message) -> RecordDict:
-        """Raises ValueError, in one line, for a reply that cannot be averaged."""
-        records = reply.content.metric_records
-        if len(records) != 1:
-            raise ValueError(f"expected one MetricRecord, got {len(records)}")
-        metrics = _metrics(reply.content)
-        weight = metrics.get(self.weight)
-        if not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
-            raise ValueError(f"expected {self.weight} above 0 in the metrics, got {weight!r:.40}")
-        numbers = (x for v in metrics.values() for x in (v if isinstance(v, list) else [v]))
-        if not all(map(math.isfinite, numbers)):
-            raise ValueError("expected finite numbers in the metrics, got NaN or Inf")
-        return reply.content
+
+def _read(reply: Message) -> RecordDict:
+    """Raises ValueError, in one line, for a reply that cannot be averaged."""
+    if len(reply.content.metric_records) != 1:
+        raise ValueError(f"expected one MetricRecord, got {len(reply.content.metric_records)}")
+    metrics = _metrics(reply.content)
+    weight = metrics.get(EXAMPLES)
+    if not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
+        raise ValueError(f"expected {EXAMPLES} above 0 in the metrics, got {weight!r:.40}")
+    numbers = (x for v in metrics.values() for x in (v if isinstance(v, list) else [v]))
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("expected finite numbers in the metrics, got NaN or Inf")
+    return reply.content
 
 
 def weighted_means(contents: list[RecordDict], weight: str) -> MetricRecord:

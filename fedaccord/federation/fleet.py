@@ -263,23 +263,15 @@ class MessageFleet:
         for request, content in zip(requests, write_evaluate_requests(requests), strict=True):
             i = request.instruction.client
             messages[i] = self._message(i, content, MessageType.EVALUATE)
-        replies = dict(self._send(messages, timeout))
-        return [read_answer(replies[i], read_metrics) if i in replies else LATE for i in messages]
+        return [*self._ask(messages, timeout, read_metrics).values()]
 
     def stage(
         self, payloads: Mapping[int, Mapping[str, Any]], timeout: float
     ) -> dict[int, dict[str, Any] | str]:
         """The replies to a stage of a secure sum, or the reasons for none."""
         contents = {i: RecordDict({SECURE: ConfigRecord(dict(p))}) for i, p in payloads.items()}
-        messages = {
-            i: self._message(i, content, MessageType.TRAIN) for i, content in contents.items()
-        }
-        replies = dict(self._send(messages, timeout))
-
-        def read(reply: Message) -> dict[str, Any]:
-            return dict(config_of(reply.content, SECURE))
-
-        return {i: read_answer(replies[i], read) if i in replies else LATE for i in messages}
+        messages = {i: self._message(i, c, MessageType.TRAIN) for i, c in contents.items()}
+        return self._ask(messages, timeout, lambda reply: dict(config_of(reply.content, SECURE)))
 
     def ask(
         self,
@@ -290,8 +282,13 @@ class MessageFleet:
     ) -> dict[int, T | str]:
         """Each client's evaluation of ``content``, read by ``read``, or the reason for none."""
         messages = {i: self._message(i, content, MessageType.EVALUATE) for i in clients}
+        return self._ask(messages, timeout, read)
+
+    def _ask(
+        self, messages: Mapping[int, Message], timeout: float, read: Callable[[Message], T]
+    ) -> dict[int, T | str]:
         replies = dict(self._send(messages, timeout))
-        return {i: read_answer(replies[i], read) if i in replies else LATE for i in clients}
+        return {i: read_answer(replies[i], read) if i in replies else LATE for i in messages}
 
     def _with_config(self, content: RecordDict, server_round: int) -> RecordDict:
         return with_config(content, self._config, self._config_key, server_round)

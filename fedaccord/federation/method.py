@@ -368,6 +368,19 @@ class Method(Settings, ABC):
             secret=secret,
         )
 
+    def draw_evaluators(self, t: int, available: Sequence[int], num_clients: int) -> list[int]:
+        """The clients that evaluate after t rounds, of those that are available."""
+        return sampling.draw(
+            available,
+            t=t,
+            seed=self.seed,
+            fraction=self.fraction_evaluate,
+            sampling="fixed",
+            num_clients=num_clients,
+            least=self.min_evaluate_nodes,
+            purpose="evaluation",
+        )
+
     def summary(self) -> None:
         """Log the client half, its plug-ins, and the settings of the local steps."""
         half = self.client_half()

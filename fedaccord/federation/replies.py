@@ -11,7 +11,7 @@ from fedaccord.core.cohort import Received, Reply, moved
 from fedaccord.core.options import listed
 from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
 from fedaccord.core.rounds import RoundState
-from fedaccord.core.vectors import Number, Vector, distances, is_finite, length, nbytes
+from fedaccord.core.vectors import Number, Vector, distances, is_finite, leaves, length, nbytes
 from fedaccord.federation.fleet import Reading, TrainReplies
 from fedaccord.federation.session import Session
 from fedaccord.storage.mapped import Overflow
@@ -57,7 +57,8 @@ def check_all(
             it = it._replace(reply=it.reply._replace(**kept))
         found[i] = it
     outcomes = {i: found[i] for i in by_client}
-    forms = {i: _form(it) for i, it in outcomes.items() if isinstance(it, Accepted)}
+    good = {i: it for i, it in outcomes.items() if isinstance(it, Accepted)}
+    forms = {i: tuple(dict(leaves(it.reply.up))) for i, it in good.items()}
     return outcomes | unusual("the vectors", forms)
 
 
@@ -157,8 +158,7 @@ def complete(accepted: Accepted, values: Sequence[float]) -> Outcome:
 
 def _vectors(decoded: Received | Reply) -> list[tuple[str, Vector]]:
     """All vectors that a client sent, by name."""
-    vectors = {**decoded.up._asdict(), "w_i0": decoded.w_i0}
-    return [(name, vector) for name, vector in vectors.items() if vector is not None]
+    return [*leaves(decoded.up), *leaves(decoded.w_i0, "w_i0")]
 
 
 def _check_buffers(found: Vector | None, sent: Vector | None) -> None:
@@ -217,8 +217,3 @@ def _own(metrics: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, (int, float)) and OWN_NAME.fullmatch(name) and name not in TAKEN
     }
     return dict(list(own.items())[:OWN_METRICS])
-
-
-def _form(accepted: Accepted) -> tuple[str, ...]:
-    """The names of the vectors of a reply."""
-    return tuple(name for name, v in accepted.reply.up._asdict().items() if v is not None)

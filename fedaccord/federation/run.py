@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import Result
 
 from fedaccord.core import rounds
+from fedaccord.core.checks import expect
 from fedaccord.core.cohort import Cohorts
 from fedaccord.core.request import ModelLayout
 from fedaccord.core.rounds import RoundState
@@ -81,10 +82,8 @@ class Run:
                 "participation: expected a share of the clients with dp, got cohorts: the "
                 "guarantee assumes that clients are drawn independently"
             )
-        if cohorts is not None and method.over_selection:
-            raise ValueError(
-                f"over-selection: expected 0 with given cohorts, got {method.over_selection:g}"
-            )
+        if cohorts is not None:
+            expect(method, "over-selection", [0], "with given cohorts")
         if clock is None:
             check_real_time(method, is_deployed(fleet))
         self.method, self.num_rounds, self.cohorts = method, num_rounds, cohorts
@@ -277,11 +276,8 @@ def _check_alike(state: RoundState, first: RoundState) -> None:
 
 def check_real_time(method: Method, deployed: bool) -> None:
     """Raise ValueError, in one line, if the method needs the clock of simulated devices."""
-    if method.device_profile != NONE:
-        raise ValueError(
-            f"device-profile: expected none under Flower, whose clock is real, got "
-            f"{method.device_profile!r}: `fedaccord run` and `simulate` simulate devices"
-        )
+    why = ": `fedaccord run` and `simulate` simulate devices"
+    expect(method, "device-profile", [NONE], "under Flower, whose clock is real", why)
     if method.is_buffered and not deployed:
         raise ValueError(
             "schedule: expected synchronous without simulated devices or SuperNodes, got "

@@ -14,6 +14,7 @@ import torch
 
 from fedaccord.core.privacy import Masking
 from fedaccord.core.request import StateLost, TrainReply, TrainRequest
+from fedaccord.core.vectors import leaves
 from fedaccord.federation.fleet import LATE, Fleet, MessageFleet, Reading, TrainReplies
 from fedaccord.federation.replies import unusual
 from fedaccord.secure import client
@@ -46,14 +47,14 @@ def train(
         return []
     request_of = {request.instruction.client: request for request in requests}
     protocol = SecureRound([*request_of], *masking)
-    channel = _Messages(fleet) if isinstance(fleet, MessageFleet) else _InProcess(fleet)
+    channel = fleet if isinstance(fleet, MessageFleet) else _InProcess(fleet)
     pause = min(STAGE_SECONDS, STAGE_SHARE * timeout)
     end = time.monotonic() + timeout - pause  # the end of training; the last stage has its own time
     readings: dict[int, Reading] = {}
     sent: Counter[int] = Counter()
 
     def ask(payloads: Mapping[int, Payload]) -> Mapping[int, Any]:
-        answers = channel.ask(payloads, pause)
+        answers = channel.stage(payloads, pause)
         for i, found in answers.items():
             if isinstance(found, str):
                 readings[i] = found
@@ -65,7 +66,7 @@ def train(
         shares = protocol.shares(ask(protocol.setup()))
         payloads = protocol.masked(ask(shares))
         some = [request_of[i] for i in payloads]
-        readings |= channel.train(some, payloads, max(0.0, end - time.monotonic()))
+        readings |= channel.train(some, max(0.0, end - time.monotonic()), payloads)
         good = _good(readings, request_of, protocol.word, check)
         unmasking = protocol.unmask({i: reply.more[client.OPENED] for i, reply in good.items()})
         readings |= dict.fromkeys(good.keys() - unmasking, UNREAD)
@@ -88,7 +89,7 @@ def _good(
 ) -> dict[int, TrainReply]:
     """The replies with uploads that can be summed; other readings are replaced by the reason."""
     replies = {i: it for i, it in readings.items() if isinstance(it, TrainReply)}
-    odd = unusual("the vectors", {i: tuple(_vectors(it.up)) for i, it in replies.items()})
+    odd = unusual("the vectors", {i: tuple(dict(leaves(it.up))) for i, it in replies.items()})
     good = {}
     for i, reply in replies.items():
         try:
@@ -105,26 +106,21 @@ def _good(
     return good
 
 
-def _vectors(up: Any) -> dict[str, Any]:
-    """The fields of an upload, a NamedTuple, that are not None."""
-    return {name: v for name, v in up._asdict().items() if v is not None}
-
-
 def _check_masked(up: Any, word: int, d: int) -> None:
-    dtype, vectors = {32: torch.int32, 64: torch.int64}[word], _vectors(up).values()
+    dtype, vectors = {32: torch.int32, 64: torch.int64}[word], [v for _, v in leaves(up)]
     if not vectors or any(v.shape != (d,) or v.dtype != dtype for v in vectors):
         raise ValueError(f"expected masked vectors of shape {(d,)} and {dtype}")
 
 
 def _integers(up: Any, word: int) -> Any:
     """A masked upload, all fields as one array."""
-    return np.concatenate([v.numpy() for v in _vectors(up).values()]).view(WORDS[word])
+    return np.concatenate([v.numpy() for _, v in leaves(up)]).view(WORDS[word])
 
 
 def _split(values: torch.Tensor, up: Any, home: torch.device) -> Any:
     """One vector as the fields of an upload."""
     home = torch.device("cpu") if home.type == "mps" else home  # which has no float64
-    names = [*_vectors(up)]
+    names = [name for name, _ in leaves(up)]
     return up._replace(**dict(zip(names, values.to(home).chunk(len(names)), strict=True)))
 
 
@@ -135,7 +131,7 @@ class _InProcess:
         self.fleet = fleet
         self.memories: dict[int, Payload] = {}
 
-    def ask(self, payloads: Mapping[int, Payload], timeout: float) -> dict[int, Any]:
+    def stage(self, payloads: Mapping[int, Payload], timeout: float) -> dict[int, Any]:
         answers: dict[int, Any] = {}
         for i, payload in payloads.items():
             try:
@@ -145,7 +141,7 @@ class _InProcess:
         return answers
 
     def train(
-        self, requests: Sequence[TrainRequest], payloads: Mapping[int, Payload], timeout: float
+        self, requests: Sequence[TrainRequest], timeout: float, payloads: Mapping[int, Payload]
     ) -> list[tuple[int, Reading]]:
         opened: dict[int, Payload] = {}
         replies: dict[int, Reading] = {}
@@ -158,23 +154,8 @@ class _InProcess:
         for i, reply in self.fleet.train(some, timeout):
             if isinstance(reply, TrainReply):
                 self.memories[i] = opened[i]
-                masked = client.mask_vectors(_vectors(reply.up), opened[i])
+                masked = client.mask_vectors(dict(leaves(reply.up)), opened[i])
                 more = {**reply.more, client.OPENED: opened[i]["senders"]}
                 reply = reply._replace(up=reply.up._replace(**masked), more=more)
             replies[i] = reply
         return [*replies.items()]
-
-
-class _Messages:
-    """The clients behind a Flower grid."""
-
-    def __init__(self, fleet: MessageFleet) -> None:
-        self.fleet = fleet
-
-    def ask(self, payloads: Mapping[int, Payload], timeout: float) -> Mapping[int, Any]:
-        return self.fleet.stage(payloads, timeout)
-
-    def train(
-        self, requests: Sequence[TrainRequest], payloads: Mapping[int, Payload], timeout: float
-    ) -> TrainReplies:
-        return self.fleet.train(requests, timeout, payloads)

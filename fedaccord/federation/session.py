@@ -13,7 +13,6 @@ from fedaccord.core.privacy import Normal, Privacy, secret, seeded
 from fedaccord.core.request import EvaluateRequest, ModelLayout, TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import Vector, dtype_of
-from fedaccord.federation import sampling
 from fedaccord.federation.fleet import Fleet, is_deployed
 from fedaccord.federation.method import Method
 from fedaccord.federation.state_dict import layout_of
@@ -149,16 +148,7 @@ class Session:
             accepted = (s.accepted >= 0).nonzero().flatten().tolist() if self.has_personal else []
             clients = [i for i in accepted if i in reached]
         elif method.fraction_evaluate:
-            clients = sampling.draw(
-                available,
-                t=s.t,
-                seed=method.seed,
-                fraction=method.fraction_evaluate,
-                sampling="fixed",
-                num_clients=s.num_clients,
-                least=method.min_evaluate_nodes,
-                purpose="evaluation",
-            )
+            clients = method.draw_evaluators(s.t, available, s.num_clients)
         needs_w = self.half.keeps_local or not own_only
         w = method.averaged_output(s.w, s.server) if clients and needs_w else None
         common = self._instruction(s.t, s.privacy)
@@ -184,10 +174,7 @@ class Session:
             local_steps=method.steps_of_round(t),
             batch_size=method.batch_size,
             seed=method.seed,
-            precision=method.precision,
-            buffers=method.buffers,
-            local_parameters=method.local_parameters,
-            frozen_parameters=method.frozen_parameters,
+            **method.model_settings._asdict(),
             federation=self.federation,
             attempt=self.attempt,
         )

@@ -183,9 +183,7 @@ class Settings:
 
     @property
     def model_settings(self) -> ModelSettings:
-        return ModelSettings(
-            self.precision, self.buffers, self.local_parameters, self.frozen_parameters
-        )
+        return ModelSettings.of(self)
 
     def local_training(self) -> str:
         """The settings of training and averaging in one line, including defaults."""

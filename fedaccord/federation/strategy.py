@@ -1,18 +1,21 @@
 """A method as a Flower Strategy: `start` makes a Run."""
 
 from abc import ABC
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedaccord.core.options import argument
 from fedaccord.federation.arguments import check_arguments
 from fedaccord.federation.buffered import check_buffered
-from fedaccord.federation.client_evaluation import AggregateMetrics, ClientEvaluation
+from fedaccord.federation.client_evaluation import (
+    AggregateMetrics,
+    ClientEvaluation,
+    weighted_means,
+)
 from fedaccord.federation.evaluation import EvaluateFn
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.method import Method
@@ -21,6 +24,19 @@ from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.wire.messages import EXAMPLES
 from fedaccord.wire.records import CONFIG, METRICS
+
+
+def _refused(hook: str) -> Any:
+    """A hook of Flower's: it would store state in the strategy between two calls."""
+
+    def refuse(self: "FederatedStrategy", *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(
+            f"{hook}: expected a call of {type(self).__name__}.start, which has the whole loop; a "
+            "method has no state between two calls, so wrappers that call Flower's hooks do not "
+            "work: use plug-ins instead"
+        )
+
+    return refuse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +118,15 @@ class FederatedStrategy(Method, Strategy, ABC):
         do not connect or too many rounds fail in a row.
         """
         fleet = MessageFleet(grid, train_config, config_key=self.configrecord_key)
-        evaluate_on_clients = self._client_evaluation(fleet, timeout, evaluate_config)
+        evaluate_on_clients = ClientEvaluation(
+            self,
+            fleet,
+            timeout=self.round_timeout if timeout is None else timeout,
+            config=evaluate_config or {},
+            arrays_key=self.arrayrecord_key,
+            config_key=self.configrecord_key,
+            aggregate=self.evaluate_metrics_aggr_fn or weighted_means,
+        )
         trained: dict[int, MetricRecord] = {}
         evaluated: dict[int, MetricRecord] = {}
 
@@ -135,43 +159,7 @@ class FederatedStrategy(Method, Strategy, ABC):
             result.evaluate_metrics_clientapp.setdefault(number, MetricRecord()).update(metrics)
         return result
 
-    def _client_evaluation(
-        self, fleet: MessageFleet, timeout: float | None, config: ConfigRecord | None
-    ) -> ClientEvaluation:
-        return ClientEvaluation(
-            fleet=fleet,
-            fraction=self.fraction_evaluate,
-            least=self.min_evaluate_nodes,
-            seed=self.seed,
-            timeout=self.round_timeout if timeout is None else timeout,
-            arrays_key=self.arrayrecord_key,
-            config_key=self.configrecord_key,
-            weight=EXAMPLES,
-            config=config or {},
-            aggregate=self.evaluate_metrics_aggr_fn,
-        )
-
-    # Flower's hooks store state between two calls in the strategy; a method has none.
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> NoReturn:
-        self._refuse("configure_train")
-
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> NoReturn:
-        self._refuse("aggregate_train")
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> NoReturn:
-        self._refuse("configure_evaluate")
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> NoReturn:
-        self._refuse("aggregate_evaluate")
-
-    def _refuse(self, hook: str) -> NoReturn:
-        raise RuntimeError(
-            f"{hook}: expected a call of {type(self).__name__}.start, which has the whole loop; a "
-            "method has no state between two calls, so wrappers that call Flower's hooks do not "
-            "work: use plug-ins instead"
-        )
+    configure_train = _refused("configure_train")
+    aggregate_train = _refused("aggregate_train")
+    configure_evaluate = _refused("configure_evaluate")
+    aggregate_evaluate = _refused("aggregate_evaluate")

@@ -25,12 +25,11 @@ Its server step is fedinit.server = updates.
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from fedaccord.core.cohort import Received
 from fedaccord.core.options import argument, option
-from fedaccord.core.plugin import PlugIn
+from fedaccord.core.plugin import PlugIn, joined, joined_type
 from fedaccord.core.rule import LocalResult
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector
@@ -43,12 +42,10 @@ class RelaxedState(NamedTuple):
     base: Any  # the method's own client state
 
 
-@cache
-def with_start(kind: Any) -> Any:
-    """An upload's type with one more field, the start w_{i,0}."""
-    hints = get_type_hints(kind)
-    fields = [*((name, hints[name]) for name in kind._fields), ("w_i0", Vector)]
-    return NamedTuple(f"Relaxed{kind.__name__}", fields)
+class Start(NamedTuple):
+    """Sent beside the method's own upload."""
+
+    w_i0: Vector  # (..., d)
 
 
 @dataclass(frozen=True)
@@ -123,13 +120,13 @@ class RelaxedInit(PlugIn):
         self, up: Any, down: Any, state: RelaxedState, result: LocalResult
     ) -> tuple[Any, RelaxedState]:
         if self.sends_start:
-            up = self.sends(type(up))(*up, w_i0=result.w_i0)
+            up = joined(up, Start(result.w_i0))
         return up, RelaxedState(last=result.w_K, base=None)
 
     # the server half
 
     def sends(self, kind: Any) -> Any:
-        return with_start(kind) if self.sends_start else kind
+        return joined_type(kind, Start) if self.sends_start else kind
 
     def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
         if not self.sends_start:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaccord.plugins.relaxed_init import with_start
+from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.wire.records import pack, unpack
 
 
@@ -18,7 +18,7 @@ class Up(NamedTuple):
 
 
 def test_an_upload_with_its_start_keeps_its_optional_fields() -> None:
-    kind = with_start(Up)
+    kind = RelaxedInit(sends_start=True).sends(Up)
     assert kind._fields == ("w", "extra", "w_i0")
     sent = kind(torch.ones(2), None, torch.zeros(2))
     received = unpack(kind, pack(sent))
