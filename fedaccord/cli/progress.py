@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fedaccord.config import RunConfig
     from fedaccord.federation.round import Round
 
-SHOWN = ("train-loss", "test-<metric>", "validation-<metric>", "personal-<metric>")
+SPLITS = ("test", "validation", "client")
+SHOWN = ("train-loss", *(f"{split}-<metric>" for split in (*SPLITS, "personal")))
 
 
 def make_bar(console: Console) -> Progress:
@@ -93,15 +94,16 @@ def summary_table(algo: str, run: Path) -> Table:
     table.add_row("rounds", str(rounds) if counted == rounds else f"{rounds}, {counted} counted")
     replies = summary["replies"] + summary["dropped"]
     table.add_row("replies dropped", f"{summary['dropped']} of {replies}")
-    split = "validation" if "validation-loss-last" in summary else "test"
-    measured = metrics.named([f"{split}-<metric>"])
-    measured = [n for n in measured if f"{n}{metrics.LAST}" in summary] or measured[:1]
-    for name in measured:
-        form = "{:.2%}" if metrics.is_share(name) else "{:.4f}"
-        for end in (metrics.LAST, metrics.MEAN, metrics.BEST):
-            title = f"{metrics.METRIC[name].title}, {end[1:].replace('-', ' ')}"
-            table.add_row(title, value(f"{name}{end}", form))
-    table.add_row(f"{split} loss, last", value(f"{split}-loss{metrics.LAST}", "{:.4f}"))
+    splits = [split for split in SPLITS if f"{split}-loss{metrics.LAST}" in summary] or ["test"]
+    for split in splits:
+        measured = metrics.named([f"{split}-<metric>"])
+        measured = [n for n in measured if f"{n}{metrics.LAST}" in summary] or measured[:1]
+        for name in measured:
+            form = "{:.2%}" if metrics.is_share(name) else "{:.4f}"
+            for end in (metrics.LAST, metrics.MEAN, metrics.BEST):
+                title = f"{metrics.METRIC[name].title}, {end[1:].replace('-', ' ')}"
+                table.add_row(title, value(f"{name}{end}", form))
+        table.add_row(f"{split} loss, last", value(f"{split}-loss{metrics.LAST}", "{:.4f}"))
     for name in filter(metrics.is_share, metrics.of_kind(metrics.EVALUATED)):
         if f"{name}{metrics.LAST}" in summary and name not in metrics.RANKED:
             title = metrics.METRIC[name].title

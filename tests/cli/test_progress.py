@@ -49,3 +49,20 @@ def test_the_end_tells_what_was_dropped_and_what_did_not_count(tmp_path: Path) -
     assert good["test accuracy, last"] == "none"
     poor = shown(tmp_path, **{"rounds-counted": 11, "replies": 100, "dropped": 20})
     assert (poor["rounds"], poor["replies dropped"]) == ("12, 11 counted", "20 of 120")
+
+
+def test_what_the_clients_measured_is_shown_as_what_the_server_measures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    display = Display(CONSOLE, RunConfig.make({"num-server-rounds": 1}), [])
+    s = first_state(FedAvg(), torch.zeros(1), num_clients=1)
+    display.on_round(Round(s, s.w, {"client-accuracy": 0.1, "client-accuracy-std": 0.2}, []))
+    assert capsys.readouterr().out.rstrip() == "round 0/1  client accuracy 10.00%"
+    ends = {"last": 0.5, "mean-of-last-10": 0.25, "best": 0.75}
+    measured = {f"client-accuracy-{end}": value for end, value in ends.items()}
+    alone = shown(tmp_path, **measured, **{"client-loss-last": 2.0})
+    assert alone["client loss, last"] == "2.0000"
+    percents = [text for title, text in alone.items() if "accuracy" in title]
+    assert percents == ["50.00%", "25.00%", "75.00%"]
+    both = shown(tmp_path, **measured, **{"client-loss-last": 2.0, "test-loss-last": 1.0})
+    assert (both["test loss, last"], both["client loss, last"]) == ("1.0000", "2.0000")
