@@ -31,6 +31,7 @@ from fedaccord.plugins._compressors import (
 )
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.relaxed_init import RelaxedInit
+from fedaccord.wire.records import pack
 from tests.engine.test_faults import TIED, gap, small
 from tests.reference import problem
 from tests.reference.problem import LeastSquares
@@ -164,6 +165,18 @@ def message(plugin: Compress, x: Tensor) -> tuple[Any, Any, dict[str, Tensor]]:
     packed = own.compressor(x.dtype).pack(x, torch.Generator())
     down = half.receives(torch.zeros_like(x))
     return half, down, dict(zip(half.sends._fields, packed, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "most"),
+    [({"share": 0.01}, 0.02), ({"method": "qsgd", "bits": 4}, 0.13), ({"method": "sign"}, 0.032)],
+)
+def test_bytes_of_a_message(plugin: dict[str, Any], most: float) -> None:
+    """With the headers of its arrays."""
+    x = vector(1_000_000)
+    half, _, parts = message(Compress(**plugin), x)
+    sent = sum(len(array.data) for array in pack(half.sends(**parts)).values())
+    assert sum(part.nbytes for part in parts.values()) < sent <= most * x.nbytes
 
 
 @pytest.mark.parametrize(
