@@ -1,7 +1,7 @@
 """Bytes and seconds of a round with secure sums beside a plain one, in process, and accuracies.
 
     python benchmarks/secure_sum.py [--clients 100] [--parameters 200000] [--rounds 2]
-    python benchmarks/secure_sum.py --only digits    # costs, digits, fashion-mnist or cifar10
+    python benchmarks/secure_sum.py --only digits    # costs, digits or fashion-mnist
 
 In the table of costs local training is one step on one sample, so that the difference is the
 protocol's. Writes docs/results/secure_sum.md, or the part of it that `--only` names.
@@ -55,21 +55,19 @@ class Runs(NamedTuple):
     title: str
     model: str
     rounds: int
-    every: int  # rounds between evaluations
 
 
 DATA = {
-    "digits": Runs("Accuracy: digits, an MLP", "mlp", 40, 1),
-    "fashion-mnist": Runs("Accuracy: Fashion-MNIST, an MLP", "mlp", 20, 1),
-    "cifar10": Runs("Accuracy: CIFAR-10, LeNet", "lenet", 10, 5),
+    "digits": Runs("Accuracy: digits, an MLP", "mlp", 40),
+    "fashion-mnist": Runs("Accuracy: Fashion-MNIST, an MLP", "mlp", 20),
 }
 WINDOW = 10  # last evaluations behind a run's accuracy
 ACCURACY = """## {title}
 
-`{settings} num-server-rounds={rounds} eval-every={every}`. Plain:
-test accuracy in percent, the mean of the last {window} evaluations of a run (or of all, if there
-are fewer), then of {seeds} seeds, ± standard deviation. secagg+: the difference of this
-accuracy from that of the plain run of the same seed, mean ± standard deviation, in points.
+`{settings} num-server-rounds={rounds}`. Plain:
+test accuracy in percent, the mean of the last {window} evaluations of a run, then of {seeds}
+seeds, ± standard deviation. secagg+: the difference of this accuracy from that of the plain run of
+the same seed, mean ± standard deviation, in points.
 
 | method | plain | {columns} |
 |---|---:|{lines}
@@ -96,7 +94,7 @@ def accuracy(dataset: str, algo: str, seed: int, **secure: Any) -> float:
     if dataset != "digits":
         own["data-dir"] = str(data.find())
     with tempfile.TemporaryDirectory() as folder:
-        own |= {"eval-every": runs.every, "checkpoint-every": 0, "out-dir": folder}
+        own |= {"checkpoint-every": 0, "out-dir": folder}
         path = fedaccord.run(algo, **COMMON, **own, **secure)
         summary = json.loads((path / "summary.json").read_text())
     return 100 * float(summary[f"test-accuracy-mean-of-last-{WINDOW}"])
