@@ -8,8 +8,8 @@ import torch
 
 from fedaccord import simulate
 from fedaccord import strategies as S
+from fedaccord.core.vectors import generator
 from fedaccord.strategies import Gossip
-from fedaccord.strategies.dispfl import _generator as generator_of
 from fedaccord.strategies.dispfl import first_mask, layer_sizes, next_mask
 from tests.federation import half_square
 from tests.reference import dispfl, problem
@@ -38,7 +38,7 @@ class TwoLayers(torch.nn.Module):
 
 def any_of(i: int, t: int, layer: int, candidates: Array, n: int) -> Array:
     """The n candidates of the highest random numbers, which our nodes draw for all."""
-    score = torch.rand(12, generator=generator_of("regrow", 0, t, i)).numpy()
+    score = torch.rand(12, generator=generator(f"regrow 0 {t} {i}")).numpy()
     score = score[8 * layer : 8 + 4 * layer]
     order = np.argsort(-score[candidates], kind="stable")
     return candidates[order[:n]]
