@@ -44,7 +44,7 @@ class RunConfig:
     algo: str = option("fedinit", "the method; `fedaccord methods` lists them")
     num_server_rounds: int = option(30, "rounds T", low=1, affects="rounds")
     num_clients: int = option(
-        20, "clients C in process; under Flower C is the number of connected SuperNodes", low=1
+        20, "clients C in process, or devices without a partition-id; others report C", low=1
     )
     name: str = option(
         "",

@@ -291,8 +291,8 @@ class Roster:
             f"expected {self.num_clients or 'some'} clients within {seconds:g} s, got "
             f"{len(self.nodes)}; missing partition-ids: {listed(missing) if missing else 'all'}"
             + (
-                f"; nodes without a number: {waiting}, fewer than are missing: does num-clients "
-                "count them?"
+                f"; nodes without a partition-id: {waiting}, fewer than are missing: if no others "
+                f"will connect, start the run with num-clients={len(self.nodes) + waiting}"
                 if waiting
                 else ""
             )
