@@ -192,12 +192,13 @@ def page(found: list[dict[str, Any]], options: argparse.Namespace) -> str:
             "in the order of clients, so that the sum does not depend on the order of arrival. "
             "Neither number depends on how many nodes there are. In addition there are the "
             "server's own models and vectors, and Flower's copies of the replies that are fetched. "
-            "In buffered rounds a poll fetches all available replies: at most `concurrency`.",
+            "In buffered rounds replies are fetched in the same portions, until the step has all "
+            "that it takes.",
             "",
             "Runs of 60 and of 100 nodes on the same busy machine ended before their replies had "
-            "arrived: SQLite, in which the SuperLink stores them, was locked for longer than "
-            "Flower waits (`database is locked`). The maximal number of nodes of such a server is "
-            "unknown.",
+            "arrived: the SuperLink answered the nodes' requests with HTTP status 500, as SQLite, "
+            "in which it stores them, was locked for longer than Flower waits (`database is "
+            "locked`). The maximal number of nodes of such a server is unknown.",
             "",
             "Made by `python benchmarks/load.py --nodes "
             f"{' '.join(str(one['nodes']) for one in found)} --markdown docs/results/load.md`.",
