@@ -106,10 +106,11 @@ def main() -> None:
         metavar="JSON",
         help="measure nothing: compare results of --out, of an earlier version and this by turns",
     )
+    parser.add_argument("--earlier", default="An earlier version", help="its name, for --compare")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file")
     options = parser.parse_args()
     if options.compare:
-        print(section := comparison(options.compare))
+        print(section := comparison(options.compare, options.earlier))
         if options.markdown:
             write(options.markdown, section)
         return
@@ -374,15 +375,17 @@ def missed_targets(found: dict[str, Seconds]) -> list[str]:
 
 COMPARED = """## Beside an earlier version
 
-Both versions by turns, the first one alternately; in each turn new processes. CPU seconds of a
-round, of all processes together, and the ratio of the medians of each turn.
+{earlier}
+and this version by turns, the first one alternately; in each turn new processes. CPU seconds of a
+round, of all processes together, and the ratio of the medians of each turn. Flower's FedAvg has
+no code of either: its ratios show what other load does.
 
 | | contestant | turns | before | now | now / before |
 | --- | --- | --: | --: | --: | --: |
 """
 
 
-def comparison(files: list[Path]) -> str:
+def comparison(files: list[Path], earlier: str) -> str:
     """A row for each contestant; files: before, now, before, now, ..."""
     results = [json.loads(file.read_text()) for file in files]
     rows = []
@@ -393,7 +396,7 @@ def comparison(files: list[Path]) -> str:
             ratios = [now / before for before, now in zip(medians[::2], medians[1::2], strict=True)]
             cells = [spread([*chain(*values[k::2])], 3) for k in (0, 1)] + [spread(ratios, 2)]
             rows.append(f"| {name} | {contestant} | {len(ratios)} | {' | '.join(cells)} |\n")
-    return COMPARED + "".join(rows)
+    return COMPARED.format(earlier=earlier) + "".join(rows)
 
 
 def write(file: Path, text: str) -> None:
