@@ -27,12 +27,12 @@ from fedaccord.core import (
     LocalConfig,
     LocalResult,
     LocalRule,
+    Model,
     Vector,
     clip_,
     norm,
     option,
 )
-from fedaccord.core.plugin import joined
 from fedaccord.plugins.sam import EPS, SAM
 from fedaccord.strategies.fedavg import FedAvg
 
@@ -48,18 +48,18 @@ class Buffers(NamedTuple):
 
 @dataclass(frozen=True)
 class FedLESAMClient(LocalRule):
-    """Its gradient; the direction and the memory beside w_old are those of the next base class."""
-
     radius: float
 
     @property
     def takes_one_gradient(self) -> bool:
         return True
 
-    def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
-        return joined(super().init(w, w_init, config), ClientState(w_old=w))
+    def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> ClientState:
+        return ClientState(w_old=w)
 
-    def gradient_init(self, w: Vector, down: Any, state: Any, config: LocalConfig) -> Buffers:
+    def gradient_init(
+        self, w: Vector, down: Model, state: ClientState, config: LocalConfig
+    ) -> Buffers:
         path = state.w_old - down.w
         e = path.mul_(self.radius / (norm(path) + EPS))
         return Buffers(e, torch.empty_like(e))
@@ -71,9 +71,10 @@ class FedLESAMClient(LocalRule):
         clip_(g, config.clip_norm)
         return loss
 
-    def remember(self, read: Any, down: Any, state: Any, result: LocalResult) -> Any:
-        own = super().remember(read, down, state, result)._asdict()
-        return type(state)(**own | {"w_old": down.w})
+    def remember(
+        self, read: Model, down: Model, state: ClientState, result: LocalResult
+    ) -> ClientState:
+        return ClientState(w_old=down.w)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,16 +16,30 @@ Where we differ: as in feddyn.py and fedlesam.py.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from fedaccord.core import option
+import torch
+
+from fedaccord.core import LocalConfig, LocalResult, Model, Vector, option
 from fedaccord.strategies.feddyn import FedDyn, FedDynClient
 from fedaccord.strategies.fedlesam import FedLESAM, FedLESAMClient
 
 
+class ClientState(NamedTuple):
+    lam: Vector  # (..., d), lam_i
+    w_old: Vector  # (..., d)
+
+
 @dataclass(frozen=True)
 class FedLESAMDClient(FedLESAMClient, FedDynClient):
-    """FedLESAM's gradient in FedDyn's direction, with both memories."""
+    """FedLESAM's gradient in FedDyn's direction."""
+
+    def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
+        return ClientState(lam=torch.zeros_like(w), w_old=w)
+
+    def remember(self, read: Model, down: Model, state: Any, result: LocalResult) -> Any:
+        feddyn = FedDynClient.remember(self, read, down, state, result)
+        return ClientState(feddyn.lam, w_old=down.w)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,16 +16,30 @@ Where we differ: as in scaffold.py and fedlesam.py. radius is that of the author
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from fedaccord.core import argument, option
+import torch
+
+from fedaccord.core import LocalConfig, LocalResult, Vector, argument, option
 from fedaccord.strategies.fedlesam import FedLESAM, FedLESAMClient
 from fedaccord.strategies.scaffold import Scaffold, ScaffoldClient
 
 
+class ClientState(NamedTuple):
+    c_i: Vector  # (..., d)
+    w_old: Vector  # (..., d)
+
+
 @dataclass(frozen=True)
 class FedLESAMSClient(FedLESAMClient, ScaffoldClient):
-    """FedLESAM's gradient in SCAFFOLD's direction, with both memories."""
+    """FedLESAM's gradient in SCAFFOLD's direction."""
+
+    def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
+        return ClientState(c_i=torch.zeros_like(w), w_old=w)
+
+    def remember(self, read: Any, down: Any, state: Any, result: LocalResult) -> Any:
+        scaffold = ScaffoldClient.remember(self, read, down, state, result)
+        return ClientState(scaffold.c_i, w_old=down.w)
 
 
 @dataclass(frozen=True, kw_only=True)
