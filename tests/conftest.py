@@ -4,10 +4,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 from benchmarks import data
+
+hypothesis.settings.register_profile("without a stopwatch", deadline=None)
+hypothesis.settings.load_profile("without a stopwatch")
 
 
 @pytest.fixture(scope="session", autouse=True)

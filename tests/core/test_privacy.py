@@ -46,7 +46,7 @@ def sums(privacy: Privacy, replies: list[Reply], rule: Any, normal: Any = nothin
 # --- sensitivity ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(READS_SUMS),
     st.integers(1, 6),

@@ -174,7 +174,7 @@ SECONDS = st.lists(st.floats(0.1, 30.0), min_size=C, max_size=C)
 
 @pytest.mark.parametrize("plugins", [(), (Compress(share=0.4),)], ids=["", "topk"])
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd", "fedgloss", "fedadmm"])
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(faults=FAULTS, seconds=SECONDS, sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)))
 def test_the_server_knows_the_mean_of_the_clients_memories(
     name: str,
@@ -311,7 +311,7 @@ def test_a_device_that_goes_away_frees_its_seat(tmp_path: Path) -> None:
             "staleness: expected constant with weighting=examples",
         ),
         (lambda: FedAvg(schedule="buffered", sampling="bernoulli"), "sampling: expected fixed"),
-        (lambda: FedAvg(schedule="buffered", buffers="mean"), "buffers: expected refuse or fr"),
+        (lambda: FedAvg(schedule="buffered", buffers="mean"), "buffers: expected refuse, freeze"),
         (
             lambda: FedDyn(schedule="buffered", plugins=(RelaxedInit(beta=0.1, center="start"),)),
             "relaxed-init.center: expected server",

@@ -24,7 +24,7 @@ def matrix(topology: str, m: int, t: int = 0, **more: Any) -> torch.Tensor:
 
 
 @given(topology=st.sampled_from(TOPOLOGIES), m=st.integers(1, 40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_matrix_is_doubly_stochastic_and_connected(topology: str, m: int) -> None:
     prime = m > 3 and all(m % r for r in range(2, m))
     if topology in ("grid", "torus") and prime:

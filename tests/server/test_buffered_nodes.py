@@ -145,7 +145,7 @@ def test_the_same_order_of_arrival_is_the_same_run(name: str, at_once: int, tmp_
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "afedpd"])
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=3)
 @given(
     faults=st.lists(st.sampled_from([None, None, *KINDS]), min_size=12, max_size=12),
     seed=st.integers(0, 99),
