@@ -14,7 +14,7 @@ from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import Number, Vector, distances, is_finite, leaves, length, nbytes
 from fedaccord.federation.fleet import Reading, TrainReplies
 from fedaccord.federation.session import Session
-from fedaccord.storage.mapped import Overflow
+from fedaccord.storage.mapped import SpillReplies
 from fedaccord.wire.records import check_like
 
 MAX_LOSS = 1e15  # above it a model has diverged
@@ -47,7 +47,7 @@ def check_all(
     """The outcome of every client's reply, in the order of the requests, checked on arrival."""
     by_client = {request.instruction.client: request for request in requests}
     in_memory = not session.is_deployed or session.method.masking  # one sum for all
-    place: Callable[[Any], Any] = (lambda v: v) if in_memory else Overflow(session.scratch)
+    place: Callable[[Any], Any] = (lambda v: v) if in_memory else SpillReplies(session.scratch)
     found = dict[int, Outcome]()
     for i, reply in replies:
         it = _check(session, s, by_client[i], reply)

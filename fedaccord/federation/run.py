@@ -32,7 +32,7 @@ from fedaccord.federation.method import Method
 from fedaccord.federation.policies import Buffered, FullRound
 from fedaccord.federation.round import Round, finish
 from fedaccord.federation.session import Session
-from fedaccord.storage.mapped import Spill
+from fedaccord.storage.mapped import SpillPast
 
 log = logging.getLogger("flwr")
 
@@ -93,7 +93,7 @@ class Run:
         self._initial = initial
         self._evaluate_fn, self._evaluate_output_fn = evaluate_fn, evaluate_output_fn
         self._on_round = on_round
-        spill = self._spill = Spill(scratch)
+        spill = self._spill = SpillPast(scratch)
         self._clock = clock
         self._budget: Budget | None = None  # of the method's privacy guarantee
         self._last = num_rounds  # after which the run ends

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedaccord.core.vectors import Vector, map_vectors
 
-VECTORS = 16  # in a file of `Spill`
+VECTORS = 16  # in a file of `SpillPast`
 REPLIES = 2**28  # bytes of a round's replies that stay in memory
 PAST = 2**28  # bytes of vectors of past rounds that stay in memory
 MADV_POPULATE_WRITE = 23  # of Linux, since 5.14
@@ -75,7 +75,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-class Spill:
+class SpillPast:
     """Moves the oldest vectors of past rounds that a server state holds into files as of `mapped`.
 
     ``folder``: of the files; None: the system's temporary one. `PAST` bytes stay in memory.
@@ -113,17 +113,15 @@ class Spill:
         if not self._places or _kind(self._places[-1]) != _kind(v):
             kind = VECTORS * v.numel(), v.dtype
             self._places = [*mapped(*kind, self._folder).view(VECTORS, -1)]
-        place = self._places.pop()
-        write(place, v)
-        release(place)
-        return place
+        return _written(self._places.pop(), v)
 
 
-class Overflow:
+class SpillReplies:
     """Moves the vectors of a round's replies into files as of `mapped` once `REPLIES` bytes of them
     are in memory; only these and the current reply stay there.
 
-    folder: as of `Spill`. Vectors on a GPU stay.
+    folder: as of `SpillPast`. Vectors on a GPU stay. Each has a file of its own, freed with the round: one
+    file of several vectors, as of `SpillPast`, would also allocate places that no reply uses.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -137,10 +135,14 @@ class Overflow:
         self._left -= v.nbytes
         if self._left >= 0 or not (v.is_cpu and v.numel()):
             return v
-        place = mapped(v.numel(), v.dtype, self._folder).view(v.shape)
-        write(place, v)
-        release(place)
-        return place
+        return _written(mapped(v.numel(), v.dtype, self._folder).view(v.shape), v)
+
+
+def _written(place: Tensor, v: Vector) -> Tensor:
+    """A place in a file, with the values of ``v`` and without resident pages."""
+    write(place, v)
+    release(place)
+    return place
 
 
 def _past(server: Any) -> list[tuple[str, dict[int, Vector]]]:

@@ -10,7 +10,7 @@ import torch
 from fedaccord.core.rule import Stateless
 from fedaccord.core.vectors import Vector
 from fedaccord.storage import mapped as module
-from fedaccord.storage.mapped import Spill, in_file, mapped, release
+from fedaccord.storage.mapped import SpillPast, in_file, mapped, release
 
 
 class Past(NamedTuple):
@@ -64,7 +64,7 @@ def test_a_spilled_vector_is_the_same_bits_and_is_spilled_once(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAST", 0)  # but the newest stays in memory
-    spill, vectors = Spill(), {t: torch.randn(12_345, dtype=dtype) for t in range(41)}
+    spill, vectors = SpillPast(), {t: torch.randn(12_345, dtype=dtype) for t in range(41)}
     server = Past(now=vectors[40], after=vectors)
     kept = spill(server)  # more than a file takes
     assert server.after == vectors
@@ -95,7 +95,7 @@ def test_a_full_disk_is_an_error_that_names_the_folder(
 
 def test_vectors_of_other_kinds_have_files_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAST", 0)
-    spill = Spill()
+    spill = SpillPast()
     for v in (torch.ones(5), torch.ones(7), torch.full((7,), 0.1, dtype=torch.float64)):
         kept = spill(Past(v, {0: v, 1: v})).after
         assert in_file(kept[0])
@@ -105,5 +105,5 @@ def test_vectors_of_other_kinds_have_files_of_their_own(monkeypatch: pytest.Monk
 
 def test_what_holds_no_past_is_left_alone() -> None:
     server = Stateless()
-    assert Spill()(server) is server
-    assert Spill()(Past(torch.ones(2), {})).after == {}
+    assert SpillPast()(server) is server
+    assert SpillPast()(Past(torch.ones(2), {})).after == {}

@@ -106,7 +106,7 @@ def test_memory_is_bounded_over_many_rounds(monkeypatch: pytest.MonkeyPatch) -> 
     if not status.exists():
         pytest.skip("no /proc here")
     monkeypatch.setattr(mapped, "PAST", 2**22)
-    strategy, spill, w = AFedPD(rho=RHO), mapped.Spill(), torch.ones(2**20)
+    strategy, spill, w = AFedPD(rho=RHO), mapped.SpillPast(), torch.ones(2**20)
 
     def resident() -> int:
         line = next(x for x in status.read_text().splitlines() if x.startswith("VmRSS"))
