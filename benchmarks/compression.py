@@ -28,8 +28,8 @@ import torch
 from timing import spread
 from torch import Tensor
 
+from fedaccord.core.client_half import GradientHook
 from fedaccord.core.cohort import Reply
-from fedaccord.core.plugin import GradientHook
 from fedaccord.core.rounds import (
     Solution,
     broadcast,

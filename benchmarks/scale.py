@@ -37,7 +37,7 @@ from fedaccord import server_app
 from fedaccord.client.data import training_data
 from fedaccord.client.train import first_state
 from fedaccord.config import RunConfig
-from fedaccord.core.plugin import GradientHook
+from fedaccord.core.client_half import GradientHook
 from fedaccord.core.request import TrainReply, TrainRequest
 from fedaccord.core.rounds import Solution, client_round
 from fedaccord.core.rule import Direction, LocalConfig

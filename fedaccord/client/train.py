@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedaccord.client import secure
 from fedaccord.client.device import is_simulated
-from fedaccord.core.plugin import WithLocal
+from fedaccord.core.client_half import WithLocal
 from fedaccord.core.privacy import guarantee_of
 from fedaccord.core.request import (
     EvaluateRequest,

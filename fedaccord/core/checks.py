@@ -5,6 +5,12 @@ from typing import Any
 
 from fedaccord.core.topology import ServerHalf
 
+PER_CLIENT = {  # settings, and their values with which the server reads no means besides uploads
+    "weighting": ["uniform"],
+    "optimizer-state": ["reset", "keep"],
+    "buffers": ["refuse", "freeze", "local"],
+}
+
 
 def combine(own: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
     """A method's own plug-ins and a caller's, sorted by `PlugIn.place`; the caller's replaces the

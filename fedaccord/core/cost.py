@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedaccord.core.client_half import ClientHalf, GradientHook
 from fedaccord.core.cohort import Reply
-from fedaccord.core.plugin import ClientHalf, GradientHook
 from fedaccord.core.privacy import Privacy, guarantee_of
 from fedaccord.core.rounds import (
     Solution,

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from fedaccord.core.client_half import ClientHalf
 from fedaccord.core.options import did_you_mean, listed
-from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.rule import LocalConfig, Shapes
 from fedaccord.core.vectors import Number, Vector, nbytes
 

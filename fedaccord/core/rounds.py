@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedaccord.core.client_half import ClientHalf, GradientHook
 from fedaccord.core.cohort import Client, Cohort, Reply, Visit, seen
 from fedaccord.core.optimizer import SGD, add_, shrink_
-from fedaccord.core.plugin import ClientHalf, GradientHook, joined
+from fedaccord.core.plugin import joined
 from fedaccord.core.privacy import Normal, Privacy, release
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalResult, Stateless
 from fedaccord.core.topology import RoundInfo, ServerHalf

@@ -13,11 +13,12 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from fedaccord.core.checks import combine, expect, in_use
+from fedaccord.core.client_half import ClientHalf, has_personal
 from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.cost import Cost, cost_of
 from fedaccord.core.optimizer import OPTIMIZERS, Optimizer, Schedule
 from fedaccord.core.options import argument, check_option, listed, options
-from fedaccord.core.plugin import ClientHalf, PlugIn, has_personal
+from fedaccord.core.plugin import PlugIn
 from fedaccord.core.privacy import Guarantee, Masking, guarantee_of, has_noisy_sums
 from fedaccord.core.rule import LocalRule, Model, Stateless
 from fedaccord.core.topology import Star, Topology

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord
 
+from fedaccord.core.client_half import state_like
 from fedaccord.core.cohort import Visit
-from fedaccord.core.plugin import state_like
 from fedaccord.core.privacy import Normal, Privacy, secret, seeded
 from fedaccord.core.request import EvaluateRequest, ModelLayout, TrainInstruction, TrainRequest
 from fedaccord.core.rounds import RoundState, broadcast

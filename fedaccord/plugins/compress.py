@@ -55,6 +55,8 @@ from fedaccord.plugins._compressors import (
     checked,
 )
 
+SPARSE = ("topk", "randk")  # methods that send a share of the numbers
+
 
 class CompressState(NamedTuple):
     errors: Any  # e_i, a vector (..., d) for each uploaded one; empty: no error feedback
@@ -79,6 +81,7 @@ def packed_type(kind: Any, parts: tuple[str, ...]) -> Any:
 class Compress(PlugIn):
     place = COMPRESS
     loses = True
+    unmaskable = "compress.method: masked numbers are not compressible"
 
     method: str = option(
         "topk",
@@ -91,7 +94,7 @@ class Compress(PlugIn):
         "share of a vector's numbers that is sent",
         above=0,
         high=1,
-        only={"method": ["topk", "randk"]},
+        only={"method": SPARSE},
     )
     bits: int = option(4, "bits of a number: 2, 4 or 8", low=2, high=8, only={"method": ["qsgd"]})
     error_feedback: str = option(
@@ -106,8 +109,11 @@ class Compress(PlugIn):
 
     @property
     def is_off(self) -> bool:
-        everything = self.method in ("topk", "randk") and self.share == 1
-        return self.method == "none" or everything
+        return self.method == "none" or (self.is_sparse and self.share == 1)
+
+    @property
+    def is_sparse(self) -> bool:
+        return self.method in SPARSE
 
     def fit(self, method: ServerHalf) -> "Compress":
         super().fit(method)

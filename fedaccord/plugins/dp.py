@@ -36,7 +36,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedaccord.core.checks import expect, has_gossip, in_use
+from fedaccord.core.checks import PER_CLIENT, expect, has_gossip, in_use
 from fedaccord.core.cohort import Received
 from fedaccord.core.options import argument, option, options
 from fedaccord.core.plugin import CLIP, COMPRESS, PlugIn
@@ -44,14 +44,6 @@ from fedaccord.core.privacy import Guarantee, Privacy, add_noise_, clipped, secr
 from fedaccord.core.rule import LocalConfig, LocalResult
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector
-from fedaccord.plugins.relaxed_init import RelaxedInit
-from fedaccord.plugins.robust import Robust
-
-PER_CLIENT = {  # settings, and their values with which the server reads no means besides uploads
-    "weighting": ["uniform"],
-    "optimizer-state": ["reset", "keep"],
-    "buffers": ["refuse", "freeze", "local"],
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +113,7 @@ class DP(PlugIn):
         else:
             self._check_sums(method)
         for plugin in in_use(method):
-            if isinstance(plugin, RelaxedInit) and plugin.fit(method).sends_start:
+            if plugin.sends_start_to(method):
                 raise ValueError(
                     f"dp: expected no {type(plugin).__name__} with {name}, for which clients send "
                     "their starts too"
@@ -143,14 +135,15 @@ class DP(PlugIn):
         if method.all_clients:  # which are not drawn
             why += f", and {name} needs all in every round"
         expect(method, "sampling", ["bernoulli"], "with dp", why)
-        if any(isinstance(plugin, Robust) for plugin in in_use(method)):
-            raise ValueError("dp: expected robust.rule=none: noise is on sums, not on other means")
-        compressor = next((p.method for p in in_use(method) if p.place == COMPRESS), None)
-        if self.adaptive_clip and compressor:
-            raise ValueError(
-                f"dp.adaptive-clip: expected false with compress.method={compressor}, got true: "
-                "the clip follows the norms that the server reads, and compression changes them"
-            )
+        for plugin in in_use(method):
+            kind = type(plugin).__name__
+            if plugin.replaces_mean:
+                raise ValueError(f"dp: expected no {kind}: noise is on sums, not on other means")
+            if plugin.place == COMPRESS and self.adaptive_clip:
+                raise ValueError(
+                    f"dp.adaptive-clip: expected false with {kind}, got true: the clip follows the "
+                    "norms that the server reads, and compression changes them"
+                )
         why = ": dp.clip bounds every upload already"
         expect(method, "max-client-norm", [0], "with dp", why)
         expect(method, "min-replies", [1], "with dp", ": an empty cohort is a round too")
@@ -180,6 +173,12 @@ class DP(PlugIn):
             self.write_client_metrics,
             local=self.where == "client",
         )
+
+    @property
+    def unmaskable(self) -> str:
+        if self.where == "client":
+            return "dp.where=client, whose single uploads are private already"
+        return "dp.adaptive-clip, which counts single uploads" if self.adaptive_clip else ""
 
     def at(self, privacy: Privacy) -> "DP":
         z = privacy.multiplier if privacy.local else self.noise_multiplier

@@ -83,8 +83,7 @@ class RelaxedInit(PlugIn):
             raise ValueError(
                 f"{name} does not support RelaxedInit.center=start: {method.fixed_anchor}"
             )
-        reads_anchor = self.moves_anchor and method.reads_anchors
-        return replace(self, sends_start=method.reads_starts or reads_anchor)
+        return replace(self, sends_start=self.sends_start_to(method))
 
     def advice(self) -> str:
         if self.beta <= BOUND:

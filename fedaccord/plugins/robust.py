@@ -33,7 +33,7 @@ import torch
 from fedaccord.core.checks import expect, has_gossip, in_use
 from fedaccord.core.cohort import Cohort
 from fedaccord.core.options import option
-from fedaccord.core.plugin import COMPRESS, PlugIn
+from fedaccord.core.plugin import PlugIn
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector, fetch
 
@@ -77,11 +77,10 @@ class Robust(PlugIn):
             )
         why = ": a plain mean of the optimisers' vectors"
         expect(method, "optimizer-state", ["reset", "keep"], beside, why)
-        compressor = next((p.method for p in in_use(method) if p.place == COMPRESS), None)
-        if self.rule == "median" and compressor in ("topk", "randk"):
+        if self.rule == "median" and any(plugin.is_sparse for plugin in in_use(method)):
             raise ValueError(
-                f"robust.rule: expected trimmed-mean or krum with compress.method={compressor}, "
-                "got 'median': most clients send nothing of a coordinate, so that it hardly moves"
+                "robust.rule: expected trimmed-mean or krum with sparse uploads, got 'median': "
+                "most clients send nothing of a coordinate, so that it hardly moves"
             )
         expect(method, "weighting", ["uniform"], beside, ": it counts clients equally")
         return self

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from fedaccord.core.checks import expect, has_gossip, in_use
+from fedaccord.core.checks import PER_CLIENT, expect, has_gossip, in_use
 from fedaccord.core.cohort import Received
 from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import MASK, PlugIn
@@ -37,10 +37,6 @@ from fedaccord.core.privacy import Masking, Privacy, clipped
 from fedaccord.core.rule import LocalResult
 from fedaccord.core.topology import ServerHalf
 from fedaccord.core.vectors import Vector, generator, leaves
-from fedaccord.plugins.compress import Compress
-from fedaccord.plugins.dp import DP, PER_CLIENT
-from fedaccord.plugins.relaxed_init import RelaxedInit
-from fedaccord.plugins.robust import Robust
 
 log = logging.getLogger("flwr")
 
@@ -100,18 +96,10 @@ class SecureSum(PlugIn):
                 f"{off} {name}, whose server step reads {method.beyond_sums}: use fedavg, "
                 "scaffold or another method that reads sums alone"
             )
-        reasons: dict[type[PlugIn], str] = {
-            Robust: "robust.rule, which compares single uploads",
-            Compress: "compress.method: masked numbers are not compressible",
-        }
         for plugin in in_use(method):
-            if why := reasons.get(type(plugin)):
-                raise ValueError(f"{off} {why}")
-            if isinstance(plugin, DP) and plugin.where == "client":
-                raise ValueError(f"{off} dp.where=client, whose single uploads are private already")
-            if isinstance(plugin, DP) and plugin.adaptive_clip:
-                raise ValueError(f"{off} dp.adaptive-clip, which counts single uploads")
-            if isinstance(plugin, RelaxedInit) and plugin.fit(method).sends_start:
+            if plugin.unmaskable:
+                raise ValueError(f"{off} {plugin.unmaskable}")
+            if plugin.sends_start_to(method):
                 raise ValueError(f"{off} {name}, for which clients send their starts too")
         beside = "with secure-sum"
         for key, values in (PER_CLIENT | {"schedule": ["synchronous"]}).items():

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from fedaccord.config import RunConfig, check_resumed, in_use
-from fedaccord.core.plugin import state_like
+from fedaccord.core.client_half import state_like
 from fedaccord.core.privacy import Privacy
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import fill, leaves

@@ -120,8 +120,8 @@ class SpillReplies:
     """Moves the vectors of a round's replies into files as of `mapped` once `REPLIES` bytes of them
     are in memory; only these and the current reply stay there.
 
-    folder: as of `SpillPast`. Vectors on a GPU stay. Each has a file of its own, freed with the round: one
-    file of several vectors, as of `SpillPast`, would also allocate places that no reply uses.
+    folder: as of `SpillPast`. Vectors on a GPU stay. Each vector has a file of its own, freed with
+    the round: files of several, as of `SpillPast`, would also allocate places that no reply uses.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

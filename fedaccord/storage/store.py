@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from flwr.app import ArrayRecord, ConfigRecord, Context
 
 from fedaccord.compat.flower import KeptArray
-from fedaccord.core.plugin import state_like
+from fedaccord.core.client_half import state_like
 from fedaccord.core.request import TrainInstruction
 from fedaccord.core.vectors import leaves
 from fedaccord.wire import records

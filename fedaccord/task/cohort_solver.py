@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedaccord.core.plugin import GradientHook
+from fedaccord.core.client_half import GradientHook
 from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, to_device

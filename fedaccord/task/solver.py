@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedaccord.core.client_half import ClientHalf, GradientHook
 from fedaccord.core.optimizer import Optimizer, Schedule
-from fedaccord.core.plugin import ClientHalf, GradientHook, PlugIn
+from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rounds import Solution, descend
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, clip_

@@ -9,8 +9,9 @@ import json
 from functools import lru_cache
 from typing import Any
 
+from fedaccord.core.client_half import ClientHalf
 from fedaccord.core.optimizer import Optimizer, Schedule
-from fedaccord.core.plugin import ClientHalf, PlugIn
+from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rule import LocalRule, Registered
 
 STEPS = "optimizer", "lr-schedule", "optimizer-state", "keeps-local"  # keys of the local steps

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
+from fedaccord.core.client_half import ClientHalf
 from fedaccord.core.options import listed
-from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.request import (
     EvaluateRequest,
     StateLost,

@@ -9,7 +9,7 @@ from torch.autograd.profiler import profile
 from torch.nn import functional as F
 
 from fedaccord.client.train import Data, local_round
-from fedaccord.core.plugin import ClientHalf
+from fedaccord.core.client_half import ClientHalf
 from fedaccord.core.request import TrainInstruction, TrainRequest
 from fedaccord.strategies.scaffold import ClientState, Down, ScaffoldClient
 from fedaccord.task import flat_model

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedaccord import train_locally
+from fedaccord.core.client_half import ClientHalf
 from fedaccord.core.optimizer import Schedule
-from fedaccord.core.plugin import ClientHalf
 from fedaccord.core.request import StateLost, TrainInstruction
 from fedaccord.core.rule import LocalResult, LocalRule, Model
 from fedaccord.plugins.relaxed_init import RelaxedInit

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedaccord.core.client_half import ClientHalf, GradientHook
 from fedaccord.core.cohort import Reply
-from fedaccord.core.plugin import ClientHalf, GradientHook
 from fedaccord.core.rounds import (
     RoundState,
     Solution,

@@ -1,5 +1,6 @@
 """Methods and plug-ins by value: what adds to a method, what stands in its place, what is off."""
 
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from fedaccord import strategies as S
+from fedaccord.core.cohort import Cohort
 from fedaccord.core.plugin import PlugIn
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS as KNOWN
@@ -195,8 +197,8 @@ NO_SENSE = {
     ("dp", "gossip"): "dp: expected none with gossip .*: it has no",
     ("gossip", "robust"): "robust.rule: expected none with gossip",
     ("gossip", "secure-sum"): "secure-sum.method: expected off with gossip .*: no server takes",
-    ("dp", "robust"): "dp: expected robust.rule=none: noise is on sums",
-    ("robust", "secure-sum"): "secure-sum.method: expected off with robust.rule, which compares",
+    ("dp", "robust"): "dp: expected no Robust: noise is on sums",
+    ("robust", "secure-sum"): "secure-sum.method: expected off with Robust, which reads single",
     ("compress", "secure-sum"): "secure-sum.method: expected off with compress.method: masked",
 }
 
@@ -214,6 +216,29 @@ def test_each_two_plugins_are_in_their_places_or_refused_in_one_line(pair: tuple
         found = S.FedAvg(plugins=plugins, sampling=sampling).active_plugins
         assert {*map(type, found)} == {*map(type, plugins)}
         assert found[0].place <= found[1].place
+
+
+@dataclass(frozen=True)
+class FirstModel(PlugIn):
+    """A stranger's plug-in that replaces the mean."""
+
+    def mean(self, ups: Any, cohort: Cohort) -> Any:
+        return ups._replace(w=ups.w[:1] * len(ups.w))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "line"),
+    [
+        (DP(noise_multiplier=0.0), "dp: expected no FirstModel: noise is on sums"),
+        (
+            SecureSum(),
+            "secure-sum.method: expected off with FirstModel, which reads single uploads",
+        ),
+    ],
+)
+def test_any_plugin_that_replaces_the_mean_is_refused_with_sums(plugin: PlugIn, line: str) -> None:
+    with pytest.raises(ValueError, match=f"^{line}"):
+        S.FedAvg(plugins=(plugin, FirstModel()), sampling="bernoulli")
 
 
 @pytest.mark.parametrize("plugin", [SAM(rho=0.1), RelaxedInit(beta=0.1), Gossip()])

@@ -22,6 +22,7 @@ from fedaccord.federation.run import Run
 from fedaccord.plugins.broadcast import Broadcast
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.dp import DP
+from fedaccord.plugins.relaxed_init import RelaxedInit
 from fedaccord.plugins.robust import Robust
 from fedaccord.plugins.secure_sum import SecureSum
 from fedaccord.secure import client
@@ -167,11 +168,16 @@ def test_a_rounded_broadcast_composes(name: str) -> None:
         ("fedexp", (), {}, "reads the norm of each client's update"),
         ("dfedavg", (), {}, "gossip"),
         ("fedpd", (), {"fraction_train": 1.0, "p": 0.3}, "p: expected 0 with SecureSum, got 0.3"),
-        ("fedavg", (Robust(),), {}, "robust.rule, which compares single uploads"),
+        ("fedcm", (RelaxedInit(),), {"local_steps": 2}, "FedCM, for which clients send their star"),
+        ("fedavg", (Robust(),), {}, "Robust, which reads single uploads"),
         ("fedavg", (Compress(),), {}, "compress.method: masked numbers are not compressible"),
         (
             *("fedavg", (DP(epsilon=4, adaptive_clip=True),), {"sampling": "bernoulli"}),
             "dp.adaptive-clip, which counts single uploads",
+        ),
+        (
+            *("fedavg", (DP(epsilon=4, where="client"),), {"local_steps": 2}),
+            "dp.where=client, whose single uploads are private already",
         ),
         ("fedavg", (), {"weighting": "examples"}, "weighting: expected uniform with secure-sum"),
         ("fedavg", (), {"buffers": "mean"}, "buffers: expected refuse, freeze or local"),

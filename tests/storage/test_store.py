@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from flwr.common.serde import context_from_proto, context_to_proto
 from torch import Tensor
 
-from fedaccord.core.plugin import ClientHalf
+from fedaccord.core.client_half import ClientHalf
 from fedaccord.core.request import TrainInstruction
 from fedaccord.core.rule import LocalRule, Stateless
 from fedaccord.plugins.relaxed_init import RelaxedInit

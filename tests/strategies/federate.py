@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedaccord.core.client_half import GradientHook
 from fedaccord.core.cohort import Reply
-from fedaccord.core.plugin import GradientHook
 from fedaccord.core.privacy import Normal
 from fedaccord.core.rounds import (
     ClientRound,

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from fedaccord.core.client_half import GradientHook
 from fedaccord.core.cohort import Client, Reply
-from fedaccord.core.plugin import GradientHook, joined
+from fedaccord.core.plugin import joined
 from fedaccord.core.rounds import (
     RoundState,
     Solution,

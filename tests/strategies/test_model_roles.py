@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from fedaccord import simulate, train_locally
-from fedaccord.core.plugin import WithLocal
+from fedaccord.core.client_half import WithLocal
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import History, quiet
 from fedaccord.federation.errors import FederationError

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from fedaccord import strategies as S
 from fedaccord.core import Muon
+from fedaccord.core.client_half import ClientHalf, GradientHook
 from fedaccord.core.cohort import Reply
-from fedaccord.core.plugin import ClientHalf, GradientHook
 from fedaccord.core.rounds import (
     ClientRound,
     Solution,

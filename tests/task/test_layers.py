@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 
-from fedaccord.core.plugin import ClientHalf, GradientHook
+from fedaccord.core.client_half import ClientHalf, GradientHook
 from fedaccord.core.rule import Direction, LocalConfig, LocalRule, Model, Stateless
 from fedaccord.task.cohort_solver import CohortSolver, Stack
 from fedaccord.task.flat_model import FlatModel

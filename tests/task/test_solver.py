@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.optim.sgd import sgd
 
 from fedaccord import simulate
-from fedaccord.core.plugin import ClientHalf, GradientHook
+from fedaccord.core.client_half import ClientHalf, GradientHook
 from fedaccord.core.rounds import Solution, sum_dtype
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalRule, Model, Stateless
 from fedaccord.core.vectors import Vector

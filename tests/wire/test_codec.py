@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedaccord.core.plugin import ClientHalf, PlugIn
+from fedaccord.core.client_half import ClientHalf
+from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rule import LocalRule, Registered
 from fedaccord.strategies import METHODS, PLUGINS, SAM, RelaxedInit
 from fedaccord.strategies.fedprox import FedProxClient

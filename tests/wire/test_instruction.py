@@ -8,7 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedaccord.core.plugin import ClientHalf
+from fedaccord.core.client_half import ClientHalf
 from fedaccord.core.request import TrainInstruction
 from fedaccord.plugins.sam import SAM
 from fedaccord.strategies.feddyn import FedDynClient

@@ -7,8 +7,8 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
+from fedaccord.core.client_half import GradientHook, state_like
 from fedaccord.core.cohort import Reply
-from fedaccord.core.plugin import GradientHook, state_like
 from fedaccord.core.rounds import (
     RoundState,
     Solution,

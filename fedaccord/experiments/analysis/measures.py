@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.config import RunConfig
-from fedaccord.core.plugin import state_like
+from fedaccord.core.client_half import state_like
 from fedaccord.core.request import ModelSettings
 from fedaccord.core.rounds import broadcast
 from fedaccord.core.vectors import dtype_of, fill

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from safetensors.torch import save_file
 
 from fedaccord import server_app
-from fedaccord.core.plugin import ClientHalf
+from fedaccord.core.client_half import ClientHalf
 from fedaccord.strategies.fedavg import FedAvgClient
 from fedaccord.wire.codec import dumps
 

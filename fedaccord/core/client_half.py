@@ -1,0 +1,242 @@
+"""The client half: a method's rule in its plug-ins, with the optimiser of the local steps."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedaccord.core.cohort import Cohort, Received
+from fedaccord.core.optimizer import CONSTANT, SGD, Optimizer, Schedule
+from fedaccord.core.plugin import PlugIn, joined, joined_type
+from fedaccord.core.privacy import Privacy
+from fedaccord.core.rule import (
+    Direction,
+    GradientAt,
+    LocalConfig,
+    LocalResult,
+    LocalRule,
+    Rounding,
+    Shapes,
+    Stateless,
+)
+from fedaccord.core.vectors import Vector, map_vectors
+
+PLAIN = SGD()
+
+
+class WithMoments(NamedTuple):
+    """A client's state with optimizer-state=keep."""
+
+    moments: Any  # the optimiser's vectors
+    base: Any  # the method's state in its plug-ins'
+
+
+class Layer(NamedTuple):
+    """A plug-in's gradient buffers around those of the state that it wraps."""
+
+    own: Any
+    inner: Any
+
+
+class WithLocal(NamedTuple):
+    """The state of a client whose model has tensors of its own."""
+
+    base: Any  # the method's and the plug-ins' state
+    local: Vector  # (d_l,), the client's own parameters and buffers
+
+
+@dataclass(frozen=True)
+class ClientHalf:
+    """What a client runs: a method's rule in its plug-ins, the outermost last."""
+
+    rule: LocalRule
+    plugins: tuple[PlugIn, ...] = ()
+    optimizer: Optimizer = PLAIN
+    schedule: Schedule = CONSTANT
+    optimizer_state: str = "reset"
+    keeps_local: bool = False  # the model has parameters or buffers that stay at the client
+
+    @property
+    def _shared(self) -> Any:
+        """The type of the optimiser's vectors in messages, beside the method's own."""
+        return self.optimizer.sends if self.optimizer_state == "average" else Stateless
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """What rounds the broadcast; None: it is sent as it is."""
+        return next((r for p in self.plugins if (r := p.rounding()) is not None), None)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether the optimiser's vectors belong to the client's state."""
+        return self.optimizer_state == "keep" and self.optimizer.sends is not Stateless
+
+    def moments(self, w: Vector, down: Any, state: Any) -> Any:
+        """The optimiser's vectors before the first step, to be changed in place; w: w_{i,0}."""
+        if self._keeps:
+            return map_vectors(torch.clone, state.moments)
+        names = self._shared._fields
+        if names and getattr(down, names[0]) is not None:  # None: no round was averaged yet
+            return self.optimizer.resume(self._shared(*(getattr(down, name) for name in names)))
+        return self.optimizer.init(w)
+
+    @property
+    def receives(self) -> Any:
+        return joined_type(self.rule.receives, self._shared)
+
+    @property
+    def sends(self) -> Any:
+        """The type of a reply on the wire, after the plug-ins' `encode`."""
+        return self._sends()[-1]
+
+    def _sends(self) -> list[Any]:
+        """The type of the method's own upload, then after each plug-in's `encode`."""
+        kinds = [joined_type(self.rule.sends, self._shared)]
+        for plugin in self.plugins:
+            kinds.append(plugin.sends(kinds[-1]))
+        return kinds
+
+    @property
+    def needs_w_init(self) -> bool:
+        return self.rule.needs_w_init or any(plugin.needs_w_init for plugin in self.plugins)
+
+    def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
+        state = self.rule.init(w, w_init, config)
+        for plugin in self.plugins:
+            state = plugin.init(w, w_init, state)
+        return WithMoments(self.optimizer.init(w), state) if self._keeps else state
+
+    def states(self, state: Any) -> list[Any]:
+        """The rule's own state, then each plug-in's state with the states inside it."""
+        states = [state.base if self._keeps else state]
+        for plugin in reversed(self.plugins):
+            states.append(plugin.base(states[-1]))
+        return states[::-1]
+
+    def start(self, down: Any, state: Any, config: LocalConfig) -> Vector:
+        base, *around = self.states(state)
+        w_i0 = self.rule.start(down, base, config)
+        for plugin, own in zip(self.plugins, around, strict=True):
+            w_i0 = plugin.start(w_i0, own)
+        return w_i0
+
+    def received(self, down: Any, w_i0: Vector) -> Any:
+        for plugin in self.plugins:
+            down = plugin.received(down, w_i0)
+        return down
+
+    def direction(self, down: Any, state: Any, config: LocalConfig) -> Direction:
+        return self.rule.direction(down, self.states(state)[0], config)
+
+    def gradient_init(self, w: Vector, down: Any, state: Any, config: LocalConfig) -> Any:
+        buffers = self.rule.gradient_init(w, down, self.states(state)[0], config)
+        for plugin in self.plugins:
+            buffers = Layer(plugin.gradient_init(w), buffers)
+        return buffers
+
+    def gradient(
+        self, w: Vector, g: Vector, buffers: Any, at: GradientAt, config: LocalConfig
+    ) -> Tensor:
+        for plugin in reversed(self.plugins):
+            own, buffers = buffers
+            at = partial(plugin.gradient, at, g=g, buffers=own)
+        return self.rule.gradient(w, g, buffers, at, config)
+
+    def gradient_result(
+        self, w: Vector, g: Vector, buffers: Any, at: GradientAt, config: LocalConfig
+    ) -> Any:
+        for _ in self.plugins:
+            buffers = buffers.inner
+        return self.rule.gradient_result(w, g, buffers, at, config)
+
+    def finish(self, heard: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
+        """The message to the server, and the client's next state.
+
+        down: the broadcast; heard: the result of `received` for it.
+        """
+        base, *around = self.states(state)
+        up = message = self.rule.upload(result.w_K, heard, base, result)
+        if self._shared is not Stateless:
+            up = message = joined(up, self.optimizer.upload(result.moments, result.config))
+        memories = []
+        for plugin, own in zip(self.plugins, around, strict=True):
+            message, memory = plugin.encode(message, down, own, result)
+            memories.append(memory)
+        if any(plugin.loses for plugin in self.plugins):
+            up = self.decode(message, down, result.w_K).up
+        base = self.rule.remember(up, heard, base, result)
+        for memory in memories:
+            base = base if memory is None else memory._replace(base=base)
+        return message, WithMoments(result.moments, base) if self._keeps else base
+
+    def dual(self, down: Any, state: Any) -> Vector | None:
+        return self.rule.dual(down, self.states(_base(state))[0])
+
+    def personal(self, state: Any) -> Vector | None:
+        return self.rule.personal(self.states(_base(state))[0])
+
+    def decode(self, up: Any, down: Any, like: Vector) -> Received:
+        """The method's own upload, from a message and the broadcast that it replies to.
+
+        Raises ValueError as the plug-ins' `decode`.
+        """
+        received, kinds = Received(up), self._sends()
+        for plugin, kind in zip(reversed(self.plugins), reversed(kinds[:-1]), strict=True):
+            received = plugin.decode(received, kind, down, like)
+        return received
+
+    def mean(self, ups: Any, cohort: Cohort) -> Any:
+        for plugin in reversed(self.plugins):
+            ups = plugin.mean(ups, cohort)
+        return ups
+
+    def at(self, privacy: Privacy | None) -> "ClientHalf":
+        """The client half in a round that begins with this state of the privacy mechanism."""
+        if privacy is None:
+            return self
+        return replace(self, plugins=tuple(plugin.at(privacy) for plugin in self.plugins))
+
+    @property
+    def moves_anchor(self) -> bool:
+        return any(plugin.moves_anchor for plugin in self.plugins)
+
+
+def _base(state: Any) -> Any:
+    return state.base if isinstance(state, WithLocal) else state
+
+
+@lru_cache(maxsize=8)
+def state_like(half: ClientHalf, shapes: Shapes) -> Any:
+    """A client's state with empty vectors: the structure to fill with saved vectors.
+
+    shapes: of the parameters, tuples. (On PyTorch's meta device the first zeros take seconds.)
+    """
+    w = torch.zeros(sum(map(math.prod, shapes)))
+    state = half.init(w, w, LocalConfig(0, 1, 0.1, 0.0, 0.0, 0, 0, shapes))
+    if half.keeps_local:
+        state = WithLocal(state, w)
+    return map_vectors(lambda v: v.new_empty(0), state)
+
+
+def has_personal(half: ClientHalf) -> bool:
+    """Whether clients have models of their own to evaluate."""
+    return half.keeps_local or half.personal(state_like(half, ((1,),))) is not None
+
+
+class GradientHook:
+    """The gradient hook of one local round: init, gradient and result over the caller's buffers."""
+
+    def __init__(self, half: ClientHalf, down: Any, state: Any, config: LocalConfig) -> None:
+        self.half, self.down, self.state, self.config = half, down, state, config
+
+    def init(self, w: Vector) -> Any:
+        return self.half.gradient_init(w, self.down, self.state, self.config)
+
+    def gradient(self, w: Vector, g: Vector, buffers: Any, at: GradientAt) -> Tensor:
+        return self.half.gradient(w, g, buffers, at, self.config)
+
+    def result(self, w: Vector, g: Vector, buffers: Any, at: GradientAt) -> Any:
+        return self.half.gradient_result(w, g, buffers, at, self.config)
