@@ -115,5 +115,6 @@ def test_the_wheel_in_an_empty_folder_runs_presets(tmp_path: Path) -> None:
     done = python(str(site / "bin" / "fedaccord"), *words.split(), folder=empty, path=site)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (empty / "x" / "model.safetensors").exists()
+    assert (site / "fedaccord" / "py.typed").exists()
     shown = python("-c", "import fedaccord; print(fedaccord.__file__)", folder=empty, path=site)
     assert shown.stdout.startswith(str(site)), shown.stdout

@@ -6,7 +6,6 @@ import types
 import pytest
 
 from fedaccord.cli.about import about
-from fedaccord.strategies import FedSAM
 
 
 @pytest.mark.parametrize(
@@ -25,12 +24,3 @@ def test_a_file_without_the_usual_parts(
     assert about(kind)[:2] == (title, source)
     assert about(kind).arxiv == ("2401.00001" if "arXiv" in source else "")
     assert about(kind)[3:] == ([], "", "")
-
-
-def test_the_parts_of_a_file_of_ours() -> None:
-    parts = about(FedSAM)
-    assert parts.title.startswith("FedSAM: ")
-    assert parts.arxiv == "2206.02618"
-    assert len(parts.body) == 1
-    assert parts.when.startswith("if a flatter minimum")
-    assert parts.differ.startswith("as in sam.py")

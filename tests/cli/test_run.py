@@ -3,10 +3,6 @@
 import io
 import json
 import logging
-import os
-import signal
-import threading
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,11 +11,9 @@ from unittest.mock import Mock
 import pytest
 from rich.console import Console
 from rich.progress import Progress
-from safetensors.torch import load_file
 
 from fedaccord import config
 from fedaccord.core.options import meaning
-from fedaccord.task import models
 from tests.cli.shell import TINY, invoke, refusal, run, success
 
 
@@ -76,6 +70,7 @@ def test_flowers_warnings_are_shown_and_its_other_lines_are_not(tmp_path: Path) 
     handlers = list(logging.getLogger("flwr").handlers)
     result = run(tmp_path, "lr=1e30", "clip-norm=0", "max-failed-rounds=2")
     assert result.exit_code == 1
+    assert "4 of 4" in " ".join(result.stdout.split())  # replies that were dropped
     lines = result.stderr.splitlines()
     assert all(line.startswith("warning: round ") for line in lines[:-1])
     assert "dropped client" in lines[0]
@@ -84,47 +79,6 @@ def test_flowers_warnings_are_shown_and_its_other_lines_are_not(tmp_path: Path) 
     assert lines[-1].endswith(f"{directory} has the finished rounds")
     assert json.loads((directory / "summary.json").read_text())["status"] == "failed"
     assert logging.getLogger("flwr").handlers == handlers
-
-
-def test_an_interrupted_run_leaves_what_it_has_done(tmp_path: Path) -> None:
-    directory, done = tmp_path / "runs" / "x", threading.Event()
-    rows_file = directory / "metrics.csv"
-
-    def interrupt() -> None:
-        while not done.is_set() and not (
-            rows_file.exists() and rows_file.read_text().count("\n") > 6
-        ):
-            time.sleep(0.01)
-        if not done.is_set():
-            os.kill(os.getpid(), signal.SIGINT)
-
-    # where the tests run in the background, a shell may have them ignore it
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    try:
-        result = run(tmp_path, "num-server-rounds=1000000", "name=x")
-    finally:
-        done.set()
-        thread.join()
-        signal.signal(signal.SIGINT, before)
-    assert result.exit_code == 130, result.output
-    assert result.stderr == (
-        f"fedaccord: interrupted: {directory} has the finished rounds; "
-        f"fedaccord resume {directory} continues it\n"
-    )
-    assert "\x1b" not in result.stdout
-
-    summary = json.loads((directory / "summary.json").read_text())
-    assert summary["status"] == "interrupted"
-    rows = rows_file.read_text().splitlines()
-    assert summary["rounds"] >= 5
-    # a header and round 0; the interrupt may fall between a row's two places
-    assert abs(len(rows) - 2 - summary["rounds"]) <= 1
-    assert len({row.count(",") for row in rows}) == 1
-    model = models.build("linear", (1, 8, 8), 10)
-    model.load_state_dict(load_file(directory / "model.safetensors"))
-    assert not [*directory.glob(".*")]
 
 
 @pytest.mark.parametrize(
@@ -156,27 +110,16 @@ def test_every_key_is_listed() -> None:
     ("word", "message"),
     [
         ("algo=fedint", "did you mean 'fedinit'?"),
-        ("batchsize=3", "unknown key 'batchsize' (did you mean 'batch-size', "),
-        ("dataset=digit", "did you mean 'digits'?"),
-        ("model=lnet", "did you mean 'lenet'?"),
         ("model=lenet", "lenet"),  # takes no 8x8 images
         ("model=tests.own:narrow", "model: expected one that accepts inputs (n, ...) of (1, 8, 8)"),
         ("model=tests.own:few_outputs", "targets of 10 classes: IndexError: Target"),
         ("local-parameters=heed.*", "names of trained parameters, 'heed.*' matches none; the"),
-        ("dirichlet-alpha=0", "dirichlet-alpha: expected above 0 and at most 1e+06"),
-        ("alpha=0.5", "alpha: this key is now called 'dirichlet-alpha'"),
-        ("fraction-train=1.5", "fraction-train: expected at least 1e-06 and at most 1, got 1.5"),
-        ("fraction-train=1e-9", "fraction-train: expected at least 1e-06"),
-        ("seed=99999999999999999999", "seed: expected an integer below 2^63"),
         ("min-replies=3", "min-replies: expected at most 2, the clients of a round (of 4"),
-        ("lr=fast", "lr: expected a number, got 'fast'"),
-        ("num-clients=1e6", "num-clients: expected an integer"),
         ("num-clients=2000", "1438 samples for 2000 clients"),
         ("device=cuda:99", "device: expected one of cpu"),
         ("dataset=cifar10", "set download=true"),
         ("threads=100000", "threads: expected at most "),
         ("out-dir=/dev/null/runs", "out-dir: cannot write to"),
-        ("name=../x", "name: expected a folder below out-dir"),
         ("lr", "expected key=value, as lr=0.05, got 'lr'"),
         ("--lr=1", "No such option"),
     ],

@@ -286,12 +286,6 @@ def test_a_folder_of_images_says_which_data_set_takes_it(pets: Path) -> None:
         load("cifar100", str(pets), cache_dir=pets)
 
 
-def test_incomplete_torchvision_data_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "cifar-100-python").mkdir()
-    with pytest.raises(ValueError, match=r"corrupted.*delete .*cifar-100-python"):
-        load("cifar100", str(tmp_path), cache_dir=tmp_path)
-
-
 # image-folder
 
 
@@ -362,14 +356,6 @@ def test_only_all_grey_images_have_one_channel(draw: Draw) -> None:
     assert data.x_test[1, :, 0, 0].tolist() == [1, 2, 3]
 
 
-def test_an_empty_class_keeps_its_label(pets: Path) -> None:
-    for split in ("train", "test"):
-        (pets / split / "bird").mkdir()
-        (pets / split / "zebra").mkdir()
-    data = load_folder(pets)
-    assert (data.y_train.tolist(), data.classes) == ([1, 1, 2], 4)
-
-
 @pytest.mark.parametrize("size", [(60, 20), (20, 60)])
 def test_image_size_resizes_the_shorter_side_and_crops_the_centre(
     draw: Draw, pets: Path, size: tuple[int, int]
@@ -399,12 +385,15 @@ def test_grey_images_of_16_bits_keep_their_grey_levels(tmp_path: Path) -> None:
 
 
 def test_named_classes_keep_their_labels_at_a_site_that_lacks_some(pets: Path) -> None:
+    for split in ("train", "test"):
+        (pets / split / "cow").mkdir()
+    assert load_folder(pets).y_train.tolist() == [0, 0, 2]  # an empty class keeps its label
     data = load_folder(pets, ReadOptions(labels="bird, cat, cow, dog"))
     assert data.class_names == ("bird", "cat", "cow", "dog")
     assert (data.y_train.tolist(), data.y_test.tolist()) == ([1, 1, 3], [1, 3])
     (pets / "train" / "dog" / "1.PNG").unlink()
     (pets / "train" / "dog").rmdir()  # in the test samples alone
-    assert load_folder(pets, ReadOptions(labels="bird,cat,dog")).y_test.tolist() == [1, 2]
+    assert load_folder(pets, ReadOptions(labels="cat,cow,dog")).y_test.tolist() == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -530,10 +519,9 @@ def test_unknown_name_lists_the_known_and_the_nearest() -> None:
         load("cifar-10")
 
 
-@pytest.mark.parametrize(("name", "size"), [("digits", 16), ("image-folder", -1)])
-def test_image_size_is_only_for_image_folder(name: str, size: int) -> None:
-    with pytest.raises(ValueError, match=f"image-size: .* got {size} with {name}"):
-        load(name, "", ReadOptions(image_size=size))
+def test_image_size_is_only_for_image_folder() -> None:
+    with pytest.raises(ValueError, match=r"image-size: .* with image-folder; got 16 with digits"):
+        load("digits", "", ReadOptions(image_size=16))
 
 
 def test_a_failed_download_does_not_name_a_folder_that_is_not_there(

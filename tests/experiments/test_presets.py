@@ -41,17 +41,6 @@ def test_every_method_of_a_paper_has_one() -> None:
     assert [name for name in published if name not in PRESETS] == []
 
 
-def test_they_ship_with_the_package() -> None:
-    """The wheel holds the files of the folder fedaccord, whatever they are."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert wheel == {"packages": ["fedaccord"]}
-    assert {path.parent for path in PRESETS.values()} == {
-        REPOSITORY / "fedaccord" / "experiments" / "presets"
-    }
-    assert (REPOSITORY / "fedaccord" / "py.typed").is_file()
-
-
 @each_preset
 def test_it_is_valid_of_its_method_and_holds_only_what_it_needs(name: str) -> None:
     """What differs from the defaults, and algo, so that no file depends on the default method."""

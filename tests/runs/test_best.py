@@ -95,11 +95,6 @@ def test_a_metric_that_is_not_measured_is_one_line(metric: str, line: str, tmp_p
     assert not (tmp_path / "x").exists()
 
 
-def test_the_clients_alone_do_not_measure_a_test_metric(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"keep-best: .* evaluation=server or evaluation=both$"):
-        federate(tmp_path, 2, name="x", evaluation="clients", **{"keep-best": "test-loss"})
-
-
 @pytest.mark.parametrize(
     ("metric", "more", "needs"),
     [
@@ -112,6 +107,7 @@ def test_the_clients_alone_do_not_measure_a_test_metric(tmp_path: Path) -> None:
         ("client-accuracy", {"fraction-evaluate": 0.0}, "fraction-evaluate above 0"),
         ("test-accuracy", {"validation": 0.1}, "validation=0"),
         ("validation-accuracy", {}, "validation above 0"),
+        ("test-loss", {"evaluation": "clients"}, "evaluation=server or evaluation=both"),
     ],
 )
 def test_what_a_metric_needs_is_known_before_the_directory_is_made(

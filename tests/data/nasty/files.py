@@ -44,33 +44,27 @@ def partition_pipe(folder: Path) -> Settings:
 PARTITIONS: Cases = {
     "no path of a partition file": (partition_at(""), "got no path"),
     "a partition file with a mark": (parts(b"\xef\xbb\xbf[[0], [1]]"), "", SIX),
-    "a number for a partition": (parts("3"), "got int"),
-    "null": (parts("null"), "got NoneType"),
-    "a text for a partition": (parts('"[[0],[1]]"'), "got str"),
-    "no clients": (parts("[]"), "got 0"),
-    "one client of two": (parts("[[0]]"), "got 1"),
+    "a number for a partition": (parts("3"), "list of lists in"),
+    "one client of two": (parts("[[0]]"), "partition-file: expected 2 clients in"),
     "three clients of two": (parts("[[0], [1], [2]]"), "got 3"),
-    "a client of another name": (parts('{"0": [0], "2": [1]}'), "got '2'"),
-    "a client of no name": (parts('{"": [0], "1": [1]}'), "got ''"),
+    "a client of another name": (parts('{"0": [0], "2": [1]}'), "named '0' to '1', got '2'"),
     "a client twice": (parts('{"0": [0], "1": [1], "0": [2]}'), "the client '0' is there twice"),
     "an empty client": (parts("[[0], []]"), "got an empty one"),
-    "a client of null": (parts("[[0], null]"), "got NoneType"),
     "a client of names": (parts('[[0], {"1": 1}]'), "got dict"),
-    "lists of lists of lists": (parts("[[0], [[1], [2]]]"), "got [1]"),
-    "a sample too much": (parts("[[0], [6]]"), "got 6"),
+    "a sample too much": (parts("[[0], [6]]"), "integers from 0 to 5 for client 1 in"),
     "a sample of -1": (parts("[[0], [-1]]"), "got -1"),
     "a sample of 10^30": Case(
         parts("[[0], [" + "1" + "0" * 30 + "]]"), "got 1000000000000000000000000000000"
     ),
     "a sample of 1.0": (parts("[[0], [1.0]]"), "got 1.0"),
-    "a sample of NaN": (parts("[[0], [NaN]]"), "got nan"),
     "a sample of true": (parts("[[0], [true]]"), "got True"),
-    "a sample of a text": (parts('[[0], ["1"]]'), "got '1'"),
     "a sample of a long text": Case(
         parts('[[0], ["' + "x" * 10**6 + '"]]'), "got 'xxxxxxxxxxxx...xxxxxxxxxxxxx'"
     ),
     "a sample of two clients": Case(
-        parts("[[0, 1], [1, 2]]"), "as sample 1 to clients 0 and 1", SIX
+        parts("[[0, 1, 2], [2, 1]]"),
+        "gives 2 of the samples more than once, as sample 1 to clients 0",
+        SIX,
     ),
     "a sample twice in a client": (parts("[[0, 0], [1]]"), "as sample 0 to client 0", SIX),
     "samples of no client": (parts("[[0], [5]]"), "", SIX),
@@ -80,16 +74,10 @@ PARTITIONS |= alike(
     "",
     {
         "no partition file": partition_at("/no/such.json"),
-        "a folder for a partition file": partition_at("/"),
-        "a device for a partition file": partition_at("/dev/zero"),
         "a pipe for a partition file": partition_pipe,
         "a NUL in a partition file's path": partition_at("/x\0y"),
         "an empty partition file": parts(""),
         "brackets 100,000 deep": parts("[" * 100_000),
-        "names 100,000 deep": parts('{"0":' * 100_000),
-        "half a partition file": parts("[[0, 1], [2"),
-        "a partition file in UTF-16": parts("[[0], [1]]".encode("utf-16")),
-        "a partition file in Latin-1": parts(b'{"\xe9": [0]}'),
         "a sample of 10^5000": parts("[[0], [" + "1" + "0" * 5000 + "]]"),
     },
 )
@@ -168,25 +156,15 @@ CACHES |= alike(
     {
         "an empty cache file": cached(lambda file: file.write_bytes(b"")),
         "half a cache file": cached(lambda file: os.truncate(file, file.stat().st_size // 2)),
-        "a cache file of zeros": cached(lambda file: file.write_bytes(bytes(5000))),
-        "a cache file of text": cached(lambda file: file.write_text("decoded")),
         "another number of classes": cached(with_classes_4),
         "a changed bit of a pixel": cached(flipped(-5)),
         "a changed bit of the header": cached(flipped(40)),
-        "a cache header of 2^62": cached(
-            lambda file: file.write_bytes(struct.pack("<Q", 2**62) + bytes(100))
-        ),
-        "a model for a cache file": cached(foreign({"weight": torch.zeros(2)})),
         "a cache file without facts": cached(foreign(ours(torch.uint8))),
         "a cache file with deep facts": cached(foreign(ours(torch.uint8), "[" * 100_000)),
-        "a cache file with other facts": cached(foreign(ours(torch.uint8), "3")),
         "a cache file of bfloat16": cached(foreign(ours(torch.bfloat16), "{}")),
         "a pipe for a cache file": cached(replaced_by(os.mkfifo)),
         "a link to nothing for a cache file": cached(
             replaced_by(lambda file: file.symlink_to(file.parent / "gone"))
-        ),
-        "a link to itself for a cache file": cached(
-            replaced_by(lambda file: file.symlink_to(file))
         ),
         "parts of killed decodes": cached(parts_of_killed),
         "data that changed since": cached(
@@ -263,9 +241,6 @@ OTHERS |= alike(
     "",
     {
         "no labels of clothes": clothes(train_labels_idx1_ubyte=None),
-        "half the clothes": clothes(train_images_idx3_ubyte=idx(CLOTHES)[:999]),
         "no bytes of clothes": clothes(train_images_idx3_ubyte=b""),
-        "text for clothes": clothes(train_images_idx3_ubyte=b"not an idx file, but a text"),
-        "clothes of another type": clothes(train_images_idx3_ubyte=idx(CLOTHES.astype(">i4"), 12)),
     },
 )

@@ -117,14 +117,11 @@ PETS = "3 + 2 of (3, 4, 6) in 2"  # the sound images
 SHORT = np.array([[0, 257, 128 * 257, 65535]] * 4, dtype=np.uint16)
 IMAGES: Cases = {
     "no folder": (folder_of, "found no train: point data-dir"),
-    "a file for the folder": Case(
-        lambda folder: (folder / "pets").write_text("cats") and folder_of(folder), "found no train"
-    ),
-    "no test folder": (changed(rename("test", "validation")), "found no test: point data-dir"),
     "a file for train": Case(
         changed(lambda root: (rename("train", "old")(root), (root / "train").touch())),
         "found no train",
     ),
+    "no test folder": (changed(rename("test", "validation")), "found no test: point data-dir"),
     "no images for testing": (changed(without("test/*/*")), "test/<class>/*, got none: add some"),
     "no images": (changed(without("*/*/*")), "got none"),
     "one class of images": Case(
@@ -132,7 +129,6 @@ IMAGES: Cases = {
         "two or more classes in",
     ),
     "a class of the test alone": (changed(lambda root: (root / "test/emu").mkdir()), "for: emu"),
-    "classes in capitals": (changed(rename("test/cat", "test/Cat")), "for: Cat, cat"),
     "a class without images": (changed(both("emu")), "", "3 + 2 of (3, 4, 6) in 3"),
     "a class with a line break": (changed(both("e\nmu")), "", "3 + 2 of (3, 4, 6) in 3"),
     "a hidden folder": (changed(both(".ipynb_checkpoints")), "", PETS),
@@ -146,9 +142,6 @@ IMAGES: Cases = {
     ),
     "an image size of 10^9": Case(
         changed(lambda root: None, **{"image-size": 10**9}), "got 1000000000"
-    ),
-    "an image size of 2^62": Case(
-        changed(lambda root: None, **{"image-size": 2**62}), "got 4611686018427387904"
     ),
     "a 32-bit tiff": Case(
         with_image(Image.fromarray(np.full((4, 6), 70_000, np.int32)), "tiff"),
@@ -179,26 +172,10 @@ IMAGES |= alike(
     {
         "an empty image": with_file("train/dog/9.png", b""),
         "a text for an image": with_file("train/dog/9.jpg", b"no picture"),
-        "a page for an image": with_file("train/dog/9.jpeg", b"<html>404</html>"),
         "half a png": with_image(COLOUR, "png", lambda content: content[: len(content) // 2]),
-        "half a jpg": with_image(COLOUR, "jpg", lambda content: content[: len(content) * 3 // 4]),
-        "a quarter of a tiff": with_image(COLOUR, "tiff", lambda content: content[:60]),
-        "half a webp": with_image(COLOUR, "webp", lambda content: content[: len(content) // 2]),
-        "half a ppm": with_file("train/dog/9.ppm", b"P6 6 4 255 \1\2"),
-        "a bmp of no size": with_image(
-            COLOUR, "bmp", lambda content: content.__setitem__(slice(18, 22), bytes(4))
-        ),
-        "a ppm of no size": with_file("train/dog/9.ppm", b"P6 0 0 255\n"),
-        "a ppm of -1": with_file("train/dog/9.ppm", b"P6 -1 4 255\n"),
         "a png of 3.6 gigapixels": with_file("train/dog/9.png", png(60_000, 60_000)),
         "a png of 100 megapixels": with_file("train/dog/9.png", png(10_000, 10_000)),
         "a png with a text of 100 MB": with_file("train/dog/9.png", png(6, 4, ztxt(10**8))),
-        "a png with a wrong checksum": with_image(
-            COLOUR, "png", lambda content: content.__setitem__(30, content[30] ^ 1)
-        ),
-        "a png of kind 5": with_file(
-            "train/dog/9.png", png(6, 4).replace(b"\x08\0\0\0\0", b"\x05\7\0\0\0")
-        ),
     },
 )
 IMAGES |= alike(

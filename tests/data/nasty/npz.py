@@ -2,7 +2,6 @@
 
 import io
 import os
-import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -100,37 +99,10 @@ def bomb(folder: Path) -> Settings:
     return file_in(folder)
 
 
-def encrypted(content: bytearray) -> None:
-    start = 0
-    while (at := content.find(b"PK\x01\x02", start)) >= 0:
-        content[at + 8] |= 1
-        start = at + 4
-    start = 0
-    while (at := content.find(b"PK\x03\x04", start)) >= 0:
-        content[at + 6] |= 1
-        start = at + 4
-
-
-def method(number: int) -> Callable[[bytearray], None]:
-    def change(content: bytearray) -> None:
-        for mark, place in ((b"PK\x01\x02", 10), (b"PK\x03\x04", 8)):
-            start = 0
-            while (at := content.find(mark, start)) >= 0:
-                content[at + place] = number
-                start = at + 4
-
-    return change
-
-
 def twice(folder: Path) -> Settings:
     np.savez(folder / "data.npz", **arrays())
     with zipfile.ZipFile(folder / "data.npz", "a") as file:
         file.writestr("y_train.npy", npy(Y[::-1]))
-    return file_in(folder)
-
-
-def a_folder(folder: Path) -> Settings:
-    (folder / "data.npz").mkdir()
     return file_in(folder)
 
 
@@ -160,43 +132,25 @@ CATS = names("cat", "dog", "emu", "dog", "cat", "emu")
 NPZ: Cases = {
     "no file": (file_in, "expected a .npz file, found no file"),
     "a member twice": (twice, "(y_train.npy is there twice)"),
-    "a folder": (a_folder, "expected a .npz file, found no file"),
     "a pipe": (a_pipe, "expected a .npz file, found no file"),
-    "a device": (at("/dev/zero"), "found no file /dev/zero"),
     "a member of text": (of_member("x_train.npy", b"some text"), "got another kind of file"),
-    "a member without suffix": (of_member("x_train", b"some text"), "got another kind of file"),
-    "a member .txt": (of_member("x_train.txt", b"some text"), "got none called x_train"),
-    "an empty member": (of_member("x_train.npy", b""), "got another kind of file"),
-    "a member in a folder": Case(
-        of_member("data/x_train.npy", npy(np.ones((6, 3)))), "got none called x_train"
-    ),
     "no test arrays": (npz(x_test=None, y_test=None), "", "6 + 0 of (3,) in 3"),
     "no arrays": Case(
         of_damage(lambda content: b"PK\x05\x06" + bytes(18)),
         "got none called x_train, y_train, x_test, y_test",
     ),
-    "a record type": Case(
-        npz(x_train=np.zeros(6, [("a", "f8"), ("b", "f8")])),
-        "got (6,) [('a', '<f8'), ('b', '<f8')]",
-    ),
-    "complex features": (npz(x_train=np.ones((6, 3), complex)), "got (6, 3) complex128"),
-    "dates": (npz(y_train=np.zeros(6, "datetime64[s]")), "got (6,) datetime64[s]"),
     "integer features": (npz(x_train=np.ones((6, 3), np.int64)), "got (6, 3) int64"),
     "16-bit images": (of_images(GREY.astype(np.uint16)), "got (6, 8, 8) uint16"),
-    "signed images": (of_images(GREY.astype(np.int8)), "got (6, 8, 8) int8"),
     "images with channels first": Case(
         of_images(np.ones((6, 3, 32, 32), np.uint8)),
         "got (6, 3, 32, 32) uint8: the channels come first: write x_train.transpose(0, 2, 3, 1)",
     ),
     "images of 7 channels": (of_images(np.ones((6, 9, 9, 7), np.uint8)), "got (6, 9, 9, 7) uint8"),
-    "images of 0 channels": (of_images(np.ones((6, 9, 9, 0), np.uint8)), "got (6, 9, 9, 0) uint8"),
-    "images without rows": (of_images(np.ones((6, 0, 8), np.uint8)), "got (6, 0, 8) uint8"),
     "videos": (of_images(np.ones((6, 4, 8, 8, 3), np.uint8)), "got (6, 4, 8, 8, 3) uint8"),
     "features of no column": Case(
         npz(x_train=np.ones((6, 0)), x_test=np.ones((2, 0))), "got (6, 0) float64"
     ),
     "one feature as (n,)": (npz(x_train=np.ones(6), x_test=np.ones(2)), "got (6,) float64"),
-    "a number for x": (npz(x_train=np.float64(1)), "got () float64"),
     "a number for y": (npz(y_train=np.int64(1)), "got () int64 from 1 on"),
     "no training samples": (npz(x_train=np.ones((0, 3)), y_train=Y[:0]), "got (0,) int64"),
     "no test samples": (npz(x_test=np.ones((0, 3)), y_test=Y_TEST[:0]), "", "6 + 0 of (3,) in 3"),
@@ -207,7 +161,6 @@ NPZ: Cases = {
     "images for the test": (npz(x_test=GREY[:2]), "got (3,) float64 and (8, 8) uint8"),
     "fewer labels": (npz(y_train=Y[:5]), "got (6, 3) float64"),
     "labels as a column": (npz(y_train=Y[:, None]), "got (6, 1) int64 from 0 on"),
-    "one-hot labels": (npz(y_train=np.eye(3, dtype=int)[Y]), "got (6, 3) int64 from 0 on"),
     "float labels": (npz(y_train=Y.astype(float)), "got (6,) float64 from 0.0 on"),
     "truth values": (npz(y_train=Y > 0, y_test=Y_TEST > 0), "got (6,) bool"),
     "labels from 1": (npz(y_train=Y + 1, y_test=Y_TEST + 1), labels(3, 3)),
@@ -215,24 +168,19 @@ NPZ: Cases = {
     "labels of 2^63": Case(
         npz(y_train=Y.astype(np.uint64) + 2**63), labels(3, 9223372036854775810)
     ),
-    "labels with a gap": (npz(y_train=Y * 2, y_test=Y_TEST), labels(3, 4)),
     "a label of the test alone": (npz(y_test=np.array([0, 3])), labels(3, 3)),
     "one class": (npz(y_train=Y * 0, y_test=Y_TEST * 0), labels(1, 0)),
     "classes [4, 4]": (npz(classes=[4, 4]), "got (2,) int64"),
-    "classes 1e9": (npz(classes=1e9), "got 1000000000.0"),
+    "classes 3.0": (npz(classes=3.0), "got 3.0"),
     "classes 10^9": (npz(classes=10**9), "from 2 to 1,000,000 or as names, got 1000000000:"),
     "classes -3": (npz(classes=-3), "got -3"),
-    "classes of none": (npz(classes=np.array([], int)), "got (0,) int64"),
-    "classes true": (npz(classes=True), "got True"),
     "classes 2 of 3": (npz(classes=2), labels(3, 2)),
     "classes a text": (npz(classes="many"), "got shape () with 1 of them"),
     "classes twice": (npz(classes=names("a", "b", "a")), "got shape (3,) with 2 of them"),
     "names for y_train alone": (npz(y_train=CATS), "both y_train and y_test; got (6,) <U3"),
     "names for y_test alone": (npz(y_test=CATS[:2]), "both y_train and y_test; got (2,) <U3"),
-    "fewer names": (npz(y_train=CATS, y_test=CATS[:1]), "expected x_test of"),
     "names as a column": (npz(y_train=CATS, y_test=CATS[:2, None]), "got (2, 1) int64"),
     "no y_test": (npz(y_test=None), "got none called y_test"),
-    "no x_test": (npz(x_test=None), "got none called x_test"),
     "y_train alone": (npz(x_train=None, x_test=None, y_test=None), "x_train, x_test, y_test:"),
     "names of 2 classes of 3": (npz(classes=names("a", "b")), "labels up to 2"),
     "names and a number": (
@@ -242,13 +190,7 @@ NPZ: Cases = {
     "names that classes lacks": Case(
         npz(y_train=CATS, y_test=CATS[:2], classes=names("cat", "x")), "got 'dog': add it there"
     ),
-    "one name": (npz(y_train=CATS[[0] * 6], y_test=CATS[[0] * 2]), labels(1, 0)),
     "images of a pixel": (of_images(GREY[:, :1, :1]), "", "6 + 2 of (1, 1, 1) in 3"),
-    "names in bytes that are no UTF-8": Case(
-        npz(y_train=CATS.astype("S"), y_test=np.array([b"\xff", b"cat"])),
-        "are numbered by their names",
-        "6 + 2 of (3,) in 4",
-    ),
     "two names that are no UTF-8": Case(
         npz(y_train=np.array([b"\xff", b"\xfe", b"c"] * 2), y_test=np.array([b"\xff", b"c"])),
         "are numbered by their names",
@@ -264,27 +206,9 @@ NPZ |= alike(
     {
         "an empty file": of_bytes(b""),
         "a text": of_bytes(b"x_train: 1, 2, 3"),
-        "zeros": of_bytes(bytes(10_000)),
-        "an .npy file": of_bytes(npy(np.ones(3))),
-        "a pickle": of_bytes(pickle.dumps(arrays())),
         "half of it": of_damage(lambda content: content[: len(content) // 2]),
-        "without its end": of_damage(lambda content: content[:-30]),
-        "without its beginning": of_damage(lambda content: content[500:]),
-        "a changed bit": of_damage(lambda content: content.__setitem__(200, content[200] ^ 1)),
-        "a changed bit, packed": of_damage(
-            lambda content: content.__setitem__(120, content[120] ^ 16), compress=True
-        ),
-        "encrypted": of_damage(encrypted),
-        "an unknown compression": of_damage(method(99)),
-        "a header of 10^15": of_member("x_train.npy", header("(1000000000000000,)")),
-        "a header of 10^28": of_member("x_train.npy", header("(10000000000000000000000000000,)")),
         "a header of 64 GB": of_member("x_train.npy", header("(8000000000,)")),
         "a header with brackets": of_member("x_train.npy", header("(" * 3000)),
-        "a header of -1": of_member("x_train.npy", header("(-1,)")),
-        "a header without data": of_member("x_train.npy", header("(6, 3)")),
-        "a header of True": of_member("x_train.npy", header("(True, 3)")),
-        "a header of no type": of_member("x_train.npy", header("(6, 3)", "nonsense")),
-        "a header of objects": of_member("x_train.npy", header("(6, 3)", "|O")),
         "objects": npz(y_test=np.array([0, None])),
     },
 )
