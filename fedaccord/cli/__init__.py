@@ -1,6 +1,4 @@
-"""The command line: `fedaccord run`, `resume`, `sweep`, `evaluate`, `compare`, `report`,
-`measure`, `reproduce`, `presets`, `methods`, `doctor`, `flwr-config`, `submit`, `devices`,
-`device`, `deploy`.
+"""The command line, `fedaccord`: a module for each command.
 
 Bad input gives one line on stderr and exit code 2. A command imports its packages when it runs:
 PyTorch and Flower need seconds, `--help` must not.

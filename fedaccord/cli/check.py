@@ -1,6 +1,7 @@
 """The result of a check, and its output."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import typer
@@ -16,12 +17,7 @@ class Check(NamedTuple):
     text: str
 
 
-def ok(what: str, text: str) -> Check:
-    return Check("ok", what, text)
-
-
-def warn(what: str, text: str) -> Check:
-    return Check("warn", what, text)
+ok, warn = partial(Check, "ok"), partial(Check, "warn")
 
 
 def fail(what: str, text: object) -> Check:

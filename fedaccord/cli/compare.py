@@ -75,15 +75,20 @@ def compare(
 
     with refusing(ValueError):
         rows = summary(groups, target, at)
-    written = [] if figures is None else _figures(groups, figures.expanduser())
+    if figures is not None:
+        figures = figures.expanduser()
+        import_module("matplotlib")  # before the folder is created
+        from fedaccord.experiments.analysis.figures import save
+
+        with refusing(OSError):
+            written = save(groups, figures)
     console = make_console()
     form = Format.JSON if as_json else form
     if form is Format.TABLE:
         texts = rows.texts()
         print_table(console, [*texts], texts.to_numpy().tolist())
         if figures is not None:
-            line = f"figures: {len(written)} files in {figures.expanduser()}"
-            console.print(line, soft_wrap=True)
+            console.print(f"figures: {len(written)} files in {figures}", soft_wrap=True)
     else:
         typer.echo(printable(_formatted(rows, form)), nl=False)
 
@@ -121,11 +126,3 @@ def read_groups(runs: list[Path]) -> "list[Group]":
             "they are marked and not counted"
         )
     return groups
-
-
-def _figures(groups: "list[Group]", folder: Path) -> list[Path]:
-    from fedaccord.experiments.analysis import figures
-
-    import_module("matplotlib")  # before the folder is created
-    with refusing(OSError):
-        return figures.save(groups, folder)

@@ -8,11 +8,11 @@ import typer
 from rich.table import Table
 
 from fedaccord.cli.console import make_console, refusing
-from fedaccord.cli.settings import Pairs, read_place, read_settings
+from fedaccord.cli.settings import Pairs, RunDir, read_place, read_settings
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
+    run: RunDir,
     pairs: Pairs = None,
     best: Annotated[
         bool, typer.Option("--best", help="The best model, of a run with keep-best.")

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from fedaccord.cli.console import make_console, refusing, stop
-from fedaccord.cli.settings import Pairs, read_place
+from fedaccord.cli.settings import Pairs, RunDir, read_place
 
 FORMATS = (".png", ".pdf")
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def measure(
-    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
+    run: RunDir,
     pairs: Pairs = None,
     samples: Annotated[
         int, typer.Option(min=0, help="Training samples of curvature and landscape; 0: all.")

@@ -104,13 +104,9 @@ def _list(console: Console, cells: "Sequence[Cell]") -> None:
     rows = []
     for cell in cells:
         accuracy = "" if cell.paper is None else f"{cell.paper:.2f}"
-        others = (cell.more.get(name) for name in more)
-        rows.append([cell.name, str(cell.rounds), accuracy, *map(_number, others)])
+        others = (f"{cell.more[name]:g}" if name in cell.more else "" for name in more)
+        rows.append([cell.name, str(cell.rounds), accuracy, *others])
     print_table(console, ["cell", "rounds", "paper", *(NAMES[name] for name in more)], rows)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:g}"
 
 
 def _costs(console: Console, table: "Table") -> None:

@@ -1,31 +1,24 @@
 """`fedaccord resume`: continue a run from a checkpoint."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fedaccord.cli.console import make_console, stop
 from fedaccord.cli.run import federate
-from fedaccord.cli.settings import Pairs, read_settings
+from fedaccord.cli.settings import Force, Pairs, RunDir, read_settings
 from fedaccord.process.interrupts import interruptible
 
 
 @interruptible()
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
+    run: RunDir,
     pairs: Pairs = None,
     after: Annotated[
         int | None,
         typer.Option("--round", help="The checkpoint to resume from; by default the last."),
     ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Resume even if a process on another machine wrote in the last two minutes.",
-        ),
-    ] = False,
+    force: Force = False,
 ) -> None:
     """Resume an interrupted run from its last checkpoint, or a finished one for more rounds.
 

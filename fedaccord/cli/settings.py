@@ -35,6 +35,14 @@ Preset = Annotated[
         metavar="NAME",
     ),
 ]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Continue even if a process on another machine wrote in the last two minutes.",
+    ),
+]
 
 
 def read_settings(
@@ -132,13 +140,16 @@ def _read_file(file: Path) -> dict[str, Any]:
     """Overrides, or the settings of a run directory's config.toml, with dotted keys."""
     from fedaccord.runs import flatten
 
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(
-            f"--config: cannot read {file} ({error.strerror}); check the path"
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"--config: {file} is not valid TOML: {error}") from None
+    content = read_toml(file, "--config: ")
     table = content.get("run")  # of a run directory's config.toml, beside versions and commit
     return flatten(table if isinstance(table, Mapping) else content)
+
+
+def read_toml(file: Path, option: str = "") -> dict[str, Any]:
+    """Raises ValueError, in one line that begins with ``option``, if the file cannot be read."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{option}cannot read {file} ({error.strerror}); check the path") from None
+    except ValueError as error:
+        raise ValueError(f"{option}{file} is not valid TOML: {error}") from None

@@ -1,7 +1,6 @@
 """`fedaccord sweep`: many runs, defined by a file."""
 
 import math
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from fedaccord.cli.console import make_console, print_table, printable, warn
 from fedaccord.cli.progress import make_bar
-from fedaccord.cli.settings import make_absolute
+from fedaccord.cli.settings import Force, make_absolute, read_toml
 from fedaccord.cli.watch import progress, resumable, rounds, watched
 from fedaccord.federation.eta import Eta
 from fedaccord.process.interrupts import interruptible
@@ -33,13 +32,7 @@ def sweep(
         bool,
         typer.Option("--dry-run", help="Print trials, budget and estimated time, and exit."),
     ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Start even if a process on another machine wrote in the last two minutes.",
-        ),
-    ] = False,
+    force: Force = False,
 ) -> None:
     """Run many configurations, choose the best of each method on held-out training samples, and
     compare the best ones on the test samples. The same command, started again, resumes.
@@ -94,12 +87,7 @@ def _content(file: Path) -> dict[str, Any]:
     """The file, with absolute paths. Raises ValueError if it cannot be read."""
     from fedaccord.runs import flatten
 
-    try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cannot read {file} ({error.strerror}); check the path") from None
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid TOML: {error}") from None
+    content = read_toml(file)
     if isinstance(content.get("run"), Mapping):
         content["run"] = run = flatten(content["run"])
         make_absolute(run)

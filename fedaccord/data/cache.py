@@ -65,7 +65,7 @@ def read(path: Path, name: str) -> Dataset | None:
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            metadata = file.metadata()
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         if metadata["checksum"] != _checksum(metadata["facts"], tensors):
             return None

@@ -97,11 +97,10 @@ def _locate(
 ) -> tuple[Source, Path]:
     """The data's files, and the path of its cache file."""
     kind, size = DATASETS[name], reading.image_size
-    if not 0 <= size <= MAX_IMAGE_SIZE or (size and "image_size" not in kind.reads):
+    if size and "image_size" not in kind.reads:
         resized = " or ".join(name for name, kind in DATASETS.items() if "image_size" in kind.reads)
         raise ValueError(
-            f"image-size: expected 0, or a size up to {MAX_IMAGE_SIZE} with {resized}; got "
-            f"{size} with {name}: set it to 0"
+            f"image-size: expected 0, or a size with {resized}; got {size} with {name}: set it to 0"
         )
     folder = cache_dir or cache_folder()
     root = _absolute(data_dir) if data_dir else folder / "downloads"

@@ -135,7 +135,7 @@ class RunDirectory:
                 self.path.rmdir()
             raise _unwritable(self.path, error) from error
         self._open()
-        self.still_running()
+        self.summarise(RUNNING)
 
     @classmethod
     def reopen(
@@ -168,7 +168,7 @@ class RunDirectory:
             {name: _number(text) for name, text in row.items() if text}
             for row in self._metrics.read()
         ]
-        self.still_running()
+        self.summarise(RUNNING)
         return self
 
     @property
@@ -218,10 +218,6 @@ class RunDirectory:
         # one key: safetensors writes several in a random order
         self._write(name, save(tensors, metadata={"model": text}))
         self._write("model.json", json.dumps(card, indent=2).encode())
-
-    def still_running(self) -> None:
-        """The summary so far, of a resumed run."""
-        self.summarise(RUNNING)
 
     def close(self) -> None:
         """Let other processes write the folder."""

@@ -3,10 +3,10 @@
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from fedaccord.config import RunConfig, check_resumed, in_use
@@ -21,7 +21,7 @@ from fedaccord.federation.metrics import with_evaluations
 from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.federation.round import Round
 from fedaccord.federation.session import Session
-from fedaccord.runs import COMPLETED, RunDirectory, place, status
+from fedaccord.runs import COMPLETED, RUNNING, RunDirectory, place, status
 from fedaccord.runs.best import Best
 from fedaccord.runs.checkpoint import Checkpoint, Checkpoints
 from fedaccord.runs.lock import Lock
@@ -29,6 +29,7 @@ from fedaccord.storage.files import read_json, replace
 from fedaccord.storage.mapped import release
 
 log = logging.getLogger("flwr")
+T = TypeVar("T")
 
 FOLDER = "checkpoint"  # in a run directory
 ATTEMPT = "attempt.json"  # in a run directory
@@ -122,13 +123,10 @@ class Logbook:
         def keep(of: Mapping[int, int]) -> None:
             replace(file, json.dumps(of).encode())
 
-        try:
-            known = read_json(file) if file.exists() else {}
-            of = {int(node): int(client) for node, client in known.items()}
-        except (ValueError, TypeError, AttributeError):
-            raise ValueError(
-                f"{file}: expected client numbers by node id, got a damaged file"
-            ) from None
+        def read(known: Any) -> dict[int, int]:
+            return {int(node): int(client) for node, client in known.items()}
+
+        of = _stored(file, read, dict[int, int](), "client numbers by node id")
         return PartitionIds(self.config.num_clients, of, keep)
 
     def _write_spent(self, releases: int) -> None:
@@ -168,7 +166,7 @@ class Logbook:
             self.checkpoints.save(s.t, facts, server, clients)
             for vector in server.values():
                 release(vector)
-            self.directory.still_running()
+            self.directory.summarise(RUNNING)
         self._saved = s.t
         _set_durable(session, s)
 
@@ -267,13 +265,9 @@ def _next_attempt(path: Path) -> int:
     Raises ValueError, in one line, if the stored number is damaged.
     """
     file = path / ATTEMPT
-    try:
-        last = json.loads(file.read_bytes())["attempt"] if file.is_file() else -1
-        attempt = max(int(last) + 1, time.time_ns())
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise ValueError(
-            f"{file}: expected the number of the run's last start, got a damaged file; remove it"
-        ) from None
+    what, advice = "the number of the run's last start", "; remove it"
+    last = _stored(file, lambda found: int(found["attempt"]), -1, what, advice)
+    attempt = max(last + 1, time.time_ns())
     replace(file, json.dumps({"attempt": attempt}).encode())
     return attempt
 
@@ -283,13 +277,17 @@ def _releases(path: Path, known: int) -> int:
 
     A simulation draws the same noise again. Raises ValueError, in one line, for a damaged file.
     """
-    file = path / SPENT
+    what = "how many rounds of the privacy budget are spent"
+    return max(known, _stored(path / SPENT, lambda found: int(found["releases"]), 0, what))
+
+
+def _stored(file: Path, read: Callable[[Any], T], default: T, expected: str, advice: str = "") -> T:
+    """What ``read`` takes from a JSON file; ``default`` without a file. Raises ValueError, in one
+    line with the advice, if it is damaged."""
     try:
-        return max(known, int(read_json(file)["releases"])) if file.exists() else known
-    except (ValueError, TypeError, KeyError):
-        raise ValueError(
-            f"{file}: expected how many rounds of the privacy budget are spent, got a damaged file"
-        ) from None
+        return read(read_json(file)) if file.exists() else default
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ValueError(f"{file}: expected {expected}, got a damaged file{advice}") from None
 
 
 def run_of(config: RunConfig) -> Path:

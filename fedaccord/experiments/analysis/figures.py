@@ -58,12 +58,10 @@ def metrics_of(groups: Sequence[Group]) -> dict[str, str]:
     titled = (column for column in METRIC.values() if column.title)
     drawn = sorted(titled, key=lambda column: column.kind != EVALUATED)
     found = {c.name: c.title for c in drawn if any(has(group, c.name) for group in groups)}
-    return {n: t for n, t in found.items() if n != "dropped" or any_dropped(groups)}
-
-
-def any_dropped(groups: Sequence[Group]) -> bool:
-    tables = (table for group in groups for table in group.tables)
-    return any("dropped" in table and (table["dropped"] > 0).any() for table in tables)
+    tables = [table for group in groups for table in group.tables]
+    if not any("dropped" in table and (table["dropped"] > 0).any() for table in tables):
+        found.pop("dropped", None)
+    return found
 
 
 def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:

@@ -95,9 +95,11 @@ def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[
     for cell in table.cells:
         own, base = _as_printed(cell, results), _baseline(table, cell)
         costs = {} if table.is_run else of_method(cell.settings, base.settings)
-        words = [f"`{cell.name}`" + _length(cell, own)]
+        rounds = int(own["rounds"].max()) if len(own) else cell.rounds
+        length = "" if rounds >= cell.rounds else f" ({rounds} of {cell.rounds} rounds)"
+        words = [f"`{cell.name}`" + length]
         for name in table.measures:
-            words.append(_printed(cell.more.get(name)))
+            words.append(f"{cell.more[name]:g}" if name in cell.more else "–")
             if name in OF_RUN:
                 words.append(_spread(own[name].dropna()))
             else:
@@ -120,15 +122,6 @@ def _baseline(table: Table, cell: Cell) -> Cell:
     """The cell of FedAvg in the same column; the cell itself if there is none."""
     same = (other for other in table.cells if other.column == cell.column)
     return next((other for other in same if other.row == BASELINE), cell)
-
-
-def _length(cell: Cell, runs: pd.DataFrame) -> str:
-    rounds = int(runs["rounds"].max()) if len(runs) else cell.rounds
-    return "" if rounds >= cell.rounds else f" ({rounds} of {cell.rounds} rounds)"
-
-
-def _printed(value: float | None) -> str:
-    return "–" if value is None else f"{value:g}"
 
 
 def _difference(cell: Cell, rounds: int, best: pd.Series) -> str:

@@ -122,19 +122,7 @@ class Study:
     def perform(self, folder: Path, options: Options, on_done: OnDone) -> None:
         """Run the missing runs. Raises ValueError if another process runs the study, and if a run
         already has more rounds than requested."""
-        folder.mkdir(parents=True, exist_ok=True)
-        with Lock(folder):
-            check_names(folder)
-            self._perform(folder, options, on_done)
-
-    def _perform(self, folder: Path, options: Options, on_done: OnDone) -> None:
         missing: dict[str, list[Run]] = {}
-        for run in self.runs(folder):
-            if (done := self.done(run)) is not None:
-                on_done(done)
-            else:
-                _check_shorter(run)
-                missing.setdefault(run.job.name, []).append(run)
 
         def on_row(job: Job, row: Row) -> None:
             runs = missing[job.name]
@@ -143,8 +131,17 @@ class Study:
             for run in runs:
                 on_done(Done(run, job.rounds, row))
 
-        with workers.of(options) as work:
-            work([runs[0].job for runs in missing.values()], on_row)
+        folder.mkdir(parents=True, exist_ok=True)
+        with Lock(folder):
+            check_names(folder)
+            for run in self.runs(folder):
+                if (done := self.done(run)) is not None:
+                    on_done(done)
+                else:
+                    _check_shorter(run)
+                    missing.setdefault(run.job.name, []).append(run)
+            with workers.of(options) as work:
+                work([runs[0].job for runs in missing.values()], on_row)
 
     def done(self, run: Run) -> Done | None:
         """The result of a run with as many rounds as requested or more; None: to be run."""
