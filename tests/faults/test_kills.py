@@ -21,12 +21,19 @@ pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(3000)]
 KILLS, ROUNDS = 20, 400
 
 
-def test_twenty_kills_under_flower_change_no_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"algo": "scaffold", "relaxed-init.beta": 0.05},
+        {"algo": "fedavg", "compress.method": "topk", "compress.share": 0.05},
+    ],
+    ids=["scaffold", "compressed"],
+)
+def test_twenty_kills_under_flower_change_no_bit(tmp_path: Path, method: dict[str, Any]) -> None:
     """SIGKILL of the process that holds ServerApp and clients; what they knew is on disk."""
     path, rng = tmp_path / "there", random.Random(0)
     config: dict[str, Any] = {
-        "algo": "scaffold",
-        "relaxed-init.beta": 0.05,
+        **method,
         "model": "linear",
         "fraction-train": 0.5,
         "local-epochs": 1,
@@ -63,8 +70,8 @@ def rounds(path: Path) -> int:
 
 
 def process(path: Path) -> int:
-    """The process that the run directory names; 0: none yet."""
+    """The process that the run directory's lock names; 0: none yet."""
     try:
-        return int(json.loads((path / "summary.json").read_text())["process"]["pid"])
-    except FileNotFoundError:
+        return int(json.loads((path / ".lock").read_text())["pid"])
+    except (FileNotFoundError, json.JSONDecodeError):
         return 0
