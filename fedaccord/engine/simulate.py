@@ -220,31 +220,41 @@ def simulate(
     method = None if isinstance(algo, str) else algo
     if not isinstance(model, (str, nn.Module)):
         model = module_of(model)
-    values = keys_of(keys)
-    cohorts = None
+    values, cohorts = keys_of(keys), None
+    settings: dict[str, Any] = {"num-server-rounds": rounds, "vectorize": vectorize}
     if isinstance(participation, (int, float)):
-        values["fraction-train"] = float(participation)
+        settings["fraction-train"] = float(participation)
     elif participation is not None:
         cohorts = participation
     if record not in ("metrics", "weights"):
         raise ValueError(f"record: expected 'metrics' or 'weights', got {record!r}")
     if dtype is not None:
-        values["precision"] = _precision(dtype)
-    given = {*values}
+        settings["precision"] = _precision(dtype)
+    given = {*values, *({"fraction-train", "precision"} & settings.keys())}
     _check_given(given, method, own_data=clients is not None, own_model=not isinstance(model, str))
-    values |= {"num-server-rounds": rounds, "vectorize": vectorize}
     if method is None:
-        values["algo"] = algo
+        settings["algo"] = algo
     if isinstance(model, str):
-        values["model"] = model
-    if clients is not None:
+        settings["model"] = model
+    if clients is None:
+        if isinstance(model, nn.Module):
+            raise ValueError("model: expected a name with dataset=, or a module with clients=")
+        set_here = {"test": test is not None, "forward": forward is not None}
+        set_here |= {"loss": loss is not F.cross_entropy, "targets": targets != PAIRS.targets}
+        for name in (name for name, is_set in set_here.items() if is_set):
+            raise TypeError(f"{name}: expected it with clients=, got it without")
+    else:
         if not isinstance(clients, Iterable):
             raise ValueError(
                 "clients: expected a list of the samples of each client, got "
                 f"{type(clients).__name__}; num_clients=... deals out a dataset="
             )
         clients = [*clients]
-        values["num-clients"] = len(clients)
+        settings["num-clients"] = len(clients)
+    taken = {*settings, *(("fraction-train", "sampling") if cohorts is not None else ())}
+    for key in sorted(values.keys() & taken):
+        raise TypeError(f"{key}: expected it or {ARGUMENTS[key]}=, got both")
+    values |= settings
     config = make_config(values, method)
     for key, why in config.unread_keys().items():
         if key in given and not (key == "fraction-train" and values[key] == 1):
@@ -259,8 +269,6 @@ def simulate(
                 "batch-size: expected it without functions as clients, whose batches are used as "
                 "they are; leave it out"
             )
-    elif isinstance(model, nn.Module):
-        raise ValueError("model: expected a name with dataset=, or a module with clients=")
     else:
         task = load_task(config.task, num_clients=config.num_clients)
     method = config.strategy
@@ -298,6 +306,10 @@ def simulate(
 
 # of a run directory
 WRITTEN = ("name", "out-dir", "tracker", "checkpoint-every", "state-dir", "keep-best")
+ARGUMENTS = {  # keys that arguments of `simulate` set, or leave without effect
+    **{"num-server-rounds": "rounds", "num-clients": "clients", "precision": "dtype"},
+    **{"fraction-train": "participation", "sampling": "participation"},
+}
 MODEL = ("model", "stem", "device", "metrics")  # keys of a task whose samples are arguments
 
 

@@ -110,7 +110,10 @@ def test_a_resumed_run_has_the_same_clock(tmp_path: Path) -> None:
         (lambda: simulate("dpsgd", **SMALL), "under gossip there is none"),
         (lambda: simulate("fedavg", **SMALL | {"device_profile": "/no.csv"}), "No such file"),
         (
-            lambda: simulate("fedavg", participation=[[0]] * 4, **SMALL | {"over_selection": 0.5}),
+            lambda: simulate(
+                FedAvg(device_profile="lognormal", over_selection=0.5),
+                **{"participation": [[0]] * 4, "rounds": 4, "num_clients": 6},
+            ),
             "expected 0 with given cohorts",
         ),
     ],

@@ -401,6 +401,37 @@ def test_keys_without_effect_are_refused() -> None:
         history("fedavg", **{"fedprox.mu": 0.1})
 
 
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"num_server_rounds": 9}, "num-server-rounds: expected it or rounds="),
+        ({"num_clients": 9}, "num-clients: expected it or clients="),
+        ({"dtype": torch.float32, "precision": "float64"}, "precision: expected it or dtype="),
+        ({"fraction_train": 0.3}, "fraction-train: expected it or participation="),
+        ({"participation": 0.5, "fraction_train": 0.3}, "fraction-train: expected it or particip"),
+        ({"sampling": "bernoulli"}, "sampling: expected it or participation="),
+    ],
+)
+def test_what_an_argument_sets_too_is_refused(given: dict[str, Any], line: str) -> None:
+    with pytest.raises(TypeError, match=f"^{line}"):
+        simulate("fedavg", **{**PLAIN, "dtype": None, **given})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"test": torch.ones(2)},
+        {"loss": "mean-squared-error"},
+        {"forward": lambda model, batch: model(batch[0])},
+        {"targets": "digit"},
+    ],
+)
+def test_arguments_about_ones_own_samples_need_clients(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(TypeError, match=f"^{name}: expected it with clients=, got it without$"):
+        simulate("fedavg", rounds=1, num_clients=2, local_steps=1, **given)
+
+
 def test_quiet_lets_warnings_through(flower_log: list[logging.LogRecord]) -> None:
     log = logging.getLogger("flwr")
     with suppress(RuntimeError), quiet():
