@@ -1,4 +1,4 @@
-"""Fixtures for all tests: where real data and decoded data lie."""
+"""Fixtures for all tests: the folders of real and of decoded data."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def cache() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def single_thread() -> Iterator[None]:
-    """Sums that do not depend on the machine, and no more than one core at work."""
+    """One thread: sums do not depend on the machine, and tests use one core each."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -31,7 +31,7 @@ def single_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_fsync() -> Iterator[None]:
-    """Do not wait for the disk in this process: no test looks at what a power cut leaves."""
+    """Do not wait for the disk in this process: no test simulates a power failure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield

@@ -1,4 +1,4 @@
-"""A GPU that is not there, for what a GPU is never waited for.
+"""A fake GPU that counts synchronisations.
 
 Its tensors are PyTorch's fake ones: they know their device and no values, and an operation that
 mixes devices raises. What comes back from it is made of ones, and NaN until somebody has waited.
@@ -22,7 +22,7 @@ READS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "unique")
 
 
 class FakeGPU(TorchDispatchMode):
-    """Counts what waits for the GPU; on the host everything is as it is."""
+    """Counts synchronisations with the GPU; operations on the host are unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def _by_mask(indices: Any) -> bool:
 
 @contextmanager
 def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
-    """Within it `GPU` can be computed on; backward passes give zeros."""
+    """A block in which tensors on `GPU` can be used; backward passes return zeros."""
     mode = FakeGPU()
 
     def grad(_: Tensor, leaves: Any, **more: Any) -> list[Tensor]:

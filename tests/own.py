@@ -71,7 +71,7 @@ def targets() -> Any:
 
 
 def from_folder(data_dir: str) -> Any:
-    """Three samples more for each letter of the path."""
+    """Three samples for each letter of the path."""
     return numbers(3 * len(data_dir), 2), numbers(10, 1)
 
 
@@ -86,7 +86,7 @@ def grey_tensors() -> Any:
 
 
 class Rows:
-    """A Hugging Face dataset, as far as it is used."""
+    """The part of the interface of a Hugging Face dataset that is used."""
 
     def __init__(self, names: Sequence[str] = (), **columns: Any) -> None:
         self.columns = columns
@@ -114,7 +114,7 @@ def columns() -> Any:
 
 
 class Partitioner:
-    """A partitioner of Flower Datasets, as far as it is used: pieces of 5, 10 and 25 samples."""
+    """The used interface of a Flower Datasets partitioner: pieces of 5, 10 and 25 samples."""
 
     num_partitions = 3
 
@@ -140,7 +140,7 @@ def next_token(vocabulary: int) -> nn.Module:
 
 
 def tokens() -> Any:
-    """Its vocabulary is not given."""
+    """Token ids without the size of the vocabulary."""
     pair = sequences()["train"][0], torch.arange(12) % 3
     return pair, pair
 

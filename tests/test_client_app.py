@@ -1,4 +1,4 @@
-"""The app's own ClientApp: the node's config, its data, its module."""
+"""The app's ClientApp: the node's configuration, its data, its model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.grid import InProcessGrid
 
 @pytest.fixture(autouse=True)
 def sender() -> Iterator[None]:
-    """Messages that a test makes have a sender."""
+    """Give the messages of a test a sender."""
     with InProcessGrid(ClientApp(), 1):
         yield
 
@@ -44,7 +44,7 @@ def handshake() -> Message:
         ({"partition-id": 0, "num-partitions": "all"}, "expected an integer 'num-partitions'"),
     ],
 )
-def test_a_node_that_does_not_know_its_number_says_so(
+def test_a_node_without_a_partition_id_is_refused(
     node: dict[str, Any], line: str, ready_made: bool
 ) -> None:
     own = context(**node)
@@ -60,7 +60,7 @@ def test_a_node_that_does_not_know_its_number_says_so(
 
 
 def test_the_app_is_sent_by_name() -> None:
-    """Functions that are defined inside others would be sent as code."""
+    """Nested functions would be sent as code."""
     cloudpickle = pytest.importorskip("ray.cloudpickle")
     sent = cloudpickle.dumps(app)
     assert len(sent) < 1000
@@ -98,7 +98,7 @@ def own_data(folder: Path, count: int) -> Path:
     return path
 
 
-def test_a_node_with_its_own_data_holds_all_of_it(tmp_path: Path) -> None:
+def test_a_node_with_its_own_data_has_all_of_it(tmp_path: Path) -> None:
     run = {"dataset": "npz", "model": "linear", "data-dir": str(own_data(tmp_path, 30))}
     node: dict[str, Any] = {"partition-id": 1, "num-partitions": 3}
     own = {**node, "data-dir": str(own_data(tmp_path, 14))}
@@ -115,8 +115,8 @@ def test_a_node_with_its_own_data_holds_all_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dataset", ["npz", "digits"])
-def test_a_data_path_alone_says_where_a_nodes_data_is(tmp_path: Path, dataset: str) -> None:
-    """The run says how to read it, and the server which client it is."""
+def test_a_data_path_is_enough_for_a_nodes_data(tmp_path: Path, dataset: str) -> None:
+    """The run defines how to read it, and the server assigns the partition-id."""
     run = {"dataset": dataset, "model": "linear", "num-clients": 2}
     node: dict[str, Any] = {"data-path": str(own_data(tmp_path, 14))}
     own = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=run)
@@ -129,22 +129,10 @@ def test_a_data_path_alone_says_where_a_nodes_data_is(tmp_path: Path, dataset: s
     assert (client, num_clients) == (None, None)
 
 
-def test_a_nodes_settings_go_before_the_runs_and_are_checked(tmp_path: Path) -> None:
-    own = context(**{"partition-id": 0, "num-partitions": 2, "device": "warp"})
-    with pytest.raises(ValueError, match=r"^device: expected"):
-        configured_task(own)
-    own = context(**{"num-partitions": 2, "dataset": "npz", "data-dir": str(tmp_path / "none")})
-    with pytest.raises(FileNotFoundError, match=r"none"):
-        configured_task(own)
-
-
-def test_what_is_wrong_at_a_node_shows_when_it_introduces_itself(tmp_path: Path) -> None:
+def test_a_handshake_checks_the_nodes_settings_and_names_the_node() -> None:
     own = context(**{"partition-id": 0, "num-partitions": 2, "device": "warp"})
     with pytest.raises(ValueError, match=r"^partition-id=0: device: expected"):
         app(handshake(), own)
-
-
-def test_what_is_wrong_with_a_nodes_data_names_the_node() -> None:
     own = context(**{"partition-id": 4, "num-partitions": 6, "dataset": "npz", "data-dir": "/no"})
     with pytest.raises(ValueError, match=r"^partition-id=4: npz: .*/no"):
         app(handshake(), own)
@@ -153,7 +141,7 @@ def test_what_is_wrong_with_a_nodes_data_names_the_node() -> None:
         app(handshake(), own)
 
 
-def test_where_a_clients_memory_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_client_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device names its own folder; the run names that of simulated clients."""
 
     def of(node: dict[str, Any], run: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The run configuration: pyproject's defaults, what is refused and how, plug-ins by key."""
+"""The run configuration: its defaults, refused values and their messages, plug-ins by key."""
 
 import tomllib
 from pathlib import Path
@@ -52,8 +52,8 @@ def test_every_key_has_a_meaning_and_a_default_in_its_range(key: str) -> None:
 
 
 def test_what_keys_affect() -> None:
-    """Each key affects one thing. Those that affect no numbers are few: they stand here once more,
-    so that a new one that forgets to say so, or says so wrongly, is seen."""
+    """Each key affects one thing. Keys that affect no numbers are listed again, so that a new key
+    with a wrong or a forgotten effect is noticed."""
     assert {what: config.affecting(what) for what in AFFECTS if what != "numbers"} == {
         "rounds": {
             *("num-server-rounds", "min-replies", "max-failed-rounds"),
@@ -76,7 +76,7 @@ def test_what_keys_affect() -> None:
     assert {"seed", "lr", "model", "precision", "sam.rho"} <= config.affecting("numbers")
 
 
-def test_keys_that_hold_a_path() -> None:
+def test_keys_whose_values_are_paths() -> None:
     every = dict.fromkeys(config.keys(), "/a/file.csv")
     paths = config.paths(every)
     for key, field in config.keys().items():
@@ -96,7 +96,7 @@ def test_names_of_keys_do_not_collide() -> None:
         )
 
 
-def test_what_flower_hands_over_is_what_was_written() -> None:
+def test_flower_passes_the_defaults_of_pyproject() -> None:
     """Under Flower the run config has every key, flattened; tools/sync.py writes it."""
     written = flatten_dict(PYPROJECT["tool"]["flwr"]["app"]["config"])
     assert written == config.defaults()
@@ -217,7 +217,7 @@ def test_the_nearest_known_value_is_named(key: str, value: str, meant: str) -> N
     assert str(refused.value).endswith(f" (did you mean {meant!r}?)")
 
 
-def test_synonyms_lead_to_keys_that_are_there() -> None:
+def test_synonyms_name_existing_keys() -> None:
     known = config.keys()
     for word, meant in SYNONYMS.items():
         assert {*meant} <= known.keys()
@@ -262,18 +262,18 @@ UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("values", "needs"), UNREAD, ids=str)
-def test_keys_that_nothing_reads_are_told(values: dict[str, Any], needs: dict[str, str]) -> None:
+def test_keys_without_effect_are_reported(values: dict[str, Any], needs: dict[str, str]) -> None:
     lines = RunConfig.make(values).unread()
     assert {line.partition("=")[0]: line.rpartition(" without ")[2] for line in lines} == needs
 
 
-def test_workers_keep_states_themselves() -> None:
+def test_client_state_has_no_effect_with_workers() -> None:
     line = "client-state='disk' has no effect: Ray keeps the states of the workers' clients"
     values = {"client-state": "disk", "workers": 2}
     assert RunConfig.make(values).unread() == [line.replace("'disk'", '"disk"')]
 
 
-def test_a_default_is_told_where_it_was_given() -> None:
+def test_a_default_without_effect_is_reported_if_given() -> None:
     settings = RunConfig.make({"algo": "fedavg", "fedprox.mu": 0.1})
     assert settings.unread() == []
     assert settings.unread(given=["algo", "fedprox.mu"]) == [
@@ -282,7 +282,7 @@ def test_a_default_is_told_where_it_was_given() -> None:
 
 
 @pytest.mark.parametrize("algo", ["dfedsam", "scaffold"])
-def test_without_a_server_nobody_is_drawn(algo: str) -> None:
+def test_without_a_server_fraction_train_has_no_effect(algo: str) -> None:
     values = {"algo": algo, "gossip.topology": "ring", "fraction-train": 0.1}
     line = "fraction-train=0.1 has no effect: under gossip all nodes train in every round"
     assert RunConfig.make(values | {"sampling": "fixed"}).unread() == [line]
@@ -290,7 +290,7 @@ def test_without_a_server_nobody_is_drawn(algo: str) -> None:
 
 
 @pytest.mark.parametrize("algo", ["fedadmm", "local"])
-def test_methods_that_no_staleness_damps_say_so(algo: str) -> None:
+def test_staleness_without_effect_is_reported(algo: str) -> None:
     values = {"algo": algo, "schedule": "buffered", "staleness": "polynomial"}
     (line,) = RunConfig.make(values).unread()
     assert line.startswith('staleness="polynomial" has no effect: ')
@@ -298,7 +298,7 @@ def test_methods_that_no_staleness_damps_say_so(algo: str) -> None:
 
 @pytest.mark.parametrize("algo", METHODS)
 def test_a_methods_own_settings_are_read(algo: str) -> None:
-    """Of each method all keys are given, with their defaults."""
+    """All keys of each method are given, with their defaults."""
     own = {key: value for key, value in config.defaults().items() if key.startswith(f"{algo}.")}
     full = {"fraction-train": 1.0} if METHODS[algo].all_clients else {}
     settings = RunConfig.make({"algo": algo, **full, **own})
@@ -331,10 +331,10 @@ REFUSED_TOGETHER: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("algo", "values", "line"), REFUSED_TOGETHER)
-def test_what_a_method_cannot_take_is_refused_before_a_run(
+def test_settings_that_a_method_does_not_support_are_refused(
     algo: str, values: dict[str, Any], line: str
 ) -> None:
-    """Each of them would give another fixed point than the method's, without a word."""
+    """Each of them would silently change the fixed point of the method."""
     with pytest.raises(ValueError, match=f".*{line}") as refused:
         RunConfig.make({"algo": algo} | values)
     assert METHODS[algo].__name__ in str(refused.value)
@@ -342,7 +342,7 @@ def test_what_a_method_cannot_take_is_refused_before_a_run(
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedinit"])
-def test_what_fits_a_method_is_taken(algo: str) -> None:
+def test_settings_that_a_method_supports_are_accepted(algo: str) -> None:
     values = {"relaxed-init.beta": 0.1, "relaxed-init.center": "start", "weighting": "examples"}
     assert RunConfig.make({"algo": algo} | values).strategy.weighting == "examples"
 
@@ -351,7 +351,7 @@ def test_what_fits_a_method_is_taken(algo: str) -> None:
 
 
 def own_values(plugin: PlugIn) -> tuple[type[PlugIn], dict[str, Any]]:
-    """What a plug-in is apart from the rule inside it."""
+    """The class and the options of a plug-in, without the rule inside it."""
     return type(plugin), {f.name: getattr(plugin, f.name) for f in options(type(plugin))}
 
 
@@ -438,7 +438,7 @@ def test_options_of_every_strategy_reach_it() -> None:
     assert {name: getattr(strategy, name) for name in values} == values
 
 
-def test_the_task_takes_its_keys_and_the_seed() -> None:
+def test_the_task_gets_its_keys_and_the_seed() -> None:
     task = make(seed=5, dataset="cifar10", dirichlet_alpha=1, stem="cifar", lr=0.3).task
     assert (task.seed, task.dataset, task.dirichlet_alpha, task.stem) == (
         5,

@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_visit_without_them(folder: Path) -> None:
+def test_a_round_without_the_other_packages(folder: Path) -> None:
     done = device(VISIT, folder)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.splitlines()[-1] == "absent: True"
@@ -93,7 +93,7 @@ def test_a_visit_without_them(folder: Path) -> None:
         ("reproduce fedinit-table3 --dry-run", "pandas"),
     ],
 )
-def test_a_command_that_needs_one_names_its_extra(folder: Path, command: str, module: str) -> None:
+def test_a_command_names_the_extra_that_it_lacks(folder: Path, command: str, module: str) -> None:
     done = device(COMMAND, *command.format(folder=folder).split())
     assert done.returncode == 2, done.stderr[-2000:]
     line = f"fedaccord: expected the package {module}, found none; in the clone of FedAccord type "

@@ -1,4 +1,4 @@
-"""Who imports whom: read from the source of every module."""
+"""The imports of every module, read from its source."""
 
 import ast
 import json
@@ -98,7 +98,7 @@ def strange(path: Path, allowed: Allowed) -> list[str]:
     return [name for name in imports(path) if not below(name, *ours, *others)]
 
 
-def test_the_reader_sees_imports() -> None:
+def test_the_reader_of_imports() -> None:
     store = PACKAGE / "storage" / "store.py"
     assert {"flwr.app.Context", "fedaccord.core.vectors.leaves"} <= set(imports(store))
     assert "fedaccord.engine.simulate" in set(imports(PACKAGE / "__init__.py"))  # in a function
@@ -126,7 +126,7 @@ def test_rooms_import_each_other_in_one_direction_only() -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    """Also not for types or inside functions. A package's __init__ is the way in, and left out."""
+    """Neither for types nor inside functions. A package's __init__ is the way in, and left out."""
     paths = {module(path): path for path in SOURCES if path.name != "__init__.py"}
     left = {}
     for name, path in paths.items():
@@ -138,14 +138,14 @@ def test_no_module_imports_itself_through_others() -> None:
         left = {name: above for name, above in left.items() if name not in lowest}
 
 
-def test_flowers_private_parts_are_left_to_one_module() -> None:
+def test_only_compat_uses_flowers_private_interfaces() -> None:
     for path in (path for path in SOURCES if room(path) != "compat"):
         found = [n for n in imports(path) if below(n, "flwr") and not below(n, *PUBLIC)]
         text = path.read_text()
         assert found + [word for word in PRIVATE if word in text] == [], module(path)
 
 
-def test_the_core_knows_no_modules() -> None:
+def test_the_core_does_not_use_torch_nn() -> None:
     for path in SOURCES:
         if room(path) == "core":
             assert not [name for name in imports(path) if below(name, "torch.nn")], path
@@ -167,7 +167,7 @@ def test_types_are_ignored_in_few_places() -> None:
     assert len(places) <= 5, places
 
 
-def test_what_is_loaded_with_the_core_and_with_a_method() -> None:
+def test_the_modules_loaded_with_the_core_and_with_a_method() -> None:
     """`from fedaccord.strategies import ...` in another app brings nothing else along."""
     code = (
         "import json, sys\n"
@@ -206,7 +206,7 @@ def runs_of_lines(path: Path, length: int) -> Iterator[tuple[str, ...]]:
     yield from (tuple(lines[k : k + length]) for k in range(len(lines) - length + 1))
 
 
-def test_no_twelve_lines_stand_twice() -> None:
+def test_no_run_of_twelve_lines_is_repeated() -> None:
     first: dict[tuple[str, ...], tuple[str, int]] = {}
     for path in SOURCES:
         for k, run in enumerate(runs_of_lines(path, 12)):

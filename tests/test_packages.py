@@ -56,7 +56,7 @@ def test_flower_accepts_the_app_for_its_hub(
     assert "Validation passed" in capsys.readouterr().out
 
 
-def test_the_bundle_is_small_and_holds_what_the_apps_import(checkout: Path, tmp_path: Path) -> None:
+def test_the_bundle_is_small_and_has_what_the_apps_import(checkout: Path, tmp_path: Path) -> None:
     bundle, facts = build_fab_from_files(collect_files(checkout))
     project = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]
     assert f"flwr>={facts.flwr_version_min},<1.43" in project["dependencies"]

@@ -77,7 +77,7 @@ def test_report_writes_the_commands_page(folder: Path, tmp_path: Path) -> None:
     assert "scaffold" in path.read_text(encoding="utf-8")
 
 
-def test_a_report_without_bokeh_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_without_bokeh_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fedaccord.experiments.analysis.report", None)
     with pytest.raises(ImportError, match=r"needs Bokeh: .*`uv sync --extra report --inexact`"):
         fedaccord.report(folder, folder / "a.html")
@@ -128,7 +128,7 @@ def test_a_loaded_model_has_the_frozen_and_local_tensors_of_the_run(
 
 
 @pytest.mark.parametrize("name", list(models.MODELS))
-def test_every_model_is_loaded_for_images_as_small_as_it_takes(tmp_path: Path, name: str) -> None:
+def test_every_model_is_loaded_for_its_smallest_images(tmp_path: Path, name: str) -> None:
     rng, side = np.random.default_rng(0), 32 if name == "vgg11" else 28
     x, y = rng.integers(0, 256, (20, side, side), dtype=np.uint8), np.arange(20) % 4
     data = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
@@ -142,7 +142,7 @@ def test_every_model_is_loaded_for_images_as_small_as_it_takes(tmp_path: Path, n
     assert accuracy == pytest.approx(reader.read(path).summary["test-accuracy-last"], abs=1e-12)
 
 
-def test_inputs_of_another_kind_are_one_line(folder: Path) -> None:
+def test_invalid_inputs_are_refused(folder: Path) -> None:
     model = fedaccord.load(str(folder / "fedavg-0"))
     image = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
     assert model(image).shape == (2, 10)
@@ -152,7 +152,7 @@ def test_inputs_of_another_kind_are_one_line(folder: Path) -> None:
         model(image.float())
 
 
-def test_what_holds_no_model_is_one_line(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected a run directory with model\.safetensors"):
         fedaccord.load(tmp_path)
     for name in ("model.safetensors", "model.json"):
@@ -173,5 +173,5 @@ def test_nothing_is_loaded_before_it_is_used() -> None:
     assert done.stdout == "False\n"
 
 
-def test_all_names_are_there() -> None:
+def test_all_public_names_exist() -> None:
     assert [name for name in fedaccord.__all__ if not hasattr(fedaccord, name)] == []

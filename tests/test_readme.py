@@ -1,4 +1,4 @@
-"""What the documents promise is there."""
+"""The links, commands and code of the documents are valid."""
 
 import re
 import shlex
@@ -29,14 +29,14 @@ DOCUMENTS = [
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_links_lead_somewhere(name: str) -> None:
+def test_the_targets_of_links_exist(name: str) -> None:
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / name).read_text())
     local = [link for link in links if "://" not in link]
     assert [link for link in local if not (ROOT / name).parent.joinpath(link).exists()] == []
     assert local or name not in ("README.md", "CONTRIBUTING.md")
 
 
-def test_the_readme_is_short_and_leads_with_the_picture() -> None:
+def test_the_readme_is_short_and_begins_with_the_picture() -> None:
     words = [w for w in README.split() if not re.match(r"\[[\w-]+\]\(docs/methods/", w)]
     assert len(words) <= 856  # without the list of methods, which grows with them
     before, _, _ = README.partition("![")
@@ -49,7 +49,7 @@ def test_the_readme_is_short_and_leads_with_the_picture() -> None:
 
 
 def block(part: str) -> str:
-    """The indented lines, blank ones between them too, that hold ``part``."""
+    """The block of indented lines that contains ``part``."""
     (found,) = (x for x in re.findall(r"(?:^(?:    .*)?\n)+", README, re.MULTILINE) if part in x)
     return textwrap.dedent(found)
 
@@ -83,7 +83,7 @@ def test_two_lines_do_everything_on_a_fresh_machine() -> None:
 
 
 @pytest.mark.parametrize("line", OURS)
-def test_our_commands_are_read_and_say_how_long_they_take(line: str) -> None:
+def test_our_commands_are_valid_and_state_their_duration(line: str) -> None:
     """A misspelt command, option or key is found without running it."""
     _, name, *rest = words(line)
     group = typer.main.get_command(cli.app)
@@ -96,13 +96,13 @@ def test_our_commands_are_read_and_say_how_long_they_take(line: str) -> None:
 
 
 @pytest.mark.parametrize("line", RUNS)
-def test_settings_under_flower_are_settings(line: str) -> None:
+def test_the_run_configs_for_flower_are_valid(line: str) -> None:
     given = words(line)
     RunConfig.make(parse_config_args([given[given.index("--run-config") + 1]]))
 
 
-def test_the_deployment_is_that_of_its_page() -> None:
-    """Whose commands a test of tests/flower runs."""
+def test_the_commands_of_a_deployment_are_those_of_its_page() -> None:
+    """A test in tests/flower runs the commands of the page."""
     page = (ROOT / "docs" / "deployment.md").read_text()
     deployed = [line for line in commands(README) if "flower-super" in line or " lab " in line]
     assert len(deployed) == 4
@@ -133,8 +133,8 @@ SPOKEN = [  # what a user reads
 ]
 
 
-def test_nothing_is_installed_by_a_name_that_is_on_no_index() -> None:
-    """Anybody could take the name."""
+def test_no_command_installs_the_package_by_its_bare_name() -> None:
+    """The package is on no index: anybody could register the name."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in SPOKEN)
     assert not re.findall(r"(?:pip install|uv add)\b[^`\n]*['\" ]fedaccord\b(?! @)[^`\n]*", text)
     extras = set(re.findall(r"--extra ([\w{}-]+)", text))
@@ -161,7 +161,7 @@ def test_the_example_depends_on_this_repository() -> None:
     assert example["tool"]["hatch"]["metadata"] == {"allow-direct-references": True}
 
 
-def test_what_agents_read_is_short_and_its_commands_are_ours() -> None:
+def test_agents_md_is_short_and_its_commands_exist() -> None:
     text = (ROOT / "AGENTS.md").read_text()
     assert len(text.splitlines()) <= 60
     named = re.findall(r"fedaccord/strategies/(\w+)\.py|`(\w+)\.py`", text)

@@ -1,4 +1,4 @@
-"""How runs end: completed with a trained model, else failed or interrupted, and what they leave."""
+"""How runs end: completed with a trained model, failed or interrupted, and their files."""
 
 import csv
 import gc
@@ -90,7 +90,7 @@ def test_a_run_without_a_trained_model_fails_with_its_reason(
     assert (tmp_path / "x" / "model.safetensors").exists()
 
 
-def test_held_out_samples_take_the_place_of_the_test_samples(start: Callable[..., Path]) -> None:
+def test_held_out_samples_replace_the_test_samples(start: Callable[..., Path]) -> None:
     last = rows(start({"validation": 0.2, "eval-train": True}))[-1]
     gap = float(last["train-accuracy"]) - float(last["validation-accuracy"])
     assert float(last["generalisation-gap"]) == pytest.approx(gap)
@@ -141,10 +141,10 @@ def test_a_model_that_cannot_be_saved_is_a_failure(
 
 
 @pytest.mark.parametrize("what", ["clients", "model"])
-def test_what_fails_before_the_first_message_is_a_failed_run(
+def test_an_error_before_the_first_message_gives_a_failed_run(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not one that says running and has no process."""
+    """Its status is not "running", without a process."""
     settings = RunConfig.make(SMALL | {"out-dir": str(tmp_path)})
     task = load_task(settings.task, num_clients=4)
 
@@ -171,7 +171,7 @@ def test_what_fails_before_the_first_message_is_a_failed_run(
 
 @pytest.fixture
 def foreground() -> Iterator[None]:
-    """Signals as a shell's foreground leaves them."""
+    """Signal handlers of a process in the foreground of a shell."""
     numbers = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL)
     numbers |= {signal.SIGINT: signal.default_int_handler}
     before = {number: signal.signal(number, handler) for number, handler in numbers.items()}
@@ -220,7 +220,7 @@ def test_a_signal_ends_a_run_and_twenty_more_do_not_interrupt_the_saving(
     assert all(torch.equal(interrupted[name], completed[name]) for name in completed)
 
 
-def test_an_app_that_flower_ends_is_interrupted(tmp_path: Path, start: Callable[..., Path]) -> None:
+def test_a_run_that_flower_ends_is_interrupted(tmp_path: Path, start: Callable[..., Path]) -> None:
     def leave(round: Round) -> None:
         raise SystemExit(0)
 
@@ -233,7 +233,7 @@ def test_an_app_that_flower_ends_is_interrupted(tmp_path: Path, start: Callable[
 # --- completed ------------------------------------------------------------------------------------
 
 
-def test_config_toml_tells_the_machine_and_makes_the_same_bytes(tmp_path: Path) -> None:
+def test_config_toml_has_the_machine_and_reproduces_the_same_bytes(tmp_path: Path) -> None:
     words = ("algo=dfedavg", "gossip.topology=random", "sam.rho=0.05", "name=first")
     assert run(tmp_path, *words).exit_code == 0
     first = tmp_path / "runs" / "first"
@@ -255,10 +255,10 @@ def without_seconds(path: Path, name: str) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
 
 
-def test_keys_without_effect_are_told_under_flower(
+def test_keys_without_effect_are_reported_under_flower(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All keys arrive there, with the app's defaults where nobody set them."""
+    """Flower passes all keys, also those with the app's defaults."""
     monkeypatch.setattr(server_app, "run", lambda *_, **__: None)
     set_by_a_user = {"partition": "iid", "classes-per-client": 3, "fedprox.mu": 0.2, "workers": 2}
     run_config = {**config.defaults(), "model": "linear", "algo": "fedavg", **set_by_a_user}
@@ -272,8 +272,8 @@ def test_keys_without_effect_are_told_under_flower(
     ]
 
 
-def test_what_a_run_held_is_freed_when_it_ends(start: Callable[..., Path]) -> None:
-    """Not when the garbage collector comes: the next run needs the memory."""
+def test_the_memory_of_a_run_is_freed_at_its_end(start: Callable[..., Path]) -> None:
+    """Without the garbage collector: the next run needs the memory."""
     gc.collect()
     gc.disable()
     try:
@@ -286,8 +286,8 @@ def test_what_a_run_held_is_freed_when_it_ends(start: Callable[..., Path]) -> No
 # --- under Flower ---------------------------------------------------------------------------------
 
 
-def test_what_flower_logs_of_a_wrong_setting_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower logs what a ServerApp raises, with the frames of its own above it."""
+def test_flowers_log_of_a_wrong_setting_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower logs an exception of a ServerApp with the frames of its own code."""
     monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
     values = {"algo": "fedinot"}
     own = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=values)
@@ -321,10 +321,10 @@ def test_simulated_time_is_refused_before_a_directory_is_made(
 
 
 @pytest.mark.parametrize("algo", ["scaffold", "fedinit", "fedavg"])
-def test_states_that_ended_with_a_simulation_are_one_line(
+def test_states_that_ended_with_a_simulation_give_one_warning(
     algo: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A line a client, each in the first round after it, would cost these rounds too."""
+    """One line for all clients; the first round after it is not lost."""
 
     def simulate(rounds: int, resume: bool, state_dir: str = "") -> list[str]:
         values = SMALL | {"algo": algo, "num-server-rounds": rounds, "resume": resume}

@@ -1,4 +1,4 @@
-"""What is the process's own is as before after a call in somebody else's process."""
+"""A call leaves the settings of the process as they were."""
 
 import subprocess
 import sys
@@ -66,8 +66,8 @@ CHANGES = "torch.set_num_threads(3); warnings.simplefilter('ignore'); os.environ
 
 
 def changed(*codes: str, more: str = "") -> list[list[str]]:
-    """The names of what each of ``codes`` changed, in turn in a fresh process; more: what is loaded
-    before."""
+    """The names of the settings that each of ``codes`` changed, one after another in a new process.
+    more: code that runs first."""
     lines = [SETUP, more]
     for code in codes:
         lines += ["before = seen()", code, "after = seen()"]
@@ -89,7 +89,7 @@ def test_simulate_and_train_locally_leave_the_process_as_it_was() -> None:
 
 
 @pytest.mark.flower  # it starts Ray
-def test_so_does_simulate_with_workers() -> None:
+def test_simulate_with_workers_leaves_the_process_as_it_was() -> None:
     pytest.importorskip("ray")
     (names,) = changed(SIMULATE.replace("WORKERS", "1"), more="import ray, ray.util")
     assert names in ([], ["generators"])  # Ray draws ports by Python's

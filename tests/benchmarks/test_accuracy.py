@@ -23,7 +23,7 @@ def write_run(out: Path, method: str, seed: int, accuracies: list[float], **othe
     run.summarise("completed")
 
 
-def test_gains_are_of_the_same_seed_and_missing_ones_are_told(tmp_path: Path) -> None:
+def test_gains_are_of_the_same_seed_and_missing_runs_are_listed(tmp_path: Path) -> None:
     write_run(tmp_path, "fedavg", 0, [0.1, 0.3, 0.3, 0.3])
     write_run(tmp_path, "fedavg", 1, [0.1, 0.5, 0.5, 0.5])
     write_run(tmp_path, "afedpd", 0, [0.1, 0.4, 0.4, 0.4])
@@ -46,7 +46,7 @@ def test_runs_of_different_settings_do_not_share_a_table(tmp_path: Path) -> None
         accuracy.report(tmp_path, tmp_path)
 
 
-def test_a_rate_of_a_methods_own_is_in_its_row(tmp_path: Path) -> None:
+def test_a_methods_own_learning_rate_is_in_its_row(tmp_path: Path) -> None:
     write_run(tmp_path, "fedavg", 0, [0.1, 0.3, 0.3, 0.3])
     write_run(tmp_path, "diloco", 0, [0.1, 0.4, 0.4, 0.4], **{"diloco.mu": 0.9})
     accuracy.report(tmp_path, tmp_path)
@@ -69,7 +69,7 @@ def test_all_clients_in_every_round_have_a_page_of_their_own(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", accuracy.PAGES)
 def test_every_method_runs_with_its_defaults(name: str) -> None:
-    """A table that compares tuned methods with others would have to say so: a rate of AdamW's."""
+    """No method is tuned; only the local rates of methods with AdamW are set."""
     plan = Plan.make(accuracy.read_file(name))
     assert not plan.tunes
     warned = "".join(plan.warnings())
@@ -86,8 +86,8 @@ def test_every_method_runs_with_its_defaults(name: str) -> None:
 
 
 def fits(method: str) -> bool:
-    """Whether a method belongs there: not without a server, nor with all clients only, and no
-    baseline of clients alone. (fedtoy: of tests/strategies/test_a_new_method.py)"""
+    """Whether a method has a server, supports some clients a round, and is not `local`. (fedtoy: of
+    tests/strategies/test_a_new_method.py)"""
     try:
         strategy = RunConfig.make({"algo": method, "fraction-train": 0.1}).strategy
     except ValueError:

@@ -1,4 +1,4 @@
-"""Archives of runs: what comes back, what is left out."""
+"""Archives of runs: what they contain and what they leave out."""
 
 import sys
 import tarfile
@@ -20,7 +20,7 @@ def write_run(folder: Path, name: str, ended: str = "completed", **settings: Any
     run.summarise(ended, rounds=1)
 
 
-def test_a_run_comes_back_without_paths(tmp_path: Path) -> None:
+def test_an_unpacked_run_has_no_paths(tmp_path: Path) -> None:
     place = {"data-dir": str(tmp_path / "data"), "out-dir": str(tmp_path)}
     write_run(tmp_path / "runs" / "a", "one", **place)
     write_run(tmp_path / "runs" / "a", "two", seed=7)
@@ -46,7 +46,7 @@ def test_a_run_comes_back_without_paths(tmp_path: Path) -> None:
     assert archive.unpack(kept, back) == 0
 
 
-def test_a_sweep_comes_back_completed(tmp_path: Path) -> None:
+def test_an_unpacked_sweep_is_complete(tmp_path: Path) -> None:
     run = {"dataset": "digits", "model": "linear", "num-clients": 4, "num-server-rounds": 2}
     options = {"tune": False, "seeds": [0], "fair": "none", "workers": 1}
     plan = Plan.make({"sweep": options, "run": run, "space": {"algo": ["fedavg", "fedinit"]}})
@@ -60,7 +60,7 @@ def test_a_sweep_comes_back_completed(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(after, before)
 
 
-def test_what_is_no_archive_and_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "runs", "failed", ended="failed")
     with pytest.raises(ValueError, match="expected completed runs, found none"):
         archive.pack(tmp_path / "runs", tmp_path / "kept.tar.xz")

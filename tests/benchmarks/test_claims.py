@@ -73,7 +73,7 @@ def test_consistency_is_that_of_the_last_round(tmp_path: Path) -> None:
     ]
 
 
-def test_two_runs_of_one_seed_and_no_run_are_one_line(tmp_path: Path) -> None:
+def test_two_runs_of_one_seed_and_no_run_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no completed run of relaxed, "):
         claims.report(tmp_path, tmp_path)
     write_run(tmp_path, "relaxed", 0, 0.5, algo="fedavg", lr=0.1)

@@ -44,7 +44,7 @@ def write_page(out: Path) -> list[str]:
     return (out / "page.md").read_text().splitlines()
 
 
-def test_the_page_has_what_is_completed(tmp_path: Path) -> None:
+def test_the_page_has_the_completed_runs(tmp_path: Path) -> None:
     write_run(tmp_path, "dfedavg", "ring", 0.5)
     write_run(tmp_path, "dfedsam", "full", 0.6)
     write_run(tmp_path, "dfedsam", "ring", 0.7, "failed")
@@ -83,7 +83,7 @@ def test_a_verdict_needs_more_than_the_spread(gains: list[float], verdict: str) 
     assert decentralised.verdict(gains) == verdict
 
 
-def test_nothing_completed_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_without_completed_runs_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path, "dfedavg", "ring", 0.5, "failed")
     with pytest.raises(FileNotFoundError, match="holds no completed run: sweep first"):
         decentralised.report(tmp_path, tmp_path / "page")

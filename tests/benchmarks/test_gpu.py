@@ -27,7 +27,7 @@ def test_every_client_has_whole_batches() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["gpu.py"])
     with pytest.raises(SystemExit, match="expected a GPU, found none"):
         gpu.main()

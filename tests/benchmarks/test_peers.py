@@ -78,7 +78,7 @@ def test_a_contestant_that_stops_early_is_an_error(
         peers.contest("flower", {"keys": {}, "cohorts": [[0]], "folder": str(tmp_path)}, None)
 
 
-def test_those_with_threads_are_given_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contestants_with_threads_get_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = (
         "import json, os; job = json.load(open(os.environ['PEERS_JOB'])); "
         "print('PEER 1', job['threads'] + 10 * int(os.environ['OMP_NUM_THREADS']))"
@@ -92,7 +92,7 @@ def test_those_with_threads_are_given_two(tmp_path: Path, monkeypatch: pytest.Mo
         assert peers.contest(name, given, options)["accuracy"] == [(1, numbers)]
 
 
-def test_a_contestant_takes_the_threads_of_its_job(
+def test_a_contestant_uses_the_threads_of_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
@@ -132,7 +132,7 @@ def test_the_networks_of_the_peers_are_this_package_s(tmp_path: Path) -> None:
         assert rates[0] == rates[1]
 
 
-def test_images_are_normalised_alike_as_a_whole_and_one_by_one() -> None:
+def test_images_are_normalised_equally_in_a_batch_and_one_by_one() -> None:
     images = np.random.default_rng(0).integers(256, size=(4, 32, 32, 3), dtype=np.uint8)
     settings = {"mean": [0.4, 0.5, 0.6], "std": [0.1, 0.2, 0.3]}
     one_by_one = torch.stack([common.transform(settings)(image) for image in images])
@@ -140,7 +140,7 @@ def test_images_are_normalised_alike_as_a_whole_and_one_by_one() -> None:
 
 
 def test_cohorts_of_fl_simulator_are_those_that_it_draws() -> None:
-    """Its rule, from the words of its server: uniform numbers from (round + seed), at most 0.1."""
+    """The rule of its server: uniform numbers, drawn from round + seed, of at most 0.1."""
     strategy = SimpleNamespace(fraction_train=0.1, seed=0)
     config = SimpleNamespace(strategy=strategy, num_clients=100, eval_train=True)
     np.random.seed(1 + peers.SEED)
@@ -148,7 +148,7 @@ def test_cohorts_of_fl_simulator_are_those_that_it_draws() -> None:
     assert peers.cohorts(config, 2)[1] == drawn.tolist()
 
 
-def test_ratios_are_of_one_repetition_and_missed_targets_are_told(tmp_path: Path) -> None:
+def test_ratios_are_of_one_repetition_and_missed_targets_are_reported(tmp_path: Path) -> None:
     def result(wall: float, cpu: float, accuracy: float) -> dict[str, object]:
         seconds = {"wall": wall, "cpu": cpu}
         return {"start": seconds, "round": seconds, "accuracy": [[0, 0.1], [1, accuracy]]}

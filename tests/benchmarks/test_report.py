@@ -1,4 +1,4 @@
-"""The runs that benchmarks/report.py makes up are read as any other."""
+"""The runs that benchmarks/report.py generates are read like real runs."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from fedaccord.experiments.analysis.groups import groups_of
 from fedaccord.runs import reader
 
 
-def test_the_runs_of_a_method_are_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_a_method_are_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "ROUNDS", 3)
     for method in ("fedavg", "scaffold"):
         for seed in (0, 1):

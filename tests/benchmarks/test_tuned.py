@@ -55,7 +55,7 @@ def test_a_method_is_tested_with_its_tuned_values_and_compared_by_seed(tmp_path:
     assert (tmp_path / "tuned.png").stat().st_size > 10_000
 
 
-def test_no_method_that_is_tested_is_one_line(tmp_path: Path) -> None:
+def test_a_folder_without_a_tested_method_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path, "fedavg", 0, 0, 0.9, validation=0.1)
     with pytest.raises(FileNotFoundError, match="holds no method that is tested: sweep first"):
         tuned.report(PLAN, tmp_path, tmp_path, "tuned")

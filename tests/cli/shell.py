@@ -16,7 +16,7 @@ def invoke(*words: object, **env: str) -> Result:
 
 
 def run(tmp_path: Path, *words: object) -> Result:
-    """A tiny run, but for what the words say."""
+    """A tiny run; ``words`` replace its settings."""
     given = {str(word).partition("=")[0] for word in words}
     usual = (*TINY, f"out-dir={tmp_path / 'runs'}")
     return invoke("run", *(x for x in usual if x.partition("=")[0] not in given), *words)
@@ -28,7 +28,7 @@ def success(result: Result) -> Result:
 
 
 def refusal(tmp_path: Path, result: Result, code: int = 2) -> str:
-    """The one line of a refusal that wrote nothing."""
+    """The line of a command that ended with an error and wrote nothing."""
     assert result.exit_code == code, result.output
     assert isinstance(result.exception, SystemExit)
     assert result.stdout == ""

@@ -1,4 +1,4 @@
-"""What a method's file says of itself, also where it says little."""
+"""The parts of the docstring of a method's file; it may lack some."""
 
 import sys
 import types
@@ -16,7 +16,7 @@ from fedaccord.cli.about import about
         ("Title.\n\nThey. 2024,\narXiv:2401.00001.", "Title", "They. 2024, arXiv:2401.00001."),
     ],
 )
-def test_a_file_without_the_usual_parts(
+def test_a_docstring_without_the_usual_parts(
     monkeypatch: pytest.MonkeyPatch, text: str | None, title: str, source: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "theirs", types.ModuleType("theirs", text))

@@ -1,4 +1,4 @@
-"""The command that a run ends with: plain averaging in the same setting."""
+"""The last line of a run: the command for plain averaging in the same setting."""
 
 import shlex
 from pathlib import Path
@@ -34,7 +34,9 @@ def of(*pairs: str) -> str | None:
         ("algo=scaffold gossip.topology=full lr=0.05", "algo=dfedavg lr=0.05 gossip.topology=full"),
     ],
 )
-def test_it_has_the_setting_without_what_is_the_methods(pairs: str, expected: str) -> None:
+def test_the_command_keeps_the_setting_without_the_methods_options(
+    pairs: str, expected: str
+) -> None:
     line = of(*pairs.split())
     words = shlex.split(line)
     assert words[:2] == ["fedaccord", "run"]
@@ -50,7 +52,7 @@ def test_it_has_the_setting_without_what_is_the_methods(pairs: str, expected: st
         "algo=scaffold name=x resume=true",
     ],
 )
-def test_plain_averaging_and_a_resumed_run_have_none(pairs: str) -> None:
+def test_plain_averaging_and_a_resumed_run_have_no_baseline(pairs: str) -> None:
     assert of(*pairs.split()) is None
 
 
@@ -59,7 +61,7 @@ def test_words_are_quoted_for_the_shell(tmp_path: Path) -> None:
     assert shlex.split(of("algo=feddyn", word) or "")[-1] == word
 
 
-def test_a_run_ends_with_it_and_it_runs(tmp_path: Path) -> None:
+def test_a_run_prints_the_command_and_the_command_runs(tmp_path: Path) -> None:
     last = run(tmp_path, "algo=feddyn", "dirichlet-alpha=0.5").stdout.splitlines()[-1]
     assert last.startswith("compare: fedaccord run algo=fedavg ")
     pairs = shlex.split(last.removeprefix("compare: fedaccord run "))
@@ -76,7 +78,7 @@ def test_a_run_ends_with_it_and_it_runs(tmp_path: Path) -> None:
         ("dfedsam", "gossip.topology=full", "algo=dfedavg gossip.topology=full"),
     ],
 )
-def test_after_a_preset_it_names_what_differs_from_it(
+def test_with_a_preset_the_command_has_only_the_differences(
     preset: str, pairs: str, expected: str
 ) -> None:
     settings = RunConfig.make(read_settings(pairs.split(), None, preset))

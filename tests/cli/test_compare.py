@@ -1,4 +1,4 @@
-"""`fedaccord compare`: its formats, foreign and damaged runs, and a narrow terminal."""
+"""`fedaccord compare`: its formats, and damaged runs."""
 
 import csv
 import json
@@ -61,7 +61,7 @@ DAMAGES: dict[str, Damage] = {
     ],
     ids=[*DAMAGES, *(f"report-{k}" for k in range(3))],
 )
-def test_a_damaged_run_is_a_line_and_the_others_are_compared(
+def test_a_damaged_run_gives_a_warning_and_the_others_are_compared(
     damage: Damage, command: str, tmp_path: Path
 ) -> None:
     good = write(tmp_path / "runs", [0.1, 0.5, 0.7])
@@ -78,7 +78,7 @@ def test_a_damaged_run_is_a_line_and_the_others_are_compared(
     assert (alone.exit_code, alone.stdout, alone.stderr.count("\n")) == (2, "", 1)
 
 
-def test_many_damaged_runs_are_few_lines(tmp_path: Path) -> None:
+def test_many_damaged_runs_give_few_lines(tmp_path: Path) -> None:
     first = write(tmp_path, [0.1, 0.5])
     for i in range(20):
         shutil.copytree(first, tmp_path / f"x{i}")
@@ -96,7 +96,7 @@ def test_a_path_that_does_not_exist_and_an_unknown_format_end_the_command(tmp_pa
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "markdown", "latex", "json"])
-def test_what_others_wrote_moves_no_cursor(form: str, tmp_path: Path) -> None:
+def test_control_characters_in_a_run_directory_are_escaped(form: str, tmp_path: Path) -> None:
     for algo, seed in ((f"fed{HOSTILE}avg", 0), ("fedavg", 0), (f"fed{HOSTILE}avg", HOSTILE)):
         write(tmp_path, [0.1, 0.5], algo=algo, seed=seed, model=f"m{HOSTILE}")
     for i, run in enumerate(tmp_path.glob("*")):
@@ -136,7 +136,7 @@ def test_programs_read_plain_numbers(tmp_path: Path) -> None:
     assert {*rows[0]} == {*best}
 
 
-def test_papers_and_pages_get_the_table_of_people(tmp_path: Path) -> None:
+def test_markdown_and_latex_have_the_rounded_table(tmp_path: Path) -> None:
     runs(tmp_path)
     lines = invoke("compare", tmp_path, "--format", "markdown").stdout.splitlines()
     assert [line.replace("\\|", "").count("|") for line in lines] == [lines[0].count("|")] * 4
@@ -147,7 +147,7 @@ def test_papers_and_pages_get_the_table_of_people(tmp_path: Path) -> None:
     assert text.count(r"\\") == 3
 
 
-def test_figures_without_matplotlib_are_one_line(
+def test_figures_without_matplotlib_give_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -159,7 +159,7 @@ def test_figures_without_matplotlib_are_one_line(
     assert not (tmp_path / "figures").exists()
 
 
-def test_repeats_of_a_seed_are_named(tmp_path: Path) -> None:
+def test_repeats_of_a_seed_are_reported(tmp_path: Path) -> None:
     first = write(tmp_path, [0.1, 0.5])
     for i in range(3):
         shutil.copytree(first, tmp_path / f"copy{i}")

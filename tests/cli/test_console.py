@@ -1,4 +1,4 @@
-"""The group of commands: what help needs, and an unknown command."""
+"""The group of commands: imports, help, unknown commands, tables."""
 
 import ast
 import subprocess
@@ -18,7 +18,7 @@ from tests.cli.shell import REPOSITORY, invoke, refusal, success
 
 
 def loaded(modules: Sequence[str], *words: str) -> list[str]:
-    """Those of ``modules`` that a process has loaded at the end of a command."""
+    """Those of ``modules`` that a process has imported at the end of a command."""
     code = "import sys; from fedaccord.cli import app\n"
     code += f"try: app()\nfinally: print([name for name in {modules} if name in sys.modules])"
     command = [sys.executable, "-c", code, *words]
@@ -27,13 +27,13 @@ def loaded(modules: Sequence[str], *words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("words", ["--help", "run --help", "--version"])
-def test_help_loads_nothing_that_takes_long(words: str) -> None:
+def test_help_imports_no_slow_package(words: str) -> None:
     slow = ("torch", "flwr", "numpy", "pandas", "ray", "sklearn", "psutil")
     assert loaded(slow, *words.split()) == []
 
 
-def test_a_run_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
-    """Once the data are decoded."""
+def test_a_run_imports_no_unneeded_package(tmp_path: Path) -> None:
+    """If the data are decoded already."""
     unneeded = ("sympy", "torch._dynamo", "torchvision", "sklearn", "scipy", "pandas", "ray")
     pairs = ["num-server-rounds=1", "num-clients=4", f"out-dir={tmp_path}"]
     success(invoke("run", *pairs))
@@ -59,8 +59,8 @@ def test_an_unknown_command_is_one_line(tmp_path: Path) -> None:
     assert line.endswith(" See fedaccord --help.\n")
 
 
-def test_no_help_text_stops_in_the_middle() -> None:
-    """No paragraph of a command's help ends before its last clause."""
+def test_no_help_text_is_cut_off() -> None:
+    """No paragraph of a command's help ends with a conjunction or a preposition."""
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         inner = getattr(command, "commands", {name: command})
         for each in inner.values():
@@ -72,7 +72,7 @@ def test_no_help_text_stops_in_the_middle() -> None:
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202e\x9b31m\r"
 
 
-def test_no_text_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     console = make_console()
     console.print(f"a{HOSTILE}b")
     print_table(console, ["x", HOSTILE], [[HOSTILE, "1"]])

@@ -1,4 +1,4 @@
-"""`fedaccord deploy`: the folders of a deployment, and what its start scripts begin."""
+"""`fedaccord deploy`: the folders of a deployment, and the commands of its start scripts."""
 
 import os
 import shutil
@@ -98,7 +98,7 @@ def test_only_names_and_addresses_are_hosts(tmp_path: Path, host: str) -> None:
     assert not (tmp_path / "x").exists()
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+def test_no_file_is_overwritten(tmp_path: Path) -> None:
     words = ("deploy", "init", tmp_path / "x", "--supernodes", 1)
     success(invoke(*words))
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
@@ -112,7 +112,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert "deployment.toml cannot be read" in refusal(tmp_path, invoke("deploy", "key", tmp_path))
 
 
-def test_a_renewed_certificate_is_trusted_as_the_last(tmp_path: Path) -> None:
+def test_a_renewed_certificate_is_trusted_like_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "x"
     names = ("192.0.2.10", "lab.example.org")
     hosts = [word for name in names for word in ("--host", name)]
@@ -133,10 +133,10 @@ def test_a_renewed_certificate_is_trusted_as_the_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("machine", ["server", "device-0"])
-def test_a_start_script_checks_first_and_gives_flower_its_files(
+def test_a_start_script_runs_the_checks_and_then_flower_with_its_files(
     tmp_path: Path, machine: str
 ) -> None:
-    """With programs that only say what they were called with."""
+    """With stubs that print their arguments."""
     invoke("deploy", "init", tmp_path / "lab", "--supernodes", 1, "--host", "192.0.2.10")
     programs = tmp_path / "bin"
     for name in ("fedaccord", "flower-superlink"):
@@ -178,7 +178,7 @@ def test_a_start_script_checks_first_and_gives_flower_its_files(
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd's own check")
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     invoke("deploy", "init", tmp_path / "x", "--supernodes", 1)
     for unit in tmp_path.rglob("*.service"):
         done = subprocess.run(

@@ -1,5 +1,5 @@
-"""`fedaccord doctor --deployment` on sound and on broken set-ups, beside a server that stands for a
-SuperLink: TLS, its time, and its answers to a key."""
+"""`fedaccord doctor --deployment` on valid and on broken set-ups, with a stub of a SuperLink: TLS,
+its clock, and its responses to a key."""
 
 import shutil
 import ssl
@@ -48,7 +48,7 @@ class TrainReply(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(folder: Path | None, port: int) -> Iterator[SuperLink]:
-    """folder: with the certificate; None: without TLS."""
+    """folder: has the certificate; None: without TLS."""
     server = SuperLink(("127.0.0.1", port), TrainReply)
     if folder:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -89,7 +89,7 @@ def port_of(lab: Path) -> int:
     return folders.read_facts(lab / "server").port
 
 
-def test_a_sound_device_and_a_sound_server(lab: Path) -> None:
+def test_a_valid_device_and_a_valid_server(lab: Path) -> None:
     with serving(lab / "server", port_of(lab)):
         code, lines = doctor(lab / "device-0")
         assert code == 0, lines
@@ -125,7 +125,7 @@ def test_a_key_that_the_server_does_not_know(lab: Path, answer: int, text: str) 
     ],
 )
 def test_clocks_that_differ(lab: Path, ahead: float, mark: str, text: str) -> None:
-    """Flower takes signatures that are five seconds early and five minutes late."""
+    """Flower accepts signatures up to five seconds early and five minutes late."""
     with serving(lab / "server", port_of(lab)) as server:
         server.ahead = ahead
         code, lines = doctor(lab / "device-0")
@@ -134,7 +134,7 @@ def test_clocks_that_differ(lab: Path, ahead: float, mark: str, text: str) -> No
     assert code == (mark == "fail")
 
 
-def test_certificates_that_a_device_does_not_take(lab: Path, tmp_path: Path) -> None:
+def test_certificates_that_a_device_rejects(lab: Path, tmp_path: Path) -> None:
     def what() -> str:
         with serving(lab / "server", port_of(lab)):
             code, lines = doctor(lab / "device-0")
@@ -156,7 +156,7 @@ def test_certificates_that_a_device_does_not_take(lab: Path, tmp_path: Path) -> 
     assert "is not signed by this folder's ca.crt" in what()
 
 
-def test_a_server_without_tls_and_a_port_that_nobody_listens_on(lab: Path) -> None:
+def test_a_server_without_tls_and_a_port_without_a_server(lab: Path) -> None:
     with serving(None, port_of(lab)):
         code, lines = doctor(lab / "device-0")
         assert code == 1

@@ -1,4 +1,4 @@
-"""`fedaccord devices`: FedScale's traces, and pickles that would execute something."""
+"""`fedaccord devices`: FedScale's traces, and pickles that would execute code."""
 
 import os
 import pickle
@@ -26,8 +26,8 @@ def dumped(path: Path, value: Any) -> Path:
 
 
 def test_traces_become_devices(tmp_path: Path) -> None:
-    """In the order of their numbers; training takes three times an inference, both links are alike;
-    a trace that is too short begins again."""
+    """In the order of their numbers; training takes three times as long as an inference; both links
+    have the same speed; a trace that is too short repeats."""
     capacity = dumped(tmp_path / "capacity", CAPACITY)
     behaviour = dumped(tmp_path / "behaviour", BEHAVIOUR)
     out = tmp_path / "devices.csv"
@@ -88,7 +88,7 @@ def test_a_damaged_trace_is_one_line(content: bytes, tmp_path: Path) -> None:
     assert "No such file" in refusal(tmp_path, invoke("devices", tmp_path / "none"))
 
 
-def test_a_device_that_is_never_there(tmp_path: Path) -> None:
+def test_a_device_that_is_never_active(tmp_path: Path) -> None:
     never = {1: {"active": [5], "inactive": [5], "finish_time": 9}}
     good, bad = dumped(tmp_path / "good", CAPACITY), dumped(tmp_path / "bad", never)
     assert "active for a while" in refusal(tmp_path, invoke("devices", good, "--behaviour", bad))

@@ -1,4 +1,4 @@
-"""`fedaccord doctor`: what it finds sound, and what it warns of or fails on."""
+"""`fedaccord doctor`: settings and machines that pass, give a warning or fail."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def doctor(*words: object, **env: str) -> tuple[int, dict[str, str]]:
     return result.exit_code, lines
 
 
-def test_doctor_finds_the_default_settings_sound(tmp_path: Path) -> None:
+def test_the_default_settings_pass(tmp_path: Path) -> None:
     code, lines = doctor("model=linear", f"out-dir={tmp_path}", FEDACCORD_CACHE=str(tmp_path))
     assert code == 0, lines
     assert lines["flwr"].startswith("ok 1.")
@@ -50,7 +50,7 @@ def test_doctor_finds_the_default_settings_sound(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())  # nothing was decoded or written
 
 
-def test_doctor_knows_digits_as_they_come() -> None:
+def test_the_facts_of_digits_are_those_of_the_data() -> None:
     data = datasets.load("digits")
     facts = datasets.DATASETS["digits"].facts
     assert facts is not None
@@ -71,19 +71,19 @@ def test_doctor_knows_digits_as_they_come() -> None:
         ("--preset dfedsam dataset=digits download=false", "graph", "ok random of 100 nodes"),
     ],
 )
-def test_doctor_reads_settings_as_run_does(words: str, subject: str, text: str) -> None:
+def test_settings_are_read_as_by_run(words: str, subject: str, text: str) -> None:
     _, lines = doctor(*words.split(), "model=linear")
     assert lines[subject].startswith(text)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_doctor_weighs_every_method(method: str) -> None:
+def test_the_memory_of_every_method_is_estimated(method: str) -> None:
     settings = config.RunConfig.make({"algo": method, "model": "linear", "fraction-train": 1.0})
     marks = {check.what: check.mark for check in diagnosis.check_settings(settings)}
     assert marks["client state"] == marks["memory"] == "ok"
 
 
-def test_doctor_says_what_is_too_big(tmp_path: Path) -> None:
+def test_a_setting_that_is_too_big_fails(tmp_path: Path) -> None:
     words = ("dataset=cifar10", "model=vgg11", "num-clients=1000000", "download=true")
     code, lines = doctor(*words, FEDACCORD_CACHE=str(tmp_path))
     assert code == 1
@@ -117,7 +117,7 @@ def test_doctor_says_what_is_too_big(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_doctor_fails_on_settings_that_cannot_run(
+def test_settings_that_cannot_run_fail(
     tmp_path: Path, words: list[str], subject: str, message: str
 ) -> None:
     code, lines = doctor(*words, FEDACCORD_CACHE=str(tmp_path))
@@ -125,7 +125,7 @@ def test_doctor_fails_on_settings_that_cannot_run(
     assert lines[subject].startswith(message)
 
 
-def test_doctor_warns_of_data_it_cannot_know(tmp_path: Path) -> None:
+def test_data_with_unknown_facts_give_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "own.npz"
     np.savez(file, x_train=np.zeros((4, 2)))
     code, lines = doctor("dataset=npz", f"data-dir={file}")
@@ -133,7 +133,7 @@ def test_doctor_warns_of_data_it_cannot_know(tmp_path: Path) -> None:
     assert lines["data"].startswith("warn npz: unknown until it is decoded")
 
 
-def test_doctor_warns_of_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_give_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def other(package: str) -> str:
         if package == "ray":
             raise PackageNotFoundError
@@ -146,10 +146,10 @@ def test_doctor_warns_of_other_versions(monkeypatch: pytest.MonkeyPatch) -> None
     assert lines["ray"].startswith("warn not installed")
 
 
-def test_doctor_tells_how_to_end_the_daemon(
+def test_the_line_of_a_running_daemon_has_the_command_that_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program that listens under the daemon's name stands for it."""
+    """With a stub that has the daemon's name and listens on its port."""
     program = tmp_path / "flower-superlink"
     program.write_text(
         "import socket, sys\n"
@@ -181,7 +181,7 @@ def test_doctor_tells_how_to_end_the_daemon(
     assert lines["flower daemon"].startswith(f"ok none on port {port}")
 
 
-def test_doctor_warns_of_a_port_in_other_hands() -> None:
+def test_a_port_of_another_program_gives_a_warning() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         code, lines = doctor(FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=port)
@@ -192,7 +192,7 @@ def test_doctor_warns_of_a_port_in_other_hands() -> None:
     assert lines["flower daemon"].startswith("fail expected a port, got 'none'")
 
 
-def test_doctor_finds_a_ray_cluster_that_is_gone(tmp_path: Path) -> None:
+def test_a_ray_cluster_that_is_gone_gives_a_warning(tmp_path: Path) -> None:
     """Ray's file outlives a cluster that was killed, and Ray would wait for it."""
     file = tmp_path / "ray" / "ray_current_cluster"
     own = {"RAY_TMPDIR": str(tmp_path), "RAY_ADDRESS": ""}
@@ -211,7 +211,7 @@ def test_doctor_finds_a_ray_cluster_that_is_gone(tmp_path: Path) -> None:
         assert doctor(**own)[1]["ray cluster"] == f"ok at {there}, which simulations join"
 
 
-def test_doctor_describes_the_graph_of_a_run_without_a_server() -> None:
+def test_the_graph_of_a_run_without_a_server_is_described() -> None:
     code, lines = doctor("algo=dfedavg", "model=linear", "num-clients=8")
     assert code == 0
     # of Metropolis weights 1/3: 2/3 (1 - cos(2 pi / 8))

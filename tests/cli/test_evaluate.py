@@ -1,4 +1,4 @@
-"""A saved model gives the reported numbers again: by the command, and in plain PyTorch."""
+"""A saved model reproduces the reported numbers: by the command, and in plain PyTorch."""
 
 import json
 import re
@@ -18,7 +18,7 @@ NAMES = ("bird", "cat", "dog")
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of which one channel tells the class, with names for labels."""
+    """Images whose brightest channel is the class, with names as labels."""
     rng, file = np.random.default_rng(0), tmp_path_factory.mktemp("data") / "own.npz"
 
     def some(n: int) -> tuple[Any, Any]:
@@ -53,7 +53,7 @@ def summary(path: Path) -> dict[str, Any]:
         ("algo=scaffold", "precision=bfloat16", "eval-every=2"),
     ],
 )
-def test_the_reported_numbers_come_again_to_the_digit(tmp_path: Path, words: Any) -> None:
+def test_the_reported_numbers_are_reproduced_to_the_digit(tmp_path: Path, words: Any) -> None:
     success(run(tmp_path, *words, "name=x"))
     path = tmp_path / "runs" / "x"
     reported = summary(path)
@@ -67,7 +67,7 @@ def test_the_reported_numbers_come_again_to_the_digit(tmp_path: Path, words: Any
         assert value == (f"{number:.2%}" if "accuracy" in name else f"{number:.4f}")
 
 
-def test_a_file_that_was_moved_is_named_by_a_pair(lenet: Path, images: Path) -> None:
+def test_data_dir_names_a_file_that_was_moved(lenet: Path, images: Path) -> None:
     moved = images.rename(images.with_name("moved.npz"))
     try:
         gone = invoke("evaluate", lenet)
@@ -78,7 +78,7 @@ def test_a_file_that_was_moved_is_named_by_a_pair(lenet: Path, images: Path) -> 
         moved.rename(images)
 
 
-def test_the_model_is_told_with_its_classes_and_inputs(lenet: Path, images: Path) -> None:
+def test_the_model_card_has_classes_and_inputs(lenet: Path, images: Path) -> None:
     card = json.loads((lenet / "model.json").read_text())
     assert card["architecture"] == "lenet"
     assert card["arguments"] == {"shape": [3, 32, 32], "classes": 3}
@@ -90,7 +90,7 @@ def test_the_model_is_told_with_its_classes_and_inputs(lenet: Path, images: Path
     assert task.load_task(resnet, num_clients=1).card["arguments"]["stem"] == "cifar"
 
 
-def test_the_pages_lines_of_plain_pytorch_use_the_model(lenet: Path, images: Path) -> None:
+def test_the_pytorch_code_of_the_documentation_uses_the_model(lenet: Path, images: Path) -> None:
     page = (REPOSITORY / "docs" / "metrics.md").read_text(encoding="utf-8")
     module, lines = re.findall(r"```python\n(.*?)```", page, re.S)
     data = np.load(images)
@@ -112,14 +112,14 @@ def test_the_pages_lines_of_plain_pytorch_use_the_model(lenet: Path, images: Pat
         (["threads=100000"], "threads: expected at most"),
     ],
 )
-def test_what_is_wrong_is_one_line(
+def test_invalid_arguments_give_one_line(
     tmp_path: Path, lenet: Path, words: list[str], message: str
 ) -> None:
     result = invoke("evaluate", lenet if words else tmp_path, *words)
     assert message in refusal(tmp_path, result)
 
 
-def test_a_damaged_model_and_another_models_data_are_one_line(
+def test_a_damaged_model_and_data_of_another_model_give_one_line(
     tmp_path: Path, lenet: Path, images: Path
 ) -> None:
     copy = tmp_path / "copy"

@@ -1,4 +1,4 @@
-"""`fedaccord flwr-config`: one line that Flower reads as the very settings."""
+"""`fedaccord flwr-config`: one line that Flower reads as the same settings."""
 
 import shlex
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.cli.shell import REPOSITORY, invoke, refusal, run, success
 
 
 def read_by_flower(line: str) -> dict[str, Any]:
-    """What a run is given: a shell's word, Flower's parser, joined with the app's defaults."""
+    """The run config of a line: read by shell and Flower, joined with the app's defaults."""
     (argument,) = shlex.split(line)
     return get_fused_config_from_dir(REPOSITORY, parse_config_args([argument]))
 
@@ -32,7 +32,7 @@ def read_by_flower(line: str) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_flower_reads_the_settings_that_were_given(words: list[str]) -> None:
+def test_flower_reads_the_given_settings(words: list[str]) -> None:
     result = success(invoke("flwr-config", *words))
     assert result.stdout.count("\n") == 1
     preset = words[1] if words[:1] == ["--preset"] else None
@@ -46,7 +46,7 @@ def test_any_string_survives(text: str) -> None:
     assert parse_config_args([run_config({"name": text})]) == {"name": text}
 
 
-def test_only_what_differs_is_on_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_has_no_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("algo=fedavg", "lr=0.1", "dataset=npz", "data-dir=own.npz", "gossip.steps=2")
     result = invoke("flwr-config", *words)
@@ -57,12 +57,12 @@ def test_only_what_differs_is_on_the_line(tmp_path: Path, monkeypatch: pytest.Mo
     )
 
 
-def test_a_runs_own_config_gives_its_settings(tmp_path: Path) -> None:
+def test_the_config_of_a_run_gives_its_settings(tmp_path: Path) -> None:
     success(run(tmp_path, "algo=scaffold", "name=a"))
     result = invoke("flwr-config", "--config", tmp_path / "runs" / "a" / "config.toml", "name=b")
     found = RunConfig.make(read_by_flower(result.stdout)).flat
     assert (found["algo"], found["num-clients"], found["name"]) == ("scaffold", 4, "b")
 
 
-def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
+def test_an_invalid_setting_gives_one_line(tmp_path: Path) -> None:
     assert "lr: expected above 0" in refusal(tmp_path, invoke("flwr-config", "lr=0"))

@@ -1,4 +1,4 @@
-"""Commands that list print JSON too, with what their text says."""
+"""Commands that list print the same as JSON."""
 
 import json
 

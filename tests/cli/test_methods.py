@@ -29,7 +29,7 @@ def test_methods_lists_each_with_paper_and_cost_in_80_columns() -> None:
     assert invoke("methods", "--markdown").stdout == methods_markdown()  # the table of the README
 
 
-def test_a_note_says_what_travels_with_a_first_visit_and_what_the_method_adds() -> None:
+def test_a_note_has_the_extra_cost_of_the_first_message_and_the_methods_own() -> None:
     first = "w^0 once, with a client's first training message"
     assert cost_note(STRATEGIES["fedavg"]) == ""
     assert cost_note(STRATEGIES["fedinit"]) == first

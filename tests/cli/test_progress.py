@@ -1,4 +1,4 @@
-"""What a run shows as it goes, and at its end."""
+"""The output of a run during its rounds and at its end."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def shown(folder: Path, **more: Any) -> dict[str, str]:
     return dict(zip(*cells, strict=True))  # type: ignore[arg-type]
 
 
-def test_the_end_tells_what_was_dropped_and_what_did_not_count(tmp_path: Path) -> None:
+def test_the_final_table_has_dropped_replies_and_rounds_that_did_not_count(tmp_path: Path) -> None:
     good = shown(tmp_path)
     assert (good["rounds"], good["replies dropped"]) == ("12", "0 of 120")
     assert good["test accuracy, last"] == "none"
@@ -51,7 +51,7 @@ def test_the_end_tells_what_was_dropped_and_what_did_not_count(tmp_path: Path) -
     assert (poor["rounds"], poor["replies dropped"]) == ("12, 11 counted", "20 of 120")
 
 
-def test_what_the_clients_measured_is_shown_as_what_the_server_measures(
+def test_metrics_of_clients_are_shown_like_those_of_the_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     display = Display(CONSOLE, RunConfig.make({"num-server-rounds": 1}), [])

@@ -1,4 +1,4 @@
-"""`fedaccord reproduce`: lists, runs, goes on, and one line for whatever is wrong."""
+"""`fedaccord reproduce`: its lists and runs, how it resumes, and one line for each error."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def reproduce(folder: Path, *words: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_it_runs_and_goes_on_with_more(tmp_path: Path) -> None:
+def test_a_second_start_continues_with_more_seeds_and_rounds(tmp_path: Path) -> None:
     out = tmp_path / "out"
     code, stdout, stderr = reproduce(out, "--seeds", 1, "--rounds", 2, *CELLS)
     assert (code, stderr) == (0, "")
@@ -38,7 +38,7 @@ def test_it_runs_and_goes_on_with_more(tmp_path: Path) -> None:
     assert "Not run: 11 of 14 cells." in page
 
 
-def test_the_page_goes_where_it_is_wanted_and_keeps_what_it_has(tmp_path: Path) -> None:
+def test_the_page_is_written_to_the_given_path_and_keeps_earlier_results(tmp_path: Path) -> None:
     page = tmp_path / "docs" / "page.md"
     for number, cell in enumerate(("fedavg/dir-0.1", "fedavg/dir-0.6"), 1):
         more = ("--seeds", 1, "--rounds", 1, "--cells", cell, "--page", page)
@@ -56,7 +56,7 @@ def test_tables_and_cells_are_listed() -> None:
     assert sum(line[:1] != [] and line[0].startswith("fed") for line in words) == 8
 
 
-def test_a_dry_run_tells_the_cost_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_cost_and_writes_nothing(tmp_path: Path) -> None:
     code, stdout, stderr = reproduce(tmp_path / "out", "--seeds", 2, *CELLS, "--dry-run")
     assert (code, stderr) == (0, "")
     rows = [line.split() for line in stdout.splitlines()]
@@ -70,7 +70,7 @@ def test_a_dry_run_tells_the_cost_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known of the data set suffices for the gradients; nothing is fetched."""
+    """Gradients are computed from the facts of the data set; nothing is fetched."""
     monkeypatch.setenv("FEDACCORD_CACHE", str(tmp_path))
     for own in ((), ("download=false",), (f"data-dir={tmp_path}",)):
         result = invoke("reproduce", "fedinit-table3", "--dry-run", *own)
@@ -95,11 +95,11 @@ def test_a_dry_run_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (("lenet", "--seeds", "0"), "Invalid value for '--seeds'"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_bad_input_gives_one_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     assert message in refusal(tmp_path, invoke("reproduce", *words))
 
 
-def test_a_page_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_no_page_of_results_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "page.csv").write_text("mine\n1\n")
     page = tmp_path / "page.md"
     code, _, stderr = reproduce(tmp_path / "out", "--rounds", 1, "--page", page)

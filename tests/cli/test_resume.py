@@ -1,4 +1,4 @@
-"""`fedaccord resume`: go on with a run, or one line."""
+"""`fedaccord resume`: a run resumes, or the command gives one line."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from fedaccord.runs.lock import Lock
 from tests.cli.shell import invoke, refusal, run, success
 
 
-def test_a_run_goes_on_for_more_rounds(tmp_path: Path) -> None:
+def test_a_run_resumes_for_more_rounds(tmp_path: Path) -> None:
     success(run(tmp_path, "name=x", "algo=scaffold"))
     directory = tmp_path / "runs" / "x"
     result = success(invoke("resume", directory, "num-server-rounds=4"))
@@ -22,7 +22,7 @@ def test_a_run_goes_on_for_more_rounds(tmp_path: Path) -> None:
     assert "found those of rounds 2, 3\n" in invoke("resume", directory, "--round", "4").stderr
 
 
-def test_what_cannot_go_on_is_one_line(tmp_path: Path) -> None:
+def test_a_run_that_cannot_resume_gives_one_line(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "x"
     line = "expected a run directory with summary.json, found none"
     assert line in refusal(tmp_path, invoke("resume", directory))
@@ -40,8 +40,8 @@ def test_what_cannot_go_on_is_one_line(tmp_path: Path) -> None:
     assert summary["status"] == "completed"
 
 
-def test_a_run_that_another_process_writes_is_left_alone(tmp_path: Path) -> None:
-    """Whoever writes it, and whatever its summary says."""
+def test_a_run_that_another_process_writes_is_not_changed(tmp_path: Path) -> None:
+    """A process of this machine or of another one; the status in the summary does not matter."""
     success(run(tmp_path, "name=x"))
     directory = tmp_path / "runs" / "x"
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""`fedaccord run`: what it shows and writes, and one line for whatever is wrong."""
+"""`fedaccord run`: its output and files, and one line for each error."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from fedaccord.core.options import meaning
 from tests.cli.shell import TINY, invoke, refusal, run, success
 
 
-def test_a_run_shows_its_rounds_and_leaves_its_directory(tmp_path: Path) -> None:
+def test_a_run_prints_its_rounds_and_writes_its_directory(tmp_path: Path) -> None:
     result = run(tmp_path, "algo=scaffold", "name=first", "lr=0.05")
     assert (result.exit_code, result.stderr) == (0, "")
     directory = tmp_path / "runs" / "first"
@@ -37,7 +37,7 @@ def test_a_run_shows_its_rounds_and_leaves_its_directory(tmp_path: Path) -> None
     assert (written["algo"], written["lr"]) == ("scaffold", 0.05)
 
 
-def test_an_unnamed_run_is_shown_where_it_is_without_control_codes(tmp_path: Path) -> None:
+def test_the_directory_of_an_unnamed_run_is_printed_without_control_codes(tmp_path: Path) -> None:
     words = ("run", *TINY, f"out-dir={tmp_path}")
     result = success(invoke(*words, FORCE_COLOR="1", TERM="xterm-256color"))
     (directory,) = tmp_path.iterdir()
@@ -88,7 +88,7 @@ def test_flowers_warnings_are_shown_and_its_other_lines_are_not(tmp_path: Path) 
         ("engine.run", OSError(28, "No space left on device"), 1, "No space left"),
     ],
 )
-def test_what_ends_a_run_before_it_writes_is_one_line(
+def test_an_error_before_anything_is_written_gives_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: Any, code: int, line: str
 ) -> None:
     monkeypatch.setattr(f"fedaccord.{where}", Mock(side_effect=error))
@@ -124,7 +124,7 @@ def test_every_key_is_listed() -> None:
         ("--lr=1", "No such option"),
     ],
 )
-def test_a_bad_setting_is_one_line(
+def test_a_bad_setting_gives_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, message: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -59,8 +59,8 @@ def test_pairs_replace_values_of_a_file(tmp_path: Path) -> None:
     assert read_settings(["lr=0.25"], file) == expected
 
 
-def test_a_key_given_twice_and_keys_without_effect_are_told_once(tmp_path: Path) -> None:
-    """Whatever is typed, also the default; of a file what differs from the defaults."""
+def test_a_key_given_twice_and_keys_without_effect_give_one_warning_each(tmp_path: Path) -> None:
+    """For each typed key, also with its default; for keys of a file only if they differ."""
     file = tmp_path / "file.toml"
     text = 'partition = "iid"\nclasses-per-client = 3\nreplacement = "none"\ndownload = true\n'
     file.write_text(text)
@@ -87,7 +87,7 @@ def test_a_key_given_twice_and_keys_without_effect_are_told_once(tmp_path: Path)
         ("run = 3", "unknown key 'run'"),
     ],
 )
-def test_a_bad_settings_file_is_one_line(tmp_path: Path, content: str | None, message: str) -> None:
+def test_a_bad_file_gives_one_line(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "preset.toml"
     if content is not None:
         file.write_bytes(content.encode(errors="surrogateescape"))

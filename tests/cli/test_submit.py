@@ -1,4 +1,4 @@
-"""`fedaccord submit`, with a program in the place of `flwr` that answers as Flower 1.41 does."""
+"""`fedaccord submit`, with a stub of `flwr` that responds like Flower 1.41."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ print(json.dumps(script[done]) if script[done] else "the log", file=sys.stdout)
 
 
 class Flwr:
-    """Answers one call after another, and remembers them."""
+    """Responds to one call after another, and records the calls."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.script, self.log, program = (
@@ -66,7 +66,7 @@ def flwr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flwr:
 
 
 def run(number: int, *endings: str) -> list[Any]:
-    """The answers about a run: submitted, its log, and how it looks, the last its end."""
+    """The responses for a run: its submission, its log, and its statuses up to its end."""
     return [{"success": True, "run-id": str(number)}, None, *map(status, endings)]
 
 
@@ -75,7 +75,9 @@ def status(text: str) -> dict[str, Any]:
     return {"success": True, "runs": [{"status": state, "status-details": details or "N/A"}]}
 
 
-def test_a_run_is_waited_for(flwr: Flwr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_submit_waits_for_the_end(
+    flwr: Flwr, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     flwr.answers(*run(7, "running", "finished:completed"))
     success(invoke("submit", "lab", "algo=scaffold", "out-dir=mine", "lr=0.05"))
@@ -106,7 +108,7 @@ def test_a_simulation_has_the_clients_of_the_run_config(flwr: Flwr) -> None:
         (f"finished:failed|{NO_CHECKPOINT}", "found none"),  # the user's own resume=true
     ],
 )
-def test_a_run_that_fails_is_a_failure(flwr: Flwr, ending: str, line: str) -> None:
+def test_a_run_that_fails_gives_exit_code_1(flwr: Flwr, ending: str, line: str) -> None:
     flwr.answers(*run(7, ending))
     result = invoke("submit", "lab", "resume=true", "name=x")
     assert result.exit_code == 1
@@ -118,7 +120,7 @@ def test_a_run_that_fails_is_a_failure(flwr: Flwr, ending: str, line: str) -> No
 @pytest.mark.parametrize(
     "words", [KILLED, "Task failed with unknown error.", f"{FAILED}3 rounds: {EARLIER_START}"]
 )
-def test_a_run_goes_on_when_its_server_is_back(flwr: Flwr, words: str) -> None:
+def test_a_run_resumes_when_its_server_is_available_again(flwr: Flwr, words: str) -> None:
     away = NOT | {"error-message": AWAY}
     flwr.answers(
         *run(7)[:2],
@@ -133,7 +135,7 @@ def test_a_run_goes_on_when_its_server_is_back(flwr: Flwr, words: str) -> None:
     assert "warning: run 7 stopped: " in result.stderr
 
 
-def test_a_run_without_a_checkpoint_begins_anew_beside_it(flwr: Flwr) -> None:
+def test_a_run_without_a_checkpoint_restarts_under_another_name(flwr: Flwr) -> None:
     flwr.answers(
         *run(7, f"finished:failed|{KILLED}"),
         *run(8, f"finished:failed|{NO_CHECKPOINT}"),
@@ -145,7 +147,7 @@ def test_a_run_without_a_checkpoint_begins_anew_beside_it(flwr: Flwr) -> None:
 
 
 @pytest.mark.parametrize("times", [0, 2])
-def test_it_goes_on_so_many_times(flwr: Flwr, times: int) -> None:
+def test_the_number_of_restarts_is_limited(flwr: Flwr, times: int) -> None:
     flwr.answers(*[*run(7, f"finished:failed|{KILLED}")] * 4)
     result = invoke("submit", "lab", "name=x", "--resubmit", times)
     assert result.exit_code == 1
@@ -167,7 +169,7 @@ def test_it_goes_on_so_many_times(flwr: Flwr, times: int) -> None:
         ),
     ],
 )
-def test_an_answer_that_is_none_is_one_line(flwr: Flwr, script: list[Any], line: str) -> None:
+def test_an_invalid_response_gives_one_line(flwr: Flwr, script: list[Any], line: str) -> None:
     flwr.answers(*script)
     result = invoke("submit", "lab")
     assert line in result.stderr
@@ -182,7 +184,7 @@ def test_an_answer_that_is_none_is_one_line(flwr: Flwr, script: list[Any], line:
         (["--app", "/no/such"], "--app: expected a clone of FedAccord, found no /no/such"),
     ],
 )
-def test_a_wrong_setting_is_told_before_anything_is_submitted(
+def test_a_wrong_setting_is_refused_before_anything_is_submitted(
     flwr: Flwr, tmp_path: Path, words: list[str], line: str
 ) -> None:
     flwr.answers()

@@ -1,4 +1,4 @@
-"""`fedaccord sweep`: what it shows, one line for whatever is wrong, and how it is ended."""
+"""`fedaccord sweep`: its output, one line for each error, and its interruption."""
 
 import io
 import os
@@ -58,7 +58,7 @@ def test_a_terminal_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert re.search(r"best \d+\.\d\d% ", shown.getvalue())
 
 
-def test_a_dry_run_tells_the_budget_and_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_prints_the_budget_and_writes_nothing(tmp_path: Path) -> None:
     space = {"algo": ["fedavg", "fedsam"], "lr": [0.05, 0.1]}
     file = write(tmp_path, content(space, {"stem": "cifar"}))
     result = success(invoke("sweep", file, "--dry-run"))
@@ -80,7 +80,7 @@ def test_a_dry_run_tells_the_budget_and_writes_nothing(tmp_path: Path) -> None:
         ("", "--out: expected a folder"),
     ],
 )
-def test_a_bad_file_is_one_line(tmp_path: Path, text: str | None, message: str) -> None:
+def test_a_bad_file_gives_one_line(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "sweep.toml"
     if text is not None:
         file.write_text(text)
@@ -89,14 +89,14 @@ def test_a_bad_file_is_one_line(tmp_path: Path, text: str | None, message: str) 
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_data_is_one_line_and_no_row(tmp_path: Path) -> None:
+def test_missing_data_give_one_line_and_no_row(tmp_path: Path) -> None:
     run = {"dataset": "cifar10", "data-dir": str(tmp_path)}
     result = invoke("sweep", write(tmp_path, content(run=run)), "--out", tmp_path / "out")
     assert "set download=true" in refusal(tmp_path, result)
     assert not (tmp_path / "out" / "rows").exists()
 
 
-def test_paths_are_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_relative_to_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = {"partition": "file", "partition-file": "parts.json"}
     Path("parts.json").write_text(str([[i for i in range(1438) if i % 4 == k] for k in range(4)]))
@@ -105,9 +105,7 @@ def test_paths_are_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.M
     assert [*table(tmp_path / "out").status] == ["completed"]
 
 
-def test_ctrl_c_leaves_a_sweep_that_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_resumes_after_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, out = write(tmp_path, content()), tmp_path / "out"
     jobs: list[Any] = []
 
@@ -132,7 +130,7 @@ def test_ctrl_c_leaves_a_sweep_that_goes_on(
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
 )
-def test_a_signal_ends_the_workers_too(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_also_ends_the_workers(tmp_path: Path, number: signal.Signals) -> None:
     long = {"num-server-rounds": 4000, "checkpoint-every": 50}
     file = write(tmp_path, content({"algo": ["fedavg"], "lr": [0.05, 0.1]}, run=long, workers=2))
     code = "from fedaccord.cli import app; app()"
@@ -161,8 +159,8 @@ def until(done: Any) -> None:
         time.sleep(0.05)
 
 
-def test_the_best_is_that_of_the_best_mean_over_all_seeds() -> None:
-    """A single seed that was lucky is not the best trial; nor is a first rung's a later one's."""
+def test_the_best_trial_has_the_best_mean_over_all_seeds() -> None:
+    """One good seed does not make the best trial, and scores of two rungs are not compared."""
     plan = make({"algo": ["fedavg"], "lr": [0.05, 0.1]}, seeds=[0, 1])
     display = Display(Console(file=io.StringIO()), plan)
 
@@ -183,7 +181,7 @@ def test_the_best_is_that_of_the_best_mean_over_all_seeds() -> None:
 
 
 def test_asha_counts_its_runs_without_a_total() -> None:
-    """How many go on at a rung, it finds out."""
+    """The number of trials that pass a rung depends on their scores."""
     more = {"search": "asha", "ray_address": "local", "trials": 4}
     lr = {"algo": ["fedavg"], "lr": {"low": 0.05, "high": 0.1}}
     assert Display(Console(file=io.StringIO()), make(lr, **more)).of == ""

@@ -1,4 +1,4 @@
-"""The rounds of runs, while others are at them."""
+"""The progress of runs that other processes write."""
 
 import time
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.cli.test_sweep import write
 from tests.experiments.sweep.plans import content
 
 
-def test_rounds_are_those_with_a_row(tmp_path: Path) -> None:
+def test_the_number_of_rounds_is_that_of_the_last_row(tmp_path: Path) -> None:
     assert watch.rounds(tmp_path) == 0
     table = tmp_path / "metrics.csv"
     for text, rounds in (
@@ -31,7 +31,7 @@ def test_rounds_are_those_with_a_row(tmp_path: Path) -> None:
     assert watch.rounds(tmp_path) == 499
 
 
-def test_it_ends_with_its_block() -> None:
+def test_the_watching_thread_ends_with_its_block() -> None:
     told: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watch, "ELSEWHERE", 0.01)
@@ -43,7 +43,7 @@ def test_it_ends_with_its_block() -> None:
     assert told == [7] * number
 
 
-def test_the_line_of_progress() -> None:
+def test_the_progress_line() -> None:
     now = [0.0]
     left = Eta(20, 120, lambda: now[0])
     assert watch.progress(20, left) == "20 of 120 rounds"
@@ -53,7 +53,7 @@ def test_the_line_of_progress() -> None:
 
 
 @pytest.mark.parametrize("command", ["reproduce", "sweep"])
-def test_a_long_run_tells_its_rounds(
+def test_a_long_command_reports_its_rounds(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "ELSEWHERE", 0.05)

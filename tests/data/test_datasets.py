@@ -1,4 +1,4 @@
-"""Data sets: what is loaded, how it is cached and mapped, what is refused, and the transforms."""
+"""Data sets: their content, their cache, and invalid files."""
 
 import os
 import pickle
@@ -54,13 +54,6 @@ def test_digits_split_is_stratified_and_the_same_each_time(tmp_path: Path) -> No
     assert (test / (test + train) - 0.2).abs().max() < 0.01
 
 
-def test_computed_constants_are_those_of_the_training_pixels(tmp_path: Path) -> None:
-    data = load("digits", cache_dir=tmp_path)
-    pixels = data.x_train.double() / 255
-    assert data.mean == pytest.approx([pixels.mean().item()], abs=1e-12)
-    assert data.std == pytest.approx([pixels.std(correction=0).item()], abs=1e-12)
-
-
 # The cache
 
 
@@ -101,10 +94,10 @@ def test_cached_neither_decodes_nor_fetches(
         cached("cifar10", cache_dir=tmp_path)
 
 
-def test_the_cache_may_be_written_twice_at_once(
+def test_two_processes_may_write_the_cache_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second writer, as in another process, comes and goes in the middle of the first's write."""
+    """A second writer, as in another process, starts and ends during the first one's write."""
     x = np.random.default_rng(0).random((2000, 500), dtype=np.float32)
     y = np.arange(2000) % 10
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
@@ -140,7 +133,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_parts_of_killed_writers_are_removed(tmp_path: Path) -> None:
-    """By a later load, of any data; those that are still being written stay."""
+    """By a later load of any data; files that are still being written stay."""
     load("digits", cache_dir=tmp_path)
     (file,) = tmp_path.iterdir()
     old, new = (tmp_path / f".digits-0.safetensors.{name}" for name in ("old", "new"))
@@ -153,7 +146,7 @@ def test_parts_of_killed_writers_are_removed(tmp_path: Path) -> None:
     assert set(tmp_path.iterdir()) == {file, new, foreign}
 
 
-def test_a_disk_that_gives_back_something_else_is_one_line(
+def test_a_disk_that_returns_other_bytes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(datasets, "read", lambda path, name: None)
@@ -256,7 +249,7 @@ def test_cifar10_prefers_torchvisions_files(
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10", "cifar100"])
-def test_missing_data_says_how_to_get_it(tmp_path: Path, name: str) -> None:
+def test_the_message_for_missing_data_says_how_to_get_it(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no .*download=true.*data-dir"):
         load(name, str(tmp_path), cache_dir=tmp_path)
 
@@ -281,7 +274,7 @@ def test_download_fetches_into_the_downloads_folder_once(
     assert [Path(folder) for folder in fetched] == [tmp_path / "downloads"]
 
 
-def test_a_folder_of_images_says_which_data_set_takes_it(pets: Path) -> None:
+def test_the_message_for_a_folder_of_images_names_image_folder(pets: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"train/<class>/\* .* are dataset=image-folder"):
         load("cifar100", str(pets), cache_dir=pets)
 
@@ -334,7 +327,7 @@ def test_image_folder(pets: Path) -> None:
     assert data.std[0] == pytest.approx((200 / 3) ** 0.5 / 255)
 
 
-def test_changed_images_are_decoded_anew(pets: Path, draw: Draw) -> None:
+def test_changed_images_are_decoded_again(pets: Path, draw: Draw) -> None:
     load_folder(pets)
     draw("train/dog/2.png", (99, 0, 0))
     assert load_folder(pets).x_train[:, 0, 0, 0].tolist() == [10, 20, 30, 99]
@@ -373,7 +366,7 @@ def test_image_size_resizes_the_shorter_side_and_crops_the_centre(
 
 
 def test_grey_images_of_16_bits_keep_their_grey_levels(tmp_path: Path) -> None:
-    """Pillow's own conversion clips them: all that is brighter than 1/256 would be white."""
+    """Pillow's own conversion clips them: every pixel above 1/256 would be white."""
     levels = np.array([[0, 257, 128 * 257, 65535]], dtype=np.uint16)
     for where in ("train/a", "train/b", "test/a", "test/b"):
         (tmp_path / "data" / where).mkdir(parents=True)
@@ -384,7 +377,7 @@ def test_grey_images_of_16_bits_keep_their_grey_levels(tmp_path: Path) -> None:
     assert data.x_train[:, 0, 0].tolist() == [[0, 1, 128, 255]] * 4
 
 
-def test_named_classes_keep_their_labels_at_a_site_that_lacks_some(pets: Path) -> None:
+def test_named_classes_keep_their_labels_if_a_site_lacks_some(pets: Path) -> None:
     for split in ("train", "test"):
         (pets / split / "cow").mkdir()
     assert load_folder(pets).y_train.tolist() == [0, 0, 2]  # an empty class keeps its label
@@ -486,7 +479,7 @@ def test_npz_names_are_numbered_alike_on_devices_that_lack_some(
     assert (numbered.classes, numbered.class_names) == (4, ("emu", "dog", "ant", "cat"))
 
 
-def test_names_of_classes_are_kept_where_they_are_known(tmp_path: Path, pets: Path) -> None:
+def test_known_names_of_classes_are_kept(tmp_path: Path, pets: Path) -> None:
     assert load_folder(pets).class_names == ("cat", "dog")
     assert load("digits", cache_dir=tmp_path).class_names == tuple("0123456789")
     assert load_npz(tmp_path, **features()).class_names == ()
@@ -505,8 +498,8 @@ def test_npz_without_test_samples(tmp_path: Path, y_train: Any) -> None:
 # Names and options
 
 
-def test_natural_images_alone_are_augmented() -> None:
-    """A mirrored digit or shirt is another one, and nothing is known of arrays."""
+def test_only_natural_images_are_augmented() -> None:
+    """A mirrored digit is another sign, and arrays may be anything."""
     augmented = {name for name, kind in DATASETS.items() if kind.augment}
     assert augmented == {"cifar10", "cifar100", "image-folder"}
 

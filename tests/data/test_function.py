@@ -84,7 +84,7 @@ def test_images_become_channel_first_and_tensors_stay() -> None:
     assert prepared.mean((0, 2, 3)).tolist() == pytest.approx([0] * 3, abs=1e-12)
 
 
-def test_a_partitioner_says_who_holds_what() -> None:
+def test_a_partitioner_gives_the_client_of_each_sample() -> None:
     owners = of("partitioned").owners
     assert owners.bincount().tolist() == [5, 10, 25]
 
@@ -120,7 +120,7 @@ def test_integers_stay_integers() -> None:
         ("letters", "function of no parameters, or of data_dir, in any order; .* has 'text'"),
     ],
 )
-def test_what_is_no_data_set_is_one_line(function: str, line: str) -> None:
+def test_an_invalid_data_set_is_refused(function: str, line: str) -> None:
     with pytest.raises(ValueError, match=rf"^dataset: .*{line}") as refused:
         of(function)
     assert "\n" not in str(refused.value)

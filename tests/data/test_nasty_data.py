@@ -1,4 +1,4 @@
-"""Nasty data is usable, or it is one clear line before any work is done."""
+"""Invalid data is used correctly, or refused in one line before any work is done."""
 
 import logging
 import random
@@ -69,7 +69,7 @@ def test_the_kinds_are_many_and_each_has_its_name() -> None:
 
 @pytest.mark.parametrize("name", [name for name in CACHES if CASES[name].holds])
 def test_a_nasty_cache_is_not_used(name: str, tmp_path: Path) -> None:
-    """What is loaded is what a fresh cache gives."""
+    """The loaded data equal those of a new cache."""
     path = CASES[name].make(tmp_path / "data")["data-dir"]
     found, fresh = (datasets.load("npz", path, cache_dir=d) for d in (None, tmp_path / "fresh"))
     assert found[5:] == fresh[5:]
@@ -80,7 +80,7 @@ def test_a_nasty_cache_is_not_used(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["npz", "png", "jpg", "tiff", "bmp", "webp", "ppm"])
 def test_random_damage_is_at_worst_one_line(kind: str, tmp_path: Path) -> None:
-    """A few bytes of a file are others, or it is cut."""
+    """Some bytes of a file are changed, or it is truncated."""
     rng, folder = random.Random(kind), tmp_path / "data"
     sound = sound_npz() if kind == "npz" else of_image(COLOUR, kind)
     settings = file_in(folder) if kind == "npz" else folder_of(folder)
@@ -104,7 +104,7 @@ def test_random_damage_is_at_worst_one_line(kind: str, tmp_path: Path) -> None:
 def test_more_than_the_memory_holds_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system lets a process reserve it, and ends it when it is filled."""
+    """The system would let a process reserve it, and kill the process when it is filled."""
     np.savez(tmp_path / "data.npz", x_train=np.zeros((9, 10_000)))
     pets(tmp_path)
     monkeypatch.setattr("fedaccord.data.kind.os.sysconf", lambda name: 500)  # 250 kB

@@ -1,3 +1,5 @@
+"""Partitions: sizes, laws of the draws, reports, and invalid settings."""
+
 import random
 from itertools import pairwise
 
@@ -61,7 +63,7 @@ def test_none_uses_every_index_at_most_once(problem):
 
 @given(problems())
 def test_cyclic_repeats_a_sample_only_once_its_class_is_exhausted(problem):
-    """Any two samples of a class are held equally often, give or take one."""
+    """The numbers of clients that hold two samples of a class differ by at most one."""
     labels, settings = problem
     held = np.bincount(
         np.concatenate(partition(labels, replacement="cyclic", **settings)), minlength=len(labels)
@@ -160,7 +162,7 @@ def test_the_vectorised_form_has_the_law_of_the_loop(replacement):
 
 @pytest.mark.parametrize("u", [0, 1 - 2**-24], ids=["smallest", "largest"])
 def test_a_class_without_mass_is_never_drawn(u):
-    """Not even by the extreme values of the uniform, which random tests do not meet."""
+    """Not even by the extreme values of the uniform numbers, which are never drawn in tests."""
 
     class Extreme(np.random.Generator):
         def random(self, size, dtype):
@@ -296,7 +298,7 @@ def test_a_matching_share_rounds_by_largest_remainders(size, counts):
     assert np.bincount(labels[matching_share(held, labels, size, seed=0)]).tolist() == counts
 
 
-def test_a_matching_share_gives_what_there_is():
+def test_a_matching_share_is_smaller_if_a_class_is_exhausted():
     labels = np.repeat([0, 1], [3, 50])
     assert np.bincount(labels[matching_share(np.array([0, 0, 1]), labels, 30, 0)]).tolist() == [
         3,

@@ -1,4 +1,4 @@
-"""Parts that are found when they are asked for: pieces of an array, or drawn by each client."""
+"""Parts that are computed on access: pieces of an array, or draws of each client."""
 
 import tracemalloc
 from typing import Any
@@ -21,7 +21,7 @@ SCHEMES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(("n", "num_clients"), [(13, 4), (12, 4), (4, 4), (1, 1), (17, 16)])
-def test_a_cut_is_numpys(n: int, num_clients: int) -> None:
+def test_a_cut_equals_numpys_array_split(n: int, num_clients: int) -> None:
     samples = np.random.default_rng(n).permutation(n)
     parts = Cut(samples, num_clients)
     expected = np.array_split(samples, num_clients)
@@ -40,7 +40,7 @@ def test_a_cut_is_numpys(n: int, num_clients: int) -> None:
 
 
 @pytest.mark.parametrize("settings", SCHEMES)
-def test_a_client_draws_the_same_samples_whoever_else_is_there(settings: dict[str, Any]) -> None:
+def test_the_draw_of_a_client_does_not_depend_on_other_clients(settings: dict[str, Any]) -> None:
     few = partition(LABELS, 3, samples_per_client=50, seed=5, **settings)
     many = partition(LABELS, MILLION, samples_per_client=50, seed=5, **settings)
     other = partition(LABELS, 3, samples_per_client=50, seed=6, **settings)
@@ -55,8 +55,8 @@ def test_a_client_draws_the_same_samples_whoever_else_is_there(settings: dict[st
         assert part.max() < len(LABELS)
 
 
-def test_samples_are_drawn_uniformly_where_the_scheme_is_iid() -> None:
-    """Every sample equally likely, whatever the size of its class."""
+def test_samples_are_drawn_uniformly_if_the_scheme_is_iid() -> None:
+    """Every sample is equally likely; the size of its class does not matter."""
     held = np.concatenate(partition(LABELS, 1000, "iid", samples_per_client=200)[:])
     times = np.bincount(held, minlength=len(LABELS))
     assert times.mean() == 200
@@ -95,7 +95,7 @@ def test_settings_of_clients_that_draw_are_checked_before_one_does() -> None:
         partition(LABELS, MILLION)
 
 
-def test_a_million_clients_take_no_memory_before_they_are_used() -> None:
+def test_a_million_clients_need_no_memory_before_they_are_used() -> None:
     def deal(num_clients: int) -> tuple[Any, str, int]:
         tracemalloc.start()
         try:

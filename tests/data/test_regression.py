@@ -1,4 +1,4 @@
-"""Float targets in a .npz file are numbers to predict; the array `client` says who holds what."""
+"""Float targets in a .npz file are numbers to predict; the array `client` names clients."""
 
 import logging
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_whole_numbers_as_floats_are_predicted_with_a_warning(
         ({"client": np.array(["a"] * 7 + [""])}, "a client for every training sample"),
     ],
 )
-def test_what_is_wrong_is_one_line(changed: dict[str, Any], line: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_refused(changed: dict[str, Any], line: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"^npz: .*{line}") as refused:
         read(tmp_path, **changed)
     assert "\n" not in str(refused.value)
@@ -110,7 +110,7 @@ def test_numbers_are_dealt_iid(samples_per_client: int) -> None:
 
 
 def test_the_task_of_numbers(tmp_path: Path) -> None:
-    """The mean squared error, and the mean absolute one as its metric, of as many outputs."""
+    """The loss is the mean squared error, the metric the mean absolute error, over all outputs."""
     config = TaskConfig(
         dataset="npz", data_dir=str(write(tmp_path)), partition="iid", model="linear"
     )

@@ -25,7 +25,7 @@ def folder(root: Path, train: str = TRAIN, test: str = TEST) -> Path:
     return root
 
 
-def test_bytes_are_cut_and_padded(tmp_path: Path) -> None:
+def test_bytes_are_truncated_and_padded(tmp_path: Path) -> None:
     data = read(folder(tmp_path))
     assert data.x_train.tolist() == [
         [byte + 1 for byte in b"good,"],
@@ -50,7 +50,7 @@ def test_json_lines_are_the_same(tmp_path: Path) -> None:
     assert found.y_train.equal(expected.y_train)
 
 
-def test_one_file_has_its_test_rows_in_it(tmp_path: Path) -> None:
+def test_one_file_is_split_into_training_and_test_rows(tmp_path: Path) -> None:
     path = tmp_path / "site.csv"
     path.write_text("text,label\n" + "".join(f"{k},{k % 2}\n" for k in range(10)))
     data = read(path)
@@ -62,7 +62,7 @@ def test_one_file_has_its_test_rows_in_it(tmp_path: Path) -> None:
     assert data.x_test[:, 0].tolist() == [ord("c") + 1]
 
 
-def test_a_column_says_who_holds_a_row(tmp_path: Path) -> None:
+def test_a_column_gives_the_client_of_a_row(tmp_path: Path) -> None:
     train = "text,label,client\na,0,b\nb,1,a\nc,0,10\nd,1,9\n"
     owners = read(folder(tmp_path, train, "text,label\ne,0\n")).owners
     assert owners.tolist() == [1, 0, 3, 2]
@@ -106,7 +106,7 @@ def test_what_is_decoded_depends_on_settings_and_files(tmp_path: Path) -> None:
         ("text,label\n\0,0\n" + "a" * 200_000 + ",1\n", {}, "UTF-8 csv .* cannot be read"),
     ],
 )
-def test_what_is_wrong_is_one_line(
+def test_an_invalid_file_is_refused(
     train: str, reading: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=line) as refused:

@@ -35,7 +35,7 @@ def test_normalise_is_the_formula(dtype: torch.dtype) -> None:
     assert torch.equal(x, before)
 
 
-def test_normalise_takes_further_leading_dimensions() -> None:
+def test_normalise_accepts_more_leading_dimensions() -> None:
     x, data = images(6, 3, 5, 6), dataset(CIFAR100)
     stacked = normalise(x.view(2, 3, 3, 5, 6), data, torch.float32)
     assert torch.equal(stacked.flatten(0, 1), normalise(x, data, torch.float32))

@@ -1,4 +1,4 @@
-"""The examples of a ResNet with BatchNorm and of LoRA adapters, as they are started."""
+"""The examples of a ResNet with BatchNorm and of LoRA adapters, started as programs."""
 
 import subprocess
 import sys

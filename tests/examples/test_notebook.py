@@ -11,7 +11,7 @@ NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "fedaccord.ipynb"
 
 
 @pytest.mark.slow
-def test_it_runs_and_shows_what_it_says(tmp_path: Path) -> None:
+def test_the_notebook_runs_and_shows_its_results(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()  # raises where a cell does
@@ -25,8 +25,8 @@ def test_it_runs_and_shows_what_it_says(tmp_path: Path) -> None:
         assert "INFO" not in text
 
 
-def test_it_is_kept_without_outputs() -> None:
-    """What is shown is what this version gives."""
+def test_the_notebook_is_stored_without_outputs() -> None:
+    """A reader sees the results of the installed version."""
     for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None

@@ -1,4 +1,4 @@
-"""The presets: each runs alone, holds differences only, both readers agree on it."""
+"""The presets: each is valid, has only what differs from the defaults, and suits Flower."""
 
 import json
 import tomllib
@@ -35,15 +35,15 @@ def values(name: str) -> dict[str, object]:
     return read_settings([], None, name)
 
 
-def test_every_method_of_a_paper_has_one() -> None:
+def test_every_method_of_a_paper_has_a_preset() -> None:
     published = [n for n, kind in METHODS.items() if "arXiv" in (getdoc(getmodule(kind)) or "")]
     assert len(published) > 20
     assert [name for name in published if name not in PRESETS] == []
 
 
 @each_preset
-def test_it_is_valid_of_its_method_and_holds_only_what_it_needs(name: str) -> None:
-    """What differs from the defaults, and algo, so that no file depends on the default method."""
+def test_a_preset_is_valid_and_has_only_what_differs_from_the_defaults(name: str) -> None:
+    """Besides `algo`, so that no file depends on the default method."""
     found, defaults = values(name), config.defaults()
     settings, algo = RunConfig.make(found), str(found["algo"])
     assert type(settings.strategy) is METHODS[algo]
@@ -66,7 +66,7 @@ def test_flower_reads_the_same(name: str) -> None:
 
 
 @each_preset
-def test_its_comment_tells_setting_sources_and_commands(name: str) -> None:
+def test_the_comment_of_a_preset_has_setting_sources_and_commands(name: str) -> None:
     lines = PRESETS[name].read_text().splitlines()
     head = lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))]
     text = "\n".join(head)
@@ -80,7 +80,7 @@ def test_its_comment_tells_setting_sources_and_commands(name: str) -> None:
 
 
 def test_the_presets_named_as_methods_share_a_task() -> None:
-    """One with a server, another without."""
+    """One task with a server, another without."""
     keys = ("dataset", "model", "num-clients", "partition", "dirichlet-alpha", "replacement")
     for with_server in (True, False):
         names = [
@@ -109,7 +109,7 @@ def test_an_unknown_preset_is_one_line_that_names_the_nearest(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["fedsam-200clients", "fedpd"])
-def test_it_runs(name: str, tmp_path: Path) -> None:
+def test_a_preset_runs(name: str, tmp_path: Path) -> None:
     """Shortened, on data that needs no download."""
     short = ("dataset=digits", "model=linear", "threads=1", "num-server-rounds=1", "local-epochs=1")
     words = ("--preset", name, *short, f"out-dir={tmp_path}", "name=run")
@@ -128,7 +128,7 @@ LAYERS: dict[str, Callable[[str, nn.Module], bool]] = {  # whose parameters stay
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_what_stays_at_the_client_is_trained_there(name: str) -> None:
+def test_local_parameters_are_trained_at_the_client(name: str) -> None:
     """On data that needs no download: each client has its own, and w has the rest."""
     small = {"dataset": "digits", "num-clients": 3, "local-steps": 2, "batch-size": 8}
     keys = values(name) | small | {"fraction-train": 1.0}

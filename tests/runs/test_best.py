@@ -1,4 +1,4 @@
-"""keep-best: the model of the best round by a metric, whatever ends and resumes the run."""
+"""keep-best: the model of the best round by a metric, also of interrupted and resumed runs."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_the_best_model_is_that_of_a_run_that_ends_there(metric: str, tmp_path: 
 
 
 def test_a_run_that_resumes_keeps_the_best_of_the_rounds_that_count(tmp_path: Path) -> None:
-    """Its best round is before, at or after the checkpoint that it resumes from."""
+    """The best round may be before, at or after the checkpoint from which it resumes."""
     more = {"keep-best": "client-loss", "algo": "scaffold", "lr": 2.0, "clip-norm": 0.0}
     whole = federate(tmp_path, 7, name="whole", **more)
 
@@ -89,7 +89,7 @@ def test_evaluate_finds_the_best_model(tmp_path: Path) -> None:
         ("client-loss", "keep-best: .* set evaluation=clients or evaluation=both$"),
     ],
 )
-def test_a_metric_that_is_not_measured_is_one_line(metric: str, line: str, tmp_path: Path) -> None:
+def test_a_metric_that_is_not_measured_is_refused(metric: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=line):
         federate(tmp_path, 2, name="x", **{"keep-best": metric, "evaluation": "server"})
     assert not (tmp_path / "x").exists()
@@ -110,7 +110,7 @@ def test_a_metric_that_is_not_measured_is_one_line(metric: str, line: str, tmp_p
         ("test-loss", {"evaluation": "clients"}, "evaluation=server or evaluation=both"),
     ],
 )
-def test_what_a_metric_needs_is_known_before_the_directory_is_made(
+def test_the_needs_of_a_metric_are_checked_before_the_directory_is_made(
     metric: str, more: dict[str, Any], needs: str, tmp_path: Path
 ) -> None:
     line = "^keep-best: expected a metric that this run measures, got .*: choose another or set "
@@ -131,7 +131,7 @@ def test_what_a_metric_needs_is_known_before_the_directory_is_made(
         ("train-loss-of-model", {"eval-train": True}),
     ],
 )
-def test_a_metric_that_some_runs_alone_measure(
+def test_a_metric_that_only_some_runs_measure(
     metric: str, more: dict[str, Any], tmp_path: Path
 ) -> None:
     path = federate(tmp_path, 1, name="x", **{"keep-best": metric}, **more)

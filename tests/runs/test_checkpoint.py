@@ -1,4 +1,4 @@
-"""Checkpoints on disk: what is there, what is kept, and what was not what was written."""
+"""Checkpoints on disk: their files, which of them are kept, and damaged ones."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from fedaccord.storage.files import replace
 
 
 def save(folder: Path, number: int) -> Checkpoints:
-    """One of two clients: the first trained in every round, the second in round 0 alone."""
+    """A checkpoint of two clients: the first trained in every round, the second only in round 0."""
     checkpoints = Checkpoints(folder)
     states = {0: (number - 1, {"c": torch.full((2,), float(number))}), 1: (0, {"c": torch.ones(2)})}
     checkpoints.save(number, {"t": number}, {"w": torch.full((3,), float(number))}, states)
@@ -24,7 +24,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
 
 
-def test_two_checkpoints_are_kept_with_all_that_they_name(tmp_path: Path) -> None:
+def test_two_checkpoints_are_kept_with_all_files_that_they_name(tmp_path: Path) -> None:
     for number in (1, 2, 3, 4):
         checkpoints = save(tmp_path, number)
     assert checkpoints.numbers() == [3, 4]
@@ -38,8 +38,8 @@ def test_two_checkpoints_are_kept_with_all_that_they_name(tmp_path: Path) -> Non
         assert torch.equal(found.clients[0][1]["c"], torch.full((2,), float(number)))
 
 
-def test_what_is_kept_of_a_past_round_is_written_once(tmp_path: Path) -> None:
-    """A checkpoint names the rounds that it needs; a file goes with the last that needs it."""
+def test_the_file_of_a_past_round_is_written_once(tmp_path: Path) -> None:
+    """A checkpoint names the rounds that it needs; other files are deleted."""
     checkpoints = Checkpoints(tmp_path)
     rounds = [{0, 1}, {0, 1, 2}, {2, 3}, {2, 3, 4}]
     written: dict[str, int] = {}
@@ -77,7 +77,7 @@ def other_facts(path: Path) -> None:
         ("2.json", other_facts),
     ],
 )
-def test_a_file_that_can_be_read_and_is_another_one_is_damaged(
+def test_a_readable_file_with_other_content_is_damaged(
     file: str, change: Callable[[Path], None], tmp_path: Path
 ) -> None:
     save(tmp_path, 1)
@@ -91,10 +91,10 @@ def test_a_file_that_can_be_read_and_is_another_one_is_damaged(
 
 
 @pytest.mark.parametrize("written", range(4))
-def test_a_checkpoint_that_was_not_finished_is_none(
+def test_an_unfinished_checkpoint_does_not_count(
     written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After so many of its files: the two clients', the server's and the one that names them."""
+    """Interrupted after some of its files: two of clients, the server's, and the JSON."""
     save(tmp_path, 1)
     left = iter(range(written))
 
@@ -111,7 +111,7 @@ def test_a_checkpoint_that_was_not_finished_is_none(
     assert Checkpoints(tmp_path).load().facts == {"t": 1}
 
 
-def test_what_came_after_a_checkpoint_is_forgotten(tmp_path: Path) -> None:
+def test_later_files_are_deleted_when_a_run_resumes(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2).go_on_from(1)
     states = [f"clients/{name}.safetensors" for name in ("0-0", "1-0")]

@@ -1,4 +1,4 @@
-"""Every number that real runs write is explained, and nothing else is."""
+"""The documented columns are exactly those that real runs write."""
 
 import csv
 import json
@@ -95,14 +95,14 @@ def test_every_key_of_the_summary_is_explained(written: dict[str, set[str]]) -> 
     assert all(of_any_metric(metric) in last.meaning for metric in of_kind(EVALUATED))
 
 
-def test_a_column_is_explained_once_and_wholly() -> None:
+def test_a_column_is_explained_once_and_completely() -> None:
     for table in TABLES.values():
         names = [column.name for column in table]
         assert len(set(names)) == len(names)
         assert all(column.meaning and column.rows and column.source for column in table)
 
 
-def test_a_metric_says_which_way_is_better_and_how_it_is_written() -> None:
+def test_a_metric_has_a_direction_and_a_unit() -> None:
     for name, column in METRIC.items():
         is_spread = name.endswith("-std")
         is_large_best = "accuracy" in name or "f1" in name
@@ -115,7 +115,7 @@ def test_a_metric_says_which_way_is_better_and_how_it_is_written() -> None:
     assert metric_of("test-accuracy") == metric_of("rounds-last") == ""
 
 
-def test_nobody_else_reads_the_kind_of_a_metric_from_its_name() -> None:
+def test_no_other_module_derives_the_kind_of_a_metric_from_its_name() -> None:
     package = REPOSITORY / "fedaccord"
     guesses = re.compile(r"""["'](accuracy|loss)["'] in |startswith\(["'](loss|test-)""")
     found = [path for path in package.rglob("*.py") if guesses.search(path.read_text())]

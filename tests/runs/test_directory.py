@@ -1,4 +1,4 @@
-"""Run directories: what is written can be read back, and what cannot be written is refused."""
+"""Run directories: written files can be read back, and invalid places are refused."""
 
 import csv
 import json
@@ -49,7 +49,7 @@ ODD = {"algo": "scaffold", "lr": 1e-5, "relaxed-init.beta": 0.1, "data-dir": 'a 
         (ODD, {"scaffold", "relaxed-init"}),
     ],
 )
-def test_config_toml_holds_the_tables_in_use_and_makes_the_same_run(
+def test_config_toml_has_the_tables_in_use_and_reproduces_the_run(
     tmp_path: Path, values: dict[str, Any], groups: set[str]
 ) -> None:
     config = RunConfig.make(values)
@@ -68,7 +68,7 @@ def test_nested_tables_and_dotted_keys_are_each_others_inverse() -> None:
     assert flatten(tables(flat)) == flat
 
 
-def test_tables_widen_when_a_column_comes_and_keep_their_rows(tmp_path: Path) -> None:
+def test_a_new_column_keeps_the_rows_of_a_table(tmp_path: Path) -> None:
     run = RunDirectory(str(tmp_path), "x", SETTINGS)
     run.record({"round": 0}, [])
     assert not (run.path / "clients.csv").exists()
@@ -108,7 +108,7 @@ def test_a_run_leaves_its_files_and_no_others(tmp_path: Path) -> None:
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """A disk that is full from the call on, but for half of what is written next."""
+    """A function that fills the disk: half of the next write still succeeds."""
 
     class Full:
         def __init__(self, file: Any) -> None:
@@ -158,7 +158,7 @@ def test_a_full_disk_tears_no_row(tmp_path: Path, full_disk: Callable[[], None])
     assert rows(run.path / "metrics.csv") == [{"round": "0", "loss": "0.5"}]
 
 
-def test_whole_files_are_synced_before_they_take_their_place(
+def test_files_are_synced_before_they_are_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
@@ -179,7 +179,7 @@ def test_whole_files_are_synced_before_they_take_their_place(
     assert steps == [step for name in names for step in ("sync", f"replace {name}")]
 
 
-def test_a_text_is_no_formula_and_a_negative_number_is_one(tmp_path: Path) -> None:
+def test_texts_are_quoted_against_formulas_and_negative_numbers_are_not(tmp_path: Path) -> None:
     run = RunDirectory(str(tmp_path), "x", SETTINGS)
     run.record({"round": 1, "gap": -0.5}, [{"client": 0, "status": '=HYPERLINK("a")'}])
     run.record({"round": 2, "gap": -0.25, "new": 1}, [{"client": 0, "status": "+1", "new": -1}])
@@ -236,7 +236,7 @@ def test_a_diverged_loss_is_null_in_the_summary(tmp_path: Path) -> None:
     assert summary(run)["test-loss-best"] == 3.0
 
 
-def test_unnamed_runs_of_one_second_get_a_folder_each(
+def test_unnamed_runs_of_one_second_get_different_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "strftime", lambda _: "20260101-000000")
@@ -245,10 +245,10 @@ def test_unnamed_runs_of_one_second_get_a_folder_each(
     assert names == [first, f"{first}-2", f"{first}-3"]
 
 
-def test_unnamed_runs_that_begin_at_once_get_a_folder_each(
+def test_unnamed_runs_that_begin_at_once_get_different_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one takes the name after it was looked at."""
+    """Another process makes the folder between the check and the creation."""
     place, taken = directory.place, []
 
     def late(*given: Any) -> Path:

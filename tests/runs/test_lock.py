@@ -1,4 +1,4 @@
-"""One process at a time writes a folder, and a dead one stops nobody."""
+"""One process at a time writes a folder; the lock of a dead process is ignored."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ CODE = (
 
 @contextmanager
 def another(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that has the lock, from when it has written its name."""
+    """Another process that has the lock and has written its record."""
     other = subprocess.Popen([sys.executable, "-c", CODE, str(folder)])
     try:
         end = time.monotonic() + 30
@@ -65,7 +65,7 @@ def test_a_second_lock_of_one_process_is_refused(tmp_path: Path) -> None:
 
 
 def elsewhere(folder: Path, age: float, **record: Any) -> None:
-    """The file of a process of another machine, last touched so many seconds ago."""
+    """Write the lock file of a process of another machine, last touched ``age`` seconds ago."""
     process = origin.process() | {"host": "elsewhere", "boot": "another", "locked": True}
     (folder / ".lock").write_text(json.dumps(process | record))
     now = time.time()
@@ -86,7 +86,7 @@ def test_another_machine_is_alive_while_it_writes(tmp_path: Path) -> None:
 
 
 def test_a_container_of_this_machine_sees_the_lock(tmp_path: Path) -> None:
-    """Its name is new, the start of the machine is not."""
+    """It has another host name, but the same boot id."""
     elsewhere(tmp_path, 0, boot=origin.process()["boot"])
     assert bool(origin.process()["boot"]) != is_locked(tmp_path)
 
@@ -106,7 +106,7 @@ def test_a_lock_shows_that_its_process_lives(
 def test_a_file_system_without_locks_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """There the process that the file names decides."""
+    """Then the process that the file names decides."""
 
     def no_locks(descriptor: int, how: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -123,7 +123,7 @@ def test_a_file_system_without_locks_is_a_warning(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}', "[" * 100_000])
-def test_a_damaged_file_stops_nobody(tmp_path: Path, content: str) -> None:
+def test_a_damaged_lock_file_is_ignored(tmp_path: Path, content: str) -> None:
     (tmp_path / ".lock").write_text(content)
     assert not is_locked(tmp_path)
     Lock(tmp_path).release()

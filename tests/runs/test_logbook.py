@@ -1,4 +1,4 @@
-"""What a run writes down beside its tables, and finds again when it goes on."""
+"""The files of a run besides its tables, from which it resumes."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def three(folder: Path) -> dict[int, Path]:
 
 
 def federate(folder: Path, nodes: dict[int, Path], **settings: Any) -> Path:
-    """A run over nodes, by node id, that name their data and no number; its directory."""
+    """A run over nodes, by node id, that have a data-path and no partition-id; its directory."""
     run = SETTINGS | {"out-dir": str(folder), "data-dir": str(next(iter(nodes.values())))}
     config = RunConfig.make(run | settings)
     with InProcessGrid(client_app.app, 0) as grid, engine.quiet():
@@ -65,7 +65,7 @@ def federate(folder: Path, nodes: dict[int, Path], **settings: Any) -> Path:
         return server_app.run(fleet, config, task, in_process=False).path
 
 
-def test_nodes_keep_their_numbers_when_a_run_goes_on(tmp_path: Path) -> None:
+def test_nodes_keep_their_partition_ids_when_a_run_resumes(tmp_path: Path) -> None:
     nodes = dict(reversed(three(tmp_path).items()))
     path = federate(tmp_path, nodes, **{"num-server-rounds": 1})
     assert json.loads((path / "nodes.json").read_text()) == {"20": 0, "30": 1, "50": 2}
@@ -78,7 +78,7 @@ def test_nodes_keep_their_numbers_when_a_run_goes_on(tmp_path: Path) -> None:
         federate(tmp_path, nodes, **{"num-server-rounds": 3, "resume": True})
 
 
-def test_clients_hear_that_the_same_federation_goes_on_with_another_server(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_federation_and_a_larger_attempt(tmp_path: Path) -> None:
     nodes = three(tmp_path)
     names, attempts = set(), []
     for rounds, resume in ((1, False), (2, True), (3, True)):
@@ -109,7 +109,7 @@ def test_clients_in_process_keep_no_third_version_because_checkpoints_hold_their
 def test_every_start_has_a_larger_number_than_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: int
 ) -> None:
-    """Also when the clock was set back, or far ahead."""
+    """Also if the clock was set back, or far ahead."""
     starts = [_next_attempt(tmp_path)]
     monkeypatch.setattr("time.time_ns", lambda: clock)
     starts += [_next_attempt(tmp_path) for _ in range(3)]
@@ -119,7 +119,7 @@ def test_every_start_has_a_larger_number_than_the_one_before(
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"attempt": null}', "[" * 10**5])
-def test_a_damaged_number_of_a_start_is_one_line(tmp_path: Path, text: str) -> None:
+def test_a_damaged_number_of_a_start_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "attempt.json").write_text(text)
     with pytest.raises(
         ValueError, match=r"^\S*attempt\.json: expected the number of .* remove it$"
@@ -130,7 +130,7 @@ def test_a_damaged_number_of_a_start_is_one_line(tmp_path: Path, text: str) -> N
 def test_a_checkpoint_is_of_the_round_that_the_tables_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state is of round 2 already where its row cannot be written."""
+    """If the row of round 2 cannot be written, its state gets no checkpoint."""
     nodes, record = three(tmp_path), RunDirectory.record
 
     def full(self: RunDirectory, metrics: Any, clients: Any) -> None:
@@ -191,7 +191,7 @@ def test_states_of_simulated_clients_are_elsewhere(on_disk: bool, tmp_path: Path
 
 
 def test_a_run_that_is_killed_has_the_model_of_its_last_checkpoint(tmp_path: Path) -> None:
-    """As `flwr stop` ends a simulation."""
+    """`flwr stop` kills a simulation."""
     pid = os.fork()
     if not pid:
         try:

@@ -1,4 +1,4 @@
-"""Where results come from: the commit, also of a copy of the package; versions; live processes."""
+"""The origin of results: the commit, also of a copy of the package; versions; live processes."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, source: dict[str, Any], files: Path) -> None:
-    """Let the environment say that it has the package from ``source``, and its files there."""
+    """Make the environment report that the package was installed from ``source`` into ``files``."""
 
     class Installed(Distribution):
         def read_text(self, filename: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Run directories as tables: what a run wrote, and one line for what is none."""
+"""Run directories as tables: the content of a run, and one line for other folders."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_runs_are_found_in_folders_and_each_once(path: Path, tmp_path: Path) -> 
         reader.find([tmp_path])
 
 
-def test_what_is_no_run_or_damaged_is_one_line(path: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a run directory with config"):
         reader.read(tmp_path)
     for name in ("config.toml", "summary.json"):
@@ -83,7 +83,7 @@ def test_what_is_no_run_or_damaged_is_one_line(path: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "clients.csv", "classes.csv"])
-def test_a_pipe_is_one_line_and_is_not_waited_for(name: str, path: Path, tmp_path: Path) -> None:
+def test_a_pipe_is_refused_without_waiting(name: str, path: Path, tmp_path: Path) -> None:
     shutil.copytree(path, tmp_path / "x")
     (tmp_path / "x" / name).unlink()
     os.mkfifo(tmp_path / "x" / name)

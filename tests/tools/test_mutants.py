@@ -1,4 +1,4 @@
-"""The mistakes of tests/mutants.toml are made in text that is there."""
+"""The text that each mutant of tests/mutants.toml replaces occurs in its file."""
 
 import tomllib
 from pathlib import Path
@@ -11,7 +11,7 @@ MISTAKES = [(file, name) for file, mistakes in TABLE.items() for name in mistake
 
 
 @pytest.mark.parametrize(("file", "name"), MISTAKES)
-def test_a_mistake_applies(file: str, name: str) -> None:
+def test_the_text_of_a_mutant_occurs_once(file: str, name: str) -> None:
     old, new, tests = TABLE[file][name]
     assert (ROOT / file).read_text("utf-8").count(old) == 1
     assert new != old

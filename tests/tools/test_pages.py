@@ -1,4 +1,4 @@
-"""The pages of docs/methods: each holds all that its method or plug-in says of itself."""
+"""The pages of docs/methods: each has all parts of the docstring of its method or plug-in."""
 
 import ast
 import re
@@ -27,7 +27,7 @@ def page(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_docstring_says_what_a_page_needs(name: str) -> None:
+def test_a_docstring_has_the_parts_of_a_page(name: str) -> None:
     docstring = about(KINDS[name])
     assert any(paragraph.startswith("    ") for paragraph in docstring.body), "no listing"
     assert docstring.when, f"no paragraph that begins with {WHEN!r}"
@@ -58,8 +58,8 @@ def test_the_command_of_a_page_gives_the_method(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_what_a_page_calls_refused_is_refused_and_nothing_else_is(name: str) -> None:
-    """Each setting is tried: the page must say what the method itself says of it."""
+def test_a_page_lists_exactly_the_refused_settings(name: str) -> None:
+    """Each setting is tried: the page must list those that the method refuses."""
     settings = {
         **{f"{p}.{options(k)[0].name}": (options(k)[0].default, p) for p, k in PLUGINS.items()},
         "relaxed-init.center": ("start", "relaxed-init.center=start"),
@@ -98,7 +98,7 @@ def test_python_arguments_of_a_page_are_arguments(name: str) -> None:
         ]
 
 
-def test_links_lead_somewhere() -> None:
+def test_the_targets_of_links_exist() -> None:
     for path in FOLDER.iterdir():
         links = re.findall(r"\]\(([^)#]+)", path.read_text())
         assert links

@@ -1,4 +1,4 @@
-"""`tools/sync.py`: the committed files are what it writes, and it finds what is stale."""
+"""`tools/sync.py`: the committed files are up to date, and it finds stale ones."""
 
 import shutil
 from pathlib import Path
@@ -18,7 +18,7 @@ WRITTEN = (
 
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the files that it writes, which it takes for the repository."""
+    """A copy of the files that it writes, used as the repository."""
     for name in WRITTEN:
         source, target = sync.ROOT / name, tmp_path / name
         if source.is_dir():
@@ -80,7 +80,7 @@ def test_stale_files_are_named_and_then_written(
     assert capsys.readouterr().out == ""
 
 
-def test_a_file_without_its_place_is_left_alone(copy: Path) -> None:
+def test_a_file_without_its_marked_line_is_not_changed(copy: Path) -> None:
     (copy / "README.md").write_text("# FedAccord\n")
     with pytest.raises(
         SystemExit, match=r"README.md: expected a line that begins with '<summary>The'"
@@ -88,7 +88,7 @@ def test_a_file_without_its_place_is_left_alone(copy: Path) -> None:
         sync.stale(copy)
 
 
-def test_methods_of_other_packages_are_none_of_ours(
+def test_methods_of_other_packages_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sync, "METHODS", {**BUILT_IN, "theirs": BUILT_IN["fedavg"]})

@@ -37,7 +37,7 @@ def test_a_certificate_is_checked_against_hosts_key_and_authority(authority: Aut
 
 
 def handshake(authority: x509.Certificate, server: Path, host: str) -> None:
-    """A TLS handshake in memory, under the strictest rules that Python knows."""
+    """A TLS handshake in memory, with Python's strictest checks."""
     one, other = ssl.MemoryBIO(), ssl.MemoryBIO()
     here = ssl.create_default_context(cadata=as_pem(authority).decode())
     here.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -65,7 +65,7 @@ def handshake(authority: x509.Certificate, server: Path, host: str) -> None:
         ("192.0.2.10", 10, False, 20),  # of another authority
     ],
 )
-def test_a_client_takes_the_right_certificate_alone(
+def test_a_client_accepts_only_the_right_certificate(
     authority: Authority, tmp_path: Path, host: str, days: float, own: bool, code: int | None
 ) -> None:
     certificate, key = make_server(*(authority if own else make_authority("x")), HOSTS, days)
@@ -78,8 +78,8 @@ def test_a_client_takes_the_right_certificate_alone(
     assert error.value.verify_code == code
 
 
-def test_a_devices_key_is_one_that_flower_takes(tmp_path: Path) -> None:
-    """Its register command reads the public file, its SuperNode the private one."""
+def test_flower_accepts_a_devices_key(tmp_path: Path) -> None:
+    """Its `register` command reads the public key, its SuperNode the private one."""
     private, public = certificates.make_device_key()
     (tmp_path / "key").write_bytes(private)
     registered = serialization.load_ssh_public_key(public)

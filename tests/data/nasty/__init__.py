@@ -1,4 +1,4 @@
-"""Data that a run may meet: what is wrong with it, and the result."""
+"""Unusual and invalid data, with the expected result."""
 
 from collections.abc import Callable
 from pathlib import Path

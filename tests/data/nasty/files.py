@@ -22,7 +22,7 @@ from tests.data.nasty.npz import GREY, SIX, at, npz
 
 
 def parts(content: str | bytes) -> Maker:
-    """Of six samples on two clients."""
+    """A partition file of six samples on two clients."""
 
     def make(folder: Path) -> Settings:
         file = folder / "parts.json"
@@ -86,7 +86,7 @@ PARTITIONS |= alike(
 
 
 def cached(change: Callable[[Path], Any]) -> Maker:
-    """Sound data that was decoded before, and then the change of the cache file."""
+    """Valid data that was decoded before, whose cache file is then changed."""
 
     def make(folder: Path) -> Settings:
         settings = npz(x_train=GREY, x_test=GREY[:2])(folder)
@@ -185,7 +185,7 @@ CLOTHES = np.arange(4 * 28 * 28).reshape(4, 28, 28).astype(np.uint8)
 
 
 def clothes(**files: bytes | None) -> Maker:
-    """Fashion-MNIST with files that are others; None: without."""
+    """Fashion-MNIST with some files replaced; None: removed."""
     labels = idx(np.array([0, 1, 2, 9], np.uint8))
     sound = {
         **{"train-images-idx3-ubyte": idx(CLOTHES), "train-labels-idx1-ubyte": labels},

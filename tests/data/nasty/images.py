@@ -28,7 +28,7 @@ def pets(folder: Path) -> Path:
 
 
 def with_file(name: str, content: bytes) -> Maker:
-    """A sound folder and one more file."""
+    """A valid folder and one more file."""
 
     def make(folder: Path) -> Settings:
         path = pets(folder) / name
@@ -40,7 +40,7 @@ def with_file(name: str, content: bytes) -> Maker:
 
 
 def with_image(image: Image.Image, kind: str = "png", change: Any = None, **options: Any) -> Maker:
-    """A sound folder and one more image, whose bytes may be changed."""
+    """A valid folder and one more image, whose bytes may be changed."""
     content = bytearray(of_image(image, kind, **options))
     return with_file(f"train/dog/9.{kind}", bytes((change and change(content)) or content))
 

@@ -17,7 +17,7 @@ GREY = np.arange(6 * 8 * 8).reshape(6, 8, 8).astype(np.uint8)
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
-    """Sound features, with changes; None: without."""
+    """Valid features, with changes; None: without the array."""
     sound = {
         "x_train": np.linspace(-1, 1, 18).reshape(6, 3),
         "y_train": Y,
@@ -58,13 +58,13 @@ def sound_npz(compress: bool = False) -> bytes:
 
 
 def of_damage(change: Callable[[bytearray], Any], compress: bool = False) -> Maker:
-    """change: of the bytes of a sound file, in place, or to what it returns."""
+    """change: changes the bytes of a valid file in place, or returns others."""
     content = bytearray(sound_npz(compress))
     return of_bytes(bytes(change(content) or content))
 
 
 def of_member(name: str, content: bytes, **zip_options: Any) -> Maker:
-    """A sound file but for one member."""
+    """A valid file except for one member."""
 
     def make(folder: Path) -> Settings:
         np.savez(folder / "data.npz", **arrays(x_train=None))
@@ -76,7 +76,7 @@ def of_member(name: str, content: bytes, **zip_options: Any) -> Maker:
 
 
 def header(shape: str, descr: str = "<f8") -> bytes:
-    """A .npy file that declares an array and holds nothing."""
+    """A .npy file that declares an array and has no data."""
     text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}"
     text += " " * (-(len(text) + 11) % 64) + "\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
@@ -89,7 +89,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def bomb(folder: Path) -> Settings:
-    """A small file that says it holds 8 TB."""
+    """A small file whose directory declares a size of 4 GB."""
     x = np.zeros((6, 3))
     of_member("x_train.npy", npy(x))(folder)
     content = bytearray((folder / "data.npz").read_bytes())

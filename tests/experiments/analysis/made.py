@@ -1,4 +1,4 @@
-"""Run directories that are made, not run: their numbers are known."""
+"""Run directories with given numbers."""
 
 from collections.abc import Sequence
 from pathlib import Path

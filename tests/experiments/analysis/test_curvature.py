@@ -1,4 +1,4 @@
-"""Curvature is that of the dense Hessian; directions and sharpness are what their papers say."""
+"""Curvature equals that of the dense Hessian; directions and sharpness follow their papers."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""Figures for papers: curves that say what the runs measured."""
+"""Figures for papers: curves of what the runs measured."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Groups of runs: who belongs together, what they cost, when they are at the target."""
+"""Groups of runs: their members, their costs, and when they reach a target."""
 
 import math
 import shutil
@@ -47,7 +47,7 @@ def test_seeds_are_one_group_and_its_label_has_what_differs(tmp_path: Path) -> N
     assert [*both.tables[1]["test-accuracy"]] == [0.1, 0.5]
 
 
-def test_where_a_run_was_followed_and_what_was_measured_make_no_other_group(tmp_path: Path) -> None:
+def test_settings_that_affect_no_number_do_not_split_a_group(tmp_path: Path) -> None:
     free = sorted(affecting("records", "speed", "place") - {"name", "out-dir"})
     used = {"gossip.topology": "ring", "dp.epsilon": 1.0}  # the tables are in use
     for seed, key in enumerate(["none", *free]):
@@ -101,7 +101,7 @@ def test_groups_are_in_the_order_of_their_methods_and_of_the_sizes_of_settings(
     assert groups(tmp_path)[0].label == "a lr=0.1 model=y"
 
 
-def test_a_sweep_is_sensitive_on_what_it_was_tuned_by(tmp_path: Path) -> None:
+def test_the_sensitivity_of_a_sweep_is_by_its_tuning_metric(tmp_path: Path) -> None:
     for lr in (0.05, 0.1):
         tuning = write(tmp_path, [0.1, 0.5], lr=lr, validation=0.1)
         table = tuning / "metrics.csv"
@@ -114,7 +114,7 @@ def test_a_sweep_is_sensitive_on_what_it_was_tuned_by(tmp_path: Path) -> None:
     assert tuned(groups(tested))[0] == main_metric(groups(tmp_path)) == "test-accuracy"
 
 
-def test_what_only_one_of_two_runs_of_a_method_has_is_in_its_label(tmp_path: Path) -> None:
+def test_a_key_that_only_one_run_of_a_method_has_is_in_its_label(tmp_path: Path) -> None:
     write(tmp_path, [0.1], **{"fedavg.server-lr": 1.0})
     write(tmp_path, [0.1], seed=1, **{"fedavg.server-lr": 1.0, "relaxed-init.beta": 0.1})
     write(tmp_path, [0.1], algo="scaffold", **{"scaffold.server-lr": 0.5})
@@ -131,7 +131,7 @@ def test_costs_add_up_over_the_rounds(tmp_path: Path) -> None:
     assert [*table["seconds"]] == [0, 2, 4, 6]
 
 
-def test_the_target_is_counted_at_its_first_evaluation_over_the_runs_that_came(
+def test_the_cost_of_a_target_is_that_of_its_first_evaluation_over_the_runs_that_reached_it(
     tmp_path: Path,
 ) -> None:
     write(tmp_path, [0.9, None, 0.5, 0.7], seed=0)  # the untrained model does not count
@@ -147,7 +147,7 @@ def test_the_target_is_counted_at_its_first_evaluation_over_the_runs_that_came(
     assert usual_target([group], "test-accuracy") == pytest.approx(0.45)
 
 
-def test_runs_are_ranked_by_what_they_reached_in_simulated_seconds(tmp_path: Path) -> None:
+def test_runs_are_ranked_at_a_number_of_simulated_seconds(tmp_path: Path) -> None:
     write(tmp_path, [0.1, 0.6, 0.9], lr=0.1, clock=10.0)
     write(tmp_path, [0.1, 0.5, 0.7], lr=0.2, clock=4.0)
     write(tmp_path, [0.1, 0.2, 0.3], lr=0.3)  # without devices
@@ -173,7 +173,7 @@ def test_without_a_clock_there_is_no_column_and_no_ranking_by_it(tmp_path: Path)
             summary(groups(tmp_path), at=at)
 
 
-def test_runs_are_ranked_by_what_they_reached_with_an_epsilon(tmp_path: Path) -> None:
+def test_runs_are_ranked_at_an_epsilon(tmp_path: Path) -> None:
     write(tmp_path, [0.1, 0.6, 0.9], lr=0.1, epsilon=3.0)
     write(tmp_path, [0.1, 0.5, 0.7], lr=0.2, epsilon=1.0)
     write(tmp_path, [0.1, 0.2, 0.95], lr=0.3)  # without privacy
@@ -234,7 +234,7 @@ def test_a_seed_that_was_run_again_is_marked_and_counts_once(tmp_path: Path) -> 
     assert final(group, "test-accuracy").mean == pytest.approx((0.6 + 0.7) / 2)
 
 
-def test_of_one_seed_the_run_that_got_furthest_counts(tmp_path: Path) -> None:
+def test_of_several_runs_of_a_seed_the_one_with_the_most_progress_counts(tmp_path: Path) -> None:
     short = write(tmp_path / "a", [0.1, 0.5, 0.7, 0.7])
     summary_file = short / "summary.json"
     summary_file.write_text(summary_file.read_text().replace("completed", "interrupted"))
@@ -251,7 +251,7 @@ def test_equal_numbers_of_several_seeds_have_no_spread() -> None:
     assert Spread.of([0.1, 0.1 + 1e-6]).std > 0
 
 
-def test_the_best_row_is_first_and_what_was_not_evaluated_last(tmp_path: Path) -> None:
+def test_the_best_row_is_first_and_rows_without_an_evaluation_last(tmp_path: Path) -> None:
     for algo, values in (("a", [0.1, 0.3]), ("b", [None]), ("c", [0.1, 0.8]), ("d", [0.1, 0.5])):
         write(tmp_path, values, algo=algo)
     assert [row["method"] for row in summary(groups(tmp_path)).rows] == ["c", "d", "a", "b"]
@@ -259,7 +259,7 @@ def test_the_best_row_is_first_and_what_was_not_evaluated_last(tmp_path: Path) -
     assert losses == ["c", "d", "a", "b"]
 
 
-def test_many_seeds_are_named_shortly(tmp_path: Path) -> None:
+def test_a_long_list_of_seeds_is_abbreviated(tmp_path: Path) -> None:
     for seed in range(7):
         write(tmp_path, [0.1, 0.5], seed=seed)
     assert summary(groups(tmp_path)).rows[0]["seeds"] == "7 (0 to 6)"

@@ -20,7 +20,7 @@ QUICK = ("--samples", "200", "--probes", "3")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs: pd of A-FedPD, long and whole of FedAvg, the second over its best train loss."""
+    """Runs: pd of A-FedPD, long and short of FedAvg."""
     folder = tmp_path_factory.mktemp("measures")
     double = ("precision=float64", "local-epochs=2")
     for name, words in {
@@ -73,7 +73,7 @@ def missed(server: Mapping[str, torch.Tensor], t: int) -> torch.Tensor:
     return server["server.lam_bar"] - server[f"server.lam_bar_after.{t}"]
 
 
-def test_dual_drift_is_zero_where_the_duals_are_those_of_a_stationary_point(
+def test_dual_drift_is_zero_if_the_duals_are_those_of_a_stationary_point(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not [*measures.duals(Saved(folder / "long", {}))]  # FedAvg has no duals
@@ -94,7 +94,7 @@ def test_dual_drift_is_zero_where_the_duals_are_those_of_a_stationary_point(
 
 
 def test_mean_of_the_virtual_duals_is_the_servers(folder: Path) -> None:
-    """lam_bar is the mean over all clients of their duals with what they have missed."""
+    """lam_bar is the mean of all duals, each with the steps that its client has missed."""
     found = Checkpoints(folder / "pd" / "checkpoint").load()
     server = found.server["server.lam_bar"]
     absent = 4 - len(found.clients)  # their duals are all virtual: lam_bar
@@ -116,7 +116,7 @@ def test_the_command_prints_and_writes_every_measure(folder: Path, tmp_path: Pat
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
 
 
-def test_the_seed_draws_the_samples_so_that_the_same_comes_again(folder: Path) -> None:
+def test_measures_are_reproducible_because_the_seed_draws_the_samples(folder: Path) -> None:
     options = Options(samples=100, probes=2)
     saved = Saved(folder / "short", {})
     assert [*measures.shape(saved, options)] == [*measures.shape(saved, options)]
@@ -136,7 +136,7 @@ def test_the_seed_draws_the_samples_so_that_the_same_comes_again(folder: Path) -
         (("{run}", "--reference", "{tmp}"), "expected a run directory with model.safetensors"),
     ],
 )
-def test_what_is_wrong_is_one_line(
+def test_invalid_arguments_give_one_line(
     folder: Path, tmp_path: Path, words: tuple[str, ...], reason: str
 ) -> None:
     given = [word.format(tmp=tmp_path, run=folder / "long") for word in words]

@@ -1,4 +1,4 @@
-"""The report in a browser: no script errors, plots with something in them, switches that switch."""
+"""The report in a browser: no script errors, no empty plots, working switches."""
 
 import json
 import shutil
@@ -47,7 +47,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_page_is_whole_and_names_where_its_numbers_come_from(page: Path) -> None:
+def test_a_page_has_every_section_and_the_origin_of_its_numbers(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "<script src=" not in text
     assert [part for part in SECTIONS if f'<section id="{part}">' not in text] == []
@@ -191,7 +191,7 @@ def test_at_1400_pixels_nothing_is_cut_off_and_every_plot_has_a_legend(browser: 
     assert names == sorted(names)
 
 
-def test_the_best_row_is_first_and_what_was_trained_stands_at_the_top(tmp_path: Path) -> None:
+def test_the_best_row_is_first_and_the_setup_is_at_the_top(tmp_path: Path) -> None:
     for algo, last in (("a", 0.3), ("b", 0.9), ("c", 0.5)):
         write(tmp_path, [0.1, last], algo=algo, model="cnn")
     shutil.copytree(tmp_path / "b-0.1-0", tmp_path / "copy")

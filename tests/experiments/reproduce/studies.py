@@ -32,7 +32,7 @@ TABLE = Table(
 
 
 def finish(study: Study, folder: Path) -> pd.DataFrame:
-    """Its results, but for the times."""
+    """Its results, without times."""
     results: list[dict[str, Any]] = []
     study.perform(folder, Options(workers=1), lambda done: results.append(study.result(done)))
     frame = merged(folder / "none.csv", results)

@@ -1,4 +1,4 @@
-"""The cost that is told is the cost of the runs."""
+"""The estimated cost equals the cost of the runs."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def test_gradients_are_those_of_the_runs(tmp_path: Path) -> None:
         assert 4 * gradients(config) == results.gradients[run.cell.name]
 
 
-def test_a_model_is_timed_once_and_what_is_done_costs_nothing(
+def test_a_model_is_timed_once_and_completed_runs_cost_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study, options = Study(TABLE, TABLE.cells, (0,)), Options(workers=1)

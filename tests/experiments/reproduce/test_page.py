@@ -1,4 +1,4 @@
-"""The page: ours beside the paper's, with rounds, gradients and sources, and what was not run."""
+"""The page: our numbers beside the paper's, with their costs, and the cells without runs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_a_cell_with_its_paper_rounds_seeds_and_cost(tmp_path: Path) -> None:
 
 
 def test_a_table_names_the_devices_of_its_runs(tmp_path: Path) -> None:
-    """A GPU by the name that a run directory has."""
+    """A GPU by its name in the run directory."""
     (tmp_path / "config.toml").write_text('[used]\ndevice = "cuda"\ngpu = "NVIDIA X"\n')
     assert device_of(tmp_path) == "NVIDIA X"
     of = [result("fedavg/few", seed, 90.0) for seed in range(2)] + [failed("fedavg/few", 2)]
@@ -98,7 +98,7 @@ def test_changed_settings_have_a_line_of_their_own(tmp_path: Path) -> None:
     assert names == ["`fedavg/few`", "`fedavg/few` with `lr=0.05`"]
 
 
-def test_what_was_not_run_says_so(tmp_path: Path) -> None:
+def test_cells_without_runs_are_listed(tmp_path: Path) -> None:
     found = lines(tmp_path, result("fedinit/few", 0, 80.0))
     assert "Not run: 3 of 4 cells; in brackets the paper's number." in found
     assert "- `few`: fedavg (90.00), fedsam (50.00)" in found
@@ -107,7 +107,7 @@ def test_what_was_not_run_says_so(tmp_path: Path) -> None:
     assert not [line for line in lines(tmp_path, *whole) if "Not run" in line]
 
 
-def test_a_page_begins_with_what_was_run() -> None:
+def test_a_page_begins_with_tables_that_have_results() -> None:
     last = tables()[-1]
     results = pd.DataFrame([result(last.cells[0].name, 0, 80.0)], columns=COLUMNS)
     results["table"] = last.name
@@ -128,8 +128,8 @@ def test_the_page_has_every_table_and_cell() -> None:
 
 
 def test_measures_beside_the_accuracy_and_their_ratios(tmp_path: Path) -> None:
-    """FedAvg's rounds and seconds to the target divided by the method's, and its seconds a round
-    the other way round."""
+    """FedAvg's rounds and seconds to the target divided by the method's; a round's seconds
+    divided by FedAvg's."""
     more = {"rounds-to-target": 30.0, "rounds-speed": 2.0, "seconds-ratio": 1.5}
     cells = [replace(each, more=more) for each in TABLE.cells[:2]]
     table = replace(TABLE, cells=(*cells,))
@@ -184,7 +184,7 @@ def test_results_grow_and_longer_runs_replace_shorter_ones(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "\0"])
-def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "results.csv"
     file.write_text(content)
     with pytest.raises(ValueError, match="expected results of `fedaccord reproduce`"):

@@ -1,4 +1,4 @@
-"""Studies to their end: they go on where they were, also with more rounds, and when killed."""
+"""Complete studies: they resume, also with more rounds."""
 
 import json
 import os
@@ -51,8 +51,8 @@ def test_every_cell_and_seed_is_a_run_with_its_settings(tmp_path: Path) -> None:
         assert not (run.job.path / "checkpoint").exists()
 
 
-def test_what_the_papers_measure_beside_the_accuracy(tmp_path: Path) -> None:
-    """Costs to the target are those of the first round at or above it; without one they are
+def test_the_papers_measures_besides_the_accuracy(tmp_path: Path) -> None:
+    """Costs to the target are those of the first round that reaches it; if none does they are
     absent."""
     settings = {"eval_train": True, "num_clients": 4}
     plain = cell("fedavg", **settings)
@@ -77,7 +77,7 @@ def test_what_the_papers_measure_beside_the_accuracy(tmp_path: Path) -> None:
     assert rows.loc["fedavg/to 99.9"][list(TO_TARGET)].isna().all()
 
 
-def test_the_same_again_runs_nothing_and_more_seeds_what_is_new(tmp_path: Path) -> None:
+def test_a_second_start_runs_only_new_seeds(tmp_path: Path) -> None:
     first = finish(study(seeds=(0,)), tmp_path)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*.csv")}
     assert finish(study(seeds=(0,)), tmp_path).equals(first)
@@ -91,7 +91,7 @@ def test_the_same_again_runs_nothing_and_more_seeds_what_is_new(tmp_path: Path) 
     assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
-def test_more_rounds_go_on_where_fewer_ended(tmp_path: Path) -> None:
+def test_more_rounds_resume_from_the_last_round(tmp_path: Path) -> None:
     cells = TABLE.cells[:2]
     short = finish(study(cells=cells, seeds=(0,), rounds=2), tmp_path)
     assert [*short.rounds] == [2, 2]
@@ -119,7 +119,7 @@ def test_fewer_rounds_than_an_unfinished_run_has_are_refused(tmp_path: Path) -> 
     assert summary_of(made.runs(tmp_path)[0].job.path)["rounds"] == 3
 
 
-def test_a_method_that_anneals_over_its_rounds_begins_anew() -> None:
+def test_a_method_that_anneals_over_its_rounds_restarts() -> None:
     cells = [cell("dispfl"), cell("fedavg")]
     names = [[run.job.name for run in study(cells=cells, rounds=n).runs(Path())] for n in (2, 4)]
     assert [a == b for a, b in zip(*names, strict=True)] == [False, True] * 2
@@ -150,7 +150,7 @@ def test_a_cell_of_several_tables_is_one_run(algo: str) -> None:
     assert len(names) == 1
 
 
-def test_changes_are_named_but_for_those_of_place_and_speed(tmp_path: Path) -> None:
+def test_only_changes_that_affect_numbers_are_named(tmp_path: Path) -> None:
     changes = {"lr": 0.05, "device": "cpu", "threads": 1, "data-dir": "/x"}
     made = study(cells=TABLE.cells[:1], seeds=(0,), rounds=1, changes=changes)
     (row,) = finish(made, tmp_path).itertuples()
@@ -176,12 +176,12 @@ def test_a_diverged_run_is_a_result_with_its_reason(tmp_path: Path) -> None:
         ({"fraction-train": 0.0}, "fraction-train: expected"),
     ],
 )
-def test_what_no_cell_can_be_run_with_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_changes_that_no_cell_supports_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         study(changes=changes)
 
 
-def test_a_change_that_no_cell_reads_is_told() -> None:
+def test_a_change_that_no_cell_reads_gives_a_warning() -> None:
     assert study(changes={"lr": 0.05}).warnings() == []
     (line,) = study(changes={"lr": 0.05, "fedprox.mu": 0.3}).warnings()
     assert line == "fedprox.mu=0.3 has no effect: nothing reads it without algo=fedprox"

@@ -35,7 +35,7 @@ def settings(table: str, cell: str) -> dict[str, object]:
 
 @each_table
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_every_cell_is_valid_and_its_method_reads_what_is_set(table: Table, step: int) -> None:
+def test_every_cell_is_valid_and_its_method_reads_every_setting(table: Table, step: int) -> None:
     for cell in table.cells[::step]:
         made = RunConfig.make(cell.settings)
         made.strategy.check_clients(made.num_clients)
@@ -47,7 +47,7 @@ def test_every_cell_is_valid_and_its_method_reads_what_is_set(table: Table, step
 
 
 @each_table
-def test_a_table_says_what_it_is_and_where_its_numbers_are_from(table: Table) -> None:
+def test_a_table_has_a_title_and_the_source_of_its_numbers(table: Table) -> None:
     names = [cell.name for cell in table.cells]
     assert len(set(names)) == len(names)
     for text in (table.title, table.source, table.setting):
@@ -72,7 +72,7 @@ def test_a_cell_of_a_papers_preset_is_that_preset() -> None:
         }
 
 
-def test_columns_rows_and_presets_change_what_they_say() -> None:
+def test_columns_rows_and_presets_change_their_own_keys() -> None:
     table = "fedinit-table1"
     few = settings(table, "fedsam/vgg11/cifar100/5%-200/dir-0.6")
     expected = {"sam.rho": 0.01, "num-clients": 200, "fraction-train": 0.05, "batch-size": 25}
@@ -99,7 +99,7 @@ def test_the_relaxation_is_that_of_its_row() -> None:
 
 
 def test_participation_interval_and_rounds_of_a_figure() -> None:
-    """With other rounds, rounds times local steps stay."""
+    """Rounds times local steps is constant."""
     for cell in find("afedpd-figure2").cells:
         flat = RunConfig.make(cell.settings).flat
         kind, _, value = cell.column.partition("=")
@@ -138,7 +138,7 @@ def numbers(table: str) -> dict[tuple[str, str], float]:
 
 
 def expected(table: str, file: str) -> dict[tuple[str, str], float]:
-    """What the transcription says, in the form of `numbers`."""
+    """The numbers of the transcription, in the form of `numbers`."""
     found: dict[tuple[str, str], str] = {}
     for row in printed(file):
         name = OTHER_NAMES.get(row.get("method", ""), row.get("method", ""))
@@ -188,12 +188,12 @@ def expected(table: str, file: str) -> dict[tuple[str, str], float]:
         *("afedpd-table2", "dfedsam-table1", "dfedsam-table2"),
     ],
 )
-def test_every_number_of_a_papers_table_is_there(table: str) -> None:
+def test_a_table_has_every_number_of_the_paper(table: str) -> None:
     assert numbers(table) == pytest.approx(expected(table, f"{table}.csv"), abs=0, nan_ok=True)
 
 
 def test_how_many_numbers_the_papers_have() -> None:
-    """The same without the transcriptions: counts and sums."""
+    """A check without the transcriptions: counts and sums."""
     found = {}
     for table in tables():
         if own := [value for value in numbers(table.name).values() if math.isfinite(value)]:
@@ -201,7 +201,7 @@ def test_how_many_numbers_the_papers_have() -> None:
     assert found == COUNTS
 
 
-def test_a_dash_of_the_paper_is_no_missing_number() -> None:
+def test_a_dash_in_the_paper_differs_from_a_missing_number() -> None:
     (unstable,) = find("afedpd-table2").matching(["feddyn/resnet18/cifar100/iid"])
     assert math.isnan(unstable.paper)
     (without,) = find("lenet").matching(["fedavg/dir-0.1"])
@@ -219,9 +219,7 @@ def test_patterns_choose_cells() -> None:
         table.matching(["scaffold/*", "fedavg/dir-.1"])
 
 
-def test_an_unknown_table_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"got 'fedinit-table9' \(did you mean 'fedinit-table"):
-        find("fedinit-table9")
+def test_a_path_is_no_table() -> None:
     with pytest.raises(ValueError, match=r"expected a table, got '\.\./x'"):
         find("../x")
 
@@ -250,7 +248,7 @@ paper = { "b/c" = 5 }
 """
 
 
-def test_a_table_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The preset, changed by the table, the column and the row, in this order."""
     (tmp_path / "mine.toml").write_text(OWN)
     monkeypatch.setattr("fedaccord.experiments.reproduce.table.FOLDER", tmp_path)

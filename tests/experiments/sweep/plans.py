@@ -26,13 +26,13 @@ def make(
 
 
 def finish(plan: Plan, folder: Path) -> list[Step]:
-    """What a sweep tells of until its end."""
+    """All steps of a sweep."""
     steps: list[Step] = []
     Sweep(plan, folder, steps.append).run()
     return steps
 
 
 def table(folder: Path, name: str = "table.csv") -> pd.DataFrame:
-    """Without the seconds, which alone differ."""
+    """A table without seconds, which differ from run to run."""
     found = pd.read_csv(folder / name)
     return found.drop(columns=[name for name in found if name.startswith("seconds")])

@@ -1,4 +1,4 @@
-"""The budget that is told is the budget that is spent."""
+"""The estimated budget equals the budget of the sweep."""
 
 import re
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_an_estimate_counts_the_start_of_runs(
     assert f"about {_words(expected)} with" in estimate(plan, parts(plan))
 
 
-def test_what_a_run_takes_beside_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_overhead_of_a_run_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 2.0, 4.0, 9.0])  # the start, rounds 0 to 2, the end
 
     def run(config: Any, on_round: Any) -> None:

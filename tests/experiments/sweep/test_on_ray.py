@@ -1,4 +1,4 @@
-"""Ray: the rows of one process; ASHA, whose choices nobody can foresee."""
+"""Ray gives the rows of one process; ASHA, whose choices depend on timing."""
 
 import os
 import shutil
@@ -73,8 +73,8 @@ def test_a_cluster_gives_the_table_of_one_process(cluster: str, tmp_path: Path) 
         pd.testing.assert_frame_equal(table(tmp_path / "ray", name), table(tmp_path / "one", name))
 
 
-def test_where_no_cluster_is_the_sweep_says_so_at_once(tmp_path: Path) -> None:
-    """Ray itself tries for minutes."""
+def test_an_address_without_a_cluster_is_refused_at_once(tmp_path: Path) -> None:
+    """Ray itself would retry for minutes."""
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
@@ -83,7 +83,7 @@ def test_where_no_cluster_is_the_sweep_says_so_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_asha_takes_some_to_the_end_and_wins_with_one_of_them(tmp_path: Path) -> None:
+def test_asha_completes_some_trials_and_one_of_them_wins(tmp_path: Path) -> None:
     own = {"search": "asha", "trials": 4, "eta": 2, "rungs": 2, "ray_address": "local"}
     finish(make(SPACE, **own), tmp_path)
     trials = table(tmp_path)
@@ -95,8 +95,8 @@ def test_asha_takes_some_to_the_end_and_wins_with_one_of_them(tmp_path: Path) ->
     assert winner.configurations == 4
 
 
-def test_asha_goes_on_with_the_best_so_far() -> None:
-    """One in three of those that came to the rung; the first, and none that failed."""
+def test_asha_continues_the_best_trials_so_far() -> None:
+    """One in three of the trials at the rung so far; the first one; no failed one."""
     goes_on = on_ray.best_so_far(Options(search="asha", ray_address="x", metric="accuracy-last"))
     key, scores = "validation-accuracy-last", (0.5, 0.4, 0.45, 0.6, None, 0.55, 0.58)
     rows = [{"status": "completed" if x else "failed", key: x} for x in scores]

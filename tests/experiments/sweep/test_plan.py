@@ -1,4 +1,4 @@
-"""A sweep's file: what is refused, configurations and their names, equal gradients."""
+"""A sweep's file: invalid files, configurations and their names, equal gradients."""
 
 import tomllib
 from pathlib import Path
@@ -63,7 +63,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
         ({"run": {"num-clients": 0}}, r"num-clients: expected at least 1"),
     ],
 )
-def test_what_is_wrong_is_one_line(change: dict[str, Any], message: str) -> None:
+def test_an_invalid_file_gives_one_line(change: dict[str, Any], message: str) -> None:
     file = content()
     with pytest.raises(ValueError, match=message) as caught:
         Plan.make(file | {k: v if v == 3 else file.get(k, {}) | v for k, v in change.items()})
@@ -77,7 +77,7 @@ def test_both_ends_of_a_range_are_checked_first(search: str) -> None:
             make({"lr-decay": {"low": low, "high": high}}, search=search)
 
 
-def test_a_configuration_is_named_after_what_decides_its_numbers(
+def test_a_configuration_is_named_by_the_settings_that_affect_its_numbers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def name(**run: Any) -> str:
@@ -102,7 +102,7 @@ def test_a_configuration_is_named_after_what_decides_its_numbers(
     assert make({}).tested(tuned).config.flat["validation"] == 0
 
 
-def test_data_that_moved_changes_no_name_and_other_data_does(tmp_path: Path) -> None:
+def test_a_name_depends_on_the_content_of_the_data_not_on_its_path(tmp_path: Path) -> None:
     def name(**run: Any) -> str:
         keys = {k.replace("_", "-"): str(v) for k, v in run.items()}
         return make({}, keys).configurations("fedinit")[0].name
@@ -132,7 +132,7 @@ def test_other_configurations_change_no_name() -> None:
     assert {c.name for c in few} < {c.name for c in many}
 
 
-def test_methods_that_take_twice_the_gradients_get_half_the_steps() -> None:
+def test_methods_with_twice_the_gradients_get_half_the_steps() -> None:
     space = {"algo": ["fedavg", "fedsam", "fedspeed"]}
     plan = make(space, {"local-steps": 10})
     steps = {m: plan.configurations(m)[0].config.flat["local-steps"] for m in plan.methods}
@@ -147,7 +147,7 @@ def test_methods_that_take_twice_the_gradients_get_half_the_steps() -> None:
         make(space, {"local-steps": 5})
 
 
-def test_or_half_the_configurations() -> None:
+def test_methods_with_twice_the_gradients_get_half_the_configurations() -> None:
     lr = {"algo": ["fedavg", "fedsam"], "lr": {"low": 0.01, "high": 0.1}}
     plan = make(lr, search="random", trials=6, fair="trials")
     found = {m: plan.configurations(m) for m in plan.methods}
@@ -155,14 +155,14 @@ def test_or_half_the_configurations() -> None:
     assert found["fedsam"][0].config.flat["local-epochs"] == 2
 
 
-def test_keys_without_effect_are_told_once_for_each_method() -> None:
+def test_keys_without_effect_give_one_warning_for_each_method() -> None:
     plan = make({"algo": ["fedavg", "fedprox"]}, {"partition": "iid", "dirichlet-alpha": 0.1})
     assert len(plan.warnings()) == 2
     assert plan.warnings()[0].startswith("fedavg: dirichlet-alpha=0.1 has no effect")
     assert make().warnings() == []
 
 
-def test_where_clients_have_models_of_their_own_the_mean_is_said_to_be_ranked() -> None:
+def test_ranking_personal_models_by_the_mean_model_gives_a_warning() -> None:
     (line,) = make({"algo": ["feddeper", "local"]}).warnings()
     assert "feddeper, local: ranked by the mean model" in line
     assert line.endswith("metric=personal-accuracy-mean-of-last-10 in [sweep] ranks by them")
@@ -174,7 +174,7 @@ def test_where_clients_have_models_of_their_own_the_mean_is_said_to_be_ranked() 
     assert make({"algo": ["fedavg", "dfedavg"]}).warnings() == []
 
 
-def test_what_a_plan_says_of_itself() -> None:
+def test_properties_of_a_plan() -> None:
     """Whether there is something to tune; which keys it sets; threads and vectorising are fixed."""
     assert managed_keys() == {"seed", "validation", "name", "out-dir", "resume"}
     assert not make({"algo": ["fedavg", "fedprox"]}).tunes
@@ -184,7 +184,7 @@ def test_what_a_plan_says_of_itself() -> None:
         assert (usual.config.threads, usual.config.vectorize) == fixed
 
 
-def test_the_page_holds_every_key_and_its_example_is_a_sweep() -> None:
+def test_the_documentation_has_every_key_and_a_valid_example() -> None:
     text = PAGE.read_text()
     for key in [*LISTS, *(key for key, _ in keys())]:
         assert f"`{key}" in text, key

@@ -1,4 +1,4 @@
-"""Searches, without a run: which configurations they ask for, at which budgets."""
+"""Searches, without a run: the configurations that they request, and their budgets."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ LR = {"lr": {"low": 0.01, "high": 1.0, "log": True}}
 
 
 def carry_out(asked: Search, objective: Objective) -> tuple[list[Asks], Asks]:
-    """Its batches, and those that may win."""
+    """Its batches, and the requests that may win."""
     batches = [next(asked)]
     while True:
         try:
@@ -34,7 +34,7 @@ def configurations(count: int, rounds: int = 27) -> Sequence[Configuration]:
     return make(values, run).configurations("fedinit")
 
 
-def test_a_grid_asks_once_for_all_to_the_end() -> None:
+def test_a_grid_requests_all_configurations_once_to_the_last_round() -> None:
     plan = make({"lr": [0.1, 0.2, 0.3]})
     (batch,), last = carry_out(search(plan, "fedinit"), lr)
     assert [(lr(ask), ask.rounds) for ask in batch] == [(0.1, 3), (0.2, 3), (0.3, 3)]
@@ -49,7 +49,7 @@ def test_halving_keeps_one_in_eta_at_each_rung() -> None:
     assert [budget(30, 3, below) for below in (0, 1, 2, 5)] == [30, 10, 3, 1]
 
 
-def test_halving_goes_by_the_score_at_the_rung() -> None:
+def test_halving_uses_the_score_at_the_rung() -> None:
     """The best of the first rung may be the worst of the second."""
 
     def objective(ask: Ask) -> float:
@@ -60,7 +60,7 @@ def test_halving_goes_by_the_score_at_the_rung() -> None:
     assert [round(100 * lr(ask)) for ask in batches[2]] == [3]
 
 
-def test_equals_are_ranked_by_name_and_failures_last() -> None:
+def test_equal_scores_are_ranked_by_name_and_failures_last() -> None:
     asks = [Ask(c, 3) for c in configurations(5)]
     by_name = sorted(asks, key=lambda ask: ask.configuration.name)
     assert ranked(asks, [1.0] * 5) == [ask.configuration for ask in by_name]
@@ -68,8 +68,8 @@ def test_equals_are_ranked_by_name_and_failures_last() -> None:
     assert ranked(asks, scores)[:3] == [asks[i].configuration for i in (4, 1, 3)]
 
 
-def test_optuna_asks_for_the_same_again() -> None:
-    """A sweep that is started again gets the proposals that its rows belong to."""
+def test_optuna_repeats_its_proposals() -> None:
+    """A restarted sweep gets the same proposals, so that it finds their rows."""
 
     def points(seed: int, objective: Objective = lr) -> list[float]:
         plan = make(LR, search="optuna", trials=14, batch=4, sampler_seed=seed)

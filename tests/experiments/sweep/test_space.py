@@ -1,4 +1,4 @@
-"""Spaces: lists, ranges, what is for one method alone, grids and draws."""
+"""Spaces: lists, ranges, keys of one method, grids and draws."""
 
 import math
 from typing import Any
@@ -29,7 +29,7 @@ def test_lists_and_ranges_are_read_by_dotted_keys() -> None:
         ({"lr": {"low": 0, "high": 1, "log": True}}, "expected 0 < low < high"),
     ],
 )
-def test_what_is_no_space_is_refused(table: dict[str, Any], message: str) -> None:
+def test_an_invalid_space_is_refused(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         space.read(table)
 
@@ -45,7 +45,7 @@ def test_a_range_is_covered_evenly_or_evenly_in_its_logarithm() -> None:
     assert sum(value <= 10 for value in logs) > 50
 
 
-def test_keys_of_a_method_are_for_it_alone_and_win() -> None:
+def test_keys_of_a_method_are_for_that_method_only_and_replace_common_ones() -> None:
     table = {"lr": 1, "fedprox.mu": 2, "fedsam.lr": 3, "sam.rho": 4}
     assert space.of_method(table, "fedavg") == {"lr": 1, "sam.rho": 4}
     assert space.of_method(table, "fedprox") == {"lr": 1, "sam.rho": 4, "fedprox.mu": 2}
@@ -72,7 +72,7 @@ def test_draws_depend_on_the_seed_and_on_no_other_key() -> None:
 @pytest.mark.parametrize("count", [1, 4, 7])
 @pytest.mark.parametrize("seed", range(5))
 def test_draws_cover_every_part_of_a_range(count: int, seed: int) -> None:
-    """A Latin hypercube: four draws cannot all be small, as they were once."""
+    """A Latin hypercube: four draws cannot all be small."""
     keys = {"lr": Range(0.01, 0.3, log=True), "mu": Range(0.0, 1.0)}
     drawn = space.draw(keys, count, seed)
     logs = [math.log(point["lr"] / 0.01) / math.log(30) for point in drawn]
@@ -98,7 +98,7 @@ def test_draws_are_distinct_and_no_more_than_there_are() -> None:
     assert len(space.draw(keys, 100, seed=0)) == 9
 
 
-def test_corners_hold_every_end() -> None:
+def test_corners_include_every_end() -> None:
     keys = {"a": Choices((1, 2, 3)), "b": Range(0.5, 1.5)}
     found = [*space.corners(keys)]
     assert {point["a"] for point in found} == {1, 2, 3}

@@ -1,4 +1,4 @@
-"""Sweeps to their end: tables, winners, one go on where the last one was, also when killed."""
+"""Complete sweeps: tables and winners; they resume, also after they were killed."""
 
 import json
 import math
@@ -101,7 +101,7 @@ def test_winners_have_their_costs_to_a_target_which_may_change(tmp_path: Path) -
     assert costs(target=high)["fedavg"]["reached"] == "0 of 0"
 
 
-def test_a_larger_space_runs_what_is_new(tmp_path: Path) -> None:
+def test_a_larger_space_runs_only_new_trials(tmp_path: Path) -> None:
     finish(make({"algo": ["fedavg"], "lr": [0.05, 0.1]}), tmp_path)
     steps = finish(make({"algo": ["fedavg", "fedprox"], "lr": [0.05, 0.1]}), tmp_path)
     assert {step.job.name.partition("-")[0] for step in steps if step.found} == {"fedavg"}
@@ -129,10 +129,8 @@ def test_without_tuning_every_configuration_is_tested(tmp_path: Path) -> None:
     ("name", "algo"),
     [("personal-accuracy-last", "local"), ("client-accuracy-worst-tenth-last", "fedavg")],
 )
-def test_what_clients_measure_ranks_where_that_is_asked(
-    name: str, algo: str, tmp_path: Path
-) -> None:
-    """By what they reach on held-out samples."""
+def test_a_metric_of_clients_ranks_if_chosen(name: str, algo: str, tmp_path: Path) -> None:
+    """By its value on held-out samples."""
     run = {"evaluation": "clients"} if algo == "fedavg" else None
     finish(make({"algo": [algo], "lr": [1e-9, 0.1]}, run, metric=name), tmp_path)
     trials, (winner,) = table(tmp_path), table(tmp_path, "winners.csv").to_dict("records")
@@ -144,8 +142,8 @@ def test_what_clients_measure_ranks_where_that_is_asked(
     assert winner[f"test-{name}"] == tested
 
 
-def test_simulated_seconds_rank_where_that_is_asked(tmp_path: Path) -> None:
-    """By the last evaluation up to them. Other seconds rank the same runs, which run no more."""
+def test_a_metric_at_simulated_seconds_ranks_if_chosen(tmp_path: Path) -> None:
+    """By the last evaluation before them. Another number of seconds ranks the same runs again."""
     space, run = {"algo": ["fedavg"], "local-epochs": [1, 8]}, {"device-profile": "lognormal"}
     for seconds, epochs, begun in ((200, 8, 3), (30, 1, 1)):
         name = f"accuracy-at-{seconds}"
@@ -161,7 +159,7 @@ def test_simulated_seconds_rank_where_that_is_asked(tmp_path: Path) -> None:
     assert math.isnan(tuned[f"validation-{name}"][8])  # its first round takes longer
 
 
-def test_halving_goes_on_from_rungs_and_says_what_stopped(tmp_path: Path) -> None:
+def test_halving_resumes_from_rungs_and_marks_stopped_trials(tmp_path: Path) -> None:
     steps = finish(halving(), tmp_path)
     trials = table(tmp_path)
     tuned = trials[(trials.stage == "tune") & (trials.algo == "fedavg")].set_index("lr")

@@ -68,7 +68,7 @@ def test_a_smaller_loss_is_better() -> None:
     assert as_text(table)[1][0][:2] == ["fedprox", "1"]  # no percentage
 
 
-def test_where_all_are_tested_gains_are_over_the_same_choices() -> None:
+def test_if_all_are_tested_gains_are_over_the_same_choices() -> None:
     every = [c for method in PLAN.methods for c in PLAN.configurations(method)]
     values = {("fedavg", 0.1): 0.5, ("fedavg", 0.2): 0.8, ("fedprox", 0.1): 0.6}
     values |= {("fedprox", 0.2): 0.7}
@@ -81,7 +81,7 @@ def test_where_all_are_tested_gains_are_over_the_same_choices() -> None:
     assert [*table.trial] == [every[i].name for i in (3, 1, 0, 2)]
 
 
-def test_the_table_has_every_key_and_what_stopped() -> None:
+def test_the_table_has_every_key_and_stopped_trials() -> None:
     def tuned(configuration: Configuration, rounds: int, status: str) -> Trial:
         return Trial(configuration, 0, TUNE, rounds, {"status": status, "reason": "why"})
 
@@ -95,7 +95,7 @@ def test_the_table_has_every_key_and_what_stopped() -> None:
     assert [*table["fedprox.mu"]] == [None, 1.0, 1.0]
 
 
-def test_people_see_no_nan_and_spreads_beside_means() -> None:
+def test_the_printed_table_has_no_nan_and_joins_means_with_spreads() -> None:
     tests = [trial("fedavg", 0, 0.123456), trial("fedavg", 1, 0.1), trial("fedprox", 0, 0.1)]
     heading, rows = as_text(winners_table(winners(), tests, METRIC))
     assert heading[:2] == ["algo", "test accuracy last"]
@@ -116,7 +116,7 @@ def test_costs_stand_behind_the_accuracy_with_the_target_in_their_heading() -> N
     assert "target" not in heading
 
 
-def test_what_clients_measure_is_in_percent_too() -> None:
+def test_accuracies_of_clients_are_in_percent_too() -> None:
     name = "client-accuracy-last"
     table = winners_table(winners(), [trial("fedavg", 0, None, **{name: 0.25})], name)
     heading, rows = as_text(table)

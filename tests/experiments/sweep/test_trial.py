@@ -1,4 +1,4 @@
-"""A trial: made once, gone on with, a row whatever happens."""
+"""A trial: it runs once, resumes, and always gives a row."""
 
 import json
 import math
@@ -43,7 +43,7 @@ def test_a_trial_is_a_row_and_a_run_directory(tmp_path: Path) -> None:
     assert all(isinstance(value, (int, float, str)) for value in row.values())
 
 
-def test_a_trial_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = execute(job(tmp_path))
     monkeypatch.setattr(engine, "run", None)
     assert execute(job(tmp_path)) == row
@@ -51,7 +51,7 @@ def test_a_trial_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert execute(job(tmp_path)) == row
 
 
-def test_a_trial_goes_on_from_its_rung_with_the_same_numbers(
+def test_a_trial_resumes_from_its_rung_with_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = execute(job(tmp_path / "whole", num_server_rounds=5))
@@ -88,7 +88,7 @@ def say(path: Path, **what: Any) -> None:
 @pytest.mark.parametrize(
     "harm", [damage_checkpoints, leave_torn, partial(say, rounds=9), partial(say, status="failed")]
 )
-def test_what_cannot_go_on_begins_anew(tmp_path: Path, harm: Callable[[Path], None]) -> None:
+def test_a_trial_that_cannot_resume_restarts(tmp_path: Path, harm: Callable[[Path], None]) -> None:
     row = execute(job(tmp_path))
     job(tmp_path).file.unlink()
     harm(job(tmp_path).path)
@@ -126,7 +126,7 @@ def test_any_error_of_a_run_is_a_row_but_not_those_of_files(
     assert execute(job(tmp_path))["reason"] == "CUDA out of memory Tried to"
 
 
-def test_a_score_is_larger_where_it_is_better() -> None:
+def test_a_better_score_is_larger() -> None:
     rows = [
         {"status": "completed", "validation-loss-last": loss, "validation-accuracy-last": accuracy}
         for loss, accuracy in ((1.0, 0.5), (2.0, 0.75))

@@ -1,4 +1,4 @@
-"""Processes give the rows that this process gives, and a sweep survives the death of one."""
+"""Worker processes give the rows of a single process, and a sweep survives the death of one."""
 
 import sys
 from multiprocessing import active_children
