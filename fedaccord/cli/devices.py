@@ -25,7 +25,7 @@ def devices(
     clients: Annotated[
         int | None, typer.Option(min=1, help="Number of clients; by default all of the trace.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("devices.csv"),
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("devices.csv"),
 ) -> None:
     """Convert FedScale's traces of phones into a file for device-profile.
 

@@ -33,9 +33,7 @@ def doctor(
     deployment: Annotated[
         Path | None,
         typer.Option(
-            "--deployment",
-            metavar="DIR",
-            help="Check only this machine's folder of `fedaccord deploy init`.",
+            metavar="DIR", help="Check only this machine's folder of `fedaccord deploy init`."
         ),
     ] = None,
     as_json: Json = False,

@@ -15,7 +15,7 @@ def report(
     runs: Runs,
     target: Target = None,
     at: At = None,
-    out: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
 ) -> None:
     """Write one HTML file that compares runs and opens in a browser without a network.
 

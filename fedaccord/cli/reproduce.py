@@ -27,23 +27,20 @@ def reproduce(
     pairs: Pairs = None,
     cells: Annotated[
         list[str] | None,
-        typer.Option("--cells", metavar="PATTERN", help="Only these cells, as 'fedavg/*'."),
+        typer.Option(metavar="PATTERN", help="Only these cells, as 'fedavg/*'."),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, from 0.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from 0.")] = 3,
     rounds: Annotated[
-        int | None, typer.Option("--rounds", min=1, help="Rounds, in place of the paper's.")
+        int | None, typer.Option(min=1, help="Rounds, in place of the paper's.")
     ] = None,
     workers: Annotated[
         int,
-        typer.Option("--workers", min=0, help="Processes; 0: one a core, a single one with a GPU."),
+        typer.Option(min=0, help="Processes; 0: one a core, a single one with a GPU."),
     ] = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the runs.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the runs.")] = None,
     page: Annotated[
         Path | None,
         typer.Option(
-            "--page",
             metavar="FILE",
             help=f"The page of results, with a CSV file beside it; by default DIR/{PAGE}.",
         ),

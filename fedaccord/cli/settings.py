@@ -22,15 +22,12 @@ Pairs = Annotated[
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
-        "--config",
-        help="TOML file of settings, as a run's config.toml; KEY=VALUE pairs win.",
-        metavar="FILE",
+        help="TOML file of settings, as a run's config.toml; KEY=VALUE pairs win.", metavar="FILE"
     ),
 ]
 Preset = Annotated[
     str | None,
     typer.Option(
-        "--preset",
         help="Settings of a paper's experiment (`fedaccord presets`); KEY=VALUE pairs win.",
         metavar="NAME",
     ),

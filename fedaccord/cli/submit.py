@@ -33,7 +33,7 @@ def submit(
     preset: Preset = None,
     app: Annotated[
         Path | None,
-        typer.Option("--app", metavar="DIR", help="A clone of FedAccord; by default this one."),
+        typer.Option(metavar="DIR", help="A clone of FedAccord; by default this one."),
     ] = None,
     times: Annotated[
         int,

@@ -26,7 +26,7 @@ def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.TOML", help="The sweep's file.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Folder of the tables and the runs."),
+        typer.Option(metavar="DIR", help="Folder of the tables and the runs."),
     ] = None,
     dry_run: Annotated[
         bool,
