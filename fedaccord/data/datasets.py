@@ -48,25 +48,18 @@ def kind_of(name: str) -> Kind:
     )
 
 
-def load(
-    name: str,
-    data_dir: str = "",
-    reading: ReadOptions = USUAL,
-    *,
-    cache_dir: Path | None = None,
-) -> Dataset:
+def load(name: str, data_dir: str = "", reading: ReadOptions = USUAL) -> Dataset:
     """Map the data set `name` into memory; decode it first if no cache file holds it.
 
     data_dir: the folder that holds the data (for npz: the file); empty: where downloads are stored,
         the folder `downloads` of the cache folder.
-    cache_dir: instead of the documented cache folder.
     The result of a function is not cached.
     Raises FileNotFoundError if the data is missing and ValueError if it is not as expected.
     """
     kind = kind_of(name)
     if kind is FUNCTION:
         return from_function(name, data_dir, reading)
-    source, path = _locate(name, data_dir, reading, cache_dir)
+    source, path = _locate(name, data_dir, reading)
     remove_abandoned(path.parent)
     if data := read(path, name):
         return data
@@ -79,22 +72,18 @@ def load(
     )
 
 
-def cached(
-    name: str, data_dir: str = "", reading: ReadOptions = USUAL, *, cache_dir: Path | None = None
-) -> Dataset | None:
+def cached(name: str, data_dir: str = "", reading: ReadOptions = USUAL) -> Dataset | None:
     """The data set as an earlier `load` decoded it; None: it is not decoded yet.
 
     Raises FileNotFoundError if the data is missing.
     """
     if kind_of(name) is FUNCTION:
         return None
-    _, path = _locate(name, data_dir, reading._replace(download=False), cache_dir)
+    _, path = _locate(name, data_dir, reading._replace(download=False))
     return read(path, name)
 
 
-def _locate(
-    name: str, data_dir: str, reading: ReadOptions, cache_dir: Path | None
-) -> tuple[Source, Path]:
+def _locate(name: str, data_dir: str, reading: ReadOptions) -> tuple[Source, Path]:
     """The data's files, and the path of its cache file."""
     kind, size = DATASETS[name], reading.image_size
     if size and "image_size" not in kind.reads:
@@ -102,7 +91,7 @@ def _locate(
         raise ValueError(
             f"image-size: expected 0, or a size with {resized}; got {size} with {name}: set it to 0"
         )
-    folder = cache_dir or cache_folder()
+    folder = cache_folder()
     root = _absolute(data_dir) if data_dir else folder / "downloads"
     source = kind.find(root, reading)
     settings = {setting: getattr(reading, setting) for setting in kind.reads}

@@ -17,6 +17,14 @@ from fedaccord.data.datasets import DATASETS, cached, load
 from fedaccord.data.kind import Dataset, Decoded, ReadOptions
 
 
+@pytest.fixture(autouse=True)
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, except for real data."""
+    if "real_data" not in request.fixturenames:
+        monkeypatch.setenv("FEDACCORD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 def same(a: Dataset, b: Dataset) -> bool:
     tensors = zip(a[1:5], b[1:5], strict=True)
     return all(torch.equal(s, t) for s, t in tensors) and (a.name, *a[5:]) == (b.name, *b[5:])
@@ -29,10 +37,10 @@ def cannot_decode() -> Decoded:
 # The embedded default
 
 
-def test_digits_are_all_of_scikit_learns_images_rescaled(tmp_path: Path) -> None:
+def test_digits_are_all_of_scikit_learns_images_rescaled() -> None:
     from sklearn.datasets import load_digits
 
-    data = load("digits", cache_dir=tmp_path)
+    data = load("digits")
     assert (data.x_train.shape, data.x_test.shape) == ((1438, 1, 8, 8), (359, 1, 8, 8))
     assert data.x_train.dtype == data.x_test.dtype == torch.uint8
     assert data.y_train.dtype == data.y_test.dtype == torch.int64
@@ -47,9 +55,10 @@ def test_digits_are_all_of_scikit_learns_images_rescaled(tmp_path: Path) -> None
     assert sorted(loaded) == sorted(rows(np.rint(source.images * 255 / 16), source.target))
 
 
-def test_digits_split_is_stratified_and_the_same_each_time(tmp_path: Path) -> None:
-    first = load("digits", cache_dir=tmp_path / "a")
-    assert same(first, load("digits", cache_dir=tmp_path / "b"))
+def test_digits_split_is_stratified_and_the_same_each_time(folder: Path) -> None:
+    first = load("digits")
+    folder.rename(folder.with_name("first"))
+    assert same(first, load("digits"))
     test, train = first.y_test.bincount(), first.y_train.bincount()
     assert (test / (test + train) - 0.2).abs().max() < 0.01
 
@@ -57,18 +66,19 @@ def test_digits_split_is_stratified_and_the_same_each_time(tmp_path: Path) -> No
 # The cache
 
 
-def test_second_load_does_not_decode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = load("digits", cache_dir=tmp_path)
+def test_second_load_does_not_decode(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load("digits")
     monkeypatch.setattr(digits, "decode", cannot_decode)
-    assert same(first, load("digits", cache_dir=tmp_path))
+    assert same(first, load("digits"))
+    folder.rename(folder.with_name("first"))
     with pytest.raises(AssertionError, match="although cached"):
-        load("digits", cache_dir=tmp_path / "other")
+        load("digits")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
-def test_tensors_lie_in_the_mapped_file_and_writes_stay_in_the_process(tmp_path: Path) -> None:
-    data = load("digits", cache_dir=tmp_path)
-    (file,) = tmp_path.iterdir()
+def test_tensors_lie_in_the_mapped_file_and_writes_stay_in_the_process(folder: Path) -> None:
+    data = load("digits")
+    (file,) = folder.iterdir()
     maps = Path("/proc/self/maps").read_text().splitlines()
     spans = [line.split()[0].split("-") for line in maps if line.endswith(str(file))]
     for tensor in data[1:5]:
@@ -78,80 +88,76 @@ def test_tensors_lie_in_the_mapped_file_and_writes_stay_in_the_process(tmp_path:
     assert file.read_bytes() == before
 
 
-def test_cached_neither_decodes_nor_fetches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert cached("digits", cache_dir=tmp_path) is None
-    assert list(tmp_path.iterdir()) == []
-    first = load("digits", cache_dir=tmp_path)
+def test_cached_neither_decodes_nor_fetches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cached("digits") is None
+    assert not folder.exists()
+    first = load("digits")
     monkeypatch.setattr(digits, "decode", cannot_decode)
-    found = cached("digits", cache_dir=tmp_path)
+    found = cached("digits")
     assert same(first, found)
-    (file,) = tmp_path.iterdir()
+    (file,) = folder.iterdir()
     os.truncate(file, 100)
-    assert cached("digits", cache_dir=tmp_path) is None
+    assert cached("digits") is None
     with pytest.raises(FileNotFoundError, match="has no"):
-        cached("cifar10", cache_dir=tmp_path)
+        cached("cifar10")
 
 
 def test_two_processes_may_write_the_cache_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second writer, as in another process, starts and ends during the first one's write."""
     x = np.random.default_rng(0).random((2000, 500), dtype=np.float32)
     y = np.arange(2000) % 10
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     arguments = ("npz", str(tmp_path / "data.npz"))
-    folder, save, loaded = tmp_path / "cache", cache.save_file, []
+    save, loaded = cache.save_file, []
 
     def slowly(tensors: Any, file: Path, metadata: Any) -> None:
         save(tensors, file, metadata)
         os.truncate(file, file.stat().st_size // 2)
         if not loaded:
             loaded.append(None)
-            loaded[0] = load(*arguments, cache_dir=folder)
+            loaded[0] = load(*arguments)
             assert len(list(folder.iterdir())) == 2  # the second's, and half of the first's
         save(tensors, file, metadata)
 
     monkeypatch.setattr(cache, "save_file", slowly)
-    loaded.append(load(*arguments, cache_dir=folder))
+    loaded.append(load(*arguments))
     for data in loaded:
         assert np.array_equal(data.x_train, x)
         assert data.y_test.tolist() == y.tolist()
     assert len(list(folder.iterdir())) == 1, "temporary files are left"
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_disk(tensors: object, file: Path, metadata: object) -> None:
         file.write_bytes(b"half of it")
         raise OSError("No space left on device")
 
     monkeypatch.setattr(cache, "save_file", full_disk)
     with pytest.raises(ValueError, match=r"No space left.*FEDACCORD_CACHE"):
-        load("digits", cache_dir=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+        load("digits")
+    assert list(folder.iterdir()) == []
 
 
-def test_parts_of_killed_writers_are_removed(tmp_path: Path) -> None:
+def test_parts_of_killed_writers_are_removed(folder: Path) -> None:
     """By a later load of any data; files that are still being written stay."""
-    load("digits", cache_dir=tmp_path)
-    (file,) = tmp_path.iterdir()
-    old, new = (tmp_path / f".digits-0.safetensors.{name}" for name in ("old", "new"))
-    foreign = tmp_path / ".notes"
+    load("digits")
+    (file,) = folder.iterdir()
+    old, new = (folder / f".digits-0.safetensors.{name}" for name in ("old", "new"))
+    foreign = folder / ".notes"
     for path in (old, new, foreign):
         path.write_bytes(b"half of it")
     for path in (old, foreign, file):
         os.utime(path, (0, 0))
-    load("digits", cache_dir=tmp_path)
-    assert set(tmp_path.iterdir()) == {file, new, foreign}
+    load("digits")
+    assert set(folder.iterdir()) == {file, new, foreign}
 
 
-def test_a_disk_that_returns_other_bytes_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_returns_other_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "read", lambda path, name: None)
     with pytest.raises(ValueError, match="not what was just written to it: check the disk"):
-        load("digits", cache_dir=tmp_path)
+        load("digits")
 
 
 def test_cache_folder_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +231,7 @@ def test_cifar100_from_torchvisions_files(tmp_path: Path, cifar: Callable[..., n
     train = cifar("cifar-100-python/train", "fine_labels", [5, 99, 0, 42])
     test = cifar("cifar-100-python/test", "fine_labels", [7, 7])
     cifar("cifar-100-python/meta", "fine_label_names", [])
-    data = load("cifar100", str(tmp_path), cache_dir=tmp_path / "cache")
+    data = load("cifar100", str(tmp_path))
     assert np.array_equal(data.x_train, train)
     assert np.array_equal(data.x_test, test)
     assert (data.y_train.tolist(), data.y_test.tolist()) == ([5, 99, 0, 42], [7, 7])
@@ -242,7 +248,7 @@ def test_cifar10_prefers_torchvisions_files(
     cifar("cifar-10-batches-py/test_batch", "labels", [3])
     cifar("cifar-10-batches-py/batches.meta", "label_names", [])
     (tmp_path / "train").mkdir()
-    data = load("cifar10", str(tmp_path), cache_dir=tmp_path / "cache")
+    data = load("cifar10", str(tmp_path))
     assert np.array_equal(data.x_train, np.concatenate(batches))
     assert data.y_train.tolist() == [1, 8, 2, 7, 3, 6, 4, 5, 5, 4]
     assert data.classes == 10
@@ -251,32 +257,32 @@ def test_cifar10_prefers_torchvisions_files(
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10", "cifar100"])
 def test_the_message_for_missing_data_says_how_to_get_it(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no .*download=true.*data-dir"):
-        load(name, str(tmp_path), cache_dir=tmp_path)
+        load(name, str(tmp_path))
 
 
 def test_download_fetches_into_the_downloads_folder_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cifar: Callable[..., np.ndarray]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cifar: Callable[..., np.ndarray]
 ) -> None:
     fetched = []
 
     def fetch(self: Any) -> None:
         if not self._check_integrity():
             fetched.append(self.root)
-            cifar("downloads/cifar-100-python/train", "fine_labels", [1])
-            cifar("downloads/cifar-100-python/test", "fine_labels", [2])
-            cifar("downloads/cifar-100-python/meta", "fine_label_names", [])
+            cifar("cache/downloads/cifar-100-python/train", "fine_labels", [1])
+            cifar("cache/downloads/cifar-100-python/test", "fine_labels", [2])
+            cifar("cache/downloads/cifar-100-python/meta", "fine_label_names", [])
 
-    (tmp_path / "downloads").mkdir()
+    (folder / "downloads").mkdir(parents=True)
     monkeypatch.setattr("torchvision.datasets.CIFAR100.download", fetch)
     for _ in range(2):
-        found = load("cifar100", "", ReadOptions(download=True), cache_dir=tmp_path)
+        found = load("cifar100", "", ReadOptions(download=True))
         assert found.y_test.tolist() == [2]
-    assert [Path(folder) for folder in fetched] == [tmp_path / "downloads"]
+    assert [Path(folder) for folder in fetched] == [folder / "downloads"]
 
 
 def test_the_message_for_a_folder_of_images_names_image_folder(pets: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"train/<class>/\* .* are dataset=image-folder"):
-        load("cifar100", str(pets), cache_dir=pets)
+        load("cifar100", str(pets))
 
 
 # image-folder
@@ -312,7 +318,7 @@ def pets(draw: Draw) -> Path:
 
 
 def load_folder(root: Path, reading: ReadOptions = datasets.USUAL) -> Dataset:
-    return load("image-folder", str(root), reading, cache_dir=root.parent / "cache")
+    return load("image-folder", str(root), reading)
 
 
 def test_image_folder(pets: Path) -> None:
@@ -407,7 +413,7 @@ def test_image_folder_refuses_wrong_labels(pets: Path, labels: str, line: str) -
 
 def load_npz(folder: Path, **arrays: Any) -> Dataset:
     np.savez(folder / "data.npz", **arrays)
-    return load("npz", str(folder / "data.npz"), cache_dir=folder / "cache")
+    return load("npz", str(folder / "data.npz"))
 
 
 def features(**changes: Any) -> dict[str, Any]:
@@ -481,7 +487,7 @@ def test_npz_names_are_numbered_alike_on_devices_that_lack_some(
 
 def test_known_names_of_classes_are_kept(tmp_path: Path, pets: Path) -> None:
     assert load_folder(pets).class_names == ("cat", "dog")
-    assert load("digits", cache_dir=tmp_path).class_names == tuple("0123456789")
+    assert load("digits").class_names == tuple("0123456789")
     assert load_npz(tmp_path, **features()).class_names == ()
 
 
@@ -528,4 +534,4 @@ def test_a_failed_download_does_not_name_a_folder_that_is_not_there(
         datasets.load("cifar10", str(tmp_path), ReadOptions(download=True))
     (tmp_path / "cifar-10-batches-py").mkdir()
     with pytest.raises(ValueError, match=r"delete .*cifar-10-batches-py and set download=true"):
-        datasets.load("cifar10", str(tmp_path), cache_dir=tmp_path)
+        datasets.load("cifar10", str(tmp_path))

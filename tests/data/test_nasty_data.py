@@ -68,10 +68,14 @@ def test_the_kinds_are_many_and_each_has_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CACHES if CASES[name].holds])
-def test_a_nasty_cache_is_not_used(name: str, tmp_path: Path) -> None:
+def test_a_nasty_cache_is_not_used(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loaded data equal those of a new cache."""
     path = CASES[name].make(tmp_path / "data")["data-dir"]
-    found, fresh = (datasets.load("npz", path, cache_dir=d) for d in (None, tmp_path / "fresh"))
+    found = datasets.load("npz", path)
+    monkeypatch.setenv("FEDACCORD_CACHE", str(tmp_path / "fresh"))
+    fresh = datasets.load("npz", path)
     assert found[5:] == fresh[5:]
     for a, b in zip(found[1:5], fresh[1:5], strict=True):
         assert a.equal(b)
@@ -86,7 +90,7 @@ def test_random_damage_is_at_worst_one_line(kind: str, tmp_path: Path) -> None:
     settings = file_in(folder) if kind == "npz" else folder_of(folder)
     path = folder / "data.npz" if kind == "npz" else pets(folder) / f"train/dog/9.{kind}"
     path.write_bytes(sound)
-    source, _ = datasets._locate(settings["dataset"], settings["data-dir"], ReadOptions(), None)
+    source, _ = datasets._locate(settings["dataset"], settings["data-dir"], ReadOptions())
     for _ in range(100):
         damaged = bytearray(sound)
         for _ in range(rng.randint(1, 4)):
