@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,13 @@ def numbers(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, 3)).astype(np.float32)
     return x, (x.sum(1) > 0).astype(np.int64)
+
+
+def save(path: Path, count: int) -> Path:
+    """Write the samples of a site as a .npz file, of which four are for testing too."""
+    x, y = numbers(count, seed=count)
+    np.savez(path, x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
+    return path
 
 
 def arrays() -> Any:

@@ -17,6 +17,7 @@ from fedaccord.process import threads
 from fedaccord.storage.store import ContextStore
 from fedaccord.wire import handshake as module
 from tests.grid import InProcessGrid
+from tests.own import save
 
 
 @pytest.fixture(autouse=True)
@@ -85,23 +86,10 @@ def test_a_node_counts_its_threads_once(monkeypatch: pytest.MonkeyPatch) -> None
 # --- a node's own data ----------------------------------------------------------------------------
 
 
-def own_data(folder: Path, count: int) -> Path:
-    rng = np.random.default_rng(count)
-    arrays = {
-        "x_train": rng.normal(size=(count, 3)).astype(np.float32),
-        "y_train": np.arange(count) % 2,
-        "x_test": rng.normal(size=(4, 3)).astype(np.float32),
-        "y_test": np.arange(4) % 2,
-    }
-    path = folder / f"{count}.npz"
-    np.savez(path, **arrays)
-    return path
-
-
 def test_a_node_with_its_own_data_has_all_of_it(tmp_path: Path) -> None:
-    run = {"dataset": "npz", "model": "linear", "data-dir": str(own_data(tmp_path, 30))}
+    run = {"dataset": "npz", "model": "linear", "data-dir": str(save(tmp_path / "30.npz", 30))}
     node: dict[str, Any] = {"partition-id": 1, "num-partitions": 3}
-    own = {**node, "data-dir": str(own_data(tmp_path, 14))}
+    own = {**node, "data-dir": str(save(tmp_path / "14.npz", 14))}
     node["allow-server-data"] = True
     for config, sizes in ((node, [10, 10, 10]), (own, [14, 14, 14])):
         found = configured_task(
@@ -118,7 +106,7 @@ def test_a_node_with_its_own_data_has_all_of_it(tmp_path: Path) -> None:
 def test_a_data_path_is_enough_for_a_nodes_data(tmp_path: Path, dataset: str) -> None:
     """The run defines how to read it, and the server assigns the partition-id."""
     run = {"dataset": dataset, "model": "linear", "num-clients": 2}
-    node: dict[str, Any] = {"data-path": str(own_data(tmp_path, 14))}
+    node: dict[str, Any] = {"data-path": str(save(tmp_path / "14.npz", 14))}
     own = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=run)
     if dataset == "digits":  # which would be trained on in the place of the node's own
         with pytest.raises(ValueError, match=r"^data-path=.*: dataset=digits: expected a data set"):

@@ -4,10 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from fedaccord.cli.console import extra_of
+from tests.own import save
 
 OTHERS = [
     "PIL",
@@ -72,10 +72,8 @@ def device(code: str, *words: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The data of two clients."""
-    rng = np.random.default_rng(0)
     for i in range(2):
-        x, y = rng.normal(size=(20, 3)).astype(np.float32), np.arange(20) % 2
-        np.savez(tmp_path / f"{i}.npz", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
+        save(tmp_path / f"{i}.npz", 20)
     return tmp_path
 
 

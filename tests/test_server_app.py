@@ -2,7 +2,6 @@
 
 import csv
 import gc
-import json
 import os
 import signal
 import sys
@@ -27,7 +26,7 @@ from fedaccord.federation.round import Round
 from fedaccord.runs import RunDirectory
 from fedaccord.runs.logbook import Logbook
 from fedaccord.task import load_task
-from tests.cli.shell import invoke, run
+from tests.cli.shell import invoke, run, summary
 from tests.grid import InProcessGrid
 
 SMALL: dict[str, Any] = {
@@ -46,10 +45,6 @@ def start(tmp_path: Path) -> Callable[..., Path]:
             return engine.run(config, on_round=on_round).path
 
     return begin
-
-
-def summary(path: Path) -> dict[str, Any]:
-    return json.loads((path / "summary.json").read_text())  # type: ignore[no-any-return]
 
 
 def rows(path: Path, name: str = "metrics.csv") -> list[dict[str, str]]:

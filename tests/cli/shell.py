@@ -1,6 +1,8 @@
 """Commands as a user types them."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from click.testing import Result
 from typer.testing import CliRunner
@@ -20,6 +22,11 @@ def run(tmp_path: Path, *words: object) -> Result:
     given = {str(word).partition("=")[0] for word in words}
     usual = (*TINY, f"out-dir={tmp_path / 'runs'}")
     return invoke("run", *(x for x in usual if x.partition("=")[0] not in given), *words)
+
+
+def summary(path: Path) -> dict[str, Any]:
+    """The summary of a run directory."""
+    return json.loads((path / "summary.json").read_text())  # type: ignore[no-any-return]
 
 
 def success(result: Result) -> Result:

@@ -11,7 +11,7 @@ import torch
 
 from fedaccord import task
 from fedaccord.config import RunConfig
-from tests.cli.shell import REPOSITORY, invoke, refusal, run, success
+from tests.cli.shell import REPOSITORY, invoke, refusal, run, success, summary
 
 NAMES = ("bird", "cat", "dog")
 
@@ -39,10 +39,6 @@ def lenet(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     keys = ("dataset=npz", f"data-dir={images}", "model=lenet", "local-steps=6", "batch-size=10")
     success(run(folder, *keys, "partition=iid", "algo=fedavg", "name=x", "num-server-rounds=1"))
     return folder / "runs" / "x"
-
-
-def summary(path: Path) -> dict[str, Any]:
-    return json.loads((path / "summary.json").read_text())  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedaccord.runs import origin
 from fedaccord.runs.lock import Lock
-from tests.cli.shell import invoke, refusal, run, success
+from tests.cli.shell import invoke, refusal, run, success, summary
 
 
 def test_a_run_resumes_for_more_rounds(tmp_path: Path) -> None:
@@ -15,10 +15,9 @@ def test_a_run_resumes_for_more_rounds(tmp_path: Path) -> None:
     result = success(invoke("resume", directory, "num-server-rounds=4"))
     shown = [line.split("  ")[0] for line in result.stdout.splitlines() if "round " in line]
     assert shown[:2] == ["round 3/4", "round 4/4"]
-    summary = json.loads((directory / "summary.json").read_text())
-    assert (summary["status"], summary["rounds"]) == ("completed", 4)
+    assert (summary(directory)["status"], summary(directory)["rounds"]) == ("completed", 4)
     success(invoke("resume", directory, "num-server-rounds=3", "--round", "2"))
-    assert json.loads((directory / "summary.json").read_text())["rounds"] == 3
+    assert summary(directory)["rounds"] == 3
     assert "found those of rounds 2, 3\n" in invoke("resume", directory, "--round", "4").stderr
 
 
@@ -36,8 +35,7 @@ def test_a_run_that_cannot_resume_gives_one_line(tmp_path: Path) -> None:
         assert result.exit_code == 2
         assert line in result.stderr
         assert result.stderr.count("\n") == 1
-    summary = json.loads((directory / "summary.json").read_text())
-    assert summary["status"] == "completed"
+    assert summary(directory)["status"] == "completed"
 
 
 def test_a_run_that_another_process_writes_is_not_changed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from fedaccord import config
 from fedaccord.core.options import meaning
-from tests.cli.shell import TINY, invoke, refusal, run, success
+from tests.cli.shell import TINY, invoke, refusal, run, success, summary
 
 
 def test_a_run_prints_its_rounds_and_writes_its_directory(tmp_path: Path) -> None:
@@ -26,13 +26,13 @@ def test_a_run_prints_its_rounds_and_writes_its_directory(tmp_path: Path) -> Non
     assert lines[1:3] == ["1 thread: as set", f"run directory: {directory}"]
     assert lines[-2] == lines[2]
     assert [line.split("  ")[0] for line in lines[3:6]] == ["round 0/2", "round 1/2", "round 2/2"]
-    summary = json.loads((directory / "summary.json").read_text())
-    assert summary["status"] == "completed"
+    found = summary(directory)
+    assert found["status"] == "completed"
     shown = dict(map(str.strip, line.rstrip().rsplit("  ", 1)) for line in lines[6:-2])
     assert (shown["method"], shown["rounds"]) == ("scaffold", "2")
     for end in ("last", "best"):
-        assert shown[f"test accuracy, {end}"] == f"{summary[f'test-accuracy-{end}']:.2%}"
-    assert shown["test loss, last"] == f"{summary['test-loss-last']:.4f}"
+        assert shown[f"test accuracy, {end}"] == f"{found[f'test-accuracy-{end}']:.2%}"
+    assert shown["test loss, last"] == f"{found['test-loss-last']:.4f}"
     written = tomllib.loads((directory / "config.toml").read_text())["run"]
     assert (written["algo"], written["lr"]) == ("scaffold", 0.05)
 
@@ -77,7 +77,7 @@ def test_flowers_warnings_are_shown_and_its_other_lines_are_not(tmp_path: Path) 
     (directory,) = (tmp_path / "runs").iterdir()
     assert lines[-1].startswith("fedaccord: 2 rounds in a row")
     assert lines[-1].endswith(f"{directory} has the finished rounds")
-    assert json.loads((directory / "summary.json").read_text())["status"] == "failed"
+    assert summary(directory)["status"] == "failed"
     assert logging.getLogger("flwr").handlers == handlers
 
 

@@ -1,6 +1,5 @@
 """The presets: each is valid, has only what differs from the defaults, and suits Flower."""
 
-import json
 import tomllib
 from collections.abc import Callable
 from inspect import getdoc, getmodule
@@ -16,7 +15,7 @@ from fedaccord.config import RunConfig
 from fedaccord.experiments.presets import presets
 from fedaccord.strategies import METHODS, DFedAvg
 from fedaccord.task.models import build
-from tests.cli.shell import invoke, refusal, run, success
+from tests.cli.shell import invoke, refusal, run, success, summary
 
 FEDAVG_BY_ANOTHER_NAME = (
     "centralised",
@@ -114,7 +113,7 @@ def test_a_preset_runs(name: str, tmp_path: Path) -> None:
     short = ("dataset=digits", "model=linear", "threads=1", "num-server-rounds=1", "local-epochs=1")
     words = ("--preset", name, *short, f"out-dir={tmp_path}", "name=run")
     success(invoke("run", *words))
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "completed"
+    assert summary(tmp_path / "run")["status"] == "completed"
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
     for key in ("algo", "num-clients", "fraction-train", "replacement"):
         assert written[key] == values(name)[key]

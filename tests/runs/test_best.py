@@ -1,6 +1,5 @@
 """keep-best: the model of the best round by a metric, also of interrupted and resumed runs."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from fedaccord.federation.round import Round
 from fedaccord.runs import load_model
 from fedaccord.runs.best import BEST
 from fedaccord.runs.metrics import best
-from tests.cli.shell import invoke
+from tests.cli.shell import invoke, summary
 
 SMALL: dict[str, Any] = {
     **{"num-clients": 4, "model": "linear", "local-epochs": 1, "threads": 1, "device": "cpu"},
@@ -29,7 +28,7 @@ def federate(folder: Path, rounds: int, on_round: Any = None, **more: Any) -> Pa
 
 
 def kept(path: Path) -> dict[str, Any]:
-    return dict(json.loads((path / "summary.json").read_text())["best-model"])
+    return dict(summary(path)["best-model"])
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

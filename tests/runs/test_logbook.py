@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -22,6 +21,7 @@ from fedaccord.runs.logbook import Logbook, _next_attempt
 from fedaccord.task import load_task
 from tests.cli.shell import invoke, success
 from tests.grid import InProcessGrid
+from tests.own import save
 
 SETTINGS: dict[str, Any] = {
     **{"algo": "fedavg", "dataset": "npz", "model": "linear", "name": "x", "num-clients": 3},
@@ -31,12 +31,7 @@ SETTINGS: dict[str, Any] = {
 
 def sites(folder: Path, sizes: list[int]) -> list[Path]:
     """A file of training samples for each site."""
-    rng, paths = np.random.default_rng(0), []
-    for i, size in enumerate(sizes):
-        paths.append(folder / f"site-{i}.npz")
-        x, y = rng.normal(size=(size, 3)).astype(np.float32), np.arange(size) % 2
-        np.savez(paths[-1], x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
-    return paths
+    return [save(folder / f"site-{i}.npz", size) for i, size in enumerate(sizes)]
 
 
 def three(folder: Path) -> dict[int, Path]:

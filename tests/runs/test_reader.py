@@ -15,7 +15,7 @@ from fedaccord.runs import reader
 from fedaccord.runs.lock import Lock
 from fedaccord.task import load_task
 from fedaccord.task.config import TaskConfig
-from tests.cli.shell import invoke, run, success
+from tests.cli.shell import invoke, run, success, summary
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def test_a_run_whose_process_is_gone_is_shown_as_dead(path: Path, tmp_path: Path
     shutil.copytree(path, tmp_path / "x")
     config = tmp_path / "x" / "config.toml"
     config.write_text(re.sub(r"(?m)^seed = .*", "seed = 7", config.read_text()))
-    summary = json.loads((path / "summary.json").read_text())
-    (tmp_path / "x" / "summary.json").write_text(json.dumps(summary | {"status": "running"}))
+    running = json.dumps(summary(path) | {"status": "running"})
+    (tmp_path / "x" / "summary.json").write_text(running)
     with Lock(tmp_path / "x"):
         shows(path, tmp_path / "x", "running")
     shows(path, tmp_path / "x", "dead")
