@@ -59,7 +59,7 @@ def compare(
 ) -> None:
     """Print runs side by side: accuracy, its spread over seeds, and the cost of a target accuracy.
 
-    Runs that differ in their seed alone are one row; a seed counts once. The best row comes
+    Runs that differ only in their seed are one row; each seed counts once. The best row comes
     first. docs/measures.md explains the columns. Examples:
 
     fedaccord compare ~/fedaccord-runs/first ~/fedaccord-runs/second --target 0.9

@@ -26,16 +26,16 @@ def device(
     short_pauses: Annotated[
         bool,
         typer.Option(
-            help="Poll the server more often than every three seconds, Flower's pause: after a "
-            "tenth of a second, later after a fifth of the idle time.",
+            help="Poll the server after a tenth of a second, later after a fifth of the idle time, "
+            "instead of every three seconds as Flower does.",
         ),
     ] = True,
 ) -> None:
     """Start this device's SuperNode, with a process that has imported PyTorch and Flower.
 
     Flower starts a process for each message. Here it is forked from one that has imported them: a
-    message costs a fraction of the time, and the memory of the imports is shared. All else is as
-    with `flower-supernode`, whose options follow the folder or are given without one:
+    message costs a fraction of the time, and the memory of the imports is shared. Everything
+    else is as with `flower-supernode`; its options follow the folder or replace it:
 
     fedaccord device ~/device-0
 

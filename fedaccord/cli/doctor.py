@@ -38,7 +38,7 @@ def doctor(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check versions, devices, Flower's daemon, Ray, space, and whether the settings fit here.
+    """Check versions, devices, Flower's daemon, Ray, disk space, and whether settings fit here.
 
     Settings are written as for `fedaccord run`. No data are fetched or decoded. The exit code is 1
     if a check fails. On a server or a device of a deployment it checks ports, certificates, keys,

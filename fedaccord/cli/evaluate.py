@@ -15,10 +15,10 @@ def evaluate(
     run: RunDir,
     pairs: Pairs = None,
     best: Annotated[
-        bool, typer.Option("--best", help="The best model, of a run with keep-best.")
+        bool, typer.Option("--best", help="Evaluate the best model, of a run with keep-best.")
     ] = False,
 ) -> None:
-    """Evaluate the model of a run on its test samples again, beside the run's own values.
+    """Evaluate the model of a run on its test samples, beside the values that the run reported.
 
     KEY=VALUE pairs replace the run's data-dir, device, download or threads:
 

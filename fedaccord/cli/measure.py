@@ -22,14 +22,20 @@ def measure(
     run: RunDir,
     pairs: Pairs = None,
     samples: Annotated[
-        int, typer.Option(min=0, help="Training samples of curvature and landscape; 0: all.")
+        int,
+        typer.Option(min=0, help="Number of training samples for curvature and landscape; 0: all."),
     ] = 2000,
-    probes: Annotated[int, typer.Option(min=1, help="Random vectors of the trace.")] = 20,
-    radius: Annotated[float, typer.Option(min=0, help="L2 radius of sharpness.")] = 0.05,
+    probes: Annotated[
+        int, typer.Option(min=1, help="Number of random vectors for the trace of the Hessian.")
+    ] = 20,
+    radius: Annotated[
+        float, typer.Option(min=0, help="L2 radius at which sharpness is measured.")
+    ] = 0.05,
     reference: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN_DIR", help="A longer run, whose train loss is used as the smallest."
+            metavar="RUN_DIR",
+            help="A longer run, whose train loss counts as the smallest possible one.",
         ),
     ] = None,
     landscape: Annotated[

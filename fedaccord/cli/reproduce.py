@@ -29,13 +29,13 @@ def reproduce(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Only these cells, as 'fedavg/*'."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, from 0.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 3,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds, in place of the paper's.")
+        int | None, typer.Option(min=1, help="Number of rounds; by default the paper's.")
     ] = None,
     workers: Annotated[
         int,
-        typer.Option(min=0, help="Processes; 0: one a core, a single one with a GPU."),
+        typer.Option(min=0, help="Number of processes; 0: one for each core, or one with a GPU."),
     ] = 0,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of the runs.")] = None,
     page: Annotated[

@@ -22,13 +22,14 @@ Pairs = Annotated[
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
-        help="TOML file of settings, as a run's config.toml; KEY=VALUE pairs win.", metavar="FILE"
+        help="TOML file of settings, as a run's config.toml; KEY=VALUE pairs override it.",
+        metavar="FILE",
     ),
 ]
 Preset = Annotated[
     str | None,
     typer.Option(
-        help="Settings of a paper's experiment (`fedaccord presets`); KEY=VALUE pairs win.",
+        help="Settings of a paper's experiment (`fedaccord presets`); KEY=VALUE pairs override it.",
         metavar="NAME",
     ),
 ]

@@ -37,7 +37,9 @@ def submit(
     ] = None,
     times: Annotated[
         int,
-        typer.Option("--resubmit", min=0, help="How often to resume after the server stopped."),
+        typer.Option(
+            "--resubmit", min=0, help="How many times to resume after the server stopped."
+        ),
     ] = 3,
 ) -> None:
     """Run on a SuperLink by `flwr run`, show the log, and wait for the end.

@@ -51,7 +51,8 @@ def sweep(
         algo = ["fedavg", "fedinit", "scaffold"]
         lr = [0.05, 0.1]
 
-    results in DIR/table.csv with a row a trial, DIR/winners.csv with a row a method and DIR/runs:
+    gives DIR/table.csv with a row for each trial, DIR/winners.csv with a row for each method, and
+    the run directories in DIR/runs:
 
     fedaccord sweep sweep.toml --out ~/sweeps/first
     """

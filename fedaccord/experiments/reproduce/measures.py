@@ -1,14 +1,13 @@
 """The papers' measures besides accuracy, and ours: of a run, as ratios, or of a method."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from fedaccord.config import RunConfig
 from fedaccord.experiments.analysis.groups import reached, with_costs
-from fedaccord.runs import reader
+from fedaccord.runs.reader import Run
 
 TO_TARGET = {  # costs up to the first evaluation at the target
     "rounds-to-target": "round",
@@ -42,12 +41,8 @@ PERCENT = ("train-accuracy", "generalisation-gap")
 BASELINE = "fedavg"
 
 
-def of_run(path: Path, target: float | None) -> dict[str, float]:
-    """The measures of a run directory; ``target``: accuracy in percent. Missing ones are absent."""
-    try:
-        run = reader.read(path)
-    except ValueError:
-        return {}
+def of_run(run: Run, target: float | None) -> dict[str, float]:
+    """The measures of a run; ``target``: accuracy in percent. Missing ones are absent."""
     rounds, values = with_costs(run), dict[str, float]()
     for name in ("consistency", *PERCENT):
         if name in rounds and (known := rounds[name].dropna()).size:

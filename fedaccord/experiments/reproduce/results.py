@@ -1,6 +1,5 @@
 """The results of the cells' runs: a CSV file, a row a run, extended by every start."""
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pandas as pd
 from fedaccord.experiments.reproduce.measures import OF_RUN, of_run
 from fedaccord.experiments.reproduce.table import Cell
 from fedaccord.experiments.sweep.trial import Job, Row
+from fedaccord.runs import reader
 from fedaccord.storage.files import replace
 
 ACCURACIES = ("last", "mean-of-last-10", "best")  # of the evaluations after a round, in percent
@@ -22,6 +22,10 @@ def result(
     table: str, cell: Cell, seed: int, changes: Mapping[str, Any], rounds: int, job: Job, row: Row
 ) -> dict[str, Any]:
     """changes: keys with other values than in the table."""
+    try:
+        run = reader.read(job.path)
+    except ValueError:  # it failed before its first round, or is damaged
+        run = None
     accuracies = {name: row.get(f"test-accuracy-{name}") for name in ACCURACIES}
     return {
         "table": table,
@@ -33,9 +37,9 @@ def result(
         **{name: x and round(100 * x, 2) for name, x in accuracies.items()},
         "gradients": row.get("gradients"),
         "hours": round((row.get("seconds") or 0) / 3600, 3),
-        "device": device_of(job.path),
+        "device": device_of(run.used) if run else "",
         "reason": row.get("reason"),
-        **of_run(job.path, cell.target),
+        **(of_run(run, cell.target) if run else {}),
     }
 
 
@@ -64,10 +68,6 @@ def write(file: Path, results: pd.DataFrame) -> None:
     replace(file, results.to_csv(index=False).encode())
 
 
-def device_of(path: Path) -> str:
+def device_of(used: Mapping[str, Any]) -> str:
     """The device of a run, a GPU by its name; empty: unknown."""
-    try:
-        used = tomllib.loads((path / "config.toml").read_text(encoding="utf-8")).get("used", {})
-    except (FileNotFoundError, ValueError):
-        return ""
     return str(used.get("gpu") or used.get("device", ""))

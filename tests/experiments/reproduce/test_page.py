@@ -50,8 +50,7 @@ def test_a_cell_with_its_paper_rounds_seeds_and_cost(tmp_path: Path) -> None:
 
 def test_a_table_names_the_devices_of_its_runs(tmp_path: Path) -> None:
     """A GPU by its name in the run directory."""
-    (tmp_path / "config.toml").write_text('[used]\ndevice = "cuda"\ngpu = "NVIDIA X"\n')
-    assert device_of(tmp_path) == "NVIDIA X"
+    assert device_of({"device": "cuda", "gpu": "NVIDIA X"}) == "NVIDIA X"
     of = [result("fedavg/few", seed, 90.0) for seed in range(2)] + [failed("fedavg/few", 2)]
     found = lines(tmp_path, of[0], of[1] | {"device": "NVIDIA X"}, of[2] | {"device": ""})
     assert "Run on: NVIDIA X, cpu." in found
