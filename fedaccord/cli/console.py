@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import click
 import typer
@@ -14,7 +14,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup
 
 WIDE = 1000  # columns if there is no terminal: a row of a table stays one line
 
@@ -34,6 +34,16 @@ class Commands(TyperGroup):
                 raise
             code = _complain(f"expected the package {error.name}, found none; {install(extra)}", 2)
         sys.exit(code or 0)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """A command whose arguments have their help, which click 8.5 takes from those of typer."""
+        command = super().get_command(context, name)
+        if command is not None and command.callback is not None:
+            hints = get_type_hints(command.callback, include_extras=True)
+            for argument in command.params:
+                if isinstance(argument, TyperArgument) and argument.name in hints:
+                    argument.help = hints[argument.name].__metadata__[0].help
+        return command
 
 
 PACKAGES = {"ray": "flwr", "sklearn": "scikit-learn"}  # module -> its package

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fedaccord.cli.console import refusing, stop
+from fedaccord.cli.console import Commands, refusing, stop
 
 app = typer.Typer(
+    cls=Commands,
     help="Write the files of a server and its devices: certificates, keys, start scripts. "
     "docs/secure-deployment.md of the repository describes every step of a deployment.",
     no_args_is_help=True,
