@@ -1,25 +1,11 @@
 """Run directories: written and read only here."""
 
-from fedaccord.runs.directory import (
-    COMPLETED,
-    RUNNING,
-    RunDirectory,
-    flatten,
-    load_model,
-    make,
-    place,
-    status,
-    tables,
-)
-
-__all__ = [
-    "COMPLETED",
-    "RUNNING",
-    "RunDirectory",
-    "flatten",
-    "load_model",
-    "make",
-    "place",
-    "status",
-    "tables",
-]
+from fedaccord.runs.directory import COMPLETED as COMPLETED
+from fedaccord.runs.directory import RUNNING as RUNNING
+from fedaccord.runs.directory import RunDirectory as RunDirectory
+from fedaccord.runs.directory import flatten as flatten
+from fedaccord.runs.directory import load_model as load_model
+from fedaccord.runs.directory import make as make
+from fedaccord.runs.directory import place as place
+from fedaccord.runs.directory import status as status
+from fedaccord.runs.directory import tables as tables

@@ -15,6 +15,7 @@ from PIL import Image
 from fedaccord.data import cache, datasets, digits
 from fedaccord.data.datasets import DATASETS, cached, load
 from fedaccord.data.kind import Dataset, Decoded, ReadOptions
+from tests.data.nasty.npz import Y, arrays
 
 
 @pytest.fixture(autouse=True)
@@ -416,16 +417,6 @@ def load_npz(folder: Path, **arrays: Any) -> Dataset:
     return load("npz", str(folder / "data.npz"))
 
 
-def features(**changes: Any) -> dict[str, Any]:
-    arrays = {
-        "x_train": np.linspace(-1, 1, 15).reshape(5, 3),
-        "y_train": np.array([0, 1, 2, 1, 0]),
-        "x_test": np.ones((2, 3)),
-        "y_test": np.array([2, 0]),
-    }
-    return {key: value for key, value in (arrays | changes).items() if value is not None}
-
-
 def test_npz_colour_images_are_stored_channel_first(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(256, size=(7, 5, 6, 3), dtype=np.uint8)
     labels = np.array([0, 1, 1, 0, 2, 0, 1], dtype=np.int32)
@@ -441,33 +432,33 @@ def test_npz_colour_images_are_stored_channel_first(tmp_path: Path) -> None:
 
 
 def test_npz_grey_images_gain_a_channel(tmp_path: Path) -> None:
-    grey = np.full((5, 8, 9), 255, dtype=np.uint8)
-    data = load_npz(tmp_path, **features(x_train=grey, x_test=grey[:2]))
-    assert (data.x_train.shape, data.x_test.shape) == ((5, 1, 8, 9), (2, 1, 8, 9))
+    grey = np.full((6, 8, 9), 255, dtype=np.uint8)
+    data = load_npz(tmp_path, **arrays(x_train=grey, x_test=grey[:2]))
+    assert (data.x_train.shape, data.x_test.shape) == ((6, 1, 8, 9), (2, 1, 8, 9))
     assert (data.mean, data.std) == ((1.0,), (1.0,))  # a constant channel is not divided by zero
 
 
 def test_npz_features_stay_as_they_are(tmp_path: Path) -> None:
-    arrays = features()
-    data = load_npz(tmp_path, **arrays)
+    sound = arrays()
+    data = load_npz(tmp_path, **sound)
     assert data.x_train.dtype == data.x_test.dtype == torch.float32
-    assert np.array_equal(data.x_train, arrays["x_train"].astype(np.float32))
+    assert np.array_equal(data.x_train, sound["x_train"].astype(np.float32))
     assert (data.classes, data.mean, data.std) == (3, (), ())
 
 
 def test_npz_may_say_how_many_classes_there_are(tmp_path: Path) -> None:
-    assert load_npz(tmp_path, **features(classes=5)).classes == 5
+    assert load_npz(tmp_path, **arrays(classes=5)).classes == 5
 
 
 @pytest.mark.parametrize("kind", ["U", "S"])
 def test_npz_labels_may_be_the_names_of_the_classes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    y_train = np.array(["dog", "cat", "dog", "ant", "cat"]).astype(kind)
-    data = load_npz(tmp_path, **features(y_train=y_train, y_test=np.array(["cat", "dog"], kind)))
+    y_train = np.array(["dog", "cat", "dog", "ant", "cat", "dog"]).astype(kind)
+    data = load_npz(tmp_path, **arrays(y_train=y_train, y_test=np.array(["cat", "dog"], kind)))
     assert data.class_names == ("ant", "cat", "dog")
     assert "'ant' is 0; devices with data of their own need the array `classes`" in caplog.text
-    assert (data.y_train.tolist(), data.y_test.tolist()) == ([2, 1, 2, 0, 1], [1, 2])
+    assert (data.y_train.tolist(), data.y_test.tolist()) == ([2, 1, 2, 0, 1, 2], [1, 2])
     assert data.classes == 3
 
 
@@ -475,29 +466,26 @@ def test_npz_labels_may_be_the_names_of_the_classes(
 def test_npz_names_are_numbered_alike_on_devices_that_lack_some(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    y = np.array(["dog", "cat", "dog", "dog", "cat"]).astype(kind)
+    y = np.array(["dog", "cat", "dog"] * 2).astype(kind)
     classes = np.array(["emu", "dog", "ant", "cat"]).astype(kind)
-    data = load_npz(tmp_path, **features(y_train=y, y_test=y[:2], classes=classes))
-    assert (data.y_train.tolist(), data.y_test.tolist()) == ([1, 3, 1, 1, 3], [1, 3])
+    data = load_npz(tmp_path, **arrays(y_train=y, y_test=y[:2], classes=classes))
+    assert (data.y_train.tolist(), data.y_test.tolist()) == ([1, 3, 1, 1, 3, 1], [1, 3])
     assert (data.classes, data.class_names) == (4, ("emu", "dog", "ant", "cat"))
     assert caplog.text == ""
-    numbered = load_npz(tmp_path, **features(classes=classes))
+    numbered = load_npz(tmp_path, **arrays(classes=classes))
     assert (numbered.classes, numbered.class_names) == (4, ("emu", "dog", "ant", "cat"))
 
 
 def test_known_names_of_classes_are_kept(tmp_path: Path, pets: Path) -> None:
     assert load_folder(pets).class_names == ("cat", "dog")
     assert load("digits").class_names == tuple("0123456789")
-    assert load_npz(tmp_path, **features()).class_names == ()
+    assert load_npz(tmp_path, **arrays()).class_names == ()
 
 
-NAMES = np.array(["a", "b", "a", "b", "a"])
-
-
-@pytest.mark.parametrize("y_train", [np.array([0, 1, 2, 1, 0]), NAMES, np.array([0.5, 1, 2, 1, 0])])
+@pytest.mark.parametrize("y_train", [Y, np.array(["a", "b"] * 3), Y + 0.5])
 def test_npz_without_test_samples(tmp_path: Path, y_train: Any) -> None:
-    data = load_npz(tmp_path, **features(y_train=y_train, x_test=None, y_test=None))
-    assert (len(data.x_train), data.x_test.shape, len(data.y_test)) == (5, (0, 3), 0)
+    data = load_npz(tmp_path, **arrays(y_train=y_train, x_test=None, y_test=None))
+    assert (len(data.x_train), data.x_test.shape, len(data.y_test)) == (6, (0, 3), 0)
     assert data.y_test.dtype == data.y_train.dtype
 
 
