@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedaccord.core.cohort import Cohort, Received
+from fedaccord.core.cohort import Cohort, Decoded
 from fedaccord.core.optimizer import CONSTANT, SGD, Optimizer, Schedule
 from fedaccord.core.plugin import PlugIn, joined, joined_type
 from fedaccord.core.privacy import Privacy
@@ -152,13 +152,13 @@ class ClientHalf:
             buffers = buffers.inner
         return self.rule.gradient_result(w, g, buffers, at, config)
 
-    def finish(self, heard: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
+    def finish(self, received: Any, down: Any, state: Any, result: LocalResult) -> tuple[Any, Any]:
         """The message to the server, and the client's next state.
 
-        down: the broadcast; heard: the result of `received` for it.
+        down: the broadcast; received: the result of `received` for it.
         """
         base, *around = self.states(state)
-        up = message = self.rule.upload(result.w_K, heard, base, result)
+        up = message = self.rule.upload(result.w_K, received, base, result)
         if self._shared is not Stateless:
             up = message = joined(up, self.optimizer.upload(result.moments, result.config))
         memories = []
@@ -167,7 +167,7 @@ class ClientHalf:
             memories.append(memory)
         if any(plugin.loses for plugin in self.plugins):
             up = self.decode(message, down, result.w_K).up
-        base = self.rule.remember(up, heard, base, result)
+        base = self.rule.remember(up, received, base, result)
         for memory in memories:
             base = base if memory is None else memory._replace(base=base)
         return message, WithMoments(result.moments, base) if self._keeps else base
@@ -178,15 +178,15 @@ class ClientHalf:
     def personal(self, state: Any) -> Vector | None:
         return self.rule.personal(self.states(_base(state))[0])
 
-    def decode(self, up: Any, down: Any, like: Vector) -> Received:
+    def decode(self, up: Any, down: Any, like: Vector) -> Decoded:
         """The method's own upload, from a message and the broadcast that it replies to.
 
         Raises ValueError as the plug-ins' `decode`.
         """
-        received, kinds = Received(up), self._sends()
+        decoded, kinds = Decoded(up), self._sends()
         for plugin, kind in zip(reversed(self.plugins), reversed(kinds[:-1]), strict=True):
-            received = plugin.decode(received, kind, down, like)
-        return received
+            decoded = plugin.decode(decoded, kind, down, like)
+        return decoded
 
     def mean(self, ups: Any, cohort: Cohort) -> Any:
         for plugin in reversed(self.plugins):

@@ -20,7 +20,7 @@ class Client(NamedTuple):
     delay: int = 0  # rounds until the server used that reply; 0 in synchronous rounds
 
 
-class Received(NamedTuple):
+class Decoded(NamedTuple):
     """An upload between the plug-ins' `decode` steps."""
 
     up: Any  # NamedTuple of vectors
@@ -34,7 +34,7 @@ class Reply(NamedTuple):
     up: Any  # NamedTuple of vectors (d,)
     steps: int  # K_i
     examples: int  # samples of the client
-    w_i0: Vector | None = None  # as in `Received`
+    w_i0: Vector | None = None  # as in `Decoded`
     buffers: Vector | None = None  # (d_b,), as in `RoundState`
     delay: int = 0  # tau_i: rounds since the model that the client started from
     damping: float = 1.0  # omega(tau_i), factor of its models' distances from w

@@ -68,8 +68,8 @@ def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
                     server=(s.w.numel() + sum(map(_size, (*server, s.moments)))) / s.w.numel(),
                 )
             states[i] = done.state
-            received = half.decode(done.up, down, w)
-            replies.append(Reply(i, received.up, 1, 1, received.w_i0))
+            decoded = half.decode(done.up, down, w)
+            replies.append(Reply(i, decoded.up, 1, 1, decoded.w_i0))
         if is_decentralised:  # no server step changes the states' sizes
             s = s._replace(t=t + 1)
         else:
@@ -85,8 +85,8 @@ def upload_bytes(method: ServerHalf, half: ClientHalf, like: Vector) -> float:
 
 def _read(half: ClientHalf, up: Any, down: Any, like: Vector) -> list[Tensor]:
     """The vectors of an upload, without single numbers."""
-    received = half.decode(up, down, like)
-    return [v for _, v in leaves(received) if v.numel() > 1]
+    decoded = half.decode(up, down, like)
+    return [v for _, v in leaves(decoded) if v.numel() > 1]
 
 
 class _Solver:

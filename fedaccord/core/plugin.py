@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, cast, get_type_hints
 
 from torch import Tensor
 
-from fedaccord.core.cohort import Cohort, Received
+from fedaccord.core.cohort import Cohort, Decoded
 from fedaccord.core.options import options
 from fedaccord.core.privacy import Guarantee, Masking, Privacy
 from fedaccord.core.rule import (
@@ -118,13 +118,13 @@ class PlugIn(Registered):
         """Bytes of an encoded vector, as a share of those of one like ``like`` (d,)."""
         return 1.0
 
-    def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
+    def decode(self, decoded: Decoded, kind: Any, down: Any, like: Vector) -> Decoded:
         """The reverse of `encode`: an upload of type ``kind``; down: as of `encode`.
 
         like: a vector (..., d) of which the shape and the dtype alone are read.
         Raises ValueError, in one line, for a message that `encode` cannot make.
         """
-        return received
+        return decoded
 
     def mean(self, ups: Any, cohort: Cohort) -> Any:
         """The uploads that the method's server step averages."""

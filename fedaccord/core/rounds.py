@@ -55,15 +55,15 @@ def client_round(
 ) -> ClientRound:
     """One local round; ``down`` and ``state`` are not changed."""
     w_i0 = half.start(down, state, config)
-    heard = half.received(down, w_i0)
-    hook = GradientHook(half, heard, state, config)
+    received = half.received(down, w_i0)
+    hook = GradientHook(half, received, state, config)
     # the direction's vectors are freed with the steps
-    solution = solve(w_i0, half.direction(heard, state, config), hook, config)
+    solution = solve(w_i0, half.direction(received, state, config), hook, config)
     w_K, steps, loss, gradient, moments, mean = solution
     is_sgd = isinstance(half.optimizer, SGD)
     length = half.schedule.total(steps, config.lr) if is_sgd else None
     result = LocalResult(w_i0, w_K, steps, loss, gradient, config, length, moments, mean)
-    up, state = half.finish(heard, down, state, result)
+    up, state = half.finish(received, down, state, result)
     return ClientRound(up, state, result)
 
 

@@ -31,7 +31,7 @@ from fedaccord.federation.polls import Polls, parts
 from fedaccord.federation.reply_messages import (
     check_workers,
     is_sender,
-    read_answer,
+    read_content,
     read_metrics,
     read_training,
 )
@@ -288,7 +288,7 @@ class MessageFleet:
         self, messages: Mapping[int, Message], timeout: float, read: Callable[[Message], T]
     ) -> dict[int, T | str]:
         replies = dict(self._send(messages, timeout))
-        return {i: read_answer(replies[i], read) if i in replies else LATE for i in messages}
+        return {i: read_content(replies[i], read) if i in replies else LATE for i in messages}
 
     def _with_config(self, content: RecordDict, server_round: int) -> RecordDict:
         return with_config(content, self._config, self._config_key, server_round)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedaccord.core.cohort import Received, Reply, moved
+from fedaccord.core.cohort import Decoded, Reply, moved
 from fedaccord.core.options import listed
 from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
 from fedaccord.core.rounds import RoundState
@@ -84,12 +84,12 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
     try:
         if isinstance(reply, StateLost):
             return _check_lost(reply, instruction)
-        received = instruction.half.decode(reply.up, request.down, like)
-        check_like({**received.up._asdict(), "w_i0": received.w_i0}, like)
+        decoded = instruction.half.decode(reply.up, request.down, like)
+        check_like({**decoded.up._asdict(), "w_i0": decoded.w_i0}, like)
         _check_buffers(reply.buffers, s.buffers)
         check_numbers(session, request, reply)
         if not isinstance(reply.loss, Tensor):
-            for name, vector in _vectors(received):
+            for name, vector in _vectors(decoded):
                 if name == "w" and not session.method.topology.is_decentralised:
                     base = request.down.w if elsewhere and name in models else s.w
                     distance = float(distances([vector], base))
@@ -106,18 +106,18 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
     }
     if reply.seconds is not None:
         metrics["seconds"] = reply.seconds
-    decoded = Reply(
-        *(instruction.client, received.up, reply.steps, reply.examples, received.w_i0),
+    accepted = Reply(
+        *(instruction.client, decoded.up, reply.steps, reply.examples, decoded.w_i0),
         buffers=reply.buffers,
     )
     if elsewhere:
         base, damping = request.down.w, session.method.damping(delay)
-        up = moved(decoded.up, models, base, s.w, damping)
-        start = moved(received, () if received.w_i0 is None else ("w_i0",), base, s.w, damping)
-        decoded = decoded._replace(up=up, w_i0=start.w_i0, delay=delay, damping=damping)
+        up = moved(accepted.up, models, base, s.w, damping)
+        start = moved(decoded, () if decoded.w_i0 is None else ("w_i0",), base, s.w, damping)
+        accepted = accepted._replace(up=up, w_i0=start.w_i0, delay=delay, damping=damping)
     if s.delays is not None:
         metrics["staleness"] = delay
-    return Accepted(decoded, _own(reply.more) | metrics, distance)
+    return Accepted(accepted, _own(reply.more) | metrics, distance)
 
 
 def check_numbers(session: Session, request: TrainRequest, reply: TrainReply) -> None:
@@ -156,7 +156,7 @@ def complete(accepted: Accepted, values: Sequence[float]) -> Outcome:
     return accepted._replace(metrics=accepted.metrics | {"train-loss": loss})
 
 
-def _vectors(decoded: Received | Reply) -> list[tuple[str, Vector]]:
+def _vectors(decoded: Decoded | Reply) -> list[tuple[str, Vector]]:
     """All vectors that a client sent, by name."""
     return [*leaves(decoded.up), *leaves(decoded.w_i0, "w_i0")]
 

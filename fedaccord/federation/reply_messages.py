@@ -37,7 +37,7 @@ def check_workers(errors: Iterable[str]) -> None:
         )
 
 
-def read_answer(reply: Message, read: Callable[[Message], T]) -> T | str:
+def read_content(reply: Message, read: Callable[[Message], T]) -> T | str:
     """The content of a reply, or the reason for rejecting it in one line: no reply ends a run."""
     try:
         if reply.has_error():
@@ -50,7 +50,7 @@ def read_answer(reply: Message, read: Callable[[Message], T]) -> T | str:
 
 
 def read_training(reply: Message, instruction: TrainInstruction) -> TrainReply | StateLost | str:
-    return read_answer(reply, lambda it: read_reply(it.content, instruction.half))
+    return read_content(reply, lambda it: read_reply(it.content, instruction.half))
 
 
 def read_metrics(reply: Message) -> Mapping[str, float]:

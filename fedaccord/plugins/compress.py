@@ -38,7 +38,7 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 
 from fedaccord.core.checks import expect, has_gossip, in_use
-from fedaccord.core.cohort import Received
+from fedaccord.core.cohort import Decoded
 from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import COMPRESS, PlugIn
 from fedaccord.core.privacy import has_noisy_sums
@@ -213,11 +213,11 @@ class Compress(PlugIn):
         layout = self.compressor(like.dtype).layout(len(like), like.dtype)
         return sum(part.numel * part.dtype.itemsize for part in layout) / like.nbytes
 
-    def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
+    def decode(self, decoded: Decoded, kind: Any, down: Any, like: Vector) -> Decoded:
         compressor, d, vectors = self.compressor(like.dtype), like.shape[-1], list[Any]()
         size = len(compressor.parts)
         for j, name in enumerate(kind._fields):
-            parts = received.up[j * size : (j + 1) * size]
+            parts = decoded.up[j * size : (j + 1) * size]
             if all(part is None for part in parts):
                 vectors.append(None)
                 continue
@@ -231,4 +231,4 @@ class Compress(PlugIn):
             except ValueError as error:
                 raise ValueError(f"{name!r}: {error}") from None
             vectors.append(vector.add_(down.w) if self._is_update(name, down) else vector)
-        return received._replace(up=kind(*vectors))
+        return decoded._replace(up=kind(*vectors))

@@ -37,7 +37,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedaccord.core.checks import PER_CLIENT, expect, has_gossip, in_use
-from fedaccord.core.cohort import Received
+from fedaccord.core.cohort import Decoded
 from fedaccord.core.options import argument, option, options
 from fedaccord.core.plugin import CLIP, COMPRESS, PlugIn
 from fedaccord.core.privacy import Guarantee, Privacy, add_noise_, clipped, secret, seeded
@@ -205,13 +205,13 @@ class DP(PlugIn):
             for v in vectors:
                 add_noise_(v if one else v[j], self.noise_multiplier * self.clip, normal)
 
-    def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
-        vectors = [*received.up]
+    def decode(self, decoded: Decoded, kind: Any, down: Any, like: Vector) -> Decoded:
+        vectors = [*decoded.up]
         if self.where == "client" or any(
             v is None or (v.shape, v.dtype) != (like.shape, like.dtype) for v in vectors
         ):
-            return received  # noised already, or refused later
-        return received._replace(up=self._clipped(received.up, down))
+            return decoded  # noised already, or refused later
+        return decoded._replace(up=self._clipped(decoded.up, down))
 
     def _clipped(self, up: Any, down: Any) -> Any:
         return clipped(up, down.w, self.models.split(","), self.clip)

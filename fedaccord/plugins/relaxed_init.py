@@ -27,7 +27,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from fedaccord.core.cohort import Received
+from fedaccord.core.cohort import Decoded
 from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import PlugIn, joined, joined_type
 from fedaccord.core.rule import LocalResult
@@ -127,8 +127,8 @@ class RelaxedInit(PlugIn):
     def sends(self, kind: Any) -> Any:
         return joined_type(kind, Start) if self.sends_start else kind
 
-    def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
+    def decode(self, decoded: Decoded, kind: Any, down: Any, like: Vector) -> Decoded:
         if not self.sends_start:
-            return received
-        *up, w_i0 = received.up
-        return Received(kind(*up), w_i0)
+            return decoded
+        *up, w_i0 = decoded.up
+        return Decoded(kind(*up), w_i0)

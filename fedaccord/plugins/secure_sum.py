@@ -30,7 +30,7 @@ from typing import Any, ClassVar
 import torch
 
 from fedaccord.core.checks import PER_CLIENT, expect, has_gossip, in_use
-from fedaccord.core.cohort import Received
+from fedaccord.core.cohort import Decoded
 from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import MASK, PlugIn
 from fedaccord.core.privacy import Masking, Privacy, clipped
@@ -168,7 +168,7 @@ class SecureSum(PlugIn):
         draws = torch.rand(len(u), generator=generator, dtype=torch.float64).to(x.device)
         return (x + draws).floor_().to(torch.int64).clamp_(0, 2**self.bits - 1)
 
-    def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
+    def decode(self, decoded: Decoded, kind: Any, down: Any, like: Vector) -> Decoded:
         """The upload from a client's own integers, or from their mean over a round's clients."""
 
         def read(name: str, q: Vector) -> Vector:
@@ -179,9 +179,9 @@ class SecureSum(PlugIn):
             u = (_wide(q) * self.step - self.range).to(like.dtype).to(down.w.device)
             return u.add_(down.w) if name in self.models.split(",") else u
 
-        up = received.up
+        up = decoded.up
         vectors = {name: read(name, q) for name, q in leaves(up)}
-        return received._replace(up=up._replace(**vectors))
+        return decoded._replace(up=up._replace(**vectors))
 
 
 def _wide(v: torch.Tensor) -> torch.Tensor:

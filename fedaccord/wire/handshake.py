@@ -21,7 +21,7 @@ MAX_SIZE = 10**9  # model card limit
 MAX_NAME = 200  # characters of a class's name
 
 
-class Introduction(NamedTuple):
+class HandshakeReply(NamedTuple):
     """What a node reports about itself."""
 
     client: int | None  # None: the server assigns it
@@ -77,7 +77,7 @@ def answer_handshake(
     return Message(content, reply_to=message)
 
 
-def read_handshake(reply: Message) -> Introduction:
+def read_handshake(reply: Message) -> HandshakeReply:
     """The content of a reply to `handshake`.
 
     Raises ValueError, in one line, for anything else.
@@ -90,7 +90,7 @@ def read_handshake(reply: Message) -> Introduction:
         most = metrics.get(NUM_PARTITIONS)
         if most is not None and not (isinstance(most, int) and 0 < most <= MAX_CLIENTS):
             raise ValueError(f"expected {NUM_PARTITIONS} from 1 to {MAX_CLIENTS}, got {most!r:.40}")
-        return Introduction(None, most, layout, card)
+        return HandshakeReply(None, most, layout, card)
     values = [metrics.get(key) for key in (PARTITION_ID, NUM_PARTITIONS)]
     if not all(isinstance(value, int) for value in values):
         raise ValueError(
@@ -105,7 +105,7 @@ def read_handshake(reply: Message) -> Introduction:
         )
     if num_clients > MAX_CLIENTS:
         raise ValueError(f"expected num-partitions of at most {MAX_CLIENTS}, got {num_clients}")
-    return Introduction(client, num_clients, layout, card)
+    return HandshakeReply(client, num_clients, layout, card)
 
 
 def _layout(content: RecordDict) -> ModelLayout | None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedaccord import engine
-from fedaccord.core.cohort import Received
+from fedaccord.core.cohort import Decoded
 from fedaccord.core.privacy import Guarantee, Privacy
 from fedaccord.core.rule import LocalConfig
 from fedaccord.federation.budget import Budget
@@ -72,7 +72,7 @@ def test_what_is_noised_has_at_most_the_norm_of_the_clip(
     up = rule.sends(*(10**size * v for v in fields))
     bare = plugin.at(Privacy(0, 0.0, clip, 1.0, False, local=True))
     found = sent(bare, up, w, at())
-    assert bare.decode(Received(found), rule.sends, None, w).up is found
+    assert bare.decode(Decoded(found), rule.sends, None, w).up is found
 
     def norm(of: Any) -> float:
         updates = [v - w if n in rule.models else v for n, v in of._asdict().items()]

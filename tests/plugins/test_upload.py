@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from fedaccord import strategies as S
-from fedaccord.core.cohort import Received
+from fedaccord.core.cohort import Decoded
 from fedaccord.core.cost import upload_bytes
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.rounds import broadcast, client_round
@@ -102,12 +102,12 @@ class TopK(PlugIn):
         d, itemsize = len(like), like.dtype.itemsize
         return math.ceil(self.share * d) / d * (itemsize + 8) / itemsize
 
-    def decode(self, received: Received, kind: Any, down: Any, like: Vector) -> Received:
-        pairs, d = zip(received.up[::2], received.up[1::2], strict=True), like.shape[-1]
+    def decode(self, decoded: Decoded, kind: Any, down: Any, like: Vector) -> Decoded:
+        pairs, d = zip(decoded.up[::2], decoded.up[1::2], strict=True), like.shape[-1]
         vectors = []
         for values, at in pairs:
             vectors.append(torch.zeros(d, dtype=values.dtype).scatter(-1, at, values))
-        return received._replace(up=kind(*vectors))
+        return decoded._replace(up=kind(*vectors))
 
 
 def make(kind: type[FederatedStrategy], *plugins: Any, **more: Any) -> FederatedStrategy:

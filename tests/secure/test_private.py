@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedaccord import simulate
-from fedaccord.core.cohort import Received
+from fedaccord.core.cohort import Decoded
 from fedaccord.core.privacy import seeded
 from fedaccord.core.rule import LocalConfig
 from fedaccord.federation import budget
@@ -59,7 +59,7 @@ def test_a_rounded_upload_has_at_most_the_norm_s(d: int, bits: int, size: float,
             plugin.encode(up, down, None, result)
         return
     sent, _ = plugin.encode(up, down, None, result)
-    found = plugin.decode(Received(sent), kind, down, w).up
+    found = plugin.decode(Decoded(sent), kind, down, w).up
     norm = float(torch.cat([found[0] - w, found[1]]).norm())
     assert norm <= 1 + 1e-12
     assert norm >= min(1.0, float(torch.cat([up[0] - w, up[1]]).norm())) - 2 * error

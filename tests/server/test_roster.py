@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.roster import ASK_AGAIN, GRACE, Roster
-from fedaccord.wire.handshake import Introduction, read_handshake
+from fedaccord.wire.handshake import HandshakeReply, read_handshake
 from tests.server.net import Clock, Net
 
 
@@ -96,7 +96,7 @@ def test_a_device_that_is_slow_to_reply_is_asked_less_and_less(
 def test_a_node_that_numbers_its_classes_otherwise_is_left_out(
     net: Net, clock: Clock, monkeypatch: pytest.MonkeyPatch, others: list[str], line: str
 ) -> None:
-    def read(reply: Message) -> Introduction:
+    def read(reply: Message) -> HandshakeReply:
         return read_handshake(reply)._replace(card={"class-names": others})
 
     monkeypatch.setattr("fedaccord.federation.roster.read_handshake", read)
