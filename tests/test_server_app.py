@@ -145,7 +145,7 @@ def test_an_error_before_the_first_message_gives_a_failed_run(
 
     def fleet(book: Logbook) -> LocalFleet:
         if what == "clients":
-            (book.directory.path / "nodes.json").write_text("[")
+            (book.directory.path / "nodes.json").write_text("[]")
             book.partition_ids()
         return LocalFleet(task)
 

@@ -61,8 +61,6 @@ def _read(path: Path, *keys: str) -> list[Mapping[str, Any]]:
     try:
         with path.open("rb") as file:
             found = _Plain(file).load()
-    except OSError:
-        raise
     except Exception as error:  # an invalid pickle raises one of a dozen kinds
         raise ValueError(f"{path}: expected a FedScale trace, got {error}") from None
     is_trace = isinstance(found, dict) and found and all(isinstance(k, int) for k in found)

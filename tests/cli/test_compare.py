@@ -37,6 +37,7 @@ DAMAGES: dict[str, Damage] = {
     "deep summary": content("summary.json", "[" * 100_000),
     "status is a list": replaced("summary.json", '"completed"', "[1, 2]"),
     "no settings": content("config.toml", ""),
+    "settings are a number": content("config.toml", "run = 3"),
     "deep settings": content("config.toml", "a = " + "[" * 100_000),
     "a list as a setting": replaced("config.toml", "lr = 0.1", "lr = [0.1]"),
     "metrics with zeros": content("metrics.csv", "\0" * 99),

@@ -54,6 +54,8 @@ def test_the_command_prints_the_table_and_writes_figures(tmp_path: Path) -> None
     assert "0 of 1" in lines["fedavg"]
     names = {path.name for path in (tmp_path / "f").iterdir()}
     assert names >= {"test-accuracy.pdf", "test-accuracy.png", "test-accuracy-by-bytes.pdf"}
+    assert "drift.pdf" in names
+    assert "dropped.pdf" not in names  # no reply was dropped
     assert all(path.stat().st_size > 1000 for path in (tmp_path / "f").iterdir())
 
 

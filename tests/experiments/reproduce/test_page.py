@@ -148,7 +148,7 @@ def test_measures_beside_the_accuracy_and_their_ratios(tmp_path: Path) -> None:
 
 def test_costs_to_a_target_that_a_paper_does_not_print_are_ours_alone(tmp_path: Path) -> None:
     aimed = replace(TABLE.cells[0], more={"rounds-to-target": 30.0}, target=70.0)
-    costs = {"rounds-to-target": 9.0, "gradients-to-target": 1e4}
+    costs = {"rounds-to-target": 9.0, "gradients-to-target": 1e4, "rounds": 2}
     results = [
         result("fedavg/few", 0, 80.0, **costs),
         result("fedavg/few", 1, 80.0, **costs | {"gradients-to-target": 2e4}),
@@ -158,6 +158,7 @@ def test_costs_to_a_target_that_a_paper_does_not_print_are_ours_alone(tmp_path: 
     assert heading[3:] == [
         f"{of} ours" for of in ("gradients to it,", "bytes to it,", "seconds to the target,")
     ]
+    assert row[0] == "`fedavg/few` (2 of 4 rounds)"
     assert row[3:] == ["15,000 ± 7,071", "–", "–"]
 
 
