@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedaccord.cli.console import extra_of
+from fedaccord.process.extras import extra_of
 from tests.own import save
 
 OTHERS = [

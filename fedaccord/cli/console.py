@@ -5,7 +5,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn, get_type_hints
 
 import click
@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperArgument, TyperGroup
+
+from fedaccord.process.extras import extra_of, install
 
 WIDE = 1000  # columns if there is no terminal: a row of a table stays one line
 
@@ -44,27 +46,6 @@ class Commands(TyperGroup):
                 if isinstance(argument, TyperArgument) and argument.name in hints:
                     argument.help = hints[argument.name].__metadata__[0].help
         return command
-
-
-PACKAGES = {"ray": "flwr", "sklearn": "scikit-learn"}  # module -> its package
-
-
-def extra_of(module: str) -> str | None:
-    """The smallest extra of FedAccord that installs an imported module; None: no extra does."""
-    from importlib.metadata import PackageNotFoundError, requires
-
-    name = module.partition(".")[0]
-    extras: dict[str, list[str]] = {}
-    with suppress(PackageNotFoundError):
-        for line in requires("fedaccord") or []:
-            if found := re.fullmatch(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line):
-                extras.setdefault(found[2], []).append(found[1])
-    having = [extra for extra, names in extras.items() if PACKAGES.get(name, name) in names]
-    return min(having, key=lambda extra: len(extras[extra]), default=None)
-
-
-def install(extra: str) -> str:
-    return f"in the clone of FedAccord type `uv sync --extra {extra} --inexact`"
 
 
 class _Console(Console):

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedaccord.cli.check import Check, fail, ok, show, size, warn
-from fedaccord.cli.console import Json, install
+from fedaccord.cli.console import Json
 from fedaccord.cli.settings import ConfigFile, Pairs, Preset, read_settings, unread
 from fedaccord.process import threads
+from fedaccord.process.extras import install
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet

@@ -77,7 +77,8 @@ def decode(root: Path, reading: ReadOptions) -> Decoded:
         for label, name in enumerate(classes):
             folder = root / split / name
             entries = _shown(folder) if folder.is_dir() else []
-            images = [entry for entry in entries if _is_image(entry)]
+            named = [entry for entry in entries if entry.suffix.lower() in IMAGE_SUFFIXES]
+            images = [entry for entry in named if entry.is_file()]
             others += sorted({*entries} - {*images})
             files += images
             labels += [label] * len(images)
@@ -99,10 +100,6 @@ def decode(root: Path, reading: ReadOptions) -> Decoded:
 
 def _shown(folder: Path) -> list[Path]:
     return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-
-
-def _is_image(entry: Path) -> bool:
-    return entry.suffix.lower() in IMAGE_SUFFIXES and entry.is_file()
 
 
 def _decode_images(files: list[Path], image_size: int) -> NDArray[np.uint8]:

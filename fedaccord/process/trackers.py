@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedaccord.process.extras import install
+
 NONE = "none"
 PROJECT = "fedaccord"
 MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
@@ -30,10 +32,7 @@ class Tracker(NamedTuple):
 def check(name: str) -> None:
     """Raises ValueError, in one line, if the tracker's package is not installed."""
     if name != NONE and find_spec(MODULES[name]) is None:
-        raise ValueError(
-            f"tracker: expected the package of {name}, found none; in the clone of "
-            f"FedAccord type `uv sync --extra {name} --inexact`"
-        )
+        raise ValueError(f"tracker: expected the package of {name}, found none; {install(name)}")
 
 
 def start(name: str, run: Path, settings: Mapping[str, Any], after: int = 0) -> Tracker:

@@ -68,7 +68,8 @@ class Logbook:
         self._pace = Pace(config.checkpoint_every)
         self._recorded: RoundState | None = None  # of the last row of the tables
         self._session: Session | None = None
-        self.federation = begun.facts["federation"] if begun else _fresh(path)
+        # its name is unique: clients remember federations, and runs may have equal names
+        self.federation = begun.facts["federation"] if begun else f"{path.name}-{uuid4().hex[:8]}"
         self.attempt = _next_attempt(path)
 
     def _resume(self, used: Mapping[str, Any], at: int | None, in_process: bool) -> None:
@@ -248,11 +249,6 @@ def _check_states(config: RunConfig, begun: Checkpoint) -> None:
         f"resume=true name={config.name!r} and the same settings"
         + ("" if folder or not stateful else "; clients whose memory is gone begin anew")
     )
-
-
-def _fresh(path: Path) -> str:
-    """A federation's name: another run may be called as this one, and clients remember."""
-    return f"{path.name}-{uuid4().hex[:8]}"
 
 
 def _next_attempt(path: Path) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedaccord.experiments.analysis import INSTALL
+from fedaccord.process.extras import install
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +62,7 @@ def write_page(
     try:
         from fedaccord.experiments.analysis.report import html
     except ImportError as error:
-        raise ImportError(f"{error}: a report needs Bokeh: {INSTALL}") from None
+        raise ImportError(f"{error}: a report needs Bokeh: {install('report')}") from None
     path = Path(path).expanduser()
     path.write_text(html(groups, target, at), encoding="utf-8")
     return path.absolute()

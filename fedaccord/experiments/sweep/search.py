@@ -70,9 +70,11 @@ def ranked(asks: Sequence[Ask], scores: Sequence[float]) -> list[Configuration]:
 def tpe(plan: Plan, method: str) -> Search:
     """Optuna's tree-structured Parzen estimator, in batches; reproducible by its seed.
 
-    Raises ValueError if Optuna is not installed.
+    Raises ModuleNotFoundError if Optuna is not installed.
     """
-    optuna = _optuna()
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=plan.options.sampler_seed, constant_liar=True)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     spaces = {key: _distribution(optuna, values) for key, values in plan.of(method).items()}
@@ -92,18 +94,6 @@ def tpe(plan: Plan, method: str) -> Search:
             else:
                 study.tell(trial, score)
     return every
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ValueError(
-            "search=optuna: expected Optuna, found none; in the clone of FedAccord type "
-            "`uv sync --extra sweep --inexact`"
-        ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
 
 
 def _distribution(optuna: Any, values: space.Values) -> Any:

@@ -131,7 +131,7 @@ def at_edges(winner: Configuration, tried: Sequence[Mapping[str, Any]]) -> Itera
     a better one may be outside, unless the key's own range ends there."""
     known = config.keys()
     for key, value in winner.point.items():
-        values = sorted({point[key] for point in tried if is_number(point[key])})
+        values = sorted({point[key] for point in tried if type(point[key]) in (int, float)})
         if len(values) < 2 or value not in (values[0], values[-1]):
             continue
         which, bound = ("least", "low") if value == values[0] else ("largest", "high")
@@ -141,10 +141,6 @@ def at_edges(winner: Configuration, tried: Sequence[Mapping[str, Any]]) -> Itera
                 f"{len(values)} that were tried; widen {key} in [space], a better one may lie "
                 "beyond"
             )
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _by_seed(winner: Winner, tests: Sequence[Trial], metric: str) -> dict[int, float]:

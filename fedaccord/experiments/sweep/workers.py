@@ -23,15 +23,10 @@ DIED = "its process died, also alone: perhaps it needs more memory than there is
 
 
 def of(options: Options) -> AbstractContextManager[Workers]:
-    """The workers of the plan. Raises ValueError if these are Ray's and Ray is not installed."""
+    """The workers of the plan. Raises ModuleNotFoundError if Ray is needed and not installed."""
     if options.ray_address:
-        try:
-            from fedaccord.experiments.sweep.on_ray import ray_workers
-        except ImportError as error:
-            raise ValueError(
-                f"ray-address: expected Ray, found none ({error}); in the clone of FedAccord "
-                "type `uv sync --extra sweep --inexact`"
-            ) from None
+        from fedaccord.experiments.sweep.on_ray import ray_workers
+
         return ray_workers(options)
     number = threads.processes(options.workers)
     return processes(number) if number > 1 else here()

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import tomli_w
 
 from fedaccord.experiments.sweep import workers
-from fedaccord.experiments.sweep.plan import Options
 from fedaccord.experiments.sweep.trial import Job, Row, execute
-from tests.experiments.sweep.plans import finish, make, table
+from tests.cli.shell import invoke, refusal
+from tests.experiments.sweep.plans import content, finish, make, table
 from tests.experiments.sweep.test_trial import job, without_seconds
 
 
@@ -60,11 +61,15 @@ def test_a_job_that_kills_its_process_is_a_row(
     )
 
 
-@pytest.mark.parametrize("module", ["fedaccord.experiments.sweep.on_ray", "optuna"])
-def test_without_a_package_the_message_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str
+@pytest.mark.parametrize(("package", "extra"), [("ray", "run"), ("optuna", "sweep")])
+def test_a_sweep_without_a_package_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str, extra: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    plan = make({"lr": {"low": 0.1, "high": 0.2}}, search="optuna")
-    with pytest.raises(ValueError, match="`uv sync --extra sweep --inexact`"):
-        finish(plan, tmp_path) if module == "optuna" else workers.of(Options(ray_address="local"))
+    monkeypatch.delitem(sys.modules, "fedaccord.experiments.sweep.on_ray", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    own = {"search": "optuna"} if package == "optuna" else {"ray-address": "local"}
+    file = tmp_path / "sweep.toml"
+    file.write_text(tomli_w.dumps(content({"lr": [0.1, 0.2]}, **own)))
+    line = refusal(tmp_path, invoke("sweep", file, "--out", tmp_path / "out"))
+    assert f"expected the package {package}, found none; " in line
+    assert f"`uv sync --extra {extra} --inexact`" in line
