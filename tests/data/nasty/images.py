@@ -123,7 +123,7 @@ IMAGES: Cases = {
     ),
     "no test folder": (changed(rename("test", "validation")), "found no test: point data-dir"),
     "no images for testing": (changed(without("test/*/*")), "test/<class>/*, got none: add some"),
-    "no images": (changed(without("*/*/*")), "got none"),
+    "no images for training": (changed(without("train/*/*")), "train/<class>/*, got none"),
     "one class of images": Case(
         changed(lambda root: (rename("train/dog", "x")(root), rename("test/dog", "y")(root))),
         "two or more classes in",
