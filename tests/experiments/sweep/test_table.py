@@ -131,6 +131,7 @@ def test_accuracies_of_clients_are_in_percent_too() -> None:
         ("lr", 0.2, (0.1, 0.2, 0.3), ""),
         ("lr", 0.2, (0.2,), ""),
         ("lr-decay", 1.0, (1.0, 0.9), ""),  # the end of what is allowed
+        ("eval-train", True, (True, False), ""),  # no number
     ],
 )
 def test_a_winner_at_the_edge_of_what_was_tried(
