@@ -36,8 +36,15 @@ class PlugIn(Registered):
 
     @classmethod
     def is_set(cls, given: Mapping[str, Any]) -> bool:
-        """Whether run-config values, without those that are "auto", ask for it."""
-        return options(cls)[0].name in given  # its strength
+        """Whether run-config values, without those that are "auto", ask for it: whether its first
+        option, its strength, is among them."""
+        strength = options(cls)[0]
+        if not strength.metadata["auto"]:
+            raise TypeError(
+                f"{cls.__name__}.{strength.name}: expected auto=True, as it is the first option: "
+                "without it the plug-in would be on in every run"
+            )
+        return strength.name in given
 
     @property
     def is_off(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from fedaccord import strategies as S
 from fedaccord.core.cohort import Cohort
+from fedaccord.core.options import option
 from fedaccord.core.plugin import PlugIn
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS as KNOWN
@@ -239,6 +240,15 @@ class FirstModel(PlugIn):
 def test_any_plugin_that_replaces_the_mean_is_refused_with_sums(plugin: PlugIn, line: str) -> None:
     with pytest.raises(ValueError, match=f"^{line}"):
         S.FedAvg(plugins=(plugin, FirstModel()), sampling="bernoulli")
+
+
+def test_a_plugin_without_a_strength_that_may_be_auto_is_refused() -> None:
+    @dataclass(frozen=True)
+    class AlwaysOn(PlugIn):
+        scale: float = option(0.1, "without auto=True")
+
+    with pytest.raises(TypeError, match=r"^AlwaysOn.scale: expected auto=True, .* in every run$"):
+        AlwaysOn.is_set({"scale": 0.1})
 
 
 @pytest.mark.parametrize("plugin", [SAM(rho=0.1), RelaxedInit(beta=0.1), Gossip()])
