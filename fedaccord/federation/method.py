@@ -108,7 +108,10 @@ class Method(Settings, ABC):
                 "min_train_nodes: expected sampling='fixed', got 'bernoulli', which draws clients "
                 "independently: remove one of the two"
             )
-        object.__setattr__(self, "plugins", tuple(self.plugins))
+        given: Any = self.plugins
+        if not isinstance(given, Sequence) or not all(isinstance(it, PlugIn) for it in given):
+            raise ValueError(f"plugins: expected a sequence as (SAM(rho=0.1),), got {given!r:.80}")
+        object.__setattr__(self, "plugins", tuple(given))
         for plugin in combine(self.own_plugins(), self.plugins):
             for field in options(type(plugin)):
                 check_option(field.name, getattr(plugin, field.name), field)

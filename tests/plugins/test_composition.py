@@ -242,6 +242,12 @@ def test_any_plugin_that_replaces_the_mean_is_refused_with_sums(plugin: PlugIn, 
         S.FedAvg(plugins=(plugin, FirstModel()), sampling="bernoulli")
 
 
+@pytest.mark.parametrize("plugins", [SAM(rho=0.1), [SAM], ["sam"], None])
+def test_plugins_are_a_sequence_of_instances(plugins: Any) -> None:
+    with pytest.raises(ValueError, match=r"^plugins: expected a sequence as .SAM.rho=0.1.,., got "):
+        S.FedAvg(plugins=plugins)
+
+
 def test_a_plugin_without_a_strength_that_may_be_auto_is_refused() -> None:
     @dataclass(frozen=True)
     class AlwaysOn(PlugIn):
