@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import index
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -225,7 +226,13 @@ def simulate(
     if isinstance(participation, (int, float)):
         settings["fraction-train"] = float(participation)
     elif participation is not None:
-        cohorts = participation
+        try:
+            cohorts = [[*map(index, cohort)] for cohort in participation]
+        except TypeError:
+            raise ValueError(
+                "participation: expected a share of the clients, or the clients of each round, as "
+                f"[[0, 2], [1]], got {participation!r:.80}"
+            ) from None
     if record not in ("metrics", "weights"):
         raise ValueError(f"record: expected 'metrics' or 'weights', got {record!r}")
     if dtype is not None:

@@ -417,6 +417,12 @@ def test_what_an_argument_sets_too_is_refused(given: dict[str, Any], line: str) 
         simulate("fedavg", **{**PLAIN, "dtype": None, **given})
 
 
+@pytest.mark.parametrize("given", ["half", [0, 1], [["0"]], [0.5]])
+def test_a_participation_of_another_form_is_one_line(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"^participation: expected a share .*, got [^\n]+$"):
+        history(participation=given)
+
+
 @pytest.mark.parametrize(
     "given",
     [
