@@ -95,6 +95,9 @@ class Optimizer(Registered):
 class SGD(Optimizer):
     """w <- w - lr d. `rounds.descend` folds it with the direction's constants."""
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        raise TypeError(f"{cls.__name__}: expected a subclass of Optimizer, got one of SGD")
+
     def step(
         self, w: Vector, d: Vector, own: Any, lr: Rate, decay: float, config: LocalConfig
     ) -> None:

@@ -137,6 +137,12 @@ def test_an_optimiser_that_is_none_is_one_line(given: Any) -> None:
         S.FedAvg(local_optimizer=given)
 
 
+def test_sgd_has_no_subclasses() -> None:
+    """The local loop folds SGD's step, so that a subclass's own would never be called."""
+    with pytest.raises(TypeError, match=r"^Own: expected a subclass of Optimizer"):
+        type("Own", (type(OPTIMIZERS["sgd"]()),), {})
+
+
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
 @pytest.mark.parametrize("floor", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("name", SCHEDULES)
