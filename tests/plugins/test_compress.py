@@ -18,6 +18,7 @@ from fedaccord.core.rounds import broadcast, client_round
 from fedaccord.core.rule import LocalConfig, Model
 from fedaccord.core.vectors import PIECE
 from fedaccord.plugins._compressors import (
+    BLOCK,
     BUCKET,
     BFloat16,
     Compressor,
@@ -27,6 +28,7 @@ from fedaccord.plugins._compressors import (
     TopK,
     largest,
     pack_bits,
+    size,
     unpack_bits,
 )
 from fedaccord.plugins.compress import Compress
@@ -153,6 +155,26 @@ def test_bytes(compressor: Compressor, most: float) -> None:
     assert sum(part.numel * part.dtype.itemsize for part in layout) <= most * 4 * d
 
 
+@pytest.mark.parametrize("d", [8, 9, 3000, BLOCK, BLOCK + 1, LONG])
+def test_top_k_sends_the_smaller_form_of_its_places(d: int) -> None:
+    """A bit for each number; or 2 bytes for each number sent and 4 for each block."""
+    blocks, bits = math.ceil(d / BLOCK), math.ceil(d / 8)
+    most = max((bits - 4 * blocks - 1) // 2, 0)  # the largest k for which a list is smaller
+    for k in {most, most + 1} - {0}:
+        _, *places = TopK((k + 0.5) / d).layout(d, torch.float32)
+        assert sum(part.numel * part.dtype.itemsize for part in places) == min(
+            bits, 2 * k + 4 * blocks
+        )
+
+
+def test_a_block_without_a_large_number_has_a_count_too() -> None:
+    x = vector(LONG)
+    x[BLOCK:] = 0
+    packed = TopK(0.01).pack(x, torch.Generator())
+    assert [part.numel() for part in packed] == [p.numel for p in TopK(0.01).layout(LONG, x.dtype)]
+    assert packed[2].tolist() == [size(0.01, LONG), 0, 0, 0]
+
+
 # --- what no client sends -------------------------------------------------------------------------
 
 
@@ -199,6 +221,18 @@ def test_bytes_of_a_message(plugin: dict[str, Any], most: float) -> None:
         ),
         (
             {"share": 0.01},
+            "w_places",
+            torch.full((30,), -(2**15), dtype=torch.int16),  # the first place, 30 times
+            "'w': expected 30 places in rising order from 0 to 2999, got others",
+        ),
+        (
+            {"share": 0.01},
+            "w_places",
+            torch.arange(2971 - 2**15, 3001 - 2**15, dtype=torch.int16),  # up to 3000
+            "'w': expected 30 places in rising order from 0 to 2999, got others",
+        ),
+        (
+            {"share": 0.01},
             "w_counts",
             torch.tensor([2**30], dtype=torch.int32),
             "'w': expected counts of 30 places in all, got 1073741824",
@@ -225,6 +259,14 @@ def test_what_no_client_sends_is_refused_in_one_line(
     with pytest.raises(ValueError, match=rf"^{line}") as error:
         half.decode(half.sends(**{**parts, part: value}), down, vector(3000).to("meta"))
     assert "\n" not in str(error.value)
+
+
+def test_negative_counts_are_refused() -> None:
+    compressor, x = TopK(0.01), vector(BLOCK + 1)
+    values, places, _ = compressor.pack(x, torch.Generator())
+    counts = torch.tensor([len(values) + 1, -1], dtype=torch.int32)
+    with pytest.raises(ValueError, match=f"^expected counts of {len(values)} places in all"):
+        compressor.unpack((values, places, counts), len(x))
 
 
 DP = {"sampling": "bernoulli", "dp.clip": 0.1, "dp.noise-multiplier": 0.0}
