@@ -82,7 +82,7 @@ def through(compressor: Compressor, x: Tensor, seed: int = 0) -> Tensor:
 
 
 @every
-@pytest.mark.parametrize("d", [1, 7, BUCKET, LONG])
+@pytest.mark.parametrize("d", [1, 2, 7, BUCKET, LONG])
 def test_a_packed_vector_has_the_form_that_is_stated(name: str, d: int) -> None:
     compressor, x = EVERY[name], vector(d)
     before = x.clone()
@@ -135,6 +135,8 @@ def test_the_others_are_their_formulas() -> None:
     kept = through(RandK(0.1, scaled=False), x)
     assert int((kept != 0).sum()) == 200
     assert torch.equal(kept[kept != 0], x[kept != 0])
+    draws = [EVERY["randk"].pack(x, torch.Generator().manual_seed(seed))[1] for seed in range(9)]
+    assert len({int(stride) for _, stride in draws}) > 5
 
 
 @pytest.mark.parametrize(
@@ -248,6 +250,12 @@ def test_bytes_of_a_message(plugin: dict[str, Any], most: float) -> None:
             "w_lattice",
             torch.tensor([0, 2]),
             "'w': expected a start and a stride of 3000 places, got 0, 2",
+        ),
+        (
+            {"method": "randk"},
+            "w_lattice",
+            torch.tensor([3000, 1]),
+            "'w': expected a start and a stride of 3000 places, got 3000, 1",
         ),
     ],
 )
