@@ -188,7 +188,7 @@ class MessageFleet:
         An earlier visit of the same client, and its reply, are dropped.
         """
         messages = self._training(requests)
-        message_ids = self.grid.push_messages([*messages.values()])
+        message_ids = self._polls.push([*messages.values()], timeout)
         deadline = time.monotonic() + timeout
         for request, message_id in zip(requests, message_ids, strict=True):
             instruction = request.instruction
@@ -301,7 +301,7 @@ class MessageFleet:
     ) -> Iterator[tuple[int, Message]]:
         """The first reply of each client to its message, in order of arrival; a simulation's late
         ones are recorded. size: bytes of a reply."""
-        message_ids = self.grid.push_messages([*messages.values()])
+        message_ids = self._polls.push([*messages.values()], timeout)
         return self._first_replies(messages, self._receive(message_ids, timeout, size))
 
     def _receive(

@@ -1,6 +1,7 @@
-"""Polls of a grid: their interval, the number of replies per poll, and failures."""
+"""Requests to a grid: the interval of polls, the number of replies per poll, and failures."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -19,11 +20,25 @@ T = TypeVar("T")
 
 
 class Polls:
-    """A grid whose SuperLink may fail for a while: callers poll again until their timeout."""
+    """A grid whose SuperLink may fail for a while: requests are repeated until their timeout."""
 
     def __init__(self, grid: Grid, simulated: bool) -> None:
         self._grid, self._simulated = grid, simulated
-        self._fails = False  # whether the last poll for replies failed
+        self._fails = False  # whether the last request failed
+
+    def push(self, messages: Sequence[Message], timeout: float) -> Sequence[str | None]:
+        """The ids of the messages, None if Flower could not send it within ``timeout`` seconds.
+
+        A SuperLink stores a message that is sent twice once: its id is a hash of its content.
+        """
+        began = time.monotonic()
+        while (ids := self.ask(lambda: [*self._grid.push_messages(messages)])) is None:
+            waited = time.monotonic() - began
+            if waited >= timeout:
+                return [None] * len(messages)
+            time.sleep(min(self.pause(waited), timeout - waited))
+        self._fails = False
+        return ids
 
     def pull(self, message_ids: Sequence[str]) -> Iterable[Message]:
         """The replies that have arrived."""
@@ -42,7 +57,7 @@ class Polls:
                 raise
             if not self._fails:
                 why = str(error).partition("\n")[0]
-                log.warning("the SuperLink fails; polling it again until the timeout: %s", why)
+                log.warning("the SuperLink fails; asking it again until the timeout: %s", why)
             self._fails = True
             return None
 

@@ -213,27 +213,35 @@ def test_of_large_replies_few_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Failing(Net):
-    """A SuperLink whose database is locked for some polls."""
+    """A SuperLink whose database is locked for some requests of a kind."""
 
-    fails, status = 0, 500
+    fails, status, kind = 0, 500, "pull"
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        if self.fails:
+        self._fail("pull")
+        return super().pull_messages(message_ids)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        self._fail("push")
+        return super().push_messages(messages)
+
+    def _fail(self, kind: str) -> None:
+        if self.fails and kind == self.kind:
             self.fails -= 1
             request = httpx.Request("POST", "http://superlink")
             httpx.Response(self.status, request=request).raise_for_status()
-        return super().pull_messages(message_ids)
 
 
+@pytest.mark.parametrize("kind", ["pull", "push"])
 @pytest.mark.parametrize("schedule", ["synchronous", "buffered"])
 def test_a_superlink_that_fails_for_a_while_is_asked_again(
-    schedule: str, warnings: list[str]
+    schedule: str, kind: str, warnings: list[str]
 ) -> None:
     """With one line, and the weights of a run without."""
 
     def play(fails: int, status: int = 500, timeout: float = 60.0) -> Round:
         with Failing(client_app()) as net, quiet():
-            net.status = status
+            net.status, net.kind = status, kind
             for i in range(6):
                 net.join(10 + i, i, 6)
             run = run_over(net, strategy(Scaffold, schedule=schedule), 2, timeout=timeout)
