@@ -141,7 +141,7 @@ class MessageFleet:
         self.roster.handshake = self._with_config(handshake(settings), 0)
         if self.simulated and (problem := ray_cluster.unreachable()):  # Ray itself says nothing
             log.warning("Ray: %s, and start the run again", problem)
-        self.roster.wait_for_all(self.grid, seconds)
+        self.roster.wait_for_all(self.grid, seconds, self._polls.ask)
         if self.simulated and self.num_clients == flower.DEFAULT_SUPERNODES:
             log.info("for more simulated clients: flwr run . --federation-config %s", MORE)
 

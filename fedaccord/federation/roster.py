@@ -20,6 +20,8 @@ from fedaccord.wire.handshake import class_names, handshake, read_handshake
 
 log = logging.getLogger("flwr")
 
+Ask = Callable[[Callable[[], None]], object]
+
 ASK_AGAIN = 30.0  # seconds after which a handshake without a reply is repeated, then 60, 120, ...
 GRACE = 5.0  # seconds to wait for more nodes if all connected ones are refused
 MOST_LINES = 10  # refused nodes that an error names
@@ -83,8 +85,8 @@ class Roster:
         self._ask(grid, online)
         self._seat_all(newcomers=self._read_replies(grid))
 
-    def wait_for_all(self, grid: Grid, seconds: float) -> None:
-        """Wait until every client has replied to the handshake.
+    def wait_for_all(self, grid: Grid, seconds: float, ask: Ask = lambda update: update()) -> None:
+        """Wait until every client has replied to the handshake; ask: calls an `update`.
 
         Raises FederationError, which names the missing clients and the refused nodes, after
         ``seconds``, and soon if all connected nodes have been refused.
@@ -92,7 +94,7 @@ class Roster:
         began = self._clock()
         notice = began + NOTICE / 4
         while True:
-            self.update(grid)
+            ask(lambda: self.update(grid))
             if self.num_clients and len(self.nodes) == self.num_clients and not self._tie:
                 break
             waited = self._clock() - began

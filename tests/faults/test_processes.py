@@ -73,6 +73,21 @@ def test_a_hanging_client_and_a_killed_supernode_are_absent(
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+def test_a_superlink_that_fails_after_it_stored_messages_delivers_each_once(
+    app: Path, tmp_path: Path
+) -> None:
+    config = SMALL | {"algo": "scaffold", "num-server-rounds": 2, "name": "there"}
+    with running(tmp_path / "home", {"superlink": "fails"}, simulation=False) as flower:
+        flower.start_supernodes(*(f"partition-id={i} num-partitions=2" for i in range(2)))
+        outcome = flower.run(app, config | {"out-dir": str(tmp_path)})
+    assert outcome.status == "finished:completed", outcome.output
+    rows = pd.read_csv(tmp_path / "there" / "clients.csv")
+    assert [*rows["status"]] == ["ok"] * 4
+    expected = simulate(rounds=2, num_clients=2, **SMALL | {"algo": "scaffold"}).model
+    found = load_file(tmp_path / "there" / "model.safetensors")
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
 def test_a_killed_worker_of_the_simulation_ends_the_run_with_one_line(
     app: Path, tmp_path: Path
 ) -> None:

@@ -258,3 +258,15 @@ def test_a_superlink_that_fails_for_a_while_is_asked_again(
         play(1, status=403)
     assert {row["status"] for row in play(10**9, timeout=0.2).clients} == {LATE}
     assert lines() == 2
+
+
+@pytest.mark.parametrize("kind", ["pull", "push"])
+def test_a_superlink_that_fails_before_the_first_round_is_asked_again(kind: str) -> None:
+    with Failing(client_app()) as net, quiet():
+        net.fails, net.kind = 2, kind
+        for i in range(6):
+            net.join(10 + i, i, 6)
+        run = run_over(net, strategy(Scaffold), 1)
+        run.begin()
+        assert net.fails == 0
+        assert {row["status"] for row in run.train_round().clients} == {"ok"}
