@@ -371,9 +371,9 @@ def test_a_setting_of_privacy_without_a_budget_is_refused_and_never_left_out(key
 
 
 def test_given_cohorts_are_refused() -> None:
+    method = METHODS["fedavg"](sampling="bernoulli", plugins=[DP(noise_multiplier=1.0)])
     with pytest.raises(ValueError, match="participation: expected a share of the clients with dp"):
-        federation.run("fedavg", PROBLEM, W0, COHORTS, sampling="bernoulli",
-                       **{"dp.noise-multiplier": 1.0})  # fmt: skip
+        federation.run(method, PROBLEM, W0, COHORTS)
 
 
 def test_a_large_delta_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
