@@ -128,6 +128,7 @@ def test_the_mean_over_the_draws_is_the_vector(name: str) -> None:
 def test_the_others_are_their_formulas() -> None:
     x = vector(2000)
     torch.testing.assert_close(through(Sign(), x), x.sign() * x.abs().mean())
+    assert through(Sign(), torch.tensor([-3.0, 0.0])).tolist() == [-1.5, 1.5]  # zero is positive
     assert torch.equal(through(BFloat16(torch.float32), x), x.bfloat16().float())
     scale = torch.cat([b.abs().max().expand(len(b)) for b in x.split(BUCKET)]) / 127
     assert ((through(Levels(8, drawn=False), x) - x).abs() <= scale / 2 * 1.0001).all()
@@ -400,17 +401,18 @@ def test_at_share_1_each_method_is_the_bare_one(name: str) -> None:
     assert (made.client_half(), made.rule()) == (plain.client_half(), plain.rule())
 
 
-def test_random_numbers_are_of_seed_round_and_client() -> None:
-    plugin = replace(Compress(method="randk", share=0.1), fields="w", models="w")
+@pytest.mark.parametrize("method", ["randk", "qsgd"])
+def test_random_numbers_are_of_seed_round_and_client(method: str) -> None:
+    plugin = replace(Compress(method=method, share=0.1), fields="w", models="w")
     x, down = vector(4000), SimpleNamespace(w=torch.zeros(4000))
-    places = set()
+    messages = set()
     for seed, t, i in [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)]:
         config = LocalConfig(t, 2, 0.1, 0.0, 0.0, i, seed, ())
         result: Any = SimpleNamespace(config=config, w_K=x)
         state = plugin.init(x, x, None)
         packed, _ = plugin.encode(Model(x), down, state, result)
-        places.add(tuple(packed.w_lattice.tolist()))
-    assert len(places) == 4
+        messages.add(tuple(part.numpy().tobytes() for part in packed))
+    assert len(messages) == 4
 
 
 @pytest.mark.parametrize("method", METHODS)
