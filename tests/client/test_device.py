@@ -19,7 +19,7 @@ from fedaccord.strategies import FedAvg
 from fedaccord.task.flat_model import flat_model
 from fedaccord.wire.handshake import handshake
 from tests.grid import InProcessGrid
-from tests.test_client_app import own_data
+from tests.own import save
 
 ASKED = TrainInstruction(
     *(0, 1, FedAvg().client_half(), ((3,),), 0.1, 0.0, 0.0),
@@ -72,7 +72,7 @@ def test_a_run_names_no_partition_file(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(ValueError, match="got partition=file: use another") as refused:
             configured_task(context(run, **node))
         assert str(tmp_path) not in str(refused.value)
-    own = {"dataset": "npz", "data-dir": str(own_data(tmp_path, 14))}
+    own = {"dataset": "npz", "data-dir": str(save(tmp_path / "14.npz", 14))}
     assert configured_task(context(run, **own)).num_examples(1) == 14
 
 
@@ -126,8 +126,8 @@ def test_the_server_hears_of_it_when_the_node_introduces_itself() -> None:
 
 
 def test_data_that_the_node_names_is_read_and_nothing_else(tmp_path: Path) -> None:
-    own = str(own_data(tmp_path, 14))
-    run = {"dataset": "npz", "data-dir": str(own_data(tmp_path, 30)), "model": "linear"}
+    own = str(save(tmp_path / "14.npz", 14))
+    run = {"dataset": "npz", "data-dir": str(save(tmp_path / "30.npz", 30)), "model": "linear"}
     assert configured_task(context(run, **{"data-dir": own})).num_examples(1) == 14
     for node in ({"dataset": "npz"}, {"dataset": "npz", "data-dir": ""}):
         with pytest.raises((ValueError, FileNotFoundError)) as refused:
