@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,7 +76,7 @@ def sweep(
         if force:
             for each in (folder, *runs.glob("*")):
                 lock.force(each)
-        with display.bar, watched(console, lambda: sum(map(rounds, runs.glob("*"))), display.look):
+        with display.bar, watched(console, partial(rounds_of, plan, runs), display.look):
             running = Sweep(plan, folder, display.on_step)
             table = running.run()
     print_table(console, *as_text(table))
@@ -93,6 +94,12 @@ def _content(file: Path) -> dict[str, Any]:
         content["run"] = run = flatten(content["run"])
         make_absolute(run)
     return content
+
+
+def rounds_of(plan: "Plan", runs: Path) -> int:
+    """Rounds of the plan's methods in a folder that may have runs of other methods, too."""
+    ours = (run for run in runs.glob("*") if run.name.rsplit("-", 2)[0] in plan.methods)
+    return sum(map(rounds, ours))
 
 
 class Display:

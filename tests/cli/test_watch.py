@@ -7,11 +7,12 @@ import pytest
 from rich.console import Console
 
 from fedaccord.cli import watch
+from fedaccord.cli.sweep import rounds_of
 from fedaccord.federation.eta import Eta
 from tests.cli.shell import invoke
 from tests.cli.test_reproduce import reproduce
 from tests.cli.test_sweep import write
-from tests.experiments.sweep.plans import content
+from tests.experiments.sweep.plans import content, make
 
 
 def test_the_number_of_rounds_is_that_of_the_last_row(tmp_path: Path) -> None:
@@ -29,6 +30,19 @@ def test_the_number_of_rounds_is_that_of_the_last_row(tmp_path: Path) -> None:
     rows = "".join(f"{t}," + "0.123456789" * 20 + "\n" for t in range(500))
     table.write_text("round,x\n" + rows)  # a long table is read at its end
     assert watch.rounds(tmp_path) == 499
+
+
+def test_a_sweep_counts_the_rounds_of_its_own_methods(tmp_path: Path) -> None:
+    """The folder may have runs of a sweep with other methods."""
+    for name, last in (
+        ("fedavg-0a1b-seed0", 5),
+        ("dfedsam-mgs-0a1b-seed1", 7),
+        ("fedcm-0-seed0", 9),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.csv").write_text(f"round,loss\n{last},0.5\n")
+    plan = make({"algo": ["fedavg", "dfedsam-mgs"]})
+    assert rounds_of(plan, tmp_path) == 12
 
 
 def test_the_watching_thread_ends_with_its_block() -> None:
