@@ -36,6 +36,7 @@ NAMES = {
     "cifar10": "CIFAR-10",
     "mlp": "an MLP with two hidden layers of 200",
     "lenet": "LeNet",
+    "lenet5": "LeNet-5",
 }
 WINDOW = 3  # last evaluations behind a run's mean
 RESULTS = data.REPOSITORY / "docs" / "results"
@@ -255,10 +256,10 @@ def listed(seeds: Iterable[int]) -> str:
 def plot(methods: list[Method], path: Path, window: int = WINDOW) -> None:
     """Test accuracy by round: the leading methods in one picture, every other in a small one."""
     others = [method for method in methods if method.name not in LEADING]
-    figure = plt.figure(figsize=(13 if others else 6.5, 6.4), layout="constrained")
-    left, *right = figure.subfigures(
-        *(1, 2 if others else 1), squeeze=False, width_ratios=(1, 1.25) if others else None
-    )[0]
+    columns = min(5, math.ceil(math.sqrt(len(others))))
+    widths = [5.8, *([max(1.44 * columns, 3.2)] if others else [])]
+    figure = plt.figure(figsize=(sum(widths), 6.4), layout="constrained")
+    left, *right = figure.subfigures(1, len(widths), squeeze=False, width_ratios=widths)[0]
     main = left.subplots()
     leading = [method for method in methods if method.name in LEADING]
     for method in leading:
@@ -270,7 +271,7 @@ def plot(methods: list[Method], path: Path, window: int = WINDOW) -> None:
     main.grid(alpha=0.3)
     main.spines[["top", "right"]].set_visible(False)
     for part in right:
-        small_pictures(part, others, methods)
+        small_pictures(part, others, methods, columns)
     figure.supxlabel(
         f"percentages: mean of the last {window} evaluations", fontsize=9, x=0.99, ha="right"
     )
@@ -278,9 +279,8 @@ def plot(methods: list[Method], path: Path, window: int = WINDOW) -> None:
     plt.close(figure)
 
 
-def small_pictures(figure: Any, others: list[Method], methods: list[Method]) -> None:
+def small_pictures(figure: Any, others: list[Method], methods: list[Method], columns: int) -> None:
     """One for each of the others."""
-    columns = 5
     rows = math.ceil(len(others) / columns)
     baseline = next((method for method in methods if method.name == BASELINE), None)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat

@@ -185,13 +185,18 @@ class Settings:
     def model_settings(self) -> ModelSettings:
         return ModelSettings.of(self)
 
+    @property
+    def local_length(self) -> str:
+        """The length of a local round, as "10 steps" or "1 epoch"."""
+        count = self.local_steps or self.local_epochs
+        return f"{count} {'step' if self.local_steps else 'epoch'}{'s' if count > 1 else ''}"
+
     def local_training(self) -> str:
         """The settings of training and averaging in one line, including defaults."""
-        length = f"{self.local_steps} steps" if self.local_steps else f"{self.local_epochs} epochs"
         clip = f"clip norm {self.clip_norm:g}" if self.clip_norm else "no clipping"
         who = "all" if self.fraction_train == 1 else f"{self.fraction_train:.4g} of the"
         return (
-            f"{who} clients, {length} of {self.optimizer}, lr "
+            f"{who} clients, {self.local_length} of {self.optimizer}, lr "
             f"{self.lr:g} x {self.lr_decay:g} a round ({self.lr_schedule} within it), weight decay "
             f"{self.weight_decay:g}, {clip}, {self.precision}, weighting {self.weighting}"
         )

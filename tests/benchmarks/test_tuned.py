@@ -63,9 +63,15 @@ def test_a_folder_without_a_tested_method_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "methods"), [("tuned", 29), ("full-length", 10), ("tuned-cifar10", 10)]
+    ("page", "methods", "trials"),
+    [
+        ("tuned", 29, 4),
+        ("full-length", 10, 4),
+        ("tuned-cifar10", 10, 4),
+        ("low-participation", 5, 8),
+    ],
 )
-def test_every_method_has_as_many_configurations(page: str, methods: int) -> None:
+def test_every_method_has_as_many_configurations(page: str, methods: int, trials: int) -> None:
     plan = Plan.make(accuracy.read_file(page))
     assert len(plan.methods) == methods
-    assert {len(plan.configurations(method)) for method in plan.methods} == {4}
+    assert {len(plan.configurations(method)) for method in plan.methods} == {trials}

@@ -50,9 +50,8 @@ def parts(plan: Plan) -> list[Part]:
             configurations = sizes[0][0] if rungs else sum(count for count, _ in sizes)
             seeds = len(plan.seeds if stage == TUNE else plan.test_seeds)
             runs = seeds * sum(count for count, _ in sizes)
-            rounds, flat = seeds * sum(n * rounds for n, rounds in sizes), first.config.flat
-            steps = flat["local-steps"]
-            local = f"{steps} steps" if steps else f"{flat['local-epochs']} epochs"
+            rounds = seeds * sum(n * rounds for n, rounds in sizes)
+            local = first.config.strategy.local_length
             sums = (configurations, runs, rounds, local, first.gradients)
             every.append(Part(method, stage, *sums))
     return every
