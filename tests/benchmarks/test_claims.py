@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import accuracy
 import claims
 import pytest
 
@@ -54,7 +55,7 @@ def test_a_claim_is_tested_on_differences_between_runs_of_the_same_seed(tmp_path
     assert found["A-FedPD gains more on FedDyn with 2% than with 20%"][1:] == [
         *("+6.00 ± 2.00, +3.00 ± 1.00", "+3.00 ± 1.00", "`participation`", "holds")
     ]
-    assert found["FedInit above FedAvg, both tuned"][1:] == [
+    assert found["FedInit above FedAvg, both tuned, 80 rounds"][1:] == [
         "not run",
         "",
         "[tuned](tuned.md)",
@@ -65,8 +66,8 @@ def test_a_claim_is_tested_on_differences_between_runs_of_the_same_seed(tmp_path
 
 def test_consistency_is_that_of_the_last_round(tmp_path: Path) -> None:
     for seed in range(3):
-        for beta, accuracy in ((0.0, 0.5), (0.1, 0.6 + seed / 100)):
-            write_run(tmp_path, "gallery-beta", seed, accuracy, algo="fedinit", beta=beta)
+        for beta, share in ((0.0, 0.5), (0.1, 0.6 + seed / 100)):
+            write_run(tmp_path, "gallery-beta", seed, share, algo="fedinit", beta=beta)
     assert page(tmp_path)["consistency at beta 0 above that at 0.1"][1:] == [
         *("0.390 ± 0.010 → 0.500 ± 0.000", "+0.110 ± 0.010"),
         *("[gallery-beta](../gallery.md)", "holds"),
@@ -99,3 +100,11 @@ def test_a_sweep_has_one_configuration_for_each_side_of_its_claims(name: str) ->
     assert sides
     for side in sides:
         assert sum(side.items() <= settings.items() for settings in every) == 1
+
+
+@pytest.mark.parametrize("name", claims.TUNED)
+def test_a_claim_of_tuned_methods_names_methods_of_its_sweep(name: str) -> None:
+    methods = accuracy.read_file(name)["space"]["algo"]
+    own = [c for group in claims.GROUPS for c in group.claims if c.sweep == name]
+    assert own
+    assert {side["algo"] for claim in own for side in (claim.low, claim.high)} <= {*methods}
