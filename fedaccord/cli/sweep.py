@@ -71,8 +71,8 @@ def sweep(
             return
         if folder is None:
             raise ValueError("--out: expected a folder for the tables and the runs, got none")
-        display = Display(console, plan)
         runs = folder / "runs"
+        display = Display(console, plan, begun=rounds_of(plan, runs))
         if force:
             for each in (folder, *runs.glob("*")):
                 lock.force(each)
@@ -105,7 +105,8 @@ def rounds_of(plan: "Plan", runs: Path) -> int:
 class Display:
     """Show a sweep: on a terminal by a bar, else by a line a trial."""
 
-    def __init__(self, console: Console, plan: "Plan") -> None:
+    def __init__(self, console: Console, plan: "Plan", begun: int = 0) -> None:
+        """begun: rounds in the folder before this start."""
         from fedaccord.experiments.sweep.estimate import parts
 
         self.plan, self.done, self.best = plan, 0, ""
@@ -115,7 +116,7 @@ class Display:
         self.of = "" if adaptive else f"/{sum(part.runs for part in parts(plan))}"
         self.bar = make_bar(console)
         rounds = sum(part.rounds for part in parts(plan))
-        self.rounds, self.left = 0, Eta(0, rounds)
+        self.rounds, self.left = 0, Eta(begun, rounds)
         self.task = self.bar.add_task("", total=rounds, text="")
 
     def on_step(self, step: "Step") -> None:
@@ -125,7 +126,8 @@ class Display:
 
         self.done += 1
         self.rounds += step.rounds
-        self.left.begun += step.rounds if step.found else 0
+        if step.found:  # a failed trial counts with all its rounds
+            self.left.begun += max(0, step.job.rounds - rounds(step.job.path))
         metric = self.plan.options.metric
         split = "validation" if step.job.settings["validation"] else "test"
         value = step.row.get(column(metric, split))
@@ -134,11 +136,11 @@ class Display:
         self._rank(step.job, split, -math.inf if failed else sign(metric) * float(value or 0))
         number = f"run {self.done}{self.of}"
         self.bar.update(self.task, description=number, text=self.best)
-        self._advance(self.rounds)
+        reached = self._advance(self.rounds)
         if self.bar.disable and not step.found:
             shown = text if value is None else f"{split}-{metric} {text}"
             ended = step.row.get("reason") or self.best
-            words = (f"round {step.job.rounds}", shown, ended, self.left(self.rounds))
+            words = (f"round {step.job.rounds}", shown, ended, self.left(reached))
             trial = f"{self._trial(step.job)} seed={step.job.settings['seed']}"
             line = "  ".join((number, trial, *filter(None, words)))
             print(printable(line), flush=True)
@@ -169,14 +171,15 @@ class Display:
 
     def look(self, rounds: int) -> None:
         """Show the rounds of all trials, the running ones included."""
-        self._advance(rounds)
+        rounds = self._advance(rounds)
         if self.bar.disable:
             print(progress(rounds, self.left), flush=True)
 
-    def _advance(self, rounds: int) -> None:
-        """The bar never moves back: a failed trial counts with all its rounds."""
-        shown = self.bar.tasks[self.task].completed
-        self.bar.update(self.task, completed=max(rounds, self.rounds, shown))
+    def _advance(self, rounds: int) -> int:
+        """The bar never moves back; a failed trial counts with all its rounds."""
+        shown = max(rounds, self.rounds, round(self.bar.tasks[self.task].completed))
+        self.bar.update(self.task, completed=shown)
+        return shown
 
     def _trial(self, job: "Job") -> str:
         """Its method and its choices."""

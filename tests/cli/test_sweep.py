@@ -65,7 +65,7 @@ def test_a_dry_run_prints_the_budget_and_writes_nothing(tmp_path: Path) -> None:
     assert 'warning: fedavg: stem="cifar" has no effect' in result.stderr
     rows = [line.split() for line in result.stdout.splitlines()]
     assert ["fedavg", "tune", "2", "2", "6", "2", "epochs", "1"] in rows
-    assert ["fedsam", "tune", "2", "2", "6", "1", "epochs", "2"] in rows
+    assert ["fedsam", "tune", "2", "2", "6", "1", "epoch", "2"] in rows
     assert "6 runs, 18 rounds; about " in result.stdout
     assert [*tmp_path.iterdir()] == [file]
 
@@ -178,6 +178,28 @@ def test_the_best_trial_has_the_best_mean_over_all_seeds() -> None:
     assert step(0.05, 1, 0.2) == "best 80.00% (fedavg lr=0.1, mean of 2 seeds)"
     step(0.05, 0, 0.1, validation=0.0)
     assert step(0.05, 1, 0.3, validation=0.0) == "best 20.00% (fedavg lr=0.05, mean of 2 seeds)"
+
+
+def test_the_remaining_time_counts_rounds_of_this_start_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither those that the folder had before, nor those that a failed trial never ran."""
+    plan = make({"algo": ["fedavg"], "lr": [0.05, 0.1]}, seeds=[0, 1])
+    display = Display(Console(file=io.StringIO()), plan, begun=2)
+    settings = {"algo": "fedavg", "lr": 0.05, "num-server-rounds": 3, "validation": 0.1}
+
+    def said(rounds: int) -> str:
+        display.look(rounds)
+        return capsys.readouterr().out.splitlines()[-1]
+
+    total = f"of {display.left.rounds} rounds"
+    assert said(2) == f"2 {total}"
+    job = Job(str(tmp_path), "fedavg-seed0", settings | {"seed": 0})
+    display.on_step(Step(job, {"status": "failed"}, 3, found=True))
+    job = Job(str(tmp_path), "fedavg-seed1", settings | {"seed": 1})
+    display.on_step(Step(job, {"status": "failed"}, 2, found=True))
+    assert said(4) == f"5 {total}"
+    assert "left" in said(9)
 
 
 def test_asha_counts_its_runs_without_a_total() -> None:
