@@ -275,7 +275,7 @@ def plot(methods: list[Method], path: Path, window: int = WINDOW) -> None:
     figure.supxlabel(
         f"percentages: mean of the last {window} evaluations", fontsize=9, x=0.99, ha="right"
     )
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=85)  # below 200 KB
     plt.close(figure)
 
 

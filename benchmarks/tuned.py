@@ -103,8 +103,8 @@ def report(plan: Plan, sweep: Path, results: Path, page: str) -> None:
 
 
 def text(plan: Plan, found: Sequence[Tested], page: str) -> str:
-    options, baseline = plan.options, accuracy.BASELINE
-    target = TARGETS[plan.run["dataset"]]
+    options, run, baseline = plan.options, plan.run, accuracy.BASELINE
+    target = TARGETS[run["dataset"]]
     base = next((each for each in found if each.method.name == baseline), None)
     head = [
         *("method", "tuned values", f"accuracy, mean of last {WINDOW}", f"points over {baseline}"),
@@ -112,9 +112,10 @@ def text(plan: Plan, found: Sequence[Tested], page: str) -> str:
     ]
     rows = [[each.method.name, *cells(each, base, target)] for each in found]
     left = [name for name in plan.methods if name not in {each.method.name for each in found}]
-    first = max(1, round(plan.run["num-server-rounds"] / options.eta ** (options.rungs - 1)))
+    first = max(1, round(run["num-server-rounds"] / options.eta ** (options.rungs - 1)))
     lines = [
-        f"# Tuned methods on {accuracy.NAMES[plan.run['dataset']]}",
+        f"# Tuned methods on {accuracy.NAMES[run['dataset']]}: {run['num-server-rounds']} rounds, "
+        f"{run['fraction-train']:.0%} of {run['num-clients']} clients",
         "",
         f"![test accuracy by round]({page}.png)",
         "",
