@@ -3,6 +3,11 @@
 fedaccord sweep benchmarks/tuned.toml --out DIR     # stops and resumes
 python benchmarks/tuned.py DIR                      # from the methods whose tests are completed
 python benchmarks/tuned.py DIR --page full-length   # of benchmarks/full-length.toml
+
+The same file in another setting, on a page of its own:
+
+fedaccord sweep benchmarks/tuned.toml dirichlet-alpha=0.6 --out DIR
+python benchmarks/tuned.py DIR dirichlet-alpha=0.6 --file tuned --page tuned-06
 """
 
 import argparse
@@ -17,11 +22,12 @@ import archive
 import pandas as pd
 from decentralised import difference, markdown, verdict
 
+from fedaccord.cli.settings import read_settings
 from fedaccord.experiments.analysis.groups import reached, with_costs
 from fedaccord.experiments.sweep import Plan
 from fedaccord.experiments.sweep.plan import Configuration
 from fedaccord.experiments.sweep.table import at_edges
-from fedaccord.runs import reader
+from fedaccord.runs import flatten, reader
 from fedaccord.runs.metrics import WINDOW
 
 TARGETS = {"fashion-mnist": 0.8, "cifar10": 0.35}  # test accuracies up to which costs count
@@ -31,14 +37,39 @@ WORDS = {"yes": "above", "no": "below", "open": "open", "equal": "equal"}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sweep", type=Path, help="folder of the sweep")
-    parser.add_argument("--page", default="tuned", help="name of the page and of the sweep's file")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="as given to the sweep")
+    parser.add_argument("--page", default="tuned", help="name of the page")
+    parser.add_argument("--file", help="name of the sweep's file; by default the page's")
     parser.add_argument("--results", type=Path, default=accuracy.RESULTS, help="folder of the page")
     options = parser.parse_args()
     try:
-        plan = Plan.make(accuracy.read_file(options.page))
-        report(plan, options.sweep.expanduser(), options.results, options.page)
+        made = Made.by(options.file or options.page, options.settings)
+        report(made, options.sweep.expanduser(), options.results, options.page)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(str(error))
+
+
+class Made(NamedTuple):
+    """A sweep: its plan, the name of its file, and what was set after it."""
+
+    plan: Plan
+    file: str
+    settings: Sequence[str] = ()
+
+    @classmethod
+    def by(cls, file: str, settings: Sequence[str]) -> "Made":
+        content = accuracy.read_file(file)
+        run = flatten(content["run"]) | read_settings(settings, None)
+        return cls(Plan.make(content | {"run": run}), file, settings)
+
+    def commands(self, page: str) -> str:
+        settings = "".join(f" {setting}" for setting in self.settings)
+        options = "" if page == "tuned" else f" --page {page}"
+        options = options if page == self.file else f" --file {self.file}{options}"
+        return (
+            f"`fedaccord sweep benchmarks/{self.file}.toml{settings} --out DIR` and "
+            f"`python benchmarks/tuned.py DIR{settings}{options}`"
+        )
 
 
 class Tested(NamedTuple):
@@ -91,18 +122,20 @@ def _run(run: reader.Run) -> accuracy.Run:
     return accuracy.Run(run.settings, curve, curve.iloc[-WINDOW:].mean(), float("nan"))
 
 
-def report(plan: Plan, sweep: Path, results: Path, page: str) -> None:
+def report(made: Made, sweep: Path, results: Path, page: str) -> None:
     """Write the page and its picture. Raises FileNotFoundError if no method is tested."""
+    plan = made.plan
     found = read(sweep, plan)
     if not found:
         raise FileNotFoundError(f"{sweep} holds no method that is tested: sweep first")
     results.mkdir(parents=True, exist_ok=True)
-    (results / f"{page}.md").write_text(text(plan, found, page))
+    (results / f"{page}.md").write_text(text(made, found, page))
     accuracy.plot([each.method for each in found], results / f"{page}.png", WINDOW)
     print(f"{len(found)} of {len(plan.methods)} methods in {results / page}.md and {page}.png")
 
 
-def text(plan: Plan, found: Sequence[Tested], page: str) -> str:
+def text(made: Made, found: Sequence[Tested], page: str) -> str:
+    plan = made.plan
     options, run, baseline = plan.options, plan.run, accuracy.BASELINE
     target = TARGETS[run["dataset"]]
     base = next((each for each in found if each.method.name == baseline), None)
@@ -122,9 +155,9 @@ def text(plan: Plan, found: Sequence[Tested], page: str) -> str:
         setting(plan),
         "",
         f"Every method was tuned alike: {options.trials} configurations of the local rate, alike "
-        f"for all, and of its own keys, drawn as a Latin hypercube from `benchmarks/{page}.toml`. "
-        f"They were ranked by the accuracy on {options.validation:.0%} of the training samples, "
-        f"held out, after {first} rounds with seed {', '.join(map(str, plan.seeds))}; the test "
+        "for all, and of its own keys, drawn as a Latin hypercube from "
+        f"`benchmarks/{made.file}.toml`. They were ranked by the accuracy on "
+        f"{options.validation:.0%} of the training samples, held out, after {first} rounds with seed {', '.join(map(str, plan.seeds))}; the test "
         "images were not seen. The best was then trained on all training samples with the seeds "
         f"{', '.join(map(str, plan.test_seeds))} and evaluated on the test images. "
         f"{options.trials} configurations are few: a method may be better than here.",
@@ -144,9 +177,8 @@ def text(plan: Plan, found: Sequence[Tested], page: str) -> str:
     ]
     if left:
         lines += [f"Not tested yet: {', '.join(left)}.", ""]
-    made = f"`fedaccord sweep benchmarks/{page}.toml --out DIR` and `python benchmarks/tuned.py DIR"
-    made += "" if page == "tuned" else f" --page {page}"
-    return "\n".join([*lines, f"Made by {made}`, on a CPU.{archive.sentence(page)}", ""])
+    end = f"Made by {made.commands(page)}, on a CPU.{archive.sentence(page)}"
+    return "\n".join([*lines, end, ""])
 
 
 def setting(plan: Plan) -> str:

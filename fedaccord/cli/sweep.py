@@ -1,7 +1,7 @@
 """`fedaccord sweep`: many runs, defined by a file."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedaccord.cli.console import make_console, print_table, printable, warn
 from fedaccord.cli.progress import make_bar
-from fedaccord.cli.settings import Force, make_absolute, read_toml
+from fedaccord.cli.settings import Force, Pairs, make_absolute, read_settings, read_toml
 from fedaccord.cli.watch import progress, resumable, rounds, watched
 from fedaccord.federation.eta import Eta
 from fedaccord.process.interrupts import interruptible
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 @interruptible()
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.TOML", help="The sweep's file.")],
+    pairs: Pairs = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the tables and the runs."),
@@ -53,9 +54,11 @@ def sweep(
         lr = [0.05, 0.1]
 
     gives DIR/table.csv with a row for each trial, DIR/winners.csv with a row for each method, and
-    the run directories in DIR/runs:
+    the run directories in DIR/runs. KEY=VALUE pairs replace keys of [run]:
 
     fedaccord sweep sweep.toml --out ~/sweeps/first
+
+    fedaccord sweep sweep.toml num-server-rounds=100 --out ~/sweeps/longer
     """
     from fedaccord.experiments.sweep import Plan, Sweep
     from fedaccord.experiments.sweep.table import as_text
@@ -63,7 +66,7 @@ def sweep(
 
     console, folder = make_console(), out and out.expanduser().absolute()
     with resumable(None if dry_run else folder):
-        plan = Plan.make(_content(file))
+        plan = Plan.make(_content(file, pairs or []))
         for line in plan.warnings():
             warn(line)
         if dry_run:
@@ -85,14 +88,21 @@ def sweep(
     console.print(f"tables and runs: {folder}", soft_wrap=True)
 
 
-def _content(file: Path) -> dict[str, Any]:
-    """The file, with absolute paths. Raises ValueError if it cannot be read."""
+def _content(file: Path, pairs: Sequence[str]) -> dict[str, Any]:
+    """The file, with absolute paths and these settings. Raises ValueError if it cannot be read."""
     from fedaccord.runs import flatten
 
-    content = read_toml(file)
-    if isinstance(content.get("run"), Mapping):
-        content["run"] = run = flatten(content["run"])
+    content, given = read_toml(file), read_settings(pairs, None)
+    run, space = content.get("run", {}), content.get("space", {})
+    if both := [key for key in given if isinstance(space, Mapping) and key in space]:
+        raise ValueError(
+            f"{both[0]}: expected keys that [space] of {file} does not vary, got {both[0]}="
+            f"{given[both[0]]}; change the file"
+        )
+    if isinstance(run, Mapping):
+        run = flatten(run)
         make_absolute(run)
+        content["run"] = run | given
     return content
 
 

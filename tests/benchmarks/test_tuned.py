@@ -40,7 +40,7 @@ def test_a_method_is_tested_with_its_tuned_values_and_compared_by_seed(tmp_path:
         for seed in range(3):
             write_run(tmp_path, method, which, seed, 0.79 + seed / 100 + gain * (1 + seed / 10))
     write_run(tmp_path, "feddyn", 0, 0, 0.9)  # of one seed: not tested yet
-    tuned.report(PLAN, tmp_path, tmp_path, "tuned")
+    tuned.report(tuned.Made(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
     page = (tmp_path / "tuned.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
     assert [row[0] for row in rows[2:]] == ["fedinit", "fedavg", "scaffold"]
@@ -55,10 +55,24 @@ def test_a_method_is_tested_with_its_tuned_values_and_compared_by_seed(tmp_path:
     assert (tmp_path / "tuned.png").stat().st_size > 10_000
 
 
+def test_a_page_says_how_it_is_made() -> None:
+    made = tuned.Made(PLAN, "tuned", ["dirichlet-alpha=0.6"])
+    assert made.commands("tuned-06") == (
+        "`fedaccord sweep benchmarks/tuned.toml dirichlet-alpha=0.6 --out DIR` and "
+        "`python benchmarks/tuned.py DIR dirichlet-alpha=0.6 --file tuned --page tuned-06`"
+    )
+    assert tuned.Made(PLAN, "full-length").commands("full-length") == (
+        "`fedaccord sweep benchmarks/full-length.toml --out DIR` and "
+        "`python benchmarks/tuned.py DIR --page full-length`"
+    )
+    own = tuned.Made.by("low-participation", ["dirichlet-alpha=0.6"]).plan
+    assert own.run["dirichlet-alpha"] == 0.6
+
+
 def test_a_folder_without_a_tested_method_is_refused(tmp_path: Path) -> None:
     write_run(tmp_path, "fedavg", 0, 0, 0.9, validation=0.1)
     with pytest.raises(FileNotFoundError, match="holds no method that is tested: sweep first"):
-        tuned.report(PLAN, tmp_path, tmp_path, "tuned")
+        tuned.report(tuned.Made(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
 
 
 @pytest.mark.slow

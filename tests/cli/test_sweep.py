@@ -70,6 +70,21 @@ def test_a_dry_run_prints_the_budget_and_writes_nothing(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [file]
 
 
+def test_settings_after_the_file_replace_those_of_run(tmp_path: Path) -> None:
+    file = write(tmp_path, content({"algo": ["fedavg"], "lr": [0.05, 0.1]}))
+    result = success(invoke("sweep", file, "num-server-rounds=5", "local-steps=1", "--dry-run"))
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["fedavg", "tune", "2", "2", "10", "1", "step", "1"] in rows
+    for given, message in (
+        ("lr=0.3", f"lr: expected keys that [space] of {file} does not vary, got lr=0.3"),
+        ("rounds=3", "unknown key 'rounds'"),
+        ("seed=3", "seed: a sweep sets it for each of its runs"),
+    ):
+        result = invoke("sweep", file, given, "--dry-run")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert message in result.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
