@@ -157,8 +157,9 @@ def text(made: Made, found: Sequence[Tested], page: str) -> str:
         f"Every method was tuned alike: {options.trials} configurations of the local rate, alike "
         "for all, and of its own keys, drawn as a Latin hypercube from "
         f"`benchmarks/{made.file}.toml`. They were ranked by the accuracy on "
-        f"{options.validation:.0%} of the training samples, held out, after {first} rounds with seed {', '.join(map(str, plan.seeds))}; the test "
-        "images were not seen. The best was then trained on all training samples with the seeds "
+        f"{options.validation:.0%} of the training samples, held out, after {first} rounds "
+        f"with seed {', '.join(map(str, plan.seeds))}; the test images were not seen. The "
+        "best was then trained on all training samples with the seeds "
         f"{', '.join(map(str, plan.test_seeds))} and evaluated on the test images. "
         f"{options.trials} configurations are few: a method may be better than here.",
         "",
