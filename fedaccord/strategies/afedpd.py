@@ -14,11 +14,13 @@ client keeps its own dual, and when it returns the server sends the missed steps
 lam_bar after its last round. The server stores one lam_bar per distinct round in which some client
 was last seen, not one vector per client; the run moves the oldest ones to files.
 
-When to use: for primal-dual training when few clients take part in a round. It is exact at any
-participation, and absent clients' duals do not age. It costs a second vector down after an absence,
-a vector on each client, and on the server a vector for each of those last-seen rounds, on disk if
-there are many. On convex problems with exact gradients it is no faster than FedDyn; the gain is
-claimed for networks and noisy gradients.
+When to use: for primal-dual training when a part of the clients trains in a round. It is exact at
+any participation, and absent clients' duals do not age. It costs a second vector down after an
+absence, a vector on each client, and on the server a vector for each of those last-seen rounds, on
+disk if there are many. On convex problems with exact gradients it is no faster than FedDyn. The
+gain is claimed for networks and noisy gradients: on Fashion-MNIST it is above FedDyn with 10 of 100
+clients a round. The model sent, 2 w_bar^t - w_bar^{t-1}, amplifies the noise of a small cohort:
+with 2 of 100 the default is 20 points below FedDyn's there, a tuned rho of 1 is 1.5 below.
 
 Where we differ: the same iterates, stored elsewhere, as derived above. rho is constant, although
 the poster prints rho_t; its value, and lr, decay and weight decay, are those of FedSpeed in the
