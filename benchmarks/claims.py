@@ -370,7 +370,8 @@ def cells(claim: Claim, results: Sequence[Result]) -> list[str]:
     gains = [gain - (each[1][k] if claim.than else 0.0) for k, gain in enumerate(each[0])]
     digits = 3 if claim.measure == "consistency" else 2
     page = PAGES.get(claim.sweep)
-    runs = f"[{claim.sweep}]({page})" if page else f"`{claim.sweep}`"
+    is_made = page and (RESULTS / page).exists()
+    runs = f"[{claim.sweep}]({page})" if is_made else f"`{claim.sweep}`"
     if len(seeds) < 2:
         return [claim.text, claim.paper, UNRUN, "", runs, "open"]
     if claim.than:
