@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedaccord.core.cohort import Cohort, Reply, rows, weighted_sum
+from fedaccord.core.cohort import Cohort, Reply, Visit, rows, seen, weighted_sum
 from fedaccord.core.rule import Model
 from fedaccord.core.vectors import Vector
 
@@ -108,3 +108,14 @@ def test_a_mean_of_nobody_or_of_another_number_is_refused() -> None:
 
 def test_a_field_that_nobody_sent_is_none() -> None:
     assert rows([Reply(i, Model(None), 1, 1) for i in range(2)]) == Model(None)  # type: ignore[arg-type]
+
+
+def test_the_rounds_whose_state_a_client_needs() -> None:
+    """Client 0's reply to round 3 was used at once; client 1 lost its state; client 2 was sent the
+    model of round 2, and its reply was used two rounds later; client 3 is at work since round 6."""
+    accepted, delays = torch.tensor([3, -1, 2, -1]), torch.tensor([0, 2, 2, 0])
+    assert seen(accepted, None, ()) is None  # synchronous: those of ``accepted``
+    found = seen(accepted, delays, [Visit(3, 6, -1, None)])
+    assert found is not None
+    assert sorted(found.tolist()) == [-1, -1, 1, 3, 3, 4, 5]
+    assert found.dtype == torch.int64
