@@ -148,7 +148,8 @@ def text(made: Made, found: Sequence[Tested], page: str) -> str:
     first = max(1, round(run["num-server-rounds"] / options.eta ** (options.rungs - 1)))
     lines = [
         f"# Tuned methods on {accuracy.NAMES[run['dataset']]}: {run['num-server-rounds']} rounds, "
-        f"{run['fraction-train']:.0%} of {run['num-clients']} clients",
+        f"{run['fraction-train']:.0%} of {run['num-clients']} clients, Dirichlet "
+        f"{run['dirichlet-alpha']:g}",
         "",
         f"![test accuracy by round]({page}.png)",
         "",
