@@ -4,8 +4,8 @@ python benchmarks/claims.py DIR --run           # the sweeps of benchmarks/claim
 python benchmarks/claims.py DIR --run beta      # one of them, by name
 python benchmarks/claims.py DIR                 # the page, from the runs that are completed
 
-DIR has a folder a sweep. Those of other pages are read there too, if they are run with
-fedaccord sweep benchmarks/gallery-beta.toml --out DIR/gallery-beta, those of `PAGES` alike.
+DIR has a folder a sweep. Those of other pages are read there too, if they are run as these pages
+say with --out DIR/NAME, as fedaccord sweep benchmarks/gallery-beta.toml --out DIR/gallery-beta.
 A claim is tested on differences between runs of the same seed, as in benchmarks/decentralised.py.
 """
 
@@ -15,6 +15,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,11 +152,16 @@ def above(
     return Claim(text, printed, sweep, {"algo": low} | at, {"algo": high} | at)
 
 
+@cache
+def numbers_of(table: str) -> dict[str, float]:
+    """The accuracies of a paper's table, by cell."""
+    return {cell.name: cell.paper for cell in find_table(table).cells if cell.paper is not None}
+
+
 def tuned(table: str, column: str, one: str, other: str, sweep: str) -> Claim:
     """Two methods in the order of a column of the paper's table."""
-    paper = {cell.name: cell.paper for cell in find_table(table).cells}
-    numbers = {name: paper[f"{name}/{column}"] for name in (one, other)}
-    low, high = sorted(numbers, key=lambda name: numbers[name] or 0.0)
+    numbers = {name: numbers_of(table)[f"{name}/{column}"] for name in (one, other)}
+    low, high = sorted(numbers, key=lambda name: numbers[name])
     text = f"{TITLES[high]} above {TITLES[low]}"
     return above(text, sweep, f"{numbers[low]:.2f} → {numbers[high]:.2f}", low, high)
 
@@ -413,9 +419,9 @@ def report(folder: Path, results: Path) -> None:
     for group in GROUPS:
         lines += [f"## {group.title}", "", group.text, "", *markdown(head, made[group.title]), ""]
     lines += [
-        "Made by `python benchmarks/claims.py DIR --run`, `fedaccord sweep benchmarks/NAME.toml "
-        f"--out DIR/NAME` for {', '.join(PAGES)}, and `python benchmarks/claims.py DIR`, on a CPU."
-        f"{archive.sentence('claims')}",
+        "Made by `python benchmarks/claims.py DIR --run`, the sweeps of the linked pages, each as "
+        "its page says with `--out DIR/NAME`, and `python benchmarks/claims.py DIR`, on a CPU."
+        f"{archive.sentence('claims')} The tuned pages have archives of their own.",
         "",
     ]
     results.mkdir(parents=True, exist_ok=True)

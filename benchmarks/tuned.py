@@ -184,16 +184,14 @@ def text(made: Made, found: Sequence[Tested], page: str) -> str:
 
 
 def setting(plan: Plan) -> str:
-    run: dict[str, Any] = {"local-steps": 0} | dict(plan.run)
-    steps, epochs = run["local-steps"], run.get("local-epochs")
-    many = "epoch" if epochs == 1 else "epochs"
-    work = f"{steps} local steps" if steps else f"{epochs} local {many}"
+    run: dict[str, Any] = dict(plan.run)
+    length = plan.configurations(plan.methods[0])[0].config.strategy.local_length
     own = [f"{k} {run[k]:g}" for k in run if k.partition(".")[0] in plan.methods]
     return (
         f"{accuracy.NAMES[run['dataset']]}, {accuracy.NAMES[run['model']]}, Dirichlet partition "
         f"with alpha {run['dirichlet-alpha']:g} and replacement `{run['replacement']}`, "
         f"{run['num-clients']} clients, {run['fraction-train']:.0%} of them a round, "
-        f"{run['num-server-rounds']} rounds of {work} of batch {run['batch-size']}; the rate is "
+        f"{run['num-server-rounds']} rounds of {length} of batch {run['batch-size']}; the rate is "
         f"multiplied by {run['lr-decay']:g} a round, weight decay {run['weight-decay']:g}, "
         f"gradient norms clipped at {run['clip-norm']:g}"
         + (", random crops and mirrored images" if run["dataset"] == "cifar10" else "")

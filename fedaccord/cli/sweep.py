@@ -94,7 +94,7 @@ def _content(file: Path, pairs: Sequence[str]) -> dict[str, Any]:
 
     content, given = read_toml(file), read_settings(pairs, None)
     run, space = content.get("run", {}), content.get("space", {})
-    if both := [key for key in given if isinstance(space, Mapping) and key in space]:
+    if isinstance(space, Mapping) and (both := [key for key in given if key in space]):
         raise ValueError(
             f"{both[0]}: expected keys that [space] of {file} does not vary, got {both[0]}="
             f"{given[both[0]]}; change the file"
