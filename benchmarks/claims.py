@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 
 import archive
 import data
-from decentralised import difference, markdown, verdict
+import numpy as np
+from decentralised import chance, difference, markdown, verdict
+from scipy.stats import false_discovery_control
 
 from fedaccord.experiments.reproduce import find as find_table
 from fedaccord.experiments.sweep import Plan, Step, Sweep
@@ -30,6 +32,7 @@ from fedaccord.runs import flatten, reader
 SWEEPS = Path(__file__).with_name("claims.toml")
 RESULTS = data.REPOSITORY / "docs" / "results"
 SEEDS = (0, 1, 2)
+FALSE = 0.05  # the rate of false discoveries among the verdicts in bold
 WINDOW = 5  # last evaluations behind an accuracy
 WORDS = {"yes": "holds", "no": "does not hold", "open": "open", "equal": "open"}
 UNRUN = "not run"
@@ -367,24 +370,37 @@ def chosen(results: Sequence[Result], which: Mapping[str, Any], measure: str) ->
     return values
 
 
-def cells(claim: Claim, results: Sequence[Result]) -> list[str]:
-    """Claim, the paper's numbers, ours, the difference and the verdict."""
+class Line(NamedTuple):
+    """A tested claim: its numbers as text, and how likely such a difference is by chance."""
+
+    claim: Claim
+    ours: str
+    difference: str = ""
+    verdict: str = "open"
+    chance: float = 1.0
+
+    def cells(self, stands: bool) -> list[str]:
+        page = PAGES.get(self.claim.sweep)
+        is_made = page and (RESULTS / page).exists()
+        runs = f"[{self.claim.sweep}]({page})" if is_made else f"`{self.claim.sweep}`"
+        verdict = f"**{self.verdict}**" if stands else self.verdict
+        return [self.claim.text, self.claim.paper, self.ours, self.difference, runs, verdict]
+
+
+def test(claim: Claim, results: Sequence[Result]) -> Line:
     pairs = [(claim.low, claim.high), *([claim.than] if claim.than else [])]
     known = [[chosen(results, which, claim.measure) for which in pair] for pair in pairs]
     seeds = sorted(set.intersection(*({*values} for pair in known for values in pair)))
     each = [[high[seed] - low[seed] for seed in seeds] for low, high in known]
     gains = [gain - (each[1][k] if claim.than else 0.0) for k, gain in enumerate(each[0])]
     digits = 3 if claim.measure == "consistency" else 2
-    page = PAGES.get(claim.sweep)
-    is_made = page and (RESULTS / page).exists()
-    runs = f"[{claim.sweep}]({page})" if is_made else f"`{claim.sweep}`"
     if len(seeds) < 2:
-        return [claim.text, claim.paper, UNRUN, "", runs, "open"]
+        return Line(claim, UNRUN)
     if claim.than:
         ours = ", ".join(map(difference, each))
     else:
         ours = " → ".join(spread([values[seed] for seed in seeds], digits) for values in known[0])
-    return [claim.text, claim.paper, ours, difference(gains, digits), runs, WORDS[verdict(gains)]]
+    return Line(claim, ours, difference(gains, digits), WORDS[verdict(gains)], chance(gains))
 
 
 def spread(values: Sequence[float], digits: int) -> str:
@@ -393,12 +409,12 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 def report(folder: Path, results: Path) -> None:
     found = find(folder)
-    made = {
-        group.title: [cells(claim, found.get(claim.sweep, [])) for claim in group.claims]
-        for group in GROUPS
-    }
-    counts = Counter(row[-1] for rows in made.values() for row in rows)
-    unrun = sum(row[2] == UNRUN for rows in made.values() for row in rows)
+    tested = {g.title: [test(c, found.get(c.sweep, [])) for c in g.claims] for g in GROUPS}
+    known = [line for lines in tested.values() for line in lines if line.ours != UNRUN]
+    chances = np.array([line.chance for line in known])
+    standing = chances[false_discovery_control(chances) < FALSE]
+    counts = Counter(line.verdict for lines in tested.values() for line in lines)
+    unrun = sum(counts.values()) - len(known)
     lines = [
         "# Tests of the papers' claims",
         "",
@@ -406,8 +422,10 @@ def report(folder: Path, results: Path) -> None:
         f"seeds {', '.join(map(str, SEEDS))}, and the difference between runs of the same seed, "
         "which have the same partition, first model, cohorts and batches. A claim holds if that "
         "difference is above 0 with 95% confidence by Student's t, does not hold if it is below 0, "
-        "and is open otherwise; without a correction for multiple tests: if nothing differed, one "
-        "line of twenty would hold or not hold by chance. The settings are not the papers': the "
+        "and is open otherwise. If nothing differed, one line of twenty would hold or not hold by "
+        f"chance: the {len(standing)} verdicts in bold remain if no more than {FALSE:.0%} of them "
+        "may be expected to be such (Benjamini and Hochberg, over all lines that were run). The "
+        "settings are not the papers': the "
         "verdicts are valid only for these runs, with a small model and few rounds. "
         f"Of {sum(counts.values())} claims {counts['holds']} hold, {counts['does not hold']} do "
         f"not, {counts['open']} are open, {unrun} among them because they were not run.",
@@ -417,7 +435,8 @@ def report(folder: Path, results: Path) -> None:
     ]
     head = ["claim", "paper", "ours", "difference", "runs", "verdict"]
     for group in GROUPS:
-        lines += [f"## {group.title}", "", group.text, "", *markdown(head, made[group.title]), ""]
+        rows = [line.cells(line.chance in standing) for line in tested[group.title]]
+        lines += [f"## {group.title}", "", group.text, "", *markdown(head, rows), ""]
     lines += [
         "Made by `python benchmarks/claims.py DIR --run`, the sweeps of the linked pages, each as "
         "its page says with `--out DIR/NAME`, and `python benchmarks/claims.py DIR`, on a CPU."

@@ -10,6 +10,7 @@ between runs of the same seed, which have the same partition, first model and ba
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -277,13 +278,20 @@ def difference(gains: Sequence[float], digits: int = 2) -> str:
 
 def verdict(gains: Sequence[float]) -> str:
     """yes: above 0 with 95% confidence; no: below; equal: each is 0; else open."""
-    if len(gains) < 2:
-        return "open"
-    if not any(gains):
+    if len(gains) >= 2 and not any(gains):
         return "equal"
-    mean, spread = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
-    most = float(student.ppf(0.975, len(gains) - 1)) * spread
-    return "yes" if mean > most else "no" if mean < -most else "open"
+    if chance(gains) >= 0.05:
+        return "open"
+    return "yes" if statistics.mean(gains) > 0 else "no"
+
+
+def chance(gains: Sequence[float]) -> float:
+    """The p-value of Student's t test, on both sides, that their mean is 0; of fewer than two 1."""
+    if len(gains) < 2 or not any(gains):
+        return 1.0
+    spread = statistics.stdev(gains) / len(gains) ** 0.5
+    far = abs(statistics.mean(gains)) / spread if spread else math.inf
+    return float(2 * student.sf(far, len(gains) - 1))
 
 
 def plot(runs: Runs, path: Path) -> None:

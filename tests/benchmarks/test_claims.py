@@ -48,12 +48,18 @@ def test_a_claim_is_tested_on_differences_between_runs_of_the_same_seed(tmp_path
     write_run(tmp_path, "tuned", 0, 0.9, algo="fedavg", validation=0.1)
     found = page(tmp_path)
     assert found["relaxed initialisation with beta 0.1 gains on fedavg, Dirichlet 0.1"] == [
-        *("72.53 → 75.95", "60.00 ± 10.00 → 63.00 ± 11.00", "+3.00 ± 1.00", "`relaxed`", "holds")
+        *(
+            "72.53 → 75.95",
+            "60.00 ± 10.00 → 63.00 ± 11.00",
+            "+3.00 ± 1.00",
+            "`relaxed`",
+            "**holds**",
+        )
     ]
     of_scaffold = found["relaxed initialisation with beta 0.1 gains on scaffold, Dirichlet 0.1"]
-    assert of_scaffold[2:] == ["-3.00 ± 1.00", "`relaxed`", "does not hold"]
+    assert of_scaffold[2:] == ["-3.00 ± 1.00", "`relaxed`", "**does not hold**"]
     assert found["A-FedPD gains more on FedDyn with 2% than with 20%"][1:] == [
-        *("+6.00 ± 2.00, +3.00 ± 1.00", "+3.00 ± 1.00", "`participation`", "holds")
+        *("+6.00 ± 2.00, +3.00 ± 1.00", "+3.00 ± 1.00", "`participation`", "**holds**")
     ]
     assert found["A-FedPD above FedDyn, 2%, 500 rounds, both tuned"][1:] == [
         "not run",
@@ -64,13 +70,25 @@ def test_a_claim_is_tested_on_differences_between_runs_of_the_same_seed(tmp_path
     assert " claims 4 hold, 1 do not, " in (tmp_path / "claims.md").read_text()
 
 
+def test_a_verdict_that_many_tests_explain_is_not_bold(tmp_path: Path) -> None:
+    gains = {"fedavg": (1, -1, 2), "scaffold": (2, -2, 3), "fedsam": (13, 20, 28)}
+    for algo, each in gains.items():
+        for seed, gain in enumerate(each):
+            write_run(tmp_path, "relaxed", seed, 0.5, algo=algo)
+            write_run(tmp_path, "relaxed", seed, 0.5 + gain / 1000, algo=algo, beta=0.1)
+    found = page(tmp_path)
+    of = "relaxed initialisation with beta 0.1 gains on {}, Dirichlet 0.1".format
+    assert [found[of(algo)][-1] for algo in gains] == ["open", "open", "holds"]
+    assert ": the 0 verdicts in bold remain " in (tmp_path / "claims.md").read_text()
+
+
 def test_consistency_is_that_of_the_last_round(tmp_path: Path) -> None:
     for seed in range(3):
         for beta, share in ((0.0, 0.5), (0.1, 0.6 + seed / 100)):
             write_run(tmp_path, "gallery-beta", seed, share, algo="fedinit", beta=beta)
     assert page(tmp_path)["consistency at beta 0 above that at 0.1"][1:] == [
         *("0.390 ± 0.010 → 0.500 ± 0.000", "+0.110 ± 0.010"),
-        *("[gallery-beta](../gallery.md)", "holds"),
+        *("[gallery-beta](../gallery.md)", "**holds**"),
     ]
 
 
