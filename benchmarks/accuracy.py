@@ -38,6 +38,10 @@ NAMES = {
     "lenet": "LeNet",
     "lenet5": "LeNet-5",
 }
+RETURNED = (
+    "the one that it broadcasts next, but for A-FedPD and A-FedPDSAM the mean of the local models, "
+    "for FedExP that of the last two models, and for FedGloSS the one without its perturbation"
+)
 WINDOW = 3  # last evaluations behind a run's mean
 RESULTS = data.REPOSITORY / "docs" / "results"
 BASELINE = "fedavg"
@@ -178,8 +182,7 @@ def text(methods: list[Method], name: str) -> str:
     lines += [
         "",
         f"The model that a method returns is evaluated every {step} rounds on the 10,000 test "
-        "images: the one it broadcasts next, but for A-FedPD the mean of the local models, for "
-        "FedExP that of the last two models, and for FedGloSS the one without its perturbation. An "
+        f"images: {RETURNED}. An "
         f"accuracy is the mean of the evaluations of rounds {rounds - step * (WINDOW - 1)} to "
         f"{rounds} of a run, then of the seeds; train loss (of local steps, before each step) is "
         f"the mean of the last {WINDOW * step} rounds. {seeds_of(methods, name)} "

@@ -11,6 +11,7 @@ python benchmarks/tuned.py DIR dirichlet-alpha=0.6 --file tuned --page tuned-06
 """
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -146,6 +147,8 @@ def text(made: Made, found: Sequence[Tested], page: str) -> str:
     rows = [[each.method.name, *cells(each, base, target)] for each in found]
     left = [name for name in plan.methods if name not in {each.method.name for each in found}]
     first = max(1, round(run["num-server-rounds"] / options.eta ** (options.rungs - 1)))
+    many = math.ceil(options.trials / options.eta) > 1
+    kept = f"The best {math.ceil(options.trials / options.eta)}" if many else "The best"
     lines = [
         f"# Tuned methods on {accuracy.NAMES[run['dataset']]}: {run['num-server-rounds']} rounds, "
         f"{run['fraction-train']:.0%} of {run['num-clients']} clients, Dirichlet "
@@ -155,12 +158,15 @@ def text(made: Made, found: Sequence[Tested], page: str) -> str:
         "",
         setting(plan),
         "",
-        f"Every method was tuned alike: {options.trials} configurations of the local rate, alike "
-        "for all, and of its own keys, drawn as a Latin hypercube from "
-        f"`benchmarks/{made.file}.toml`. They were ranked by the accuracy on "
-        f"{options.validation:.0%} of the training samples, held out, after {first} rounds "
-        f"with seed {', '.join(map(str, plan.seeds))}; the test images were not seen. The "
-        "best was then trained on all training samples with the seeds "
+        f"Every method was tuned alike: {options.trials} configurations of the local rate, "
+        f"{rates(plan)}, and of its own keys, drawn as a Latin hypercube from "
+        f"`benchmarks/{made.file}.toml`: each rate meets one value of these keys, and a better "
+        "pair may be missing. They were ranked by the mean of the last "
+        f"{WINDOW} accuracies up to round {first}, on {options.validation:.0%} of the training "
+        f"samples, held out, with seed {', '.join(map(str, plan.seeds))}; a configuration that "
+        f"starts fast has an advantage there. {kept} went on to round {run['num-server-rounds']}"
+        f"{', where the better was chosen' if many else ''}; the test images were not seen. It "
+        "was then trained on all training samples with the seeds "
         f"{', '.join(map(str, plan.test_seeds))} and evaluated on the test images. "
         f"{options.trials} configurations are few: a method may be better than here.",
         "",
@@ -170,7 +176,7 @@ def text(made: Made, found: Sequence[Tested], page: str) -> str:
         "deviation over the seeds. Points over FedAvg are differences between runs of the same "
         "seed, which have the same partition, first model, cohorts and batches: above or below "
         "if they are so with 95% confidence by Student's t, without a correction for multiple "
-        "tests, else open. "
+        f"tests, else open. The model that a method returns is evaluated: {accuracy.RETURNED}. "
         f"`validation` is the winner's accuracy on the held-out samples at the end. Rounds, batch "
         f"gradients and bytes (both ways) count up to the first evaluation at {target:.0%} or "
         "above, mean over the seeds that reached it; `gradients` are those of the whole run.",
@@ -181,6 +187,13 @@ def text(made: Made, found: Sequence[Tested], page: str) -> str:
         lines += [f"Not tested yet: {', '.join(left)}.", ""]
     end = f"Made by {made.commands(page)}, on a CPU.{archive.sentence(page)}"
     return "\n".join([*lines, end, ""])
+
+
+def rates(plan: Plan) -> str:
+    """Which methods had the same rates."""
+    tried = {m: [c.point["lr"] for c in plan.configurations(m)] for m in plan.methods}
+    others = [name for name, own in tried.items() if own != tried[accuracy.BASELINE]]
+    return f"alike for all but {', '.join(others)}" if others else "alike for all"
 
 
 def setting(plan: Plan) -> str:

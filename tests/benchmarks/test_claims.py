@@ -67,7 +67,31 @@ def test_a_claim_is_tested_on_differences_between_runs_of_the_same_seed(tmp_path
         "[low-participation](low-participation.md)",
         "open",
     ]
-    assert " claims 4 hold, 1 do not, " in (tmp_path / "claims.md").read_text()
+    counts = (tmp_path / "claims.md").read_text()
+    assert " claims of the papers 2 hold, 1 do not, " in counts
+    assert " questions of our own 4 hold, 0 do not, " in counts
+
+
+def test_broadcast_models_are_compared_too_and_another_window_is_in_brackets(
+    tmp_path: Path,
+) -> None:
+    for seed in range(3):
+        base = 0.5 + seed / 100
+        write_run(tmp_path, "total-5", seed, base, algo="feddyn")
+        run = RunDirectory(str(tmp_path / "total-5" / "runs"), f"afedpd-{seed}", afedpd(seed))
+        for number in range(12):
+            returned = base + 0.1 if number > 6 else 0.1 * seed
+            sent = {"test-accuracy-broadcast": base - 0.1 - seed / 1000}
+            run.record({"round": number, "test-accuracy": returned} | sent, [])
+        run.summarise("completed")
+    found = page(tmp_path)
+    text = "A-FedPD above FedDyn, K = 5, 120 rounds"
+    assert found[text][2:] == ["+10.00 ± 0.00", "`total-5`", "**holds** (open)"]
+    assert found[f"{text}, broadcast models"][2] == "-10.10 ± 0.10"
+
+
+def afedpd(seed: int) -> dict[str, Any]:
+    return {"seed": seed, "algo": "afedpd"}
 
 
 def test_a_verdict_that_many_tests_explain_is_not_bold(tmp_path: Path) -> None:
