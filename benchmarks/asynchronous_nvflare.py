@@ -77,8 +77,9 @@ def page(tables: Tables) -> str:
             f"methods have `staleness=constant`. {ROUNDS} rounds, or twice as many steps of 4 "
             "replies. Rounds of 4 are synchronous ones with half of the clients, for the methods "
             "that buffered rounds change most. Devices are drawn by `device-profile=lognormal`. "
-            "A method has the "
-            f"same settings in all, and nothing was tuned. Seeds of a cell: at most {seeds}.",
+            "A method has the same settings in all, and nothing was tuned; the rate is multiplied "
+            f"by 0.998 a server step, so that it ends at {0.998**ROUNDS:.2f} of the first, or at "
+            f"{0.998 ** (2 * ROUNDS):.2f} with twice as many. Seeds of a cell: at most {seeds}.",
             "",
             f"Simulated minutes until the first evaluation of at least {TARGET:.0%} (after every "
             "40 replies): median of the seeds that reached it, and in brackets how many did.",

@@ -69,6 +69,7 @@ TITLES = {"fashion-mnist": "Fashion-MNIST, an MLP", "cifar10": "CIFAR-10, LeNet"
 PAGES = {"fashion-mnist": "compression", "cifar10": "compression-cifar10"}
 WINDOW = 3  # last evaluations behind a run's accuracy
 COLOURS = ("#000000", "#d55e00", "#cc79a7", "#0072b2", "#009e73", "#e69f00")  # Okabe and Ito's
+DASHES = ("solid", "dashed", "dotted", "dashdot", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))  # in grey
 
 
 def main() -> None:
@@ -204,10 +205,16 @@ def plot(dataset: str, table: Table, path: Path) -> None:
         1, len(ALGOS), figsize=(14, 3.7), sharey="row", layout="constrained"
     )
     for ax, algo in zip(axes, ALGOS, strict=True):
-        for compressor, colour in zip(COMPRESSORS, COLOURS, strict=True):
+        for compressor, colour, dash in zip(COMPRESSORS, COLOURS, DASHES, strict=True):
             if runs := table.get((algo, compressor)):
                 curve = runs[0].curve.iloc[1:]
-                ax.plot(curve["mb"], curve["accuracy"], color=colour, label=compressor)
+                ax.plot(
+                    curve["mb"],
+                    curve["accuracy"],
+                    color=colour,
+                    linestyle=dash,
+                    label=compressor,
+                )
         ax.set(xscale="log", title=algo)
         ax.grid(alpha=0.3)
         ax.spines[["top", "right"]].set_visible(False)

@@ -12,8 +12,8 @@ Inactive duals do not change.
 
 When to use: for the exact optimum at FedAvg's traffic, with one vector on each client. It is exact
 at any participation, but the dual of an absent client becomes stale, so training can be unstable at
-low participation: see afedpd.py for that. alpha depends on the problem: in FedInit's experiments
-0.1 on CIFAR-10, 0.01 or 0.001 on CIFAR-100.
+low participation: afedpd.py addresses that, though in our runs not at 2% of the clients. alpha
+depends on the problem: in FedInit's experiments 0.1 on CIFAR-10, 0.01 or 0.001 on CIFAR-100.
 
 Where we differ: K steps of SGD replace the exact solution of the local problem. Weight decay and
 the clip affect neither lam_i nor the prox term; the simulator of FedInit's authors adds alpha to
