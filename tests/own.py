@@ -153,6 +153,11 @@ def tokens() -> Any:
     return pair, pair
 
 
+def half_precision() -> Any:
+    x = torch.arange(8, dtype=torch.bfloat16).reshape(4, 2)
+    return (x, torch.tensor([0, 1, 0, 1])), (x[:2], torch.tensor([0, 1]))
+
+
 def no_test() -> Any:
     return {"train": numbers(40, 0)}
 
@@ -189,6 +194,11 @@ def other_inputs() -> Any:
 def broken_inputs() -> Any:
     x, y = numbers(4, 0)
     return (x * np.nan, y), (x, y)
+
+
+def raw_table() -> Any:
+    x = np.zeros((4, 6), np.uint8)
+    return (x, np.array([0, 1, 0, 1])), (x[:2], np.array([0, 1]))
 
 
 def names_of_classes() -> Any:

@@ -49,16 +49,19 @@ def _mean(sums: Tensor) -> float:
 
 
 def _hits(predictions: Tensor, targets: Tensor) -> Tensor:
+    check_classes(predictions, targets)
     return _total_and_count(predictions.argmax(dim=-1) == targets, (targets >= 0).sum())
 
 
 def _hits_of_five(predictions: Tensor, targets: Tensor) -> Tensor:
+    check_classes(predictions, targets)
     largest = predictions.topk(min(5, predictions.shape[-1]), dim=-1).indices
     return _total_and_count(largest == targets[..., None], (targets >= 0).sum())
 
 
 def _class_counts(predictions: Tensor, targets: Tensor) -> Tensor:
     """(3, classes): the right predictions of each class, all its predictions, its samples."""
+    check_classes(predictions, targets)
     classes, counted = predictions.shape[-1], targets >= 0
     target, guess = targets[counted], predictions.argmax(dim=-1)[counted]
     rows = [target[guess == target], guess, target]
@@ -80,6 +83,7 @@ def _errors(predictions: Tensor, targets: Tensor) -> Tensor:
 
 def _surprises(predictions: Tensor, targets: Tensor) -> Tensor:
     """-log p of the targets under the softmax of the predictions."""
+    check_classes(predictions, targets)
     scores, counted = predictions.to(sum_dtype(predictions.device)), targets >= 0
     own = scores.gather(-1, targets.clamp(min=0)[..., None]).squeeze(-1)
     surprise = torch.where(counted, scores.logsumexp(dim=-1) - own, 0.0)
@@ -121,6 +125,16 @@ def select(names: str, of_classes: bool) -> dict[str, Metric]:
                 f"{name!r}{near}"
             )
     return {name: METRICS[name] for name in chosen}
+
+
+def check_classes(predictions: Tensor, targets: Tensor) -> None:
+    """Raise ValueError unless predictions are scores of two or more classes for each target."""
+    if predictions.shape[:-1] != targets.shape or predictions.shape[-1] < 2:
+        raise ValueError(
+            "model: expected scores (..., classes) of two or more classes for labels of shape "
+            f"{tuple(targets.shape)}, got {tuple(predictions.shape)}; give labels as (n,), or as "
+            "floats to predict numbers"
+        )
 
 
 def check_alike(predictions: Tensor, targets: Tensor) -> None:

@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedaccord.data.parts import Cut, Drawn
@@ -13,6 +14,8 @@ def of_samples(tensors: Iterable[Tensor]) -> int:
     """CRC-32 of the values, shapes and types of tensors."""
     found = 0
     for tensor in tensors:
+        if tensor.dtype == torch.bfloat16:  # NumPy has none
+            tensor = tensor.view(torch.int16)
         array = np.ascontiguousarray(tensor.detach().cpu().numpy())
         found = zlib.crc32(f"{array.dtype} {array.shape}".encode(), found)
         found = zlib.crc32(array.reshape(-1).view(np.uint8).data, found)

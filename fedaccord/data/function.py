@@ -127,6 +127,11 @@ def _check(train: Split, test: Split) -> None:
             raise ValueError(f"expected finite inputs of {split}, got nan or inf")
         if part.y.is_floating_point() and not part.y.isfinite().all():
             raise ValueError(f"expected finite targets of {split}, got nan or inf")
+        if isinstance(part.x, Tensor) and part.x.dtype == torch.uint8 and part.x.ndim != 4:
+            raise ValueError(
+                "expected uint8 images (n, h, w[, channels]) or tensors (n, channels, h, w), or "
+                f"float features, got uint8 of {tuple(part.x.shape)}"
+            )
     for what, a, b in (("inputs", train.x, test.x), ("targets", train.y, test.y)):
         forms = [
             (tuple(t.shape[1:]), t.dtype) if isinstance(t, Tensor) else "texts" for t in (a, b)

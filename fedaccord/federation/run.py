@@ -229,7 +229,8 @@ class Run:
     def _check_failures(self, last: Round) -> None:
         failed = last.state.failed
         if failed >= self.method.max_failed_rounds:
-            why = next((f", the last with {r['status']!r:.200}" for r in last.clients), "")
+            reasons = [r["status"] for r in last.clients if r["status"] != "ok"]
+            why = f", the last with {reasons[0]!r:.200}" if reasons else ""
             raise FederationError(
                 f"{failed} rounds in a row failed{why} (see the reasons above); fix the clients, "
                 "or lower lr if they diverged, or raise max-failed-rounds"

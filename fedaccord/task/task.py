@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedaccord.core.metrics import check_classes
 from fedaccord.core.request import DEFAULT, ModelSettings
 from fedaccord.core.vectors import dtype_of, to_device
 from fedaccord.data import fingerprint
@@ -151,6 +152,17 @@ class Task:
             ) from error
         if value.numel() != 1:
             raise ValueError(f"loss: expected one number for a batch, got {tuple(value.shape)}")
+        if self.num_tests and not targets.is_floating_point():
+            check_classes(predictions, targets)
+            self._check_test_labels(predictions.shape[-1])
+
+    def _check_test_labels(self, classes: int) -> None:
+        """Raise ValueError if cross-entropy would find a label that the model has no output for."""
+        labels = labels_of(self.test) if self.loss is F.cross_entropy else None
+        if labels is not None and labels.max() >= classes:
+            raise ValueError(
+                f"test: expected labels below {classes}, the model's outputs, got {labels.max()}"
+            )
 
     def fresh_model(self, settings: ModelSettings, device: torch.device | str) -> FlatModel:
         """A new model with the initial values."""

@@ -104,3 +104,14 @@ def test_the_setting(names: str, of_classes: bool, expected: Any) -> None:
             chosen()
     else:
         assert [*chosen()] == expected
+
+
+@pytest.mark.parametrize("name", [name for name, metric in METRICS.items() if metric.of_classes])
+@pytest.mark.parametrize(
+    ("predictions", "labels"), [((4,), (4,)), ((4, 1), (4,)), ((4, 3), (4, 1))]
+)
+def test_scores_that_are_not_of_these_labels_are_refused(
+    name: str, predictions: tuple[int, ...], labels: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match=r"^model: expected scores \(\.\.\., classes\) of two or "):
+        METRICS[name].sums(torch.zeros(predictions), torch.zeros(labels, dtype=torch.int64))

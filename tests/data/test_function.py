@@ -8,6 +8,7 @@ import torch
 
 from fedaccord import run, simulate
 from fedaccord.data.datasets import cached, load
+from fedaccord.data.fingerprint import of_samples
 from fedaccord.data.kind import Dataset, ReadOptions
 from fedaccord.data.transforms import normalise
 from fedaccord.federation.errors import FederationError
@@ -98,6 +99,11 @@ def test_texts_are_tokenized() -> None:
     assert data.x_train[0].tolist() == [2, 1, 4, 0]
 
 
+def test_bfloat16_has_a_checksum() -> None:
+    data = of("half_precision")
+    assert of_samples([data.x_train]) != of_samples([data.x_train + 1])
+
+
 def test_integers_stay_integers() -> None:
     data = of("sequences")
     assert normalise(data.x_train, data, torch.float32).dtype == torch.int64
@@ -111,6 +117,7 @@ def test_integers_stay_integers() -> None:
         ("uneven", "a target for each of one or more inputs of train, got 4 inputs and 3 targets"),
         ("other_inputs", r"inputs of train and test alike, got \(\(3,\), .* and \(\(2,\), torch"),
         ("broken_inputs", "finite inputs of train, got nan or inf"),
+        ("raw_table", r"uint8 images \(n, h, w.*, or float features, got uint8 of \(4, 6\)"),
         ("names_of_classes", "expected numbers, of labels integers from 0 on, got <U1"),
         ("below_zero", "expected labels from 0 on, got -1"),
         ("one_class", "labels below classes=1, two or more, got 0"),

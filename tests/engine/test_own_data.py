@@ -388,3 +388,25 @@ def test_a_model_by_name_predicts_as_many_numbers_as_there_are() -> None:
         "fedavg", clients=[(x, y)], test=(x, y), model="linear", loss="mean-squared-error", rounds=1
     ).model
     assert [tuple(tensor.shape) for tensor in found.values()] == [(2, 3), (2,)]
+
+
+def test_test_labels_that_the_model_has_no_output_for_are_refused() -> None:
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    with pytest.raises(ValueError, match=r"^test: expected labels below 3, the model's .* got 7$"):
+        simulate("fedavg", clients=[(x, y)], model=nn.Linear(4, 3), rounds=1, test=(x, y + 5))
+
+
+def test_labels_of_another_shape_than_the_scores_are_refused_before_a_round() -> None:
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])[:, None]
+    rounds: list[int] = []
+    with pytest.raises(ValueError, match=r"of shape \(2, 1\), got \(2, 3\); give labels as \(n,\)"):
+        simulate(
+            "fedavg",
+            clients=[(x, y)],
+            model=nn.Linear(4, 3),
+            rounds=1,
+            test=(x, y),
+            loss="sequence-cross-entropy",
+            on_round=lambda r: rounds.append(r.number),
+        )
+    assert not rounds

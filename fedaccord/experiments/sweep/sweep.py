@@ -60,7 +60,8 @@ class Sweep:
         self.reported: dict[str, int] = {}  # rounds of the jobs that `on_step` knows of, by name
 
     def run(self) -> pd.DataFrame:
-        """The table of the winners. Raises ValueError if another process runs the sweep."""
+        """The table of the winners. Raises ValueError if another process runs the sweep, or if no
+        trial has the metric."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with Lock(self.folder):
             for folder in (self.folder, self.folder / ROWS):
@@ -73,6 +74,7 @@ class Sweep:
         winners = self._asha() if self.plan.options.search == "asha" and self.plan.tunes else None
         with workers.of(self.plan.options) as work:
             winners = winners or self._tune(work)
+            lost = self._without_score(winners)
             tested = [self.plan.tested(winner.configuration) for winner in winners]
             asks = [Ask(configuration, configuration.rounds) for configuration in tested]
             self._do(work, asks, self.plan.test_seeds, TEST)
@@ -80,9 +82,19 @@ class Sweep:
         options, runs = self.plan.options, [*map(self._test_runs, winners)]
         table = winners_table(winners, tests, options.metric)
         table = table.join(costs_table(runs, options.metric, options.target), on="trial")
-        self.warnings = self._at_edges(winners)
+        self.warnings = [*lost, *self._at_edges(winners)]
         self._write("winners.csv", table.to_csv(index=False))
         return table
+
+    def _without_score(self, winners: Sequence[Winner]) -> list[str]:
+        """Warnings about tuned methods without a score. Raises ValueError if none has one."""
+        if not self.plan.tunes:
+            return []
+        lost = [each.configuration.algo for each in winners if math.isnan(each.score)]
+        why = f"no trial has {self.plan.options.metric}: see status and numbers in table.csv"
+        if len(lost) == len(winners):
+            raise ValueError(f"[sweep] metric: {why}; use a metric that these runs measure")
+        return [f"{algo}: {why}; its values are not a choice" for algo in lost]
 
     def _tune(self, work: Workers) -> list[Winner]:
         """The winner of each method; every configuration if there is nothing to choose."""

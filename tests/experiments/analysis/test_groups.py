@@ -173,6 +173,14 @@ def test_without_a_clock_there_is_no_column_and_no_ranking_by_it(tmp_path: Path)
             summary(groups(tmp_path), at=at)
 
 
+def test_a_run_without_rounds_beside_private_ones_ends_nothing(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.6], lr=0.1, epsilon=3.0)
+    write(tmp_path, [], lr=0.2)
+    found = {row["rounds"]: row for row in summary(groups(tmp_path), 0.7).rows}
+    assert found[1]["dp-epsilon"].mean == 3.0
+    assert found[0]["dp-epsilon"].number == 0
+
+
 def test_runs_are_ranked_at_an_epsilon(tmp_path: Path) -> None:
     write(tmp_path, [0.1, 0.6, 0.9], lr=0.1, epsilon=3.0)
     write(tmp_path, [0.1, 0.5, 0.7], lr=0.2, epsilon=1.0)

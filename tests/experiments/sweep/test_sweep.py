@@ -180,7 +180,9 @@ def test_a_method_whose_every_trial_fails_ends_nothing(tmp_path: Path) -> None:
         "fedavg": {"lr": [1e30, 1e29]},
         "fedprox": {"lr": [0.1]},
     }
-    finish(make(space), tmp_path)
+    sweep = Sweep(make(space), tmp_path, lambda _: None)
+    sweep.run()
+    assert sweep.warnings[0].startswith("fedavg: no trial has accuracy-mean-of-last-10: see status")
     winners = table(tmp_path, "winners.csv").set_index("algo")
     assert winners.loc["fedavg"].seeds == 0
     assert winners.loc["fedprox"].seeds == 1
@@ -242,3 +244,12 @@ def test_a_winner_at_an_edge_is_a_warning(tmp_path: Path) -> None:
     sweep.run()
     [line] = sweep.warnings
     assert line.startswith("fedavg: the winner's lr=0.")
+
+
+def test_a_sweep_in_which_nothing_has_a_score_is_refused(tmp_path: Path) -> None:
+    diverging = make({"algo": ["fedavg", "fedprox"], "lr": [1e29, 1e30]})
+    line = r"^\[sweep\] metric: no trial has accuracy-mean-of-last-10: see status .* table.csv; "
+    with pytest.raises(ValueError, match=line):
+        finish(diverging, tmp_path)
+    assert {*table(tmp_path).status} == {"failed"}
+    assert not (tmp_path / "winners.csv").exists()
