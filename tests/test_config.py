@@ -279,6 +279,13 @@ def test_a_default_without_effect_is_reported_if_given() -> None:
     ]
 
 
+def test_a_plug_in_that_is_set_and_off_has_no_key_without_effect() -> None:
+    values = {"algo": "fedavg", "compress.share": 1.0}
+    assert RunConfig.make(values | {"compress.method": "topk"}).unread(given=values) == []
+    (line,) = RunConfig.make(values).unread(given=values)
+    assert line.startswith("compress.share=1.0 has no effect: nothing reads it without compress.m")
+
+
 @pytest.mark.parametrize("algo", ["dfedsam", "scaffold"])
 def test_without_a_server_fraction_train_has_no_effect(algo: str) -> None:
     values = {"algo": algo, "gossip.topology": "ring", "fraction-train": 0.1}

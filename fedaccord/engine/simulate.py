@@ -24,6 +24,7 @@ from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.history import History, Recorder
 from fedaccord.engine.keywords import keys_of, make_config, module_of
 from fedaccord.engine.own_task import own_task
+from fedaccord.federation.budget import first_of
 from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.process import threads
@@ -57,6 +58,9 @@ def run(
     threads.check(config.threads)
     # errors are raised before a file is written
     config.strategy.topology.facts(config.num_clients)
+    if (guarantee := config.strategy.guarantee) and not config.resume:
+        share = config.strategy.fraction_train
+        first_of(guarantee, share, config.num_server_rounds, config.num_clients)
     task = load_task(config.task, num_clients=config.num_clients)
     report = partition_report(task)
     counts = {"duplicated": report.duplicated, "unused": report.unused}

@@ -28,6 +28,20 @@ def check_left(guarantee: Guarantee, privacy: Privacy, remedy: str) -> None:
         )
 
 
+def first_of(guarantee: Guarantee, share: float, num_rounds: int, num_clients: int) -> Privacy:
+    """The state before round 1. Raises ValueError, in one line, if the budget allows no round."""
+    z, delta, sensitivity, clients = guarantee.multiplier, guarantee.delta, 1.0, share * num_clients
+    if guarantee.local:
+        share, sensitivity = 1.0, 2.0  # in units of S
+    if z < 0:
+        z = sensitivity * noise_multiplier(guarantee.epsilon, delta, share, num_rounds)
+    if guarantee.adaptive:
+        raised(z, clients)
+    first = Privacy(0, z, guarantee.clip, share, guarantee.adaptive, guarantee.local)
+    check_left(guarantee, first, "dp.noise-multiplier")
+    return first
+
+
 class Budget:
     """The cost of a guarantee over the rounds of a run.
 
@@ -48,21 +62,13 @@ class Budget:
         begun: Privacy | None,
         secret: bool,
     ) -> None:
-        z, delta, sensitivity = guarantee.multiplier, guarantee.delta, 1.0  # in units of S
-        clients = share * num_clients
-        if guarantee.local:
-            share, sensitivity = 1.0, 2.0
-        if begun is not None:
-            z = begun.multiplier
-        elif z < 0:
-            z = sensitivity * noise_multiplier(guarantee.epsilon, delta, share, num_rounds)
-        if guarantee.adaptive:
-            raised(z, clients)
+        if begun is None:
+            self.first = first_of(guarantee, share, num_rounds, num_clients)
+        else:
+            self.first = begun
+            check_left(guarantee, begun, OR_END)
+        z, delta, clients = self.first.multiplier, guarantee.delta, share * num_clients
         self.delta, self.secret = delta, secret
-        first = Privacy(0, z, guarantee.clip, share, guarantee.adaptive, guarantee.local)
-        self.first = begun or first
-        remedy = "dp.noise-multiplier" if begun is None else OR_END
-        check_left(guarantee, self.first, remedy)
         self._accountant = accountant(self.first, delta)
         spent, bound = self.first.releases, guarantee.max_epsilon
         self.rounds_left = num_rounds  # rounds that the budget allows

@@ -210,6 +210,14 @@ def test_a_run_ends_before_a_round_that_would_pass_its_budget(settings: dict[str
         run(settings, name="bound", dp__max_epsilon=bound * 1.0001, resume=True)
 
 
+def test_a_budget_for_no_round_leaves_no_directory(settings: dict[str, Any]) -> None:
+    bound = Accountant(1.0, 0.5, 1e-5).epsilon(1)
+    with pytest.raises(ValueError, match=r"dp\.max-epsilon: .*; raise dp\.noise-multiplier$"):
+        run(settings, name="none", dp__max_epsilon=bound / 2)
+    assert not (Path(settings["out-dir"]) / "none").exists()
+    assert run(settings, name="none").summary["rounds"] == 6
+
+
 def test_a_round_that_fails_after_its_noise_was_drawn_counts(settings: dict[str, Any]) -> None:
     found = run(settings, name="failed", max_update_norm=0.5)
     assert {*found.metrics["counted"][1:]} == {0, 1}
