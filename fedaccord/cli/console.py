@@ -77,7 +77,9 @@ def make_console() -> Console:
     """Colours and bars on a terminal, else plain lines of any length."""
     terminal = sys.stdout.isatty()
     width = None if terminal else WIDE
-    return _Console(force_terminal=terminal, width=width, highlight=False, markup=False)
+    return _Console(
+        force_terminal=terminal, width=width, highlight=False, markup=False, emoji=False
+    )
 
 
 def print_table(console: Console, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

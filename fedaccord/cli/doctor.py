@@ -212,15 +212,16 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
 
 
 def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]:
-    """Facts of the data without decoding it; None: unknown."""
+    """Facts of the data without decoding it; None: unknown. A function is called."""
     from fedaccord.data import datasets
     from fedaccord.data.kind import Facts
     from fedaccord.task import load_task
 
     task, clients, data = settings.task, settings.num_clients, None
-    facts = datasets.kind_of(task.dataset).facts
+    kind = datasets.kind_of(task.dataset)
+    facts, find = kind.facts, datasets.load if kind is datasets.FUNCTION else datasets.cached
     try:
-        data = datasets.cached(task.dataset, task.data_dir, task.reading)
+        data = find(task.dataset, task.data_dir, task.reading)
     except FileNotFoundError as error:
         yield warn("data", "to be fetched") if task.download and facts else fail("data", error)
         if facts is None:
@@ -240,10 +241,16 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]
     yield ok("data size", words)
     if data:
         try:
-            load_task(task, num_clients=clients)
+            loaded = load_task(task, num_clients=clients)
             yield ok("partition", f"{task.partition}, {clients} clients")
         except (ValueError, FileNotFoundError) as error:
             yield fail("partition", error)
+            return facts
+        try:
+            loaded.model(settings.strategy.model_settings)
+        except ValueError as error:
+            yield fail("model", error)
+            return None
     elif clients > facts.samples and task.partition != "file" and not task.samples_per_client:
         words = f"{clients:,} clients for {facts.samples:,} samples"
         yield fail("partition", f"{words}; use fewer clients, or set samples-per-client")

@@ -97,6 +97,9 @@ def test_a_setting_that_is_too_big_fails(tmp_path: Path) -> None:
     assert "too big: use fewer clients" in lines["memory"]
 
 
+OWN = ("dataset=tests.own:arrays", "num-clients=2", "partition=iid")
+
+
 @pytest.mark.parametrize(
     ("words", "subject", "message"),
     [
@@ -109,6 +112,10 @@ def test_a_setting_that_is_too_big_fails(tmp_path: Path) -> None:
         (["dataset=cifar10"], "data", "fail "),
         (["dataset=npz", "data-dir=/no/such.npz"], "data", "fail npz: expected a .npz file"),
         (["num-clients=2000"], "partition", "fail "),
+        (["dataset=tests.own:absent"], "data", "fail dataset: expected a function of tests.own, "),
+        (["dataset=tests.own:below_zero"], "data", "fail dataset: "),
+        ([*OWN, "model=tests.own:few_outputs"], "model", "fail model: expected "),
+        ([*OWN, "model=tests.own:no_module"], "model", "fail model: expected "),
         (["out-dir=/dev/null/runs"], "run folder", "fail "),
         (
             ["algo=dfedavg", "gossip.topology=file", "gossip.file=/no/such.json"],
@@ -123,6 +130,14 @@ def test_settings_that_cannot_run_fail(
     code, lines = doctor(*words, FEDACCORD_CACHE=str(tmp_path))
     assert code == 1
     assert lines[subject].startswith(message)
+
+
+def test_functions_of_ones_own_are_called(tmp_path: Path) -> None:
+    words = (*OWN, "model=linear")
+    code, lines = doctor(*words, FEDACCORD_CACHE=str(tmp_path))
+    assert code == 0
+    assert lines["data size"].startswith("ok tests.own:arrays, ")
+    assert lines["model"].startswith("ok linear, d = ")
 
 
 def test_data_with_unknown_facts_give_a_warning(tmp_path: Path) -> None:
