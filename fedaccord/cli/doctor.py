@@ -214,12 +214,13 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
 def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]:
     """Facts of the data without decoding it; None: unknown. A function is called."""
     from fedaccord.data import datasets
+    from fedaccord.data.function import FUNCTION
     from fedaccord.data.kind import Facts
     from fedaccord.task import load_task
 
     task, clients, data = settings.task, settings.num_clients, None
     kind = datasets.kind_of(task.dataset)
-    facts, find = kind.facts, datasets.load if kind is datasets.FUNCTION else datasets.cached
+    facts, find = kind.facts, datasets.load if kind is FUNCTION else datasets.cached
     try:
         data = find(task.dataset, task.data_dir, task.reading)
     except FileNotFoundError as error:
