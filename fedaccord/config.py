@@ -202,23 +202,19 @@ class RunConfig:
             if name != self.strategy.optimizer_name:
                 own = (f"{name}.{_key(field.name)}" for field in options(optimizer))
                 needs |= dict.fromkeys(own, f"optimizer={name}")
-        plugins = {type(p): p for p in self.strategy.plugins if _has_strength(p)}
-        plugins |= {type(plugin): plugin for plugin in self.strategy.active_plugins}
+        every = {type(p): p for p in (*self.strategy.plugins, *self.strategy.active_plugins)}
         for name, kind in PLUGINS.items():
-            if kind in plugins:
-                parts.append((f"{name}.", plugins[kind]))
-                reasons |= {_key(field): why for field, why in plugins[kind].replaces.items()}
+            strength, *others = options(kind)
+            plugin = every.get(kind)  # another option may turn it off, as compress.share=1
+            if plugin and (not plugin.is_off or getattr(plugin, strength.name) not in (0, "none")):
+                parts.append((f"{name}.", plugin))
+                reasons |= {_key(field): why for field, why in plugin.replaces.items()}
             else:
-                strength, *others = (f"{name}.{_key(field.name)}" for field in options(kind))
-                needs |= dict.fromkeys(others, strength)
+                own = (f"{name}.{_key(field.name)}" for field in others)
+                needs |= dict.fromkeys(own, f"{name}.{_key(strength.name)}")
         for prefix, settings in parts:
             needs |= {prefix + _key(f): prefix + other for f, other in unread(settings).items()}
         return {key: f"nothing reads it without {other}" for key, other in needs.items()} | reasons
-
-
-def _has_strength(plugin: PlugIn) -> bool:
-    """Whether its first option is set, though another may turn it off."""
-    return getattr(plugin, options(type(plugin))[0].name) not in (0, "none")
 
 
 def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:

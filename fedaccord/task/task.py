@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedaccord.core.metrics import check_classes
 from fedaccord.core.request import DEFAULT, ModelSettings
 from fedaccord.core.vectors import dtype_of, to_device
 from fedaccord.data import fingerprint
 from fedaccord.data.partition import has_classes, matching_share
-from fedaccord.task.batches import PAIRS, Batch, BatchFormat, as_floats, describe, map_tensors
+from fedaccord.task.batches import PAIRS, Batch, BatchFormat, as_floats, map_tensors
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.evaluation import evaluate
+from fedaccord.task.fit import check_fit, check_tests
 from fedaccord.task.flat_model import FlatModel, flat_model
 from fedaccord.task.solver import AHEAD, Loss, Passes
 from fedaccord.task.sources import (
@@ -127,42 +127,11 @@ class Task:
         return self._models[key]
 
     def _check_fit(self, model: FlatModel) -> None:
-        """Evaluate the loss of the first samples, as of the last class."""
         inputs, targets = self.example(2, model.w.dtype)
-        wanted, place = f"{tuple(targets.shape[1:])} {targets.dtype}", model.w.device
-        if "arguments" in self.card and not targets.is_floating_point():
-            classes, place = self.card["arguments"]["classes"], torch.device("cpu")
-            wanted, targets = f"{classes} classes", torch.full(targets.shape, classes - 1)
-        try:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                model.module.eval()
-                predictions = model(inputs).to(place, model.w.dtype)
-                value = self.loss(predictions, targets)  # CUDA would not survive a wrong class
-        except Exception as error:  # the module's own code may raise anything
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            form = describe(inputs)
-            parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
-            if isinstance(inputs, Tensor):
-                form = f"inputs (n, ...) of {tuple(inputs.shape[1:])}"
-            elif any(isinstance(part, tuple) for part in parts):  # collated lists
-                form += " (of lists? make them tensors, as a dataset's with_format('torch'))"
-            raise ValueError(
-                f"model: expected one that accepts {form} and returns predictions for "
-                f"targets of {wanted}: {reason}"
-            ) from error
-        if value.numel() != 1:
-            raise ValueError(f"loss: expected one number for a batch, got {tuple(value.shape)}")
-        if self.num_tests and not targets.is_floating_point():
-            check_classes(predictions, targets)
-            self._check_test_labels(predictions.shape[-1])
-
-    def _check_test_labels(self, classes: int) -> None:
-        """Raise ValueError if cross-entropy would find a label that the model has no output for."""
-        labels = labels_of(self.test) if self.loss is F.cross_entropy else None
-        if labels is not None and labels.max() >= classes:
-            raise ValueError(
-                f"test: expected labels below {classes}, the model's outputs, got {labels.max()}"
-            )
+        arguments = {} if targets.is_floating_point() else self.card.get("arguments", {})
+        found = check_fit(model, inputs, targets, self.loss, arguments.get("classes"))
+        if self.num_tests:
+            check_tests(found, targets, self.test, self.loss)
 
     def fresh_model(self, settings: ModelSettings, device: torch.device | str) -> FlatModel:
         """A new model with the initial values."""

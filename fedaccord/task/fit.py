@@ -1,0 +1,63 @@
+"""Whether a model accepts a task's samples, and its predictions fit the targets."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedaccord.core.metrics import check_classes
+from fedaccord.task.batches import describe
+from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.solver import Loss
+from fedaccord.task.sources import labels_of
+
+
+def check_fit(
+    model: FlatModel, inputs: Any, targets: Tensor, loss: Loss, classes: int | None
+) -> Tensor:
+    """The predictions of samples, as of the last class; their loss is evaluated.
+
+    classes: None: unknown, or the targets are numbers. Raises ValueError, in one line, if the model
+    does not accept the samples, or the loss not its predictions.
+    """
+    wanted, place = f"{tuple(targets.shape[1:])} {targets.dtype}", model.w.device
+    if classes is not None:
+        place = torch.device("cpu")
+        wanted, targets = f"{classes} classes", torch.full(targets.shape, classes - 1)
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model.module.eval()
+            predictions = model(inputs).to(place, model.w.dtype)
+            value = loss(predictions, targets)  # CUDA would not survive a wrong class
+    except Exception as error:  # the module's own code may raise anything
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        form = describe(inputs)
+        parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+        if isinstance(inputs, Tensor):
+            form = f"inputs (n, ...) of {tuple(inputs.shape[1:])}"
+        elif any(isinstance(part, tuple) for part in parts):  # collated lists
+            form += " (of lists? make them tensors, as a dataset's with_format('torch'))"
+        raise ValueError(
+            f"model: expected one that accepts {form} and returns predictions for "
+            f"targets of {wanted}: {reason}"
+        ) from error
+    if value.numel() != 1:
+        raise ValueError(f"loss: expected one number for a batch, got {tuple(value.shape)}")
+    return predictions
+
+
+def check_tests(predictions: Tensor, targets: Tensor, test: Any, loss: Loss) -> None:
+    """Raise ValueError, in one line, if test samples like these could not be scored.
+
+    predictions, targets: of samples. test: as `labels_of` reads it.
+    """
+    if targets.is_floating_point():
+        return
+    check_classes(predictions, targets)
+    labels = labels_of(test) if loss is F.cross_entropy else None
+    if labels is not None and labels.max() >= (classes := predictions.shape[-1]):
+        raise ValueError(
+            f"test: expected labels below {classes}, the model's outputs, got {labels.max()}"
+        )
