@@ -57,6 +57,11 @@ def load(name: str, data_dir: str = "", reading: ReadOptions = USUAL) -> Dataset
     Raises FileNotFoundError if the data is missing and ValueError if it is not as expected.
     """
     kind = kind_of(name)
+    if (size := reading.image_size) and "image_size" not in kind.reads:
+        resized = " or ".join(name for name, kind in DATASETS.items() if "image_size" in kind.reads)
+        raise ValueError(
+            f"image-size: expected 0, or a size with {resized}; got {size} with {name}: set it to 0"
+        )
     if kind is FUNCTION:
         return from_function(name, data_dir, reading)
     source, path = _locate(name, data_dir, reading)
@@ -85,13 +90,7 @@ def cached(name: str, data_dir: str = "", reading: ReadOptions = USUAL) -> Datas
 
 def _locate(name: str, data_dir: str, reading: ReadOptions) -> tuple[Source, Path]:
     """The data's files, and the path of its cache file."""
-    kind, size = DATASETS[name], reading.image_size
-    if size and "image_size" not in kind.reads:
-        resized = " or ".join(name for name, kind in DATASETS.items() if "image_size" in kind.reads)
-        raise ValueError(
-            f"image-size: expected 0, or a size with {resized}; got {size} with {name}: set it to 0"
-        )
-    folder = cache_folder()
+    kind, folder = DATASETS[name], cache_folder()
     root = _absolute(data_dir) if data_dir else folder / "downloads"
     source = kind.find(root, reading)
     settings = {setting: getattr(reading, setting) for setting in kind.reads}

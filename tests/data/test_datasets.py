@@ -506,9 +506,10 @@ def test_unknown_name_lists_the_known_and_the_nearest() -> None:
         load("cifar-10")
 
 
-def test_image_size_is_only_for_image_folder() -> None:
-    with pytest.raises(ValueError, match=r"image-size: .* with image-folder; got 16 with digits"):
-        load("digits", "", ReadOptions(image_size=16))
+@pytest.mark.parametrize("name", ["digits", "tests.own:arrays"])
+def test_image_size_is_only_for_image_folder(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"image-size: .* with image-folder; got 16 with {name}"):
+        load(name, "", ReadOptions(image_size=16))
 
 
 def test_a_failed_download_does_not_name_a_folder_that_is_not_there(
