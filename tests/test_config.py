@@ -237,8 +237,21 @@ UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"stem": "cifar", "model": "resnet18"}, {}),
     (
         {"data-dir": "/data"},
-        {"data-dir": "dataset=fashion-mnist|cifar10|cifar100|image-folder|npz|text"},
+        {
+            "data-dir": "dataset=fashion-mnist|cifar10|cifar100|image-folder|npz|text|"
+            "package.module:function"
+        },
     ),
+    ({"dataset": "mine:load", "data-dir": "/data", "max-length": 8, "tokenizer": "mine:ids"}, {}),
+    (
+        {"dataset": "mine:load", "download": True, "labels": "a,b"},
+        {
+            "download": "dataset=fashion-mnist|cifar10|cifar100",
+            "labels": "dataset=text|image-folder",
+        },
+    ),
+    ({"model": "mine:net", "stem": "cifar"}, {"stem": "model=resnet18"}),
+    ({"device-profile": "/phones.csv", "deadline": 3.0}, {}),
     ({"dataset": "npz", "download": True}, {"download": "dataset=fashion-mnist|cifar10|cifar100"}),
     ({"local-steps": 5, "local-epochs": 2}, {"local-epochs": "local-steps=0"}),
     ({"algo": "dpsgd", "local-epochs": 2}, {"local-epochs": "local-steps=0"}),

@@ -43,7 +43,8 @@ def option(
     low, high: inclusive bounds; above: an exclusive lower bound; besides: one more value, outside
     the bounds; tried: values of the papers' experiments, empty if none are known; auto: a
     plug-in's option whose run-config default is "auto", the method's own choice; only: other
-    options of the same class, and the values with which this one is read.
+    options of the same class, and the values with which this one is read, their ``also`` among them
+    if it is read with any of those.
     """
     bounds = {"low": low, "high": high, "above": above, "besides": besides}
     rule = {**bounds, "choices": tuple(choices), "also": also, "only": dict(only or {})}
@@ -114,9 +115,8 @@ def unread(settings: Any) -> dict[str, str]:
     found, every = {}, {field.name: field for field in options(type(settings))}
     for field in every.values():
         for name, values in field.metadata["only"].items():
-            value, other = getattr(settings, name), every[name].metadata
-            is_own = value not in other["choices"] and value in other["also"]  # may read anything
-            if value not in values and not is_own:
+            value, also = getattr(settings, name), every[name].metadata["also"]
+            if value not in values and not (also in values and value in also):
                 found[field.name] = f"{name.replace('_', '-')}={'|'.join(map(str, values))}"
     return found
 

@@ -36,6 +36,9 @@ class Profiles:
         return "the path of a .csv file"
 
 
+PROFILES = Profiles()
+
+
 class Device(NamedTuple):
     """A simulated device; times in seconds."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from fedaccord.core.optimizer import OPTIMIZERS, SCHEDULES, STATES
 from fedaccord.core.options import check_option, option, options
 from fedaccord.core.request import ModelSettings
-from fedaccord.federation.devices import LOGNORMAL, NONE, Profiles
+from fedaccord.federation.devices import LOGNORMAL, NONE, PROFILES
 
 SYNCHRONOUS, BUFFERED = "synchronous", "buffered"  # values of schedule
 CONSTANT_WEIGHT, POLYNOMIAL = "constant", "polynomial"  # of staleness
@@ -59,14 +59,14 @@ class Settings:
         "simulated devices, in process: none, drawn speeds and links, or the absolute path of a "
         "file with a row for each client; adds the column clock",
         choices=(NONE, LOGNORMAL),
-        also=Profiles(),
+        also=PROFILES,
         path=True,
     )
     deadline: float = option(
         0.0,
         "simulated seconds after which a round accepts no further replies; 0: none",
         low=0,
-        only={"device_profile": [LOGNORMAL], "schedule": [SYNCHRONOUS]},
+        only={"device_profile": [LOGNORMAL, PROFILES], "schedule": [SYNCHRONOUS]},
     )
     over_selection: float = option(
         0.0,
@@ -74,7 +74,7 @@ class Settings:
         "the cohort has clients",
         low=0,
         high=10,
-        only={"device_profile": [LOGNORMAL], "schedule": [SYNCHRONOUS]},
+        only={"device_profile": [LOGNORMAL, PROFILES], "schedule": [SYNCHRONOUS]},
     )
     schedule: str = option(
         SYNCHRONOUS,

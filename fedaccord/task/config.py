@@ -25,7 +25,9 @@ class TaskConfig:
         "",
         "absolute folder (npz, text: or file) with the data; cifar10: torchvision's files, or "
         "images in train/<class>/* and test/<class>/*",
-        only={"dataset": [name for name, kind in DATASETS.items() if kind.origin != "package"]},
+        only={
+            "dataset": [*(n for n, kind in DATASETS.items() if kind.origin != "package"), FUNCTIONS]
+        },
         affects="place",
         path=True,
         node=True,
@@ -48,10 +50,14 @@ class TaskConfig:
         "text: the tokenizer, a function of a text, or an object with `encode`",
         choices=[BYTES],
         also=named.Functions(),
-        only={"dataset": ["text"]},
+        only={"dataset": ["text", FUNCTIONS]},
     )
     max_length: int = option(
-        256, "text: tokens of a sample", low=1, high=MAX_LENGTH, only={"dataset": ["text"]}
+        256,
+        "text: tokens of a sample",
+        low=1,
+        high=MAX_LENGTH,
+        only={"dataset": ["text", FUNCTIONS]},
     )
     labels: str = option(
         "",
