@@ -1,5 +1,7 @@
 """Data sets that the user's own function returns, ``dataset=package.module:function``."""
 
+import inspect
+import logging
 from collections.abc import Mapping, Sized
 from typing import Any
 
@@ -14,6 +16,7 @@ from fedaccord.data.text import encode, tokenizer_of
 
 FUNCTIONS = named.Functions("fedaccord.datasets")
 ENTRIES = ("train", "test", "classes", "vocabulary")  # of a mapping that a function returns
+log = logging.getLogger("flwr")
 FORM = "(train, test), or a mapping of " + ", ".join(ENTRIES)
 
 
@@ -37,6 +40,8 @@ def from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
     """
     path = FUNCTIONS.path(name)
     found = named.call("dataset", path, {"data_dir": data_dir})
+    if data_dir and "data_dir" not in inspect.signature(named.load("dataset", path)).parameters:
+        log.warning("data-dir=%s has no effect: %s has no parameter data_dir", data_dir, path)
     try:
         return _dataset(name, found, reading)
     except ValueError as error:
@@ -68,6 +73,11 @@ def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
             part._replace(x=torch.from_numpy(encode([*part.x], tokenizer, reading)))
             for part in (train, test)
         )
+    else:
+        for key in ("tokenizer", "max_length"):
+            if (value := getattr(reading, key)) != ReadOptions._field_defaults[key]:
+                key = key.replace("_", "-")
+                log.warning("%s=%s has no effect: %s returns no texts", key, value, name)
     _check(train, test)
     assert isinstance(train.x, Tensor)
     assert isinstance(test.x, Tensor)

@@ -49,6 +49,20 @@ def test_tokens_without_a_vocabulary_have_as_many_ids_as_the_largest_says() -> N
     assert weights.shape == (9, 3)
 
 
+def test_settings_that_a_function_does_not_read_are_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    of("arrays", "/data", tokenizer="mine:ids", max_length=8)
+    assert [record.getMessage() for record in caplog.records] == [
+        "data-dir=/data has no effect: tests.own:arrays has no parameter data_dir",
+        "tokenizer=mine:ids has no effect: tests.own:arrays returns no texts",
+        "max-length=8 has no effect: tests.own:arrays returns no texts",
+    ]
+    caplog.clear()
+    of("texts_without_test", max_length=8)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("function", ["arrays", "torch_datasets", "mapping", "partitioned"])
 def test_arrays_tensors_and_data_sets_of_libraries(function: str) -> None:
     data = of(function)
