@@ -107,7 +107,12 @@ def _clients(
 
     load: makes a worker's task, None: it is sent this one; drawn: whether cohorts are drawn.
     """
+    if config.state_dir:
+        why = "Flower's clients read it, client-state those of this process"
+        log.warning("state-dir=%s has no effect here: %s", config.state_dir, why)
     if not config.workers:
+        if config.strategy.precision == "tf32" and torch.device(task.device).type != "cuda":
+            log.warning("precision=tf32 has no effect on %s: it is float32 there", task.device)
 
         def here(book: logbook.Logbook | None) -> LocalFleet:
             folder = book.directory.path if book else None

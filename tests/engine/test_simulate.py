@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import FrozenInstanceError, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedaccord import simulate
+from fedaccord import run, simulate
 from fedaccord.config import default, keys
 from fedaccord.engine import History, quiet
 from fedaccord.federation.errors import FederationError
@@ -446,6 +447,17 @@ def test_quiet_lets_warnings_through(flower_log: list[logging.LogRecord]) -> Non
         raise RuntimeError
     assert [r.getMessage() for r in flower_log] == ["a client was dropped"]
     assert log.level == logging.INFO
+
+
+def test_a_folder_of_states_and_tf32_without_a_gpu_are_a_warning(
+    tmp_path: Path, flower_log: list[logging.LogRecord]
+) -> None:
+    run("fedavg", num_server_rounds=1, out_dir=str(tmp_path), state_dir="/states")
+    history("fedavg", dtype=None, precision="tf32", device="cpu")
+    assert [record.getMessage().partition(":")[0] for record in flower_log] == [
+        "state-dir=/states has no effect here",
+        "precision=tf32 has no effect on cpu",
+    ]
 
 
 def test_workers_need_ray(monkeypatch: pytest.MonkeyPatch) -> None:
