@@ -10,17 +10,23 @@ from torch.nn import functional as F
 from fedaccord.core.metrics import check_classes
 from fedaccord.task.batches import describe
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.solver import Loss
+from fedaccord.task.solver import Loss, forward
 from fedaccord.task.sources import labels_of
 
 
 def check_fit(
-    model: FlatModel, inputs: Any, targets: Tensor, loss: Loss, classes: int | None
+    model: FlatModel,
+    inputs: Any,
+    targets: Tensor,
+    loss: Loss,
+    classes: int | None,
+    precision: str = "float32",
 ) -> Tensor:
     """The predictions of samples, as of the last class; their loss is evaluated.
 
-    classes: None: unknown, or the targets are numbers. Raises ValueError, in one line, if the model
-    does not accept the samples, or the loss not its predictions.
+    classes: None: unknown, or the targets are numbers. precision: as of `forward`. Raises
+    ValueError, in one line, if the model does not accept the samples, or the loss not its
+    predictions.
     """
     wanted, place = f"{tuple(targets.shape[1:])} {targets.dtype}", model.w.device
     if classes is not None:
@@ -29,10 +35,11 @@ def check_fit(
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             model.module.eval()
-            predictions = model(inputs).to(place, model.w.dtype)
+            predictions = forward(model, inputs, precision).to(place)
             value = loss(predictions, targets)  # CUDA would not survive a wrong class
     except Exception as error:  # the module's own code may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        reason += "; try precision=float32" if precision == "bfloat16" else ""
         form = describe(inputs)
         parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
         if isinstance(inputs, Tensor):

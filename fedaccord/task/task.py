@@ -122,14 +122,15 @@ class Task:
         if key not in self._models:
             model = self.fresh_model(settings, self.device)
             if len(self.clients):
-                self._check_fit(model)
+                self._check_fit(model, settings.precision)
             self._models[key] = model
         return self._models[key]
 
-    def _check_fit(self, model: FlatModel) -> None:
+    def _check_fit(self, model: FlatModel, precision: str) -> None:
         inputs, targets = self.example(2, model.w.dtype)
         arguments = {} if targets.is_floating_point() else self.card.get("arguments", {})
-        found = check_fit(model, inputs, targets, self.loss, arguments.get("classes"))
+        classes = arguments.get("classes")
+        found = check_fit(model, inputs, targets, self.loss, classes, precision)
         if self.num_tests:
             check_tests(found, targets, self.test, self.loss)
 

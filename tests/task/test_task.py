@@ -186,6 +186,22 @@ def test_evaluation_covers_test_samples_beyond_one_batch() -> None:
     assert task().evaluate(w) == {}
 
 
+class NoBfloat16(nn.Linear):
+    """As layers that a processor does not compute in bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("no primitive")
+        return super().forward(x)
+
+
+def test_the_model_is_tried_with_the_precision_of_the_run() -> None:
+    one = Task(lambda: NoBfloat16(1, 2), task().clients)
+    with pytest.raises(ValueError, match=r"^model: .*: no primitive; try precision=float32$"):
+        one.model(ModelSettings("bfloat16"))
+    assert one.model(ModelSettings("float32"))
+
+
 def test_the_model_is_made_once_for_each_dtype() -> None:
     one = task()
     assert one.model(ModelSettings("float32")) is one.model(ModelSettings("bfloat16"))
