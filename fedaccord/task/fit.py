@@ -44,6 +44,8 @@ def check_fit(
         parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
         if isinstance(inputs, Tensor):
             form = f"inputs (n, ...) of {tuple(inputs.shape[1:])}"
+            if not inputs.is_floating_point():
+                reason += f"; its inputs are {inputs.dtype}, as tokens: features must be floats"
         elif any(isinstance(part, tuple) for part in parts):  # collated lists
             form += " (of lists? make them tensors, as a dataset's with_format('torch'))"
         raise ValueError(

@@ -49,9 +49,10 @@ def build(
     if name not in known and not path:
         hint = did_you_mean(name, known)
         what = "tokens" if vocabulary else "images or features"
+        floats = "; integers are tokens, make features floats" if vocabulary else ""
         raise ValueError(
             f"model: expected one of {', '.join(known)}, or {named.FORM}, for {what}, got "
-            f"{name!r}{hint}"
+            f"{name!r}{hint}{floats}"
         )
     if stem not in STEMS:
         raise ValueError(f"Expected a stem among {', '.join(STEMS)}, got {stem!r}.")

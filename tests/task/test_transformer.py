@@ -59,7 +59,7 @@ def test_its_parameters_are_counted() -> None:
     ("name", "vocabulary", "line"),
     [
         ("transformer", 0, "^model: expected one of linear, .*, for images or features, got 'tran"),
-        ("mlp", 9, "^model: expected one of transformer, or .*, for tokens, got 'mlp'"),
+        ("mlp", 9, "^model: expected one of transformer, or .*, for tokens, .*; integers are to"),
     ],
 )
 def test_models_are_for_their_kind_of_samples(name: str, vocabulary: int, line: str) -> None:
