@@ -121,6 +121,7 @@ def summary(
 def cost_heading(key: str, metric: str, target: float) -> str:
     """The name for people of a column such as bytes-to-target."""
     to = percent(target) if is_share(metric) else shown(target)
+    to = "the target" if math.isnan(target) else to  # of runs without evaluation
     return f"{COSTS[key.removesuffix(TO_TARGET)]} to {to}"
 
 

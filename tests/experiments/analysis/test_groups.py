@@ -223,6 +223,13 @@ def test_the_table_names_failures_and_targets_that_were_not_reached(tmp_path: Pa
     assert text(row["round-to-target"]) == "-"
 
 
+def test_without_evaluations_there_is_no_number_to_reach(tmp_path: Path) -> None:
+    write(tmp_path, [0.1])
+    found = summary(groups(tmp_path))
+    assert [*found.texts()][6:8] == ["rounds to the target", "bytes sent to the target"]
+    assert {text(cell) for key, cell in found.rows[0].items() if key.endswith("-target")} == {"-"}
+
+
 def test_a_seed_that_was_run_again_is_marked_and_counts_once(tmp_path: Path) -> None:
     first = write(tmp_path, [0.1, 0.5, 0.7])
     for copy in ("b", "c", "d"):
