@@ -314,6 +314,12 @@ def test_staleness_without_effect_is_reported(algo: str) -> None:
     assert line.startswith('staleness="polynomial" has no effect: ')
 
 
+def test_the_momentum_of_dfedavgm_is_its_own() -> None:
+    """optimizer=momentum, which would read the key, is refused."""
+    (line,) = RunConfig.make({"algo": "dfedavgm", "momentum.mu": 0.5}).unread()
+    assert line == "momentum.mu=0.5 has no effect: dfedavgm has its own, dfedavgm.momentum"
+
+
 @pytest.mark.parametrize("algo", METHODS)
 def test_a_methods_own_settings_are_read(algo: str) -> None:
     """All keys of each method are given, with their defaults."""

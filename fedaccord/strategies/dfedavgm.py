@@ -17,7 +17,7 @@ clipped before.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fedaccord.core import Direction, LocalConfig, LocalRule, option
 from fedaccord.core.optimizer import Momentum
@@ -32,6 +32,10 @@ class DFedAvgMClient(LocalRule):
 
 @dataclass(frozen=True, kw_only=True)
 class DFedAvgM(DFedAvg):
+    replaces: ClassVar = dict.fromkeys(
+        ("momentum.mu", "momentum.nesterov"), "dfedavgm has its own, dfedavgm.momentum"
+    )
+
     momentum: float = option(
         0.9, "momentum of the local steps", low=0, high=1, tried="0.9 (DFedAvg)"
     )
