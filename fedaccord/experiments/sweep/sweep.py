@@ -29,6 +29,7 @@ from fedaccord.experiments.sweep.trial import (
     Row,
     Workers,
     check_names,
+    check_run,
     forget_checkpoints,
     mean,
     row_of,
@@ -60,14 +61,15 @@ class Sweep:
         self.reported: dict[str, int] = {}  # rounds of the jobs that `on_step` knows of, by name
 
     def run(self) -> pd.DataFrame:
-        """The table of the winners. Raises ValueError if another process runs the sweep, or if no
-        trial has the metric."""
+        """The table of the winners. Raises ValueError if another process runs the sweep, if the
+        folder has a sweep of other settings, or if no trial has the metric."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with Lock(self.folder):
             for folder in (self.folder, self.folder / ROWS):
                 for file in unfinished(folder):
                     file.unlink()
             check_names(self.folder)
+            check_run(self.folder, self.plan)
             return self._run()
 
     def _run(self) -> pd.DataFrame:

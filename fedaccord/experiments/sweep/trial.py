@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedaccord import engine
+from fedaccord import config, engine
 from fedaccord.config import RunConfig
 from fedaccord.experiments.analysis.groups import Group, Point, up_to, with_costs
-from fedaccord.experiments.sweep.plan import CLIENT, PERSONAL, deciding_defaults
+from fedaccord.experiments.sweep.plan import CLIENT, PERSONAL, Plan, deciding_defaults
 from fedaccord.runs import flatten, lock, logbook, metrics, reader
 from fedaccord.runs.lock import LockedError
 from fedaccord.storage.files import read_json, replace
 
 ROWS = "rows"  # folder of a sweep's folder
 DEFAULTS = "defaults.json"  # in a sweep's folder: the defaults behind the names of its trials
+RUN = "run.json"  # in a sweep's folder: its methods, and the settings of [run] behind its tables
 COMPLETED, FAILED = "completed", "failed"
 KEPT = ("rounds-counted", *metrics.of_kind(metrics.SUMMED))  # of a run's summary
 Row = dict[str, Any]
@@ -71,6 +72,28 @@ def check_names(folder: Path) -> None:
                     f"{usual[key]} today; choose another --out"
                 )
     replace(file, json.dumps(usual).encode())
+
+
+def check_run(folder: Path, plan: Plan) -> None:
+    """Raises ValueError, in one line, if the trials in a folder were begun with other settings.
+
+    Those that [space] varies, and those of methods that are new in the folder, may differ.
+    """
+    file, usual, free = folder / RUN, config.defaults(), config.affecting("speed", "place")
+    now = {k: v for k, v in plan.run.items() if k.rpartition(".")[2] not in free and k != "algo"}
+    now = {key: value for key, value in now.items() if key not in config.paths(now)}
+    begun = file.exists() and any((folder / ROWS).glob("*.json"))
+    known = read_json(file) if begun else {"methods": [], "run": now}
+    for key in {**known["run"], **now}:
+        before, value = (each.get(key, usual.get(key)) for each in (known["run"], now))
+        is_new = key.partition(".")[0] in {*plan.methods} - {*known["methods"]}
+        if before != value and key not in plan.space and not is_new:
+            raise ValueError(
+                f"{folder}: expected {key}={before}, as its trials were begun with, got {value}; "
+                "choose another --out"
+            )
+    methods = sorted({*known["methods"], *plan.methods})
+    replace(file, json.dumps({"methods": methods, "run": known["run"] | now}).encode())
 
 
 def row_of(job: Job) -> Row | None:

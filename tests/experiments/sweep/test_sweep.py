@@ -239,6 +239,20 @@ def test_a_sweep_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) ->
         finish(plan, tmp_path)
 
 
+def test_a_sweep_of_other_settings_is_refused(tmp_path: Path) -> None:
+    finish(make({"algo": ["fedavg"]}, {"lr": 0.05}), tmp_path)
+    before = table(tmp_path)
+    for run, line in (
+        ({"lr": 0.05, "num-clients": 5}, "num-clients=4, as its trials were begun with, got 5"),
+        ({}, "lr=0.05, as its trials were begun with, got 0.1"),
+    ):
+        with pytest.raises(ValueError, match=f"expected {line}; choose another --out$"):
+            finish(make({"algo": ["fedavg"]}, run), tmp_path)
+    pd.testing.assert_frame_equal(table(tmp_path), before)
+    finish(make({"algo": ["fedavg"], "lr": [0.05, 0.1]}, {"threads": 2}), tmp_path)
+    finish(make({"algo": ["fedavg", "fedprox"]}, {"lr": 0.05, "fedprox.mu": 0.3}), tmp_path)
+
+
 def test_a_winner_at_an_edge_is_a_warning(tmp_path: Path) -> None:
     sweep = Sweep(make({"algo": ["fedavg"], "lr": [0.05, 0.1]}), tmp_path, lambda _: None)
     sweep.run()
