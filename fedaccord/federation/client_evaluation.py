@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -53,22 +54,22 @@ class ClientEvaluation:
         config = ConfigRecord({**self.config, "server-round": number})
         content = RecordDict({self.arrays_key: arrays, self.config_key: config})
         replies: dict[int, RecordDict | str] = {}
+        read = partial(_read, method.max_examples)
         if not self._is_answered and clients:  # an app without the function fails once, not C times
-            replies = fleet.ask(clients[:1], content, self.timeout, _read)
+            replies = fleet.ask(clients[:1], content, self.timeout, read)
             if has_no_function(str(replies[clients[0]])):
                 log.info("clients evaluate nothing: their ClientApp has no @app.evaluate()")
                 self._is_off = True
                 return None
             self._is_answered = True
         rest = [i for i in clients if i not in replies]
-        replies |= fleet.ask(rest, content, self.timeout, _read)
+        replies |= fleet.ask(rest, content, self.timeout, read)
         return self._means(number, replies)
 
     def _means(self, number: int, replies: Mapping[int, RecordDict | str]) -> MetricRecord | None:
         problems = {i: reply for i, reply in replies.items() if isinstance(reply, str)}
         good = {i: reply for i, reply in replies.items() if isinstance(reply, RecordDict)}
-        names = {i: tuple(sorted(_metrics(reply))) for i, reply in good.items()}
-        problems |= unusual("the metrics", names)
+        problems |= unusual("the metrics", {i: _form(reply) for i, reply in good.items()})
         if problems:
             log.warning(
                 f"round {number}: {len(problems)} of {len(replies)} clients did not evaluate: "
@@ -83,18 +84,26 @@ class ClientEvaluation:
         return found
 
 
-def _read(reply: Message) -> RecordDict:
-    """Raises ValueError, in one line, for a reply that cannot be averaged."""
+def _read(most: int, reply: Message) -> RecordDict:
+    """Raises ValueError, in one line, for a reply that cannot be averaged; most: examples."""
     if len(reply.content.metric_records) != 1:
         raise ValueError(f"expected one MetricRecord, got {len(reply.content.metric_records)}")
     metrics = _metrics(reply.content)
     weight = metrics.get(EXAMPLES)
-    if not isinstance(weight, (int, float)) or not 0 < weight < math.inf:
-        raise ValueError(f"expected {EXAMPLES} above 0 in the metrics, got {weight!r:.40}")
+    if not isinstance(weight, (int, float)) or not 0 < weight <= most:
+        raise ValueError(
+            f"expected {EXAMPLES} above 0 and at most {most} in the metrics, got {weight!r:.40}"
+        )
     numbers = (x for v in metrics.values() for x in (v if isinstance(v, list) else [v]))
     if not all(map(math.isfinite, numbers)):
         raise ValueError("expected finite numbers in the metrics, got NaN or Inf")
     return reply.content
+
+
+def _form(content: RecordDict) -> tuple[str, ...]:
+    """The names of the metrics, and the lengths of lists."""
+    numbers = sorted(_metrics(content).items())
+    return tuple(f"{k} ({len(v)} numbers)" if isinstance(v, list) else k for k, v in numbers)
 
 
 def weighted_means(contents: list[RecordDict], weight: str) -> MetricRecord:

@@ -118,7 +118,10 @@ def test_a_function_of_the_users_takes_the_place_of_means() -> None:
     [
         ({"num-examples": 0, "norm": 1.0, "place": [0, 0]}, "expected num-examples above 0"),
         ({"num-examples": 1, "norm": math.nan, "place": [0, 0]}, "expected finite numbers"),
+        ({"num-examples": 10**12, "norm": 1.0, "place": [0, 0]}, "expected num-examples above 0"),
         ({"num-examples": 1, "other": 1.0}, "expected the metrics ['norm', 'num-examples'"),
+        ({"num-examples": 1, "norm": 1.0, "place": 0.0}, "expected the metrics ['norm', 'num-"),
+        ({"num-examples": 1, "norm": 1.0, "place": [0]}, "got ['norm', 'num-examples', 'place (1 "),
         (None, "RuntimeError: no data"),
     ],
 )
