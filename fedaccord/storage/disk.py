@@ -14,6 +14,7 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,7 +145,21 @@ class DiskStore(Store):
 def _remove_old(federation: Path, days: float) -> None:
     """Remove the folders of other federations that were last written before this time."""
     for other in federation.parent.iterdir():
-        files = [*other.glob(f"*/{INDEX}")] if other != federation and other.is_dir() else []
-        if files and time.time() - max(file.stat().st_mtime for file in files) > days * 86400:
-            log.info("%s is removed: its last visit is more than %g days ago", other, days)
-            shutil.rmtree(other, ignore_errors=True)
+        with suppress(OSError):  # another process removes it too
+            files = [] if other == federation else _indices(other)
+            if files and time.time() - max(file.stat().st_mtime for file in files) > days * 86400:
+                log.info("%s is removed: its last visit is more than %g days ago", other, days)
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def _indices(folder: Path) -> list[Path]:
+    """The indices of a federation's folder; none if it has anything that a store did not write."""
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    clients = [*folder.iterdir()]
+    ours = all(client.name.isdecimal() and client.is_dir() for client in clients) and all(
+        file.name == INDEX or OURS.fullmatch(file.name)
+        for client in clients
+        for file in client.iterdir()
+    )
+    return [*folder.glob(f"*/{INDEX}")] if ours else []

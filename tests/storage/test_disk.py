@@ -189,14 +189,19 @@ def test_old_federations_are_removed_when_a_new_one_begins(tmp_path: Path) -> No
         os.utime(store.folder / "2" / "memory.json", (then, then))
     (tmp_path / "foreign").mkdir()
     os.utime(tmp_path / "foreign", (0, 0))
+    for name in ("foreign/work", "other/2"):  # with an old file of the same name, and another
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "memory.json").write_text("{}")
+        (tmp_path / name / "thesis.tex").write_text("of years")
+        os.utime(tmp_path / name / "memory.json", (0, 0))
     (tmp_path / "client.json").write_text("{}")
     mine = DiskStore(tmp_path, "mine", 90)  # known: nothing is removed
     mine.save(2, memory(mine, 2))
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.iterdir())) == 6
     new = DiskStore(tmp_path, "new", 90)
     new.save(2, memory(new, 0))
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"recent", "mine", "new", "foreign", "client.json"}
+    assert left == {"recent", "mine", "new", "foreign", "other", "client.json"}
     assert mine.load(2) is not None
 
 
