@@ -67,7 +67,7 @@ def train(
         payloads = protocol.masked(ask(shares))
         some = [request_of[i] for i in payloads]
         readings |= channel.train(some, max(0.0, end - time.monotonic()), payloads)
-        good = _good(readings, request_of, protocol.word, check)
+        good = _good(readings, request_of, protocol, check)
         unmasking = protocol.unmask({i: reply.more[client.OPENED] for i, reply in good.items()})
         readings |= dict.fromkeys(good.keys() - unmasking, UNREAD)
         good = {i: good[i] for i in unmasking}
@@ -85,7 +85,10 @@ def train(
 
 
 def _good(
-    readings: dict[int, Reading], request_of: Mapping[int, TrainRequest], word: int, check: Check
+    readings: dict[int, Reading],
+    request_of: Mapping[int, TrainRequest],
+    protocol: SecureRound,
+    check: Check,
 ) -> dict[int, TrainReply]:
     """The replies with uploads that can be summed; other readings are replaced by the reason."""
     replies = {i: it for i, it in readings.items() if isinstance(it, TrainReply)}
@@ -97,9 +100,13 @@ def _good(
                 raise ValueError(odd[i])
             reply = reply._replace(loss=float(reply.loss))
             check(request_of[i], reply)
-            if not isinstance(reply.more.get(client.OPENED), list):
-                raise ValueError("secure-sum: expected the clients whose shares it read, got none")
-            _check_masked(reply.up, word, len(request_of[i].down.w))
+            opened = reply.more.get(client.OPENED)
+            if not isinstance(opened, list) or not protocol.has_enough(i, opened):
+                raise ValueError(
+                    "secure-sum: expected the clients whose shares it read, as many as an upload "
+                    f"needs, got {opened!r:.40}"
+                )
+            _check_masked(reply.up, protocol.word, len(request_of[i].down.w))
             good[i] = reply
         except (ValueError, TypeError) as error:
             readings[i] = str(error)

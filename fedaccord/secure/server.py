@@ -88,10 +88,12 @@ class SecureRound:
         sealed: dict[int, dict[int, bytes]] = {}
         for i, found in answers.items():
             if isinstance(found, Mapping) and found.get("receivers") == self.graph[i]:
-                texts = found.get("sealed")
-                if isinstance(texts, list) and len(texts) == len(self.graph[i]):
+                texts, shown = found.get("sealed"), found.get("digest")
+                if not isinstance(texts, list) or len(texts) != len(self.graph[i]):
+                    continue
+                if all(isinstance(text, bytes) for text in (*texts, shown)):
                     sealed[i] = dict(zip(self.graph[i], texts, strict=True))
-                    self.digests[i] = found.get("digest")
+                    self.digests[i] = shown
         self._need(sealed, SHARE)
         self.senders = {i: [j for j in self.graph[i] if j in sealed] for i in sealed}
         short = [i for i, near in self.senders.items() if len(near) + 1 < self.threshold(i)]
@@ -103,6 +105,11 @@ class SecureRound:
             )
             for i, near in self.senders.items()
         }
+
+    def has_enough(self, i: int, opened: Sequence[int]) -> bool:
+        """Whether client i could read so many neighbours' shares that it may upload: it is dropped
+        otherwise, not the neighbours whose shares it says it could not read."""
+        return len({*opened} & {*self.senders[i]}) + 1 >= self.threshold(i)
 
     def unmask(self, opened: Mapping[int, Sequence[int]]) -> dict[int, Payload]:
         """The payloads of the clients that are summed.

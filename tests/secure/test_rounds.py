@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 
 from fedaccord import strategies as S
 from fedaccord import train_locally
+from fedaccord.client import secure as client_secure
 from fedaccord.compat.crypto import encrypt
 from fedaccord.engine import Recorder, quiet
 from fedaccord.federation import fleet, roster, secure
@@ -326,6 +327,44 @@ def test_a_client_whose_shares_are_unreadable_for_others_is_absent(
     ):
         assert torch.equal(found.state.w, absent.state.w)
         assert torch.equal(found.state.server.c, absent.state.server.c)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("sealed", [1] * (C - 1)), ("sealed", ["x"] * (C - 1)), ("digest", 1)]
+)
+def test_shares_of_another_type_are_those_of_an_absent_client(
+    field: str, value: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = client._share
+
+    def share(payload: Any, memory: Any) -> Any:
+        found, kept = right(payload, memory)
+        return found | ({field: value} if memory["client"] == 4 else {}), kept
+
+    made, others = method("scaffold", MASKED), [i for i in range(C) if i != 4]
+    absent = federation.run(made, PROBLEM, W0, [others] * 3)
+    monkeypatch.setattr(client, "_share", share)
+    found, _ = by_messages(made, clock)
+    assert torch.equal(found.state.w, absent.state.w)
+
+
+@pytest.mark.parametrize("opened", [[], [99], [0, 1], 3])
+def test_one_that_says_it_could_read_no_shares_removes_nobody_else(
+    opened: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = client_secure.masked_reply
+
+    def masked(message: Message, context: Context, train: Any) -> Message:
+        reply = right(message, context, train)
+        if METRICS in reply.content and context.node_id == FIRST_NODE + 4:
+            reply.content[METRICS][client.OPENED] = opened  # type: ignore[index]
+        return reply
+
+    made, others = method("scaffold", MASKED), [i for i in range(C) if i != 4]
+    absent = federation.run(made, PROBLEM, W0, [others] * 3)
+    monkeypatch.setattr(client_secure, "masked_reply", masked)
+    found, _ = by_messages(made, clock)
+    assert torch.equal(found.state.w, absent.state.w)
 
 
 def test_no_message_to_the_server_holds_an_upload(clock: Clock) -> None:
