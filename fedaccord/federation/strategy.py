@@ -1,8 +1,10 @@
 """A method as a Flower Strategy: `start` makes a Run."""
 
+import time
 from abc import ABC
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
+from uuid import uuid4
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -151,6 +153,9 @@ class FederatedStrategy(Method, Strategy, ABC):
             timeout=timeout,
             evaluate_fn=evaluate_fn,
             on_round=aggregate,
+            # clients store states by federation, and refuse messages older than their last one
+            federation=f"start-{uuid4().hex[:8]}",
+            attempt=time.time_ns(),
         )
         result = run.play()
         for number in trained.keys() & result.train_metrics_clientapp.keys():

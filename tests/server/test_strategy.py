@@ -69,6 +69,18 @@ def test_a_strategy_starts_afresh() -> None:
 # --- failing rounds -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [FedAvg, Scaffold, AFedPD])
+def test_a_second_start_over_the_same_clients_is_a_first_one(kind: Any) -> None:
+    """As a warm start by another method, in one ServerApp: the clients forget the first."""
+    with InProcessGrid(client_app(), C) as grid, quiet():
+        strategy(Scaffold).start(grid, INITIAL, 3)
+        second = strategy(kind).start(grid, INITIAL, 2)
+    with InProcessGrid(client_app(), C) as grid, quiet():
+        alone = strategy(kind).start(grid, INITIAL, 2)
+    assert [m["replies"] for m in second.train_metrics_clientapp.values()] == [C, C]
+    assert torch.equal(to_tensor(second.arrays["weight"]), to_tensor(alone.arrays["weight"]))
+
+
 def test_too_many_failed_rounds_stop_the_run_and_keep_the_model() -> None:
     failing = strategy(min_replies=6, max_failed_rounds=2)
     with InProcessGrid(client_app(raising), C) as grid, quiet():
