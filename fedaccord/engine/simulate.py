@@ -31,6 +31,7 @@ from fedaccord.process import threads
 from fedaccord.process.allocator import give_back_memory
 from fedaccord.runs import RunDirectory, logbook
 from fedaccord.runs.checkpoint import Checkpoints
+from fedaccord.strategies import METHODS
 from fedaccord.task import Clients, Task, load_task
 from fedaccord.task.batches import PAIRS, BatchFormat, Forward
 from fedaccord.task.losses import loss_of
@@ -310,8 +311,9 @@ def simulate(
         )
         state = None
         if found is not None:
-            if isinstance(algo, str):
+            if isinstance(algo, str) or type(algo) in METHODS.values():
                 check_resumed(config, found.facts["settings"])
+            logbook.check_states(config, found)
             if clients is None:
                 logbook.check_data(task.fingerprint, found.facts)
             state = logbook.restore(run.session, found)

@@ -84,7 +84,7 @@ class Logbook:
             check_resumed(config, begun.facts["settings"])
             check_data(self._data, begun.facts)
             if in_process:
-                _check_states(config, begun)
+                check_states(config, begun)
             _check_rounds(config, begun, path)
             _check_budget(config, begun, path)
             self.directory = RunDirectory.reopen(
@@ -229,7 +229,7 @@ def _check_budget(config: RunConfig, begun: Checkpoint, path: Path) -> None:
         check_left(guarantee, privacy._replace(releases=spent), OR_END)
 
 
-def _check_states(config: RunConfig, begun: Checkpoint) -> None:
+def check_states(config: RunConfig, begun: Checkpoint) -> None:
     """Raise ValueError, in one line, if a run cannot be resumed in process, because its clients'
     data or states are elsewhere."""
     where = begun.facts.get("clients", IN_PROCESS)

@@ -22,7 +22,7 @@ from fedaccord.federation.round import Round
 from fedaccord.runs import RunDirectory, status
 from fedaccord.runs.checkpoint import Checkpoints, DamagedError
 from fedaccord.runs.logbook import Logbook
-from fedaccord.strategies import METHODS
+from fedaccord.strategies import METHODS, FedDyn, Scaffold
 from fedaccord.task import load_task
 
 ROUNDS, STOP = 5, 3
@@ -541,6 +541,20 @@ def test_simulate_goes_on_from_a_run_directory(settings: dict[str, Any]) -> None
     assert list(rest.metrics["round"]) == [STOP + 1, ROUNDS]
     with pytest.raises(ValueError, match=r"^resume: expected lr=0\.1"):
         simulate("afedpd", resume=directory.path, lr=0.2, **keys)
+
+
+def test_simulate_resumes_no_other_method(settings: dict[str, Any]) -> None:
+    """Also if it is given as a strategy, which has its own settings."""
+    directory = run(make(settings, algo="scaffold", name="strategy", num_server_rounds=STOP))
+    keys = {k: settings[k] for k in ("dataset", "data-dir", "model", "num-clients", "partition")}
+    own: dict[str, Any] = {"fraction_train": 0.5, "local_epochs": 1, "batch_size": 5}
+    whole = simulate(Scaffold(**own), rounds=ROUNDS, **keys)
+    rest = simulate(Scaffold(**own), resume=directory.path, rounds=ROUNDS, **keys)
+    for name, value in whole.model.items():
+        assert torch.equal(rest.model[name], value)
+    for other, line in ((FedDyn(**own), 'algo="scaffold"'), (Scaffold(**own, lr=0.2), r"lr=0\.1")):
+        with pytest.raises(ValueError, match=f"^resume: expected {line}, as the run began with"):
+            simulate(other, resume=directory.path, rounds=ROUNDS, **keys)
 
 
 def test_checkpoints_refuse_nothing_that_they_wrote(tmp_path: Path) -> None:

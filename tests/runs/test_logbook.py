@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from fedaccord import client_app, engine, server_app
+from fedaccord import client_app, engine, server_app, simulate
 from fedaccord.config import RunConfig
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.fleet import MessageFleet
@@ -182,6 +182,9 @@ def test_states_of_simulated_clients_are_elsewhere(on_disk: bool, tmp_path: Path
     kept = f"in state-dir={state_dir}" if on_disk else "in the memory of Flower's clients"
     assert f"scaffold has clients with states, which are {kept}" in result.stderr
     assert "resume=true name='x'" in result.stderr
+    keys = {k: v for k, v in SETTINGS.items() if k not in ("algo", "name", "wait-timeout")}
+    with pytest.raises(ValueError, match="scaffold has clients with states"):
+        simulate("scaffold", resume=path, **{**keys, "dataset": "digits", "num-clients": 2})
     simulated(tmp_path / "runs", 2, resume=True, **more)
 
 
