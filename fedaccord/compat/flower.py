@@ -223,9 +223,45 @@ def run_supernode(words: Sequence[str], short_pauses: bool) -> None:
     from flwr.supernode.cli import flower_supernode
 
     sys.argv[:] = ["flower-supernode", *words]
+    await_contexts()
     if short_pauses:
         cast(Any, start_client_internal).time = Pauses()
     flower_supernode()
+
+
+CONTEXT_SECONDS = 120.0  # largest wait for a Context
+_UNFINISHED = "pending", "starting", "running"  # status of a task
+
+
+def await_contexts() -> None:
+    """Let the SuperNode of this process pull a message only after it stored the last one's Context.
+
+    A ClientApp sends its reply before its Context. With short pauses the next ClientApp would begin
+    with the Context before, and then store that one: the client's state of a round was lost.
+    """
+    from flwr.supernode import start_client_internal
+    from flwr.supernode.servicer.runtime import runtime_handlers
+
+    loop, handlers = cast(Any, start_client_internal), cast(Any, runtime_handlers)
+    send, store = loop._push_messages, handlers.push_task_output
+    being_stored = set[int]()  # tasks: one counts as finished before its Context is stored
+
+    def push_task_output(request: Any, state: Any, task: Any) -> Any:
+        being_stored.add(task.task_id)
+        try:
+            return store(request, state, task)
+        finally:
+            being_stored.discard(task.task_id)
+
+    def push_messages(state: Any, **others: Any) -> None:
+        send(state=state, **others)
+        end = time.monotonic() + CONTEXT_SECONDS
+        while being_stored or state.get_tasks(statuses=_UNFINISHED):
+            if time.monotonic() > end:
+                return
+            time.sleep(0.02)
+
+    loop._push_messages, handlers.push_task_output = push_messages, push_task_output
 
 
 class Pauses:

@@ -274,6 +274,45 @@ def test_what_a_supernode_starts_by_name_and_how_long_it_waits() -> None:
     assert flower.Pauses.__init__.__defaults__ == (start_client_internal.time,)
 
 
+def test_a_message_waits_for_the_context_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A ClientApp sends its reply first; its task is finished before its Context is stored."""
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supernode import main, start_client_internal
+    from flwr.supernode.nodestate import NodeStateFactory
+    from flwr.supernode.runtime import run_clientapp
+    from flwr.supernode.servicer.runtime import runtime_handlers
+
+    last = inspect.getsource(run_clientapp.run_clientapp).partition("finally:")[2]
+    assert "push_message(" in last
+    assert "flwr_exit(" in last.partition("push_message(")[2]
+    assert main._RUNTIME_HANDLERS is runtime_handlers
+    loop = inspect.getsource(start_client_internal)
+    assert loop.count("_push_messages(\n                state=state,") == 1
+
+    seen = list[str]()
+
+    def store(request: Any, state: Any, task: Any) -> None:
+        assert state.finish_task(task.task_id, "completed", "")
+        time.sleep(0.3)
+        seen.append("context")
+
+    monkeypatch.setattr(start_client_internal, "_push_messages", lambda **_: seen.append("reply"))
+    monkeypatch.setattr(runtime_handlers, "push_task_output", store)
+    flower.await_contexts()
+    state: Any = NodeStateFactory(objectstore_factory=ObjectStoreFactory()).state()
+    number = state.create_task(task_type=TaskType.CLIENT_APP, run_id=1, fab_hash="")
+    assert state.claim_task(number)
+    assert state.activate_task(number)
+    words: Any = (None, state, SimpleNamespace(task_id=number))
+    threading.Timer(0.3, runtime_handlers.push_task_output, words).start()
+    arguments: dict[str, Any] = dict.fromkeys(("object_store", "send", "push_object"))
+    start_client_internal._push_messages(state=state, **arguments)
+    assert seen == ["reply", "context"]
+
+
 def test_a_warm_process_has_imported_what_a_connection_needs() -> None:
     assert "import httpcore" in inspect.getsource(httpx.HTTPTransport.__init__)
     assert "httpcore" in THIRD_PARTY
@@ -318,6 +357,7 @@ def test_flowers_own_waits_stay_if_they_are_asked_for(
     monkeypatch.setattr(
         cli, "flower_supernode", lambda: seen.extend((start_client_internal.time, *sys.argv))
     )
+    monkeypatch.setattr(flower, "await_contexts", lambda: None)
     flower.run_supernode(["--insecure"], short_pauses=short)
     assert isinstance(seen[0], flower.Pauses) == short
     assert seen[0] is time or short
