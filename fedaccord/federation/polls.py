@@ -9,6 +9,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedaccord.compat import flower
+from fedaccord.federation.errors import FederationError
 
 log = logging.getLogger("flwr")
 
@@ -16,6 +17,10 @@ PULL_INTERVAL = 0.01  # seconds between two polls of a simulation
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0  # seconds between two polls of SuperNodes' replies
 PAUSE_SHARE = 0.1  # of the time since the messages were sent: the largest delay
 READ_AT_ONCE = 2**27  # bytes of replies that are fetched together
+TOO_LARGE = (
+    "the SuperLink, or a proxy before it, refused a message as too large (HTTP status 413): Flower "
+    "sends parts of 5 MB; raise the proxy's limit, as client_max_body_size of nginx"
+)
 T = TypeVar("T")
 
 
@@ -30,6 +35,7 @@ class Polls:
         """The ids of the messages, None if Flower could not send it within ``timeout`` seconds.
 
         A SuperLink stores a message that is sent twice once: its id is a hash of its content.
+        Raises FederationError if it is refused as too large, for which Flower returns no ids.
         """
         began = time.monotonic()
         while (ids := self.ask(lambda: [*self._grid.push_messages(messages)])) is None:
@@ -38,6 +44,8 @@ class Polls:
                 return [None] * len(messages)
             time.sleep(min(self.pause(waited), timeout - waited))
         self._fails = False
+        if len(ids) < len(messages):
+            raise FederationError(TOO_LARGE)
         return ids
 
     def pull(self, message_ids: Sequence[str]) -> Iterable[Message]:

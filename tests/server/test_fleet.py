@@ -16,11 +16,13 @@ from flwr.app import Message
 
 from fedaccord.core import rounds
 from fedaccord.engine import quiet
+from fedaccord.federation.errors import FederationError
 from fedaccord.federation.fleet import LATE, MessageFleet
 from fedaccord.federation.roster import ASK_AGAIN, Roster
 from fedaccord.federation.round import Round
 from fedaccord.storage.mapped import in_file
 from fedaccord.strategies import FedDeper, Scaffold
+from fedaccord.wire.instruction import is_handshake
 from tests.server.net import Clock, Net
 from tests.server.runs import W0, client_app, run_over, strategy
 
@@ -270,3 +272,20 @@ def test_a_superlink_that_fails_before_the_first_round_is_asked_again(kind: str)
         run.begin()
         assert net.fails == 0
         assert {row["status"] for row in run.train_round().clients} == {"ok"}
+
+
+@pytest.mark.parametrize("more", [{}, {"schedule": "buffered", "buffer_size": 1}])
+def test_messages_that_a_proxy_refuses_as_too_large_end_the_run_in_one_line(more: Any) -> None:
+    """Flower returns no ids for them."""
+
+    class Proxy(Net):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            ids = super().push_messages(messages := [*messages])
+            return ids if all(map(is_handshake, messages)) else []
+
+    with Proxy(client_app()) as grid, quiet():
+        grid.join(20, 0, 1)
+        with pytest.raises(
+            FederationError, match=r"^the SuperLink, or a proxy .* \(HTTP status 413"
+        ):
+            run_over(grid, strategy(**more), 2).play()
