@@ -83,7 +83,7 @@ def check_run(folder: Path, plan: Plan) -> None:
     now = {k: v for k, v in plan.run.items() if k.rpartition(".")[2] not in free and k != "algo"}
     now = {key: value for key, value in now.items() if key not in config.paths(now)}
     begun = file.exists() and any((folder / ROWS).glob("*.json"))
-    known = read_json(file) if begun else {"methods": [], "run": now}
+    known: dict[str, Any] = read_json(file) if begun else {"methods": [], "run": now}
     for key in {**known["run"], **now}:
         before, value = (each.get(key, usual.get(key)) for each in (known["run"], now))
         is_new = key.partition(".")[0] in {*plan.methods} - {*known["methods"]}
