@@ -140,6 +140,7 @@ class LocalFleet(StoreFleet):
         made.clear()
 
     def _rounds(self, part: Sequence[Reached]) -> Sequence[tuple[TrainReply, Any] | str]:
+        failure = ""
         if self.vectorize and len(part) > 1:
             try:
                 requests, states = zip(*part, strict=True)
@@ -148,8 +149,11 @@ class LocalFleet(StoreFleet):
                 self.vectorize = False
                 log.warning("one client at a time from now on: %s", error)
             except Exception as error:  # only one at a time shows which client failed
-                log.debug("one client at a time: %s", describe(error))
-        return [self._round(request, state) for request, state in part]
+                failure = describe(error)
+        found = [self._round(request, state) for request, state in part]
+        if failure and not any(isinstance(it, str) for it in found):
+            log.warning("%d clients at once failed, one at a time did not: %s", len(part), failure)
+        return found
 
     def _round(self, request: TrainRequest, state: Any) -> tuple[TrainReply, Any] | str:
         try:

@@ -313,6 +313,11 @@ def simulate(
         if found is not None:
             if isinstance(algo, str) or type(algo) in METHODS.values():
                 check_resumed(config, found.facts["settings"])
+            if found.number >= rounds:
+                raise ValueError(
+                    f"resume: all {found.number} rounds are done; for more set rounds above "
+                    f"{found.number}"
+                )
             logbook.check_states(config, found)
             if clients is None:
                 logbook.check_data(task.fingerprint, found.facts)

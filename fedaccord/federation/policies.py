@@ -5,12 +5,14 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
+from fedaccord.core.checks import expect
 from fedaccord.core.cohort import Cohorts, Visit
 from fedaccord.core.request import TrainRequest
 from fedaccord.core.rounds import RoundState
 from fedaccord.federation import sampling, secure
 from fedaccord.federation.clock import Clock, Timing
 from fedaccord.federation.fleet import MessageFleet, TrainReplies
+from fedaccord.federation.method import Method
 from fedaccord.federation.replies import check_numbers
 from fedaccord.federation.session import Session
 
@@ -41,7 +43,8 @@ class FullRound:
     ) -> None:
         self.session, self.method, self.fleet = session, session.method, session.fleet
         self.cohorts, self.clock, self.timeout, self.release = cohorts, clock, timeout, release
-        self.secret = False  # whether the cohorts are secret: see `sampling.draw`
+        # whether the cohorts are secret: see `sampling.draw`
+        self.secret = session.is_deployed and session.method.has_noisy_sums
 
     def cohort(
         self, s: RoundState, available: Sequence[int], size: int | None = None
@@ -142,3 +145,19 @@ class Buffered(FullRound):
         """The requests of the ended visits, and the remaining visits."""
         requests = self.session.requests_of(visit for visit in s.visits if visit.client in done)
         return requests, tuple(visit for visit in s.visits if visit.client not in done)
+
+
+def check_buffered(method: Method) -> None:
+    """Raise ValueError, in one line, if the method does not support replies to earlier models."""
+    if why := method.why_synchronous:
+        name = type(method).__name__
+        raise ValueError(f"schedule: expected synchronous with {name}, got 'buffered': {why}")
+    expect(method, "sampling", ["fixed"], "with schedule=buffered")
+    expect(method, "buffers", ["refuse", "freeze", "local"], "with schedule=buffered")
+    expect(method, "optimizer-state", ["reset", "keep"], "with schedule=buffered")
+    if any(plugin.moves_anchor for plugin in method.active_plugins):
+        raise ValueError("relaxed-init.center: expected server with schedule=buffered, got 'start'")
+    if method.guarantee is not None:
+        raise ValueError(
+            "dp: expected off with schedule=buffered: its budget counts rounds of drawn cohorts"
+        )

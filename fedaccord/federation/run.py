@@ -143,10 +143,10 @@ class Run:
         for number in range(s.t + 1, self._last + 1):
             round = self.train_round()
             if not round.state.failed:
-                result.arrays = self.output()
                 result.train_metrics_clientapp[number] = MetricRecord(dict(round.metrics))
             self._report(round, result, left)
             self._check_failures(round)
+        result.arrays = self.output()
         return result
 
     def begin(self, state: RoundState | None = None) -> RoundState:
@@ -189,7 +189,6 @@ class Run:
         )
         for plugin in self.session.half.at(self._budget.first).plugins:
             plugin.check_size(numbers)
-        self._policy.secret = self._budget.secret and method.has_noisy_sums
         if self._budget.rounds_left < left:
             self._last = s.t + self._budget.rounds_left
             log.warning(

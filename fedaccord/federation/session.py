@@ -22,7 +22,8 @@ from fedaccord.wire.tensor_array import to_record, to_tensor
 class Session:
     """The model's own names and shapes, the client half for messages, and the clients.
 
-    federation, attempt: as in `TrainInstruction`.
+    federation, attempt: as in `TrainInstruction`. `durable` and `spend` are those of the run's
+    logbook, if it has one.
     """
 
     def __init__(

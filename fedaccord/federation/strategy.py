@@ -12,7 +12,6 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedaccord.core.options import argument
 from fedaccord.federation.arguments import check_arguments
-from fedaccord.federation.buffered import check_buffered
 from fedaccord.federation.client_evaluation import (
     AggregateMetrics,
     ClientEvaluation,
@@ -22,6 +21,7 @@ from fedaccord.federation.evaluation import EvaluateFn
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.metrics import measured, reported
+from fedaccord.federation.policies import check_buffered
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
 from fedaccord.wire.messages import EXAMPLES

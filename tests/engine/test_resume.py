@@ -539,6 +539,8 @@ def test_simulate_goes_on_from_a_run_directory(settings: dict[str, Any]) -> None
     whole, rest = simulate("afedpd", **keys), simulate("afedpd", resume=directory.path, **keys)
     assert torch.equal(rest.weights, whole.weights[STOP + 1 :])
     assert list(rest.metrics["round"]) == [STOP + 1, ROUNDS]
+    with pytest.raises(ValueError, match=r"^resume: all 3 rounds are done; for more set rounds ab"):
+        simulate("afedpd", resume=directory.path, **{**keys, "rounds": STOP})
     with pytest.raises(ValueError, match=r"^resume: expected lr=0\.1"):
         simulate("afedpd", resume=directory.path, lr=0.2, **keys)
 

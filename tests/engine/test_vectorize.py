@@ -7,6 +7,7 @@ import os
 import time
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -26,6 +27,7 @@ from fedaccord.engine import History
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.vectorize import VectorizeChoice, choose
 from fedaccord.experiments.sweep import Plan
+from fedaccord.federation.errors import FederationError
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.runs.logbook import vectorize_of
 from fedaccord.strategies import FedAvg, Scaffold
@@ -201,6 +203,13 @@ class Branching(nn.Module):
         return y if y.sum() > 0 else -y
 
 
+class Untrainable(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise RuntimeError("in every client")
+        return super().forward(x)
+
+
 class Recurrent(nn.Module):
     """An LSTM, which vmap refuses too."""
 
@@ -252,6 +261,30 @@ def test_a_module_that_takes_no_stack_is_tried_once(
     told = [r.getMessage() for r in caplog.records if "one client at a time" in r.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("one client at a time from now on: expected a model and a loss that")
+
+
+def test_what_fails_for_many_clients_alone_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As memory that suffices for one client: the last bits of the round are others."""
+
+    def failing(*_: Any) -> Any:
+        raise MemoryError("too little")
+
+    monkeypatch.setattr("fedaccord.engine.fleet.local_rounds", failing)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    method = FedAvg(precision="float64", fraction_train=1.0)
+    keys: dict[str, Any] = {"clients": clients(), "rounds": 1, "vectorize": "on"}
+    found = []
+    for model in (module(), Untrainable(4, 3)):  # whose clients' own errors say enough
+        caplog.clear()
+        with suppress(FederationError):  # no round counts
+            simulate(method, model=model, **keys)
+        found.append([m for r in caplog.records if "at once failed" in (m := r.getMessage())])
+    assert found == [
+        ["5 clients at once failed, one at a time did not: MemoryError: too little"],
+        [],
+    ]
 
 
 def forbidden(*_: Any) -> Any:
