@@ -84,8 +84,9 @@ def summary_table(algo: str, run: Path) -> Table:
 
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
 
-    def value(key: str, form: str) -> str:
-        number = summary.get(key)
+    def value(name: str, end: str) -> str:
+        number = summary.get(f"{name}{end}")
+        form = "{:.2%}" if metrics.is_share(name) else "{:.4f}"
         return "none" if number is None else form.format(number)
 
     table = Table.grid(padding=(0, 2))
@@ -99,15 +100,15 @@ def summary_table(algo: str, run: Path) -> Table:
         measured = metrics.named([f"{split}-<metric>"])
         measured = [n for n in measured if f"{n}{metrics.LAST}" in summary] or measured[:1]
         for name in measured:
-            form = "{:.2%}" if metrics.is_share(name) else "{:.4f}"
             for end in (metrics.LAST, metrics.MEAN, metrics.BEST):
                 title = f"{metrics.METRIC[name].title}, {end[1:].replace('-', ' ')}"
-                table.add_row(title, value(f"{name}{end}", form))
-        table.add_row(f"{split} loss, last", value(f"{split}-loss{metrics.LAST}", "{:.4f}"))
-    for name in filter(metrics.is_share, metrics.of_kind(metrics.EVALUATED)):
-        if f"{name}{metrics.LAST}" in summary and name not in metrics.RANKED:
+                table.add_row(title, value(name, end))
+        table.add_row(f"{split} loss, last", value(f"{split}-loss", metrics.LAST))
+    for name in metrics.of_kind(metrics.EVALUATED):
+        is_new = name not in metrics.RANKED and "-loss" not in name
+        if f"{name}{metrics.LAST}" in summary and is_new:
             title = metrics.METRIC[name].title
-            table.add_row(f"{title}, last", value(f"{name}{metrics.LAST}", "{:.2%}"))
+            table.add_row(f"{title}, last", value(name, metrics.LAST))
     if "dp" in summary:
         spent, privacy = summary["dp"]["epsilon"], summary["dp"]
         epsilon = "none: no noise" if spent is None else f"{spent:.4g} (delta {privacy['delta']:g})"

@@ -51,6 +51,15 @@ def test_the_final_table_has_dropped_replies_and_rounds_that_did_not_count(tmp_p
     assert (poor["rounds"], poor["replies dropped"]) == ("12, 11 counted", "20 of 120")
 
 
+def test_metrics_of_personal_models_are_shown_also_of_numbers(tmp_path: Path) -> None:
+    measured = {"personal-mae-last": 0.25, "personal-accuracy-last": 0.5, "client-loss-std-last": 1}
+    found = {title: text for title, text in shown(tmp_path, **measured).items() if "rson" in title}
+    assert found == {
+        "accuracy of personal models, last": "50.00%",
+        "mean absolute error of personal models, last": "0.2500",
+    }
+
+
 def test_metrics_of_clients_are_shown_like_those_of_the_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
