@@ -113,9 +113,8 @@ def summary_table(algo: str, run: Path) -> Table:
         spent, privacy = summary["dp"]["epsilon"], summary["dp"]
         epsilon = "none: no noise" if spent is None else f"{spent:.4g} (delta {privacy['delta']:g})"
         table.add_row("epsilon", f"{epsilon}, noise from the {privacy['noise']}")
-    table.add_row("MB down", f"{summary['down-bytes'] / 1e6:.1f}")
-    table.add_row("MB up", f"{summary['up-bytes'] / 1e6:.1f}")
-    if "peer-bytes" in summary:
-        table.add_row("MB between peers", f"{summary['peer-bytes'] / 1e6:.1f}")
+    for way, key in (("down", "down"), ("up", "up"), ("between peers", "peer")):
+        if (count := summary.get(f"{key}-bytes")) is not None:
+            table.add_row(f"MB {way}", f"{count / 1e6:{'.1f' if count >= 1e6 else '.2g'}}")
     table.add_row("seconds", f"{summary['seconds']:.1f}")
     return table

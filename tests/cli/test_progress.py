@@ -51,6 +51,12 @@ def test_the_final_table_has_dropped_replies_and_rounds_that_did_not_count(tmp_p
     assert (poor["rounds"], poor["replies dropped"]) == ("12, 11 counted", "20 of 120")
 
 
+def test_the_traffic_of_a_small_model_is_not_zero(tmp_path: Path) -> None:
+    table = shown(tmp_path, **{"down-bytes": 0, "up-bytes": 4567, "peer-bytes": 12_345_678})
+    ways = [table[f"MB {way}"] for way in ("down", "up", "between peers")]
+    assert ways == ["0", "0.0046", "12.3"]
+
+
 def test_metrics_of_personal_models_are_shown_also_of_numbers(tmp_path: Path) -> None:
     measured = {"personal-mae-last": 0.25, "personal-accuracy-last": 0.5, "client-loss-std-last": 1}
     found = {title: text for title, text in shown(tmp_path, **measured).items() if "rson" in title}
