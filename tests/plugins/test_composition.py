@@ -40,6 +40,7 @@ REFUSED = {  # by what methods say of themselves
     part: {name for name, kind in METHODS.items() if plugin in kind.refuses}
     for part, plugin in (("ri", RelaxedInit), ("sam", SAM), ("gossip", Gossip))
 }
+REFUSED["gossip"] |= {name for name, kind in METHODS.items() if not kind.linear}
 
 
 def test_who_refuses_what() -> None:
