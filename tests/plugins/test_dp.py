@@ -13,6 +13,7 @@ import torch
 from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.privacy import Privacy, seeded
+from fedaccord.core.rounds import broadcast
 from fedaccord.federation.accounting import Accountant, noise_multiplier
 from fedaccord.plugins import DP, Compress
 from fedaccord.runs import reader
@@ -20,6 +21,7 @@ from fedaccord.strategies import METHODS, RelaxedInit, Robust
 from tests import federation
 from tests.cli.shell import invoke, success
 from tests.grid import InProcessGrid
+from tests.reference import afedpd
 from tests.reference.problem import LeastSquares, cohorts
 from tests.server.runs import client_app, run_over
 from tests.strategies.federate import Federation, client_vectors, close
@@ -32,7 +34,8 @@ SETTINGS: dict[str, Any] = {
     "precision": "float64", "lr": 0.04, "local_steps": 2, "batch_size": 0, "lr_decay": 1.0,
     "fraction_train": P / C, "sampling": "bernoulli",
 }  # fmt: skip
-FIVE = ["fedavg", "fedinit", "scaffold", "feddyn", "fedcm", "afedpd", "fedadam", "feddeper"]
+BARE = ["fedavg", "fedinit", "scaffold", "feddyn", "fedcm", "fedadam", "feddeper"]
+UNEVEN = [range(C), [0, 2], [], [1, 3, 4, 5], [0], [0, 5]]  # as of independent draws
 
 
 def train(name: str, schedule: Any, clip: float, z: float = 0.0, **own: Any) -> Federation:
@@ -46,7 +49,7 @@ def train(name: str, schedule: Any, clip: float, z: float = 0.0, **own: Any) -> 
     return f
 
 
-@pytest.mark.parametrize("name", FIVE)
+@pytest.mark.parametrize("name", BARE)
 def test_without_noise_and_clip_it_is_the_bare_method(name: str) -> None:
     bare = Federation(METHODS[name](**SETTINGS), PROBLEM, W0, T, local_steps=2)
     for active in COHORTS:
@@ -69,11 +72,29 @@ def federation_leaves(state: Any) -> Iterator[torch.Tensor]:
     ("name", "own", "mean"), [("scaffold", "c_i", "c"), ("feddyn", "lam", "lam_bar")]
 )
 def test_memories_follow_the_clipped_uploads(name: str, own: str, mean: str, clip: float) -> None:
-    schedule = [range(C), [0, 2], [], [1, 3, 4, 5], [0]]
-    f = train(name, schedule, clip)
+    f = train(name, UNEVEN, clip)
     total = client_vectors([f.states[i] for i in range(C)], own).mean(0)
     close(total, getattr(f.s.server, mean), 1e-12)
     assert float(total.norm()) > 0
+
+
+@pytest.mark.parametrize("clip", [0.05, 1e12])
+@pytest.mark.parametrize("name", ["afedpd", "afedpdsam"])
+def test_the_mean_of_virtual_duals_is_the_servers(name: str, clip: float) -> None:
+    """Whatever number of clients took part, once all have the virtual steps they missed."""
+    f = train(name, UNEVEN, clip, rho=0.5)
+    duals = [f.method.rule().dual(broadcast(f.method, f.s, i), f.states[i]) for i in range(C)]
+    close(torch.stack(duals).mean(0), f.s.server.lam_bar, 1e-12)
+    assert float(f.s.server.lam_bar.norm()) > 0
+
+
+def test_afedpd_without_noise_is_its_listing_with_a_fixed_denominator() -> None:
+    schedule = [[int(i) for i in active] for active in UNEVEN if active]
+    found = train("afedpd", schedule, clip=1e12, rho=0.5)
+    own: dict[str, Any] = {"lr": 0.04, "local_steps": 2, "rho": 0.5, "share": P / C}
+    own |= {"weight_decay": found.method.weight_decay, "clip_norm": found.method.clip_norm}
+    expected = afedpd.run(PROBLEM, W0, schedule, **own)
+    close(found.s.w, expected.weights[-1], 1e-10)
 
 
 def test_an_empty_cohort_is_a_round_of_noise_alone() -> None:

@@ -15,6 +15,10 @@ Decisions: rho is constant, though the listing prints rho_t;
 a relaxed start moves theta_{i,0} only, the centre stays theta^t. With `examples` A_P and A_C are
 weighted by n_i, which is the same algebra: lam_bar moves by rho (theta_bar - theta^t). With sam_rho
 it is A-FedPDSAM.
+
+With `share` q, of a sum with a fixed denominator (differential privacy), theta_bar = theta +
+sum_{i in P} (theta_i - theta) / (q C), and every client, an active one too, takes (1 - q) of the
+virtual step: then lam_bar moves by rho (theta_bar - theta) for any number of active clients.
 """
 
 import numpy as np
@@ -23,7 +27,7 @@ from .problem import Federation, History, reference
 
 
 @reference
-def run(f: Federation, rho: float = 0.1) -> History:
+def run(f: Federation, rho: float = 0.1, share: float | None = None) -> History:
     theta, lam = f.w0, f.zeros()
     for t, active, _ in f.rounds(lam_bar=lam[0].copy()):
         theta_i = {}
@@ -31,9 +35,15 @@ def run(f: Federation, rho: float = 0.1) -> History:
             theta_i[i] = f.train(
                 t, i, f.start(i, theta), lambda th, g: g + lam[i] + rho * (th - theta)
             )
-        theta_bar = f.mean(theta_i)
-        for i in range(f.C):
-            lam[i] = lam[i] + rho * (theta_i.get(i, theta_bar) - theta)
+        if share is None:
+            theta_bar = f.mean(theta_i)
+            for i in range(f.C):
+                lam[i] = lam[i] + rho * (theta_i.get(i, theta_bar) - theta)
+        else:
+            theta_bar = theta + sum(v - theta for v in theta_i.values()) / (share * f.C)
+            for i in range(f.C):
+                own = theta_i.get(i, theta) - theta
+                lam[i] = lam[i] + rho * (own + (1 - share) * (theta_bar - theta))
         lam_bar = np.average(lam, 0, f.examples)
         theta = theta_bar + lam_bar / rho
         f.record(theta, theta_bar, lam_bar=lam_bar)
