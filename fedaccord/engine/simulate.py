@@ -108,7 +108,7 @@ def _clients(
 
     load: makes a worker's task, None: it is sent this one; drawn: whether cohorts are drawn.
     """
-    if config.state_dir:
+    if config.state_dir and not config.resume:
         why = "Flower's clients read it, client-state those of this process"
         log.warning("state-dir=%s has no effect here: %s", config.state_dir, why)
     if not config.workers:
@@ -311,7 +311,8 @@ def simulate(
         )
         state = None
         if found is not None:
-            if isinstance(algo, str) or type(algo) in METHODS.values():
+            # a strategy beside clients of one's own: the run may have named their data and model
+            if isinstance(algo, str) or (clients is None and type(algo) in METHODS.values()):
                 check_resumed(config, found.facts["settings"])
             if found.number >= rounds:
                 raise ValueError(
