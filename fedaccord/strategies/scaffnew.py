@@ -67,7 +67,7 @@ class ScaffnewClient(LocalRule):
 @dataclass(frozen=True, kw_only=True)
 class Scaffnew(FederatedStrategy):
     takes_weights = True
-    averages = True
+    beyond_sums = ""  # but not `averages`: the h_i sum to zero for the plain mean alone
     fixed_anchor = "h_i is computed from the models received, not from a separate anchor"
     all_clients = True
     assumes_sgd = True  # h_i is in units of its rate

@@ -141,6 +141,7 @@ def test_they_read_the_mean_alone(name: str) -> None:
     [
         ({"algo": "scaffold"}, "robust.rule: expected none with Scaffold, got 'median': its serv"),
         ({"algo": "fednova"}, "robust.rule: expected none with FedNova"),
+        ({"algo": "scaffnew", "fraction-train": 1.0}, "robust.rule: expected none with Scaffnew"),
         ({"algo": "dfedavg"}, "robust.rule: expected none with gossip"),
         ({"gossip.topology": "ring"}, "robust.rule: expected none with gossip"),
         ({"weighting": "examples"}, "weighting: expected uniform with robust.rule=median, got"),
