@@ -140,6 +140,19 @@ def test_the_clip_grows_and_falls_towards_the_median_norm() -> None:
         assert after.clip == pytest.approx(clip * math.exp(-0.2 * (b - 0.5)))
 
 
+def test_an_adaptive_release_has_the_noise_of_its_guarantee() -> None:
+    """The count's first, then the raised noise of the round's own clip; 4 replies, q C = 20."""
+    ones = lambda n: torch.ones(n, dtype=torch.float64)  # noqa: E731
+    updates = [torch.full_like(W, size) for size in (0.1, 0.2, 0.3, 9.0)]  # the last is clipped
+    replies = [Reply(i, Model(W + u), 1, 1) for i, u in enumerate(updates)]
+    mean, after = release(Privacy(0, 1.0, 2.0, Q, True), replies, W, Model, ("w",), 40, ones)
+    b = (3 * 0.5 - 0.5) / 20 + 1 / 20 + 0.5
+    assert after.clip == pytest.approx(2 * math.exp(-0.2 * (b - 0.5)))
+    assert (after.releases, after.multiplier) == (1, 1.0)
+    total = 0.6 + 2.0 / D**0.5 + p.raised(1.0, 20.0) * 2.0
+    torch.testing.assert_close(mean.w, W + total / 20, rtol=1e-12, atol=1e-12)
+
+
 def test_both_releases_together_cost_what_the_multiplier_alone_would() -> None:
     z, size = 1.3, 20.0
     sigma_b = size / 20
