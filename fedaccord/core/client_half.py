@@ -166,7 +166,9 @@ class ClientHalf:
             message, memory = plugin.encode(message, down, own, result)
             memories.append(memory)
         if any(plugin.loses for plugin in self.plugins):
-            up = self.decode(message, down, result.w_K).up
+            up, w_i0 = self.decode(message, down, result.w_K)
+            if w_i0 is not None:
+                received = self.received(down, w_i0)
         base = self.rule.remember(up, received, base, result)
         for memory in memories:
             base = base if memory is None else memory._replace(base=base)

@@ -351,14 +351,25 @@ def compressed(name: str, method: str, *more: PlugIn, feedback: str = "auto") ->
     return replace(small(name), plugins=(*more, plugin))
 
 
-@pytest.mark.parametrize("name", TIED)
-def test_the_servers_memory_is_the_clients_with_every_compressor(name: str) -> None:
+STARTED = [  # their server reads where clients started
+    name for name in TIED if S.METHODS[name].reads_anchors and not S.METHODS[name].fixed_anchor
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        *((name, ()) for name in TIED),
+        *((name, (RelaxedInit(beta=0.1, center="start"),)) for name in STARTED),
+    ],
+)
+def test_the_servers_memory_is_the_clients_with_every_compressor(name: str, more: Any) -> None:
     """mean(c_i) = c, mean(lam_i) = lam_bar: what clients remember is what the server read."""
-    bare = small(name)
+    bare = replace(small(name), plugins=more)
     cohorts = problem.everyone(C, T) if bare.all_clients else problem.cohorts(C, 2, T, seed=1)
     weights = federate(bare, LEAST_SQUARES, W0, cohorts).weights
     for method in METHODS:
-        history = federate(compressed(name, method), LEAST_SQUARES, W0, cohorts)
+        history = federate(compressed(name, method, *more), LEAST_SQUARES, W0, cohorts)
         found: Any = SimpleNamespace(clients=history.clients, state=history.end)
         assert gap(name, found) < 1e-12, method
         assert not torch.allclose(history.weights, weights, rtol=1e-7), method
