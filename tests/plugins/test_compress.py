@@ -332,6 +332,26 @@ def test_error_feedback_is_for_methods_without_memory(
 
 
 @pytest.mark.parametrize(
+    ("algo", "settings", "scaled"),
+    [
+        ("fedavg", {"compress.error-feedback": False}, True),
+        ("fedavg", {}, False),  # the error is sent later
+        ("fedavg", DP, False),
+        ("scaffold", {}, False),  # the memory lacks what the upload lacks
+        ("feddyn", {}, False),
+        ("afedpd", {}, False),
+        ("feddyn", {"compress.error-feedback": True}, False),
+    ],
+)
+def test_rand_k_is_scaled_where_nothing_corrects_its_error(
+    algo: str, settings: dict[str, Any], scaled: bool
+) -> None:
+    made = RunConfig.make({"algo": algo, "compress.method": "randk"} | settings).strategy
+    (plugin,) = (p for p in made.active_plugins if isinstance(p, Compress))
+    assert plugin.scaled == scaled
+
+
+@pytest.mark.parametrize(
     "settings", [{"method": "none"}, {"share": 1.0}, {"method": "randk", "share": 1.0}]
 )
 def test_nothing_is_compressed_where_nothing_would_be_lost(settings: dict[str, Any]) -> None:
@@ -373,6 +393,27 @@ def test_the_servers_memory_is_the_clients_with_every_compressor(name: str, more
         found: Any = SimpleNamespace(clients=history.clients, state=history.end)
         assert gap(name, found) < 1e-12, method
         assert not torch.allclose(history.weights, weights, rtol=1e-7), method
+
+
+@pytest.mark.parametrize("name", ["fedpd", "fedadmm"])
+def test_half_of_what_was_not_read_is_the_local_models_and_half_the_duals(name: str) -> None:
+    """w_{i,K} + lam_i / rho is uploaded: of its error each takes the half."""
+    made = compressed(name, "topk")
+    f = Federation(made, LEAST_SQUARES, W0, T)
+    down = broadcast(made, f.s, 0)
+    solver = Dense(f.A[0], f.b[0], f.steps(0))
+    plain = client_round(
+        small(name).client_half(), down, f.state(0, down).base, f.config(0), solver
+    )
+    own, found = plain.state, f.train(0, down).state.base
+    key = "anchor" if name == "fedpd" else "w_hat"
+    lost = getattr(found, key) - getattr(own, key)
+    assert lost.abs().max() > 1e-3
+    torch.testing.assert_close(found.lam, own.lam + made.rho * lost / 2, rtol=1e-12, atol=1e-12)
+    local, own_local = (getattr(x, key) - x.lam / made.rho for x in (found, own))
+    torch.testing.assert_close(local, own_local + lost / 2, rtol=1e-12, atol=1e-12)
+    if name == "fedpd":
+        torch.testing.assert_close(found.w, own.w + lost / 2, rtol=1e-12, atol=1e-12)
 
 
 EVERY_METHOD = [name for name in S.METHODS if taken(name, "topk")]

@@ -64,6 +64,14 @@ def test_krum_takes_the_most_central_model(P: int, trim: float, f: int) -> None:
     assert (found == points(P)).all(1).any()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_krum_sums_over_neither_more_nor_fewer_neighbours(seed: int) -> None:
+    """Vectors at many scales: one neighbour more or fewer often takes another."""
+    scale = 10 ** np.random.default_rng(seed).uniform(-1, 1, size=(8, 1))
+    xs = scale * np.random.default_rng(seed).normal(size=(8, 3))
+    assert np.array_equal(of(xs, rule="krum", trim=0.25), krum(xs, 2))
+
+
 def test_long_vectors_are_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedaccord.plugins.robust.CHUNK", 10)
     np.testing.assert_allclose(of(points(4, 103)), np.median(points(4, 103), axis=0), rtol=1e-14)

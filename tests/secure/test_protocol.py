@@ -171,6 +171,15 @@ def test_many_bits_are_summed_in_64() -> None:
     assert np.array_equal(total, sum(plain.values()))
 
 
+@pytest.mark.parametrize(
+    ("n", "bits", "word"), [(3, 30, 32), (4, 30, 32), (5, 30, 64), (3, 31, 64), (2, 31, 32)]
+)
+def test_a_word_holds_the_largest_sum(n: int, bits: int, word: int) -> None:
+    secure = SecureRound(range(n), *Masking(bits, 20, 0.6))
+    assert secure.word == word
+    assert n * (2**bits - 1) < 2**word
+
+
 def test_all_patterns_of_lost_clients() -> None:
     """A sum if enough remain at each stage, of those whose uploads came; else one line."""
     for k, fates in enumerate(PATTERNS):

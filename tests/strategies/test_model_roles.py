@@ -80,17 +80,16 @@ def cohorts_of(method: FederatedStrategy) -> Any:
 
 
 def run(name: str, model: nn.Module, loss: Any = both, **more: Any) -> History:
-    outside = {key: more.pop(key) for key in ("faults", "vectorize") if key in more}
+    outside = {key: more.pop(key) for key in ("faults", "vectorize", "clients") if key in more}
     method = small(name, **more)
     return simulate(
         method,
-        clients=PROBLEM.clients(),
         model=model,
         loss=loss,
         rounds=T,
         participation=cohorts_of(method),
         record="weights",
-        **outside,
+        **{"clients": PROBLEM.clients()} | outside,
     )
 
 
@@ -177,6 +176,16 @@ def test_buffers_are_averaged_over_the_cohort(name: str) -> None:
     means, keep, seen = [A.mean(0) for A in PROBLEM.A], 0.9**K, np.zeros(D)
     for cohort in SOME:
         seen = np.mean([keep * seen + (1 - keep) * means[i] for i in cohort], axis=0)
+    np.testing.assert_allclose(found.state.buffers, [*seen, T * K], rtol=0, atol=1e-12)
+
+
+def test_buffers_are_averaged_with_the_weights_of_the_cohort() -> None:
+    clients = [(x[: i + 2], y[: i + 2]) for i, (x, y) in enumerate(PROBLEM.clients())]
+    found = run("fedavg", Roles(), buffers="mean", weighting="examples", clients=clients)
+    means, keep, seen = [x.numpy().mean(0) for x, _ in clients], 0.9**K, np.zeros(D)
+    for cohort in SOME:
+        ends = [keep * seen + (1 - keep) * means[i] for i in cohort]
+        seen = np.average(ends, 0, [len(clients[i][0]) for i in cohort])
     np.testing.assert_allclose(found.state.buffers, [*seen, T * K], rtol=0, atol=1e-12)
 
 
