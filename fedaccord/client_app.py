@@ -125,8 +125,13 @@ def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
     if "data-path" in context.node_config:
         own.setdefault("data-dir", context.node_config["data-path"])
     run = device.allowed(context.run_config, own, context.node_config)
-    functions = {key: str(run[key]) for key in FUNCTION_KEYS if key in run and key not in own}
-    paths = {key: name for key, name in functions.items() if named.PATH.fullmatch(name)}
+    given = {key: str(run[key]) for key in FUNCTION_KEYS if key in run and key not in own}
+    paths = [
+        (key, name.strip())
+        for key, names in given.items()
+        for name in names.split(",")
+        if named.PATH.fullmatch(name.strip())
+    ]
     device.check_imports(paths, own_package, context.node_config)
     values = tuple(sorted({**run, **own}.items()))
     num_clients = context.node_config.get(NUM_PARTITIONS)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 # --- models ---------------------------------------------------------------------------------------
@@ -43,6 +44,38 @@ def few_outputs() -> nn.Module:
 
 def no_module() -> str:
     return "a module"
+
+
+# --- losses and metrics ---------------------------------------------------------------------------
+
+
+def doubled(predictions: Tensor, targets: Tensor) -> Tensor:
+    return 2 * F.cross_entropy(predictions, targets)
+
+
+def brier(predictions: Tensor, targets: Tensor) -> Tensor:
+    p = predictions.softmax(1)
+    return (p - F.one_hot(targets, p.shape[1])).square().sum(1)
+
+
+def is_right(predictions: Tensor, targets: Tensor) -> Tensor:
+    return predictions.argmax(1) == targets
+
+
+def one_number(predictions: Tensor, targets: Tensor) -> Tensor:
+    return predictions.mean()
+
+
+def no_tensor(predictions: Tensor, targets: Tensor) -> float:
+    return 0.5
+
+
+def broken(predictions: Tensor, targets: Tensor) -> Tensor:
+    raise KeyError("no\nsuch thing")
+
+
+def f1(predictions: Tensor, targets: Tensor) -> Tensor:
+    return is_right(predictions, targets)
 
 
 # --- data sets ------------------------------------------------------------------------------------

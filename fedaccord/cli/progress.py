@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from fedaccord.config import RunConfig
     from fedaccord.federation.round import Round
 
-SPLITS = ("test", "validation", "client")
-SHOWN = ("train-loss", *(f"{split}-<metric>" for split in (*SPLITS, "personal")))
-
 
 def make_bar(console: Console) -> Progress:
     """A bar between a description and the field `text`; hidden if the console is no terminal."""
@@ -51,7 +48,8 @@ class Display:
             self.bar.console.print(line, soft_wrap=True)
         self.heading = []
         self.number, self.replies = round.number, 0
-        for name in metrics.named(SHOWN):
+        general = (f"{split}-<metric>" for split in (*metrics.SPLITS, "personal"))
+        for name in ("train-loss", *metrics.named(general), *metrics.own(round.metrics)):
             if name in round.metrics:
                 form = ".2%" if metrics.is_share(name) else ".5g"
                 text = f"{name.replace('-', ' ')} {round.metrics[name]:{form}}"
@@ -95,7 +93,9 @@ def summary_table(algo: str, run: Path) -> Table:
     table.add_row("rounds", str(rounds) if counted == rounds else f"{rounds}, {counted} counted")
     replies = summary["replies"] + summary["dropped"]
     table.add_row("replies dropped", f"{summary['dropped']} of {replies}")
-    splits = [split for split in SPLITS if f"{split}-loss{metrics.LAST}" in summary] or ["test"]
+    splits = [split for split in metrics.SPLITS if f"{split}-loss{metrics.LAST}" in summary] or [
+        "test"
+    ]
     for split in splits:
         measured = metrics.named([f"{split}-<metric>"])
         measured = [n for n in measured if f"{n}{metrics.LAST}" in summary] or measured[:1]
@@ -109,6 +109,10 @@ def summary_table(algo: str, run: Path) -> Table:
         if f"{name}{metrics.LAST}" in summary and is_new:
             title = metrics.METRIC[name].title
             table.add_row(f"{title}, last", value(name, metrics.LAST))
+    for name in metrics.own(
+        k.removesuffix(metrics.LAST) for k in summary if k.endswith(metrics.LAST)
+    ):
+        table.add_row(f"{name.replace('-', ' ')}, last", value(name, metrics.LAST))
     if "dp" in summary:
         spent, privacy = summary["dp"]["epsilon"], summary["dp"]
         epsilon = "none: no noise" if spent is None else f"{spent:.4g} (delta {privacy['delta']:g})"

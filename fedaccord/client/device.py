@@ -5,7 +5,7 @@ training data and the amount of work. (Flower also sends the app's code: this is
 against a malicious server.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedaccord.compat import flower
@@ -51,16 +51,18 @@ def allowed(run: Mapping[str, Any], own: Mapping[str, Any], node: Mapping[str, A
     return {**run, "data-dir": "", "partition-file": "", "download": False}
 
 
-def check_imports(paths: Mapping[str, str], own_package: str, node: Mapping[str, Any]) -> None:
+def check_imports(
+    paths: Iterable[tuple[str, str]], own_package: str, node: Mapping[str, Any]
+) -> None:
     """Raise ValueError, in one line, before a function is imported that the node does not allow.
 
-    paths: setting of the run -> package.module:function. own_package: the app's, allowed by
+    paths: (setting of the run, package.module:function). own_package: the app's, allowed by
     default.
     """
     if is_simulated():
         return
     allowed_packages = _text(node, IMPORTS, own_package).replace(",", " ").split()
-    for key, path in paths.items():
+    for key, path in paths:
         module = path.partition(":")[0]
         if not any(f"{module}.".startswith(f"{package}.") for package in allowed_packages):
             raise ValueError(

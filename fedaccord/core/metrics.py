@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedaccord.core import named
 from fedaccord.core.options import did_you_mean
 from fedaccord.core.rounds import sum_dtype
 
@@ -112,19 +113,61 @@ METRICS = {
 def select(names: str, of_classes: bool) -> dict[str, Metric]:
     """The metrics of a setting, as "accuracy, f1"; "": accuracy of classes, none of numbers.
 
-    Raises ValueError, in one line, for an unknown name and one that does not fit the targets.
+    ``package.module:function`` is a metric of the user's own, see `own_metric`, whose name is the
+    function's. Raises ValueError, in one line, for an unknown name and one that does not fit the
+    targets, or stands there twice.
     """
     fitting = [name for name, metric in METRICS.items() if metric.of_classes == of_classes]
     chosen = [part.strip() for part in names.split(",") if part.strip()] or fitting[:of_classes]
+    found: dict[str, Metric] = {}
     for name in chosen:
-        if name not in fitting:
+        own = name.partition(":")[2] if named.PATH.fullmatch(name) else ""
+        if not own and name not in fitting:
             kind = "class labels" if of_classes else "numbers as targets"
             near = "" if name in METRICS else did_you_mean(name, fitting)
             raise ValueError(
-                f"metrics: expected names among {', '.join(fitting)}, which fit {kind}, got "
-                f"{name!r}{near}"
+                f"metrics: expected names among {', '.join(fitting)}, which fit {kind}, or "
+                f"{named.FORM}, got {name!r}{near}"
             )
-    return {name: METRICS[name] for name in chosen}
+        if own in (*METRICS, "loss"):
+            raise ValueError(
+                f"metrics: expected a function of another name, got {name!r}: {own!r} is taken"
+            )
+        if (own or name) in found:
+            raise ValueError(f"metrics: expected different names, got {names!r}")
+        found[own or name] = own_metric(name, of_classes) if own else METRICS[name]
+    return found
+
+
+def own_metric(path: str, of_classes: bool) -> Metric:
+    """The mean over the samples of a function (predictions, targets) -> (n,), numbers or booleans.
+
+    Raises ValueError, in one line, if it cannot be imported; ``sums`` does if it returns others.
+    """
+    function, name = named.function("metrics", path), path.partition(":")[2]
+
+    def sums(predictions: Tensor, targets: Tensor) -> Tensor:
+        try:
+            values = function(predictions, targets)
+        except Exception as error:  # the user's own code may raise anything
+            raise ValueError(f"metrics: {path} failed: {named.one_line(error)}") from error
+        if not isinstance(values, Tensor) or values.shape != targets.shape[:1]:
+            got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(
+                f"metrics: expected {path} to return a number for each sample, a tensor of shape "
+                f"{tuple(targets.shape[:1])}, got {got}"
+            )
+        return _total_and_count(values, torch.full((), len(values), device=values.device))
+
+    return Metric(
+        title=name,
+        meaning=f"mean over the samples of {path}",
+        unit="",
+        better="",
+        of_classes=of_classes,
+        sums=sums,
+        value=_mean,
+    )
 
 
 def check_classes(predictions: Tensor, targets: Tensor) -> None:
@@ -140,7 +183,11 @@ def check_classes(predictions: Tensor, targets: Tensor) -> None:
 def check_alike(predictions: Tensor, targets: Tensor) -> None:
     """Raise ValueError unless predictions and targets have the same shape."""
     if predictions.shape != targets.shape:
+        column = predictions.shape == (*targets.shape, 1)
+        advice = (
+            "give targets as (n, 1)" if column else "end the model with a layer of as many outputs"
+        )
         raise ValueError(
             f"model: expected predictions of the targets' shape {tuple(targets.shape)}, got "
-            f"{tuple(predictions.shape)}; end the model with a layer of as many outputs"
+            f"{tuple(predictions.shape)}; {advice}"
         )

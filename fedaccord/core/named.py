@@ -53,16 +53,22 @@ def load(key: str, path: str) -> Any:
     return getattr(module, name)
 
 
+def function(key: str, path: str) -> Any:
+    """As `load`; raises ValueError, in one line, for an object that cannot be called."""
+    found = load(key, path)
+    if not callable(found):
+        raise ValueError(f"{key}: expected a function, {path} is a {type(found).__name__}")
+    return found
+
+
 def call(key: str, path: str, offered: Mapping[str, Any]) -> Any:
     """Call the function with those of the ``offered`` arguments that it has parameters for.
 
     Raises ValueError, in one line, as `load`, for a parameter that is not offered, and if the
     function fails.
     """
-    function = load(key, path)
-    if not callable(function):
-        raise ValueError(f"{key}: expected a function, {path} is a {type(function).__name__}")
-    takes = inspect.signature(function).parameters.values()
+    called = function(key, path)
+    takes = inspect.signature(called).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     by_name = [p.name for p in takes if p.kind in kinds]
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -73,7 +79,7 @@ def call(key: str, path: str, offered: Mapping[str, Any]) -> Any:
             f"order; {path} has {strange[0]!r}: give it a default"
         )
     try:
-        return function(**{name: offered[name] for name in by_name if name in offered})
+        return called(**{name: offered[name] for name in by_name if name in offered})
     except Exception as error:
         raise ValueError(f"{key}: {path} failed: {one_line(error)}") from error
 

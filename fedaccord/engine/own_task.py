@@ -10,9 +10,11 @@ from torch.nn import functional as F
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import select
 from fedaccord.core.named import one_line
+from fedaccord.core.vectors import dtype_of
 from fedaccord.task import Clients, Samples, Task, find_device, models
 from fedaccord.task.batches import BatchFormat, as_targets, describe
 from fedaccord.task.layers import IGNORED
+from fedaccord.task.losses import loss_of
 from fedaccord.task.solver import Loss
 from fedaccord.task.sources import (
     FORMS,
@@ -32,7 +34,7 @@ def own_task(
     clients: Sequence[Any],
     test: Any,
     model: str | nn.Module,
-    loss: Loss,
+    loss: str | Loss,
     form: BatchFormat,
 ) -> Task:
     """Raises ValueError, in one line, for invalid samples, and for a model that does not fit."""
@@ -43,22 +45,24 @@ def own_task(
             "test: expected tensors or a Dataset, of which each client evaluates on a share, got a "
             "function, which cannot be divided; give test=[...] with the samples of each client"
         )
-    if loss is F.cross_entropy:
-        for i in range(len(samples)):
-            _check_labels(f"clients: client {i}", samples.labels(i))
-        _check_labels("test", labels_of(tests))
     task = Task(
         _module(config, model, samples, tests),
         samples,
         tests,
-        loss,
-        find_device(config.task.device),
-        form,
+        device=find_device(config.task.device),
+        format=form,
         seed=config.strategy.seed,
         metrics=config.task.metrics,
     )
-    dtype = task.model(config.strategy.model_settings).w.dtype
-    select(task.metrics, of_classes=not task.example(1, dtype)[1].is_floating_point())
+    settings = config.strategy.model_settings
+    _, targets = task.example(1, dtype_of(settings.precision))
+    task.loss = loss_of(loss, targets) if isinstance(loss, str) else loss
+    if task.loss is F.cross_entropy:
+        for i in range(len(samples)):
+            _check_labels(f"clients: client {i}", samples.labels(i))
+        _check_labels("test", labels_of(tests))
+    task.model(settings)
+    select(task.metrics, of_classes=not targets.is_floating_point())
     return task
 
 

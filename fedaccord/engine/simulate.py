@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedaccord import server_app
 from fedaccord.config import RunConfig, check_resumed, in_use, method_keys, task_keys
@@ -34,7 +33,7 @@ from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.strategies import METHODS
 from fedaccord.task import Clients, Task, load_task
 from fedaccord.task.batches import PAIRS, BatchFormat, Forward
-from fedaccord.task.losses import loss_of
+from fedaccord.task.losses import AUTO
 from fedaccord.task.solver import Loss
 
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ def simulate(
     clients: Iterable[Any] | None = None,
     test: Any = None,
     model: str | nn.Module | Callable[[], nn.Module] = "mlp",
-    loss: str | Loss = F.cross_entropy,
+    loss: str | Loss = AUTO,
     forward: Forward | None = None,
     targets: str = PAIRS.targets,
     rounds: int = 30,
@@ -205,8 +204,8 @@ def simulate(
     called once), or a name of `fedaccord run --list-keys`. forward: ``forward(model, batch)``, the
     predictions for batches of another form than (inputs, targets) or a dict of ``img`` and
     ``label``: any dict or tuple with tensors. targets: the key of the targets in a dict; in a tuple
-    they are the last element. loss: ``loss(predictions, targets)``, or a name: cross-entropy,
-    sequence-cross-entropy, mean-squared-error; ``metrics="accuracy, f1"`` is measured beside it.
+    they are the last element. loss: ``loss(predictions, targets)``, a mean over a batch, or the run
+    config's ``loss``; ``metrics="accuracy, f1"`` is measured beside it.
 
     participation: the share of clients a round, or the clients of every round. dtype: float32 (the
     default) or float64, of floating inputs, model and every vector; integer inputs, as token ids,
@@ -253,11 +252,13 @@ def simulate(
         settings["algo"] = algo
     if isinstance(model, str):
         settings["model"] = model
+    if isinstance(loss, str):
+        settings["loss"] = loss
     if clients is None:
         if isinstance(model, nn.Module):
             raise ValueError("model: expected a name with dataset=, or a module with clients=")
         set_here = {"test": test is not None, "forward": forward is not None}
-        set_here |= {"loss": loss is not F.cross_entropy, "targets": targets != PAIRS.targets}
+        set_here |= {"loss": not isinstance(loss, str), "targets": targets != PAIRS.targets}
         for name in (name for name, is_set in set_here.items() if is_set):
             raise TypeError(f"{name}: expected it with clients=, got it without")
     else:
@@ -278,7 +279,6 @@ def simulate(
             raise TypeError(f"{key}: {why}; leave it out")
 
     threads.check(config.threads)
-    loss = loss_of(loss) if isinstance(loss, str) else loss
     if clients is not None:
         task = own_task(config, clients, test, model, loss, BatchFormat(forward, targets))
         if "batch-size" in given and getattr(task.clients, "by_functions", False):

@@ -229,12 +229,13 @@ class RunDirectory:
         summary: dict[str, Any] = {"status": status, "rounds": len(rounds)}
         summary["rounds-counted"] = sum(row.get("counted", 0) for row in rounds)
         summary["seconds"] = round(time.time() - self._began, 3)
-        for key in metrics.of_kind(metrics.EVALUATED):
+        columns = dict.fromkeys(key for row in rounds for key in row)
+        for key in (*metrics.of_kind(metrics.EVALUATED), *metrics.own(columns)):
             seen = [row[key] for row in rounds if key in row]
             finite = [value for value in seen if math.isfinite(value)]
             if seen:
                 summary[key + metrics.LAST] = seen[-1]
-            if seen and metrics.METRIC[key].better:
+            if seen and key in metrics.METRIC and metrics.METRIC[key].better:
                 last = seen[-metrics.WINDOW :]
                 summary[key + metrics.MEAN] = sum(last) / len(last)
                 summary[key + metrics.BEST] = metrics.best(key)(finite) if finite else None

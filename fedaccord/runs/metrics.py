@@ -36,8 +36,9 @@ DIFFERENCE = "-1 to 1"  # a unit, displayed in percent, as SHARE
 WINDOW = 10  # last evaluations behind a window mean
 LAST, MEAN, BEST = "-last", f"-mean-of-last-{WINDOW}", "-best"  # endings of keys of the summary
 AT = re.compile(r"-at-(\d+(?:\.\d+)?)$")  # of a sweep's metrics: simulated seconds
+SPLITS = ("test", "validation", "client")
 RANKED = tuple(  # runs are ranked by the first that they have
-    f"{split}-{name}" for name in (*NAMED, "loss") for split in ("test", "validation", "client")
+    f"{split}-{name}" for name in (*NAMED, "loss") for split in SPLITS
 )
 
 
@@ -93,13 +94,19 @@ def of_kind(kind: str) -> list[str]:
     return [column.name for column in METRIC.values() if column.kind == kind]
 
 
+def own(columns: Iterable[str]) -> list[str]:
+    """The metrics of the user's own functions, or ClientApp, among the columns of metrics.csv."""
+    splits = tuple(f"{split}-" for split in (*SPLITS, "personal", "train"))
+    return [name for name in columns if name.startswith(splits) and name not in METRIC]
+
+
 def best(metric: str) -> Callable[[Iterable[float]], Any]:
     """max or min, whichever gives the best of a metric's values."""
     return max if METRIC[metric].better == MAX else min
 
 
 def is_share(metric: str) -> bool:
-    return METRIC[metric].unit in (SHARE, DIFFERENCE)
+    return metric in METRIC and METRIC[metric].unit in (SHARE, DIFFERENCE)
 
 
 def metric_of(key: str) -> str:

@@ -10,7 +10,7 @@ from fedaccord.data.function import FUNCTIONS
 from fedaccord.data.kind import ReadOptions
 from fedaccord.data.partition import MAX_ALPHA, REPLACEMENTS, SCHEMES
 from fedaccord.data.text import BYTES
-from fedaccord.task import models
+from fedaccord.task import losses, models
 from fedaccord.task.models import NAMES
 
 MAX_LENGTH = 65_536
@@ -114,11 +114,19 @@ class TaskConfig:
         choices=("imagenet", "cifar"),
         only={"model": ["resnet18"]},
     )
+    loss: str = option(
+        losses.AUTO,
+        "the loss, a mean over a batch, of (predictions, targets); auto: cross-entropy of classes, "
+        "mean squared error of numbers",
+        choices=(losses.AUTO, *losses.LOSSES),
+        also=named.Functions(),
+    )
     metrics: str = option(
         "",
-        f"metrics besides the loss, with commas: {', '.join(METRICS)}; empty: accuracy of "
-        "classes, mae of numbers",
+        f"metrics besides the loss, with commas: {', '.join(METRICS)}, or {named.FORM}, a number "
+        "for each sample from (predictions, targets); empty: accuracy of classes, mae of numbers",
         affects="records",
+        also=named.Functions(),
     )
     device: str = option(
         "auto", "auto (cuda if available), cpu, cuda, cuda:1, mps", affects="place", node=True

@@ -8,8 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedaccord.core.metrics import check_classes
+from fedaccord.core.named import one_line
 from fedaccord.task.batches import describe
 from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.losses import LOSSES
 from fedaccord.task.solver import Loss, forward
 from fedaccord.task.sources import labels_of
 
@@ -32,12 +34,18 @@ def check_fit(
     if classes is not None:
         place = torch.device("cpu")
         wanted, targets = f"{classes} classes", torch.full(targets.shape, classes - 1)
+    predictions = None
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             model.module.eval()
             predictions = forward(model, inputs, precision).to(place)
             value = loss(predictions, targets)  # CUDA would not survive a wrong class
-    except Exception as error:  # the module's own code may raise anything
+    except Exception as error:  # the module's and the loss's own code may raise anything
+        if predictions is not None and loss not in LOSSES.values():
+            raise ValueError(
+                f"loss: expected one that accepts predictions {tuple(predictions.shape)} and "
+                f"targets {tuple(targets.shape)} {targets.dtype}: {one_line(error)}"
+            ) from error
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         reason += "; try precision=float32" if precision == "bfloat16" else ""
         form = describe(inputs)
@@ -52,8 +60,9 @@ def check_fit(
             f"model: expected one that accepts {form} and returns predictions for "
             f"targets of {wanted}: {reason}"
         ) from error
-    if value.numel() != 1:
-        raise ValueError(f"loss: expected one number for a batch, got {tuple(value.shape)}")
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"loss: expected one number for a batch, in a tensor, got {got}")
     return predictions
 
 

@@ -15,7 +15,7 @@ from fedaccord.data.partition import partition as partition_labels
 from fedaccord.task import models
 from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.config import TaskConfig
-from fedaccord.task.losses import usual_loss
+from fedaccord.task.losses import loss_of
 from fedaccord.task.task import Task, find_device
 
 VALIDATION = 1  # of the draw of validation samples, beside the run's seed
@@ -75,7 +75,7 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
         module=module,
         clients=clients,
         test=test,
-        loss=usual_loss(y),
+        loss=loss_of(config.loss, y),
         metrics=measured,
         split="validation" if config.validation else "test",
         device=find_device(config.device),

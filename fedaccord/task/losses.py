@@ -1,21 +1,26 @@
-"""Losses by the form of the targets; each is a mean over the samples of a batch."""
+"""Losses by name and by the form of the targets; each is a mean over the samples of a batch."""
 
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedaccord.core import named
 from fedaccord.core.metrics import check_alike
-from fedaccord.core.options import did_you_mean
 from fedaccord.task.solver import Loss
 
+AUTO = "auto"
 
-def loss_of(name: str) -> Loss:
-    """The loss of this name. Raises ValueError, in one line, for an unknown one."""
-    if name not in LOSSES:
-        near = did_you_mean(name, LOSSES)
-        raise ValueError(
-            f"loss: expected a function, or one of {', '.join(LOSSES)}, got {name!r}{near}"
-        )
-    return LOSSES[name]
+
+def loss_of(name: str, targets: Tensor) -> Loss:
+    """The loss of a setting: a name, or ``package.module:function``; auto: `usual_loss`.
+
+    Raises ValueError, in one line, if the function cannot be imported.
+    """
+    if name == AUTO:
+        return usual_loss(targets)
+    if name in LOSSES:
+        return LOSSES[name]
+    found: Loss = named.function("loss", name)
+    return found
 
 
 def usual_loss(targets: Tensor) -> Loss:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedaccord.core.metrics import select
 from fedaccord.core.request import DEFAULT, ModelSettings
 from fedaccord.core.vectors import dtype_of, to_device
 from fedaccord.data import fingerprint
@@ -133,6 +134,8 @@ class Task:
         found = check_fit(model, inputs, targets, self.loss, classes, precision)
         if self.num_tests:
             check_tests(found, targets, self.test, self.loss)
+            for metric in select(self.metrics, not targets.is_floating_point()).values():
+                metric.sums(found, targets.to(found.device))
 
     def fresh_model(self, settings: ModelSettings, device: torch.device | str) -> FlatModel:
         """A new model with the initial values."""

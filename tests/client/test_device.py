@@ -184,15 +184,18 @@ def test_the_apps_own_package_is_allowed_unless_the_node_says_otherwise() -> Non
 
 @pytest.mark.usefixtures("simulated")
 def test_a_simulation_imports_what_its_user_names() -> None:
-    device.check_imports({"model": "tests.own:tiny"}, "fedaccord", {})
+    device.check_imports([("model", "tests.own:tiny")], "fedaccord", {})
 
 
 def test_every_setting_that_names_a_function_is_checked() -> None:
-    assert FUNCTION_KEYS == ["dataset", "tokenizer", "model"]
+    assert FUNCTION_KEYS == ["dataset", "tokenizer", "model", "loss", "metrics"]
     for key in FUNCTION_KEYS:
         run = {"dataset": "text", key: "harmful:function"}
         node = {"data-dir": "/data/site.csv"}
         assert refused_import(run, **node).startswith(f"{key}: this node imports nothing from harm")
+    run = {"metrics": "accuracy, tests.own:brier , harmful:function"}
+    line = refused_import(run, **{"allowed-imports": "tests"})
+    assert line.startswith("metrics: this node imports nothing from harmful")
 
 
 def test_a_nodes_own_data_set_is_its_own_choice() -> None:

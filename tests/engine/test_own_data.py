@@ -273,7 +273,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (ROWS, {}, "expected the targets under 'label', got a dict of 'ids', 'name', 'topic'; give "),
     (ROWS, {"targets": "topic"}, "expected .* of 'img' and 'topic', got .* give forward="),
     (ROWS, {"targets": "name", "forward": ids}, "expected targets .* in a tensor, got a list"),
-    (CLIENTS, {"loss": "cross-entropi"}, "loss: expected a function, or one of .* .did you mean"),
+    (CLIENTS, {"loss": "cross-entropi"}, "loss: expected one of auto, .* .did you mean"),
     (CLIENTS, {"metrics": "mae"}, "metrics: expected names among accuracy"),
     (CLIENTS, {"forward": lambda m, b: {"logits": m(b[0])}}, "expected predictions in a tensor"),
     (ROWS, {"model": "mlp", "forward": ids, "targets": "topic"}, "model: expected a module with"),

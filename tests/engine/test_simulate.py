@@ -336,7 +336,10 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
             {"model": nn.Linear(4, 1)},
             "model: expected one that accepts inputs (n, ...) of (5,) and returns predictions",
         ),
-        ({"loss": lambda p, y: p - y}, "loss: expected one number for a batch, got (2, 1)"),
+        (
+            {"loss": lambda p, y: p - y},
+            "loss: expected one number for a batch, in a tensor, got (2, 1)",
+        ),
         ({"clients": []}, "num-clients: expected at least 1, got 0"),
         ({"test": (torch.ones(3, 5), torch.ones(2, 1))}, "test: expected equally many"),
         ({"clients": None}, "model: expected a name with dataset=, or a module with clients="),
@@ -428,7 +431,7 @@ def test_a_participation_of_another_form_is_one_line(given: Any) -> None:
     "given",
     [
         {"test": torch.ones(2)},
-        {"loss": "mean-squared-error"},
+        {"loss": lambda p, y: (p - y).square().mean()},
         {"forward": lambda model, batch: model(batch[0])},
         {"targets": "digit"},
     ],

@@ -20,6 +20,15 @@ pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
 
 OWN = """
 from torch import nn
+from torch.nn import functional as F
+
+
+def smoothed(predictions, targets):
+    return F.cross_entropy(predictions, targets, label_smoothing=0.1)
+
+
+def sure(predictions, targets):
+    return predictions.softmax(1).amax(1)
 
 
 def tokens(text):
@@ -43,7 +52,8 @@ SETTINGS = {
     "model": "sites.own:net",
     "labels": "below,above",
     "max-length": 12,
-    "metrics": "accuracy, f1",
+    "loss": "sites.own:smoothed",
+    "metrics": "accuracy, f1, sites.own:sure",
     "fraction-train": 1.0,
     "num-server-rounds": 1,
     "local-epochs": 1,
@@ -99,7 +109,8 @@ def test_each_device_trains_on_a_file_of_its_own(
         flower.stop()
     engine.run(RunConfig.make(config | {"name": "here", "num-clients": 2}))
     assert_same_run(tmp_path / "there", tmp_path / "here")
-    assert "test-f1" in (tmp_path / "there" / "metrics.csv").read_text()
+    columns = (tmp_path / "there" / "metrics.csv").read_text().partition("\n")[0].split(",")
+    assert {"test-f1", "test-sure"} <= {*columns}
 
 
 @pytest.mark.slow
