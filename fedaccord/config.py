@@ -301,12 +301,15 @@ def paths(values: Mapping[str, Any]) -> list[str]:
     return [k for k, rule in known.items() if values.get(k) and values[k] not in rule["choices"]]
 
 
-def check_resumed(config: RunConfig, begun: Mapping[str, Any]) -> None:
+def check_resumed(config: RunConfig, begun: Mapping[str, Any], method_alone: bool = False) -> None:
     """Raise ValueError, which names the key, if a run cannot resume with other settings.
 
-    begun: those that it began with, as of `in_use`.
+    begun: those that it began with, as of `in_use`. method_alone: the others are not compared.
     """
     now, usual, fixed = in_use(config), defaults(), affecting("numbers")
+    if method_alone:
+        own = {"algo", *method_keys()}
+        now, begun = ({k: v for k, v in them.items() if k in own} for them in (now, begun))
     for key in [*begun, *(key for key in now if key not in begun)]:
         before, after = begun.get(key, usual.get(key)), now.get(key, usual.get(key))
         if (key in fixed or key not in usual) and before != after:

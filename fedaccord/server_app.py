@@ -149,9 +149,7 @@ def run(
             config.eval_train,
             cohorts=cohorts,
             on_round=record,
-            federation=log_book.federation,
-            attempt=log_book.attempt,
-            scratch=directory.path,
+            book=log_book,
         )
         try:
             state = log_book.restore(current.session)

@@ -312,13 +312,11 @@ def simulate(
         state = None
         if found is not None:
             # a strategy beside clients of one's own: the run may have named their data and model
-            if isinstance(algo, str) or (clients is None and type(algo) in METHODS.values()):
-                check_resumed(config, found.facts["settings"])
+            alone = clients is not None and not isinstance(algo, str)
+            if isinstance(algo, str) or type(algo) in METHODS.values():
+                check_resumed(config, found.facts["settings"], method_alone=alone)
             if found.number >= rounds:
-                raise ValueError(
-                    f"resume: all {found.number} rounds are done; for more set rounds above "
-                    f"{found.number}"
-                )
+                raise logbook.is_done("resume", found.number, "rounds")
             logbook.check_states(config, found)
             if clients is None:
                 logbook.check_data(task.fingerprint, found.facts)

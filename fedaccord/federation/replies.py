@@ -47,7 +47,7 @@ def check_all(
     """The outcome of every client's reply, in the order of the requests, checked on arrival."""
     by_client = {request.instruction.client: request for request in requests}
     in_memory = not session.is_deployed or session.method.masking  # one sum for all
-    place: Callable[[Any], Any] = (lambda v: v) if in_memory else SpillReplies(session.scratch)
+    place: Callable[[Any], Any] = (lambda v: v) if in_memory else SpillReplies(session.book.folder)
     found = dict[int, Outcome]()
     for i, reply in replies:
         it = _check(session, s, by_client[i], reply)

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -31,7 +30,7 @@ from fedaccord.federation.fleet import Fleet, is_deployed
 from fedaccord.federation.method import Method
 from fedaccord.federation.policies import Buffered, FullRound
 from fedaccord.federation.round import Round, finish
-from fedaccord.federation.session import Session
+from fedaccord.federation.session import Book, Session
 from fedaccord.storage.mapped import SpillPast
 
 log = logging.getLogger("flwr")
@@ -46,11 +45,10 @@ class Run:
     cohorts: the clients of each round; None: drawn. timeout: seconds for the replies of a round,
     instead of the method's ``round_timeout``. evaluate_fn: evaluates the output model, the
     broadcast one and those of nodes; evaluate_output_fn: more metrics of the output model alone.
-    on_round: called with every round, the first with number 0, before any training. federation,
-    attempt: as in `TrainInstruction`. scratch: folder for vectors that do not fit into memory;
-    None: the system's temporary one. model: the roles of the model's tensors; None: from
-    ``initial``, by `state_dict.layout_of`. clock: of a simulation, if the method has a
-    ``device_profile``; None: real time.
+    on_round: called with every round, the first with number 0, before any training. book: what is
+    kept of the run; None: nothing. model: the roles of the model's tensors; None: from ``initial``,
+    by `state_dict.layout_of`. clock: of a simulation, if the method has a ``device_profile``; None:
+    real time.
     Raises ValueError, before any message is sent, if the arguments do not fit.
     """
 
@@ -66,9 +64,7 @@ class Run:
         evaluate_fn: EvaluateFn | None = None,
         evaluate_output_fn: EvaluateOutputFn | None = None,
         on_round: OnRound | None = None,
-        federation: str = "",
-        attempt: int = 0,
-        scratch: Path | None = None,
+        book: Book | None = None,
         model: ModelLayout | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -88,12 +84,12 @@ class Run:
             check_real_time(method, is_deployed(fleet))
         self.method, self.num_rounds, self.cohorts = method, num_rounds, cohorts
         self.timeout = method.round_timeout if timeout is None else timeout
-        whole = method, initial, fleet, num_rounds, federation, attempt, model, scratch
-        self.session = Session(*whole)
+        book = book or Book()
+        self.session = Session(method, initial, fleet, num_rounds, book, model)
         self._initial = initial
         self._evaluate_fn, self._evaluate_output_fn = evaluate_fn, evaluate_output_fn
         self._on_round = on_round
-        spill = self._spill = SpillPast(scratch)
+        spill = self._spill = SpillPast(book.folder)
         self._clock = clock
         self._budget: Budget | None = None  # of the method's privacy guarantee
         self._last = num_rounds  # after which the run ends
@@ -216,7 +212,7 @@ class Run:
             for row in round.clients:
                 row["clock"] = collected.ends[row["client"]]
         if self._budget and self._state.privacy:
-            self.session.spend(self._state.privacy.releases)  # before any release
+            self.session.book.spend(self._state.privacy.releases)  # before any release
             round.metrics["dp-epsilon"] = self._budget.epsilon(self._state.privacy)
         round.metrics["seconds"] = time.perf_counter() - began
         return round._replace(state=self._state)

@@ -1,6 +1,7 @@
 """The constants of a run: the layout of the model, the client half, the clients."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,28 @@ from fedaccord.federation.state_dict import layout_of
 from fedaccord.wire.tensor_array import to_record, to_tensor
 
 
-class Session:
-    """The model's own names and shapes, the client half for messages, and the clients.
+@dataclass
+class Book:
+    """The run's name among its clients, and what is kept of it: nothing, unless it is a `Logbook`.
 
-    federation, attempt: as in `TrainInstruction`. `durable` and `spend` are those of the run's
-    logbook, if it has one.
+    federation, attempt: as in `TrainInstruction`. folder: for vectors that do not fit into memory;
+    None: the system's temporary one.
     """
+
+    federation: str = ""
+    attempt: int = 0
+    folder: Path | None = None
+
+    def durable(self, client: int) -> int:
+        """`TrainInstruction.durable` of a client."""
+        return -1
+
+    def spend(self, releases: int) -> None:
+        """Store how many rounds of a privacy budget are spent, before the last one's release."""
+
+
+class Session:
+    """The model's own names and shapes, the client half for messages, and the clients."""
 
     def __init__(
         self,
@@ -32,22 +49,14 @@ class Session:
         initial: ArrayRecord,
         fleet: Fleet,
         num_rounds: int,
-        federation: str = "",
-        attempt: int = 0,
+        book: Book,
         model: ModelLayout | None = None,
-        scratch: Path | None = None,
     ) -> None:
-        """scratch: folder for vectors that do not fit into memory; None: the temporary one.
-
-        Raises ValueError if ``initial`` does not hold the parameters of a model.
-        """
+        """Raises ValueError if ``initial`` does not hold the parameters of a model."""
         self.method = method
         self.fleet = fleet
         self.num_rounds = num_rounds
-        self.federation, self.attempt = federation, attempt
-        self.scratch = scratch
-        self.durable: Sequence[int] | None = None  # as `TrainInstruction.durable`, of every client
-        self.spend: Callable[[int], None] = lambda releases: None  # stores a budget's spent rounds
+        self.book = book
         self.half = method.client_half()
         self.is_deployed = is_deployed(fleet)
         self.model = model or layout_of(initial, method.model_settings)
@@ -124,8 +133,9 @@ class Session:
         return [self._request(self._instruction(visit.round), visit) for visit in visits]
 
     def _request(self, common: TrainInstruction, visit: Visit) -> TrainRequest:
-        durable = -1 if self.durable is None else self.durable[visit.client]
-        instruction = common._replace(client=visit.client, accepted=visit.accepted, durable=durable)
+        client, accepted = visit.client, visit.accepted
+        durable = self.book.durable(client)
+        instruction = common._replace(client=client, accepted=accepted, durable=durable)
         return TrainRequest(instruction, visit.down, visit.w_init, visit.buffers)
 
     def normal(self, s: RoundState) -> Normal | None:
@@ -176,8 +186,8 @@ class Session:
             batch_size=method.batch_size,
             seed=method.seed,
             **method.model_settings._asdict(),
-            federation=self.federation,
-            attempt=self.attempt,
+            federation=self.book.federation,
+            attempt=self.book.attempt,
         )
 
 

@@ -24,6 +24,7 @@ from fedaccord.federation.metrics import measured, reported
 from fedaccord.federation.policies import check_buffered
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
+from fedaccord.federation.session import Book
 from fedaccord.wire.messages import EXAMPLES
 from fedaccord.wire.records import CONFIG, METRICS
 
@@ -154,8 +155,7 @@ class FederatedStrategy(Method, Strategy, ABC):
             evaluate_fn=evaluate_fn,
             on_round=aggregate,
             # clients store states by federation, and refuse messages older than their last one
-            federation=f"start-{uuid4().hex[:8]}",
-            attempt=time.time_ns(),
+            book=Book(f"start-{uuid4().hex[:8]}", time.time_ns()),
         )
         result = run.play()
         for number in trained.keys() & result.train_metrics_clientapp.keys():

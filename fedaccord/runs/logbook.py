@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from fedaccord.federation.fleet import Fleet, MessageFleet
 from fedaccord.federation.metrics import with_evaluations
 from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.federation.round import Round
-from fedaccord.federation.session import Session
+from fedaccord.federation.session import Book, Session
 from fedaccord.runs import COMPLETED, RUNNING, RunDirectory, place, status
 from fedaccord.runs.best import Best
 from fedaccord.runs.checkpoint import Checkpoint, Checkpoints
@@ -36,7 +36,7 @@ ATTEMPT = "attempt.json"  # in a run directory
 SPENT = "privacy.json"  # in a run directory: releases of a deployment
 
 
-class Logbook:
+class Logbook(Book):
     """The run directory and the checkpoints of one run."""
 
     def __init__(
@@ -68,9 +68,10 @@ class Logbook:
         self._pace = Pace(config.checkpoint_every)
         self._recorded: RoundState | None = None  # of the last row of the tables
         self._session: Session | None = None
+        self._durable: Sequence[int] | None = None  # of every client
         # its name is unique: clients remember federations, and runs may have equal names
-        self.federation = begun.facts["federation"] if begun else f"{path.name}-{uuid4().hex[:8]}"
-        self.attempt = _next_attempt(path)
+        federation = begun.facts["federation"] if begun else f"{path.name}-{uuid4().hex[:8]}"
+        super().__init__(federation, _next_attempt(path), path)
 
     def _resume(self, used: Mapping[str, Any], at: int | None, in_process: bool) -> None:
         config, path = self.config, run_of(self.config)
@@ -101,8 +102,6 @@ class Logbook:
         """The state from which the run of ``session`` resumes, after the clients were given theirs;
         None: it is a new run."""
         self._session = session
-        if session.is_deployed:
-            session.spend = self._write_spent
         if self._begun is None:
             return None
         if self.best:
@@ -113,9 +112,23 @@ class Logbook:
             if state.privacy.local:  # clients may have sent uploads of the round that was cut off
                 releases += 1
             state = state._replace(privacy=state.privacy._replace(releases=releases))
-            self._write_spent(releases)
-        _set_durable(session, state)
+            self.spend(releases)
+        self._set_durable(state)
         return state
+
+    def durable(self, client: int) -> int:
+        """Its last accepted round in the last checkpoint, if that does not hold its state."""
+        return -1 if self._durable is None else self._durable[client]
+
+    def _set_durable(self, s: RoundState) -> None:
+        if self._session and isinstance(self._session.fleet, MessageFleet):
+            self._durable = s.accepted.tolist()
+
+    def spend(self, releases: int) -> None:
+        """A deployment's noise is new after each crash: what was released counts."""
+        if self._session and self._session.is_deployed:
+            content = json.dumps({"releases": releases}).encode()
+            replace(self.directory.path / SPENT, content)
 
     def partition_ids(self) -> PartitionIds:
         """Those that the server gave to nodes without one: nodes.json keeps them with the run."""
@@ -129,9 +142,6 @@ class Logbook:
 
         of = _stored(file, read, dict[int, int](), "client numbers by node id")
         return PartitionIds(self.config.num_clients, of, keep)
-
-    def _write_spent(self, releases: int) -> None:
-        replace(self.directory.path / SPENT, json.dumps({"releases": releases}).encode())
 
     def record(self, round: Round) -> bool:
         """The rows of a round, and a checkpoint if one is due: whether one was written."""
@@ -169,13 +179,7 @@ class Logbook:
                 release(vector)
             self.directory.summarise(RUNNING)
         self._saved = s.t
-        _set_durable(session, s)
-
-
-def _set_durable(session: Session, s: RoundState) -> None:
-    """Clients in other processes learn which of their states the last checkpoint needs."""
-    if isinstance(session.fleet, MessageFleet):
-        session.durable = s.accepted.tolist()
+        self._set_durable(s)
 
 
 IN_PROCESS, SIMULATED, DEVICES = "in process", "simulated by Flower", "devices"
@@ -203,15 +207,16 @@ def check_data(data: Mapping[str, int], facts: Mapping[str, Any]) -> None:
             )
 
 
+def is_done(what: object, number: int, key: str) -> ValueError:
+    return ValueError(f"{what}: all {number} rounds are done; for more set {key} above {number}")
+
+
 def _check_rounds(config: RunConfig, begun: Checkpoint, path: Path) -> None:
     """Raise ValueError, in one line, if no round is left."""
     rounds, before = config.num_server_rounds, begun.facts["settings"]["num-server-rounds"]
     is_complete = status(path) == COMPLETED and (path / "model.safetensors").exists()
     if begun.number > rounds or (begun.number == rounds and is_complete):
-        raise ValueError(
-            f"{path}: all {begun.number} rounds are done; for more set num-server-rounds above "
-            f"{begun.number}"
-        )
+        raise is_done(path, begun.number, "num-server-rounds")
     if config.strategy.anneals and before != rounds:
         log.warning(
             "resume: %s anneals over num-server-rounds=%d: with %d it is another run than one "

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,10 @@ def test_it_resumes_from_the_checkpoint_of_a_run_to_the_bit(form: Any, tmp_path:
     for one, other in zip(whole.clients, rest.clients, strict=True):
         pairs = zip(leaves(one), leaves(other), strict=True)
         assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
+    with pytest.raises(
+        ValueError, match=r"^resume: expected lr=0\.5, as the run began with, got 0"
+    ):
+        simulate(replace(method, lr=0.1), **arguments, resume=path)
 
 
 def test_a_batch_size_beside_functions_alone_has_no_effect_and_is_refused() -> None:

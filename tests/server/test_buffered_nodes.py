@@ -21,6 +21,7 @@ from fedaccord.federation.devices import write
 from fedaccord.federation.fleet import LATE, REPLACED, MessageFleet
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
+from fedaccord.federation.session import Book
 from fedaccord.strategies import METHODS, Scaffold
 from fedaccord.wire.instruction import is_handshake
 from tests.federation import half_square, linear, state_in
@@ -164,9 +165,9 @@ def test_nothing_is_counted_twice(
         run = run_over(net, method, 8, timeout=TIMEOUT)
         run.begin()
         while run.state.t < 8:
-            if run.state.t == killed and not run.session.attempt:
+            if run.state.t == killed and not run.session.book.attempt:
                 packed = checkpoint.pack(run.state)
-                run = run_over(net, method, 8, timeout=TIMEOUT, attempt=1)
+                run = run_over(net, method, 8, timeout=TIMEOUT, book=Book(attempt=1))
                 run.begin(checkpoint.unpack(method, *packed))
                 assert not run.state.visits
             run.train_round()
