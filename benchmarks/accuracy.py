@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import archive
 import data
 import matplotlib
 import pandas as pd
+from PIL import Image
 
 from fedaccord.config import RunConfig
 from fedaccord.core.options import options as options_of
@@ -191,7 +193,7 @@ def text(methods: list[Method], name: str) -> str:
         "[personal models](personal.md).",
         "",
         f"Made by `fedaccord sweep benchmarks/{name}.toml --out DIR` and `python "
-        "benchmarks/accuracy.py DIR`, on a CPU.",
+        f"benchmarks/accuracy.py DIR`, on a CPU.{archive.sentence(name)}",
         "",
     ]
     return "\n".join(lines)
@@ -278,8 +280,10 @@ def plot(methods: list[Method], path: Path, window: int = WINDOW) -> None:
     figure.supxlabel(
         f"percentages: mean of the last {window} evaluations", fontsize=9, x=0.99, ha="right"
     )
-    figure.savefig(path, dpi=85)  # below 200 KB
+    figure.savefig(path, dpi=110)
     plt.close(figure)
+    with Image.open(path) as picture:  # with a palette it is a third of the size
+        picture.convert("RGB").quantize(128).save(path, optimize=True)
 
 
 def small_pictures(figure: Any, others: list[Method], methods: list[Method], columns: int) -> None:
