@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedaccord.config import RunConfig
@@ -35,13 +36,20 @@ def keyword(key: str) -> str:
     return f'**{{"{key}": ...}}' if "." in key else f"{key.replace('-', '_')}=..."
 
 
-def module_of(model: Any) -> nn.Module:
-    """The module that ``model`` returns. Raises ValueError, in one line, if it returns none."""
+def module_of(model: Any, seed: int) -> nn.Module:
+    """The module, or the one that ``model`` returns, whose random numbers come from the seed.
+
+    Raises ValueError, in one line, if it returns none.
+    """
+    if isinstance(model, nn.Module):
+        return model
     wanted = "model: expected a name, a module, or a function without arguments that returns one"
     if not callable(model):
         raise ValueError(f"{wanted}, got {type(model).__name__}")
     try:
-        module = model()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # as of models by name
+            module = model()
     except TypeError as error:  # for example a class that needs arguments
         raise ValueError(f"{wanted}: {error}") from error
     if not isinstance(module, nn.Module):

@@ -201,7 +201,8 @@ def simulate(
     client without, all of which the server uses.
 
     model: a module, whose parameters are the initial ones, a function that returns one (it is
-    called once), or a name of `fedaccord run --list-keys`. forward: ``forward(model, batch)``, the
+    called once, and its random numbers come from ``seed``), or a name of `fedaccord run
+    --list-keys`. forward: ``forward(model, batch)``, the
     predictions for batches of another form than (inputs, targets) or a dict of ``img`` and
     ``label``: any dict or tuple with tensors. targets: the key of the targets in a dict; in a tuple
     they are the last element. loss: ``loss(predictions, targets)``, a mean over a batch, or the run
@@ -228,8 +229,6 @@ def simulate(
         made = f"{algo.__name__}()" if isinstance(algo, type) else "Scaffold(lr=0.05)"
         raise ValueError(f"algo: expected a name, or a strategy, as {made}, got {algo!r}")
     method = None if isinstance(algo, str) else algo
-    if not isinstance(model, (str, nn.Module)):
-        model = module_of(model)
     values, cohorts = keys_of(keys), None
     settings: dict[str, Any] = {"num-server-rounds": rounds, "vectorize": vectorize}
     if isinstance(participation, (int, float)):
@@ -255,7 +254,7 @@ def simulate(
     if isinstance(loss, str):
         settings["loss"] = loss
     if clients is None:
-        if isinstance(model, nn.Module):
+        if not isinstance(model, str):
             raise ValueError("model: expected a name with dataset=, or a module with clients=")
         set_here = {"test": test is not None, "forward": forward is not None}
         set_here |= {"loss": not isinstance(loss, str), "targets": targets != PAIRS.targets}
@@ -280,7 +279,8 @@ def simulate(
 
     threads.check(config.threads)
     if clients is not None:
-        task = own_task(config, clients, test, model, loss, BatchFormat(forward, targets))
+        module = model if isinstance(model, str) else module_of(model, config.strategy.seed)
+        task = own_task(config, clients, test, module, loss, BatchFormat(forward, targets))
         if "batch-size" in given and getattr(task.clients, "by_functions", False):
             raise TypeError(
                 "batch-size: expected it without functions as clients, whose batches are used as "

@@ -501,6 +501,21 @@ def test_a_function_that_returns_the_model_is_called_once() -> None:
     assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
 
 
+def test_a_functions_model_comes_from_the_runs_seed() -> None:
+    """So runs of two methods start from one model; the caller's random numbers are untouched."""
+    clients = [(torch.randn(6, 4), torch.arange(6) % 2)] * 2
+
+    options: dict[str, Any] = {"clients": clients, "rounds": 1, "record": "weights"}
+
+    def first(algo: str, seed: int = 0) -> torch.Tensor:
+        return simulate(algo, model=lambda: nn.Linear(4, 2), seed=seed, **options).weights[0]
+
+    before = torch.get_rng_state()
+    assert torch.equal(first("fedavg"), first("scaffold"))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(first("fedavg"), first("fedavg", seed=1))
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
