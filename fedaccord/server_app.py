@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
 from fedaccord.compat import flower
-from fedaccord.config import RunConfig, in_use, resolved
+from fedaccord.config import RunConfig, defaults, in_use, resolved
 from fedaccord.core.cohort import Cohorts
 from fedaccord.core.cost import upload_bytes
 from fedaccord.core.request import ModelSettings
@@ -50,12 +50,11 @@ def main(grid: Grid, context: Context) -> None:
         threads.check(config.threads)
         for line in config.unread():
             log.warning(line)
-        if config.workers:
-            log.warning("workers=%d has no effect here: `fedaccord run` takes it", config.workers)
+        for key in ("workers", "vectorize", "client-state"):
+            value, usual = config.flat[key], defaults()[key]
+            if value != usual and key not in config.unread_keys():
+                log.warning(f"{key}={value} has no effect here: `fedaccord run` takes it")
         if config.vectorize != "off":
-            log.warning(
-                "vectorize=%s has no effect here: `fedaccord run` takes it", config.vectorize
-            )
             config = config.having("vectorize", "off")
         config = with_its_clients(config)
         check_real_time(config.strategy, not flower.is_simulation(grid))

@@ -1,6 +1,7 @@
 """Fixtures for all tests: the folders of real and of decoded data."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def single_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def traceback_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ServerApp that is refused shortens tracebacks, as its process then ends."""
+    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
 
 
 @pytest.fixture(scope="session", autouse=True)

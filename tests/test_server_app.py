@@ -4,7 +4,6 @@ import csv
 import gc
 import os
 import signal
-import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -250,12 +249,15 @@ def without_seconds(path: Path, name: str) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("workers", 2), ("client-state", "disk"), ("vectorize", "on")]
+)
 def test_keys_without_effect_are_reported_under_flower(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    key: str, value: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Flower passes all keys, also those with the app's defaults."""
     monkeypatch.setattr(server_app, "run", lambda *_, **__: None)
-    set_by_a_user = {"partition": "iid", "classes-per-client": 3, "fedprox.mu": 0.2, "workers": 2}
+    set_by_a_user = {"partition": "iid", "classes-per-client": 3, "fedprox.mu": 0.2, key: value}
     run_config = {**config.defaults(), "model": "linear", "algo": "fedavg", **set_by_a_user}
     context: Any = SimpleNamespace(run_config=run_config)
     grid: Any = SimpleNamespace()
@@ -263,7 +265,7 @@ def test_keys_without_effect_are_reported_under_flower(
     assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
         "classes-per-client=3 has no effect: nothing reads it without partition=pathological",
         "fedprox.mu=0.2 has no effect: nothing reads it without algo=fedprox",
-        "workers=2 has no effect here: `fedaccord run` takes it",
+        f"{key}={value} has no effect here: `fedaccord run` takes it",
     ]
 
 
@@ -281,9 +283,8 @@ def test_the_memory_of_a_run_is_freed_at_its_end(start: Callable[..., Path]) -> 
 # --- under Flower ---------------------------------------------------------------------------------
 
 
-def test_flowers_log_of_a_wrong_setting_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flowers_log_of_a_wrong_setting_is_one_line() -> None:
     """Flower logs an exception of a ServerApp with the frames of its own code."""
-    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)
     values = {"algo": "fedinot"}
     own = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=values)
     with pytest.raises(ValueError, match=r"^algo: ") as caught:

@@ -16,6 +16,7 @@ SYNONYMS = {  # other names of these settings -> our keys
         ("momentum", "server-momentum"), ("momentum.mu", "fedavgm.beta", "dfedavgm.momentum")
     ),
     "l2": ("weight-decay",),
+    "graph": ("gossip.topology",),
     **dict.fromkeys(("optimiser", "local-optimizer"), ("optimizer",)),
     "gpu": ("device",),
     "output-dir": ("out-dir",),
@@ -56,6 +57,10 @@ def unknown(
     if not {*same} & {*read}:
         meant = SYNONYMS.get(last(key), ())
         same = [k for k in meant if k in read] or [*meant] or same
+        if not as_ours:
+            table, dot, _ = key.partition(".")
+            own = [k for k in known if dot and k.startswith(f"{table}.")]
+            same = [*difflib.get_close_matches(key, own, n=2, cutoff=0), *same]
     near = same or difflib.get_close_matches(key, read, n=3, cutoff=0.45)
     if not near:
         return UnknownKey(f"unknown key {key!r}; `fedaccord run --list-keys` lists the known ones")

@@ -95,8 +95,9 @@ class Logbook(Book):
             stack.pop_all()
 
     def close(self) -> None:
-        """Let other processes write the run's directory."""
+        """Let other processes write the run's directory; the session has this book: frees both."""
         self.directory.close()
+        self._session = None
 
     def restore(self, session: Session) -> RoundState | None:
         """The state from which the run of ``session`` resumes, after the clients were given theirs;
