@@ -163,6 +163,7 @@ def gap(name: str, found: History) -> float:
     elif "lam_bar" in held:
         difference = mean(clients, "lam", zero) - s.server.lam_bar
     else:
+        assert name == "fedadmm", f"{name}: say here what its server sums up of the clients' memory"
         difference = mean(clients, "w_hat", s.w_init) - s.w
     return float(difference.abs().max())
 
