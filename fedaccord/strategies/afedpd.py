@@ -113,7 +113,10 @@ class AFedPD(FederatedStrategy):
     synchronous = ""
     fixed_anchor = "what an absent client misses is the step from w^t"
     refuses: ClassVar = {Gossip: "no node is absent, and then it is feddyn; use that"}
-    cost_note = "down 1 if nothing was missed; server +1 per round in which a client was last seen"
+    cost_note = (
+        "down 1 if nothing was missed, without dp; server +1 per round in which a client was last "
+        "seen"
+    )
 
     rho: float = option(0.1, "penalty of the augmented Lagrangian", above=0)
 
