@@ -14,6 +14,7 @@ from PIL import Image
 
 from fedaccord import engine, load
 from fedaccord.config import RunConfig
+from fedaccord.runs import load_model
 from tests.flower.conftest import REPOSITORY, Flower, assert_same_run, running
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(600)]
@@ -85,14 +86,14 @@ def reachable(flower: Flower, sites: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.syspath_prepend(sites)
 
 
-@pytest.mark.slow
-def test_each_device_trains_on_a_file_of_its_own(
-    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bit for bit what one process with all rows does, dealt as the column `client` says."""
+def same_as_on_two_sites(
+    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any
+) -> Path:
+    """The folder of a run on two devices, each with its own file: bit for bit what one process with
+    all rows does, dealt as the column `client` says."""
     flower = Flower(tmp_path / "home", simulation=False)
     reachable(flower, sites, monkeypatch)
-    config: dict[str, Any] = SETTINGS | {"data-dir": str(sites / "all.csv")}
+    config: dict[str, Any] = SETTINGS | {"data-dir": str(sites / "all.csv")} | changes
     config |= {"partition": "natural", "out-dir": str(tmp_path)}
     try:
         flower.start()
@@ -109,8 +110,42 @@ def test_each_device_trains_on_a_file_of_its_own(
         flower.stop()
     engine.run(RunConfig.make(config | {"name": "here", "num-clients": 2}))
     assert_same_run(tmp_path / "there", tmp_path / "here")
-    columns = (tmp_path / "there" / "metrics.csv").read_text().partition("\n")[0].split(",")
+    return tmp_path / "there"
+
+
+@pytest.mark.slow
+def test_each_device_trains_on_a_file_of_its_own(
+    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = same_as_on_two_sites(sites, tmp_path, monkeypatch)
+    columns = (run / "metrics.csv").read_text().partition("\n")[0].split(",")
     assert {"test-f1", "test-sure"} <= {*columns}
+
+
+PEFT = """
+from fedaccord.task.transformer import Transformer
+from peft import LoraConfig, get_peft_model
+
+
+def net(vocabulary, shape, classes):
+    model = Transformer(vocabulary, shape[0], classes)
+    config = LoraConfig(r=2, target_modules=["query_key_value", "merge"], modules_to_save=["head"])
+    return get_peft_model(model, config)
+"""
+
+
+@pytest.mark.slow
+def test_each_device_trains_adapters_of_peft(
+    sites: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The base is neither sent nor saved."""
+    pytest.importorskip("peft")
+    (sites / "sites" / "lora.py").write_text(PEFT)
+    more = {"model": "sites.lora:net", "optimizer": "adamw", "lr": 0.01, "num-server-rounds": 2}
+    run = same_as_on_two_sites(sites, tmp_path, monkeypatch, **more)
+    names = [*load_model(run)]
+    assert len(names) > 4
+    assert all("lora_" in name or "head" in name for name in names), names
 
 
 @pytest.mark.slow
