@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from typing import Any, cast
 
 import torch
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 
@@ -17,7 +17,7 @@ from fedaccord.core.cohort import Cohorts
 from fedaccord.core.cost import upload_bytes
 from fedaccord.core.request import ModelSettings
 from fedaccord.core.rounds import RoundState, forget
-from fedaccord.core.vectors import is_finite, leaves
+from fedaccord.core.vectors import Vector, is_finite, leaves
 from fedaccord.federation.clock import Clock
 from fedaccord.federation.devices import NONE, devices
 from fedaccord.federation.errors import FederationError
@@ -269,33 +269,28 @@ def run_of(
     its train accuracy less its test accuracy, both in [0, 1].
     """
     settings, at_once = method.model_settings, fleet.evaluators
-    layout = task.model(settings)
+    model = task.model(settings)
 
-    def evaluation(arrays: ArrayRecord, of: Callable[..., dict[str, float]]) -> dict[str, float]:
-        w, buffers = (
-            torch.cat([to_tensor(arrays[name]).reshape(-1) for name in names]) if names else None
-            for names in (layout.names, layout.buffer_names)
-        )
-        return of(w, settings, at_once, buffers)
+    def evaluate(_: int, w: Vector, buffers: Vector | None) -> dict[str, float]:
+        return task.evaluate(w, settings, at_once, buffers)
 
-    def evaluate(_: int, arrays: ArrayRecord) -> MetricRecord:
-        return MetricRecord(dict(evaluation(arrays, task.evaluate)))
-
-    def evaluate_train(arrays: ArrayRecord, metrics: Mapping[str, float]) -> Mapping[str, float]:
-        train = evaluation(arrays, task.evaluate_train)
+    def evaluate_train(
+        w: Vector, buffers: Vector | None, metrics: Mapping[str, float]
+    ) -> dict[str, float]:
+        train = task.evaluate_train(w, settings, at_once, buffers)
         if "train-accuracy" in train and (accuracy := f"{task.split}-accuracy") in metrics:
             train["generalisation-gap"] = train["train-accuracy"] - metrics[accuracy]
         return train
 
     initial = initial_arrays(task, settings, fleet.home)
-    more["model"] = layout.layout
+    more["model"] = model.layout
     if method.device_profile != NONE and not isinstance(fleet, MessageFleet):
-        up = upload_bytes(method, method.client_half(), layout.w)
+        up = upload_bytes(method, method.client_half(), model.w)
         simulated = devices(method.device_profile, method.seed, fleet.num_clients)
         more["clock"] = Clock(simulated, task.num_examples, up, method.cost.gradients)
     if method.evaluation != "clients":
-        more["evaluate_fn"] = evaluate
-        more["evaluate_output_fn"] = evaluate_train if eval_train else None
+        more["evaluate"] = evaluate
+        more["evaluate_output"] = evaluate_train if eval_train else None
     return Run(method, fleet, initial, num_rounds, **more)
 
 

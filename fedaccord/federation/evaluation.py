@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from flwr.app import ArrayRecord, MetricRecord
-
 from fedaccord.core.metrics import METRICS, SHARE
 from fedaccord.core.options import listed
 from fedaccord.core.request import EvaluateRequest
@@ -31,29 +29,30 @@ RANGES = {  # of what clients report
 MIN = "min"
 BETTER = {"loss": MIN, **{name: metric.better for name, metric in METRICS.items()}}
 LARGEST_METRIC = 1e30  # ranges of metrics with other names
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-EvaluateOutputFn = Callable[[ArrayRecord, Mapping[str, float]], Mapping[str, float]]
-"""(output model, its metrics so far) -> more metrics of it"""
+Evaluate = Callable[[int, Vector, Vector | None], Mapping[str, Any]]
+"""(round, model (d,), averaged buffers (d_b,)) -> its metrics"""
+EvaluateOutput = Callable[[Vector, Vector | None, Mapping[str, float]], Mapping[str, float]]
+"""(output model, averaged buffers, its metrics so far) -> more metrics of it"""
 
 
 def evaluate_at_server(
     session: Session,
     s: RoundState,
-    evaluate_fn: EvaluateFn | None,
-    output_fn: EvaluateOutputFn | None,
+    evaluate: Evaluate | None,
+    evaluate_output: EvaluateOutput | None,
 ) -> dict[str, Any]:
     """Metrics of the output model and, if they differ from it, of the broadcast model and of the
     nodes' models (mean and deviation)."""
     method, topology = session.method, session.method.topology
 
     def metrics(w: Vector) -> dict[str, Any]:
-        return dict(evaluate_fn(s.t, session.arrays(w, s.buffers)) or {}) if evaluate_fn else {}
+        return dict(evaluate(s.t, w, s.buffers)) if evaluate else {}
 
     output = method.output_model(s.w, s.server)
     average = topology.average(output)
     row = metrics(average)
-    if output_fn:
-        row |= output_fn(session.arrays(average, s.buffers), row)
+    if evaluate_output:
+        row |= evaluate_output(average, s.buffers, row)
     if topology.is_decentralised and topology.eval_nodes and s.t:  # before round 1 all are equal
         nodes = [metrics(w_i) for w_i in output]
         for name in nodes[0]:

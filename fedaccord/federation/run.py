@@ -21,8 +21,8 @@ from fedaccord.federation.eta import Eta
 from fedaccord.federation.evaluation import (
     STD,
     WORST,
-    EvaluateFn,
-    EvaluateOutputFn,
+    Evaluate,
+    EvaluateOutput,
     evaluate_at_clients,
     evaluate_at_server,
 )
@@ -43,8 +43,8 @@ class Run:
     """One run of ``method``, ``num_rounds`` rounds from the parameters ``initial``.
 
     cohorts: the clients of each round; None: drawn. timeout: seconds for the replies of a round,
-    instead of the method's ``round_timeout``. evaluate_fn: evaluates the output model, the
-    broadcast one and those of nodes; evaluate_output_fn: more metrics of the output model alone.
+    instead of the method's ``round_timeout``. evaluate: metrics of the output model, the broadcast
+    one and those of nodes; evaluate_output: more of the output model alone.
     on_round: called with every round, the first with number 0, before any training. book: what is
     kept of the run; None: nothing. model: the roles of the model's tensors; None: from ``initial``,
     by `state_dict.layout_of`. clock: of a simulation, if the method has a ``device_profile``; None:
@@ -61,8 +61,8 @@ class Run:
         *,
         cohorts: Cohorts | None = None,
         timeout: float | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-        evaluate_output_fn: EvaluateOutputFn | None = None,
+        evaluate: Evaluate | None = None,
+        evaluate_output: EvaluateOutput | None = None,
         on_round: OnRound | None = None,
         book: Book | None = None,
         model: ModelLayout | None = None,
@@ -87,7 +87,7 @@ class Run:
         book = book or Book()
         self.session = Session(method, initial, fleet, num_rounds, book, model)
         self._initial = initial
-        self._evaluate_fn, self._evaluate_output_fn = evaluate_fn, evaluate_output_fn
+        self._evaluate, self._evaluate_output = evaluate, evaluate_output
         self._on_round = on_round
         spill = self._spill = SpillPast(book.folder)
         self._clock = clock
@@ -237,9 +237,9 @@ class Run:
         """Evaluate if due, log the round and make the callbacks."""
         number, values = round.number, {}
         if self.is_evaluated(number):
-            functions = self._evaluate_fn, self._evaluate_output_fn
+            functions = self._evaluate, self._evaluate_output
             values = evaluate_at_server(self.session, round.state, *functions)
-            if self._evaluate_fn:
+            if self._evaluate:
                 result.evaluate_metrics_serverapp[number] = MetricRecord(dict(values))
             found = evaluate_at_clients(self.session, round.state)
             if found.metrics:

@@ -2,6 +2,7 @@
 
 import time
 from abc import ABC
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 from uuid import uuid4
@@ -11,13 +12,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedaccord.core.options import argument
+from fedaccord.core.vectors import Vector
 from fedaccord.federation.arguments import check_arguments
 from fedaccord.federation.client_evaluation import (
     AggregateMetrics,
     ClientEvaluation,
     weighted_means,
 )
-from fedaccord.federation.evaluation import EvaluateFn
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.metrics import measured, reported
@@ -27,6 +28,8 @@ from fedaccord.federation.run import Run
 from fedaccord.federation.session import Book
 from fedaccord.wire.messages import EXAMPLES
 from fedaccord.wire.records import CONFIG, METRICS
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 def _refused(hook: str) -> Any:
@@ -146,13 +149,17 @@ class FederatedStrategy(Method, Strategy, ABC):
             if due and (metrics := evaluate_on_clients(number, run.output())):
                 evaluated[number] = metrics
 
+        def evaluate(number: int, w: Vector, buffers: Vector | None) -> Mapping[str, Any]:
+            assert evaluate_fn is not None
+            return evaluate_fn(number, run.session.arrays(w, buffers)) or {}
+
         run = Run(
             self,
             fleet,
             initial_arrays,
             num_rounds,
             timeout=timeout,
-            evaluate_fn=evaluate_fn,
+            evaluate=evaluate if evaluate_fn else None,
             on_round=aggregate,
             # clients store states by federation, and refuse messages older than their last one
             book=Book(f"start-{uuid4().hex[:8]}", time.time_ns()),
