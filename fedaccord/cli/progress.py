@@ -93,25 +93,18 @@ def summary_table(algo: str, run: Path) -> Table:
     table.add_row("rounds", str(rounds) if counted == rounds else f"{rounds}, {counted} counted")
     replies = summary["replies"] + summary["dropped"]
     table.add_row("replies dropped", f"{summary['dropped']} of {replies}")
-    splits = [split for split in metrics.SPLITS if f"{split}-loss{metrics.LAST}" in summary] or [
-        "test"
-    ]
-    for split in splits:
+    last = [key.removesuffix(metrics.LAST) for key in summary if key.endswith(metrics.LAST)]
+    for split in [split for split in metrics.SPLITS if f"{split}-loss" in last] or ["test"]:
         measured = metrics.named([f"{split}-<metric>"])
-        measured = [n for n in measured if f"{n}{metrics.LAST}" in summary] or measured[:1]
-        for name in measured:
+        for name in [name for name in measured if name in last] or measured[:1]:
             for end in (metrics.LAST, metrics.MEAN, metrics.BEST):
                 title = f"{metrics.METRIC[name].title}, {end[1:].replace('-', ' ')}"
                 table.add_row(title, value(name, end))
         table.add_row(f"{split} loss, last", value(f"{split}-loss", metrics.LAST))
     for name in metrics.of_kind(metrics.EVALUATED):
-        is_new = name not in metrics.RANKED and "-loss" not in name
-        if f"{name}{metrics.LAST}" in summary and is_new:
-            title = metrics.METRIC[name].title
-            table.add_row(f"{title}, last", value(name, metrics.LAST))
-    for name in metrics.own(
-        k.removesuffix(metrics.LAST) for k in summary if k.endswith(metrics.LAST)
-    ):
+        if name in last and name not in metrics.RANKED and "-loss" not in name:
+            table.add_row(f"{metrics.METRIC[name].title}, last", value(name, metrics.LAST))
+    for name in metrics.own(last):
         table.add_row(f"{name.replace('-', ' ')}, last", value(name, metrics.LAST))
     if "dp" in summary:
         spent, privacy = summary["dp"]["epsilon"], summary["dp"]
