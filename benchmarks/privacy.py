@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import archive
 import data
 
 from fedaccord.runs import COMPLETED, reader
@@ -72,8 +73,9 @@ def page(folder: Path, rounds: int) -> str:
             )
         lines.append(f"| [{algo}](../methods/{algo}.md) | {' | '.join(cells)} |")
     settings = " ".join(f"{key}={value}" for key, value in SETTINGS.items())
-    script = "[benchmarks/privacy.py](../../benchmarks/privacy.py)"
-    lines += ["", f"Settings: `{settings}`. {script} makes the runs and this page.", ""]
+    command = f"python benchmarks/privacy.py DIR --rounds {rounds}"
+    end = f"Settings: `{settings}`. Made by `{command}`, then with `--write`, on a CPU."
+    lines += ["", end + archive.sentence("privacy"), ""]
     return "\n".join(lines)
 
 
