@@ -42,7 +42,7 @@ from fedaccord.core.request import TrainReply, TrainRequest
 from fedaccord.core.rounds import Solution, client_round
 from fedaccord.core.rule import Direction, LocalConfig
 from fedaccord.core.vectors import Vector, leaves
-from fedaccord.engine import states
+from fedaccord.engine import store_choice
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.federation.run import Run
 from fedaccord.process.allocator import keep_freed_memory
@@ -136,7 +136,7 @@ def begin(case: dict[str, Any], num_clients: int, active: int) -> Run:
     strategy = config.strategy
     task = load_task(config.task, num_clients=num_clients)
     rounds = config.num_server_rounds
-    store = states.make_store(config.client_state, strategy, task, rounds, folder=None)
+    store = store_choice.make_store(config.client_state, strategy, task, rounds, folder=None)
     initial = server_app.initial_arrays(task, strategy.model_settings)
     run = Run(strategy, NoSteps(task, store=store), initial, rounds)
     run.begin()

@@ -224,8 +224,7 @@ def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:
     own = {type(plugin): plugin for plugin in default_plugins(kind)}
     plugins: list[PlugIn] = []
     for prefix, plugin_kind in PLUGINS.items():
-        fields = options(plugin_kind)
-        values = {f.name: flat[f"{prefix}.{_key(f.name)}"] for f in fields}
+        values = {f.name: flat[f"{prefix}.{_key(f.name)}"] for f in options(plugin_kind)}
         values = {field: value for field, value in values.items() if value != AUTO}
         if plugin_kind.is_set(values) or plugin_kind in own:
             plugins.append(replace(own.get(plugin_kind, plugin_kind()), **values))
@@ -307,10 +306,8 @@ def check_resumed(config: RunConfig, begun: Mapping[str, Any], method_alone: boo
     begun: those that it began with, as of `in_use`. method_alone: the others are not compared.
     """
     now, usual, fixed = in_use(config), defaults(), affecting("numbers")
-    if method_alone:
-        own = {"algo", *method_keys()}
-        now, begun = ({k: v for k, v in them.items() if k in own} for them in (now, begun))
-    for key in [*begun, *(key for key in now if key not in begun)]:
+    compared = {"algo", *method_keys()} if method_alone else {*begun, *now}
+    for key in [key for key in {**begun, **now} if key in compared]:
         before, after = begun.get(key, usual.get(key)), now.get(key, usual.get(key))
         if (key in fixed or key not in usual) and before != after:
             raise ValueError(

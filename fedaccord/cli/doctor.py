@@ -283,12 +283,12 @@ def _check_model(settings: "RunConfig", facts: "Facts") -> Generator[Check, None
 
 def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Check]:
     """vector, data: bytes of a vector of d, and of the decoded data."""
-    from fedaccord.engine import states
+    from fedaccord.engine import store_choice
     from fedaccord.process.allocator import free_memory
 
     strategy, clients = settings.strategy, settings.num_clients
     cost, active = strategy.cost, strategy.cohort_size(clients)
-    stored = states.choose(
+    stored = store_choice.choose(
         *(settings.client_state, strategy, clients, settings.num_server_rounds, vector)
     )
     state = clients * cost.client * vector

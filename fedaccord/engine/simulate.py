@@ -16,7 +16,7 @@ from fedaccord import server_app
 from fedaccord.config import RunConfig, check_resumed, in_use, method_keys, task_keys
 from fedaccord.core.cohort import Cohorts
 from fedaccord.data import partition
-from fedaccord.engine import states
+from fedaccord.engine import store_choice
 from fedaccord.engine import vectorize as vectorized
 from fedaccord.engine.faults import Faults, FaultyFleet
 from fedaccord.engine.fleet import LocalFleet
@@ -117,7 +117,7 @@ def _clients(
         def here(book: logbook.Logbook | None) -> LocalFleet:
             folder = book.directory.path if book else None
             setting, rounds = config.client_state, config.num_server_rounds
-            store = states.make_store(setting, config.strategy, task, rounds, folder, drawn)
+            store = store_choice.make_store(setting, config.strategy, task, rounds, folder, drawn)
             return LocalFleet(task, on_client, vectorize, store, task.device)
 
         yield here

@@ -13,12 +13,12 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedaccord.core.options import argument
 from fedaccord.core.vectors import Vector
-from fedaccord.federation.arguments import check_arguments
-from fedaccord.federation.client_evaluation import (
+from fedaccord.federation.app_evaluation import (
     AggregateMetrics,
     ClientEvaluation,
     weighted_means,
 )
+from fedaccord.federation.arguments import check_arguments
 from fedaccord.federation.fleet import MessageFleet
 from fedaccord.federation.method import Method
 from fedaccord.federation.metrics import measured, reported

@@ -10,8 +10,8 @@ import torch
 from fedaccord import simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.vectors import leaves
-from fedaccord.engine import states
-from fedaccord.engine.states import choose, make_store
+from fedaccord.engine import store_choice
+from fedaccord.engine.store_choice import choose, make_store
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.storage.in_process import FileStore, InProcessStore, PageStore
 from fedaccord.task import load_task
@@ -38,7 +38,7 @@ def strategy(**keys: Any) -> FederatedStrategy:
 def test_states_are_weighed_by_the_clients_that_are_visited(
     keys: dict[str, Any], clients: int, rounds: int, visited: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "free_memory", lambda: 1.0)
+    monkeypatch.setattr(store_choice, "free_memory", lambda: 1.0)
     choice = choose("auto", strategy(**keys), clients, rounds, 4000)
     kept = visited if strategy(**keys).cost.client else 0
     assert choice.size == 2 * kept * 4000
@@ -49,7 +49,7 @@ def test_states_are_weighed_by_the_clients_that_are_visited(
 def test_files_are_taken_where_states_take_more_than_half_of_what_is_free(
     free: float, on_disk: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "free_memory", lambda: free * GB)
+    monkeypatch.setattr(store_choice, "free_memory", lambda: free * GB)
     choice = choose("auto", strategy(), 1_000_000, 30, 4000)  # 0.24 GB
     assert choice.on_disk == on_disk
     where = "on disk" if on_disk else "in memory"
@@ -62,7 +62,7 @@ def test_files_are_taken_where_states_take_more_than_half_of_what_is_free(
     [("memory", "client states in memory: as set"), ("disk", "client states on disk: as set")],
 )
 def test_what_is_asked_is_done(asked: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "free_memory", lambda: 1.0)
+    monkeypatch.setattr(store_choice, "free_memory", lambda: 1.0)
     choice = choose(asked, strategy(), 1_000_000, 30, 4000)
     assert (choice.on_disk, str(choice)) == (asked == "disk", line)
 
@@ -73,7 +73,7 @@ def test_only_a_choice_of_files_that_nobody_asked_for_is_a_warning(
     task = load_task(RunConfig.make({}).task, num_clients=20)
     assert isinstance(make_store("disk", strategy(), task, 30, None), FileStore)
     assert type(make_store("auto", strategy(), task, 30, None)) is PageStore
-    monkeypatch.setattr(states, "free_memory", lambda: 1.0)
+    monkeypatch.setattr(store_choice, "free_memory", lambda: 1.0)
     assert isinstance(make_store("auto", strategy(), task, 30, None), FileStore)
     levels = [record.levelno for record in caplog.records]
     assert levels == [logging.INFO, logging.INFO, logging.WARNING]

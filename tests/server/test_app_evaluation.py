@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 from flwr.serverapp.strategy import Result
 
 from fedaccord.engine import quiet
-from fedaccord.federation.client_evaluation import weighted_means
+from fedaccord.federation.app_evaluation import weighted_means
 from fedaccord.strategies import AFedPD, FedAvg, Scaffold
 from fedaccord.wire.tensor_array import to_tensor
 from tests.grid import InProcessGrid
