@@ -152,7 +152,7 @@ class RunConfig:
                 chosen = values.get("algo", RunConfig.algo), values.get("optimizer")
                 raise hints.unknown(key, chosen, (*METHODS, *OPTIMIZERS), known)
         if method is not None:
-            values = {**values, **_settings_of(method)}
+            values = {**values, **settings_of(method)}
         flat = {key: _check(key, values.get(key, default(f)), f) for key, f in known.items()}
         return RunConfig(
             **_values(flat, RunConfig),
@@ -173,7 +173,7 @@ class RunConfig:
         """
         usual, reasons = defaults(), self.unread_keys()
         return [
-            f"{key}={_toml(value)} has no effect: {reasons[key]}"
+            f"{key}={toml(value)} has no effect: {reasons[key]}"
             for key, value in self.flat.items()
             if key in reasons and (key in given or value != usual[key])
         ]
@@ -241,7 +241,7 @@ def _optimizer(name: str, flat: Mapping[str, Any]) -> Optimizer | None:
     return kind(**values) if values else None
 
 
-def _settings_of(method: FederatedStrategy) -> dict[str, Any]:
+def settings_of(method: FederatedStrategy) -> dict[str, Any]:
     """The keys that make a method, with their values, if it is one of `METHODS`."""
     names = {kind: name for name, kind in METHODS.items()}
     found = {_key(f.name): getattr(method, f.name) for f in options(Settings)}
@@ -298,22 +298,6 @@ def paths(values: Mapping[str, Any]) -> list[str]:
     """The keys among ``values`` that hold a path, and are not empty."""
     known = {key: field.metadata for key, field in keys().items() if field.metadata["path"]}
     return [k for k, rule in known.items() if values.get(k) and values[k] not in rule["choices"]]
-
-
-def check_resumed(config: RunConfig, begun: Mapping[str, Any], method_alone: bool = False) -> None:
-    """Raise ValueError, which names the key, if a run cannot resume with other settings.
-
-    begun: those that it began with, as of `in_use`. method_alone: the others are not compared.
-    """
-    now, usual, fixed = in_use(config), defaults(), affecting("numbers")
-    compared = {"algo", *method_keys()} if method_alone else {*begun, *now}
-    for key in [key for key in {**begun, **now} if key in compared]:
-        before, after = begun.get(key, usual.get(key)), now.get(key, usual.get(key))
-        if (key in fixed or key not in usual) and before != after:
-            raise ValueError(
-                f"resume: expected {key}={_toml(before)}, as the run began with, got "
-                f"{_toml(after)}; do not change it, or begin another run"
-            )
 
 
 def resolved(config: RunConfig) -> dict[str, Any]:
@@ -390,11 +374,11 @@ def config_toml() -> str:
             lines += ["", f"[tool.flwr.app.config.{group}]"]
             table = group
         comment = meaning(field, allowed=allowed(key, field))
-        lines.append(f"{name} = {_toml(default(field))}  # {comment}")
+        lines.append(f"{name} = {toml(default(field))}  # {comment}")
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f'"{value}"' if isinstance(value, str) else repr(value)

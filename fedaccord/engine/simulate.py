@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedaccord import server_app
-from fedaccord.config import RunConfig, check_resumed, in_use, method_keys, task_keys
+from fedaccord.config import RunConfig, in_use, method_keys, task_keys
+from fedaccord.config import keys as known_keys
 from fedaccord.core.cohort import Cohorts
 from fedaccord.data import partition
 from fedaccord.engine import store_choice
@@ -35,6 +36,7 @@ from fedaccord.task import Clients, Task, load_task
 from fedaccord.task.batches import PAIRS, BatchFormat, Forward
 from fedaccord.task.losses import AUTO
 from fedaccord.task.solver import Loss
+from fedaccord.task.sources import SourceClients
 
 if TYPE_CHECKING:
     from fedaccord.engine.workers import WorkersFleet
@@ -278,10 +280,12 @@ def simulate(
             raise TypeError(f"{key}: {why}; leave it out")
 
     threads.check(config.threads)
+    by_functions = False
     if clients is not None:
         module = model if isinstance(model, str) else module_of(model, config.strategy.seed)
         task = own_task(config, clients, test, module, loss, BatchFormat(forward, targets))
-        if "batch-size" in given and getattr(task.clients, "by_functions", False):
+        by_functions = isinstance(task.clients, SourceClients) and task.clients.by_functions
+        if "batch-size" in given and by_functions:
             raise TypeError(
                 "batch-size: expected it without functions as clients, whose batches are used as "
                 "they are; leave it out"
@@ -311,10 +315,13 @@ def simulate(
         )
         state = None
         if found is not None:
-            # a strategy beside clients of one's own: the run may have named their data and model
-            alone = clients is not None and not isinstance(algo, str)
+            besides = {*({"fraction-train", "sampling"} if cohorts is not None else ())}
+            besides |= {"batch-size"} if by_functions else set()
+            if clients is not None and not isinstance(algo, str):
+                # the run may have named its data and model
+                besides |= known_keys().keys() - method_keys() - {"algo"}
             if isinstance(algo, str) or type(algo) in METHODS.values():
-                check_resumed(config, found.facts["settings"], method_alone=alone)
+                logbook.check_resumed(config, found.facts["settings"], besides)
             if found.number >= rounds:
                 raise logbook.is_done("resume", found.number, "rounds")
             logbook.check_states(config, found)

@@ -3,13 +3,13 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from fedaccord.config import RunConfig, check_resumed, in_use
+from fedaccord.config import RunConfig, affecting, defaults, in_use, keys, settings_of, toml
 from fedaccord.core.client_half import state_like
 from fedaccord.core.privacy import Privacy
 from fedaccord.core.rounds import RoundState
@@ -190,6 +190,26 @@ def _whereabouts(fleet: Fleet) -> str:
     if not isinstance(fleet, MessageFleet):
         return IN_PROCESS
     return SIMULATED if fleet.simulated else DEVICES
+
+
+def check_resumed(
+    config: RunConfig, begun: Mapping[str, Any], besides: Collection[str] = ()
+) -> None:
+    """Raise ValueError, which names the key, if a run cannot resume with other settings.
+
+    begun: those that it began with, as of `in_use`. besides: keys that are not compared.
+    """
+    now, usual, fixed = in_use(config), defaults(), affecting("numbers")
+    if begun.keys() <= keys().keys():  # not of an earlier version: with the values behind "auto"
+        begun = {**begun, **settings_of(RunConfig.make(begun).strategy)}
+        now |= settings_of(config.strategy)
+    for key in [key for key in {**begun, **now} if key not in besides]:
+        before, after = begun.get(key, usual.get(key)), now.get(key, usual.get(key))
+        if (key in fixed or key not in usual) and before != after:
+            raise ValueError(
+                f"resume: expected {key}={toml(before)}, as the run began with, got "
+                f"{toml(after)}; do not change it, or begin another run"
+            )
 
 
 def check_data(data: Mapping[str, int], facts: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import tomllib
 import zlib
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from torch import nn
 from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
 from fedaccord.federation.round import Round
+from fedaccord.federation.settings import Settings
 from fedaccord.runs import RunDirectory, status
 from fedaccord.runs.checkpoint import Checkpoints, DamagedError
 from fedaccord.runs.logbook import Logbook
-from fedaccord.strategies import METHODS, FedDyn, Scaffold
+from fedaccord.strategies import METHODS, FedDyn, RelaxedInit, Scaffold
 from fedaccord.task import load_task
 
 ROUNDS, STOP = 5, 3
@@ -557,6 +559,35 @@ def test_simulate_resumes_no_other_method(settings: dict[str, Any]) -> None:
     for other, line in ((FedDyn(**own), 'algo="scaffold"'), (Scaffold(**own, lr=0.2), r"lr=0\.1")):
         with pytest.raises(ValueError, match=f"^resume: expected {line}, as the run began with"):
             simulate(other, resume=directory.path, rounds=ROUNDS, **keys)
+
+
+@pytest.mark.parametrize("own_clients", [True, False])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_strategy_resumes_the_run_of_its_defaults(
+    name: str, own_clients: bool, settings: dict[str, Any]
+) -> None:
+    """The run's settings have "auto" for its plug-ins; cohorts replace the share of clients."""
+    config = make(settings | {"fraction-train": 1.0}, algo=name, name=f"{name}-{own_clients}")
+    directory = run(config.having("num-server-rounds", 1))
+    arguments: dict[str, Any] = {"rounds": 2, "resume": directory.path}
+    keys = ("dataset", "data-dir", "model", "num-clients", "partition")
+    arguments |= {key: settings[key] for key in keys}
+    if own_clients:
+        task = load_task(config.task, num_clients=4)
+        samples = [task.clients.samples(i) for i in range(4)]
+        clients = [(task.prepare(x, torch.float32), y) for x, y in samples]
+        arguments = {k: v for k, v in arguments.items() if k not in keys}
+        arguments |= {"clients": clients, "model": task.module}
+    made = config.strategy
+    kind: Any = type(made)
+    own = kind(**{f.name: getattr(made, f.name) for f in fields(Settings)})
+    assert simulate(own, **arguments).metrics["round"].tolist() == [2]
+    if not (own.all_clients or own.topology.is_decentralised):
+        few = replace(own, fraction_train=0.5)
+        simulate(few, participation=[[0, 1, 2, 3]] * 2, **arguments)
+    if name == "fedinit":
+        with pytest.raises(ValueError, match=r"^resume: expected relaxed-init\.beta=0\.1, as the"):
+            simulate(replace(own, plugins=(RelaxedInit(beta=0.02),)), **arguments)
 
 
 def test_checkpoints_refuse_nothing_that_they_wrote(tmp_path: Path) -> None:
