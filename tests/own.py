@@ -74,6 +74,28 @@ def broken(predictions: Tensor, targets: Tensor) -> Tensor:
     raise KeyError("no\nsuch thing")
 
 
+def in_a_row(predictions: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(predictions, targets)[None]
+
+
+def without_gradient(predictions: Tensor, targets: Tensor) -> Tensor:
+    return (predictions.argmax(1) != targets).float().mean()
+
+
+def gaussian(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Of means and log variances, two outputs for each target."""
+    mean, log_variance = predictions.chunk(2, 1)
+    return ((mean - targets).square() * (-log_variance).exp() + log_variance).mean()
+
+
+def two_outputs() -> nn.Module:
+    return nn.Linear(3, 2)
+
+
+def _hidden(predictions: Tensor, targets: Tensor) -> Tensor:
+    return is_right(predictions, targets)
+
+
 def f1(predictions: Tensor, targets: Tensor) -> Tensor:
     return is_right(predictions, targets)
 
@@ -105,6 +127,10 @@ def torch_datasets() -> Any:
 def mapping() -> Any:
     train, test = arrays()
     return {"train": train, "test": test, "classes": ["below", "above", "neither"]}
+
+
+def one_target() -> Any:
+    return [(x, x @ np.ones((3, 1), np.float32)) for x, _ in arrays()]
 
 
 def targets() -> Any:

@@ -245,7 +245,8 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]
             loaded = load_task(task, num_clients=clients)
             yield ok("partition", f"{task.partition}, {clients} clients")
         except (ValueError, FileNotFoundError) as error:
-            yield fail("partition", error)
+            key = str(error).partition(":")[0]
+            yield fail(key if key in ("loss", "metrics") else "partition", error)
             return facts
         try:
             loaded.model(settings.strategy.model_settings)

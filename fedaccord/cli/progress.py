@@ -94,9 +94,11 @@ def summary_table(algo: str, run: Path) -> Table:
     replies = summary["replies"] + summary["dropped"]
     table.add_row("replies dropped", f"{summary['dropped']} of {replies}")
     last = [key.removesuffix(metrics.LAST) for key in summary if key.endswith(metrics.LAST)]
+    own = metrics.own(last)
     for split in [split for split in metrics.SPLITS if f"{split}-loss" in last] or ["test"]:
         measured = metrics.named([f"{split}-<metric>"])
-        for name in [name for name in measured if name in last] or measured[:1]:
+        found = [name for name in measured if name in last]
+        for name in found or measured[: not own]:
             for end in (metrics.LAST, metrics.MEAN, metrics.BEST):
                 title = f"{metrics.METRIC[name].title}, {end[1:].replace('-', ' ')}"
                 table.add_row(title, value(name, end))
@@ -104,7 +106,7 @@ def summary_table(algo: str, run: Path) -> Table:
     for name in metrics.of_kind(metrics.EVALUATED):
         if name in last and name not in metrics.RANKED and "-loss" not in name:
             table.add_row(f"{metrics.METRIC[name].title}, last", value(name, metrics.LAST))
-    for name in metrics.own(last):
+    for name in own:
         table.add_row(f"{name.replace('-', ' ')}, last", value(name, metrics.LAST))
     if "dp" in summary:
         spent, privacy = summary["dp"]["epsilon"], summary["dp"]

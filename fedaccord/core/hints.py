@@ -60,7 +60,8 @@ def unknown(
         if not as_ours:
             table, dot, _ = key.partition(".")
             own = [k for k in known if dot and k.startswith(f"{table}.")]
-            same = [*difflib.get_close_matches(key, own, n=2, cutoff=0), *same]
+            near = difflib.get_close_matches(key, own, n=2, cutoff=0)
+            same = [*dict.fromkeys([*(k for k in same if k in own), *near, *same])]
     near = same or difflib.get_close_matches(key, read, n=3, cutoff=0.45)
     if not near:
         return UnknownKey(f"unknown key {key!r}; `fedaccord run --list-keys` lists the known ones")

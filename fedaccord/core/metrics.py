@@ -1,6 +1,7 @@
 """Metrics of a model's predictions, by name: sums over batches, and the value from the sums."""
 
 import math
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from fedaccord.core import named
 from fedaccord.core.options import did_you_mean
 from fedaccord.core.rounds import sum_dtype
 
+NAME = re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a metric, in messages
 SHARE = "0 to 1"  # a unit; people read it in percent
 
 
@@ -129,6 +131,11 @@ def select(names: str, of_classes: bool) -> dict[str, Metric]:
                 f"metrics: expected names among {', '.join(fitting)}, which fit {kind}, or "
                 f"{named.FORM}, got {name!r}{near}"
             )
+        if own and not NAME.fullmatch(own):
+            raise ValueError(
+                f"metrics: expected a function whose name begins with a letter and has at most 64, "
+                f"got {name!r}"
+            )
         if own in (*METRICS, "loss"):
             raise ValueError(
                 f"metrics: expected a function of another name, got {name!r}: {own!r} is taken"
@@ -175,8 +182,8 @@ def check_classes(predictions: Tensor, targets: Tensor) -> None:
     if predictions.shape[:-1] != targets.shape or predictions.shape[-1] < 2:
         raise ValueError(
             "model: expected scores (..., classes) of two or more classes for labels of shape "
-            f"{tuple(targets.shape)}, got {tuple(predictions.shape)}; give labels as (n,), or as "
-            "floats to predict numbers"
+            f"{tuple(targets.shape)}, got {tuple(predictions.shape)}; give labels as (n,), as "
+            "floats to predict numbers, or set metrics= to functions that read such outputs"
         )
 
 

@@ -124,6 +124,12 @@ def _clients(
 
         yield here
         return
+    for key, value in (("metrics", config.task.metrics), ("loss", config.task.loss)):
+        if "__main__:" in value:
+            raise ValueError(
+                f"{key}: expected functions of a module that workers can import, got {value!r}: "
+                "write them into a file, or set workers=0"
+            )
     try:
         from fedaccord.engine.workers import workers_fleet  # with Ray, which takes a second
     except ImportError as error:

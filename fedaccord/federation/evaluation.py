@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from fedaccord.core.metrics import METRICS, SHARE
+from fedaccord.core.metrics import METRICS, NAME, SHARE
 from fedaccord.core.options import listed
 from fedaccord.core.request import EvaluateRequest
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import Vector
 from fedaccord.federation.errors import FederationError, clean
-from fedaccord.federation.replies import MAX_LOSS, OWN_METRICS, OWN_NAME, unusual
+from fedaccord.federation.replies import MAX_LOSS, OWN_METRICS, unusual
 from fedaccord.federation.session import Session
 from fedaccord.wire.messages import EXAMPLES
 
@@ -137,7 +137,7 @@ def _checked(reply: Mapping[str, float], own_only: bool, most: int) -> dict[str,
     if not own_only and not (type(examples) is int and 0 < examples <= most):
         return f"expected {EXAMPLES} to be an integer from 0 to {most}, got {examples!r:.40}"
     found = {} if examples is None else {"evaluation-examples": examples}
-    names = [name for name in reply if name != EXAMPLES and OWN_NAME.fullmatch(name)]
+    names = [name for name in reply if name != EXAMPLES and NAME.fullmatch(name)]
     for name in names[:OWN_METRICS]:
         plain, value = name.removeprefix(PERSONAL), reply[name]
         low, high = RANGES.get(plain, (-LARGEST_METRIC, LARGEST_METRIC))

@@ -1,6 +1,5 @@
 """The replies of a round: accepted ones, and rejected ones with the reason in one line."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from fedaccord.core.cohort import Decoded, Reply, moved
+from fedaccord.core.metrics import NAME
 from fedaccord.core.options import listed
 from fedaccord.core.request import StateLost, TrainInstruction, TrainReply, TrainRequest
 from fedaccord.core.rounds import RoundState
@@ -19,7 +19,7 @@ from fedaccord.wire.records import check_like
 
 MAX_LOSS = 1e15  # above it a model has diverged
 MAX_SECONDS = 1e9  # of a local round
-OWN_METRICS, OWN_NAME = 32, re.compile(r"[A-Za-z][\w.-]{0,63}")  # of a foreign ClientApp
+OWN_METRICS = 32  # of a foreign ClientApp
 TAKEN = {  # written by the server
     *("round", "client", "status", "repair", "evaluation", "up-vectors", "up-bytes"),
     *("clock", "staleness"),
@@ -214,6 +214,6 @@ def _own(metrics: Mapping[str, Any]) -> dict[str, Any]:
     own = {
         name: value
         for name, value in metrics.items()
-        if isinstance(value, (int, float)) and OWN_NAME.fullmatch(name) and name not in TAKEN
+        if isinstance(value, (int, float)) and NAME.fullmatch(name) and name not in TAKEN
     }
     return dict(list(own.items())[:OWN_METRICS])

@@ -97,7 +97,9 @@ def of_kind(kind: str) -> list[str]:
 def own(columns: Iterable[str]) -> list[str]:
     """The metrics of the user's own functions, or ClientApp, among the columns of metrics.csv."""
     splits = tuple(f"{split}-" for split in (*SPLITS, "personal", "train"))
-    return [name for name in columns if name.startswith(splits) and name not in METRIC]
+    more = ("-broadcast", "-nodes", "-std")  # of the same functions
+    named = (name for name in columns if name.startswith(splits) and not name.endswith(more))
+    return [name for name in named if name not in METRIC]
 
 
 def best(metric: str) -> Callable[[Iterable[float]], Any]:

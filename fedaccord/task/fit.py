@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedaccord.core.metrics import check_classes
 from fedaccord.core.named import one_line
 from fedaccord.task.batches import describe
 from fedaccord.task.flat_model import FlatModel
@@ -34,14 +33,16 @@ def check_fit(
     if classes is not None:
         place = torch.device("cpu")
         wanted, targets = f"{classes} classes", torch.full(targets.shape, classes - 1)
-    predictions = None
+    predictions, known = None, next((name for name, it in LOSSES.items() if it is loss), "")
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             model.module.eval()
             predictions = forward(model, inputs, precision).to(place)
-            value = loss(predictions, targets)  # CUDA would not survive a wrong class
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            scores = predictions.detach().clone().requires_grad_(predictions.is_floating_point())
+            value = loss(scores, targets)  # CUDA would not survive a wrong class
     except Exception as error:  # the module's and the loss's own code may raise anything
-        if predictions is not None and loss not in LOSSES.values():
+        if predictions is not None and not known:
             raise ValueError(
                 f"loss: expected one that accepts predictions {tuple(predictions.shape)} and "
                 f"targets {tuple(targets.shape)} {targets.dtype}: {one_line(error)}"
@@ -56,24 +57,27 @@ def check_fit(
                 reason += f"; its inputs are {inputs.dtype}, as tokens: features must be floats"
         elif any(isinstance(part, tuple) for part in parts):  # collated lists
             form += " (of lists? make them tensors, as a dataset's with_format('torch'))"
+        of_loss = "" if predictions is None else f", with loss={known}"
         raise ValueError(
             f"model: expected one that accepts {form} and returns predictions for "
-            f"targets of {wanted}: {reason}"
+            f"targets of {wanted}{of_loss}: {reason}"
         ) from error
-    if not isinstance(value, Tensor) or value.numel() != 1:
+    if not isinstance(value, Tensor) or value.ndim:
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"loss: expected one number for a batch, in a tensor, got {got}")
+        raise ValueError(f"loss: expected one number for a batch, a tensor of (), got {got}")
+    if not value.requires_grad:
+        raise ValueError(
+            "loss: expected a number with a gradient by the predictions, got one without: compute "
+            "it from them in PyTorch, without detach, argmax or numbers of Python"
+        )
     return predictions
 
 
-def check_tests(predictions: Tensor, targets: Tensor, test: Any, loss: Loss) -> None:
-    """Raise ValueError, in one line, if test samples like these could not be scored.
+def check_tests(predictions: Tensor, test: Any, loss: Loss) -> None:
+    """Raise ValueError, in one line, for test labels without an output.
 
-    predictions, targets: of samples. test: as `labels_of` reads it.
+    predictions: of samples, as of `check_fit`. test: as `labels_of` reads it.
     """
-    if targets.is_floating_point():
-        return
-    check_classes(predictions, targets)
     labels = labels_of(test) if loss is F.cross_entropy else None
     if labels is not None and labels.max() >= (classes := predictions.shape[-1]):
         raise ValueError(

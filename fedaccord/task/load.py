@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedaccord.core import metrics
+from fedaccord.core import metrics, named
 from fedaccord.data import datasets
 from fedaccord.data.kind import Dataset
 from fedaccord.data.partition import partition as partition_labels
@@ -34,6 +34,8 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
         tokens = models.vocabulary_of(config.model, data.x_train, data.x_test)
         data = data._replace(vocabulary=tokens)
     measured = config.metrics or _usual_metric(data.classes)
+    if not config.metrics and not data.classes and named.PATH.fullmatch(config.loss):
+        measured = ""  # the outputs are perhaps not of the targets' shape
     metrics.select(measured, of_classes=data.classes > 0)
     x, y = data.x_train, data.y_train
     test = (data.x_test, data.y_test) if len(data.y_test) else None

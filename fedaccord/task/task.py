@@ -133,9 +133,9 @@ class Task:
         classes = arguments.get("classes")
         found = check_fit(model, inputs, targets, self.loss, classes, precision)
         if self.num_tests:
-            check_tests(found, targets, self.test, self.loss)
             for metric in select(self.metrics, not targets.is_floating_point()).values():
                 metric.sums(found, targets.to(found.device))
+            check_tests(found, self.test, self.loss)
 
     def fresh_model(self, settings: ModelSettings, device: torch.device | str) -> FlatModel:
         """A new model with the initial values."""

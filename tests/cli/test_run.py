@@ -112,7 +112,10 @@ def test_every_key_is_listed() -> None:
         ("algo=fedint", "did you mean 'fedinit'?"),
         ("model=lenet", "lenet"),  # takes no 8x8 images
         ("model=tests.own:narrow", "model: expected one that accepts inputs (n, ...) of (1, 8, 8)"),
-        ("model=tests.own:few_outputs", "targets of 10 classes: IndexError: Target"),
+        (
+            "model=tests.own:few_outputs",
+            "targets of 10 classes, with loss=cross-entropy: IndexError: Target",
+        ),
         ("local-parameters=heed.*", "names of trained parameters, 'heed.*' matches none; the"),
         ("min-replies=3", "min-replies: expected at most 2, the clients of a round (of 4"),
         ("num-clients=2000", "1438 samples for 2000 clients"),

@@ -1,17 +1,23 @@
 """Losses and metrics by name, by the targets, and as functions of the user's own."""
 
+import io
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from fedaccord import run, simulate
+from fedaccord.cli.progress import summary_table
 from fedaccord.core.metrics import select
 from fedaccord.task.losses import loss_of, mean_squared_error, sequence_cross_entropy
+from tests import own
 
 PLAIN: dict[str, Any] = {"clip_norm": None, "weight_decay": 0.0, "num_clients": 4, "rounds": 2}
 X, Y = torch.randn(20, 3), torch.randn(20, 1)
@@ -91,6 +97,10 @@ def test_its_sums_over_batches_are_the_mean_over_the_samples() -> None:
         ({"metrics": "tests.own:one_number"}, r"metrics: .* a tensor of shape \(2,\), got \(\)"),
         ({"metrics": "tests.own:no_tensor"}, r"metrics: .* a tensor of shape \(2,\), got float"),
         ({"metrics": "tests.own:f1"}, "metrics: .* another name, got 'tests.own:f1': 'f1' is tak"),
+        ({"loss": "tests.own:in_a_row"}, r"loss: expected one number .* of \(\), got \(1,\)"),
+        ({"loss": "tests.own:without_gradient"}, "loss: expected a number with a gradient"),
+        ({"loss": "mean-squared-error"}, "model: .* with loss=mean-squared-error: "),
+        ({"metrics": "tests.own:_hidden"}, "metrics: expected a function whose name begins with"),
         ({"metrics": "f1, f1"}, "metrics: expected different names, got 'f1, f1'"),
     ],
 )
@@ -101,6 +111,37 @@ def test_what_does_not_fit_is_one_line_before_a_run_directory_is_made(
         run("fedavg", num_server_rounds=1, out_dir=str(tmp_path), **settings)
     assert "\n" not in str(refused.value)
     assert not [*tmp_path.iterdir()]
+
+
+def test_functions_of_a_notebook_are_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "score", own.is_right, raising=False)
+    row = simulate("fedavg", metrics="accuracy, __main__:score", **PLAIN).metrics.iloc[-1]
+    assert row["test-score"] == pytest.approx(row["test-accuracy"], rel=1e-12)
+    with pytest.raises(ValueError, match=r"^metrics: expected functions of a module that workers"):
+        simulate("fedavg", metrics="__main__:score", workers=2, **PLAIN)
+
+
+def test_a_loss_of_other_outputs_than_the_usual_metric_has_none() -> None:
+    keys: dict[str, Any] = {"dataset": "tests.own:one_target", "model": "tests.own:two_outputs"}
+    keys |= {"loss": "tests.own:gaussian", "partition": "iid", "num_clients": 2}
+    columns = simulate("fedavg", rounds=1, local_steps=1, **keys).metrics.columns
+    assert "test-loss" in columns
+    assert "test-mae" not in columns
+
+
+def test_the_table_at_the_end_has_own_metrics_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run(
+        "fedavg", num_server_rounds=1, out_dir=str(tmp_path), metrics="tests.own:brier", threads=1
+    )
+    summary = json.loads((path / "summary.json").read_text())
+    assert 0 < summary["test-brier-last"] < 2
+    console = Console(width=100, file=io.StringIO())
+    console.print(summary_table("fedavg", path))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "test brier, last" in text
+    assert "accuracy" not in text
 
 
 def test_numbers_in_a_row_for_outputs_in_a_column() -> None:
