@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from fedaccord.config import RunConfig
     from fedaccord.data.kind import Facts
+    from fedaccord.task import Task
 
 
 def doctor(
@@ -203,22 +204,26 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
     except ValueError as error:
         yield fail("settings", error)
         return
-    facts = yield from _check_data(settings)
+    facts, loaded = yield from _check_data(settings)
     if facts is None:
         return
-    vector = yield from _check_model(settings, facts)
+    vector = yield from _check_model(settings, facts, loaded)
     if vector is not None:
         yield from _check_memory(settings, vector, facts.size)
 
 
-def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]:
-    """Facts of the data without decoding it; None: unknown. A function is called."""
+def _check_data(
+    settings: "RunConfig",
+) -> Generator[Check, None, "tuple[Facts | None, Task | None]"]:
+    """Facts of the data without decoding it, None: unknown, and the task of decoded data. A
+    function is called."""
     from fedaccord.data import datasets
     from fedaccord.data.function import FUNCTION
     from fedaccord.data.kind import Facts
     from fedaccord.task import load_task
 
     task, clients, data = settings.task, settings.num_clients, None
+    loaded: Task | None = None
     kind = datasets.kind_of(task.dataset)
     facts, find = kind.facts, datasets.load if kind is FUNCTION else datasets.cached
     try:
@@ -226,17 +231,17 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]
     except FileNotFoundError as error:
         yield warn("data", "to be fetched") if task.download and facts else fail("data", error)
         if facts is None:
-            return None
+            return None, None
     except ValueError as error:
         yield fail("data", error)
-        return None
+        return None, None
     if data:
         arrays = (data.x_train, data.y_train, data.x_test, data.y_test)
         shape, samples = tuple(data.x_train.shape[1:]), len(data.y_train)
         facts = Facts(shape, data.classes, samples, sum(x.nbytes for x in arrays))
     if facts is None:
         yield warn("data", f"{task.dataset}: unknown until it is decoded; run once to check it")
-        return None
+        return None, None
     where = "decoded" if data else "not decoded yet"
     words = f"{task.dataset}, {facts.samples:,} training samples, {size(facts.size)}, {where}"
     yield ok("data size", words)
@@ -247,19 +252,21 @@ def _check_data(settings: "RunConfig") -> Generator[Check, None, "Facts | None"]
         except (ValueError, FileNotFoundError) as error:
             key = str(error).partition(":")[0]
             yield fail(key if key in ("loss", "metrics") else "partition", error)
-            return facts
+            return facts, None
         try:
             loaded.model(settings.strategy.model_settings)
         except ValueError as error:
             yield fail("model", error)
-            return None
+            return None, None
     elif clients > facts.samples and task.partition != "file" and not task.samples_per_client:
         words = f"{clients:,} clients for {facts.samples:,} samples"
         yield fail("partition", f"{words}; use fewer clients, or set samples-per-client")
-    return facts
+    return facts, loaded
 
 
-def _check_model(settings: "RunConfig", facts: "Facts") -> Generator[Check, None, int | None]:
+def _check_model(
+    settings: "RunConfig", facts: "Facts", loaded: "Task | None"
+) -> Generator[Check, None, int | None]:
     """Bytes of a vector of d; None if the model does not fit the data."""
     import torch
 
@@ -267,7 +274,11 @@ def _check_model(settings: "RunConfig", facts: "Facts") -> Generator[Check, None
 
     task = settings.task
     try:
-        module = models.build(task.model, facts.shape, facts.classes, stem=task.stem)
+        if loaded:
+            module, (inputs, _) = loaded.module(), loaded.example(1, torch.float32)
+        else:
+            module = models.build(task.model, facts.shape, facts.classes, stem=task.stem)
+            inputs = torch.zeros(1, *facts.shape)
     except ValueError as error:
         yield fail("model", error)
         return None
@@ -277,7 +288,7 @@ def _check_model(settings: "RunConfig", facts: "Facts") -> Generator[Check, None
     yield ok("model", words)
     # with batch-size=0 a client is one batch
     batch = settings.strategy.batch_size or facts.samples // settings.num_clients
-    used = threads.choose(settings.threads, module, torch.zeros(1, *facts.shape), batch)
+    used = threads.choose(settings.threads, module, inputs, batch)
     yield ok("threads", str(used))
     return vector
 

@@ -63,5 +63,5 @@ def _evaluate(run: Path, more: dict[str, Any], model_file: str) -> dict[str, flo
         values = task.evaluate(w, model, buffers=buffers)
         if settings.eval_train:
             train = task.evaluate_train(w, model, 1, buffers)
-            values |= {"train-accuracy": train["train-accuracy"]}
+            values |= {name: v for name, v in train.items() if "loss" not in name}
     return values

@@ -49,7 +49,10 @@ class Display:
         self.heading = []
         self.number, self.replies = round.number, 0
         general = (f"{split}-<metric>" for split in (*metrics.SPLITS, "personal"))
-        for name in ("train-loss", *metrics.named(general), *metrics.own(round.metrics)):
+        measured = [
+            n for n in (*metrics.named(general), *metrics.own(round.metrics)) if n in round.metrics
+        ]
+        for name in ("train-loss", *(measured or ["test-loss", "client-loss"])):
             if name in round.metrics:
                 form = ".2%" if metrics.is_share(name) else ".5g"
                 text = f"{name.replace('-', ' ')} {round.metrics[name]:{form}}"
@@ -94,11 +97,10 @@ def summary_table(algo: str, run: Path) -> Table:
     replies = summary["replies"] + summary["dropped"]
     table.add_row("replies dropped", f"{summary['dropped']} of {replies}")
     last = [key.removesuffix(metrics.LAST) for key in summary if key.endswith(metrics.LAST)]
-    own = metrics.own(last)
     for split in [split for split in metrics.SPLITS if f"{split}-loss" in last] or ["test"]:
         measured = metrics.named([f"{split}-<metric>"])
         found = [name for name in measured if name in last]
-        for name in found or measured[: not own]:
+        for name in found or measured[: f"{split}-loss" not in last]:
             for end in (metrics.LAST, metrics.MEAN, metrics.BEST):
                 title = f"{metrics.METRIC[name].title}, {end[1:].replace('-', ' ')}"
                 table.add_row(title, value(name, end))
@@ -106,7 +108,7 @@ def summary_table(algo: str, run: Path) -> Table:
     for name in metrics.of_kind(metrics.EVALUATED):
         if name in last and name not in metrics.RANKED and "-loss" not in name:
             table.add_row(f"{metrics.METRIC[name].title}, last", value(name, metrics.LAST))
-    for name in own:
+    for name in metrics.own(last):
         table.add_row(f"{name.replace('-', ' ')}, last", value(name, metrics.LAST))
     if "dp" in summary:
         spent, privacy = summary["dp"]["epsilon"], summary["dp"]

@@ -124,7 +124,8 @@ def _clients(
 
         yield here
         return
-    for key, value in (("metrics", config.task.metrics), ("loss", config.task.loss)):
+    loss = config.task.loss if load else ""  # else workers are sent the function
+    for key, value in (("metrics", config.task.metrics), ("loss", loss)):
         if "__main__:" in value:
             raise ValueError(
                 f"{key}: expected functions of a module that workers can import, got {value!r}: "

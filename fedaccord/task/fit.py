@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedaccord.core.metrics import check_alike
 from fedaccord.core.named import one_line
 from fedaccord.task.batches import describe
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.losses import LOSSES
+from fedaccord.task.losses import LOSSES, mean_squared_error
 from fedaccord.task.solver import Loss, forward
 from fedaccord.task.sources import labels_of
 
@@ -33,37 +34,34 @@ def check_fit(
     if classes is not None:
         place = torch.device("cpu")
         wanted, targets = f"{classes} classes", torch.full(targets.shape, classes - 1)
-    predictions, known = None, next((name for name, it in LOSSES.items() if it is loss), "")
+    line = f"model: expected one that accepts {_form(inputs)} and returns predictions for targets"
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             model.module.eval()
             predictions = forward(model, inputs, precision).to(place)
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            scores = predictions.detach().clone().requires_grad_(predictions.is_floating_point())
-            value = loss(scores, targets)  # CUDA would not survive a wrong class
-    except Exception as error:  # the module's and the loss's own code may raise anything
-        if predictions is not None and not known:
-            raise ValueError(
-                f"loss: expected one that accepts predictions {tuple(predictions.shape)} and "
-                f"targets {tuple(targets.shape)} {targets.dtype}: {one_line(error)}"
-            ) from error
+    except Exception as error:  # the module's own code may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         reason += "; try precision=float32" if precision == "bfloat16" else ""
-        form = describe(inputs)
-        parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
-        if isinstance(inputs, Tensor):
-            form = f"inputs (n, ...) of {tuple(inputs.shape[1:])}"
-            if not inputs.is_floating_point():
-                reason += f"; its inputs are {inputs.dtype}, as tokens: features must be floats"
-        elif any(isinstance(part, tuple) for part in parts):  # collated lists
-            form += " (of lists? make them tensors, as a dataset's with_format('torch'))"
-        of_loss = "" if predictions is None else f", with loss={known}"
+        if isinstance(inputs, Tensor) and not inputs.is_floating_point():
+            reason += f"; its inputs are {inputs.dtype}, as tokens: features must be floats"
+        raise ValueError(f"{line} of {wanted}: {reason}") from error
+    in_a_row = predictions.numel() == targets.numel()  # (n,) beside (n, 1) is broadcast to (n, n)
+    if targets.is_floating_point() and (in_a_row or loss is mean_squared_error):
+        check_alike(predictions, targets)
+    try:
+        value = _loss(loss, predictions, targets)
+    except Exception as error:  # so may the loss's
+        known = next((name for name, it in LOSSES.items() if it is loss), "")
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if known:
+            raise ValueError(f"{line} of {wanted}, with loss={known}: {reason}") from error
         raise ValueError(
-            f"model: expected one that accepts {form} and returns predictions for "
-            f"targets of {wanted}{of_loss}: {reason}"
+            f"loss: expected one that accepts predictions {tuple(predictions.shape)} and targets "
+            f"{tuple(targets.shape)} {targets.dtype}: {one_line(error)}"
         ) from error
-    if not isinstance(value, Tensor) or value.ndim:
-        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
+        got = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        got += f" {value.dtype}" if isinstance(value, Tensor) and not value.ndim else ""
         raise ValueError(f"loss: expected one number for a batch, a tensor of (), got {got}")
     if not value.requires_grad:
         raise ValueError(
@@ -71,6 +69,28 @@ def check_fit(
             "it from them in PyTorch, without detach, argmax or numbers of Python"
         )
     return predictions
+
+
+def _loss(loss: Loss, predictions: Tensor, targets: Tensor) -> Any:
+    """What it returns, with a gradient. Raises TypeError if it changes an argument."""
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        leaf = predictions.detach().clone().requires_grad_(predictions.is_floating_point())
+        scores = leaf.clone()
+        before = scores._version, targets._version
+        value = loss(scores, targets)  # CUDA would not survive a wrong class
+        if before != (scores._version, targets._version):
+            raise TypeError("it changes its arguments in place; copy them")
+    return value
+
+
+def _form(inputs: Any) -> str:
+    if isinstance(inputs, Tensor):
+        return f"inputs (n, ...) of {tuple(inputs.shape[1:])}"
+    parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    if any(isinstance(part, tuple) for part in parts):  # collated lists
+        advice = " (of lists? make them tensors, as a dataset's with_format('torch'))"
+        return describe(inputs) + advice
+    return describe(inputs)
 
 
 def check_tests(predictions: Tensor, test: Any, loss: Loss) -> None:

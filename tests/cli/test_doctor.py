@@ -101,6 +101,19 @@ OWN = ("dataset=tests.own:arrays", "num-clients=2", "partition=iid")
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ["dataset=tests.own:one_target", "model=linear"],
+        ["dataset=tests.own:tokens", "model=transformer"],
+    ],
+)
+def test_numbers_and_tokens_of_ones_own_fit(tmp_path: Path, words: list[str]) -> None:
+    code, lines = doctor(*words, *OWN[1:], FEDACCORD_CACHE=str(tmp_path))
+    assert code == 0
+    assert lines["model"].startswith("ok ")
+
+
+@pytest.mark.parametrize(
     ("words", "subject", "message"),
     [
         (["lr=-1"], "settings", "fail lr: expected above 0"),

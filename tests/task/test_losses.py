@@ -98,6 +98,8 @@ def test_its_sums_over_batches_are_the_mean_over_the_samples() -> None:
         ({"metrics": "tests.own:no_tensor"}, r"metrics: .* a tensor of shape \(2,\), got float"),
         ({"metrics": "tests.own:f1"}, "metrics: .* another name, got 'tests.own:f1': 'f1' is tak"),
         ({"loss": "tests.own:in_a_row"}, r"loss: expected one number .* of \(\), got \(1,\)"),
+        ({"loss": "tests.own:in_place"}, "loss: .*TypeError: it changes its arguments in place"),
+        ({"metrics": "tests.own:in_place"}, "metrics: .*TypeError: it changes its arguments in pl"),
         ({"loss": "tests.own:without_gradient"}, "loss: expected a number with a gradient"),
         ({"loss": "mean-squared-error"}, "model: .* with loss=mean-squared-error: "),
         ({"metrics": "tests.own:_hidden"}, "metrics: expected a function whose name begins with"),
@@ -144,10 +146,9 @@ def test_the_table_at_the_end_has_own_metrics_and_no_others(
     assert "accuracy" not in text
 
 
-def test_numbers_in_a_row_for_outputs_in_a_column() -> None:
-    """PyTorch would broadcast them to a square."""
-    clients = [(X, Y[:, 0])]
-    with pytest.raises(
-        ValueError, match=r"targets' shape \(2,\), got \(2, 1\); give targets as \(n, 1\)"
-    ):
-        simulate("fedavg", clients=clients, model=nn.Linear(3, 1), rounds=1)
+@pytest.mark.parametrize("loss", ["auto", own.huber])
+def test_numbers_in_a_row_for_outputs_in_a_column(loss: Any) -> None:
+    """PyTorch would make (n, n) of (n, 1) - (n,), and the model learn nothing."""
+    line = r"^model: .* targets' shape \(2,\), got \(2, 1\); give targets as \(n, 1\)$"
+    with pytest.raises(ValueError, match=line):
+        simulate("fedavg", clients=[(X, Y[:, 0])], model=nn.Linear(3, 1), loss=loss, rounds=1)
