@@ -183,6 +183,11 @@ class Plan:
             first = key.partition(".")[0]
             if first in METHODS and first not in self.methods:
                 raise ValueError(f"[space] {key}: {first} is not among the methods of the sweep")
+        if "loss" in self.space and "loss" in self.options.metric:
+            raise ValueError(
+                f"[sweep] metric={self.options.metric}: expected another metric than the loss, "
+                "which [space] varies, as accuracy-last or mae-last"
+            )
         for method in self.methods:
             every = []
             if self.options.search != "grid":

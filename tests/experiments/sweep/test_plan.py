@@ -39,6 +39,13 @@ PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
             {"run": {"evaluation": "clients"}},
             r"metric=accuracy-mean-of-last-10: expected .*, or metric=\"client-accuracy-mean",
         ),
+        (
+            {
+                "sweep": {"metric": "loss-last"},
+                "space": {"algo": ["fedavg"], "loss": ["auto", "tests.own:doubled"]},
+            },
+            r"\[sweep\] metric=loss-last: expected another metric than the loss, which \[space\]",
+        ),
         ({"sweep": {"metric": "accuracy-at-x"}}, r"as accuracy-at-3600, got 'accuracy-at-x'"),
         (
             {"sweep": {"metric": "accuracy-at-60"}},
