@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MAX, SHARE = "max", "0 to 1"
+MAX, SHARE, LOSS = "max", "0 to 1", "of the loss (nats)"  # the last two are units
 NAMED: dict[str, dict[str, Any]] = tomllib.loads(  # not imported from core, which loads PyTorch
     Path(__file__).parents[1].joinpath("core", "metrics.toml").read_text(encoding="utf-8")
 )
@@ -109,6 +109,10 @@ def best(metric: str) -> Callable[[Iterable[float]], Any]:
 
 def is_share(metric: str) -> bool:
     return metric in METRIC and METRIC[metric].unit in (SHARE, DIFFERENCE)
+
+
+def is_loss(metric: str) -> bool:
+    return metric in METRIC and METRIC[metric].unit == LOSS
 
 
 def metric_of(key: str) -> str:

@@ -17,7 +17,7 @@ from fedaccord.data.datasets import kind_of
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.space import Choices, Space, Values
 from fedaccord.runs import flatten
-from fedaccord.runs.metrics import AT, is_share, metric_of
+from fedaccord.runs.metrics import AT, is_loss, is_share, metric_of
 from fedaccord.storage.files import contents
 from fedaccord.strategies import METHODS
 
@@ -183,9 +183,11 @@ class Plan:
             first = key.partition(".")[0]
             if first in METHODS and first not in self.methods:
                 raise ValueError(f"[space] {key}: {first} is not among the methods of the sweep")
-        if "loss" in self.space and "loss" in self.options.metric:
+        metric = self.options.metric
+        measured = metric_of(metric) or metric_of(f"test-{metric}")
+        if self.space.get("loss") and is_loss(measured):
             raise ValueError(
-                f"[sweep] metric={self.options.metric}: expected another metric than the loss, "
+                f"[sweep] metric={metric}: expected another metric than the loss, "
                 "which [space] varies, as accuracy-last or mae-last"
             )
         for method in self.methods:
