@@ -42,6 +42,7 @@ TUNED = {  # sweeps that tune every method; the columns of FedInit's Table 1 wit
     "tuned-200": "5%-200/dir-0.1",
     "tuned-200-06": "5%-200/dir-0.6",
     "full-length": "10%-100/dir-0.1",
+    "full-length-06": "10%-100/dir-0.6",
     "full-length-200": "5%-200/dir-0.1",
     "full-length-200-06": "5%-200/dir-0.6",
     "tuned-cifar10": "10%-100/dir-0.1",
