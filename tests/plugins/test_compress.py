@@ -310,6 +310,13 @@ def test_what_does_not_fit_is_one_line(settings: dict[str, Any], line: str) -> N
     assert "\n" not in str(error.value)
 
 
+def fitted(algo: str, settings: dict[str, Any]) -> Compress:
+    """The plug-in as the method has it."""
+    made = RunConfig.make({"algo": algo} | settings).strategy
+    (plugin,) = (p for p in made.active_plugins if isinstance(p, Compress))
+    return plugin
+
+
 @pytest.mark.parametrize(
     ("algo", "settings", "expected"),
     [
@@ -326,9 +333,7 @@ def test_what_does_not_fit_is_one_line(settings: dict[str, Any], line: str) -> N
 def test_error_feedback_is_for_methods_without_memory(
     algo: str, settings: dict[str, Any], expected: str
 ) -> None:
-    made = RunConfig.make({"algo": algo, "compress.method": "topk"} | settings).strategy
-    (plugin,) = (p for p in made.active_plugins if isinstance(p, Compress))
-    assert plugin.error_feedback == expected
+    assert fitted(algo, {"compress.method": "topk"} | settings).error_feedback == expected
 
 
 @pytest.mark.parametrize(
@@ -346,9 +351,7 @@ def test_error_feedback_is_for_methods_without_memory(
 def test_rand_k_is_scaled_where_nothing_corrects_its_error(
     algo: str, settings: dict[str, Any], scaled: bool
 ) -> None:
-    made = RunConfig.make({"algo": algo, "compress.method": "randk"} | settings).strategy
-    (plugin,) = (p for p in made.active_plugins if isinstance(p, Compress))
-    assert plugin.scaled == scaled
+    assert fitted(algo, {"compress.method": "randk"} | settings).scaled == scaled
 
 
 @pytest.mark.parametrize(
