@@ -84,6 +84,15 @@ def call(key: str, path: str, offered: Mapping[str, Any]) -> Any:
         raise ValueError(f"{key}: {path} failed: {one_line(error)}") from error
 
 
+def call_unchanged(function: Any, *tensors: Any) -> Any:
+    """The function's value. Raises TypeError if it changes one of the tensors in place."""
+    before = [tensor._version for tensor in tensors]
+    value = function(*tensors)
+    if before != [tensor._version for tensor in tensors]:
+        raise TypeError("it changes its arguments in place; copy them")
+    return value
+
+
 def one_line(error: Exception) -> str:
     """Type, text and place of an error in the user's code."""
     text = " ".join(str(error).split())[:300]

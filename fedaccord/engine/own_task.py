@@ -56,7 +56,7 @@ def own_task(
     )
     settings = config.strategy.model_settings
     _, targets = task.example(1, dtype_of(settings.precision))
-    task.loss = loss_of(loss, targets) if isinstance(loss, str) else loss
+    task.loss = loss_of(loss, targets)
     if task.loss is F.cross_entropy:
         for i in range(len(samples)):
             _check_labels(f"clients: client {i}", samples.labels(i))

@@ -138,7 +138,7 @@ class CohortSolver:
             leaves = [view.requires_grad_() for view in views(point.detach())]
             try:
                 losses = self._losses(self._predictions(leaves, inputs).to(g.dtype), targets)
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:  # of vmap, and of an `OwnLoss`
                 raise NotImplementedError(
                     "expected a model and a loss that many clients can share a call of, got "
                     f"{type(self.model.module).__name__}: {str(error).splitlines()[0]}; "

@@ -1,5 +1,8 @@
 """Losses by name and by the form of the targets; each is a mean over the samples of a batch."""
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -10,17 +13,53 @@ from fedaccord.task.solver import Loss
 AUTO = "auto"
 
 
-def loss_of(name: str, targets: Tensor) -> Loss:
+def loss_of(loss: str | Loss, targets: Tensor) -> Loss:
     """The loss of a setting: a name, or ``package.module:function``; auto: `usual_loss`.
 
-    Raises ValueError, in one line, if the function cannot be imported.
+    A function of the user's own, also one that is not in a setting, becomes an `OwnLoss`. Raises
+    ValueError, in one line, if it cannot be imported.
     """
-    if name == AUTO:
+    if not isinstance(loss, str):
+        name = getattr(loss, "__name__", type(loss).__name__)
+        return loss if loss in LOSSES.values() else OwnLoss(loss, name)
+    if loss == AUTO:
         return usual_loss(targets)
-    if name in LOSSES:
-        return LOSSES[name]
-    found: Loss = named.function("loss", name)
-    return found
+    return LOSSES.get(loss) or OwnLoss(named.function("loss", loss), loss)
+
+
+@dataclass(frozen=True)
+class OwnLoss:
+    """A function of the user's own, (predictions, targets) -> a tensor of ().
+
+    Raises ValueError, in one line, if it fails, changes an argument, or returns something else; if
+    the predictions have a gradient, the value must have one.
+    """
+
+    function: Loss
+    name: str
+
+    def __call__(self, predictions: Tensor, targets: Tensor) -> Tensor:
+        try:
+            value = named.call_unchanged(self.function, predictions, targets)
+        except Exception as error:  # the user's own code may raise anything
+            raise ValueError(
+                f"loss: {self.name} failed for predictions {tuple(predictions.shape)} and targets "
+                f"{tuple(targets.shape)} {targets.dtype}: {named.one_line(error)}"
+            ) from error
+        if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
+            got = f"{tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            got += f" {value.dtype}" if isinstance(value, Tensor) and not value.ndim else ""
+            raise ValueError(
+                f"loss: expected {self.name} to return one number for a batch, a tensor of (), "
+                f"got {got}"
+            )
+        if torch.is_grad_enabled() and predictions.requires_grad and not value.requires_grad:
+            raise ValueError(
+                f"loss: expected {self.name} to return a number with a gradient by the "
+                "predictions, got one without: compute it from them in PyTorch, without detach, "
+                "argmax or numbers of Python"
+            )
+        return value
 
 
 def usual_loss(targets: Tensor) -> Loss:

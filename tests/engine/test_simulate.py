@@ -338,7 +338,7 @@ def test_a_model_by_name_fits_the_clients_tensors() -> None:
         ),
         (
             {"loss": lambda p, y: p - y},
-            "loss: expected one number for a batch, a tensor of (), got (2, 1)",
+            "loss: expected <lambda> to return one number for a batch, a tensor of (), got (2, 1)",
         ),
         ({"clients": []}, "num-clients: expected at least 1, got 0"),
         ({"test": (torch.ones(3, 5), torch.ones(2, 1))}, "test: expected equally many"),

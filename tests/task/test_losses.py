@@ -2,6 +2,8 @@
 
 import io
 import json
+import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,19 +11,23 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from fedaccord import run, simulate
 from fedaccord.cli.progress import summary_table
 from fedaccord.core.metrics import select
+from fedaccord.federation.errors import FederationError
 from fedaccord.task.losses import loss_of, mean_squared_error, sequence_cross_entropy
+from fedaccord.task.solver import Loss
 from tests import own
 
 PLAIN: dict[str, Any] = {"clip_norm": None, "weight_decay": 0.0, "num_clients": 4, "rounds": 2}
+SMALL: dict[str, Any] = {"rounds": 1, "local_steps": 1, "batch_size": 0}
 X, Y = torch.randn(20, 3), torch.randn(20, 1)
 CLASSES = torch.arange(20) % 3
+SMALL |= {"clients": [(X, CLASSES)] * 2, "test": (X, CLASSES), "model": nn.Linear(3, 3)}
 
 
 def test_auto_reads_the_targets() -> None:
@@ -87,20 +93,26 @@ def test_its_sums_over_batches_are_the_mean_over_the_samples() -> None:
         ({"loss": "tests.own:np"}, "loss: expected a function, tests.own:np is a module"),
         (
             {"loss": "tests.own:broken"},
-            r"loss: expected .* \(2,\) torch.int64: KeyError: .no.*own.py",
+            r"loss: tests.own:broken failed for .* \(2,\) torch.int64: KeyError: .no.*own.py",
         ),
-        ({"loss": "tests.own:no_tensor"}, "loss: expected one number for a batch, .* got float"),
-        ({"loss": "tests.own:is_right"}, r"loss: expected one number for a batch, .* got \(2,\)"),
+        ({"loss": "tests.own:no_tensor"}, "loss: expected .* one number for a batch, .* got float"),
+        (
+            {"loss": "tests.own:is_right"},
+            r"loss: expected .* one number for a batch, .* got \(2,\)",
+        ),
         ({"metrics": "briar"}, "metrics: expected names among accuracy, .*, or package.module:fun"),
         ({"metrics": "tests.own:nowhere"}, "metrics: expected a function of tests.own, it has no"),
         ({"metrics": "tests.own:broken"}, "metrics: tests.own:broken failed: KeyError: .no"),
         ({"metrics": "tests.own:one_number"}, r"metrics: .* a tensor of shape \(2,\), got \(\)"),
         ({"metrics": "tests.own:no_tensor"}, r"metrics: .* a tensor of shape \(2,\), got float"),
         ({"metrics": "tests.own:f1"}, "metrics: .* another name, got 'tests.own:f1': 'f1' is tak"),
-        ({"loss": "tests.own:in_a_row"}, r"loss: expected one number .* of \(\), got \(1,\)"),
+        ({"loss": "tests.own:in_a_row"}, r"loss: expected .* one number .* of \(\), got \(1,\)"),
         ({"loss": "tests.own:in_place"}, "loss: .*TypeError: it changes its arguments in place"),
         ({"metrics": "tests.own:in_place"}, "metrics: .*TypeError: it changes its arguments in pl"),
-        ({"loss": "tests.own:without_gradient"}, "loss: expected a number with a gradient"),
+        (
+            {"loss": "tests.own:without_gradient"},
+            "loss: expected .* to return a number with a gradient",
+        ),
         ({"loss": "mean-squared-error"}, "model: .* with loss=mean-squared-error: "),
         ({"metrics": "tests.own:_hidden"}, "metrics: expected a function whose name begins with"),
         ({"metrics": "f1, f1"}, "metrics: expected different names, got 'f1, f1'"),
@@ -113,6 +125,38 @@ def test_what_does_not_fit_is_one_line_before_a_run_directory_is_made(
         run("fedavg", num_server_rounds=1, out_dir=str(tmp_path), **settings)
     assert "\n" not in str(refused.value)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("vectorize", ["off", "on"])
+@pytest.mark.parametrize("function", [own.broken, own.no_tensor, own.is_right, own.detached])
+def test_a_loss_that_fails_in_a_later_batch_is_named(
+    function: Loss, vectorize: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def late(predictions: Tensor, targets: Tensor) -> Tensor:
+        first = len(targets) == 2 or not torch.is_grad_enabled()
+        return own.doubled(predictions, targets) if first else function(predictions, targets)
+
+    with pytest.raises(FederationError, match="none of 1 rounds counted"):
+        simulate("fedavg", loss=late, vectorize=vectorize, **SMALL)
+    assert re.search(
+        r"ValueError: loss: .*late .*(KeyError|got float|got \(20,\)|without)", caplog.text
+    )
+
+
+@pytest.mark.parametrize("function", [own.broken, own.no_tensor, own.is_right])
+def test_a_loss_that_fails_in_an_evaluation_is_named(function: Loss) -> None:
+    def late(predictions: Tensor, targets: Tensor) -> Tensor:
+        first = torch.is_grad_enabled()
+        return own.doubled(predictions, targets) if first else function(predictions, targets)
+
+    with pytest.raises(ValueError, match=r"^loss: .*late .*(KeyError|got float|got \(20,\))"):
+        simulate("fedavg", loss=late, **SMALL)
+
+
+def test_a_loss_that_is_nan_has_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(FederationError):
+        simulate("fedavg", loss=lambda p, y: math.nan * p.sum(), **SMALL)
+    assert "is NaN for predictions of the untrained" in caplog.text
 
 
 def test_functions_of_a_notebook_are_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
