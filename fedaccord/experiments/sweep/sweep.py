@@ -28,6 +28,7 @@ from fedaccord.experiments.sweep.trial import (
     Job,
     Row,
     Workers,
+    check_measured,
     check_names,
     check_run,
     forget_checkpoints,
@@ -174,6 +175,7 @@ class Sweep:
 
     def _report(self, job: Job, row: Row, found: bool = False) -> None:
         """Each rung of a trial once."""
+        check_measured(job, row)
         before = self.reported.get(job.name, 0)
         if job.rounds > before:
             self.reported[job.name] = job.rounds

@@ -115,6 +115,19 @@ def execute(job: Job) -> Row:
     return row | _at_seconds(job)
 
 
+def check_measured(job: Job, row: Row) -> None:
+    """Raises ValueError, in one line, if a completed trial did not measure the metric that ranks it
+    on validation samples."""
+    found = sorted({metrics.metric_of(key) for key in row} - {""})
+    ranking = metrics.metric_of(column(job.metric, "validation"))
+    of_samples = job.settings["validation"] and ranking.startswith("validation-")
+    if row["status"] == COMPLETED and of_samples and ranking not in found:
+        raise ValueError(
+            f"[sweep] metric: expected one that these runs measure, {', '.join(found)}, got "
+            f"{job.metric}"
+        )
+
+
 def forget_checkpoints(job: Job) -> None:
     """Remove the checkpoints of a run that will not resume: they contain every client's state."""
     shutil.rmtree(job.path / logbook.FOLDER, ignore_errors=True)

@@ -267,3 +267,16 @@ def test_a_sweep_in_which_nothing_has_a_score_is_refused(tmp_path: Path) -> None
         finish(diverging, tmp_path)
     assert {*table(tmp_path).status} == {"failed"}
     assert not (tmp_path / "winners.csv").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_metric_that_runs_do_not_measure_ends_the_sweep_with_its_first_run(
+    workers: int, tmp_path: Path
+) -> None:
+    plan = make({"lr": [0.05, 0.1, 0.2, 0.3]}, metric="f1-last", workers=workers)
+    line = (
+        r"^\[sweep\] metric: expected one .*, validation-accuracy, validation-loss, got f1-l"
+    )
+    with pytest.raises(ValueError, match=line):
+        finish(plan, tmp_path)
+    assert len([*(tmp_path / "rows").iterdir()]) <= workers + 1  # one may end meanwhile
