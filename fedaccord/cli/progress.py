@@ -105,11 +105,9 @@ def summary_table(algo: str, run: Path) -> Table:
                 title = f"{metrics.METRIC[name].title}, {end[1:].replace('-', ' ')}"
                 table.add_row(title, value(name, end))
         table.add_row(f"{split} loss, last", value(f"{split}-loss", metrics.LAST))
-    for name in metrics.of_kind(metrics.EVALUATED):
+    for name in [*metrics.of_kind(metrics.EVALUATED), *metrics.own(last)]:
         if name in last and name not in metrics.RANKED and "-loss" not in name:
-            table.add_row(f"{metrics.METRIC[name].title}, last", value(name, metrics.LAST))
-    for name in metrics.own(last):
-        table.add_row(f"{name.replace('-', ' ')}, last", value(name, metrics.LAST))
+            table.add_row(f"{metrics.column_of(name).title}, last", value(name, metrics.LAST))
     if "dp" in summary:
         spent, privacy = summary["dp"]["epsilon"], summary["dp"]
         epsilon = "none: no noise" if spent is None else f"{spent:.4g} (delta {privacy['delta']:g})"

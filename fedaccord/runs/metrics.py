@@ -102,6 +102,13 @@ def own(columns: Iterable[str]) -> list[str]:
     return [name for name in named if name not in METRIC]
 
 
+def column_of(name: str) -> Column:
+    """The column of `METRIC`; else that of a metric of the user's own, which is drawn and printed,
+    and ranks nothing."""
+    own = Column(name, "", "of the metric", "", title=name.replace("-", " "), kind=EVALUATED)
+    return METRIC.get(name, own)
+
+
 def best(metric: str) -> Callable[[Iterable[float]], Any]:
     """max or min, whichever gives the best of a metric's values."""
     return max if METRIC[metric].better == MAX else min

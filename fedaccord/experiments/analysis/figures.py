@@ -16,7 +16,7 @@ from fedaccord.experiments.analysis.groups import (
     main_metric,
     smoothed,
 )
-from fedaccord.runs.metrics import EVALUATED, METRIC, is_share
+from fedaccord.runs.metrics import EVALUATED, METRIC, column_of, is_share, own
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,10 +55,11 @@ def looks(groups: Sequence[Group]) -> list[tuple[str, str]]:
 
 def metrics_of(groups: Sequence[Group]) -> dict[str, str]:
     """The metrics that some run has, with their titles."""
-    titled = (column for column in METRIC.values() if column.title)
-    drawn = sorted(titled, key=lambda column: column.kind != EVALUATED)
-    found = {c.name: c.title for c in drawn if any(has(group, c.name) for group in groups)}
     tables = [table for group in groups for table in group.tables]
+    names = dict.fromkeys([*METRIC, *(name for table in tables for name in own(table.columns))])
+    titled = (known for known in map(column_of, names) if known.title)
+    drawn = sorted(titled, key=lambda known: known.kind != EVALUATED)
+    found = {c.name: c.title for c in drawn if any(has(group, c.name) for group in groups)}
     if not any("dropped" in table and (table["dropped"] > 0).any() for table in tables):
         found.pop("dropped", None)
     return found
@@ -142,7 +143,7 @@ def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
         line = curve(group, metric, over)
         _add(axes, line[line["x"].notna() & line["smooth"].notna()], group.label, look)
     axes.set_xlabel(COSTS[over])
-    axes.set_ylabel(METRIC[metric].title)
+    axes.set_ylabel(column_of(metric).title)
     if over in ("bytes", "gradients"):  # 20M, as in the report
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if is_share(metric):

@@ -13,7 +13,7 @@ from bokeh.plotting import figure
 
 from fedaccord.experiments.analysis.figures import PARTS, curves, looks, styles
 from fedaccord.experiments.analysis.groups import COSTS, Group, costs_of, final
-from fedaccord.runs.metrics import METRIC, is_share
+from fedaccord.runs.metrics import METRIC, column_of, is_share
 
 AXES = ("linear", "log y", "log x", "log both")  # x by pairs, y in turn: see draw.js
 SHOWN = 1000  # clients
@@ -136,7 +136,7 @@ def _figure(
     grids = {"x": plot.xgrid[0], "y": plot.ygrid[0]}
     shares = {"y": y, "shares": [name for name in METRIC if is_share(name)]}
     codes = {"x": (SHORT, {}), "y": (PERCENT + SHORT, shares)}
-    for way, label in (("x", COSTS[over]), ("y", METRIC[y.value].title)):
+    for way, label in (("x", COSTS[over]), ("y", column_of(y.value).title)):
         code, args = codes[way]
         for i, axis in enumerate(sides[way]):
             axis.visible, axis.axis_label = i == is_log[way], label
@@ -285,7 +285,7 @@ def sensitivity(groups: Sequence[Group], key: str, metric: str) -> Any:
     with_key = [group for group in groups if key in group.settings]
     values = {group.settings[key] for group in with_key}
     factors = [str(v) for v in sorted(values, key=lambda v: (isinstance(v, str), v))]
-    plot = _plot(300, key, f"{METRIC[metric].title}, last 10", x_range=factors)
+    plot = _plot(300, key, f"{column_of(metric).title}, last 10", x_range=factors)
     value = "@y{0.[0000]}"
     if is_share(metric):
         plot.yaxis.formatter, value = bk.NumeralTickFormatter(format="0.[00]%"), "@y{0.00%}"

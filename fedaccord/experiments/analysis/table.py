@@ -24,7 +24,7 @@ from fedaccord.experiments.analysis.groups import (
     up_to,
     usual_target,
 )
-from fedaccord.runs.metrics import BEST, EVALUATED, LAST, MEAN, WINDOW, best, is_share, of_kind
+from fedaccord.runs.metrics import BEST, EVALUATED, LAST, MEAN, WINDOW, best, is_share, of_kind, own
 
 Cell = str | int | Spread
 TO_TARGET, AT = "-to-target", "-at-"
@@ -95,6 +95,7 @@ def summary(
         )
     target = usual_target(groups, metric) if target is None else target
     others = [n for n in of_kind(EVALUATED) if is_share(n) and n != metric]
+    others += dict.fromkeys(n for group in groups for t in group.tables for n in own(t.columns))
     others = [name for name in others if any(has(group, name) for group in groups)]
     order = ranked(groups, metric, point)
     rows: list[dict[str, Cell]] = []

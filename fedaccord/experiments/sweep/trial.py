@@ -179,7 +179,10 @@ def summary_of(path: Path) -> dict[str, Any]:
 
 def _row(job: Job, status: str, reason: str = "") -> Row:
     summary = summary_of(job.path)
-    measured = {k: value for k, value in summary.items() if k in KEPT or metrics.metric_of(k)}
+    own = {
+        name + metrics.LAST for name in metrics.own(k.removesuffix(metrics.LAST) for k in summary)
+    }
+    measured = {k: v for k, v in summary.items() if k in KEPT or k in own or metrics.metric_of(k)}
     row = {"status": status, **measured, "gradients": _gradients(job)}
     return row | {"seconds": summary.get("seconds"), "reason": reason}
 

@@ -14,10 +14,11 @@ def write(
     accuracies: Sequence[float | None],
     clock: float | None = None,
     epsilon: float | None = None,
+    brier: float | None = None,
     **keys: Any,
 ) -> Path:
     """A run with these test accuracies from round 0 on; keys: settings, with _ for -; clock,
-    epsilon: simulated seconds and privacy that a round costs.
+    epsilon: simulated seconds and privacy that a round costs; brier: a metric of the user's own.
 
     A round sends 10 bytes down and 5 up and takes 2 s; two clients take 3 and 4 steps, of 2
     gradients each and t and t + 1 s in round t; client 1 fails in round 2.
@@ -30,6 +31,8 @@ def write(
         row: dict[str, Any] = {"round": number}
         if accuracy is not None:
             row |= {"test-accuracy": accuracy, "test-loss": 1 - accuracy}
+        if brier is not None:
+            row["test-brier"] = brier
         if clock is not None:
             row["clock"] = clock * number
         if epsilon is not None and number:

@@ -24,6 +24,16 @@ def test_a_curve_is_the_mean_over_seeds_with_its_spread(tmp_path: Path) -> None:
     np.testing.assert_allclose(axes.lines[0].get_ydata(), line["smooth"])
 
 
+def test_a_metric_of_ones_own_has_a_curve(tmp_path: Path) -> None:
+    (group,) = groups_of([reader.read(write(tmp_path, [0.1, 0.5, 0.7], brier=0.3))])
+    titles = figures.metrics_of([group])
+    assert titles["test-brier"] == "test brier"
+    assert [*titles].index("test-brier") < [*titles].index("drift")  # beside what is evaluated
+    (axes,) = figures.draw([group], "test-brier").axes
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [0.3, 0.3, 0.3])
+    assert axes.get_ylabel() == "test brier"
+
+
 def test_large_costs_have_prefixes_and_lines_their_styles(tmp_path: Path) -> None:
     (group,) = groups_of([reader.read(write(tmp_path, [0.1, 0.5]))])
     words = [

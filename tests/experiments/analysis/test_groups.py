@@ -197,6 +197,19 @@ def test_runs_are_ranked_at_an_epsilon(tmp_path: Path) -> None:
     assert "dp-epsilon" not in costs_of(found.groups[2:])
 
 
+def test_a_metric_of_ones_own_is_a_column_and_ranks_nothing(tmp_path: Path) -> None:
+    for algo, accuracy, brier in (("fedavg", 0.5, 0.9), ("scaffold", 0.7, 0.4)):
+        write(tmp_path, [0.1, accuracy, accuracy], algo=algo, brier=brier)
+    write(tmp_path, [0.1, 0.6], algo="fedprox")
+    found = summary(groups(tmp_path))
+    assert found.metric == "test-accuracy"
+    values = [row["test-brier-mean-of-last-10"] for row in found.rows]
+    assert [value.mean for value in values[::2]] == [0.4, 0.9]  # type: ignore[union-attr]
+    texts = found.texts()
+    assert [*texts["method"]] == ["scaffold", "fedprox", "fedavg"]
+    assert [*texts["test-brier, last 10"]] == ["0.4000", "-", "0.9000"]
+
+
 @pytest.mark.parametrize(("number", "window"), [(10, 1), (60, 3), (500, 10)])
 def test_smoothed_is_the_mean_of_the_last_twentieth_and_at_most_ten(
     number: int, window: int

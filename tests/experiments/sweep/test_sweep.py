@@ -274,9 +274,16 @@ def test_a_metric_that_runs_do_not_measure_ends_the_sweep_with_its_first_run(
     workers: int, tmp_path: Path
 ) -> None:
     plan = make({"lr": [0.05, 0.1, 0.2, 0.3]}, metric="f1-last", workers=workers)
-    line = (
-        r"^\[sweep\] metric: expected one .*, validation-accuracy, validation-loss, got f1-l"
-    )
+    line = r"^\[sweep\] metric: expected one .*, validation-accuracy, validation-loss, got f1-l"
     with pytest.raises(ValueError, match=line):
         finish(plan, tmp_path)
     assert len([*(tmp_path / "rows").iterdir()]) <= workers + 1  # one may end meanwhile
+
+
+def test_the_table_of_trials_has_metrics_of_ones_own(tmp_path: Path) -> None:
+    plan = make({"algo": ["fedavg"], "lr": [0.05, 0.1]}, {"metrics": "accuracy, tests.own:brier"})
+    finish(plan, tmp_path)
+    found = table(tmp_path)
+    for stage, split in (("tune", "validation"), ("test", "test")):
+        values = found[found.stage == stage][f"{split}-brier-last"]
+        assert ((values > 0) & (values < 2)).all()
