@@ -1,5 +1,6 @@
 """`fedaccord compare`: runs side by side, as a table in several formats, and figures of them."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -75,6 +76,7 @@ def compare(
 
     with refusing(ValueError):
         rows = summary(groups, target, at)
+    note_trials(groups, rows.groups)
     if figures is not None:
         figures = figures.expanduser()
         import_module("matplotlib")  # before the folder is created
@@ -106,6 +108,16 @@ def _formatted(summary: "Summary", form: Format) -> str:
         return numbers.to_json(orient="records", indent=2, double_precision=15) + "\n"
     numbers["seeds"] = [" ".join(map(str, seeds)) for seeds in numbers["seeds"]]
     return numbers.to_csv(index=False)
+
+
+def note_trials(groups: "Sequence[Group]", compared: "Sequence[Group]") -> None:
+    """Print how many runs are left out as trials, if there are any."""
+    every, shown = (sum(len(g.runs) for g in some) for some in (groups, compared))
+    if every > shown:
+        warn(
+            f"{every - shown} trials on validation samples, which chose the settings of the other "
+            f"{shown} runs, are left out: a sweep's table.csv has them"
+        )
 
 
 def read_groups(runs: list[Path]) -> "list[Group]":

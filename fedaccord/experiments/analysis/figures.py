@@ -15,6 +15,7 @@ from fedaccord.experiments.analysis.groups import (
     has,
     main_metric,
     smoothed,
+    tested,
 )
 from fedaccord.runs.metrics import EVALUATED, METRIC, column_of, is_share, own
 
@@ -100,7 +101,9 @@ def curve(group: Group, metric: str, over: str = "round") -> pd.DataFrame:
 
 
 def save(groups: Sequence[Group], folder: Path) -> list[Path]:
-    """A PDF and a PNG of every metric by round and of the main metric by every cost."""
+    """A PDF and a PNG of every metric by round and of the main metric by every cost; without
+    trials, see `tested`."""
+    groups = tested(groups)
     folder.mkdir(parents=True, exist_ok=True)
     metric, titles = main_metric(groups), metrics_of(groups)
     drawn = [(name, "round") for name in titles] + [

@@ -70,10 +70,10 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     each = [dict(key) for key in together]
     keys = differing(each)
     found = []
-    for settings, same in zip(each, together.values(), strict=True):
+    for settings, same, name in zip(each, together.values(), _labels(each, keys), strict=True):
         counted, repeats = _once_a_seed(same)
         tables = [*map(with_costs, counted)]
-        found.append(Group(label(settings, keys), counted, settings, tables, repeats))
+        found.append(Group(name, counted, settings, tables, repeats))
     methods = [*dict.fromkeys(settings.get("algo") for settings in each)]
 
     def place(group: Group) -> tuple[Any, ...]:
@@ -119,6 +119,17 @@ def _once_a_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     return counted, [run for run in runs if all(run is not other for other in counted)]
 
 
+def tested(groups: Sequence[Group]) -> list[Group]:
+    """The groups without trials on validation samples, which chose the settings of the others; all
+    if there are no others. Labels have the settings in which these groups differ."""
+    rest = [group for group in groups if not group.settings.get("validation")]
+    if len(rest) in (0, len(groups)):
+        return [*groups]
+    each = [group.settings for group in rest]
+    names = _labels(each, differing(each))
+    return [group._replace(label=name) for group, name in zip(rest, names, strict=True)]
+
+
 def ranked(groups: Sequence[Group], metric: str, at: Point | None = None) -> list[Group]:
     """The best final value first, or the best value of `up_to`; groups without one last."""
 
@@ -149,9 +160,21 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def label(settings: Mapping[str, Any], keys: Sequence[str]) -> str:
-    values = ((key, settings[key]) for key in keys if key in settings)
-    words = (f"{key}={str(v).lower() if isinstance(v, bool) else v}" for key, v in values)
+def _labels(each: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
+    """Numbers have four digits, or all if labels would be equal."""
+    short = [label(settings, keys, "{:.4g}") for settings in each]
+    return short if len({*short}) == len(short) else [label(settings, keys) for settings in each]
+
+
+def label(settings: Mapping[str, Any], keys: Sequence[str], form: str = "{}") -> str:
+    """form: of numbers."""
+
+    def word(value: Any) -> str:
+        if isinstance(value, bool):
+            return str(value).lower()
+        return form.format(value) if isinstance(value, float) else str(value)
+
+    words = (f"{key}={word(settings[key])}" for key in keys if key in settings)
     return " ".join(" ".join([str(settings.get("algo", "run")), *words]).split())
 
 

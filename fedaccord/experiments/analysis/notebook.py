@@ -36,7 +36,8 @@ def compare(
 
     runs: run directories, or folders that hold some. target: the accuracy (for other metrics the
     loss) that costs are counted to; None: nine tenths of the best. at: simulated seconds, or
-    a cost as "dp-epsilon=4", at which the rows are ranked; None: at the end. Raises ValueError, in
+    a cost as "dp-epsilon=4", at which the rows are ranked; None: at the end. Trials on validation
+    samples are left out if there are other runs. Raises ValueError, in
     one line, if a path holds no run.
     """
     from fedaccord.experiments.analysis.table import summary

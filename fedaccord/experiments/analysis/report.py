@@ -16,7 +16,7 @@ from bokeh.settings import settings
 
 from fedaccord.experiments.analysis import plots
 from fedaccord.experiments.analysis.figures import metrics_of
-from fedaccord.experiments.analysis.groups import Group, Spread, differing, tuned
+from fedaccord.experiments.analysis.groups import Group, Spread, differing, tested, tuned
 from fedaccord.experiments.analysis.table import Summary, summary, text
 from fedaccord.runs.reader import Run
 
@@ -49,8 +49,8 @@ def html(
     """The report's page; target, at: see `table.summary`."""
     table = summary(groups, target, at)
     leading = _leading(table.groups)
-    curves = plots.Curves(table.groups, metrics_of(groups), leading)
-    sections = [*_sections(table, curves, leading)]
+    curves = plots.Curves(table.groups, metrics_of(table.groups), leading)
+    sections = [*_sections(table, curves, leading, groups)]
     drawn = {part.id: part.content for part in sections if not isinstance(part.content, str)}
     document = Document()
     with document.models.freeze():  # one pass over all models instead of one for each root
@@ -64,7 +64,7 @@ def html(
         bodies += ["<div>", *(_body(part, divs.get(part.id, part.content)) for part in parts)]
         bodies.append("</div>")
     return PAGE.substitute(
-        title=escape(_title(groups)),
+        title=escape(_title(tested(groups))),
         links=" ".join(f'<a href="#{part.id}">{part.name}</a>' for part in sections),
         scripts=Resources("inline", components=["bokeh", "bokeh-widgets"]).render_js(),
         sections="\n".join(bodies),
@@ -123,9 +123,12 @@ def _leading(groups: Sequence[Group]) -> list[int]:
     return firsts[:ROWS] if _methods(groups) > 1 else [*range(ROWS)]
 
 
-def _sections(table: Summary, curves: plots.Curves, leading: Sequence[int]) -> Iterable[Section]:
+def _sections(
+    table: Summary, curves: plots.Curves, leading: Sequence[int], every: Sequence[Group]
+) -> Iterable[Section]:
+    """every: the groups with the trials that are not compared, see `groups.tested`."""
     groups, metric, titles = table.groups, table.metric, curves.titles
-    tried_by, tried = tuned(groups)
+    tried_by, tried = tuned(every)
     swept = [plots.sensitivity(tried, key, tried_by) for key in _swept(tried)[:MAPS]]
     note = "A point is a row of the summary, its whisker the standard deviation over runs."
     if tried_by.startswith("validation"):
@@ -168,7 +171,7 @@ def _sections(table: Summary, curves: plots.Curves, leading: Sequence[int]) -> I
     if not is_one_method:
         yield from sensitivity
     yield Section("Settings", "The settings that differ, then the common ones.", _settings(groups))
-    yield Section("Origin", "The origin of the numbers.", _origin(groups))
+    yield Section("Origin", "The origin of the numbers.", _origin(every))
 
 
 def _partitions(runs: Sequence[Run]) -> list[tuple[pd.DataFrame, str]]:

@@ -20,6 +20,7 @@ from fedaccord.experiments.analysis.groups import (
     has,
     main_metric,
     ranked,
+    tested,
     to_target,
     up_to,
     usual_target,
@@ -85,7 +86,9 @@ def summary(
     groups: Sequence[Group], target: float | None = None, at: float | str | None = None
 ) -> Summary:
     """``target``: of the main metric; by default `usual_target`. at: the cost at which the metric
-    ranks the rows, as `Point.of`; None: at the end. Raises ValueError if no run has that cost."""
+    ranks the rows, as `Point.of`; None: at the end. Trials are left out, see `tested`. Raises
+    ValueError if no run has that cost."""
+    groups = tested(groups)
     metric, costs = main_metric(groups), costs_of(groups)
     point = None if at is None else Point.of(at)
     if point and point.over not in costs:

@@ -28,6 +28,7 @@ from fedaccord.experiments.analysis.groups import (
 )
 from fedaccord.experiments.analysis.table import shown, summary, text
 from fedaccord.runs import reader
+from tests.cli.shell import invoke, success
 from tests.experiments.analysis.made import write
 
 
@@ -83,9 +84,9 @@ def test_a_key_that_an_older_version_did_not_have_counts_as_its_default(tmp_path
     write(tmp_path, [0.1, 0.5], algo="scaffold", **{"scaffold.server-lr": 1.0})
     write(tmp_path, [0.1, 0.5], algo="scaffold", seed=1)
     assert sorted(group.label for group in groups(tmp_path)) == [
-        "fedavg gossip.topology=ring lr=0.1 max-client-norm=0.0",
-        "fedavg lr=0.2 max-client-norm=3.0",
-        "scaffold lr=0.1 max-client-norm=0.0",
+        "fedavg gossip.topology=ring lr=0.1 max-client-norm=0",
+        "fedavg lr=0.2 max-client-norm=3",
+        "scaffold lr=0.1 max-client-norm=0",
     ]
 
 
@@ -112,6 +113,31 @@ def test_the_sensitivity_of_a_sweep_is_by_its_tuning_metric(tmp_path: Path) -> N
     assert {group.settings["lr"] for group in those} == {0.05, 0.1}
     assert all(run.path != tested for group in those for run in group.runs)
     assert tuned(groups(tested))[0] == main_metric(groups(tmp_path)) == "test-accuracy"
+
+
+def test_trials_of_a_sweep_are_not_compared_with_the_tested_runs(tmp_path: Path) -> None:
+    for lr in (0.05, 0.1):
+        tuning = write(tmp_path, [0.1, 0.5], lr=lr, validation=0.1, **{"num-server-rounds": 1})
+        table = tuning / "metrics.csv"
+        table.write_text(table.read_text().replace("test-", "validation-"))
+    only_trials = summary(groups(tmp_path))
+    assert only_trials.metric == "validation-accuracy"
+    assert [*only_trials.texts()["method"]] == ["fedavg lr=0.05", "fedavg lr=0.1"]
+    write(tmp_path / "tests", [0.1, 0.6], lr=0.1, validation=0.0)
+    rows = summary(groups(tmp_path))
+    assert [*rows.texts()["method"]] == ["fedavg"]
+    assert rows.rows[0]["rounds"] == 1
+    result = success(invoke("compare", tmp_path))
+    assert "warning: 2 trials on validation samples, which chose the settings of" in result.output
+
+
+def test_labels_are_short_and_differ(tmp_path: Path) -> None:
+    for lr in (0.123456789, 0.3):
+        write(tmp_path, [0.1], lr=lr)
+    assert [group.label for group in groups(tmp_path)] == ["fedavg lr=0.1235", "fedavg lr=0.3"]
+    write(tmp_path, [0.1], lr=0.12345678)
+    labels = [group.label for group in groups(tmp_path)]
+    assert labels == ["fedavg lr=0.12345678", "fedavg lr=0.123456789", "fedavg lr=0.3"]
 
 
 def test_a_key_that_only_one_run_of_a_method_has_is_in_its_label(tmp_path: Path) -> None:

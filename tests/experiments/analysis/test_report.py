@@ -226,6 +226,20 @@ def test_of_many_rows_the_best_of_each_method_and_partition_are_shown(tmp_path: 
     assert "<td>dirichlet 0.1, dirichlet 0.6</td>" in text
 
 
+def test_a_sweep_shows_its_tested_runs_and_its_trials_as_sensitivity(tmp_path: Path) -> None:
+    for lr in (0.05, 0.1):
+        trial = write(tmp_path, [0.1, 0.5 + lr], lr=lr, validation=0.1)
+        table = trial / "metrics.csv"
+        table.write_text(table.read_text().replace("test-", "validation-"))
+    write(tmp_path / "tests", [0.1, 0.6], lr=0.1, validation=0.0)
+    success(invoke("report", tmp_path, "--out", tmp_path / "r.html"))
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "<h1>fedavg on digits: 1 run</h1>" in text
+    assert text.count("<tr class=lead>") == 1
+    assert "By the metric that the sweep was tuned on." in text
+    assert text[text.index('id="origin"') :].count("<td>completed</td>") == 3
+
+
 def test_bars_count_good_and_dropped_replies(tmp_path: Path) -> None:
     rows = reader.read(write(tmp_path, [0.1, 0.2, 0.3, 0.4])).clients
     found, again = plots._per_client([rows, rows[rows["round"] > 2]])
