@@ -56,6 +56,8 @@ LEADING = {
     "scaffold": "#009e73",
     BASELINE: "#000000",
 }
+STYLES = ("solid", "dashed", "dashdot", (0, (5, 1, 1, 1, 1, 1)), "dotted")  # read in grey, too
+DASHES = dict(zip(LEADING, STYLES, strict=True))
 # Methods whose defaults were chosen in short runs of the setting on CIFAR-10, seed 0.
 CHOSEN = ("fedadagrad", "fedadam", "feddeper", "fedyogi", "mofedsam")
 
@@ -272,6 +274,7 @@ def plot(methods: list[Method], path: Path, window: int = WINDOW) -> None:
     main.set_ylim(*limits(leading))
     label_ends(main, leading)
     main.set(xlabel="round", ylabel="test accuracy (%)")
+    main.legend(loc="lower right", fontsize=9, handlelength=4)
     main.set_title("mean and range of the seeds", fontsize=10)
     main.grid(alpha=0.3)
     main.spines[["top", "right"]].set_visible(False)
@@ -313,7 +316,9 @@ def limits(methods: list[Method]) -> tuple[float, float]:
 
 def draw(axes: Axes, method: Method, colour: str, width: float) -> None:
     curves = method.curves
-    axes.plot(curves.mean(axis=1), color=colour, linewidth=width)
+    dashes = DASHES.get(method.name, "solid")
+    mean = curves.mean(axis=1)
+    axes.plot(mean, color=colour, linewidth=width, linestyle=dashes, label=method.name)
     axes.fill_between(
         curves.index, curves.min(axis=1), curves.max(axis=1), color=colour, alpha=0.18, linewidth=0
     )

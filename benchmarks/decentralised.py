@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import archive
 import data
 import matplotlib
 import pandas as pd
@@ -35,6 +36,7 @@ import matplotlib.pyplot as plt
 
 LENET = Path(__file__).with_name("decentralised-cifar10.toml")  # of the time of gossip
 SHOWN = ("dpsgd", "dfedavg", "dfedavgm", "dfedsam", "dfedsam-mgs")  # the paper's order
+MARKERS = "os^Dv"
 DASHES = ("solid", "dashed", "dotted", "dashdot", (0, (5, 1, 1, 1, 1, 1)))
 LABELS = {"ring": "ring", "grid": "grid", "exponential": "exp", "full": "full"}
 RESULTS = data.REPOSITORY / "docs" / "results"
@@ -175,7 +177,8 @@ def table(runs: Runs, gossip: dict[str, Any] | None, name: str) -> str:
             "",
         ]
     made = f"Made by `fedaccord sweep benchmarks/{name}.toml --out DIR` and `python "
-    return "\n".join([*lines, f"{made}benchmarks/decentralised.py DIR`.", ""])
+    made += f"benchmarks/decentralised.py DIR`.{archive.sentence(name)}"
+    return "\n".join([*lines, made, ""])
 
 
 def setup(runs: Runs) -> list[str]:
@@ -273,7 +276,8 @@ def verdicts(
 def difference(gains: Sequence[float], digits: int = 2) -> str:
     if len(gains) < 2:
         return ""
-    return f"{statistics.mean(gains):+.{digits}f} ± {statistics.stdev(gains):.{digits}f}"
+    mean, std = (round(value, 9) for value in (statistics.mean(gains), statistics.stdev(gains)))
+    return f"{mean:+.{digits}f} ± {std:.{digits}f}"  # of exact ties, not of their last bits
 
 
 def verdict(gains: Sequence[float]) -> str:
@@ -304,12 +308,12 @@ def plot(runs: Runs, path: Path) -> None:
         axis.sharey(others[0])
     for k, method in enumerate(SHOWN):
         color = f"C{k}"
-        first.plot([], [], "o", color=color, linestyle=DASHES[k], label=method)
+        first.plot([], [], MARKERS[k], color=color, linestyle=DASHES[k], label=method)
         for x, (topology, axis) in enumerate(zip(LABELS, others, strict=True)):
             if same := runs.get((method, topology)):
                 place = x + 0.1 * (k - 2)
                 for run in same:
-                    first.plot(place, 100 * run.accuracy, "o", color=color, alpha=0.6)
+                    first.plot(place, 100 * run.accuracy, MARKERS[k], color=color, alpha=0.6)
                 mean = 100 * statistics.mean(run.nodes[0] for run in same)
                 spread = 100 * statistics.mean(run.nodes[1] for run in same)
                 first.errorbar(place, mean, spread, fmt="_", color=color, alpha=0.5)
@@ -319,7 +323,7 @@ def plot(runs: Runs, path: Path) -> None:
                     linestyle=DASHES[k],
                 )
     first.set(xticks=range(len(LABELS)), xticklabels=LABELS.values(), ylabel="test accuracy (%)")
-    first.set_title("mean model (dots: seeds), nodes (bar: one std)")
+    first.set_title("mean model (a mark a seed), nodes (bar: one std)")
     others[-1].legend(*first.get_legend_handles_labels(), fontsize="small", loc="lower right")
     for axis, label in zip(others, LABELS.values(), strict=True):
         axis.set(title=label, xlabel="share of the gradient steps", yscale="log")

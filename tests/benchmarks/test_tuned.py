@@ -18,7 +18,7 @@ def plan_of(page: str, *methods: str) -> Plan:
     return Plan.make(content | {"space": space})
 
 
-PLAN = plan_of("tuned", "fedavg", "fedinit", "scaffold", "feddyn")
+PLAN = plan_of("full-length", "fedavg", "fedinit", "scaffold", "feddyn")
 
 
 def write_run(out: Path, method: str, which: int, seed: int, final: float, **other: Any) -> None:
@@ -35,10 +35,12 @@ def write_run(out: Path, method: str, which: int, seed: int, final: float, **oth
 
 
 def test_a_method_is_tested_with_its_tuned_values_and_compared_by_seed(tmp_path: Path) -> None:
+    untuned = {"scaffold": {"scaffold.server-lr": 0.7}}
     for method, which, gain in (("fedavg", 1, 0.0), ("fedinit", 2, 0.02), ("scaffold", 0, -0.02)):
         write_run(tmp_path, method, which, 0, 0.75, validation=0.1)
         for seed in range(3):
-            write_run(tmp_path, method, which, seed, 0.79 + seed / 100 + gain * (1 + seed / 10))
+            mean = 0.79 + seed / 100 + gain * (1 + seed / 10)
+            write_run(tmp_path, method, which, seed, mean, **untuned.get(method, {}))
     write_run(tmp_path, "feddyn", 0, 0, 0.9)  # of one seed: not tested yet
     tuned.report(tuned.Made(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
     page = (tmp_path / "tuned.md").read_text()
@@ -46,13 +48,28 @@ def test_a_method_is_tested_with_its_tuned_values_and_compared_by_seed(tmp_path:
     assert [row[0] for row in rows[2:]] == ["fedinit", "fedavg", "scaffold"]
     assert rows[2][1:7] == [
         *("lr 0.231, relaxed-init.beta 0.1", "82.20 ± 1.20%", "+2.20 ± 0.20", "above"),
-        *("75.0%", "55"),
+        *("75.0%", "55 ± 0"),
     ]
-    assert rows[3][1:7] == [*("lr 0.0545", "80.00 ± 1.00%", "–", "", "75.0%", "55 (2 of 3)")]
+    assert rows[3][1:7] == [*("lr 0.0545", "80.00 ± 1.00%", "–", "", "75.0%", "55 ± 0 (2 of 3)")]
     assert rows[4][3:5] == ["-2.20 ± 0.20", "below"]
     assert "fedinit: lr=0.2305; fedinit: relaxed-init.beta=0.1" in page
     assert "Not tested yet: feddyn." in page
+    assert "ends more than 2 points below its best" not in page
+    assert "Not tuned, at their values here: scaffold: scaffold.server-lr 0.7." in page
     assert (tmp_path / "tuned.png").stat().st_size > 10_000
+
+
+def test_a_winner_that_falls_is_named(tmp_path: Path) -> None:
+    for method, mean in (("fedavg", 0.75), ("fedinit", 0.7)):
+        write_run(tmp_path, method, 0, 0, 0.75, validation=0.1)
+        for seed in range(3):
+            write_run(tmp_path, method, 0, seed, 0.8)
+        (summary,) = tmp_path.glob(f"runs/{method}-0-0-0.1/summary.json")
+        key = '"validation-accuracy-mean-of-last-10": '
+        summary.write_text(summary.read_text().replace(f"{key}0.75", f"{key}{mean}"))
+    tuned.report(tuned.Made(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
+    page = (tmp_path / "tuned.md").read_text()
+    assert "may choose other values: fedinit (from 75.0 to 70.0%)." in page
 
 
 def test_a_page_says_how_it_is_made() -> None:
@@ -79,7 +96,7 @@ def test_a_folder_without_a_tested_method_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "methods", "trials"),
     [
-        ("tuned", 29, 4),
+        ("tuned", 29, 16),
         ("full-length", 10, 4),
         ("tuned-cifar10", 10, 4),
         ("low-participation", 5, 8),
