@@ -9,17 +9,23 @@ if (columns < legend.ncols) {  // a phone
 const metric = y.value, cost = x.value
 const line = {xs: [], ys: [], color: [], dash: [], width: [], alpha: [], label: [], group: []}
 const band = {xs: [], ys: [], color: []}
+const heights = []  // of the drawn points after round 0, the untrained model
 for (const g of groups.active) {
   const data = stores[g].data, [label, color, dash] = looks[g]
   const [raw, smooth, low, high] = parts.map((part) => data[part + " " + metric] ?? [])
   const there = [...raw.keys()].filter((i) => isFinite(raw[i]))
   if (!there.length) continue
   const pick = (values) => there.map((i) => values[i])
-  const at = pick(data[cost])
+  const at = pick(data[cost]), rounds = pick(data.round)
+  const afterwards = (values) => {
+    const trained = values.filter((_, k) => rounds[k] > 0)
+    return trained.length ? trained : values
+  }
   for (const [kind, ys] of [[1, smooth], [0, raw]]) {  // the legend shows the first
     if (!kinds.active.includes(kind)) continue
     line.xs.push(at)
     line.ys.push(pick(ys))
+    heights.push(afterwards(pick(ys)))
     line.color.push(color)
     line.dash.push(dash)
     line.width.push(kind ? 2 : 1)
@@ -30,6 +36,7 @@ for (const g of groups.active) {
   if (kinds.active.includes(2) && low.length) {
     band.xs.push([...at, ...[...at].reverse()])
     band.ys.push([...pick(low), ...pick(high).reverse()])
+    heights.push(afterwards(pick(low)), afterwards(pick(high)))
     band.color.push(color)
   }
 }
@@ -38,7 +45,7 @@ bands.data = band
 
 const isLog = {x: axes.active >= 2, y: axes.active % 2 == 1}
 const names = {x: costs[cost], y: titles[metric]}
-const drawn = {x: line.xs, y: [...line.ys, ...band.ys]}
+const drawn = {x: line.xs, y: heights}
 for (const way of ["x", "y"]) {
   const log = isLog[way], range = plot[way + "_range"]
   const place = log ? Math.log : (v) => v, back = log ? Math.exp : (v) => v

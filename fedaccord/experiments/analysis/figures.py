@@ -68,15 +68,18 @@ def metrics_of(groups: Sequence[Group]) -> dict[str, str]:
 
 def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:
     """By round, means over the group's runs: the columns of `COSTS`, and of each metric that some
-    run has "raw METRIC" and "smooth METRIC"; for several runs also "low" and "high", smooth minus
-    and plus the standard deviation (NaN in rounds of a single run)."""
+    run has "raw METRIC" and "smooth METRIC", in which round 0 stands alone; for several runs also
+    "low" and "high", smooth minus and plus the standard deviation (NaN in rounds of a single
+    run)."""
     each = []
     for table in group.tables:
         lines = {cost: table[cost] for cost in COSTS}
         for metric in metrics:
             raw = table[metric].dropna() if metric in table else pd.Series(dtype=float)
             if len(raw):
-                lines |= {f"raw {metric}": raw, f"smooth {metric}": smoothed(raw)}
+                trained = table["round"][raw.index] > 0
+                smooth = pd.concat([raw[~trained], smoothed(raw[trained])])
+                lines |= {f"raw {metric}": raw, f"smooth {metric}": smooth}
         each.append(pd.DataFrame(lines).set_index("round", drop=False))
     if len(each) == 1:
         return each[0]

@@ -24,6 +24,12 @@ def test_a_curve_is_the_mean_over_seeds_with_its_spread(tmp_path: Path) -> None:
     np.testing.assert_allclose(axes.lines[0].get_ydata(), line["smooth"])
 
 
+def test_smoothing_begins_after_the_untrained_model(tmp_path: Path) -> None:
+    (group,) = groups_of([reader.read(write(tmp_path, [0.1, *[0.7] * 60]))])
+    smooth = figures.curve(group, "test-accuracy")["smooth"]
+    np.testing.assert_allclose(smooth, [0.1, *[0.7] * 60])
+
+
 def test_a_metric_of_ones_own_has_a_curve(tmp_path: Path) -> None:
     (group,) = groups_of([reader.read(write(tmp_path, [0.1, 0.5, 0.7], brier=0.3))])
     titles = figures.metrics_of([group])

@@ -149,9 +149,10 @@ def test_the_switches_choose_lines_metrics_and_axes(browser: Any, page: Path) ->
         line = curve(group, "test-accuracy")
         assert opened[1][2 * i + 1] == pytest.approx(line["raw"].tolist(), rel=1e-6)
         assert opened[1][2 * i] == pytest.approx(line["smooth"].tolist(), rel=1e-6)
-    (x, y), raw = axes(), [value for line in opened[1] for value in line]
+    (x, y), raw = axes(), [value for line in opened[1] for value in line[1:]]
     assert (x[0], y[0]) == ("LinearScale", "LinearScale")
     assert (x[1] < 0, x[2] > 1, y[1] < min(raw), y[2] > max(raw)) == (True,) * 4
+    assert y[1] > max(line[0] for line in opened[1])  # the untrained model is below the picture
     browser.execute_script(MODEL + "of('axes test-accuracy round').active = 3")
     x, y = axes()
     assert (x[0], y[0], 0 < x[1] < 1, y[1] > 0) == ("LogScale", "LogScale", True, True)
