@@ -84,7 +84,7 @@ class Tested(NamedTuple):
     method: accuracy.Method
     configuration: Configuration  # the winner's
     validation: float  # of its longest tuning run, in percent
-    best: float  # the best evaluation of that run, in percent
+    best: float  # mean of the best WINDOW evaluations of that run in a row, in percent
     tables: list[pd.DataFrame]  # of each test: metrics.csv with costs
 
     @property
@@ -112,16 +112,16 @@ def _tested(
     plan: Plan, name: str, tests: Sequence[reader.Run], tuning: Sequence[reader.Run]
 ) -> Tested:
     settings = tests[0].settings
-    winner = next(
-        each
-        for each in plan.configurations(name)
-        if all(settings[key] == value for key, value in each.point.items())
-    )
+    configurations = plan.configurations(name)
+    fitting = (c for c in configurations if c.point.items() <= settings.items())
+    if not (winner := next(fitting, None)):
+        raise ValueError(f"{name}: expected tests of the sweep's configurations, got other values")
     same = [run for run in tuning if all(run.settings[k] == v for k, v in winner.point.items())]
     longest = max(same, key=lambda run: run.settings["num-server-rounds"])
     validation = longest.summary[f"validation-accuracy-mean-of-last-{WINDOW}"]
     method = accuracy.Method(name, {run.settings["seed"]: _run(run) for run in tests})
-    best = 100 * longest.metrics["validation-accuracy"].max()
+    curve = longest.metrics["validation-accuracy"].dropna()
+    best = 100 * curve.rolling(WINDOW).mean().max()
     return Tested(method, winner, 100 * validation, best, [*map(with_costs, tests)])
 
 
@@ -270,8 +270,9 @@ def fallen(found: Sequence[Tested]) -> list[str]:
     if not lines:
         return []
     return [
-        f"The tuning run of a winner ends more than {FELL:g} points below its best evaluation, so "
-        f"that another length may choose other values: {', '.join(lines)}.",
+        f"The tuning run of a winner ends more than {FELL:g} points below its best {WINDOW} "
+        "evaluations in a row; another length may choose other values: "
+        f"{', '.join(lines)}.",
         "",
     ]
 

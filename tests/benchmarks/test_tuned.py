@@ -54,7 +54,7 @@ def test_a_method_is_tested_with_its_tuned_values_and_compared_by_seed(tmp_path:
     assert rows[4][3:5] == ["-2.20 ± 0.20", "below"]
     assert "fedinit: lr=0.2305; fedinit: relaxed-init.beta=0.1" in page
     assert "Not tested yet: feddyn." in page
-    assert "ends more than 2 points below its best" not in page
+    assert "ends more than 2 points below its best 10" not in page
     assert "Not tuned, at their values here: scaffold: scaffold.server-lr 0.7." in page
     assert (tmp_path / "tuned.png").stat().st_size > 10_000
 
