@@ -24,7 +24,7 @@ from fedaccord.config import paths
 from fedaccord.runs import COMPLETED, flatten, reader, status
 
 KEPT = data.REPOSITORY / "docs" / "results" / "runs"
-OF_RUN = ("config.toml", "metrics.csv", "clients.csv", "summary.json")
+OF_RUN = ("config.toml", "metrics.csv", "clients.csv", "summary.json", "measures.json")
 OF_CLIENTS = ("round", "client", "status", "num-examples", "steps")
 OF_SWEEP = ("*.csv", "*.toml", "defaults.json", "rows/*.json")
 

@@ -140,14 +140,21 @@ def save_landscape(path: Path, at: Sequence[float], losses: "np.ndarray[Any, Any
 
 
 def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
+    """A metric by a cost; its axis has the range after round 0, the untrained model."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
     figure = Figure(figsize=(4.2, 3.0))
     axes = figure.subplots()
+    heights = []
     for group, look in zip(groups, looks(groups), strict=True):
         line = curve(group, metric, over)
         _add(axes, line[line["x"].notna() & line["smooth"].notna()], group.label, look)
+        heights.append(line.filter(PARTS[1:])[line.index > 0].to_numpy().ravel())
+    drawn = np.concatenate(heights)
+    if np.isfinite(drawn).any() and np.nanmin(drawn) < np.nanmax(drawn):
+        margin = 0.05 * (np.nanmax(drawn) - np.nanmin(drawn))
+        axes.set_ylim(np.nanmin(drawn) - margin, np.nanmax(drawn) + margin)
     axes.set_xlabel(COSTS[over])
     axes.set_ylabel(column_of(metric).title)
     if over in ("bytes", "gradients"):  # 20M, as in the report

@@ -22,6 +22,9 @@ def test_a_curve_is_the_mean_over_seeds_with_its_spread(tmp_path: Path) -> None:
     np.testing.assert_allclose(line["high"] - line["smooth"], [0, 0.02**0.5, 0.02**0.5], atol=1e-12)
     (axes,) = figures.draw([group], "test-accuracy").axes
     np.testing.assert_allclose(axes.lines[0].get_ydata(), line["smooth"])
+    low, high = axes.get_ylim()  # the untrained model, 0.1, is below the picture
+    assert 0.4 < low < line["low"].iloc[1]
+    assert line["high"].iloc[2] < high < 1
 
 
 def test_smoothing_begins_after_the_untrained_model(tmp_path: Path) -> None:
