@@ -167,7 +167,7 @@ def text(made: Made, found: Sequence[Tested], page: str) -> str:
         setting(plan),
         "",
         f"Every method was tuned alike: {options.trials} configurations of the local rate, "
-        f"{rates(plan)}, and of its own keys, drawn as a Latin hypercube from "
+        f"{rates(plan, found)}, and of its own keys, drawn as a Latin hypercube from "
         f"`benchmarks/{made.file}.toml`: each rate meets one value of these keys, and a better "
         "pair may be missing. They were ranked by the mean of the last "
         f"{WINDOW} accuracies up to round {first}, on {options.validation:.0%} of the training "
@@ -201,9 +201,12 @@ def text(made: Made, found: Sequence[Tested], page: str) -> str:
     return "\n".join([*lines, end, ""])
 
 
-def rates(plan: Plan) -> str:
+def rates(plan: Plan, found: Sequence[Tested]) -> str:
     """Which methods had the same rates."""
-    tried = {m: [c.point["lr"] for c in plan.configurations(m)] for m in plan.methods}
+    names = [name for name in plan.methods if name in {each.method.name for each in found}]
+    tried = {
+        m: [c.point["lr"] for c in plan.configurations(m)] for m in (accuracy.BASELINE, *names)
+    }
     others = [name for name, own in tried.items() if own != tried[accuracy.BASELINE]]
     return f"alike for all but {', '.join(others)}" if others else "alike for all"
 
