@@ -96,7 +96,8 @@ def test_a_folder_without_a_tested_method_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "methods", "trials"),
     [
-        ("tuned", 29, 16),
+        ("tuned", 10, 16),
+        ("tuned-all", 29, 4),
         ("full-length", 10, 4),
         ("tuned-cifar10", 10, 4),
         ("low-participation", 5, 8),
