@@ -115,8 +115,8 @@ def note_trials(groups: "Sequence[Group]", compared: "Sequence[Group]") -> None:
     every, shown = (sum(len(g.runs) for g in some) for some in (groups, compared))
     if every > shown:
         warn(
-            f"{every - shown} trials on validation samples, which chose the settings of the other "
-            f"{shown} runs, are left out: a sweep's table.csv has them"
+            f"left out: {every - shown} of a sweep's trials on validation samples, which chose the "
+            f"settings of its tested runs; its table.csv has them"
         )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedaccord.cli.compare import At, Runs, Target, read_groups
+from fedaccord.cli.compare import At, Runs, Target, note_trials, read_groups
 from fedaccord.cli.console import make_console, stop
 from fedaccord.process.allocator import uncollected
 
@@ -28,6 +28,9 @@ def report(
     fedaccord report my-sweep --out my-sweep.html
     """
     groups = read_groups(runs)
+    from fedaccord.experiments.analysis.groups import tested
+
+    note_trials(groups, tested(groups))
     from fedaccord.experiments.analysis.notebook import write_page
 
     try:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from fedaccord.cli.console import make_console, print_table, warn
+from fedaccord.cli.console import make_console, print_table, stop, warn
 from fedaccord.cli.settings import Pairs, read_settings
 from fedaccord.cli.watch import progress, resumable, rounds, watched
 from fedaccord.federation.eta import Eta
@@ -153,6 +153,9 @@ def _run(console: Console, study: "Study", options: "Options", folder: Path, pag
 
     with console.status(progress(left.begun, left)) as status, watched(console, count, on_rounds):
         study.perform(folder, options, on_done)
+    reasons = [result["reason"] for result in results]
+    if reasons and all(reasons):
+        stop(f"none of {len(reasons)} runs was completed: {reasons[0]}", 1)
 
 
 def _show(console: Console, study: "Study", options: "Options", folder: Path | None) -> None:

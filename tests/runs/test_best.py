@@ -94,6 +94,14 @@ def test_a_metric_that_is_not_measured_is_refused(metric: str, line: str, tmp_pa
     assert not (tmp_path / "x").exists()
 
 
+def test_a_function_of_ones_own_chooses_no_best_model(tmp_path: Path) -> None:
+    keys = {"keep-best": "test-brier", "metrics": "accuracy, tests.own:brier"}
+    with pytest.raises(
+        ValueError, match=r"^keep-best: .* better direction .* which ranks nothing$"
+    ):
+        federate(tmp_path, 2, name="x", **keys)
+
+
 @pytest.mark.parametrize(
     ("metric", "more", "needs"),
     [

@@ -18,6 +18,8 @@ from fedaccord.runs.reader import Run
 FREE = ("records", "speed", "place")  # effects of options besides the numbers
 CLOCK, EPSILON = "clock", "dp-epsilon"
 GIVEN_BY = {CLOCK: "device-profile", EPSILON: "dp.epsilon"}  # costs that not every run has
+DEFAULTS = "defaults.json"  # in a sweep's folder: the defaults behind the names of its trials
+FAILED = "failed"  # a status
 OPTIONS = Path(__file__).with_name("options.json")  # written by tools/sync.py
 ROUNDING = 1e-12  # relative, of sums of floats
 COSTS = {
@@ -120,14 +122,22 @@ def _once_a_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def tested(groups: Sequence[Group]) -> list[Group]:
-    """The groups without trials on validation samples, which chose the settings of the others; all
-    if there are no others. Labels have the settings in which these groups differ."""
-    rest = [group for group in groups if not group.settings.get("validation")]
+    """The groups without a sweep's trials on validation samples, which chose the settings of the
+    others; all if there are no others. Labels have the settings in which these groups differ."""
+    rest = [group for group in groups if not _is_trial(group)]
     if len(rest) in (0, len(groups)):
         return [*groups]
     each = [group.settings for group in rest]
     names = _labels(each, differing(each))
     return [group._replace(label=name) for group, name in zip(rest, names, strict=True)]
+
+
+def _is_trial(group: Group) -> bool:
+    """Whether its runs are in the folder of a sweep and were evaluated on validation samples."""
+    folders = {run.path.parent.parent for run in group.runs}
+    return bool(group.settings.get("validation")) and all(
+        (folder / DEFAULTS).is_file() for folder in folders
+    )
 
 
 def ranked(groups: Sequence[Group], metric: str, at: Point | None = None) -> list[Group]:
@@ -249,15 +259,21 @@ class Spread(NamedTuple):
         return Spread(mean, std, len(known), is_share)
 
 
+def measured(group: Group) -> list[pd.DataFrame]:
+    """The tables of its runs, without those that failed: their numbers are not of the method."""
+    pairs = zip(group.runs, group.tables, strict=True)
+    return [table for run, table in pairs if run.summary["status"] != FAILED]
+
+
 def final(group: Group, metric: str) -> Spread:
-    """The mean of the last ten evaluations, over the runs."""
-    ends = [evaluated(table, metric)[metric].tail(WINDOW).mean() for table in group.tables]
+    """The mean of the last ten evaluations, over the runs that did not fail."""
+    ends = [evaluated(table, metric)[metric].tail(WINDOW).mean() for table in measured(group)]
     return Spread.of([float(end) for end in ends], is_share(metric))
 
 
 def up_to(group: Group, metric: str, at: Point) -> Spread:
     """The last evaluation up to this cost, over the runs."""
-    tables = [evaluated(table, metric) for table in group.tables]
+    tables = [evaluated(table, metric) for table in measured(group)]
     values = [table.loc[table[at.over] <= at.value, metric].tail(1).mean() for table in tables]
     return Spread.of([float(value) for value in values], is_share(metric))
 
@@ -265,7 +281,7 @@ def up_to(group: Group, metric: str, at: Point) -> Spread:
 def to_target(group: Group, metric: str, target: float) -> dict[str, Spread]:
     """The costs when the metric first reached the target, by the columns of `COSTS`; over the runs
     that reached it."""
-    rows = [reached(table, metric, target) for table in group.tables]
+    rows = [reached(table, metric, target) for table in measured(group)]
     return {
         cost: Spread.of([float(row[cost]) for row in rows if row is not None]) for cost in COSTS
     }

@@ -242,7 +242,9 @@ def _methods(groups: Sequence[Group]) -> int:
 
 def _origin(groups: Sequence[Group]) -> str:
     """The settings that differ, in a row for each run, then the common ones."""
-    counted = [(run, "yes") for group in groups for run in group.runs]
+    compared = {run.path for group in tested(groups) for run in group.runs}
+    every = [run for group in groups for run in group.runs]
+    counted = [(run, "yes" if run.path in compared else "no, a trial") for run in every]
     counted += [(run, "no, a repeat") for group in groups for run in group.repeats]
     rows = [
         {"run": run.path, "counted": word, "status": run.summary["status"]}

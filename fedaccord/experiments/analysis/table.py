@@ -19,6 +19,7 @@ from fedaccord.experiments.analysis.groups import (
     final,
     has,
     main_metric,
+    measured,
     ranked,
     tested,
     to_target,
@@ -96,6 +97,8 @@ def summary(
             f"--at: expected runs with {COSTS[point.over]}, which {GIVEN_BY[point.over]} gives, "
             "got none"
         )
+    if target is not None and is_share(metric) and not 0 <= target <= 1:
+        raise ValueError(f"--target: expected a share in [0, 1], as 0.9, of {metric}, got {target}")
     target = usual_target(groups, metric) if target is None else target
     others = [n for n in of_kind(EVALUATED) if is_share(n) and n != metric]
     others += dict.fromkeys(n for group in groups for t in group.tables for n in own(t.columns))
@@ -103,7 +106,7 @@ def summary(
     order = ranked(groups, metric, point)
     rows: list[dict[str, Cell]] = []
     for group in order:
-        values = [evaluated(table, metric)[metric].tolist() for table in group.tables]
+        values = [evaluated(table, metric)[metric].tolist() for table in measured(group)]
         spent, share = to_target(group, metric, target), is_share(metric)
         row: dict[str, Cell] = {
             "method": group.label,

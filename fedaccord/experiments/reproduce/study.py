@@ -18,6 +18,7 @@ from fedaccord.experiments.sweep import workers
 from fedaccord.experiments.sweep.plan import SAME, Configuration, Options, managed_keys
 from fedaccord.experiments.sweep.trial import (
     COMPLETED,
+    FAILED,
     Job,
     Row,
     check_names,
@@ -140,16 +141,20 @@ class Study:
                 else:
                     _check_shorter(run)
                     missing.setdefault(run.job.name, []).append(run)
+            for runs in missing.values():
+                runs[0].job.file.unlink(missing_ok=True)  # of a failure
             with workers.of(options) as work:
                 work([runs[0].job for runs in missing.values()], on_row)
 
     def done(self, run: Run) -> Done | None:
-        """The result of a run with as many rounds as requested or more; None: to be run."""
+        """The result of a run with as many rounds as requested or more; None: to be run, as one that
+        failed is."""
         files = (Path(run.job.folder) / "rows").glob(f"{run.job.name}-*.json")
         rounds, file = max(((int(f.stem.rpartition("-")[2]), f) for f in files), default=(-1, None))
         if file is None or rounds < run.job.rounds:
             return None
-        return Done(run, rounds, json.loads(file.read_text(encoding="utf-8")))
+        row = json.loads(file.read_text(encoding="utf-8"))
+        return None if row["status"] == FAILED else Done(run, rounds, row)
 
     def result(self, done: Done) -> dict[str, Any]:
         run = done.run

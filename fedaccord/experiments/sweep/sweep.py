@@ -24,6 +24,7 @@ from fedaccord.experiments.sweep.table import (
 )
 from fedaccord.experiments.sweep.trial import (
     COMPLETED,
+    FAILED,
     ROWS,
     Job,
     Row,
@@ -82,6 +83,7 @@ class Sweep:
             asks = [Ask(configuration, configuration.rounds) for configuration in tested]
             self._do(work, asks, self.plan.test_seeds, TEST)
         tests = [trial for trial in self.trials.values() if trial.stage == TEST]
+        self._check_completed(tests)
         options, runs = self.plan.options, [*map(self._test_runs, winners)]
         table = winners_table(winners, tests, options.metric)
         table = table.join(costs_table(runs, options.metric, options.target), on="trial")
@@ -89,10 +91,20 @@ class Sweep:
         self._write("winners.csv", table.to_csv(index=False))
         return table
 
+    def _check_completed(self, trials: Sequence[Trial]) -> None:
+        """Raises ValueError, with the first reason, if all of them failed."""
+        if all(trial.status == FAILED for trial in trials):
+            reasons = (str(trial.row.get("reason", "")) for trial in trials)
+            raise ValueError(
+                f"none of {len(trials)} runs was completed: {next(filter(None, reasons), '')}; "
+                f"remove {self.folder / ROWS} to run them again"
+            )
+
     def _without_score(self, winners: Sequence[Winner]) -> list[str]:
         """Warnings about tuned methods without a score. Raises ValueError if none has one."""
         if not self.plan.tunes:
             return []
+        self._check_completed([*self.trials.values()])
         lost = [each.configuration.algo for each in winners if math.isnan(each.score)]
         why = f"no trial has {self.plan.options.metric}: see status and numbers in table.csv"
         if len(lost) == len(winners):

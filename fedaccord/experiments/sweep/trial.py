@@ -16,14 +16,13 @@ import pandas as pd
 
 from fedaccord import config, engine
 from fedaccord.config import RunConfig
-from fedaccord.experiments.analysis.groups import Group, Point, up_to, with_costs
+from fedaccord.experiments.analysis.groups import DEFAULTS, Group, Point, up_to, with_costs
 from fedaccord.experiments.sweep.plan import CLIENT, PERSONAL, Plan, deciding_defaults
 from fedaccord.runs import flatten, lock, logbook, metrics, reader
 from fedaccord.runs.lock import LockedError
 from fedaccord.storage.files import read_json, replace
 
 ROWS = "rows"  # folder of a sweep's folder
-DEFAULTS = "defaults.json"  # in a sweep's folder: the defaults behind the names of its trials
 RUN = "run.json"  # in a sweep's folder: its methods, and the settings of [run] behind its tables
 COMPLETED, FAILED = "completed", "failed"
 KEPT = ("rounds-counted", *metrics.of_kind(metrics.SUMMED))  # of a run's summary
@@ -124,7 +123,7 @@ def check_measured(job: Job, row: Row) -> None:
     if row["status"] == COMPLETED and of_samples and ranking not in found:
         raise ValueError(
             f"[sweep] metric: expected one that these runs measure, {', '.join(found)}, got "
-            f"{job.metric}"
+            f"{job.metric}; choose one of them, or add it to metrics in [run], in another --out"
         )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from fedaccord.config import affecting
 from fedaccord.experiments.analysis.groups import (
+    DEFAULTS,
     Group,
     Point,
     Spread,
@@ -116,19 +117,50 @@ def test_the_sensitivity_of_a_sweep_is_by_its_tuning_metric(tmp_path: Path) -> N
 
 
 def test_trials_of_a_sweep_are_not_compared_with_the_tested_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep" / "runs"
     for lr in (0.05, 0.1):
-        tuning = write(tmp_path, [0.1, 0.5], lr=lr, validation=0.1, **{"num-server-rounds": 1})
+        tuning = write(folder, [0.1, 0.5], lr=lr, validation=0.1, **{"num-server-rounds": 1})
         table = tuning / "metrics.csv"
         table.write_text(table.read_text().replace("test-", "validation-"))
     only_trials = summary(groups(tmp_path))
     assert only_trials.metric == "validation-accuracy"
     assert [*only_trials.texts()["method"]] == ["fedavg lr=0.05", "fedavg lr=0.1"]
     write(tmp_path / "tests", [0.1, 0.6], lr=0.1, validation=0.0)
+    assert len(summary(groups(tmp_path)).rows) == 3  # these are no sweep's
+    (folder.parent / DEFAULTS).write_text("{}")
     rows = summary(groups(tmp_path))
     assert [*rows.texts()["method"]] == ["fedavg"]
     assert rows.rows[0]["rounds"] == 1
-    result = success(invoke("compare", tmp_path))
-    assert "warning: 2 trials on validation samples, which chose the settings of" in result.output
+    line = "left out: 2 of a sweep's trials on validation samples, which chose the"
+    for command in (["compare"], ["report", "--out", tmp_path / "r.html"]):
+        assert line in " ".join(success(invoke(*command, tmp_path)).output.split())
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("no, a trial") == 2
+    only = summary(groups(folder))
+    assert [*only.texts()["method"]] == ["fedavg lr=0.05", "fedavg lr=0.1"]
+
+
+def test_a_run_that_failed_has_no_numbers(tmp_path: Path) -> None:
+    for seed, accuracy in ((0, 0.7), (1, 0.1)):
+        path = write(tmp_path, [0.1, accuracy], seed=seed)
+    failed = path / "summary.json"
+    failed.write_text(failed.read_text().replace("completed", "failed"))
+    (row,) = summary(groups(tmp_path), 0.05).rows
+    assert row["test-accuracy-mean-of-last-10"].mean == 0.7  # type: ignore[union-attr]
+    assert row["seeds"] == "2 (0, 1), 1 failed"
+    assert row["reached"] == "1 of 2"
+    (row,) = summary(groups(path), 0.05).rows
+    assert math.isnan(row["test-accuracy-mean-of-last-10"].mean)  # type: ignore[union-attr]
+    assert row["reached"] == "0 of 1"
+
+
+@pytest.mark.parametrize("target", [80, -1])
+def test_a_target_of_an_accuracy_is_a_share(target: float, tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.5])
+    with pytest.raises(
+        ValueError, match=r"^--target: expected a share in \[0, 1\], as 0.9, of test"
+    ):
+        summary(groups(tmp_path), target)
 
 
 def test_labels_are_short_and_differ(tmp_path: Path) -> None:
@@ -255,7 +287,7 @@ def test_the_table_names_failures_and_targets_that_were_not_reached(tmp_path: Pa
     (row,) = found.rows
     assert row["seeds"] == "2 (0, 1), 1 failed"
     assert row["reached"] == "1 of 2"
-    assert text(row["test-accuracy-last"]) == "40.00 ± 14.14%"
+    assert text(row["test-accuracy-last"]) == "50.00%"  # of the completed run
     assert text(row["gradients-to-target"]) == "14"
     assert [*found.texts()][6:8] == ["rounds to 40.00%", "bytes sent to 40.00%"]
     (row,) = summary(groups(tmp_path), target=0.8).rows

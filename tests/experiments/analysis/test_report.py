@@ -229,7 +229,8 @@ def test_of_many_rows_the_best_of_each_method_and_partition_are_shown(tmp_path: 
 
 def test_a_sweep_shows_its_tested_runs_and_its_trials_as_sensitivity(tmp_path: Path) -> None:
     for lr in (0.05, 0.1):
-        trial = write(tmp_path, [0.1, 0.5 + lr], lr=lr, validation=0.1)
+        trial = write(tmp_path / "sweep" / "runs", [0.1, 0.5 + lr], lr=lr, validation=0.1)
+        (tmp_path / "sweep" / "defaults.json").write_text("{}")
         table = trial / "metrics.csv"
         table.write_text(table.read_text().replace("test-", "validation-"))
     write(tmp_path / "tests", [0.1, 0.6], lr=0.1, validation=0.0)

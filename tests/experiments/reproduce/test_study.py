@@ -10,11 +10,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from fedaccord.experiments.analysis.groups import DEFAULTS
 from fedaccord.experiments.reproduce import Cell, Study, find
 from fedaccord.experiments.reproduce.measures import TO_TARGET
 from fedaccord.experiments.reproduce.study import Done
 from fedaccord.experiments.sweep.plan import Options
-from fedaccord.experiments.sweep.trial import DEFAULTS, summary_of
+from fedaccord.experiments.sweep.trial import summary_of
 from fedaccord.runs.lock import Lock
 from tests.experiments.reproduce.studies import TABLE, cell, finish
 
@@ -163,6 +164,11 @@ def test_a_diverged_run_is_a_result_with_its_reason(tmp_path: Path) -> None:
     (row,) = finish(made, tmp_path).itertuples()
     assert (row.status, row.rounds) == ("failed", 4)
     assert "failed" in str(row.reason)
+    (run,) = made.runs(tmp_path)
+    assert made.done(run) is None  # it is run again: its reason may have been mended
+    before = run.job.file.stat().st_mtime_ns
+    finish(made, tmp_path)
+    assert run.job.file.stat().st_mtime_ns > before
 
 
 @pytest.mark.parametrize(

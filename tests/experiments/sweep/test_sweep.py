@@ -13,10 +13,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedaccord.experiments.analysis.groups import with_costs
+from fedaccord.experiments.analysis.groups import DEFAULTS, with_costs
 from fedaccord.experiments.sweep import Plan, Step, Sweep
 from fedaccord.experiments.sweep.estimate import parts
-from fedaccord.experiments.sweep.trial import DEFAULTS
 from fedaccord.runs.lock import Lock
 from fedaccord.runs.reader import read
 from tests.experiments.sweep.plans import finish, make, table
@@ -262,9 +261,12 @@ def test_a_winner_at_an_edge_is_a_warning(tmp_path: Path) -> None:
 
 def test_a_sweep_in_which_nothing_has_a_score_is_refused(tmp_path: Path) -> None:
     diverging = make({"algo": ["fedavg", "fedprox"], "lr": [1e29, 1e30]})
-    line = r"^\[sweep\] metric: no trial has accuracy-mean-of-last-10: see status .* table.csv; "
+    line = r"^none of 4 runs was completed: 3 rounds in a row .* remove .*rows to run them again$"
     with pytest.raises(ValueError, match=line):
         finish(diverging, tmp_path)
+    untuned = make({"algo": ["fedavg"], "lr": [1e29, 1e30]}, tune=False)
+    with pytest.raises(ValueError, match=r"^none of 2 runs was completed: 3 rounds in a row"):
+        finish(untuned, tmp_path / "untuned")
     assert {*table(tmp_path).status} == {"failed"}
     assert not (tmp_path / "winners.csv").exists()
 
