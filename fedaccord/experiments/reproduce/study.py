@@ -147,8 +147,8 @@ class Study:
                 work([runs[0].job for runs in missing.values()], on_row)
 
     def done(self, run: Run) -> Done | None:
-        """The result of a run with as many rounds as requested or more; None: to be run, as one that
-        failed is."""
+        """The result of a run with as many rounds as requested or more; None: to be run, as is one
+        that failed."""
         files = (Path(run.job.folder) / "rows").glob(f"{run.job.name}-*.json")
         rounds, file = max(((int(f.stem.rpartition("-")[2]), f) for f in files), default=(-1, None))
         if file is None or rounds < run.job.rounds:
