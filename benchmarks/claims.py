@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import archive
 import data
 import numpy as np
-from decentralised import chance, difference, markdown, verdict
+from decentralised import LABELS, chance, difference, markdown, verdict
 from scipy.stats import false_discovery_control
 
 from fedaccord.experiments.reproduce import find as find_table
@@ -73,7 +73,6 @@ PEERS = {  # in the order of DFedSAM's Table 2, as the graphs
     "dfedsam": "DFedSAM",
     "dfedsam-mgs": "DFedSAM-MGS",
 }
-GRAPHS = ("ring", "grid", "exponential", "full")
 MODELS = {"last": "the mean model", "nodes": "the nodes' own models"}
 
 
@@ -391,7 +390,7 @@ GROUPS = [
             dfedsam_table2((low, graph), (high, graph), measure)
             for measure in MODELS
             for low, high in pairwise(PEERS)
-            for graph in GRAPHS
+            for graph in LABELS
         ],
     ),
     Group(
@@ -400,7 +399,7 @@ GROUPS = [
         [
             dfedsam_table2((method, low), (method, high), measure)
             for measure in MODELS
-            for low, high in pairwise(GRAPHS)
+            for low, high in pairwise(LABELS)
             for method in PEERS
         ],
     ),

@@ -32,7 +32,7 @@ from fedaccord.storage.files import of_file, read_bytes, read_json, replace, unf
 if TYPE_CHECKING:
     from torch import Tensor
 
-RUNNING, COMPLETED = "running", "completed"
+RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
 MODEL = "model.safetensors"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

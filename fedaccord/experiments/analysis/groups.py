@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from fedaccord.runs.directory import FAILED
 from fedaccord.runs.metrics import RANKED, WINDOW, best, is_share
 from fedaccord.runs.reader import Run
 
@@ -19,7 +20,6 @@ FREE = ("records", "speed", "place")  # effects of options besides the numbers
 CLOCK, EPSILON = "clock", "dp-epsilon"
 GIVEN_BY = {CLOCK: "device-profile", EPSILON: "dp.epsilon"}  # costs that not every run has
 DEFAULTS = "defaults.json"  # in a sweep's folder: the defaults behind the names of its trials
-FAILED = "failed"  # a status
 OPTIONS = Path(__file__).with_name("options.json")  # written by tools/sync.py
 ROUNDING = 1e-12  # relative, of sums of floats
 COSTS = {

@@ -171,7 +171,7 @@ def _sections(
     if not is_one_method:
         yield from sensitivity
     yield Section("Settings", "The settings that differ, then the common ones.", _settings(groups))
-    yield Section("Origin", "The origin of the numbers.", _origin(every))
+    yield Section("Origin", "The origin of the numbers.", _origin(every, groups))
 
 
 def _partitions(runs: Sequence[Run]) -> list[tuple[pd.DataFrame, str]]:
@@ -240,9 +240,9 @@ def _methods(groups: Sequence[Group]) -> int:
     return len({group.settings.get("algo") for group in groups})
 
 
-def _origin(groups: Sequence[Group]) -> str:
+def _origin(groups: Sequence[Group], shown: Sequence[Group]) -> str:
     """The settings that differ, in a row for each run, then the common ones."""
-    compared = {run.path for group in tested(groups) for run in group.runs}
+    compared = {run.path for group in shown for run in group.runs}
     every = [run for group in groups for run in group.runs]
     counted = [(run, "yes" if run.path in compared else "no, a trial") for run in every]
     counted += [(run, "no, a repeat") for group in groups for run in group.repeats]

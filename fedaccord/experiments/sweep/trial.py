@@ -19,12 +19,13 @@ from fedaccord.config import RunConfig
 from fedaccord.experiments.analysis.groups import DEFAULTS, Group, Point, up_to, with_costs
 from fedaccord.experiments.sweep.plan import CLIENT, PERSONAL, Plan, deciding_defaults
 from fedaccord.runs import flatten, lock, logbook, metrics, reader
+from fedaccord.runs.directory import COMPLETED as COMPLETED
+from fedaccord.runs.directory import FAILED as FAILED
 from fedaccord.runs.lock import LockedError
 from fedaccord.storage.files import read_json, replace
 
 ROWS = "rows"  # folder of a sweep's folder
 RUN = "run.json"  # in a sweep's folder: its methods, and the settings of [run] behind its tables
-COMPLETED, FAILED = "completed", "failed"
 KEPT = ("rounds-counted", *metrics.of_kind(metrics.SUMMED))  # of a run's summary
 Row = dict[str, Any]
 log = logging.getLogger("flwr")
