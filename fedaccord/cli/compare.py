@@ -76,7 +76,7 @@ def compare(
 
     with refusing(ValueError):
         rows = summary(groups, target, at)
-    note_trials(groups, rows.groups)
+    note_compared(groups, rows.groups)
     if figures is not None:
         figures = figures.expanduser()
         import_module("matplotlib")  # before the folder is created
@@ -110,14 +110,19 @@ def _formatted(summary: "Summary", form: Format) -> str:
     return numbers.to_csv(index=False)
 
 
-def note_trials(groups: "Sequence[Group]", compared: "Sequence[Group]") -> None:
-    """Print how many runs are left out as trials, if there are any."""
+def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]") -> None:
+    """Print how many runs are left out as trials, if there are any, and that runs of several data
+    sets are ranked together."""
     every, shown = (sum(len(g.runs) for g in some) for some in (groups, compared))
     if every > shown:
         warn(
-            f"left out: {every - shown} of a sweep's trials on validation samples, which chose the "
-            f"settings of its tested runs; its table.csv has them"
+            f"left out: {every - shown} of a sweep's runs: trials on validation samples, which "
+            "chose the settings of its tested runs, and tests of earlier choices; its table.csv "
+            "has the trials"
         )
+    sets = [*dict.fromkeys(str(group.settings.get("dataset")) for group in compared)]
+    if len(sets) > 1:
+        warn(f"runs of {', '.join(sets)} are ranked together: compare those of one dataset")
 
 
 def read_groups(runs: list[Path]) -> "list[Group]":

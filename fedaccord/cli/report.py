@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedaccord.cli.compare import At, Runs, Target, note_trials, read_groups
+from fedaccord.cli.compare import At, Runs, Target, note_compared, read_groups
 from fedaccord.cli.console import make_console, stop
 from fedaccord.process.allocator import uncollected
 
@@ -30,7 +30,7 @@ def report(
     groups = read_groups(runs)
     from fedaccord.experiments.analysis.groups import tested
 
-    note_trials(groups, tested(groups))
+    note_compared(groups, tested(groups))
     from fedaccord.experiments.analysis.notebook import write_page
 
     try:

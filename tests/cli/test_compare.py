@@ -166,3 +166,11 @@ def test_repeats_of_a_seed_are_reported(tmp_path: Path) -> None:
     assert "1 (0), 3 repeats" in result.stdout
     assert "±" not in result.stdout
     assert re.search(r"fedavg +50\.00% ", result.stdout)
+
+
+def test_runs_of_several_data_sets_are_ranked_with_a_warning(tmp_path: Path) -> None:
+    for dataset in ("digits", "cifar10"):
+        write(tmp_path / dataset, [0.1, 0.5], dataset=dataset)
+    line = "runs of cifar10, digits are ranked together: compare those of one dataset"
+    assert line in " ".join(success(invoke("compare", tmp_path)).stderr.split())
+    assert not success(invoke("compare", tmp_path / "digits")).stderr

@@ -20,6 +20,7 @@ FREE = ("records", "speed", "place")  # effects of options besides the numbers
 CLOCK, EPSILON = "clock", "dp-epsilon"
 GIVEN_BY = {CLOCK: "device-profile", EPSILON: "dp.epsilon"}  # costs that not every run has
 DEFAULTS = "defaults.json"  # in a sweep's folder: the defaults behind the names of its trials
+TRIALS = "table.csv"  # in a sweep's folder: the trials and tests of its last start
 OPTIONS = Path(__file__).with_name("options.json")  # written by tools/sync.py
 ROUNDING = 1e-12  # relative, of sums of floats
 COSTS = {
@@ -123,8 +124,17 @@ def _once_a_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 def tested(groups: Sequence[Group]) -> list[Group]:
     """The groups without a sweep's trials on validation samples, which chose the settings of the
-    others; all if there are no others. Labels have the settings in which these groups differ."""
-    rest = [group for group in groups if not _is_trial(group)]
+    others, and without tests of settings that it chose before it had more trials; all if there are
+    no others. Labels have the settings in which these groups differ."""
+    folders = {_folder(run) for group in groups for run in group.runs}
+    chosen = {folder: _chosen(folder) for folder in folders if (folder / DEFAULTS).is_file()}
+
+    def is_compared(run: Run) -> bool:
+        names = chosen.get(_folder(run), {}).get(str(run.settings.get("algo")))
+        is_trial = _folder(run) in chosen and run.settings.get("validation")
+        return not is_trial and (names is None or run.path.name.rpartition("-seed")[0] in names)
+
+    rest = [group for group in groups if any(map(is_compared, group.runs))]
     if len(rest) in (0, len(groups)):
         return [*groups]
     each = [group.settings for group in rest]
@@ -132,12 +142,20 @@ def tested(groups: Sequence[Group]) -> list[Group]:
     return [group._replace(label=name) for group, name in zip(rest, names, strict=True)]
 
 
-def _is_trial(group: Group) -> bool:
-    """Whether its runs are in the folder of a sweep and were evaluated on validation samples."""
-    folders = {run.path.parent.parent for run in group.runs}
-    return bool(group.settings.get("validation")) and all(
-        (folder / DEFAULTS).is_file() for folder in folders
-    )
+def _folder(run: Run) -> Path:
+    """Of the sweep, if it is a run of one."""
+    return run.path.parent.parent
+
+
+def _chosen(folder: Path) -> dict[str, set[str]]:
+    """The names of the tests that a sweep's last start chose by trials, by method."""
+    try:
+        table = pd.read_csv(folder / TRIALS, usecols=["trial", "stage", "algo"])
+    except (OSError, ValueError):  # it was stopped before its first trial, or is damaged
+        return {}
+    tuned = {*table[table["stage"] == "tune"]["algo"]}
+    tests = table[(table["stage"] == "test") & table["algo"].isin(tuned)]
+    return {str(algo): {*names} for algo, names in tests.groupby("algo")["trial"]}
 
 
 def ranked(groups: Sequence[Group], metric: str, at: Point | None = None) -> list[Group]:

@@ -166,8 +166,10 @@ class Plan:
                     "seeds and validation of [sweep], and --out"
                 )
         algo = free.pop("algo", None)
-        if "algo" in run and algo:
-            raise ValueError("algo: expected it in [run] or in [space], got both; leave one out")
+        if both := [key for key in run if key in {*free, *(["algo"] if algo else [])}]:
+            raise ValueError(
+                f"{both[0]}: expected it in [run] or in [space], got both; leave one out"
+            )
         methods = algo.ends if algo else (run.get("algo", RunConfig.algo),)
         for name in methods:
             if name not in METHODS:

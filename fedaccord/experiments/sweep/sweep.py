@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedaccord.experiments.analysis.groups import Group, with_costs
+from fedaccord.experiments.analysis.groups import TRIALS, Group, with_costs
 from fedaccord.experiments.sweep import workers
 from fedaccord.experiments.sweep.plan import Plan
 from fedaccord.experiments.sweep.search import Ask, budget, ranked, search
@@ -26,6 +26,7 @@ from fedaccord.experiments.sweep.trial import (
     COMPLETED,
     FAILED,
     ROWS,
+    WINNERS,
     Job,
     Row,
     Workers,
@@ -33,6 +34,7 @@ from fedaccord.experiments.sweep.trial import (
     check_names,
     check_run,
     forget_checkpoints,
+    forget_failures,
     mean,
     row_of,
 )
@@ -72,6 +74,7 @@ class Sweep:
                     file.unlink()
             check_names(self.folder)
             check_run(self.folder, self.plan)
+            forget_failures(self.folder)
             return self._run()
 
     def _run(self) -> pd.DataFrame:
@@ -88,7 +91,7 @@ class Sweep:
         table = winners_table(winners, tests, options.metric)
         table = table.join(costs_table(runs, options.metric, options.target), on="trial")
         self.warnings = [*lost, *self._at_edges(winners)]
-        self._write("winners.csv", table.to_csv(index=False))
+        self._write(WINNERS, table.to_csv(index=False))
         return table
 
     def _check_completed(self, trials: Sequence[Trial]) -> None:
@@ -96,8 +99,7 @@ class Sweep:
         if all(trial.status == FAILED for trial in trials):
             reasons = (str(trial.row.get("reason", "")) for trial in trials)
             raise ValueError(
-                f"none of {len(trials)} runs was completed: {next(filter(None, reasons), '')}; "
-                f"remove {self.folder / ROWS} to run them again"
+                f"none of {len(trials)} runs was completed: {next(filter(None, reasons), '')}"
             )
 
     def _without_score(self, winners: Sequence[Winner]) -> list[str]:
@@ -176,7 +178,7 @@ class Sweep:
                 for ask, seed, job in proposed
                 if job.name in rows
             }
-            self._write("table.csv", trials_table([*self.trials.values()]).to_csv(index=False))
+            self._write(TRIALS, trials_table([*self.trials.values()]).to_csv(index=False))
 
         work([job for name, job in jobs.items() if name not in rows], on_row)
         keep()

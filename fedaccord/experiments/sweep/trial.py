@@ -16,7 +16,7 @@ import pandas as pd
 
 from fedaccord import config, engine
 from fedaccord.config import RunConfig
-from fedaccord.experiments.analysis.groups import DEFAULTS, Group, Point, up_to, with_costs
+from fedaccord.experiments.analysis.groups import DEFAULTS, TRIALS, Group, Point, up_to, with_costs
 from fedaccord.experiments.sweep.plan import CLIENT, PERSONAL, Plan, deciding_defaults
 from fedaccord.runs import flatten, lock, logbook, metrics, reader
 from fedaccord.runs.directory import COMPLETED as COMPLETED
@@ -26,6 +26,8 @@ from fedaccord.storage.files import read_json, replace
 
 ROWS = "rows"  # folder of a sweep's folder
 RUN = "run.json"  # in a sweep's folder: its methods, and the settings of [run] behind its tables
+WINNERS = "winners.csv"  # in a sweep's folder
+DIVERGED = "model diverged"  # in the reason of a run whose local models or output model diverged
 KEPT = ("rounds-counted", *metrics.of_kind(metrics.SUMMED))  # of a run's summary
 Row = dict[str, Any]
 log = logging.getLogger("flwr")
@@ -57,7 +59,8 @@ Workers = Callable[[Sequence[Job], OnRow], None]  # runs jobs: see workers.py
 
 
 def check_names(folder: Path) -> None:
-    """Raises ValueError, in one line, if the trials in a folder have other names than today."""
+    """Raises ValueError, in one line, if the trials in a folder have other names than today, or if
+    a sweep would replace files of something else."""
     file, usual = folder / DEFAULTS, deciding_defaults()
     if any((folder / ROWS).glob("*.json")):
         if not file.exists():
@@ -71,6 +74,13 @@ def check_names(folder: Path) -> None:
                     f"{folder}: its trials were begun with the default {key}={before}, which is "
                     f"{usual[key]} today; choose another --out"
                 )
+    elif not file.exists() and (
+        other := [n for n in (TRIALS, WINNERS, RUN) if (folder / n).exists()]
+    ):
+        raise ValueError(
+            f"{folder}: expected a new folder or one of a sweep, got one whose {other[0]} is of "
+            "something else, and would be replaced; choose another --out"
+        )
     replace(file, json.dumps(usual).encode())
 
 
@@ -116,16 +126,26 @@ def execute(job: Job) -> Row:
 
 
 def check_measured(job: Job, row: Row) -> None:
-    """Raises ValueError, in one line, if a completed trial did not measure the metric that ranks it
-    on validation samples."""
+    """Raises ValueError, in one line, if a completed run did not measure the metric that ranks it
+    on its validation samples, or on the test samples."""
     found = sorted({metrics.metric_of(key) for key in row} - {""})
-    ranking = metrics.metric_of(column(job.metric, "validation"))
-    of_samples = job.settings["validation"] and ranking.startswith("validation-")
+    split = "validation" if job.settings["validation"] else "test"
+    ranking = metrics.metric_of(column(job.metric, split))
+    of_samples = ranking.startswith(split)
     if row["status"] == COMPLETED and of_samples and ranking not in found:
         raise ValueError(
             f"[sweep] metric: expected one that these runs measure, {', '.join(found)}, got "
             f"{job.metric}; choose one of them, or add it to metrics in [run], in another --out"
         )
+
+
+def forget_failures(folder: Path) -> None:
+    """Remove the rows of failed trials from a sweep's folder: the cause may be mended, and they run
+    again. A model that diverged is a result, which would be the same."""
+    for file in (folder / ROWS).glob("*.json"):
+        row = read_json(file)
+        if row["status"] == FAILED and DIVERGED not in row["reason"]:
+            file.unlink()
 
 
 def forget_checkpoints(job: Job) -> None:

@@ -16,7 +16,9 @@ def content(
 ) -> dict[str, Any]:
     """A sweep's file: ``own`` are keys of [sweep]."""
     sweep = {"workers": 1} | {key.replace("_", "-"): value for key, value in own.items()}
-    return {"sweep": sweep, "run": RUN | (run or {}), "space": SPACE if space is None else space}
+    space = SPACE if space is None else space
+    usual = {key: value for key, value in RUN.items() if key not in space}
+    return {"sweep": sweep, "run": usual | (run or {}), "space": space}
 
 
 def make(

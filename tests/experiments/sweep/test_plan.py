@@ -62,6 +62,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
         ({"run": {"validation": 0.2}}, r"validation: a sweep sets it"),
         ({"run": {"resume": True}}, r"resume: a sweep sets it"),
         ({"run": {"algo": "fedavg"}}, r"algo: expected it in \[run\] or in \[space\], got both"),
+        ({"run": {"lr": 0.1}}, r"^lr: expected it in \[run\] or in \[space\], got both; leave one"),
         ({"space": {"algo": ["fedagv"]}}, r"algo: expected one of .*did you mean 'fedavg'"),
         ({"space": {"lr": [0.1, -1]}}, r"lr: expected above 0, got -1"),
         ({"space": {"lr": {"low": 0.1, "high": 1}}}, r"\[space\] lr: expected a list with search="),

@@ -9,15 +9,19 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
 
-from fedaccord.experiments.analysis.groups import DEFAULTS, with_costs
-from fedaccord.experiments.sweep import Plan, Step, Sweep
+from fedaccord import engine
+from fedaccord.config import RunConfig
+from fedaccord.experiments.analysis.groups import DEFAULTS, groups_of, with_costs
+from fedaccord.experiments.analysis.table import summary
+from fedaccord.experiments.sweep import Plan, Step, Sweep, trial
 from fedaccord.experiments.sweep.estimate import parts
 from fedaccord.runs.lock import Lock
-from fedaccord.runs.reader import read
+from fedaccord.runs.reader import read, read_all
 from tests.experiments.sweep.plans import finish, make, table
 
 KILLS = 10
@@ -188,6 +192,47 @@ def test_a_method_whose_every_trial_fails_ends_nothing(tmp_path: Path) -> None:
     assert [*winners.index] == ["fedprox", "fedavg"]
 
 
+def test_a_new_start_runs_failed_trials_again_but_not_those_that_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make({"algo": ["fedavg"], "lr": [0.05, 0.1, 1e30]})
+    with monkeypatch.context() as patch:
+
+        def run(config: RunConfig, **more: Any) -> Any:
+            if config.flat["lr"] == 0.1:
+                raise ImportError("No module named 'mine'")
+            return engine.run(config, **more)
+
+        patch.setattr(trial, "engine", Mock(run=run))
+        finish(plan, tmp_path)
+    assert sorted(table(tmp_path).status) == ["completed", "completed", "failed", "failed"]
+    again = {step.job.settings["lr"]: step for step in finish(plan, tmp_path) if not step.found}
+    assert again[0.1].row["status"] == "completed"
+    assert 1e30 not in again
+    assert "model diverged" in table(tmp_path).set_index("lr").loc[1e30].reason
+
+
+def test_files_of_something_else_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("mine")
+    with pytest.raises(
+        ValueError, match=r"got one whose table.csv is of something else, .* --out$"
+    ):
+        finish(make(), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
+    assert (tmp_path / "table.csv").read_text() == "mine"
+
+
+def test_tests_of_an_earlier_choice_are_not_compared(tmp_path: Path) -> None:
+    finish(make({"algo": ["fedavg", "fedprox"], "lr": [1e-6, 1e-5]}), tmp_path)
+    finish(make({"algo": ["fedavg"], "lr": [1e-6, 1e-5, 0.1]}), tmp_path)
+    groups = groups_of(read_all([tmp_path])[0])
+    found = [(group.settings["algo"], group.settings["lr"]) for group in summary(groups).groups]
+    assert found == [("fedavg", 0.1), ("fedprox", 1e-5)]
+    finish(make({"algo": ["scaffold"], "lr": [0.05, 0.1]}, tune=False), tmp_path / "every")
+    finish(make({"algo": ["scaffold"], "lr": [0.2]}, tune=False), tmp_path / "every")
+    assert len(summary(groups_of(read_all([tmp_path / "every"])[0])).groups) == 3
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_ten_kills_change_no_number(tmp_path: Path) -> None:
     began = time.monotonic()
@@ -261,7 +306,7 @@ def test_a_winner_at_an_edge_is_a_warning(tmp_path: Path) -> None:
 
 def test_a_sweep_in_which_nothing_has_a_score_is_refused(tmp_path: Path) -> None:
     diverging = make({"algo": ["fedavg", "fedprox"], "lr": [1e29, 1e30]})
-    line = r"^none of 4 runs was completed: 3 rounds in a row .* remove .*rows to run them again$"
+    line = r"^none of 4 runs was completed: 3 rounds in a row "
     with pytest.raises(ValueError, match=line):
         finish(diverging, tmp_path)
     untuned = make({"algo": ["fedavg"], "lr": [1e29, 1e30]}, tune=False)
@@ -280,6 +325,8 @@ def test_a_metric_that_runs_do_not_measure_ends_the_sweep_with_its_first_run(
     with pytest.raises(ValueError, match=line):
         finish(plan, tmp_path)
     assert len([*(tmp_path / "rows").iterdir()]) <= workers + 1  # one may end meanwhile
+    with pytest.raises(ValueError, match=r"measure, test-accuracy, test-loss, got f1-last; choose"):
+        finish(make({"lr": [0.1]}, metric="f1-last", tune=False), tmp_path / "untuned")
 
 
 def test_the_table_of_trials_has_metrics_of_ones_own(tmp_path: Path) -> None:
