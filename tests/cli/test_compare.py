@@ -168,6 +168,15 @@ def test_repeats_of_a_seed_are_reported(tmp_path: Path) -> None:
     assert re.search(r"fedavg +50\.00% ", result.stdout)
 
 
+def test_of_equal_runs_that_with_the_most_metrics_counts(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        path = write(tmp_path / name, [0.1, 0.5])
+    table = path / "metrics.csv"
+    head, *rows = table.read_text().splitlines()
+    table.write_text("\n".join([head + ",test-f1", *(row + ",0.25" for row in rows)]))
+    assert "25.00%" in success(invoke("compare", tmp_path)).stdout
+
+
 def test_runs_of_several_data_sets_are_ranked_with_a_warning(tmp_path: Path) -> None:
     for dataset in ("digits", "cifar10"):
         write(tmp_path / dataset, [0.1, 0.5], dataset=dataset)

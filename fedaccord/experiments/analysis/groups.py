@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedaccord.runs.directory import FAILED
+from fedaccord.runs.directory import COMPLETED, FAILED
 from fedaccord.runs.metrics import RANKED, WINDOW, best, is_share
 from fedaccord.runs.reader import Run
 
@@ -110,10 +110,12 @@ def _complete(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str
 
 
 def _once_a_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """(the run with the most progress for each seed, the other runs); completed runs first."""
+    """(the run with the most progress for each seed, the other runs); completed runs first, of
+    equal ones that with the most metrics."""
 
-    def progress(run: Run) -> tuple[bool, int]:
-        return run.summary["status"] == "completed", len(run.metrics)
+    def progress(run: Run) -> tuple[bool, int, int]:
+        rounds, columns = run.metrics.shape
+        return run.summary["status"] == COMPLETED, rounds, columns
 
     by_seed: dict[Any, Run] = {}
     for run in sorted(runs, key=progress, reverse=True):

@@ -32,7 +32,8 @@ on the test samples and therefore too optimistic. Our numbers are the mean over 
 ±, their standard deviation (divided by n - 1). `rounds` are our rounds of the paper's. `gradients`,
 each of one batch, and `hours` are of one run; the hours depend on the machine and its other load.
 `best - paper` is given only if all rounds were run, and is bold if it is more than two standard
-deviations: runs with fewer rounds cannot be compared with the paper's number.
+deviations: runs with fewer rounds cannot be compared with the paper's number. Costs are counted up
+to the first evaluation at a target: where the paper has none, the accuracy of its FedAvg.
 """
 END = "Written by `fedaccord reproduce`; every run is a row of [{csv}]({csv}).\n"
 
@@ -54,8 +55,8 @@ def _section(table: Table, results: pd.DataFrame) -> str:
         text += [_line(HEADING), _line(["---", *["--:"] * (len(HEADING) - 1)]), *rows, ""]
         devices = sorted({str(name) for name in own["device"].dropna() if name})
         text += [f"Run on: {', '.join(devices)}.", ""] if devices else []
-    if table.measures:
-        heading, *others = measures_of(table, own)
+    heading, *others = measures_of(table, own)
+    if others:
         text += [_line(heading), _line(["---", *["--:"] * (len(heading) - 1)])]
         text += [*map(_line, others), ""]
     text += _not_run(table, set(own["cell"])) if table.is_run else []
@@ -85,16 +86,18 @@ def _rows(table: Table, results: pd.DataFrame) -> Iterator[str]:
 
 def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[str]]:
     """The paper's measures besides the accuracy, each beside ours, of the runs with the paper's
-    settings and the most rounds; then our costs to a target that it does not print. A heading, and
-    a row for each cell."""
+    settings and the most rounds; then our costs to the target that it does not print. A heading,
+    and a row for each cell, or without measures of the paper for each that reached its target."""
     results = pd.DataFrame(columns=COLUMNS) if results is None else results
-    has_target = any(cell.target is not None for cell in table.cells)
-    unprinted = [name for name in TO_TARGET if has_target and name not in table.measures]
+    costs = [*TO_TARGET]
+    ended = [c for c in table.cells if _as_printed(c, results)[costs].notna().any(axis=None)]
+    unprinted = [name for name in TO_TARGET if ended and name not in table.measures]
     pairs = (word for name in table.measures for word in (NAMES[name], "ours"))
-    lines = [["cell", *pairs, *(f"{NAMES[name]}, ours" for name in unprinted)]]
-    for cell in table.cells:
+    target = ["target, %"] if unprinted else []
+    lines = [["cell", *pairs, *target, *(f"{NAMES[name]}, ours" for name in unprinted)]]
+    for cell in table.cells if table.measures else ended:
         own, base = _as_printed(cell, results), _baseline(table, cell)
-        costs = {} if table.is_run else of_method(cell.settings, base.settings)
+        known = {} if table.is_run else of_method(cell.settings, base.settings)
         rounds = int(own["rounds"].max()) if len(own) else cell.rounds
         length = "" if rounds >= cell.rounds else f" ({rounds} of {cell.rounds} rounds)"
         words = [f"`{cell.name}`" + length]
@@ -103,8 +106,9 @@ def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[
             if name in OF_RUN:
                 words.append(_spread(own[name].dropna()))
             else:
-                value = costs[name] if costs else ratio(name, own, _as_printed(base, results))
+                value = known[name] if known else ratio(name, own, _as_printed(base, results))
                 words.append("–" if math.isnan(value) else f"{value:.2f}")
+        words += [f"{cell.target:g}" if cell.target else "–" for _ in target]
         words += [_spread(own[name].dropna(), ",.0f") for name in unprinted]
         lines.append(words)
     return lines

@@ -7,10 +7,11 @@ another one; the file's table ``run``, the column's choices and the row's ``set`
 preset, in this order. ``paper`` holds the paper's accuracies in percent: of all columns, or by the
 columns' names; [mean, spread] where the spread is printed, nan where the paper prints a dash. Its
 other numbers are in ``more``, by the names of `measures`; ``targets`` has the accuracy, in percent,
-to which rounds and seconds are counted, by patterns of columns.
+to which costs are counted, by patterns of columns. Elsewhere it is the paper's FedAvg.
 """
 
 import itertools
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from typing import Any
 
 from fedaccord.core.options import did_you_mean
 from fedaccord.experiments.presets import preset
-from fedaccord.experiments.reproduce.measures import COSTS, NAMES
+from fedaccord.experiments.reproduce.measures import BASELINE, COSTS, NAMES
 from fedaccord.runs import flatten
 
 FOLDER = Path(__file__).parent / "tables"
@@ -36,7 +37,7 @@ class Cell:
     paper: float | None  # accuracy in percent; None: the paper has none; NaN: it prints a dash
     spread: float | None = None  # of it, as printed
     more: Mapping[str, float] = field(default_factory=dict)  # other measures, by name
-    target: float | None = None  # in percent, to which rounds and seconds are counted
+    target: float | None = None  # in percent, to which costs are counted
 
     @property
     def name(self) -> str:
@@ -102,7 +103,10 @@ def find(name: str) -> Table:
 def _read(path: Path) -> Table:
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     columns, common = dict(_columns(content["axes"])), flatten(content.get("run", {}))
-    targets = content.get("targets", {})
+    base = _by_column(content["rows"].get(BASELINE, {}).get("paper", {}), [*columns])
+    found = {name: _number(each)[0] for name, each in base.items()}
+    targets = {name: value for name, value in found.items() if value and not math.isnan(value)}
+    targets |= content.get("targets", {})
     cells = [
         _cell(row, values, column, common | columns[column], [*columns], targets)
         for column in columns

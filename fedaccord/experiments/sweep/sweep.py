@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +60,7 @@ class Sweep:
     def __init__(self, plan: Plan, folder: Path, on_step: OnStep) -> None:
         self.plan, self.folder, self.on_step = plan, folder, on_step
         self.trials: dict[tuple[str, int], Trial] = {}  # by configuration and seed
-        self.warnings: list[str] = []  # after `run`: on winners at the edge of the tried values
+        self.warnings: list[str] = []  # after `run`
         self.reported: dict[str, int] = {}  # rounds of the jobs that `on_step` knows of, by name
 
     def run(self) -> pd.DataFrame:
@@ -87,10 +86,11 @@ class Sweep:
             self._do(work, asks, self.plan.test_seeds, TEST)
         tests = [trial for trial in self.trials.values() if trial.stage == TEST]
         self._check_completed(tests)
+        self.warnings = lost
         options, runs = self.plan.options, [*map(self._test_runs, winners)]
         table = winners_table(winners, tests, options.metric)
         table = table.join(costs_table(runs, options.metric, options.target), on="trial")
-        self.warnings = [*lost, *self._at_edges(winners)]
+        self.warnings += self._at_edges(winners)
         self._write(WINNERS, table.to_csv(index=False))
         return table
 
@@ -143,8 +143,10 @@ class Sweep:
         tested, runs = self.plan.tested(winner.configuration), []
         for seed in self.plan.test_seeds:
             if self.trials[tested.name, seed].status == COMPLETED:
-                with suppress(ValueError):  # the folder was removed or damaged: keep its row
+                try:
                     runs.append(reader.read(self._job(Ask(tested, tested.rounds), seed).path))
+                except ValueError as error:  # it was removed or damaged: its row stays
+                    self.warnings.append(f"{error}; its costs are not in winners.csv")
         tables = [*map(with_costs, runs)]
         return Group(winner.configuration.name, runs, winner.configuration.settings, tables, [])
 

@@ -140,8 +140,8 @@ def test_measures_beside_the_accuracy_and_their_ratios(tmp_path: Path) -> None:
     ]
     heading, fedavg, fedinit = measures_of(table, merged(tmp_path / "none.csv", results))
     assert heading[1:4] == ["rounds to the target", "ours", "speed in rounds"]
-    assert fedavg[1:] == ["30", "40.00", "2", "1.00", "1.5", "1.00"]
-    assert fedinit[1:] == ["30", "10.00 ± 1.41", "2", "4.00", "1.5", "1.50"]
+    assert fedavg[1:7] == ["30", "40.00", "2", "1.00", "1.5", "1.00"]
+    assert fedinit[1:7] == ["30", "10.00 ± 1.41", "2", "4.00", "1.5", "1.50"]
     text = "\n".join(as_markdown([table], merged(tmp_path / "none.csv", results), "x").splitlines())
     assert "| `fedinit/few` | 30 | 10.00 ± 1.41 |" in text
 
@@ -156,10 +156,23 @@ def test_costs_to_a_target_that_a_paper_does_not_print_are_ours_alone(tmp_path: 
     frame = merged(tmp_path / "none.csv", results)
     heading, row = measures_of(replace(TABLE, cells=(aimed,)), frame)
     assert heading[3:] == [
-        f"{of} ours" for of in ("gradients to it,", "bytes to it,", "seconds to the target,")
+        "target, %",
+        *(f"{of} ours" for of in ("gradients to it,", "bytes to it,", "seconds to the target,")),
     ]
     assert row[0] == "`fedavg/few` (2 of 4 rounds)"
-    assert row[3:] == ["15,000 ± 7,071", "–", "–"]
+    assert row[3:] == ["70", "15,000 ± 7,071", "–", "–"]
+
+
+def test_costs_are_also_on_a_page_whose_paper_has_the_accuracy_alone(tmp_path: Path) -> None:
+    results = [result("fedavg/few", 0, 80.0), result("fedsam/few", 0, 90.0)]
+    assert len(measures_of(TABLE, merged(tmp_path / "none.csv", results))) == 1
+    results[1] |= {"rounds-to-target": 3.0, "gradients-to-target": 1e4}
+    aimed = replace(TABLE, cells=(*(replace(cell, target=90.0) for cell in TABLE.cells),))
+    heading, *rows = measures_of(aimed, merged(tmp_path / "none.csv", results))
+    assert heading[:3] == ["cell", "target, %", "rounds to the target, ours"]
+    assert rows == [["`fedsam/few`", "90", "3", "10,000", "–", "–"]]
+    page = as_markdown([aimed], merged(tmp_path / "none.csv", results), "x.csv")
+    assert "| `fedsam/few` | 90 | 3 | 10,000 | – | – |" in page
 
 
 def test_costs_are_computed_without_a_run() -> None:

@@ -137,6 +137,17 @@ def numbers(table: str) -> dict[tuple[str, str], float]:
     return found
 
 
+def test_costs_are_counted_to_the_paper_s_target_or_else_to_its_fedavg() -> None:
+    def target(table: str, cell: str) -> float | None:
+        return find(table).matching([cell])[0].target
+
+    assert target("fedinit-table11", "scaffold/cifar100") == 30
+    assert target("afedpd-table2", "afedpd/lenet/cifar10/dir-0.1") == 75.57
+    assert target("nvflare-cifar10", "scaffold/*") == 80.45
+    assert target("lenet", "feddyn/dir-0.6") == 60
+    assert target("afedpd-figure2", "afedpd/rounds=250") is None
+
+
 def expected(table: str, file: str) -> dict[tuple[str, str], float]:
     """The numbers of the transcription, in the form of `numbers`."""
     found: dict[tuple[str, str], str] = {}

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -102,6 +103,9 @@ def test_winners_have_their_costs_to_a_target_which_may_change(tmp_path: Path) -
     assert [step.found for step in steps] == [False] * 4 + [True] * 4
     shutil.rmtree(tmp_path / "runs")
     assert costs(target=high)["fedavg"]["reached"] == "0 of 0"
+    sweep = Sweep(make({"algo": ["fedavg"]}, seeds=[0]), tmp_path, lambda _: None)
+    sweep.run()
+    assert re.fullmatch(r".*/runs/fedavg-.*; its costs are not in winners.csv", sweep.warnings[0])
 
 
 def test_a_larger_space_runs_only_new_trials(tmp_path: Path) -> None:
