@@ -5,8 +5,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.plan import Configuration, Plan
 from fedaccord.experiments.sweep.search import budget
 from fedaccord.experiments.sweep.table import TEST, TUNE
+from fedaccord.experiments.sweep.trial import Job, check_measured, summary_of
 from fedaccord.process import threads
 
 LADDERS = ("halving", "asha")
@@ -79,10 +81,13 @@ def _whole(configurations: Sequence[Configuration]) -> list[tuple[int, int]]:
 
 def estimate(plan: Plan, found: Sequence[Part]) -> str:
     """The time, from a run of the first method: its round, rounds of other methods by their
-    gradients, and the overhead of every run."""
+    gradients, and the overhead of every run. Raises ValueError if that run does not measure what
+    ranks the trials."""
     method = plan.methods[0]
     first = plan.configuration(method, next(space.corners(plan.of(method))))
-    *rounds, rest = timed(first.settings | {"seed": 0, "num-server-rounds": TIMED})
+    settings = first.settings | {"seed": 0, "num-server-rounds": TIMED}
+    job = Job("", "", settings, plan.options.metric)
+    *rounds, rest = timed(settings, lambda path: check_measured(job, summary_of(path)))
     seconds, one = rounds[-1], _work(found[0])
     total = sum(rest * part.runs + seconds * part.rounds * _work(part) / one for part in found)
     if plan.options.ray_address:
@@ -113,14 +118,16 @@ def _start_of_process() -> float:
     return time.perf_counter() - began
 
 
-def timed(settings: Mapping[str, Any]) -> list[float]:
+def timed(settings: Mapping[str, Any], look: Callable[[Path], None] | None = None) -> list[float]:
     """Seconds of a run's rounds in this process, each with its evaluation, then those of its
-    overhead: to load the data, to start and to end."""
+    overhead: to load the data, to start and to end. look: at its directory, which is removed."""
     began = time.perf_counter()
     ends: list[float] = []
     with TemporaryDirectory() as folder, engine.quiet():
         made = RunConfig.make({**settings, "out-dir": folder, "name": "timed"})
         engine.run(made, on_round=lambda _: ends.append(time.perf_counter()))
         whole = time.perf_counter() - began
+        if look:
+            look(Path(folder) / "timed")
     rounds = [end - begin for begin, end in pairwise(ends)]
     return [*rounds, whole - sum(rounds)]

@@ -39,7 +39,7 @@ def test_optuna_and_costs() -> None:
 def test_an_estimate_counts_the_start_of_runs(
     processes: int, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedaccord.experiments.sweep.estimate.timed", lambda _: [0.7, 0.5, 2.0])
+    monkeypatch.setattr("fedaccord.experiments.sweep.estimate.timed", lambda *_: [0.7, 0.5, 2.0])
     monkeypatch.setattr("fedaccord.experiments.sweep.estimate._start_of_process", lambda: 3.0)
     plan = make({"algo": ["fedavg", "fedprox"], "lr": [0.05, 0.1]}, workers=processes)
     assert f"about {_words(expected)} with" in estimate(plan, parts(plan))
@@ -55,6 +55,13 @@ def test_the_overhead_of_a_run_is_timed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("fedaccord.experiments.sweep.estimate.engine.run", run)
     monkeypatch.setattr("fedaccord.experiments.sweep.estimate.time.perf_counter", now.__next__)
     assert timed({}) == [1.0, 2.0, 6.0]
+
+
+def test_an_estimate_finds_a_metric_that_is_not_measured() -> None:
+    for own in ({}, {"tune": False}):
+        plan = make({"algo": ["fedavg"]}, metric="f1-last", **own)
+        with pytest.raises(ValueError, match=r"metric: expected one .* measure, .*, got f1-last;"):
+            estimate(plan, parts(plan))
 
 
 def test_an_estimate_is_in_fitting_units() -> None:
