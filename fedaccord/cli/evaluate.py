@@ -1,14 +1,17 @@
 """`fedaccord evaluate`: the model of a run directory on the test samples again."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fedaccord.cli.console import make_console, refusing
+from fedaccord.cli.console import make_console, refusing, warn
 from fedaccord.cli.settings import Pairs, RunDir, read_place, read_settings
+
+ALIKE = 0.01  # differences of machines, devices and precisions are smaller
 
 
 def evaluate(
@@ -33,7 +36,7 @@ def evaluate(
         with console.status("evaluating"):
             values = _evaluate(run, read_place(pairs or []), BEST if best else MODEL)
         reported = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    table = Table.grid(padding=(0, 2))
+    table, moved = Table.grid(padding=(0, 2)), []
     for name, value in values.items():
         before = reported.get(f"{name}{metrics.LAST}")
         if best:
@@ -42,7 +45,14 @@ def evaluate(
         form = "{:.2%}" if metrics.is_share(name) else "{:.4f}"
         text = "none" if before is None else form.format(before)
         table.add_row(name.replace("-", " "), form.format(value), f"reported: {text}")
+        if before is not None and not math.isclose(value, before, rel_tol=ALIKE, abs_tol=ALIKE):
+            moved.append(name)
     console.print(table)
+    if moved and "data-dir" not in read_place(pairs or []):
+        warn(
+            f"{', '.join(moved)}: not as reported; the code of the model, the loss or the metrics, "
+            "or the data have changed since the run"
+        )
 
 
 def _evaluate(run: Path, more: dict[str, Any], model_file: str) -> dict[str, float]:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fedaccord.cli.console import make_console, stop
+from fedaccord.cli.console import make_console, refusing, stop
 from fedaccord.cli.run import federate
 from fedaccord.cli.settings import Force, Pairs, RunDir, read_settings
 from fedaccord.process.interrupts import interruptible
@@ -47,11 +47,16 @@ def resume(
     fixed = affecting("numbers")  # the checkpoint's are the run's own: config.toml is older
     begun = Checkpoints(path / FOLDER).facts(after).get("settings", {})
     begun = {key: value for key, value in begun.items() if key in fixed}
+    with refusing(ValueError):
+        given = read_settings(pairs or [], None)
+        if taken := [key for key in ("out-dir", "name", "resume") if key in given]:
+            raise ValueError(
+                f"resume: expected {path} to go on, got {taken[0]}={given[taken[0]]}; leave it "
+                "out, or copy the directory and resume the copy"
+            )
     own = {"out-dir": str(path.parent), "name": path.name, "resume": True}
     federate(
         make_console(),
-        lambda: (
-            read_settings([], path / "config.toml") | begun | read_settings(pairs or [], None) | own
-        ),
+        lambda: read_settings([], path / "config.toml") | begun | given | own,
         at=after,
     )

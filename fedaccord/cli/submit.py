@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LOOK = 3.0  # seconds between two status requests
 PATIENCE = 600.0  # seconds that a server may be unreachable
-NO_CHECKPOINT = "expected a checkpoint, one, found none"  # of a run that stopped before its first
+NO_CHECKPOINT = "expected a checkpoint, found none"  # of a run that stopped before its first
 
 
 @interruptible()

@@ -115,9 +115,10 @@ class Checkpoints:
         """
         numbers = self.numbers()
         if not numbers or (number is not None and number not in numbers):
-            wanted = "one" if number is None else f"one of round {number}"
-            have = f"those of rounds {', '.join(map(str, numbers))}" if numbers else "none"
-            raise FileNotFoundError(f"{self.folder}: expected a checkpoint, {wanted}, found {have}")
+            wanted = "" if number is None else f" of round {number}"
+            have = "none: it stopped before its first, or they were removed; begin another run"
+            have = f"those of rounds {', '.join(map(str, numbers))}" if numbers else have
+            raise FileNotFoundError(f"{self.folder}: expected a checkpoint{wanted}, found {have}")
         number = numbers[-1] if number is None else number
         try:
             content = self._content(number)

@@ -231,6 +231,8 @@ class RunDirectory:
         summary["seconds"] = round(time.time() - self._began, 3)
         columns = dict.fromkeys(key for row in rounds for key in row)
         for key in (*metrics.of_kind(metrics.EVALUATED), *metrics.own(columns)):
+            if _is_gone(key, rounds):
+                continue
             seen = [row[key] for row in rounds if key in row]
             finite = [value for value in seen if math.isfinite(value)]
             if seen:
@@ -247,6 +249,13 @@ class RunDirectory:
 
     def _write(self, name: str, content: bytes) -> None:
         replace(self.path / name, content)
+
+
+def _is_gone(key: str, rounds: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last evaluation was without this metric, as after a resume with others."""
+    loss = f"{key.partition('-')[0]}-loss"
+    last: Mapping[str, Any] = next((r for r in reversed(rounds) if key in r or loss in r), {})
+    return loss != "train-loss" and loss in last and key not in last
 
 
 def status(path: Path) -> str:

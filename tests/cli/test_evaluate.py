@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from fedaccord import task
 from fedaccord.config import RunConfig
@@ -129,4 +130,15 @@ def test_a_damaged_model_and_data_of_another_model_give_one_line(
     small = {key: value[..., :1] if key[0] == "x" else value for key, value in data.items()}
     np.savez(tmp_path / "grey.npz", **small)
     line = refusal(tmp_path, invoke("evaluate", lenet, f"data-dir={tmp_path / 'grey.npz'}"))
-    assert "on this data, got others: set data-dir to the data of the run" in line
+    assert "model.safetensors to hold '0.weight' of shape (64, 1, 5, 5), as the model" in line
+    assert "got (64, 3, 5, 5): use the model's code and the data-dir of the run" in line
+
+
+def test_values_that_are_not_as_reported_are_a_warning(tmp_path: Path) -> None:
+    success(run(tmp_path, "model=linear", "name=x"))
+    path = tmp_path / "runs" / "x"
+    assert not success(invoke("evaluate", path)).stderr
+    file = path / "model.safetensors"
+    save_file({name: tensor.flip(0) for name, tensor in load_file(file).items()}, file)
+    line = "test-loss, test-accuracy: not as reported; the code of the model, the loss or the"
+    assert line in " ".join(success(invoke("evaluate", path)).stderr.split())

@@ -30,12 +30,23 @@ def test_a_run_that_cannot_resume_gives_one_line(tmp_path: Path) -> None:
         ("lr=0.3", "resume: expected lr=0.1, as the run began with, got 0.3"),
         ("num-server-rounds=2", "all 2 rounds are done"),
         ("lrr=1", "unknown key 'lrr'"),
+        ("out-dir=elsewhere", f"resume: expected {directory} to go on, got out-dir="),
+        ("name=y", f"resume: expected {directory} to go on, got name=y; leave it out, or copy"),
     ):
         result = invoke("resume", directory, word)
         assert result.exit_code == 2
         assert line in result.stderr
         assert result.stderr.count("\n") == 1
     assert summary(directory)["status"] == "completed"
+
+
+def test_a_metric_that_is_no_longer_measured_has_no_last_value(tmp_path: Path) -> None:
+    success(run(tmp_path, "name=x"))
+    directory = tmp_path / "runs" / "x"
+    success(invoke("resume", directory, "num-server-rounds=3", "metrics=f1"))
+    found = {key for key in summary(directory) if key.startswith("test-")}
+    ends = ("last", "mean-of-last-10", "best")
+    assert found == {f"test-{name}-{end}" for name in ("f1", "loss") for end in ends}
 
 
 def test_a_run_that_another_process_writes_is_not_changed(tmp_path: Path) -> None:

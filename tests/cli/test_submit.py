@@ -16,7 +16,7 @@ AWAY = (
     "Using SuperLink: lab\n\nConnection to the SuperLink is unavailable. Please check your network"
 )
 FAILED = "ServerApp failed with exception: "
-NO_CHECKPOINT = f"{FAILED}/runs/x/checkpoint: expected a checkpoint, one, found none"
+NO_CHECKPOINT = f"{FAILED}/runs/x/checkpoint: expected a checkpoint, found none"
 KILLED = "No heartbeat received from the task"
 NOT = {"success": False}
 

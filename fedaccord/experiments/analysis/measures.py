@@ -100,12 +100,15 @@ def saved_vectors(
     if not (path / name).is_file():
         raise ValueError(f"{path}: expected a run directory with {name}, found none")
     saved, layout = load_model(path, name), task.model(settings)
-    shapes = {name: saved[name].shape if name in saved else None for name in layout.names}
-    if shapes != dict(zip(layout.names, layout.shapes, strict=True)):
-        raise ValueError(
-            f"{path}: expected the parameters of the model in config.toml on this data, got "
-            "others: set data-dir to the data of the run"
-        )
+    shapes = dict(zip(layout.names, map(tuple, layout.shapes), strict=True))
+    for key, shape in shapes.items():
+        if key not in saved or tuple(saved[key].shape) != shape:
+            has = tuple(saved[key].shape) if key in saved else "none"
+            raise ValueError(
+                f"{path}: expected {name} to hold {key!r} of shape {shape}, as the model of "
+                f"config.toml on these data, got {has}: use the model's code and the data-dir of "
+                "the run"
+            )
     like = layout.w
 
     def vector(names: Sequence[str]) -> Tensor:
