@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedaccord.runs.directory import flatten, status
+from fedaccord.runs.directory import COMPLETED, flatten, status
 from fedaccord.storage.files import read_bytes, read_json
 
 WORDS = ("status", "repair", "evaluation")  # columns of clients.csv
@@ -64,6 +64,10 @@ def read(path: Path) -> Run:
         if not isinstance(summary["status"], str):
             raise ValueError("summary.json: expected a text as status")
         summary["status"] = status(path)  # dead: running without a process that writes it
+        metrics = _table(path / "metrics.csv", ["round"])
+        rounds, ended = int((metrics["round"] > 0).sum()), int(summary.get("rounds", 0))
+        if summary["status"] == COMPLETED and rounds < ended:
+            raise ValueError(f"metrics.csv: expected {ended} rounds, found {rounds}")
         return Run(
             path,
             _scalars(config["run"]),
@@ -71,7 +75,7 @@ def read(path: Path) -> Run:
             _scalars(config["versions"]),
             str(config["commit"]),
             _scalars(summary),
-            _table(path / "metrics.csv", ["round"]),
+            metrics,
             _table(path / "clients.csv", ["round", "client", "status"], WORDS),
             _table(path / "classes.csv", []) if (path / "classes.csv").exists() else None,
         )

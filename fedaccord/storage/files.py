@@ -49,6 +49,8 @@ def read_json(path: Path) -> Any:
         return json.loads(_regular(path).read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError(f"{path.name}: expected JSON, got hundreds of nested lists") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path.name}: expected JSON, got a damaged file ({error})") from None
 
 
 def read_bytes(path: Path) -> bytes:

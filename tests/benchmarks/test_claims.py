@@ -72,6 +72,22 @@ def test_a_claim_is_tested_on_differences_between_runs_of_the_same_seed(tmp_path
     assert " questions of our own 4 hold, 0 do not, " in counts
 
 
+def test_an_eigenvalue_is_that_of_the_measured_runs(tmp_path: Path) -> None:
+    sweep = "gallery-decentralised"
+    for algo, value in (("dfedavg", 16.0), ("dfedsam", 14.0), ("dfedsam-mgs", None)):
+        for seed in range(3):
+            write_run(tmp_path, sweep, seed, 0.5, algo=algo)
+            run = tmp_path / sweep / "runs" / f"{sweep}-{seed}-{algo}"
+            if value is not None:
+                (run / "measures.json").write_text(f'{{"hessian-top-eigenvalue": {value + seed}}}')
+    found = page(tmp_path)
+    assert found["the largest eigenvalue of DFedAvg above that of DFedSAM"] == [
+        *("–", "15.00 ± 1.00 → 17.00 ± 1.00", "+2.00 ± 0.00"),
+        *("[gallery-decentralised](../gallery.md)", "**holds**"),
+    ]
+    assert found["the largest eigenvalue of DFedSAM above that of DFedSAM-MGS"][1] == "not run"
+
+
 def test_broadcast_models_are_compared_too_and_another_window_is_in_brackets(
     tmp_path: Path,
 ) -> None:

@@ -41,6 +41,8 @@ DAMAGES: dict[str, Damage] = {
     "deep settings": content("config.toml", "a = " + "[" * 100_000),
     "a list as a setting": replaced("config.toml", "lr = 0.1", "lr = [0.1]"),
     "metrics with zeros": content("metrics.csv", "\0" * 99),
+    "no metrics": lambda run: (run / "metrics.csv").unlink(),
+    "lost rounds": lambda run: (run / "metrics.csv").write_text("round,test-accuracy\n0,0.1\n"),
     "words for numbers": replaced("metrics.csv", "0.5", "much"),
     "another separator": replaced("metrics.csv", ",", ";"),
     "clients without rounds": replaced("clients.csv", "round", "turn"),

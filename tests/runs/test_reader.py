@@ -79,6 +79,10 @@ def test_a_folder_that_is_no_run_is_refused(path: Path, tmp_path: Path) -> None:
         reader.read(tmp_path)
     for name in ("config.toml", "summary.json"):
         (tmp_path / name).write_bytes((path / name).read_bytes())
+    with pytest.raises(ValueError, match=r"\(metrics.csv: expected 2 rounds, found 0\)$"):
+        reader.read(tmp_path)
+    summary = tmp_path / "summary.json"
+    summary.write_text(summary.read_text().replace("completed", "failed"))
     assert reader.read(tmp_path).metrics.empty  # a run before its first round
 
 

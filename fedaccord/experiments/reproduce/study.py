@@ -4,7 +4,6 @@ A run is a job of the sweep's workers: after a kill it resumes from its last che
 more ``rounds`` than before from its end.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +22,7 @@ from fedaccord.experiments.sweep.trial import (
     Row,
     check_names,
     forget_checkpoints,
+    read_row,
     summary_of,
 )
 from fedaccord.runs.lock import Lock
@@ -153,7 +153,7 @@ class Study:
         rounds, file = max(((int(f.stem.rpartition("-")[2]), f) for f in files), default=(-1, None))
         if file is None or rounds < run.job.rounds:
             return None
-        row = json.loads(file.read_text(encoding="utf-8"))
+        row = read_row(file)
         return None if row["status"] == FAILED else Done(run, rounds, row)
 
     def result(self, done: Done) -> dict[str, Any]:

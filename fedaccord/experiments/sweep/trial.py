@@ -8,6 +8,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -68,7 +69,7 @@ def check_names(folder: Path) -> None:
                 f"{folder}: expected a sweep of this version, got one of an earlier version, whose "
                 "trials have other names and would be run again; choose another --out"
             )
-        for key, before in read_json(file).items():
+        for key, before in read_table(file).items():
             if usual.get(key, before) != before:
                 raise ValueError(
                     f"{folder}: its trials were begun with the default {key}={before}, which is "
@@ -93,7 +94,9 @@ def check_run(folder: Path, plan: Plan) -> None:
     now = {k: v for k, v in plan.run.items() if k.rpartition(".")[2] not in free and k != "algo"}
     now = {key: value for key, value in now.items() if key not in config.paths(now)}
     begun = file.exists() and any((folder / ROWS).glob("*.json"))
-    known: dict[str, Any] = read_json(file) if begun else {"methods": [], "run": now}
+    known: dict[str, Any] = (
+        read_table(file, "methods", "run") if begun else {"methods": [], "run": now}
+    )
     for key in {**known["run"], **now}:
         before, value = (each.get(key, usual.get(key)) for each in (known["run"], now))
         is_new = key.partition(".")[0] in {*plan.methods} - {*known["methods"]}
@@ -106,9 +109,32 @@ def check_run(folder: Path, plan: Plan) -> None:
     replace(file, json.dumps({"methods": methods, "run": known["run"] | now}).encode())
 
 
+def read_table(file: Path, *keys: str) -> dict[str, Any]:
+    """A JSON file of a sweep, with these keys. Raises ValueError, which names it, for another."""
+    with suppress(ValueError):
+        found = read_json(file)
+        if isinstance(found, dict) and {*keys} <= {*found}:
+            return found
+    raise ValueError(
+        f"{file}: expected a file of a sweep, got a damaged one; restore it, or choose another "
+        "--out"
+    )
+
+
+def read_row(file: Path) -> Row:
+    """The result of a trial. Raises ValueError, which names the file, if it is damaged."""
+    try:
+        return read_table(file, "status", "reason")
+    except ValueError:
+        raise ValueError(
+            f"{file}: expected the result of a run, got a damaged file; remove it, and the run is "
+            "read or done again"
+        ) from None
+
+
 def row_of(job: Job) -> Row | None:
     """The result of a job; None: it is not completed."""
-    return read_json(job.file) | _at_seconds(job) if job.file.exists() else None
+    return read_row(job.file) | _at_seconds(job) if job.file.exists() else None
 
 
 def execute(job: Job) -> Row:
@@ -143,7 +169,7 @@ def forget_failures(folder: Path) -> None:
     """Remove the rows of failed trials from a sweep's folder: the cause may be mended, and they run
     again. A model that diverged is a result, which would be the same."""
     for file in (folder / ROWS).glob("*.json"):
-        row = read_json(file)
+        row = read_row(file)
         if row["status"] == FAILED and DIVERGED not in row["reason"]:
             file.unlink()
 

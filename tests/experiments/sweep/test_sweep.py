@@ -226,6 +226,22 @@ def test_files_of_something_else_are_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "table.csv").read_text() == "mine"
 
 
+def test_a_damaged_file_of_a_sweep_is_named(tmp_path: Path) -> None:
+    plan = make({"algo": ["fedavg"]})
+    finish(plan, tmp_path)
+    [row] = (tmp_path / "rows").iterdir()
+    for file in (row, tmp_path / "run.json", tmp_path / DEFAULTS):
+        before = file.read_text()
+        for damage in ("", "[]", before[:-9]):
+            file.write_text(damage)
+            with pytest.raises(ValueError, match=rf"^{file}: expected .* got a damaged "):
+                finish(plan, tmp_path)
+        file.write_text(before)
+    row.unlink()
+    [step] = finish(plan, tmp_path)
+    assert step.row["status"] == "completed"
+
+
 def test_tests_of_an_earlier_choice_are_not_compared(tmp_path: Path) -> None:
     finish(make({"algo": ["fedavg", "fedprox"], "lr": [1e-6, 1e-5]}), tmp_path)
     finish(make({"algo": ["fedavg"], "lr": [1e-6, 1e-5, 0.1]}), tmp_path)
