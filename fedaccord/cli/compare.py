@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedaccord.cli.console import make_console, print_table, printable, refusing, warn
+from fedaccord.cli.console import make_console, print_table, printable, refusing, stop, warn
 from fedaccord.process.allocator import uncollected
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def compare(
 
     fedaccord compare my-private-runs --at dp-epsilon=4
     """
+    if as_json and form not in (Format.TABLE, Format.JSON):
+        stop(f"--json: expected no other format beside it, got --format {form}; leave one out", 2)
     groups = read_groups(runs)
     from fedaccord.experiments.analysis.table import summary
 

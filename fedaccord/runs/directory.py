@@ -53,7 +53,8 @@ def place(out_dir: str, name: str, settings: Mapping[str, Any]) -> Path:
     if name:
         return folder / name
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    first = folder / f"{settings['algo']}-{settings['dataset']}-seed{settings['seed']}-{stamp}"
+    data = settings["dataset"].replace(":", ".")  # of a function; rsync takes a colon for a host
+    first = folder / f"{settings['algo']}-{data}-seed{settings['seed']}-{stamp}"
     path, number = first, 1
     while os.path.lexists(path):
         number += 1

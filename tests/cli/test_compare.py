@@ -136,6 +136,13 @@ def test_programs_read_plain_numbers(tmp_path: Path) -> None:
     assert {*rows[0]} == {*best}
 
 
+def test_two_formats_are_refused(tmp_path: Path) -> None:
+    result = invoke("compare", write(tmp_path, [0.1, 0.5]), "--json", "--format", "csv")
+    line = "--json: expected no other format beside it, got --format csv; leave one out"
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert line in result.stderr
+
+
 def test_markdown_and_latex_have_the_rounded_table(tmp_path: Path) -> None:
     runs(tmp_path)
     lines = invoke("compare", tmp_path, "--format", "markdown").stdout.splitlines()

@@ -279,6 +279,8 @@ def test_the_default_place_is_in_the_home_folder(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert runs.place("", "x", SETTINGS) == tmp_path / "fedaccord-runs" / "x"
+    of_function = runs.place("", "", SETTINGS | {"dataset": "mine:data"})
+    assert "-mine.data-seed" in of_function.name
 
 
 @pytest.mark.parametrize(
