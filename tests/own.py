@@ -288,6 +288,15 @@ def one_class() -> Any:
     return ((x, [0] * 4),) * 2
 
 
+def misspelt() -> Any:
+    return {"train": numbers(4, 0), "clases": 3}
+
+
+def unseen_class() -> Any:
+    x, _ = numbers(4, 0)
+    return (x, [0, 1, 1, 0]), (x, [0, 1, 3, 0])
+
+
 def many_columns() -> Any:
     return (Rows(a=[1.0], b=[2.0], label=[0]),) * 2
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core import named
+from fedaccord.core.options import did_you_mean
 from fedaccord.data.cache import channel_stats
 from fedaccord.data.kind import Dataset, Kind, ReadOptions, Source, warn_if_whole
 from fedaccord.data.samples import Split, partitioned, split_of
@@ -54,6 +55,9 @@ def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
     if not isinstance(found, Mapping) or "train" not in found:
         keys = f" with {', '.join(map(str, found))}" if isinstance(found, Mapping) else ""
         raise ValueError(f"expected {FORM}, got a {type(found).__name__}{keys}")
+    if unknown := [key for key in found if key not in ENTRIES]:
+        near = did_you_mean(str(unknown[0]), ENTRIES)
+        raise ValueError(f"expected a mapping of {', '.join(ENTRIES)}, got {unknown[0]!r}{near}")
     train, owners = found["train"], None
     if hasattr(train, "load_partition"):
         train, owners = partitioned(train)
@@ -96,6 +100,8 @@ def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
         top, low = int(labels.max()), int(labels.min())
         if low < 0 and y_train.ndim == 1:
             raise ValueError(f"expected labels from 0 on, got {low}")
+        if classes is None and not names:
+            _warn_if_unseen(name, y_train, top)
         classes = _count("classes", top + 1 if classes is None else classes)
         if classes < 2 or top >= classes:
             raise ValueError(f"expected labels below classes={classes}, two or more, got {top}")
@@ -108,6 +114,16 @@ def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
         vocabulary=vocabulary,
         owners=owners,
     )
+
+
+def _warn_if_unseen(name: str, y_train: Tensor, top: int) -> None:
+    """Where the labels of both splits count: of those that no training sample has."""
+    if (seen := int(y_train.max())) < top:
+        log.warning(
+            "%s: its test labels go up to %d, those of train to %d: the model has %d outputs; "
+            "return classes as well if that is not their number",
+            *(name, top, seen, top + 1),
+        )
 
 
 def _targets(y: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ def _part(what: str, given: Any, clients: Sequence[Any], form: BatchFormat) -> S
 
 
 def _check_tensors(what: str, samples: Any, first: Any) -> None:
-    """Raise ValueError unless these are (x, y) of one length, with inputs like client 0's."""
+    """Raise ValueError unless these are finite (x, y) of one length, inputs like client 0's."""
     if len(samples) != 2:
         raise ValueError(f"{what}: expected tensors (x, y), got {describe(samples)}")
     for part in samples:
@@ -128,6 +128,9 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
             f"{what}: expected inputs (n, ...) as client 0 has, {tuple(like.shape[1:])} "
             f"{like.dtype}, got {tuple(x.shape[1:])} {x.dtype}"
         )
+    for name, part in (("inputs", x), ("targets", y)):
+        if part.is_floating_point() and not part.isfinite().all():
+            raise ValueError(f"{what}: expected finite {name}, got nan or inf")
 
 
 def _check_labels(what: str, labels: Any) -> None:

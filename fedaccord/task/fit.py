@@ -13,7 +13,6 @@ from fedaccord.task.batches import describe
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.losses import LOSSES, OwnLoss, mean_squared_error
 from fedaccord.task.solver import Loss, forward
-from fedaccord.task.sources import labels_of
 
 log = logging.getLogger("flwr")
 
@@ -47,6 +46,12 @@ def check_fit(
         if isinstance(inputs, Tensor) and not inputs.is_floating_point():
             reason += f"; its inputs are {inputs.dtype}, as tokens: features must be floats"
         raise ValueError(f"{line} of {wanted}: {reason}") from error
+    if loss is F.cross_entropy and predictions.ndim > 1 and predictions.shape[1] == 1:
+        raise ValueError(
+            f"model: expected two or more outputs with loss=cross-entropy, got predictions "
+            f"{tuple(predictions.shape)}, of which it is always 0: use two outputs, "
+            "loss=mean-squared-error, or a function with binary_cross_entropy_with_logits"
+        )
     in_a_row = predictions.numel() == targets.numel()  # (n,) beside (n, 1) is broadcast to (n, n)
     if targets.is_floating_point() and (in_a_row or loss is mean_squared_error):
         check_alike(predictions, targets)
@@ -75,13 +80,14 @@ def _form(inputs: Any) -> str:
     return describe(inputs)
 
 
-def check_tests(predictions: Tensor, test: Any, loss: Loss) -> None:
-    """Raise ValueError, in one line, for test labels without an output.
+def check_labels(what: str, labels: Any, predictions: Tensor, loss: Loss) -> None:
+    """Raise ValueError, in one line, for labels without an output.
 
-    predictions: of samples, as of `check_fit`. test: as `labels_of` reads it.
+    labels: as of `labels_of`. predictions: of samples, as of `check_fit`.
     """
-    labels = labels_of(test) if loss is F.cross_entropy else None
-    if labels is not None and labels.max() >= (classes := predictions.shape[-1]):
+    if labels is None or loss is not F.cross_entropy:
+        return
+    if labels.max() >= (classes := predictions.shape[-1]):
         raise ValueError(
-            f"test: expected labels below {classes}, the model's outputs, got {labels.max()}"
+            f"{what}: expected labels below {classes}, the model's outputs, got {labels.max()}"
         )

@@ -22,7 +22,7 @@ from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.evaluation import evaluate
-from fedaccord.task.fit import check_fit, check_tests
+from fedaccord.task.fit import check_fit, check_labels
 from fedaccord.task.flat_model import FlatModel, flat_model
 from fedaccord.task.solver import AHEAD, Loss, Passes
 from fedaccord.task.sources import (
@@ -135,7 +135,10 @@ class Task:
         if self.num_tests:
             for metric in select(self.metrics, not targets.is_floating_point()).values():
                 metric.sums(found, targets.to(found.device))
-            check_tests(found, self.test, self.loss)
+            check_labels("test", labels_of(self.test), found, self.loss)
+        if self.clients.parts is None:  # not a data set that was divided
+            for i in range(len(self.clients)):
+                check_labels(f"clients: client {i}", self.clients.labels(i), found, self.loss)
 
     def fresh_model(self, settings: ModelSettings, device: torch.device | str) -> FlatModel:
         """A new model with the initial values."""

@@ -104,6 +104,11 @@ def test_a_partitioner_gives_the_client_of_each_sample() -> None:
     assert owners.bincount().tolist() == [5, 10, 25]
 
 
+def test_a_class_of_the_test_samples_alone_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert of("unseen_class").classes == 4
+    assert "its test labels go up to 3, those of train to 1: the model has 4 out" in caplog.text
+
+
 def test_texts_are_tokenized() -> None:
     data = of("columns", max_length=4)
     assert data.x_train.tolist() == [[99, 98, 101, 0], [104, 112, 112, 101], [116, 112, 33, 116]]
@@ -135,6 +140,7 @@ def test_integers_stay_integers() -> None:
         ("names_of_classes", "expected numbers, of labels integers from 0 on, got <U1"),
         ("below_zero", "expected labels from 0 on, got -1"),
         ("one_class", "labels below classes=1, two or more, got 0"),
+        ("misspelt", r"mapping of train, .*, got 'clases' \(did you mean 'classes'\?\)"),
         ("many_columns", r"one column beside the label \(label, .*\), got a, b, label; choose two"),
         ("ragged", "samples of one shape, got several"),
         ("absent", "it has no 'absent'"),

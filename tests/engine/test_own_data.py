@@ -401,6 +401,30 @@ def test_test_labels_that_the_model_has_no_output_for_are_refused() -> None:
         simulate("fedavg", clients=[(x, y)], model=nn.Linear(4, 3), rounds=1, test=(x, y + 5))
 
 
+def test_a_client_s_label_or_input_that_cannot_be_trained_on_is_refused_before_a_round() -> None:
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+
+    def refused(line: str, *second: Any, **more: Any) -> None:
+        rounds: list[Any] = []
+        with pytest.raises(ValueError, match=line):
+            simulate(
+                "fedavg",
+                clients=[(x, y if len(y.shape) == second[1].ndim else second[1]), second],
+                model=nn.Linear(4, more.pop("outputs", 3)),
+                rounds=1,
+                on_round=rounds.append,
+                **more,
+            )
+        assert not rounds
+
+    refused("^clients: client 1: expected labels below 3, the model's outputs, got 4$", x, y + 2)
+    refused("^clients: client 1: expected finite inputs, got nan or inf$", x / 0, y)
+    refused("^clients: client 1: expected finite targets, got nan or inf$", x, y / 0)
+    numbers = torch.rand(6, 1)
+    line = r"^model: expected two or more outputs with loss=cross-entropy, .* \(2, 1\), of which"
+    refused(line, x, numbers, outputs=1, loss="cross-entropy")
+
+
 def test_labels_of_another_shape_than_the_scores_are_refused_before_a_round() -> None:
     x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])[:, None]
     rounds: list[int] = []
