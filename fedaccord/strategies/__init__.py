@@ -4,12 +4,14 @@ A file of this folder is a method, unless its name begins with an underscore. Th
 the file's, with - for _.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from fedaccord.core import folder
+from fedaccord.core.named import one_line
 from fedaccord.core.options import describe
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
@@ -67,34 +69,27 @@ describe(FederatedStrategy)
 for _kind in BUILT_IN.values():
     describe(_kind, common=FederatedStrategy)
 
+log = logging.getLogger("flwr")
 GROUP = "fedaccord.methods"  # entry points: a method's name -> its class, in any package
 
 
 class Methods(Mapping[str, type[FederatedStrategy]]):
-    """FedAccord's methods and those of other packages, loaded when the table is first read."""
+    """FedAccord's methods and those of other packages, loaded when the table is first read.
+
+    A method of another package that cannot be used is left out, with a warning.
+    """
 
     @cached_property
     def _table(self) -> dict[str, type[FederatedStrategy]]:
         table = dict(BUILT_IN)
         for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
             try:
-                kind = entry.load()
-            except Exception as error:
-                raise ImportError(
-                    f"the method {entry.name!r} of {entry.value} cannot be loaded "
-                    f"({type(error).__name__}: {error}); fix or uninstall its package"
-                ) from error
-            if not (isinstance(kind, type) and issubclass(kind, FederatedStrategy)):
-                raise ImportError(
-                    f"the method {entry.name!r}: expected a subclass of FederatedStrategy at "
-                    f"{entry.value}, got {kind!r}"
+                table[entry.name] = _method_of(entry)
+            except Exception as error:  # the package's own code may raise anything
+                log.warning(
+                    "the method %r of %s is left out (%s); fix or uninstall its package",
+                    *(entry.name, entry.value, one_line(error)),
                 )
-            if entry.name in BUILT_IN and kind is not BUILT_IN[entry.name]:
-                raise ImportError(
-                    f"the method {entry.name!r} of {entry.value} has the name of one of ours; "
-                    "give it another in its package"
-                )
-            table[entry.name] = kind
         return table
 
     def __getitem__(self, name: str) -> type[FederatedStrategy]:
@@ -105,6 +100,16 @@ class Methods(Mapping[str, type[FederatedStrategy]]):
 
     def __len__(self) -> int:
         return len(self._table)
+
+
+def _method_of(entry: EntryPoint) -> type[FederatedStrategy]:
+    """Raises what its package raises, TypeError for no method, ValueError if its name is taken."""
+    kind = entry.load()
+    if not (isinstance(kind, type) and issubclass(kind, FederatedStrategy)):
+        raise TypeError(f"expected a subclass of FederatedStrategy, got {kind!r}")
+    if entry.name in BUILT_IN and kind is not BUILT_IN[entry.name]:
+        raise ValueError("expected a name that none of ours has")
+    return kind
 
 
 METHODS: Mapping[str, type[FederatedStrategy]] = Methods()

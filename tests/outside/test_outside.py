@@ -60,6 +60,28 @@ def test_it_runs_as_ours_do(environment: Mapping[str, str], tmp_path: Path) -> N
     assert settings["fedgrow"]["mu"] == 0.2
 
 
+def test_a_method_that_cannot_be_loaded_is_left_out(tmp_path: Path) -> None:
+    info = tmp_path / "broken-1.dist-info"
+    info.mkdir()
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    entries = "fedgone = nowhere:Method", "fedavg = json:JSONDecoder", "fedinit = fedaccord:Ditto"
+    info.joinpath("entry_points.txt").write_text("\n".join(["[fedaccord.methods]", *entries]))
+    words = ["run", "algo=fedgone", "num-server-rounds=1", "num-clients=4", "threads=1"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    fedaccord = str(Path(sys.executable).parent / "fedaccord")
+    done = subprocess.run([fedaccord, *words], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    text = " ".join(done.stderr.split())
+    assert "Traceback" not in text
+    for line in (
+        "'fedgone' of nowhere:Method is left out (ModuleNotFoundError: No module named 'nowhere'",
+        "'fedavg' of json:JSONDecoder is left out (TypeError: expected a subclass of Federated",
+        "'fedinit' of fedaccord:Ditto is left out (",
+        "algo: expected one of afedpd, afedpdsam,",
+    ):
+        assert line in text
+
+
 REPORT = """
 import json, torch
 from torch import nn
