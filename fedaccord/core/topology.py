@@ -117,6 +117,22 @@ class Topology(Protocol):
         """One model (d,), the mean of all nodes'."""
 
 
+def server_step(
+    method: ServerHalf, w: Vector, ups: Any, server: Any, cohort: Cohort
+) -> tuple[Vector, Any]:
+    """The method's ``aggregate``. Raises TypeError, in one line, if it returns something else."""
+    found = method.aggregate(w, ups, server, cohort)
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor)):
+        got = f"a {type(found).__name__}"
+        if isinstance(found, tuple):
+            got = f"({', '.join(type(each).__name__ for each in found)})"
+        raise TypeError(
+            f"{type(method).__name__}.aggregate: expected (w, state), the next model as a tensor "
+            f"and the next server state, got {got}"
+        )
+    return found
+
+
 class Star:
     """One server, and clients that exchange messages with it only."""
 
@@ -160,7 +176,7 @@ class Star:
         return rows(replies), cohort
 
     def step(self, method: ServerHalf, w: Vector, ups: Any, server: Any, cohort: Cohort) -> Step:
-        w, server = method.aggregate(w, ups, server, cohort)
+        w, server = server_step(method, w, ups, server, cohort)
         return Step(w, server, {})
 
     def average(self, w: Vector) -> Vector:

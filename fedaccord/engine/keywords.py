@@ -12,11 +12,22 @@ from fedaccord.federation.strategy import FederatedStrategy
 
 
 def keys_of(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """``local_steps=10`` sets local-steps, ``clip_norm=None`` switches clipping off."""
+    """``local_steps=10`` sets local-steps, ``clip_norm=None`` switches clipping off; ``metrics``
+    may be a function or a list."""
     values = {key.replace("_", "-"): value for key, value in keywords.items()}
+    if not isinstance(metrics := values.get("metrics", ""), str):
+        each = metrics if isinstance(metrics, list | tuple) else [metrics]
+        values["metrics"] = ", ".join(map(_name_of, each))
     if values.get("clip-norm", 0) is None:
         values["clip-norm"] = 0.0
     return values
+
+
+def _name_of(metric: Any) -> str:
+    """A metric's name; of a function: of its module, from which it is imported again."""
+    if callable(metric) and hasattr(metric, "__qualname__"):
+        return f"{metric.__module__}:{metric.__qualname__}"
+    return str(metric)
 
 
 def make_config(values: Mapping[str, Any], method: FederatedStrategy | None = None) -> RunConfig:

@@ -215,7 +215,7 @@ def simulate(
     predictions for batches of another form than (inputs, targets) or a dict of ``img`` and
     ``label``: any dict or tuple with tensors. targets: the key of the targets in a dict; in a tuple
     they are the last element. loss: ``loss(predictions, targets)``, a mean over a batch, or the run
-    config's ``loss``; ``metrics="accuracy, f1"`` is measured beside it.
+    config's ``loss``; ``metrics="accuracy, f1"`` is measured beside it, or functions of a module.
 
     participation: the share of clients a round, or the clients of every round. dtype: float32 (the
     default) or float64, of floating inputs, model and every vector; integer inputs, as token ids,

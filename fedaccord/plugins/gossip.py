@@ -36,7 +36,7 @@ from fedaccord.core.checks import expect
 from fedaccord.core.cohort import Cohort, Reply, rows
 from fedaccord.core.options import listed, option
 from fedaccord.core.plugin import PlugIn
-from fedaccord.core.topology import RoundInfo, ServerHalf, Step
+from fedaccord.core.topology import RoundInfo, ServerHalf, Step, server_step
 from fedaccord.core.vectors import Number, Vector, map_vectors, stack, to_device
 from fedaccord.plugins._topologies import check, components, mixing_matrix, restricted, spectral_gap
 
@@ -228,7 +228,7 @@ def _mixed(method: ServerHalf) -> Any:
     def take(
         w: Vector, ups: Any, state: Any, cohort: Cohort, network: "Network"
     ) -> tuple[Vector, Any]:
-        w, state = method.aggregate(w, ups, state, cohort)
+        w, state = server_step(method, w, ups, state, cohort)
         return network.mix(w), map_vectors(network.mix, state)
 
     return take

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedaccord.core.metrics import check_alike
+from fedaccord.core.metrics import Metric, check_alike
 from fedaccord.task.batches import describe
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.losses import LOSSES, OwnLoss, mean_squared_error
@@ -78,6 +78,16 @@ def _form(inputs: Any) -> str:
         advice = " (of lists? make them tensors, as a dataset's with_format('torch'))"
         return describe(inputs) + advice
     return describe(inputs)
+
+
+def check_metrics(predictions: Tensor, targets: Tensor, chosen: Mapping[str, Metric]) -> None:
+    """Compute the metrics, which raise as of their own, with a warning for each that is NaN.
+
+    predictions: of these targets, as of `check_fit`.
+    """
+    for name, metric in chosen.items():
+        if metric.sums(predictions, targets).isnan().any():
+            log.warning("metrics: %s is NaN for predictions of the untrained model", name)
 
 
 def check_labels(what: str, labels: Any, predictions: Tensor, loss: Loss) -> None:

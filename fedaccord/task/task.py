@@ -22,7 +22,7 @@ from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.evaluation import evaluate
-from fedaccord.task.fit import check_fit, check_labels
+from fedaccord.task.fit import check_fit, check_labels, check_metrics
 from fedaccord.task.flat_model import FlatModel, flat_model
 from fedaccord.task.solver import AHEAD, Loss, Passes
 from fedaccord.task.sources import (
@@ -133,8 +133,8 @@ class Task:
         classes = arguments.get("classes")
         found = check_fit(model, inputs, targets, self.loss, classes, precision)
         if self.num_tests:
-            for metric in select(self.metrics, not targets.is_floating_point()).values():
-                metric.sums(found, targets.to(found.device))
+            chosen = select(self.metrics, of_classes=not targets.is_floating_point())
+            check_metrics(found, targets.to(found.device), chosen)
             check_labels("test", labels_of(self.test), found, self.loss)
         if self.clients.parts is None:  # not a data set that was divided
             for i in range(len(self.clients)):

@@ -4,14 +4,18 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from torch import Tensor
 
+from fedaccord import simulate
 from fedaccord.core.folder import class_of
-from fedaccord.strategies import FedAdam, FedAvg, FederatedStrategy
+from fedaccord.strategies import DFedAvg, FedAdam, FedAvg, FederatedStrategy
 from fedaccord.strategies.fedadam import Adaptive
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -95,6 +99,22 @@ def test_a_file_with_no_method_or_with_two_is_one_line() -> None:
         for kind in kinds:
             kind.__module__ = before
     assert class_of(import_module("fedaccord.strategies.fedadam"), FederatedStrategy) is FedAdam
+
+
+@pytest.mark.parametrize(
+    ("returned", "got"), [(lambda w: w, "a Tensor"), (lambda w: (None, w), r"\(NoneType, Tensor\)")]
+)
+@pytest.mark.parametrize("topology", ["star", "ring"])
+def test_a_server_step_that_is_no_pair_is_one_line(
+    returned: Callable[[Tensor], Any], got: str, topology: str
+) -> None:
+    class Half(FedAvg if topology == "star" else DFedAvg):  # type: ignore[misc]
+        def aggregate(self, w: Tensor, *_: Any) -> Any:
+            return returned(w)
+
+    line = rf"^Half.aggregate: expected \(w, state\), the next model as a tensor .*, got {got}$"
+    with pytest.raises(TypeError, match=line):
+        simulate(Half(), dataset="digits", num_clients=4, rounds=1)
 
 
 @pytest.mark.slow

@@ -159,6 +159,18 @@ def test_a_loss_that_is_nan_has_a_warning(caplog: pytest.LogCaptureFixture) -> N
     assert "is NaN for predictions of the untrained" in caplog.text
 
 
+def test_a_metric_that_is_nan_has_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    simulate("fedavg", metrics=["accuracy", own.not_a_number], **SMALL)
+    assert "metrics: not_a_number is NaN for predictions of the untrained" in caplog.text
+
+
+def test_metrics_of_a_call_are_names_functions_or_a_list_of_both() -> None:
+    for metrics in (own.brier, [own.brier, "f1"]):
+        found = simulate("fedavg", metrics=metrics, **PLAIN).metrics
+        assert "test-brier" in found
+        assert ("test-f1" in found) == isinstance(metrics, list)
+
+
 def test_functions_of_a_notebook_are_for_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["__main__"], "score", own.is_right, raising=False)
     row = simulate("fedavg", metrics="accuracy, __main__:score", **PLAIN).metrics.iloc[-1]
