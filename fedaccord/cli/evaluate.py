@@ -1,6 +1,5 @@
 """`fedaccord evaluate`: the model of a run directory on the test samples again."""
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,12 +29,13 @@ def evaluate(
     from fedaccord.runs import metrics
     from fedaccord.runs.best import BEST
     from fedaccord.runs.directory import MODEL
+    from fedaccord.storage.files import read_json
 
     console, run = make_console(), run.expanduser()
     with refusing(ValueError, OSError):
         with console.status("evaluating"):
             values = _evaluate(run, read_place(pairs or []), BEST if best else MODEL)
-        reported = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        reported = read_json(run / "summary.json")
     table, moved = Table.grid(padding=(0, 2)), []
     for name, value in values.items():
         before = reported.get(f"{name}{metrics.LAST}")

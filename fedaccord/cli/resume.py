@@ -36,8 +36,17 @@ def resume(
     path = run.expanduser().absolute()
     try:
         runs.status(path)
-    except (ValueError, OSError):
+    except OSError:
         stop(f"{path}: expected a run directory with summary.json, found none", 2)
+    except (ValueError, KeyError, TypeError) as error:
+        stop(f"{path}: expected a run directory, got a damaged summary.json ({error})", 2)
+    with refusing(ValueError):
+        given = read_settings(pairs or [], None)
+        if taken := [key for key in ("out-dir", "name", "resume") if key in given]:
+            raise ValueError(
+                f"resume: expected {path} to go on, got {taken[0]}={given[taken[0]]}; leave it "
+                "out, or copy the directory and resume the copy"
+            )
     if force:
         lock.force(path)
     try:
@@ -47,13 +56,6 @@ def resume(
     fixed = affecting("numbers")  # the checkpoint's are the run's own: config.toml is older
     begun = Checkpoints(path / FOLDER).facts(after).get("settings", {})
     begun = {key: value for key, value in begun.items() if key in fixed}
-    with refusing(ValueError):
-        given = read_settings(pairs or [], None)
-        if taken := [key for key in ("out-dir", "name", "resume") if key in given]:
-            raise ValueError(
-                f"resume: expected {path} to go on, got {taken[0]}={given[taken[0]]}; leave it "
-                "out, or copy the directory and resume the copy"
-            )
     own = {"out-dir": str(path.parent), "name": path.name, "resume": True}
     federate(
         make_console(),

@@ -38,6 +38,11 @@ def test_a_run_that_cannot_resume_gives_one_line(tmp_path: Path) -> None:
         assert line in result.stderr
         assert result.stderr.count("\n") == 1
     assert summary(directory)["status"] == "completed"
+    for damage in ("{}", "[]", "{"):
+        (directory / "summary.json").write_text(damage)
+        result = invoke("resume", directory)
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert "expected a run directory, got a damaged summary.json (" in result.stderr
 
 
 def test_a_metric_that_is_no_longer_measured_has_no_last_value(tmp_path: Path) -> None:
