@@ -1,18 +1,21 @@
 """Whether a model accepts a task's samples, and its predictions fit the targets."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 from fedaccord.core.metrics import Metric, check_alike
 from fedaccord.task.batches import describe
+from fedaccord.task.clients import Clients
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.losses import LOSSES, OwnLoss, mean_squared_error
+from fedaccord.task.losses import LOSSES, OwnLoss, mean_squared_error, sequence_cross_entropy
 from fedaccord.task.solver import Loss, forward
+from fedaccord.task.sources import DatasetSource, PerClient, labels_of
 
 log = logging.getLogger("flwr")
 
@@ -90,14 +93,39 @@ def check_metrics(predictions: Tensor, targets: Tensor, chosen: Mapping[str, Met
             log.warning("metrics: %s is NaN for predictions of the untrained model", name)
 
 
-def check_labels(what: str, labels: Any, predictions: Tensor, loss: Loss) -> None:
+def check_labels(clients: Any, test: Any, predictions: Tensor, loss: Loss) -> None:
     """Raise ValueError, in one line, for labels without an output.
 
-    labels: as of `labels_of`. predictions: of samples, as of `check_fit`.
+    clients, test: of a task. predictions: of samples, as of `check_fit`. A data set that was
+    divided is not looked through, nor samples that would have to be read.
     """
-    if labels is None or loss is not F.cross_entropy:
+    if loss not in (F.cross_entropy, sequence_cross_entropy) or predictions.ndim < 2:
         return
-    if labels.max() >= (classes := predictions.shape[-1]):
-        raise ValueError(
-            f"{what}: expected labels below {classes}, the model's outputs, got {labels.max()}"
-        )
+    outputs = predictions.shape[1 if loss is F.cross_entropy else -1]
+    for what, rows in _named(clients, test):
+        labels = _labels(rows)
+        if labels is not None and len(labels) and labels.max() >= outputs:
+            raise ValueError(
+                f"{what}: expected labels below {outputs}, the model's outputs, got {labels.max()}"
+            )
+
+
+def _named(clients: Any, test: Any) -> Iterator[tuple[str, Any]]:
+    """The samples of each client and the test, with what they are."""
+    if clients.parts is None:
+        of = clients.samples if isinstance(clients, Clients) else clients.sources.__getitem__
+        yield from ((f"clients: client {i}", of(i)) for i in range(len(clients)))
+    if isinstance(test, PerClient):
+        yield from ((f"test of client {i}", part) for i, part in enumerate(test.parts))
+    elif test is not None:
+        yield "test", test
+
+
+def _labels(rows: Any) -> Any:
+    """The classes of samples, also of sequences; None: they have none, or they are not known
+    without reading them."""
+    rows = rows.rows if isinstance(rows, DatasetSource) else rows
+    pairs = rows.tensors if isinstance(rows, TensorDataset) else rows
+    if isinstance(pairs, tuple) and isinstance(pairs[-1], Tensor):
+        return None if pairs[-1].is_floating_point() else pairs[-1]
+    return None if rows is None else labels_of(rows)

@@ -135,10 +135,7 @@ class Task:
         if self.num_tests:
             chosen = select(self.metrics, of_classes=not targets.is_floating_point())
             check_metrics(found, targets.to(found.device), chosen)
-            check_labels("test", labels_of(self.test), found, self.loss)
-        if self.clients.parts is None:  # not a data set that was divided
-            for i in range(len(self.clients)):
-                check_labels(f"clients: client {i}", self.clients.labels(i), found, self.loss)
+        check_labels(self.clients, self.test if self.num_tests else None, found, self.loss)
 
     def fresh_model(self, settings: ModelSettings, device: torch.device | str) -> FlatModel:
         """A new model with the initial values."""

@@ -418,11 +418,26 @@ def test_a_client_s_label_or_input_that_cannot_be_trained_on_is_refused_before_a
         assert not rounds
 
     refused("^clients: client 1: expected labels below 3, the model's outputs, got 4$", x, y + 2)
+    line = "^test of client 1: expected labels below 3, the model's outputs, got 4$"
+    refused(line, x, y, test=[(x, y), (x, y + 2)])
     refused("^clients: client 1: expected finite inputs, got nan or inf$", x / 0, y)
     refused("^clients: client 1: expected finite targets, got nan or inf$", x, y / 0)
     numbers = torch.rand(6, 1)
     line = r"^model: expected two or more outputs with loss=cross-entropy, .* \(2, 1\), of which"
     refused(line, x, numbers, outputs=1, loss="cross-entropy")
+
+
+def test_a_label_of_a_sequence_without_an_output_is_refused_before_a_round() -> None:
+    x, y = torch.randn(6, 4), torch.randint(3, (6, 2))
+    model = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3)))
+    for second in ((x, y + 3), TensorDataset(x, y + 3)):
+        line = "^clients: client 1: expected labels below 3, the model's outputs, got "
+        with pytest.raises(ValueError, match=line):
+            simulate("fedavg", clients=[(x, y), second], model=model, rounds=1)
+    classes_first = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (3, 2)))
+    with pytest.raises(ValueError, match=r"^clients: client 1: .* below 3, .*, got "):
+        simulate("fedavg", clients=[(x, y), (x, y + 3)], model=classes_first, loss="cross-entropy")
+    simulate("fedavg", clients=[(x, y)], model=classes_first, loss="cross-entropy", rounds=1)
 
 
 def test_labels_of_another_shape_than_the_scores_are_refused_before_a_round() -> None:
