@@ -77,6 +77,8 @@ class Robust(PlugIn):
             )
         why = ": a plain mean of the optimisers' vectors"
         expect(method, "optimizer-state", ["reset", "keep"], beside, why)
+        why = ": a plain mean of the buffers, which one client can spoil"
+        expect(method, "buffers", ["refuse", "freeze", "local"], beside, why)
         if self.rule == "median" and any(plugin.is_sparse for plugin in in_use(method)):
             raise ValueError(
                 "robust.rule: expected trimmed-mean or krum with sparse uploads, got 'median': "

@@ -153,6 +153,7 @@ def test_they_read_the_mean_alone(name: str) -> None:
         ({"algo": "dfedavg"}, "robust.rule: expected none with gossip"),
         ({"gossip.topology": "ring"}, "robust.rule: expected none with gossip"),
         ({"weighting": "examples"}, "weighting: expected uniform with robust.rule=median, got"),
+        ({"buffers": "mean"}, "buffers: expected refuse, freeze or local with robust.rule=median"),
         (
             {"fedinit.server": "updates"},
             "robust.rule: expected none with FedInit, got 'median': its",
