@@ -34,7 +34,8 @@ def evaluate(
     console, run = make_console(), run.expanduser()
     with refusing(ValueError, OSError):
         with console.status("evaluating"):
-            values = _evaluate(run, read_place(pairs or []), BEST if best else MODEL)
+            given = read_place(pairs or [])
+            values = _evaluate(run, given, BEST if best else MODEL)
         reported = read_json(run / "summary.json")
     table, moved = Table.grid(padding=(0, 2)), []
     for name, value in values.items():
@@ -48,7 +49,7 @@ def evaluate(
         if before is not None and not math.isclose(value, before, rel_tol=ALIKE, abs_tol=ALIKE):
             moved.append(name)
     console.print(table)
-    if moved and "data-dir" not in read_place(pairs or []):
+    if moved and "data-dir" not in given:
         warn(
             f"{', '.join(moved)}: not as reported; the code of the model, the loss or the metrics, "
             "or the data have changed since the run"

@@ -21,6 +21,7 @@ CLOCK, EPSILON = "clock", "dp-epsilon"
 GIVEN_BY = {CLOCK: "device-profile", EPSILON: "dp.epsilon"}  # costs that not every run has
 DEFAULTS = "defaults.json"  # in a sweep's folder: the defaults behind the names of its trials
 TRIALS = "table.csv"  # in a sweep's folder: the trials and tests of its last start
+TUNE, TEST = "tune", "test"  # its stages: on validation samples, and on the test samples
 OPTIONS = Path(__file__).with_name("options.json")  # written by tools/sync.py
 ROUNDING = 1e-12  # relative, of sums of floats
 COSTS = {
@@ -155,8 +156,8 @@ def _chosen(folder: Path) -> dict[str, set[str]]:
         table = pd.read_csv(folder / TRIALS, usecols=["trial", "stage", "algo"])
     except (OSError, ValueError):  # it was stopped before its first trial, or is damaged
         return {}
-    tuned = {*table[table["stage"] == "tune"]["algo"]}
-    tests = table[(table["stage"] == "test") & table["algo"].isin(tuned)]
+    tuned = {*table[table["stage"] == TUNE]["algo"]}
+    tests = table[(table["stage"] == TEST) & table["algo"].isin(tuned)]
     return {str(algo): {*names} for algo, names in tests.groupby("algo")["trial"]}
 
 

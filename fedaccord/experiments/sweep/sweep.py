@@ -7,13 +7,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedaccord.experiments.analysis.groups import TRIALS, Group, with_costs
+from fedaccord.experiments.analysis.groups import TEST, TRIALS, TUNE, Group, with_costs
 from fedaccord.experiments.sweep import workers
 from fedaccord.experiments.sweep.plan import Plan
 from fedaccord.experiments.sweep.search import Ask, budget, ranked, search
 from fedaccord.experiments.sweep.table import (
-    TEST,
-    TUNE,
     Trial,
     Winner,
     at_edges,

@@ -9,6 +9,7 @@ import pandas as pd
 
 from fedaccord import config
 from fedaccord.experiments.analysis.groups import (
+    TEST,
     Group,
     Spread,
     costs_of,
@@ -21,7 +22,6 @@ from fedaccord.experiments.sweep.plan import Configuration
 from fedaccord.experiments.sweep.trial import COMPLETED, Row, column, number, sign
 from fedaccord.runs.metrics import MEAN, WINDOW, is_share, metric_of
 
-TUNE, TEST = "tune", "test"  # stages: on validation samples, and on the test samples
 STOPPED = "stopped"  # of a trial that ended after a rung
 BASELINES = ("fedavg", "dfedavg")  # methods are compared with the first of these in the sweep
 SEEDS = "completed"  # column: the seeds behind a mean

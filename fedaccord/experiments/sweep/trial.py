@@ -27,6 +27,7 @@ from fedaccord.storage.files import read_json, replace
 
 ROWS = "rows"  # folder of a sweep's folder
 RUN = "run.json"  # in a sweep's folder: its methods, and the settings of [run] behind its tables
+AGAIN = "restore it, or choose another --out"  # advice on a damaged file
 WINNERS = "winners.csv"  # in a sweep's folder
 DIVERGED = "model diverged"  # in the reason of a run whose local models or output model diverged
 KEPT = ("rounds-counted", *metrics.of_kind(metrics.SUMMED))  # of a run's summary
@@ -109,27 +110,19 @@ def check_run(folder: Path, plan: Plan) -> None:
     replace(file, json.dumps({"methods": methods, "run": known["run"] | now}).encode())
 
 
-def read_table(file: Path, *keys: str) -> dict[str, Any]:
+def read_table(file: Path, *keys: str, advice: str = AGAIN) -> dict[str, Any]:
     """A JSON file of a sweep, with these keys. Raises ValueError, which names it, for another."""
     with suppress(ValueError):
         found = read_json(file)
         if isinstance(found, dict) and {*keys} <= {*found}:
             return found
-    raise ValueError(
-        f"{file}: expected a file of a sweep, got a damaged one; restore it, or choose another "
-        "--out"
-    )
+    raise ValueError(f"{file}: expected a file of a sweep, got a damaged one; {advice}")
 
 
 def read_row(file: Path) -> Row:
     """The result of a trial. Raises ValueError, which names the file, if it is damaged."""
-    try:
-        return read_table(file, "status", "reason")
-    except ValueError:
-        raise ValueError(
-            f"{file}: expected the result of a run, got a damaged file; remove it, and the run is "
-            "read or done again"
-        ) from None
+    advice = "remove it, and the run behind it is read or done again"
+    return read_table(file, "status", "reason", advice=advice)
 
 
 def row_of(job: Job) -> Row | None:

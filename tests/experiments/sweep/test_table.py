@@ -6,10 +6,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from fedaccord.experiments.analysis.groups import TEST, TUNE
 from fedaccord.experiments.sweep.plan import Configuration
 from fedaccord.experiments.sweep.table import (
-    TEST,
-    TUNE,
     Trial,
     Winner,
     as_text,
