@@ -17,6 +17,7 @@ import pages
 
 from fedaccord.cli.columns import columns_markdown
 from fedaccord.config import config_toml, default, keys
+from fedaccord.core.options import FREE
 from fedaccord.experiments.analysis.groups import OPTIONS
 from fedaccord.experiments.reproduce import tables
 from fedaccord.experiments.reproduce.page import as_markdown
@@ -63,9 +64,11 @@ def stale(root: Path) -> dict[Path, str | None]:
 
 
 def options_json() -> str:
-    """Every key with its default and what it affects, a line each."""
-    pairs = {key: (default(field), field.metadata["affects"]) for key, field in keys().items()}
-    lines = [f"  {json.dumps(key)}: {json.dumps(pair)}" for key, pair in pairs.items()]
+    """Every key with its default and whether it affects the numbers of a run, a line each."""
+    lines = []
+    for key, field in keys().items():
+        pair = default(field), field.metadata["affects"] not in FREE
+        lines.append(f"  {json.dumps(key)}: {json.dumps(pair)}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 

@@ -6,6 +6,7 @@ PyTorch and Flower need seconds, `--help` must not.
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,6 +32,13 @@ app.command(context_settings={"ignore_unknown_options": True})(device.device)
 app.add_typer(deploy.app, name="deploy")
 
 
+def _before_packages() -> int:
+    """Where a folder's modules come after Python's own and before those of packages."""
+    folders = (Path(path).name for path in sys.path)
+    are_packages = (name in ("site-packages", "dist-packages") for name in folders)
+    return next((k for k, found in enumerate(are_packages) if found), len(sys.path))
+
+
 @app.callback(invoke_without_command=True)
 def main(
     context: typer.Context,
@@ -40,8 +48,8 @@ def main(
 ) -> None:
     """Federated optimisation under client drift, for Flower."""
     wait_passively()  # FedAccord's own process; a command loads PyTorch later
-    if "" not in sys.path:
-        sys.path.append("")  # a setting's function may be in a file of this folder
+    if "" not in sys.path:  # a setting's function may be in a file of this folder
+        sys.path.insert(_before_packages(), "")
     if version:
         typer.echo(f"fedaccord {__version__}")
         raise typer.Exit

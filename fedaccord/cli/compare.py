@@ -122,9 +122,16 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]") -> Non
             "chose the settings of its tested runs, and tests of earlier choices; its table.csv "
             "has the trials"
         )
+    from fedaccord.experiments.analysis.groups import several_samples
+
     sets = [*dict.fromkeys(str(group.settings.get("dataset")) for group in compared)]
     if len(sets) > 1:
         warn(f"runs of {', '.join(sets)} are ranked together: compare those of one dataset")
+    elif several_samples(compared):
+        warn(
+            "runs of different samples are ranked together: the data behind dataset or data-dir "
+            "differ, see contents.samples in each config.toml"
+        )
 
 
 def read_groups(runs: list[Path]) -> "list[Group]":

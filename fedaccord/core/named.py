@@ -2,10 +2,13 @@
 
 import inspect
 import re
+import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedaccord.core.options import did_you_mean
@@ -59,6 +62,22 @@ def function(key: str, path: str) -> Any:
     if not callable(found):
         raise ValueError(f"{key}: expected a function, {path} is a {type(found).__name__}")
     return found
+
+
+def files(key: str, path: str) -> list[Path]:
+    """The files of the module and, if another one defines the object, of that. Raises as `load`."""
+    found = load(key, path)
+    own = getattr(sys.modules[path.partition(":")[0]], "__file__", None)
+    return [*dict.fromkeys([*([Path(own)] if own else []), *files_of(found)])]
+
+
+def files_of(found: Any) -> list[Path]:
+    """The file that defines a function, a class or the class of an object; none if that is not
+    known."""
+    for each in (inspect.unwrap(found) if callable(found) else found, type(found)):
+        with suppress(TypeError):
+            return [Path(inspect.getfile(each))]
+    return []
 
 
 def call(key: str, path: str, offered: Mapping[str, Any]) -> Any:

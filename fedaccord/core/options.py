@@ -10,7 +10,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-AFFECTS = ("numbers", "rounds", "records", "speed", "place")
+FREE = ("records", "speed", "place")  # of no number of a run
+AFFECTS = ("numbers", "rounds", *FREE)
 
 
 def option(

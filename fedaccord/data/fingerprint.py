@@ -1,7 +1,7 @@
-"""Checksums of data and partition: a run resumes with the samples that it began with."""
+"""Checksums of data and partition: runs of other data are other runs, and none resumes with it."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -10,16 +10,16 @@ from torch import Tensor
 from fedaccord.data.parts import Cut, Drawn
 
 
-def of_samples(tensors: Iterable[Tensor]) -> int:
-    """CRC-32 of the values, shapes and types of tensors."""
+def of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """CRC-32 of the names, values, shapes and types of tensors, as eight hexadecimal digits."""
     found = 0
-    for tensor in tensors:
+    for name, tensor in sorted(tensors.items()):
         if tensor.dtype == torch.bfloat16:  # NumPy has none
             tensor = tensor.view(torch.int16)
         array = np.ascontiguousarray(tensor.detach().cpu().numpy())
-        found = zlib.crc32(f"{array.dtype} {array.shape}".encode(), found)
+        found = zlib.crc32(f"{name} {array.dtype} {array.shape}".encode(), found)
         found = zlib.crc32(array.reshape(-1).view(np.uint8).data, found)
-    return found
+    return f"{found:08x}"
 
 
 def of_parts(parts: Sequence[np.ndarray]) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedaccord.core import named
 from fedaccord.core.options import did_you_mean
 from fedaccord.data.cache import channel_stats
+from fedaccord.data.fingerprint import of_tensors
 from fedaccord.data.kind import Dataset, Kind, ReadOptions, Source, warn_if_whole
 from fedaccord.data.samples import Split, partitioned, split_of
 from fedaccord.data.text import encode, tokenizer_of
@@ -106,6 +107,9 @@ def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
         if classes < 2 or top >= classes:
             raise ValueError(f"expected labels below classes={classes}, two or more, got {top}")
     mean, std = channel_stats(train.x) if train.x.ndim == 4 else ((), ())
+    tensors = {"x_train": train.x, "y_train": y_train, "x_test": test.x, "y_test": y_test}
+    if owners is not None:
+        tensors["owners"] = owners
     return Dataset(
         *(name, train.x, y_train, test.x, y_test, classes),
         mean=mean,
@@ -113,6 +117,7 @@ def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
         class_names=names,
         vocabulary=vocabulary,
         owners=owners,
+        checksum=of_tensors(tensors),
     )
 
 

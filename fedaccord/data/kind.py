@@ -36,6 +36,7 @@ class Dataset(NamedTuple):
     class_names: tuple[str, ...] = ()  # of label 0, 1, ...; empty: unknown
     vocabulary: int = 0  # number of token ids; 0: the inputs are no tokens, or unknown
     owners: torch.Tensor | None = None  # (n,) int64 the client of each training sample, from 0 on
+    checksum: str = ""  # of all tensors, with their types and shapes
 
     @property
     def outputs(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -53,11 +52,9 @@ def find(root: Path, reading: ReadOptions) -> Source:
         raise ValueError(
             f"text: expected a file called *.csv or *.jsonl, got {wrong[0]}: rename it"
         )
-    code = []
+    code: list[Path] = []
     if reading.tokenizer != BYTES:  # a change of its code is one of the data
-        named.load("tokenizer", reading.tokenizer)
-        module = sys.modules[reading.tokenizer.partition(":")[0]]
-        code = [Path(module.__file__)] if module.__file__ else []
+        code = named.files("tokenizer", reading.tokenizer)
     return Source((*files, *code), partial(decode, files, reading))
 
 

@@ -29,7 +29,7 @@ from fedaccord.federation.round import Round
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.process import threads
 from fedaccord.process.allocator import give_back_memory
-from fedaccord.runs import RunDirectory, logbook
+from fedaccord.runs import RunDirectory, logbook, named_contents
 from fedaccord.runs.checkpoint import Checkpoints
 from fedaccord.strategies import METHODS
 from fedaccord.task import Clients, Task, load_task
@@ -333,7 +333,8 @@ def simulate(
                 raise logbook.is_done("resume", found.number, "rounds")
             logbook.check_states(config, found)
             if clients is None:
-                logbook.check_data(task.fingerprint, found.facts)
+                named = named_contents.of_names(config, samples_known=True)
+                logbook.check_contents({**task.fingerprint, **named}, found.facts)
             state = logbook.restore(run.session, found)
         result = run.play(state)
         server_app.check_result(run, result, server_app.loss_of(method, task))

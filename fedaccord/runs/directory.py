@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
 MODEL = "model.safetensors"
+CONTENTS = "contents."  # keys of [used]: hashes of what settings only name, see `named_contents`
+SAMPLES = "samples"  # among these: the data set, before it was divided
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 

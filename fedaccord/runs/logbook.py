@@ -21,9 +21,10 @@ from fedaccord.federation.metrics import with_evaluations
 from fedaccord.federation.partition_ids import PartitionIds
 from fedaccord.federation.round import Round
 from fedaccord.federation.session import Book, Session
-from fedaccord.runs import COMPLETED, RUNNING, RunDirectory, place, status
+from fedaccord.runs import COMPLETED, RUNNING, RunDirectory, named_contents, place, status
 from fedaccord.runs.best import Best
 from fedaccord.runs.checkpoint import Checkpoint, Checkpoints
+from fedaccord.runs.directory import CONTENTS, SAMPLES
 from fedaccord.runs.lock import Lock
 from fedaccord.storage.files import read_json, replace
 from fedaccord.storage.mapped import release
@@ -43,7 +44,7 @@ class Logbook(Book):
         self,
         config: RunConfig,
         used: Mapping[str, Any],
-        data: Mapping[str, int],
+        data: Mapping[str, Any],
         at: int | None = None,
         in_process: bool = True,
         metrics: str = "",
@@ -54,7 +55,10 @@ class Logbook(Book):
         used: see `RunDirectory`. data: checksums of the samples, as `Task.fingerprint`. in_process:
         the clients are in this process or its workers. metrics: as of `Best`.
         """
-        self.config, self._data = config, data
+        named = named_contents.of_names(config, samples_known=SAMPLES in data)
+        self.config, self._data = config, {**data, **named}
+        contents = {name: self._data[name] for name in (SAMPLES, *named) if name in self._data}
+        used = {**used, **{f"{CONTENTS}{name}": digest for name, digest in contents.items()}}
         self.best = Best(config, metrics) if config.keep_best else None
         self._begun: Checkpoint | None = None  # what the run resumes from
         if config.resume:
@@ -83,7 +87,7 @@ class Logbook(Book):
             stack.callback(lock.release)
             begun = self._begun = self.checkpoints.load(at)
             check_resumed(config, begun.facts["settings"])
-            check_data(self._data, begun.facts)
+            check_contents(self._data, begun.facts)
             if in_process:
                 check_states(config, begun)
             _check_rounds(config, begun, path)
@@ -212,20 +216,28 @@ def check_resumed(
             )
 
 
-def check_data(data: Mapping[str, int], facts: Mapping[str, Any]) -> None:
-    """Raise ValueError, in one line, if the data are not those that a run began with.
+def check_contents(now: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Raise ValueError, in one line, if data or files are not those that a run began with; a
+    warning for other code, which may compute the same.
 
-    data: as `Task.fingerprint`. facts: of the run's checkpoint; earlier versions wrote none.
+    now: `Task.fingerprint` and `named_contents.of_names`. facts: of the run's checkpoint; earlier
+    versions wrote fewer.
     """
+    files = {key for key, field in keys().items() if field.metadata["path"]}
     for what, before in facts.get("data", {}).items():
-        if what in data and data[what] != before:
+        if now.get(what, before) == before or type(now[what]) is not type(before):
+            continue
+        if what in (SAMPLES, "partition", *files):
             raise ValueError(
-                f"resume: expected the {what} that the run began with, got another one: the files "
-                "of data-dir or partition-file have changed; put them back, or begin another run"
-                if what == "partition"
-                else "resume: expected the samples that the run began with, got other ones: the "
-                "files of data-dir have changed; put them back, or begin another run"
+                f"resume: expected the {what} that the run began with, got other content: files "
+                "of data-dir, or a file that the settings name, have changed; put them back, or "
+                "begin another run"
             )
+        log.warning(
+            "resume: the code of %s=%s has changed since the run began: its rounds until now are "
+            "those of the code before",
+            *(what, facts["settings"][what]),
+        )
 
 
 def is_done(what: object, number: int, key: str) -> ValueError:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedaccord.runs.directory import COMPLETED, flatten, status
+from fedaccord.runs.directory import COMPLETED, CONTENTS, flatten, status
 from fedaccord.storage.files import read_bytes, read_json
 
 WORDS = ("status", "repair", "evaluation")  # columns of clients.csv
@@ -28,6 +28,11 @@ class Run(NamedTuple):
     metrics: pd.DataFrame  # a row a round, the untrained model's first
     clients: pd.DataFrame  # a row a client a round
     classes: pd.DataFrame | None  # a row a client; None: unknown
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """By key, hashes of what its settings only name: data, files, code; empty if unknown."""
+        return {k.removeprefix(CONTENTS): v for k, v in self.used.items() if k.startswith(CONTENTS)}
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:

@@ -86,6 +86,7 @@ def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> T
         seed=config.seed,
         own_test=whole,
         card=_card(config, data),
+        checksum=data.checksum,
     )
 
 

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -65,6 +64,7 @@ class Task:
     split: str = "test"  # the kind of test samples: "validation" if they were held out
     card: Mapping[str, Any] = field(default_factory=dict)  # how to build and feed the saved model
     metrics: str = ""  # names, as of `core.metrics.select`
+    checksum: str = ""  # of the data set, before it was divided; empty: unknown
     _models: dict[ModelSettings, FlatModel] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -103,13 +103,9 @@ class Task:
         return self.clients.to(device), test
 
     @cached_property
-    def fingerprint(self) -> dict[str, int]:
-        """Checksums of the samples and, if clients share one training set, of the partition."""
-        assert isinstance(self.clients, Clients), "samples of a run directory are tensors"
-        test = self.test if isinstance(self.test, tuple) else ()
-        every = (self.clients.x, self.clients.y, test)
-        tensors = chain(*([part] if isinstance(part, Tensor) else part for part in every))
-        found = {"samples": fingerprint.of_samples(tensors)}
+    def fingerprint(self) -> dict[str, Any]:
+        """Checksums of the data set and, if clients share one training set, of the partition."""
+        found: dict[str, Any] = {"samples": self.checksum}
         if self.clients.parts is not None and not self.own_test:
             found["partition"] = fingerprint.of_parts(self.clients.parts)
         return found

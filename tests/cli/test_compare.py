@@ -192,3 +192,11 @@ def test_runs_of_several_data_sets_are_ranked_with_a_warning(tmp_path: Path) -> 
     line = "runs of cifar10, digits are ranked together: compare those of one dataset"
     assert line in " ".join(success(invoke("compare", tmp_path)).stderr.split())
     assert not success(invoke("compare", tmp_path / "digits")).stderr
+
+
+def test_runs_of_different_samples_are_ranked_with_a_warning(tmp_path: Path) -> None:
+    for samples, algo in (("1", "fedavg"), ("2", "scaffold")):
+        write(tmp_path / samples, [0.1, 0.5], algo=algo, contents={"samples": samples})
+    line = "runs of different samples are ranked together: the data behind dataset or data-dir"
+    assert line in " ".join(success(invoke("compare", tmp_path)).stderr.split())
+    assert not success(invoke("compare", tmp_path / "1")).stderr

@@ -1,12 +1,13 @@
 """Settings from the command line: KEY=VALUE pairs and a TOML file."""
 
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from fedaccord.cli.settings import read_settings
-from tests.cli.shell import refusal, run, success
+from tests.cli.shell import invoke, refusal, run, success
 
 
 def test_values_are_toml_or_else_strings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,3 +93,12 @@ def test_a_bad_file_gives_one_line(tmp_path: Path, content: str | None, message:
     if content is not None:
         file.write_bytes(content.encode(errors="surrogateescape"))
     assert message in refusal(tmp_path, run(tmp_path, "--config", file))
+
+
+def test_a_function_of_this_folder_is_found_before_those_of_packages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    packages = "/usr/lib/python/site-packages"
+    monkeypatch.setattr(sys, "path", ["/bin", "/usr/lib/python", packages, "/clone"])
+    success(invoke("--version"))
+    assert sys.path == ["/bin", "/usr/lib/python", "", packages, "/clone"]

@@ -8,7 +8,7 @@ import torch
 
 from fedaccord import run, simulate
 from fedaccord.data.datasets import cached, load
-from fedaccord.data.fingerprint import of_samples
+from fedaccord.data.fingerprint import of_tensors
 from fedaccord.data.kind import Dataset, ReadOptions
 from fedaccord.data.transforms import normalise
 from fedaccord.federation.errors import FederationError
@@ -120,7 +120,13 @@ def test_texts_are_tokenized() -> None:
 
 def test_bfloat16_has_a_checksum() -> None:
     data = of("half_precision")
-    assert of_samples([data.x_train]) != of_samples([data.x_train + 1])
+    assert of_tensors({"x": data.x_train}) != of_tensors({"x": data.x_train + 1})
+
+
+def test_the_checksum_is_of_the_samples_alone() -> None:
+    one, again, other = of("half_precision"), of("half_precision"), of("columns")
+    assert one.checksum == again.checksum != other.checksum
+    assert len(one.checksum) == 8
 
 
 def test_integers_stay_integers() -> None:

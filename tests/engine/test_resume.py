@@ -21,7 +21,7 @@ from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
 from fedaccord.federation.round import Round
 from fedaccord.federation.settings import Settings
-from fedaccord.runs import RunDirectory, status
+from fedaccord.runs import RunDirectory, reader, status
 from fedaccord.runs.checkpoint import Checkpoints, DamagedError
 from fedaccord.runs.logbook import Logbook
 from fedaccord.strategies import METHODS, FedDyn, RelaxedInit, Scaffold
@@ -478,6 +478,30 @@ def test_other_samples_and_another_partition_are_refused(
     with pytest.raises(ValueError, match=r"^resume: expected the partition that the run began.*$"):
         resume(arrays, blocks)
     resume(arrays, striped)
+
+
+def test_a_run_resumes_with_changed_code_with_a_warning(
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = tmp_path / "net_of_a_run.py"
+    file.write_text("from torch import nn\ndef net():\n    return nn.Linear(6, 3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = settings | {"model": "net_of_a_run:net", "name": "code", "num-server-rounds": 2}
+    first = run(RunConfig.make(own)).path
+    contents = reader.read(first).contents
+    assert {*contents} == {"samples", "model"}
+    again = own | {"resume": True}
+    run(RunConfig.make(again | {"num-server-rounds": 3}))
+    assert "the code of" not in caplog.text
+    file.write_text(file.read_text() + "# changed\n")
+    run(RunConfig.make(again | {"num-server-rounds": 4}))
+    assert "resume: the code of model=net_of_a_run:net has changed since the run" in caplog.text
+    now = reader.read(first).contents
+    assert now["samples"] == contents["samples"]
+    assert now["model"] != contents["model"]
 
 
 def test_other_files_in_a_checkpoint_are_left_alone(settings: dict[str, Any]) -> None:

@@ -1,6 +1,8 @@
 """Groups of runs: those that differ only in their seed are one group, with a spread.
 
-A seed counts once: runs that repeat it are no replicates, even if they differ in the last bits.
+Other data, files or code behind equal settings are another group; what is unknown, as in runs of
+earlier versions, is no difference where only one is known. A seed counts once: runs that repeat it
+are no replicates, even if they differ in the last bits.
 """
 
 import json
@@ -12,17 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedaccord.runs.directory import COMPLETED, FAILED
+from fedaccord.runs.directory import COMPLETED, CONTENTS, FAILED, SAMPLES
 from fedaccord.runs.metrics import RANKED, WINDOW, best, is_share
 from fedaccord.runs.reader import Run
 
-FREE = ("records", "speed", "place")  # effects of options besides the numbers
 CLOCK, EPSILON = "clock", "dp-epsilon"
 GIVEN_BY = {CLOCK: "device-profile", EPSILON: "dp.epsilon"}  # costs that not every run has
 DEFAULTS = "defaults.json"  # in a sweep's folder: the defaults behind the names of its trials
 TRIALS = "table.csv"  # in a sweep's folder: the trials and tests of its last start
 TUNE, TEST = "tune", "test"  # its stages: on validation samples, and on the test samples
 OPTIONS = Path(__file__).with_name("options.json")  # written by tools/sync.py
+READING = ("dataset", "image-size", "tokenizer", "max-length", "labels")
+UNKNOWN = "unknown"  # the contents behind a setting, in an earlier version
 ROUNDING = 1e-12  # relative, of sums of floats
 COSTS = {
     **{"round": "rounds", "bytes": "bytes sent"},
@@ -71,6 +74,11 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         settings = {k: v for k, v in _complete(run.settings, usual).items() if k not in free}
         together.setdefault(tuple(sorted(settings.items())), []).append(run)
+    together = {
+        (*settings, *found): alike
+        for settings, same in together.items()
+        for found, alike in _of_same_contents(same).items()
+    }
     each = [dict(key) for key in together]
     keys = differing(each)
     found = []
@@ -87,6 +95,18 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     return sorted(found, key=place)
 
 
+def _of_same_contents(runs: Sequence[Run]) -> dict[tuple[tuple[str, str], ...], list[Run]]:
+    """The runs by what their equal settings only name, where that differs: the hashes by key."""
+    every = [run.contents for run in runs]
+    names = dict.fromkeys(name for contents in every for name in contents)
+    several = [n for n in names if len({each[n] for each in every if n in each}) > 1]
+    found: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    for run in runs:
+        digests = tuple((CONTENTS + name, run.contents.get(name, UNKNOWN)) for name in several)
+        found.setdefault(digests, []).append(run)
+    return found
+
+
 def _options(settings: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], set[str]]:
     """(every key with its default, the keys that affect no number of a run).
 
@@ -94,10 +114,11 @@ def _options(settings: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], set
     the time of a comparison; a key that is not in it belongs to another package's method.
     """
     found = json.loads(OPTIONS.read_text(encoding="utf-8"))
-    if all(key in found for each in settings for key in each):
+    if all(key in found for each in settings for key in each if not key.startswith(CONTENTS)):
         usual = {key: default for key, (default, _) in found.items()}
-        return usual, {key for key, (_, affects) in found.items() if affects in FREE}
+        return usual, {key for key, (_, decides) in found.items() if not decides}
     from fedaccord.config import affecting, defaults
+    from fedaccord.core.options import FREE
 
     return defaults(), affecting(*FREE)
 
@@ -231,6 +252,15 @@ def costs_of(groups: Sequence[Group]) -> dict[str, str]:
     """The costs that some run has, with their names."""
     absent = {cost for cost in GIVEN_BY if not any(has(group, cost) for group in groups)}
     return {cost: name for cost, name in COSTS.items() if cost not in absent}
+
+
+def several_samples(groups: Sequence[Group]) -> bool:
+    """Whether the data behind an equal data set and equal settings of reading it differ."""
+    found: dict[tuple[Any, ...], set[str]] = {}
+    for group in groups:
+        same = found.setdefault(tuple(group.settings.get(key) for key in READING), set())
+        same |= {run.contents[SAMPLES] for run in group.runs if SAMPLES in run.contents}
+    return any(len(known) > 1 for known in found.values())
 
 
 def main_metric(groups: Sequence[Group]) -> str:

@@ -18,6 +18,7 @@ from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.space import Choices, Space, Values
 from fedaccord.runs import flatten
 from fedaccord.runs.metrics import AT, is_loss, is_share, metric_of
+from fedaccord.runs.named_contents import functions, of_code
 from fedaccord.storage.files import contents
 from fedaccord.strategies import METHODS
 
@@ -112,7 +113,9 @@ class Configuration:
     @cached_property
     def name(self) -> str:
         """Method and hash of the settings that affect its numbers and are no defaults, as later
-        versions may have more keys; see `trial.check_names`. A file counts by its content.
+        versions may have more keys; see `trial.check_names`. A file counts by its content, a
+        function and a method of another package by its code. Raises ValueError, in one line, if
+        that cannot be imported.
         """
         used, usual = config.in_use(self.config), deciding_defaults()
         deciding = {k: v for k, v in used.items() if k in usual and v != usual[k] and k != "seed"}
@@ -120,6 +123,8 @@ class Configuration:
             deciding["data-dir"] = used["data-dir"]
         for key in config.paths(deciding):
             deciding[key] = contents(Path(deciding[key]))
+        for key, path in functions(self.config).items():
+            deciding[key] = f"{path} {of_code(key, path)}"
         digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
         return f"{self.algo}-{digest[:10]}"
 

@@ -21,6 +21,7 @@ from fedaccord.experiments.analysis.groups import (
     groups_of,
     main_metric,
     ranked,
+    several_samples,
     smoothed,
     to_target,
     tuned,
@@ -61,13 +62,30 @@ def test_settings_that_affect_no_number_do_not_split_a_group(tmp_path: Path) -> 
     assert len(groups(tmp_path)) == 2
 
 
+def test_other_data_or_code_behind_equal_settings_is_another_group(tmp_path: Path) -> None:
+    for folder, model in (("a", "1"), ("b", "2"), ("c", "1")):
+        write(tmp_path / folder, [0.1, 0.5], contents={"samples": "3", "model": model})
+    write(tmp_path / "d", [0.1, 0.7], seed=1)  # of an earlier version
+    write(tmp_path / "e", [0.1, 0.7], lr=0.05, contents={"samples": "4"})
+    found = {group.label: len(group.runs + group.repeats) for group in groups(tmp_path)}
+    equal = "fedavg lr=0.1 contents.model="
+    assert found == {"fedavg lr=0.05": 1, f"{equal}1": 2, f"{equal}2": 1, f"{equal}unknown": 1}
+    assert several_samples(groups(tmp_path))
+    shutil.rmtree(tmp_path / "b")
+    shutil.rmtree(tmp_path / "e")
+    (group,) = groups(tmp_path)  # what is unknown is the one that is known
+    assert ([run.settings["seed"] for run in group.runs], group.label) == ([0, 1], "fedavg")
+    write(tmp_path / "f", [0.1, 0.7], image_size=8, contents={"samples": "4"})
+    assert not several_samples(groups(tmp_path))
+
+
 def test_pytorch_is_loaded_for_the_options_of_other_packages_alone(tmp_path: Path) -> None:
     code = """import sys; from pathlib import Path; from fedaccord.runs import reader
 from fedaccord.experiments.analysis.groups import groups_of
 groups_of([reader.read(Path(sys.argv[1]))]); print('torch' in sys.modules)"""
     found = []
     for keys in ({}, {"of-another-package.beta": 1.0}):
-        path = write(tmp_path / str(len(keys)), [0.1, 0.5], **keys)
+        path = write(tmp_path / str(len(keys)), [0.1, 0.5], contents={"samples": "3"}, **keys)
         command = [sys.executable, "-c", code, str(path)]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         found.append(result.stdout.strip())

@@ -134,6 +134,24 @@ def test_a_name_depends_on_the_content_of_the_data_not_on_its_path(tmp_path: Pat
     assert name(dataset="npz", data_dir="/none.npz") != name(dataset="npz", data_dir="/no.npz")
 
 
+def test_a_name_depends_on_the_code_of_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def name(function: str) -> str:
+        run = {"model": f"nets_of_a_sweep:{function}"}
+        return make({}, run).configurations("fedinit")[0].name
+
+    file = tmp_path / "nets_of_a_sweep.py"
+    file.write_text("def one(): ...\ndef two(): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = name("one"), name("two")
+    assert name("one") == before[0] != before[1]
+    file.write_text(file.read_text() + "# changed\n")
+    assert name("one") not in before
+    with pytest.raises(ValueError, match=r"^model: .* it has no 'three'$"):
+        name("three")
+
+
 def test_other_configurations_change_no_name() -> None:
     few = make({"lr": [0.1]}).configurations("fedinit")
     many = make({"lr": [0.05, 0.1], "clip-norm": [10.0]}).configurations("fedinit")
