@@ -35,6 +35,14 @@ At = Annotated[
         "device-profile, or at another cost: dp-epsilon=4, bytes=1e9, round=50.",
     ),
 ]
+Metric = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Rank by this metric, as personal-accuracy; by default the test accuracy, or the "
+        "loss of runs without one.",
+    ),
+]
 
 
 class Format(StrEnum):
@@ -50,6 +58,7 @@ def compare(
     runs: Runs,
     target: Target = None,
     at: At = None,
+    metric: Metric = "",
     figures: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write figures as PDF and PNG.")
     ] = None,
@@ -77,15 +86,15 @@ def compare(
     from fedaccord.experiments.analysis.table import summary
 
     with refusing(ValueError):
-        rows = summary(groups, target, at)
-    note_compared(groups, rows.groups)
+        rows = summary(groups, target, at, metric)
+    note_compared(groups, rows.groups, rows.metric)
     if figures is not None:
         figures = figures.expanduser()
         import_module("matplotlib")  # before the folder is created
         from fedaccord.experiments.analysis.figures import save
 
         with refusing(OSError):
-            written = save(groups, figures)
+            written = save(groups, figures, metric)
     console = make_console()
     form = Format.JSON if as_json else form
     if form is Format.TABLE:
@@ -112,9 +121,9 @@ def _formatted(summary: "Summary", form: Format) -> str:
     return numbers.to_csv(index=False)
 
 
-def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]") -> None:
-    """Print how many runs are left out as trials, if there are any, and that runs of several data
-    sets are ranked together."""
+def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric: str) -> None:
+    """Print how many runs are left out as trials, if there are any, and what the metric does not
+    compare: runs of several data sets, and models whose parts stay at the clients."""
     every, shown = (sum(len(g.runs) for g in some) for some in (groups, compared))
     if every > shown:
         warn(
@@ -122,7 +131,7 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]") -> Non
             "chose the settings of its tested runs, and tests of earlier choices; its table.csv "
             "has the trials"
         )
-    from fedaccord.experiments.analysis.groups import several_samples
+    from fedaccord.experiments.analysis.groups import of_untrained_parts, several_samples
 
     sets = [*dict.fromkeys(str(group.settings.get("dataset")) for group in compared)]
     if len(sets) > 1:
@@ -131,6 +140,12 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]") -> Non
         warn(
             "runs of different samples are ranked together: the data behind dataset or data-dir "
             "differ, see contents.samples in each config.toml"
+        )
+    if parts := [group.label for group in compared if of_untrained_parts(group, metric)]:
+        more = f" and {len(parts) - 1} more rows" if len(parts) > 1 else ""
+        warn(
+            f"{parts[0]}{more}: {metric} is of a model whose local parts are those before round 1; "
+            f"--metric personal-{metric.partition('-')[2]} ranks by the clients' own models"
         )
 
 

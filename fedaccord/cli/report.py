@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from fedaccord.cli.compare import At, Runs, Target, note_compared, read_groups
-from fedaccord.cli.console import make_console, stop
+from fedaccord.cli.compare import At, Metric, Runs, Target, note_compared, read_groups
+from fedaccord.cli.console import make_console, refusing, stop
 from fedaccord.process.allocator import uncollected
 
 
@@ -15,6 +15,7 @@ def report(
     runs: Runs,
     target: Target = None,
     at: At = None,
+    metric: Metric = "",
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
 ) -> None:
     """Write one HTML file that compares runs and opens in a browser without a network.
@@ -28,13 +29,15 @@ def report(
     fedaccord report my-sweep --out my-sweep.html
     """
     groups = read_groups(runs)
-    from fedaccord.experiments.analysis.groups import tested
+    from fedaccord.experiments.analysis.groups import main_metric, tested
 
-    note_compared(groups, tested(groups))
+    compared = tested(groups)
+    with refusing(ValueError):
+        note_compared(groups, compared, main_metric(compared, metric))
     from fedaccord.experiments.analysis.notebook import write_page
 
     try:
-        path = write_page(groups, out, target, at)
+        path = write_page(groups, out, target, at, metric)
     except (ImportError, ValueError) as error:
         stop(error, 2)
     except OSError as error:

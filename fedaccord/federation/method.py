@@ -393,4 +393,9 @@ class Method(Settings, ABC):
             log.info("with %s", plugin)
             if advice := plugin.advice():
                 log.warning(advice)
+        if self.buffers == "mean" and (self.max_client_norm or self.max_update_norm):
+            log.warning(
+                "buffers=mean: no bound of a norm holds for the buffers: one client can "
+                "spoil their mean; with clients that may be wrong use buffers=local or freeze"
+            )
         log.info("each round: %s", self.local_training())

@@ -106,6 +106,7 @@ class CohortSolver:
     def __call__(
         self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
     ) -> Solution:
+        self.model.unsaved.reset()
         self.model.train()
         with tf32_as(self.precision, w_i0.device):
             w = w_i0.clone(memory_format=torch.contiguous_format)

@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from fedaccord.core.request import ModelLayout, ModelSettings
 from fedaccord.core.vectors import dtype_of
 from fedaccord.task.batches import Forward, describe
+from fedaccord.task.unsaved import Unsaved
 
 BUFFERS = ("refuse", "freeze", "mean", "local")
 LARGE = 2**24  # bytes of a model above which a visit saves memory
@@ -29,7 +30,8 @@ class FlatModel:
       values and are never sent;
     * persistent *buffers*, such as running statistics, follow ``buffers``: ``refuse``, ``freeze``
       (as frozen parameters; their modules are in evaluation mode in training too), ``mean``
-      (averaged over the clients: `read_buffers`), ``local`` (each client's own, in `local`).
+      (averaged over the clients: `read_buffers`), ``local`` (each client's own, in `local`);
+    * what the state dict lacks, such as other buffers, begins each visit as at first: `unsaved`.
 
     The shared parameters are views into ``w`` and their gradients views into ``g``: a step on w is
     a step of the model, and a backward pass writes into g. Nothing is copied between the two.
@@ -103,6 +105,7 @@ class FlatModel:
         ]
         for still in self._still:  # the module itself may be in training mode already
             still.eval()
+        self.unsaved = Unsaved(self.module)
         self.initial_local = self.read_local()
         self.initial_buffers = self.read_buffers()
 
@@ -136,7 +139,8 @@ class FlatModel:
         return self.w.is_cpu and self.w.nbytes >= LARGE and self.is_plain
 
     def load(self, w: Tensor) -> None:
-        """Write ``w`` (d,) into the model."""
+        """Begin a visit or an evaluation at ``w`` (d,), with the `unsaved` values as at first."""
+        self.unsaved.reset()
         if not len(self.g):
             self._hold(torch.empty_like(self.w))
         self.w.copy_(w)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.shell import invoke, success
+from tests.cli.shell import invoke, refusal, success
 from tests.cli.test_console import HOSTILE
 from tests.experiments.analysis.made import write
 
@@ -192,6 +192,37 @@ def test_runs_of_several_data_sets_are_ranked_with_a_warning(tmp_path: Path) -> 
     line = "runs of cifar10, digits are ranked together: compare those of one dataset"
     assert line in " ".join(success(invoke("compare", tmp_path)).stderr.split())
     assert not success(invoke("compare", tmp_path / "digits")).stderr
+
+
+def test_runs_are_ranked_by_a_metric_of_choice(tmp_path: Path) -> None:
+    for name, accuracy, loss in (("a", 0.9, 0.5), ("b", 0.8, 0.4)):
+        path = write(tmp_path / name, [0.1, accuracy], algo="fed" + {"a": "avg", "b": "init"}[name])
+        table = path / "metrics.csv"
+        head, *rows = table.read_text().splitlines()
+        table.write_text("\n".join([head + ",personal-loss", *(f"{r},{loss}" for r in rows)]))
+
+    def order(*words: str) -> list[str]:
+        rows = json.loads(success(invoke("compare", tmp_path, "--json", *words)).stdout)
+        assert {row["metric"] for row in rows} == {words[-1] if words else "test-accuracy"}
+        return [row["method"] for row in rows]
+
+    assert order() == order("--metric", "test-loss") == ["fedavg", "fedinit"]
+    assert order("--metric", "personal-loss") == ["fedinit", "fedavg"]
+    for command in (("compare",), ("report", "--out", tmp_path / "page.html")):
+        line = refusal(tmp_path, invoke(*command, tmp_path, "--metric", "personal-los"))
+        assert "--metric: expected one that the runs have, test-loss, test-accuracy, p" in line
+        assert line.endswith("got 'personal-los' (did you mean 'personal-loss'?)\n")
+
+
+def test_a_model_with_untrained_parts_is_ranked_with_a_warning(tmp_path: Path) -> None:
+    write(tmp_path / "a", [0.1, 0.4])
+    write(tmp_path / "b", [0.1, 0.5], buffers="local")
+    write(tmp_path / "c", [0.1, 0.6], local_parameters="x")
+    line = "fedavg buffers=refuse local-parameters=x and 1 more rows: test-accuracy is of a model"
+    found = " ".join(success(invoke("compare", tmp_path)).stderr.split())
+    assert line in found
+    assert found.endswith("--metric personal-accuracy ranks by the clients' own models")
+    assert not success(invoke("compare", tmp_path / "a")).stderr
 
 
 def test_runs_of_different_samples_are_ranked_with_a_warning(tmp_path: Path) -> None:

@@ -197,3 +197,10 @@ def test_models_are_measured_by_their_update() -> None:
             fleet = MessageFleet(grid)
             Run(strategy(kind, **still), fleet, initial, 1, on_round=seen.append).play()
         assert seen[-1].metrics["dropped"] == 0, kind
+
+
+@pytest.mark.parametrize(("buffers", "warned"), [("mean", True), ("local", False)])
+def test_averaged_buffers_have_no_bound(buffers: str, warned: bool, warnings: list[str]) -> None:
+    FedAvg(buffers=buffers, max_client_norm=1.0).summary()
+    FedAvg(buffers=buffers).summary()
+    assert sum(line.startswith("buffers=mean: no bound of a norm") for line in warnings) == warned

@@ -103,12 +103,12 @@ def curve(group: Group, metric: str, over: str = "round") -> pd.DataFrame:
     return table[table[f"raw {metric}"].notna()].filter([*names]).rename(columns=names)
 
 
-def save(groups: Sequence[Group], folder: Path) -> list[Path]:
-    """A PDF and a PNG of every metric by round and of the main metric by every cost; without
+def save(groups: Sequence[Group], folder: Path, metric: str = "") -> list[Path]:
+    """A PDF and a PNG of every metric by round and of one by every cost, see `main_metric`; without
     trials, see `tested`."""
     groups = tested(groups)
     folder.mkdir(parents=True, exist_ok=True)
-    metric, titles = main_metric(groups), metrics_of(groups)
+    metric, titles = main_metric(groups, metric), metrics_of(groups)
     drawn = [(name, "round") for name in titles] + [
         (metric, cost) for cost in costs_of(groups) if cost != "round"
     ]

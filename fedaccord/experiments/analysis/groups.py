@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fedaccord.runs.directory import COMPLETED, CONTENTS, FAILED, SAMPLES
-from fedaccord.runs.metrics import RANKED, WINDOW, best, is_share
+from fedaccord.runs.metrics import METRIC, RANKED, WINDOW, best, is_share
 from fedaccord.runs.reader import Run
 
 CLOCK, EPSILON = "clock", "dp-epsilon"
@@ -263,9 +263,28 @@ def several_samples(groups: Sequence[Group]) -> bool:
     return any(len(known) > 1 for known in found.values())
 
 
-def main_metric(groups: Sequence[Group]) -> str:
-    """The metric that ranks runs: the first of these that some run has."""
-    return next((name for name in RANKED if any(has(g, name) for g in groups)), RANKED[0])
+def main_metric(groups: Sequence[Group], wanted: str = "") -> str:
+    """The metric that ranks runs: ``wanted``, or the first of `RANKED` that some run has. Raises
+    ValueError, in one line, if no run has it, or it does not say which value is better."""
+    if not wanted:
+        return next((name for name in RANKED if any(has(g, name) for g in groups)), RANKED[0])
+    ordered = [name for name, column in METRIC.items() if column.better]
+    known = [name for name in ordered if any(has(g, name) for g in groups)]
+    if wanted not in known:
+        from fedaccord.core.options import did_you_mean  # loads PyTorch
+
+        near = did_you_mean(wanted, known)
+        names = ", ".join(known) or "none"
+        raise ValueError(
+            f"--metric: expected one that the runs have, {names}, got {wanted!r}{near}"
+        )
+    return wanted
+
+
+def of_untrained_parts(group: Group, metric: str) -> bool:
+    """Whether the metric is of w with the clients' own parts as they were before round 1."""
+    kept = group.settings.get("local-parameters") or group.settings.get("buffers") == "local"
+    return bool(kept) and not metric.startswith("personal-")
 
 
 def tuned(groups: Sequence[Group]) -> tuple[str, list[Group]]:

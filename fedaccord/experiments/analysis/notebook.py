@@ -30,34 +30,46 @@ def read_groups(runs: Paths) -> "list[Group]":
 
 
 def compare(
-    runs: Paths, target: float | None = None, at: float | str | None = None
+    runs: Paths,
+    target: float | None = None,
+    at: float | str | None = None,
+    metric: str = "",
 ) -> "pd.DataFrame":
     """The numbers of `fedaccord compare`, a row a method and setting, the best first.
 
     runs: run directories, or folders that hold some. target: the accuracy (for other metrics the
     loss) that costs are counted to; None: nine tenths of the best. at: simulated seconds, or
-    a cost as "dp-epsilon=4", at which the rows are ranked; None: at the end. Trials on validation
-    samples are left out if there are other runs. Raises ValueError, in
+    a cost as "dp-epsilon=4", at which the rows are ranked; None: at the end. metric: that ranks
+    them, as "personal-accuracy"; empty: the test accuracy, or what the runs have in its place.
+    Trials on validation samples are left out if there are other runs. Raises ValueError, in
     one line, if a path holds no run.
     """
     from fedaccord.experiments.analysis.table import summary
 
-    return summary(read_groups(runs), target, at).numbers()
+    return summary(read_groups(runs), target, at, metric).numbers()
 
 
 def report(
-    runs: Paths, path: str | Path, target: float | None = None, at: float | str | None = None
+    runs: Paths,
+    path: str | Path,
+    target: float | None = None,
+    at: float | str | None = None,
+    metric: str = "",
 ) -> Path:
     """Write the page of `fedaccord report`, one HTML file, and return its path.
 
-    runs, target, at: as of `compare`. Raises as `compare`, and ImportError, in one line, without
-    Bokeh.
+    runs, target, at, metric: as of `compare`. Raises as `compare`, and ImportError, in one line,
+    without Bokeh.
     """
-    return write_page(read_groups(runs), path, target, at)
+    return write_page(read_groups(runs), path, target, at, metric)
 
 
 def write_page(
-    groups: "list[Group]", path: str | Path, target: float | None, at: float | str | None = None
+    groups: "list[Group]",
+    path: str | Path,
+    target: float | None,
+    at: float | str | None = None,
+    metric: str = "",
 ) -> Path:
     """Raises ImportError, in one line, without Bokeh."""
     try:
@@ -65,5 +77,5 @@ def write_page(
     except ImportError as error:
         raise ImportError(f"{error}: a report needs Bokeh: {install('report')}") from None
     path = Path(path).expanduser()
-    path.write_text(html(groups, target, at), encoding="utf-8")
+    path.write_text(html(groups, target, at, metric), encoding="utf-8")
     return path.absolute()

@@ -44,10 +44,13 @@ class Section(NamedTuple):
 
 
 def html(
-    groups: Sequence[Group], target: float | None = None, at: float | str | None = None
+    groups: Sequence[Group],
+    target: float | None = None,
+    at: float | str | None = None,
+    metric: str = "",
 ) -> str:
-    """The report's page; target, at: see `table.summary`."""
-    table = summary(groups, target, at)
+    """The report's page; target, at, metric: see `table.summary`."""
+    table = summary(groups, target, at, metric)
     leading = _leading(table.groups)
     curves = plots.Curves(table.groups, metrics_of(table.groups), leading)
     sections = [*_sections(table, curves, leading, groups)]

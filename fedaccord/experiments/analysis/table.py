@@ -84,13 +84,16 @@ class Summary(NamedTuple):
 
 
 def summary(
-    groups: Sequence[Group], target: float | None = None, at: float | str | None = None
+    groups: Sequence[Group],
+    target: float | None = None,
+    at: float | str | None = None,
+    metric: str = "",
 ) -> Summary:
-    """``target``: of the main metric; by default `usual_target`. at: the cost at which the metric
-    ranks the rows, as `Point.of`; None: at the end. Trials are left out, see `tested`. Raises
-    ValueError if no run has that cost."""
+    """metric: that ranks the rows, see `main_metric`. target: of it; by default `usual_target`. at:
+    the cost at which the metric ranks the rows, as `Point.of`; None: at the end. Trials are left
+    out, see `tested`. Raises ValueError, in one line, if no run has that metric or cost."""
     groups = tested(groups)
-    metric, costs = main_metric(groups), costs_of(groups)
+    metric, costs = main_metric(groups, metric), costs_of(groups)
     point = None if at is None else Point.of(at)
     if point and point.over not in costs:
         raise ValueError(
