@@ -1,5 +1,6 @@
 """Functions as a user writes them, named in settings as ``tests.own:tiny``."""
 
+import random
 from collections import OrderedDict
 from collections.abc import Sequence
 from math import prod
@@ -227,6 +228,12 @@ def tokens() -> Any:
     """Token ids without the size of the vocabulary."""
     pair = sequences()["train"][0], torch.arange(12) % 3
     return pair, pair
+
+
+def drawn() -> Any:
+    """Samples of random numbers without a seed."""
+    x = np.random.randn(8, 3) + random.random() + torch.rand(3).numpy()
+    return (x, np.arange(8) % 2), (x, np.arange(8) % 2)
 
 
 def half_precision() -> Any:

@@ -14,6 +14,7 @@ from fedaccord.data.cache import channel_stats
 from fedaccord.data.fingerprint import of_tensors
 from fedaccord.data.kind import Dataset, Kind, ReadOptions, Source, warn_if_whole
 from fedaccord.data.samples import Split, partitioned, split_of
+from fedaccord.data.seeding import seeded
 from fedaccord.data.text import encode, tokenizer_of
 
 FUNCTIONS = named.Functions("fedaccord.datasets")
@@ -37,9 +38,15 @@ def from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
     ``partition=natural``; test also None, empty or left out, for clients without test samples.
     ``classes`` of a mapping is the number of classes, or their names in the order of the labels;
     without it the labels of both splits count, from 0 on. ``vocabulary``: how many token ids there
-    are. Texts are tokenized as the settings say. Float targets are numbers to predict.
+    are. Texts are tokenized as the settings say. Float targets are numbers to predict. The random
+    numbers are the same in every process, see `seeded`.
     Raises ValueError, in one line, for anything else.
     """
+    with seeded(0):
+        return _from_function(name, data_dir, reading)
+
+
+def _from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
     path = FUNCTIONS.path(name)
     found = named.call("dataset", path, {"data_dir": data_dir})
     if data_dir and "data_dir" not in inspect.signature(named.load("dataset", path)).parameters:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedaccord.config import RunConfig
 from fedaccord.core.hints import UnknownKey
+from fedaccord.data.seeding import seeded
 from fedaccord.federation.strategy import FederatedStrategy
 
 
@@ -58,8 +58,7 @@ def module_of(model: Any, seed: int) -> nn.Module:
     if not callable(model):
         raise ValueError(f"{wanted}, got {type(model).__name__}")
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # as of models by name
+        with seeded(seed):  # as of models by name
             module = model()
     except TypeError as error:  # for example a class that needs arguments
         raise ValueError(f"{wanted}: {error}") from error

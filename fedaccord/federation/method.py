@@ -394,8 +394,5 @@ class Method(Settings, ABC):
             if advice := plugin.advice():
                 log.warning(advice)
         if self.buffers == "mean" and (self.max_client_norm or self.max_update_norm):
-            log.warning(
-                "buffers=mean: no bound of a norm holds for the buffers: one client can "
-                "spoil their mean; with clients that may be wrong use buffers=local or freeze"
-            )
+            log.warning("buffers=mean: no norm of them is bounded: one client can spoil their mean")
         log.info("each round: %s", self.local_training())

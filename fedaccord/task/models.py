@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from fedaccord.core import named
 from fedaccord.core.options import did_you_mean
+from fedaccord.data.seeding import seeded
 from fedaccord.task.transformer import Transformer
 
 Shape = tuple[int, ...]  # of one sample: (channels, height, width) or (features,)
@@ -60,9 +61,7 @@ def build(
         raise ValueError(f"Expected at least one output, got {classes}.")
     if not shape or min(shape) < 1:
         raise ValueError(f"Expected a sample shape of positive sizes, got {tuple(shape)}.")
-    with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed: it would also reseed the accelerators, which are not forked here.
-        torch.default_generator.manual_seed(seed)
+    with seeded(seed):
         if name in TEXT_MODELS:
             return TEXT_MODELS[name](vocabulary, shape[0], classes)
         if name in MODELS:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from fedaccord.data.partition import has_classes
+from fedaccord.data.seeding import seeded
 from fedaccord.task.batches import Batch, BatchFormat
 from fedaccord.task.transfer import index_rows
 
@@ -31,8 +32,8 @@ class DatasetSource:
     def batches(self, batch_size: int, random: "Random | None" = None) -> Iterator[Batch]:
         """A pass; without random numbers, or with ``batch_size=0``, in order.
 
-        Transforms of a Dataset may draw from PyTorch's default generator, which is seeded for each
-        batch, and restored.
+        Transforms of a Dataset may draw from the default generators of PyTorch, NumPy and Python,
+        which are seeded for each batch, and restored.
         """
         order = torch.arange(self.size)
         if random and batch_size:
@@ -49,8 +50,7 @@ class DatasetSource:
     def _batch(self, rows: Tensor, seed: int) -> Batch:
         if isinstance(self.rows, tuple):
             return tuple(index_rows(part, rows) for part in self.rows)
-        with torch.random.fork_rng([]):
-            torch.default_generator.manual_seed(seed)
+        with seeded(seed):
             return default_collate([self.rows[i] for i in rows.tolist()])
 
 

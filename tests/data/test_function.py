@@ -1,5 +1,6 @@
 """Data sets that a function of the user's own returns."""
 
+import random
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,15 @@ def test_texts_are_tokenized() -> None:
 def test_bfloat16_has_a_checksum() -> None:
     data = of("half_precision")
     assert of_tensors({"x": data.x_train}) != of_tensors({"x": data.x_train + 1})
+
+
+def test_random_numbers_of_a_function_are_the_same_in_every_process() -> None:
+    first = of("drawn")
+    random.seed(1)
+    before = random.getstate()
+    assert torch.equal(of("drawn").x_train, first.x_train)
+    assert random.getstate() == before
+    assert len(first.x_train.unique()) == 24
 
 
 def test_the_checksum_is_of_the_samples_alone() -> None:

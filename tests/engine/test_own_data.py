@@ -1,11 +1,13 @@
 """`simulate` on Datasets, functions that give batches, dicts and tokens: the weights of tensors."""
 
 import logging
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -61,11 +63,12 @@ class Rows(Dataset[Any]):
 
 
 class Noisy(TensorDataset):
-    """Its transform draws from PyTorch's generator."""
+    """Its transform draws from the generators of PyTorch, NumPy and Python."""
 
     def __getitem__(self, i: int) -> Any:
         x, y = super().__getitem__(i)
-        return x[torch.randperm(len(x))[:3]], y
+        shift = int(np.random.randint(len(x))) + random.randrange(len(x))
+        return x[(torch.randperm(len(x))[:3] * 7 + shift) % len(x)], y
 
 
 MODEL = Words()
@@ -145,12 +148,16 @@ def test_batches_of_a_function_are_taken_one_client_at_a_time(vectorize: str) ->
 
 def test_transforms_are_a_function_of_seed_round_and_client() -> None:
     clients = [Noisy(*c) for c in CLIENTS]
-    torch.manual_seed(1)
+    for seed_of in (torch.manual_seed, np.random.seed, random.seed):
+        seed_of(1)
     one = weights(clients)
-    torch.manual_seed(2)
-    before = torch.random.get_rng_state()
+    for seed_of in (torch.manual_seed, np.random.seed, random.seed):
+        seed_of(2)
+    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     assert torch.equal(weights(clients), one)
-    assert torch.equal(torch.random.get_rng_state(), before)
+    after = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    assert torch.equal(after[0], before[0])
+    assert after[1:] == before[1:]
     assert not torch.equal(weights(clients, seed=3), one)
     assert not torch.equal(weights(CLIENTS), one)
     assert torch.allclose(weights(clients, vectorize="on"), one, atol=1e-5)

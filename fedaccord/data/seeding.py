@@ -1,0 +1,24 @@
+"""Blocks in which the default random numbers of PyTorch, NumPy and Python come from a seed."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Of the CPU; their states are restored. seed: from 0."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            # Not torch.manual_seed: it would also reseed the accelerators, which are not forked.
+            torch.default_generator.manual_seed(seed)
+            np.random.seed(seed % 2**32)
+            random.seed(seed)
+            yield
+    finally:
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
