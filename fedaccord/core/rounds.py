@@ -16,7 +16,7 @@ from fedaccord.core.optimizer import SGD, add_, shrink_
 from fedaccord.core.plugin import joined
 from fedaccord.core.privacy import Normal, Privacy, release
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig, LocalResult, Stateless
-from fedaccord.core.topology import RoundInfo, ServerHalf
+from fedaccord.core.topology import RoundInfo, ServerHalf, first_server
 from fedaccord.core.vectors import Number, Vector, all_to_device, map_vectors
 
 # --- the client's round ---------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def first_state(
     """The state before round 0; w: (d,), buffers: as in `RoundState`; is_buffered: replies may
     start from earlier models."""
     accepted = torch.full((num_clients,), -1, dtype=torch.int64)
-    nodes, server = method.topology.begin(w, method.init(w), num_clients)
+    nodes, server = method.topology.begin(w, first_server(method, w), num_clients)
     more = {"moments": first_moments(method), "buffers": buffers}
     delays = torch.zeros_like(accepted) if is_buffered else None
     return RoundState(0, nodes, w, server, accepted, **more, delays=delays)
@@ -389,7 +389,7 @@ def forget(
         return s._replace(accepted=s.accepted.index_fill(0, gone, -1))
     w = method.output_model(s.w, s.server)
     centre = method.topology.average(w)
-    _, server = method.topology.begin(centre, method.init(centre), s.num_clients)
+    _, server = method.topology.begin(centre, first_server(method, centre), s.num_clients)
     none = torch.full_like(s.accepted, -1)
     # visits in progress began with old memories: their replies are dropped
     return s._replace(w=w, w_init=centre, server=server, accepted=none, visits=())

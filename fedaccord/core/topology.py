@@ -117,18 +117,30 @@ class Topology(Protocol):
         """One model (d,), the mean of all nodes'."""
 
 
+def first_server(method: ServerHalf, w: Vector) -> Any:
+    """The method's ``init``. Raises TypeError, in one line, if that is no NamedTuple."""
+    found = method.init(w)
+    if not hasattr(found, "_fields"):
+        raise TypeError(
+            f"{type(method).__name__}.init: expected the server state as a NamedTuple of vectors, "
+            f"got a {type(found).__name__}; a state of one vector is a NamedTuple with one field"
+        )
+    return found
+
+
 def server_step(
     method: ServerHalf, w: Vector, ups: Any, server: Any, cohort: Cohort
 ) -> tuple[Vector, Any]:
     """The method's ``aggregate``. Raises TypeError, in one line, if it returns something else."""
     found = method.aggregate(w, ups, server, cohort)
-    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor)):
+    is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor)
+    if not (is_pair and type(found[1]) is type(server)):
         got = f"a {type(found).__name__}"
         if isinstance(found, tuple):
             got = f"({', '.join(type(each).__name__ for each in found)})"
         raise TypeError(
             f"{type(method).__name__}.aggregate: expected (w, state), the next model as a tensor "
-            f"and the next server state, got {got}"
+            f"and the next server state, a {type(server).__name__}, got {got}"
         )
     return found
 

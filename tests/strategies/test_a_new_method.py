@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from fedaccord import simulate
@@ -102,7 +103,12 @@ def test_a_file_with_no_method_or_with_two_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "got"), [(lambda w: w, "a Tensor"), (lambda w: (None, w), r"\(NoneType, Tensor\)")]
+    ("returned", "got"),
+    [
+        (lambda w: w, "a Tensor"),
+        (lambda w: (None, w), r"\(NoneType, Tensor\)"),
+        (lambda w: (w, w), r"\(Tensor, Tensor\)"),
+    ],
 )
 @pytest.mark.parametrize("topology", ["star", "ring"])
 def test_a_server_step_that_is_no_pair_is_one_line(
@@ -113,6 +119,16 @@ def test_a_server_step_that_is_no_pair_is_one_line(
             return returned(w)
 
     line = rf"^Half.aggregate: expected \(w, state\), the next model as a tensor .*, got {got}$"
+    with pytest.raises(TypeError, match=line):
+        simulate(Half(), dataset="digits", num_clients=4, rounds=1)
+
+
+def test_a_server_state_that_is_no_named_tuple_is_one_line() -> None:
+    class Half(FedAvg):
+        def init(self, w: Tensor) -> Any:
+            return torch.zeros_like(w)
+
+    line = r"^Half.init: expected the server state as a NamedTuple of vectors, got a Tensor; a"
     with pytest.raises(TypeError, match=line):
         simulate(Half(), dataset="digits", num_clients=4, rounds=1)
 
