@@ -1,6 +1,7 @@
 """`fedaccord evaluate`: the model of a run directory on the test samples again."""
 
 import math
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +36,7 @@ def evaluate(
     with refusing(ValueError, OSError):
         with console.status("evaluating"):
             given = read_place(pairs or [])
-            values = _evaluate(run, given, BEST if best else MODEL)
+            values, others = _evaluate(run, given, BEST if best else MODEL)
         reported = read_json(run / "summary.json")
     table, moved = Table.grid(padding=(0, 2)), []
     for name, value in values.items():
@@ -49,18 +50,24 @@ def evaluate(
         if before is not None and not math.isclose(value, before, rel_tol=ALIKE, abs_tol=ALIKE):
             moved.append(name)
     console.print(table)
-    if moved and "data-dir" not in given:
+    if others:
+        warn(f"{', '.join(others)}: not what the run had, see [used.contents] of its config.toml")
+    elif moved and "data-dir" not in given:
         warn(
             f"{', '.join(moved)}: not as reported; the code of the model, the loss or the metrics, "
             "or the data have changed since the run"
         )
 
 
-def _evaluate(run: Path, more: dict[str, Any], model_file: str) -> dict[str, float]:
-    """Raises ValueError, in one line, if it is no run or cannot have these settings."""
+def _evaluate(
+    run: Path, more: dict[str, Any], model_file: str
+) -> tuple[dict[str, float], list[str]]:
+    """The values, and the keys of [used.contents] that differ now. Raises ValueError, in one line,
+    if it is no run or cannot have these settings."""
     from fedaccord.config import RunConfig
     from fedaccord.experiments.analysis.measures import saved_vectors
     from fedaccord.process import threads
+    from fedaccord.runs.named_contents import of_names
     from fedaccord.task import load_task
 
     if not (run / "config.toml").is_file():
@@ -75,4 +82,7 @@ def _evaluate(run: Path, more: dict[str, Any], model_file: str) -> dict[str, flo
         if settings.eval_train:
             train = task.evaluate_train(w, model, 1, buffers)
             values |= {name: v for name, v in train.items() if "loss" not in name}
-    return values
+    now = task.fingerprint | of_names(settings, samples_known=True)
+    before = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+    contents = before.get("used", {}).get("contents", {})
+    return values, [key for key in contents if now.get(key, "") != contents[key]]

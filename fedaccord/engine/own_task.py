@@ -2,10 +2,12 @@
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import select
@@ -101,6 +103,8 @@ def _part(what: str, given: Any, clients: Sequence[Any], form: BatchFormat) -> S
     """One client's samples, or test samples."""
     if is_tensors(given):
         _check_tensors(what, given, clients[0])
+    if isinstance(given, TensorDataset):
+        _check_finite(what, given.tensors)
     try:
         return source_of(given, form)
     except ValueError as error:
@@ -128,7 +132,11 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
             f"{what}: expected inputs (n, ...) as client 0 has, {tuple(like.shape[1:])} "
             f"{like.dtype}, got {tuple(x.shape[1:])} {x.dtype}"
         )
-    for name, part in (("inputs", x), ("targets", y)):
+    _check_finite(what, samples)
+
+
+def _check_finite(what: str, samples: Sequence[Tensor]) -> None:
+    for name, part in zip(("inputs", "targets"), (samples[0], samples[-1]), strict=True):
         if part.is_floating_point() and not part.isfinite().all():
             raise ValueError(f"{what}: expected finite {name}, got nan or inf")
 
@@ -144,6 +152,16 @@ def _check_labels(what: str, labels: Any) -> None:
         )
 
 
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # attributes of any kind
+        raise ValueError(
+            f"model: expected a module that can be copied, {type(module).__name__} cannot: "
+            f"{one_line(error)}"
+        ) from error
+
+
 def _module(
     config: RunConfig,
     model: str | nn.Module,
@@ -152,8 +170,7 @@ def _module(
 ) -> Any:
     """A function that makes the model, of tokens up to the largest one of clients and test."""
     if not isinstance(model, str):
-        template = model
-        return lambda: copy.deepcopy(template)
+        return partial(_copied, model)
     if isinstance(clients, SourceClients):
         raise ValueError(
             f"model: expected a module with clients= that are no tensors, got the name {model!r}"

@@ -13,13 +13,15 @@ from fedaccord.core.metrics import Metric, select
 from fedaccord.core.rounds import sum_dtype
 from fedaccord.core.vectors import fetch, to_device
 from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.losses import weight
 from fedaccord.task.solver import Loss, Pair, forward, tf32_as
 
 
 class Score(NamedTuple):
     """Loss and metric sums of one batch."""
 
-    loss: Tensor  # (), the sum over the samples
+    loss: Tensor  # (), the sum over the targets
+    weight: Tensor | int  # their number, see `losses.weight`
     sums: dict[str, Tensor]  # the sums of each metric
     examples: int
 
@@ -36,10 +38,11 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean loss over the samples, and metrics of the model at w, as of `core.metrics.select`.
 
-    ``loss`` must be a mean over its batch for the value to be the mean over the set. Afterwards the
-    model holds w. An empty set gives an empty dict. ``precision`` as in `SequentialSolver`.
-    ``threads``: Python threads, each with a copy of the model and a batch of its own; the result
-    does not depend on their number, bit for bit.
+    ``loss`` must be a mean over its batch for the value to be the mean over the set; that of
+    sequences is over their counted targets. Afterwards the model holds w. An empty set gives an
+    empty dict. ``precision`` as in `SequentialSolver`. ``threads``: Python threads, each with a
+    copy of the model and a batch of its own; the result does not depend on their number, bit for
+    bit.
     """
     with tf32_as(precision, model.w.device):
         return _evaluate(model, w, batches, loss, precision, threads, metrics)
@@ -59,30 +62,32 @@ def _evaluate(
     total = torch.zeros((), dtype=sum_dtype(model.w.device), device=model.w.device)
     sums: dict[str, Tensor] = {}
     chosen: dict[str, Metric] = {}
-    examples = 0
+    weights, examples = torch.zeros_like(total), 0
 
     @torch.no_grad()  # of a thread
     def score(own: FlatModel, batch: Pair) -> Score:
         inputs, targets = batch
         predictions = forward(own, inputs, precision)
-        value = loss(predictions, targets) * len(targets)
+        number = weight(loss, targets)
+        value = loss(predictions, targets) * number
         measured = select(metrics, of_classes=not targets.is_floating_point())
         chosen.update(measured)
         found = {name: metric.sums(predictions, targets) for name, metric in measured.items()}
-        return Score(value, found, len(targets))
+        return Score(value, number, found, len(targets))
 
     models = [model, *(deepcopy(model) for _ in range(threads - 1))]
     for batch in _scores(score, models, batches):
         total += batch.loss
+        weights += batch.weight
         for name, part in batch.sums.items():
             sums[name] = sums[name] + part if name in sums else part
         examples += batch.examples
     if not examples:
         return {}
     on_host = {name: to_device(part, "cpu") for name, part in sums.items()}
-    (loss_sum,) = fetch([total])  # after this synchronisation the sums' copies are complete
+    loss_sum, number = fetch([total, weights])  # after this the sums' copies are complete, too
     values = {name: metric.value(on_host[name]) for name, metric in chosen.items()}
-    return {"loss": loss_sum / examples, **values}
+    return {"loss": loss_sum / max(number, 1), **values}
 
 
 def _scores(

@@ -49,10 +49,10 @@ def check_fit(
         if isinstance(inputs, Tensor) and not inputs.is_floating_point():
             reason += f"; its inputs are {inputs.dtype}, as tokens: features must be floats"
         raise ValueError(f"{line} of {wanted}: {reason}") from error
-    if loss is F.cross_entropy and predictions.ndim > 1 and predictions.shape[1] == 1:
+    if loss is F.cross_entropy and predictions.shape[1:2] in ((), (1,)):
         raise ValueError(
             f"model: expected two or more outputs with loss=cross-entropy, got predictions "
-            f"{tuple(predictions.shape)}, of which it is always 0: use two outputs, "
+            f"{tuple(predictions.shape)}: use (n, classes) with two classes or more, "
             "loss=mean-squared-error, or a function with binary_cross_entropy_with_logits"
         )
     in_a_row = predictions.numel() == targets.numel()  # (n,) beside (n, 1) is broadcast to (n, n)

@@ -62,6 +62,11 @@ class FlatModel:
                 f"model: expected parameters with values, {type(module).__name__} has a lazy one: "
                 "call it on a batch first, or give the sizes of its inputs"
             )
+        if sparse := [name for name, part in module.named_modules() if _is_sparse(part)]:
+            raise ValueError(
+                f"model: expected dense gradients, {sparse[0] or type(module).__name__} has "
+                "sparse=True: leave it out"
+            )
         state = _buffers(module, buffers)
         self.module = module.to(device=device, dtype=dtype)
         every = dict(self.module.named_parameters(remove_duplicate=False))  # all names of tied ones
@@ -281,6 +286,10 @@ def digest(tensor: Tensor) -> str:
     values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     head = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
     return hashlib.blake2b(head + values.tobytes(), digest_size=8).hexdigest()
+
+
+def _is_sparse(part: nn.Module) -> bool:
+    return isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
 
 
 def _buffers(module: nn.Module, policy: str) -> list[str]:

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from fedaccord.core import named
 from fedaccord.core.metrics import check_alike
+from fedaccord.task.layers import IGNORED
 from fedaccord.task.solver import Loss
 
 AUTO = "auto"
@@ -79,8 +80,20 @@ def mean_squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
 
 
 def sequence_cross_entropy(predictions: Tensor, targets: Tensor) -> Tensor:
-    """predictions: (n, ..., classes); targets: (n, ...), where -100 is left out."""
-    return F.cross_entropy(predictions.flatten(0, -2), targets.flatten())
+    """predictions: (n, ..., classes); targets: (n, ...), where -100 is left out; 0 if all are."""
+    total = F.cross_entropy(predictions.flatten(0, -2), targets.flatten(), reduction="sum")
+    return total / counted(targets).clamp(min=1)
+
+
+def weight(loss: Loss, targets: Tensor) -> Tensor | int:
+    """The number of targets that a batch's mean is over, or of its samples: the means of batches
+    with these weights give the mean of the whole set."""
+    return counted(targets) if loss is sequence_cross_entropy else len(targets)
+
+
+def counted(targets: Tensor) -> Tensor:
+    """(), how many targets cross-entropy does not ignore."""
+    return (targets != IGNORED).sum()
 
 
 LOSSES: dict[str, Loss] = {

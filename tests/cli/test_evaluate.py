@@ -142,3 +142,33 @@ def test_values_that_are_not_as_reported_are_a_warning(tmp_path: Path) -> None:
     save_file({name: tensor.flip(0) for name, tensor in load_file(file).items()}, file)
     line = "test-loss, test-accuracy: not as reported; the code of the model, the loss or the"
     assert line in " ".join(success(invoke("evaluate", path)).stderr.split())
+
+
+def test_other_data_and_code_than_those_of_the_run_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, data, code = np.random.default_rng(0), tmp_path / "data.npz", tmp_path / "its_model.py"
+    x, y = rng.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2
+    np.savez(data, x_train=x, y_train=y, x_test=x, y_test=y)
+    code.write_text(
+        "from torch import nn\n"
+        "def net():\n"
+        "    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))\n"
+        "    layers[0].requires_grad_(False)\n"
+        "    return layers\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    keys = ("dataset=npz", f"data-dir={data}", "model=its_model:net", "partition=iid", "name=x")
+    success(run(tmp_path, *keys))
+    path = tmp_path / "runs" / "x"
+    assert not success(invoke("evaluate", path)).stderr
+    np.savez(data, x_train=x, y_train=y, x_test=x, y_test=1 - y)
+    code.write_text(code.read_text() + "# changed\n")
+    task.load_task.cache_clear()  # of this process
+    line = "samples, model: not what the run had, see [used.contents] of its config.toml"
+    assert line in " ".join(success(invoke("evaluate", path)).stderr.split())
+    card = json.loads((path / "model.json").read_text())
+    card["frozen"]["0.weight"] = "0" * 16
+    (path / "model.json").write_text(json.dumps(card))
+    line = refusal(tmp_path / "none", invoke("evaluate", path))
+    assert "model: expected '0.weight' with the frozen values of the run in its_model:net" in line

@@ -430,8 +430,34 @@ def test_a_client_s_label_or_input_that_cannot_be_trained_on_is_refused_before_a
     refused("^clients: client 1: expected finite inputs, got nan or inf$", x / 0, y)
     refused("^clients: client 1: expected finite targets, got nan or inf$", x, y / 0)
     numbers = torch.rand(6, 1)
-    line = r"^model: expected two or more outputs with loss=cross-entropy, .* \(2, 1\), of which"
+    line = r"^model: expected two or more outputs with loss=cross-entropy, .* \(2, 1\): use \(n, "
     refused(line, x, numbers, outputs=1, loss="cross-entropy")
+    holes = TensorDataset(x / 0, y)
+    line = "^clients: client 0: expected finite inputs, got nan or inf$"
+    with pytest.raises(ValueError, match=line):
+        simulate("fedavg", clients=[holes], model=nn.Linear(4, 3), rounds=1)
+
+
+class OneInARow(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs).flatten()
+
+
+def test_a_model_that_cross_entropy_or_a_copy_does_not_fit_is_refused() -> None:
+    x, y = torch.randn(6, 4), torch.arange(6) % 2
+    line = r"^model: expected two or more outputs with loss=cross-entropy, got predictions \(2,\):"
+    with pytest.raises(ValueError, match=line):
+        simulate(
+            "fedavg",
+            model=OneInARow(4, 1),
+            clients=[(x, y.float())],
+            loss="cross-entropy",
+            rounds=1,
+        )
+    model = nn.Linear(4, 2)
+    model.computed = model.weight * 2  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"^model: expected a module that can be copied, Linear"):
+        simulate("fedavg", model=model, clients=[(x, y)], rounds=1)
 
 
 def test_a_label_of_a_sequence_without_an_output_is_refused_before_a_round() -> None:

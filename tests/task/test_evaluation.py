@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.layers import IGNORED
+from fedaccord.task.losses import sequence_cross_entropy
 
 
 def model(outputs: int = 4) -> FlatModel:
@@ -28,6 +30,18 @@ def test_mean_loss_and_accuracy_are_those_of_the_whole_set() -> None:
     assert found["accuracy"] == float((logits.argmax(1) == y).double().mean())
     assert set(found) == {"loss", "accuracy"}
     assert 0 < found["accuracy"] < 1
+
+
+@pytest.mark.parametrize("size", [3, 6, 7])
+def test_the_loss_of_sequences_is_the_mean_over_their_counted_targets(size: int) -> None:
+    x, y = torch.randn(7, 5, 3, dtype=torch.float64), torch.randint(4, (7, 5))
+    y[1, 2:] = y[2:4] = IGNORED  # one row has few targets; two rows, and a batch of them, have none
+    w = torch.randn(16, dtype=torch.float64)
+    batches = list(zip(x.split(size), y.split(size), strict=True))
+    found = evaluate(model(), w, [*batches, (x[2:4], y[2:4])], sequence_cross_entropy)
+    logits = x @ w[:12].view(4, 3).T + w[12:]
+    expected = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+    assert found["loss"] == pytest.approx(float(expected), rel=1e-12)
 
 
 def test_regression_targets_have_no_accuracy() -> None:

@@ -147,6 +147,7 @@ def frozen() -> nn.Sequential:
         (counter, {}, ["'steps': "]),
         (batch_norm, {"buffers": "sum"}, ["refuse, freeze, mean, local", "'sum'"]),
         (nn.ReLU, {}, ["parameters to train", "ReLU has none"]),
+        (lambda: nn.Sequential(nn.Embedding(3, 2, sparse=True)), {}, ["0 has sparse=True"]),
         (lambda: net().requires_grad_(False), {}, ["Sequential has none"]),
         (net, {"local_parameters": "*"}, ["has none beside local-parameters='*'"]),
         (net, {"local_parameters": "head.*"}, ["'head.*' matches none", "0.weight, 0.bias"]),

@@ -19,6 +19,7 @@ from fedaccord import run, simulate
 from fedaccord.cli.progress import summary_table
 from fedaccord.core.metrics import select
 from fedaccord.federation.errors import FederationError
+from fedaccord.task.layers import IGNORED
 from fedaccord.task.losses import loss_of, mean_squared_error, sequence_cross_entropy
 from fedaccord.task.solver import Loss
 from tests import own
@@ -35,6 +36,16 @@ def test_auto_reads_the_targets() -> None:
     assert loss_of("auto", CLASSES.view(4, 5)) is sequence_cross_entropy
     assert loss_of("auto", Y) is mean_squared_error
     assert loss_of("mean-squared-error", CLASSES) is mean_squared_error
+
+
+def test_sequences_have_the_mean_of_cross_entropy_and_zero_without_targets() -> None:
+    predictions, targets = torch.randn(4, 5, 3, requires_grad=True), torch.randint(3, (4, 5))
+    targets[0, 2:] = targets[3] = IGNORED
+    mean = F.cross_entropy(predictions.flatten(0, 1), targets.flatten())
+    assert torch.equal(sequence_cross_entropy(predictions, targets), mean)
+    none = sequence_cross_entropy(predictions[3:], targets[3:])
+    assert none == 0
+    assert not torch.autograd.grad(none, predictions)[0].any()
 
 
 @pytest.mark.parametrize("vectorize", ["off", "on"])

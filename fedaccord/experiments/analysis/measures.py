@@ -18,6 +18,7 @@ from fedaccord.core.rounds import broadcast
 from fedaccord.core.vectors import dtype_of, fill
 from fedaccord.experiments.analysis import curvature
 from fedaccord.experiments.analysis.curvature import Surface
+from fedaccord.experiments.analysis.saved_model import check_frozen, read_card
 from fedaccord.federation.checkpoint import unpack
 from fedaccord.process import threads
 from fedaccord.runs import load_model, logbook, reader
@@ -100,6 +101,7 @@ def saved_vectors(
     if not (path / name).is_file():
         raise ValueError(f"{path}: expected a run directory with {name}, found none")
     saved, layout = load_model(path, name), task.model(settings)
+    check_frozen(layout.frozen_hashes(), read_card(path))
     shapes = dict(zip(layout.names, map(tuple, layout.shapes), strict=True))
     for key, shape in shapes.items():
         if key not in saved or tuple(saved[key].shape) != shape:

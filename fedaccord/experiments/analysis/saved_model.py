@@ -68,16 +68,21 @@ def _fill(module: nn.Module, saved: Mapping[str, Tensor], card: Mapping[str, Any
                 f"model: expected {name!r} of shape {tuple(tensor.shape)} in "
                 f"{card['architecture']}, got {tuple(shapes.get(name, ())) or 'none'}"
             )
-    frozen, local = card.get("frozen", {}), card.get("local", [])
     built = dict(module.named_parameters()) | dict(module.named_buffers())  # tied ones once
-    for name in built.keys() & shapes.keys() - saved.keys() - {*local}:
-        if digest(built[name]) != frozen.get(name):
+    names = built.keys() & shapes.keys() - saved.keys() - {*card.get("local", [])}
+    check_frozen({name: digest(built[name]) for name in names}, card)
+    module.load_state_dict(saved, strict=False)
+
+
+def check_frozen(built: Mapping[str, str], card: Mapping[str, Any]) -> None:
+    """Raise ValueError, in one line, if frozen tensors are not those of the run; built: digests."""
+    for name in built:
+        if built[name] != card.get("frozen", {}).get(name):
             raise ValueError(
                 f"model: expected {name!r} with the frozen values of the run in "
                 f"{card['architecture']}, got others: build it with the same version of PyTorch, "
                 "or from the same file"
             )
-    module.load_state_dict(saved, strict=False)
 
 
 def read_card(path: Path) -> dict[str, Any]:
