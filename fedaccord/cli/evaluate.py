@@ -85,4 +85,5 @@ def _evaluate(
     now = task.fingerprint | of_names(settings, samples_known=True)
     before = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     contents = before.get("used", {}).get("contents", {})
-    return values, [key for key in contents if now.get(key, "") != contents[key]]
+    last = {key: digest.rpartition("+")[2] for key, digest in contents.items()}
+    return values, [key for key in last if now.get(key) != last[key]]

@@ -334,7 +334,7 @@ def simulate(
             logbook.check_states(config, found)
             if clients is None:
                 named = named_contents.of_names(config, samples_known=True)
-                logbook.check_contents({**task.fingerprint, **named}, found.facts)
+                logbook.with_earlier_code({**task.fingerprint, **named}, found.facts)
             state = logbook.restore(run.session, found)
         result = run.play(state)
         server_app.check_result(run, result, server_app.loss_of(method, task))

@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 FOLDER = "checkpoint"  # in a run directory
 ATTEMPT = "attempt.json"  # in a run directory
+PARTITION = "partition"  # in `Task.fingerprint`
 SPENT = "privacy.json"  # in a run directory: releases of a deployment
 
 
@@ -57,13 +58,12 @@ class Logbook(Book):
         """
         named = named_contents.of_names(config, samples_known=SAMPLES in data)
         self.config, self._data = config, {**data, **named}
-        contents = {name: self._data[name] for name in (SAMPLES, *named) if name in self._data}
-        used = {**used, **{f"{CONTENTS}{name}": digest for name, digest in contents.items()}}
         self.best = Best(config, metrics) if config.keep_best else None
         self._begun: Checkpoint | None = None  # what the run resumes from
         if config.resume:
             self._resume(used, at, in_process)
         else:
+            used = {**used, **self._contents}
             self.directory = RunDirectory(config.out_dir, config.name, in_use(config), used)
             self.checkpoints = Checkpoints(self.directory.path / FOLDER)
         begun, path = self._begun, self.directory.path
@@ -87,16 +87,22 @@ class Logbook(Book):
             stack.callback(lock.release)
             begun = self._begun = self.checkpoints.load(at)
             check_resumed(config, begun.facts["settings"])
-            check_contents(self._data, begun.facts)
+            self._data = with_earlier_code(self._data, begun.facts)
             if in_process:
                 check_states(config, begun)
             _check_rounds(config, begun, path)
             _check_budget(config, begun, path)
             self.directory = RunDirectory.reopen(
-                *(path, in_use(config), used, begun.number, begun.facts["position"], lock)
+                *(path, in_use(config), {**used, **self._contents}),
+                *(begun.number, begun.facts["position"], lock),
             )
             self.checkpoints.go_on_from(begun.number)
             stack.pop_all()
+
+    @property
+    def _contents(self) -> dict[str, str]:
+        found = {name: digest for name, digest in self._data.items() if name != PARTITION}
+        return {f"{CONTENTS}{name}": digest for name, digest in found.items()}
 
     def close(self) -> None:
         """Let other processes write the run's directory; the session has this book: frees both."""
@@ -216,18 +222,22 @@ def check_resumed(
             )
 
 
-def check_contents(now: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Raise ValueError, in one line, if data or files are not those that a run began with; a
-    warning for other code, which may compute the same.
+def with_earlier_code(now: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """``now`` with the hashes of code that a run had before, as 1a2b3c4d+5e6f7a8b, and a warning if
+    it is other code, which may compute the same. Raises ValueError, in one line, if data or files
+    are not those that the run began with.
 
     now: `Task.fingerprint` and `named_contents.of_names`. facts: of the run's checkpoint; earlier
     versions wrote fewer.
     """
-    files = {key for key, field in keys().items() if field.metadata["path"]}
+    found, files = dict(now), {key for key, field in keys().items() if field.metadata["path"]}
     for what, before in facts.get("data", {}).items():
-        if now.get(what, before) == before or type(now[what]) is not type(before):
+        if what not in now or type(now[what]) is not type(before):
             continue
-        if what in (SAMPLES, "partition", *files):
+        if now[what] == before or str(before).endswith(f"+{now[what]}"):
+            found[what] = before
+            continue
+        if what in (SAMPLES, PARTITION, *files):
             raise ValueError(
                 f"resume: expected the {what} that the run began with, got other content: files "
                 "of data-dir, or a file that the settings name, have changed; put them back, or "
@@ -238,6 +248,8 @@ def check_contents(now: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
             "those of the code before",
             *(what, facts["settings"][what]),
         )
+        found[what] = f"{before}+{now[what]}"
+    return found
 
 
 def is_done(what: object, number: int, key: str) -> ValueError:

@@ -4,6 +4,7 @@ import csv
 import json
 import logging
 import os
+import re
 import shutil
 import tomllib
 import zlib
@@ -501,7 +502,11 @@ def test_a_run_resumes_with_changed_code_with_a_warning(
     assert "resume: the code of model=net_of_a_run:net has changed since the run" in caplog.text
     now = reader.read(first).contents
     assert now["samples"] == contents["samples"]
-    assert now["model"] != contents["model"]
+    assert re.fullmatch(rf"{contents['model']}\+[0-9a-f]{{8}}", now["model"])
+    caplog.clear()
+    run(RunConfig.make(again | {"num-server-rounds": 5}))
+    assert "the code of" not in caplog.text
+    assert reader.read(first).contents == now
 
 
 def test_other_files_in_a_checkpoint_are_left_alone(settings: dict[str, Any]) -> None:
