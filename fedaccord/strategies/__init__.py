@@ -79,6 +79,13 @@ class Methods(Mapping[str, type[FederatedStrategy]]):
     A method of another package that cannot be used is left out, with a warning.
     """
 
+    def __init__(self) -> None:
+        self._left_out: dict[str, str] = {}
+
+    def left_out(self, name: object) -> str:
+        """Why a method of another package cannot be used; empty: there is none of this name."""
+        return "" if name in self._table else self._left_out.get(str(name), "")
+
     @cached_property
     def _table(self) -> dict[str, type[FederatedStrategy]]:
         table = dict(BUILT_IN)
@@ -86,9 +93,10 @@ class Methods(Mapping[str, type[FederatedStrategy]]):
             try:
                 table[entry.name] = _method_of(entry)
             except Exception as error:  # the package's own code may raise anything
+                reason = self._left_out[entry.name] = one_line(error)
                 log.warning(
                     "the method %r of %s is left out (%s); fix or uninstall its package",
-                    *(entry.name, entry.value, one_line(error)),
+                    *(entry.name, entry.value, reason),
                 )
         return table
 
@@ -112,7 +120,7 @@ def _method_of(entry: EntryPoint) -> type[FederatedStrategy]:
     return kind
 
 
-METHODS: Mapping[str, type[FederatedStrategy]] = Methods()
+METHODS = Methods()
 
 __all__ = ["METHODS", "PLUGINS", "SAM", "FederatedStrategy", "Gossip", "RelaxedInit", "Robust"]
 __all__ += [kind.__name__ for kind in BUILT_IN.values()]
