@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 
 
+FIXED = ("torch.nn.", "torchvision.")  # modules of which no number changes
+
+
 class _Tensor(NamedTuple):
     of: nn.Module
     name: str
@@ -28,10 +31,11 @@ class Unsaved:
         for path, part in module.named_modules():
             prefix = f"{path}." if path else ""
             buffers = {n: b for n, b in part._buffers.items() if prefix + n not in saved}
+            has_numbers = not type(part).__module__.startswith(FIXED)
             for name, value in (*buffers.items(), *vars(part).items()):
                 if isinstance(value, Tensor) and not value.is_inference():
                     self._hold(part, name, value, value.detach().clone())
-                elif value is None or type(value) in (int, float):
+                elif has_numbers and (value is None or type(value) in (int, float)):
                     self._others.append((part, name, value))
 
     def _hold(self, part: nn.Module, name: str, tensor: Tensor, value: Tensor) -> None:
