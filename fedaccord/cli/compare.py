@@ -132,6 +132,7 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric
             "has the trials"
         )
     from fedaccord.experiments.analysis.groups import of_untrained_parts, several_samples
+    from fedaccord.runs.metrics import is_loss
 
     sets = [*dict.fromkeys(str(group.settings.get("dataset")) for group in compared)]
     if len(sets) > 1:
@@ -141,6 +142,9 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric
             "runs of different samples are ranked together: the data behind dataset or data-dir "
             "differ, see contents.samples in each config.toml"
         )
+    losses = sorted({str(group.settings.get("loss")) for group in compared})
+    if len(losses) > 1 and is_loss(metric):
+        warn(f"{metric}: runs of loss={', '.join(losses)} are ranked together by values of each")
     if parts := [group.label for group in compared if of_untrained_parts(group, metric)]:
         more = f" and {len(parts) - 1} more rows" if len(parts) > 1 else ""
         warn(

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-
 FIXED = ("torch.nn.", "torchvision.")  # modules of which no number changes
 
 

@@ -214,6 +214,16 @@ def test_runs_are_ranked_by_a_metric_of_choice(tmp_path: Path) -> None:
         assert line.endswith("got 'personal-los' (did you mean 'personal-loss'?)\n")
 
 
+def test_runs_of_different_losses_are_ranked_by_a_loss_with_a_warning(tmp_path: Path) -> None:
+    for loss in ("auto", "mine:focal"):
+        write(tmp_path / loss[:4], [0.1, 0.5], loss=loss)
+    line = "test-loss: runs of loss=auto, mine:focal are ranked together by values of each"
+    assert line in " ".join(
+        success(invoke("compare", tmp_path, "--metric", "test-loss")).stderr.split()
+    )
+    assert not success(invoke("compare", tmp_path)).stderr
+
+
 def test_a_model_with_untrained_parts_is_ranked_with_a_warning(tmp_path: Path) -> None:
     write(tmp_path / "a", [0.1, 0.4])
     write(tmp_path / "b", [0.1, 0.5], buffers="local")
