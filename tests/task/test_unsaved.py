@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,71 @@ def test_a_visit_begins_with_what_the_module_was_built_with(kind: str) -> None:
     table = model.module.table  # type: ignore[union-attr]
     model.load(w)
     assert model.module.table is table
+
+
+class Rotary(nn.Module):
+    """Caches with keys of several kinds, as of rotary embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.tmp = nn.Linear(3, 2), torch.ones(())
+        self.length, self.table, self.built, self.rows = None, None, False, [0.0]
+        self.count, self.mean, self.seen = 0, 0.0, {}
+        self.register_buffer("late", None, persistent=False)
+        self.register_buffer("moved", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.length != len(x):
+            self.length, self.table = len(x), torch.ones(len(x), 1)
+        if not self.built:
+            self.built, self.extra = True, x.mean()
+        while self.count < 4:
+            self.count += 1
+            self.rows.append(float(self.count))
+        self.seen[len(x)] = x
+        self.mean = np.asarray(x.mean().detach())
+        if self.late is None:
+            self.late = x.detach().mean()
+        self.moved.data.add_(1.0)
+        del self.tmp
+        assert len(self.rows) == 5
+        return self.net(x * self.table + self.extra + self.late) * self.moved
+
+
+def test_a_cache_and_its_key_are_reset_together() -> None:
+    module = Rotary()
+    model, x = FlatModel(module), torch.randn(4, 3)
+    w, first = model.w.clone(), None
+    for batch in (x, 2 * x, x):
+        model.load(w)
+        assert (module.length, module.table, module.built, module.rows) == (None, None, False, [0])
+        assert (module.late, module.count, module.mean, module.seen) == (None, 0, 0.0, {})
+        assert module.moved == module.tmp - 1 == 0
+        found = model(batch).detach()
+        first = found if first is None else first
+    assert first is not None
+    assert torch.equal(found, first)
+
+
+def test_a_view_of_a_saved_tensor_is_left_alone() -> None:
+    class Views(nn.Sequential):
+        pass
+
+    module = Views(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    module.mean = module[1].running_mean.view(-1)
+    module.wide = torch.ones(1).expand(5)
+    model = FlatModel(module, buffers="mean")
+    model.write_buffers(model.initial_buffers + 1)
+    model.load(model.w)
+    assert module[1].running_mean.tolist() == [1.0] * 3
+
+
+def test_a_counter_has_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    model = FlatModel(Remembers("in place"))
+    for _ in range(3):
+        model.load(model.w.clone())
+        model(torch.ones(4, 3))
+    assert caplog.text.count("model: the number calls changes in training, and begins at 0") == 1
 
 
 @KINDS
