@@ -32,11 +32,11 @@ app.command(context_settings={"ignore_unknown_options": True})(device.device)
 app.add_typer(deploy.app, name="deploy")
 
 
-def _before_packages() -> int:
-    """Where a folder's modules come after Python's own and before those of packages."""
-    folders = (Path(path).name for path in sys.path)
-    are_packages = (name in ("site-packages", "dist-packages") for name in folders)
-    return next((k for k, found in enumerate(are_packages) if found), len(sys.path))
+def _after_packages() -> int:
+    """Where a folder's modules come after those of installed packages, and before those of a clone
+    that was installed in place."""
+    are_packages = [Path(path).name in ("site-packages", "dist-packages") for path in sys.path]
+    return len(sys.path) - are_packages[::-1].index(True) if any(are_packages) else len(sys.path)
 
 
 @app.callback(invoke_without_command=True)
@@ -49,7 +49,7 @@ def main(
     """Federated optimisation under client drift, for Flower."""
     wait_passively()  # FedAccord's own process; a command loads PyTorch later
     if "" not in sys.path:  # a setting's function may be in a file of this folder
-        sys.path.insert(_before_packages(), "")
+        sys.path.insert(_after_packages(), "")
     if version:
         typer.echo(f"fedaccord {__version__}")
         raise typer.Exit

@@ -67,6 +67,7 @@ def _evaluate(
     from fedaccord.config import RunConfig
     from fedaccord.experiments.analysis.measures import saved_vectors
     from fedaccord.process import threads
+    from fedaccord.runs.directory import SAMPLES
     from fedaccord.runs.named_contents import of_names
     from fedaccord.task import load_task
 
@@ -82,8 +83,8 @@ def _evaluate(
         if settings.eval_train:
             train = task.evaluate_train(w, model, 1, buffers)
             values |= {name: v for name, v in train.items() if "loss" not in name}
-    now = task.fingerprint | of_names(settings, samples_known=True)
     before = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     contents = before.get("used", {}).get("contents", {})
+    now = task.fingerprint | of_names(settings, samples_known=SAMPLES in contents)
     last = {key: digest.rpartition("+")[2] for key, digest in contents.items()}
-    return values, [key for key in last if now.get(key) != last[key]]
+    return values, [key for key in last if now.get(key, last[key]) != last[key]]

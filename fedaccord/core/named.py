@@ -1,21 +1,25 @@
 """Functions that a setting names: ``package.module:function``, or an entry point of a package."""
 
+import hashlib
 import inspect
 import re
 import sys
 import traceback
 from collections.abc import Mapping
-from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from fedaccord.core.options import did_you_mean
 
 WORD = r"[^\W\d]\w*"
 PATH = re.compile(rf"{WORD}(\.{WORD})*:{WORD}")
 FORM = "package.module:function"
+_HASHES: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()
 
 
 class Functions(NamedTuple):
@@ -53,7 +57,10 @@ def load(key: str, path: str) -> Any:
     if not hasattr(module, name):
         near = did_you_mean(name, [n for n in vars(module) if not n.startswith("_")])
         raise ValueError(f"{key}: expected a function of {module_name}, it has no {name!r}{near}")
-    return getattr(module, name)
+    found = getattr(module, name)
+    for each in _modules(path, found):
+        _hash(each)
+    return found
 
 
 def function(key: str, path: str) -> Any:
@@ -64,20 +71,34 @@ def function(key: str, path: str) -> Any:
     return found
 
 
+def code(key: str, path: str) -> str:
+    """A hash of the code of an object: of the files of its module and, if another one defines it,
+    of that, as they were when `load` first imported them here. Raises as `load`."""
+    found = map(_hash, _modules(path, load(key, path)))
+    return hashlib.sha256(" ".join(found).encode()).hexdigest()
+
+
 def files(key: str, path: str) -> list[Path]:
-    """The files of the module and, if another one defines the object, of that. Raises as `load`."""
-    found = load(key, path)
-    own = getattr(sys.modules[path.partition(":")[0]], "__file__", None)
-    return [*dict.fromkeys([*([Path(own)] if own else []), *files_of(found)])]
+    """The files behind `code`. Raises as `load`."""
+    found = (getattr(module, "__file__", None) for module in _modules(path, load(key, path)))
+    return [Path(file) for file in found if file]
 
 
-def files_of(found: Any) -> list[Path]:
-    """The file that defines a function, a class or the class of an object; none if that is not
-    known."""
-    for each in (inspect.unwrap(found) if callable(found) else found, type(found)):
-        with suppress(TypeError):
-            return [Path(inspect.getfile(each))]
-    return []
+def _modules(path: str, found: Any) -> list[ModuleType]:
+    """The module that a path names, and that which defines the object."""
+    while isinstance(found, partial):
+        found = found.func
+    of = getattr(inspect.unwrap(found) if callable(found) else type(found), "__module__", None)
+    names = dict.fromkeys([path.partition(":")[0], of or ""])
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
+def _hash(module: ModuleType) -> str:
+    """Of its file at the first call; empty without one."""
+    if module not in _HASHES:
+        file = Path(getattr(module, "__file__", None) or "")
+        _HASHES[module] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+    return _HASHES[module]
 
 
 def call(key: str, path: str, offered: Mapping[str, Any]) -> Any:

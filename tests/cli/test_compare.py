@@ -210,8 +210,11 @@ def test_runs_are_ranked_by_a_metric_of_choice(tmp_path: Path) -> None:
     assert order("--metric", "personal-loss") == ["fedinit", "fedavg"]
     for command in (("compare",), ("report", "--out", tmp_path / "page.html")):
         line = refusal(tmp_path, invoke(*command, tmp_path, "--metric", "personal-los"))
-        assert "--metric: expected one that the runs have, test-loss, test-accuracy, p" in line
+        assert "--metric: expected one of these runs, test-loss, test-accuracy, p" in line
         assert line.endswith("got 'personal-los' (did you mean 'personal-loss'?)\n")
+    write(tmp_path / "c", [0.1, 0.5], brier=0.25, lr=0.2)
+    line = refusal(tmp_path, invoke("compare", tmp_path, "--metric", "test-brier"))
+    assert line.endswith("of which it is not known whether a larger value is better\n")
 
 
 def test_runs_of_different_losses_are_ranked_by_a_loss_with_a_warning(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,7 @@ def test_other_data_and_code_than_those_of_the_run_are_named(
     np.savez(data, x_train=x, y_train=y, x_test=x, y_test=1 - y)
     code.write_text(code.read_text() + "# changed\n")
     task.load_task.cache_clear()  # of this process
+    monkeypatch.delitem(sys.modules, "its_model")
     line = "samples, model: not what the run had, see [used.contents] of its config.toml"
     assert line in " ".join(success(invoke("evaluate", path)).stderr.split())
     card = json.loads((path / "model.json").read_text())

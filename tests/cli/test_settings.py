@@ -95,10 +95,10 @@ def test_a_bad_file_gives_one_line(tmp_path: Path, content: str | None, message:
     assert message in refusal(tmp_path, run(tmp_path, "--config", file))
 
 
-def test_a_function_of_this_folder_is_found_before_those_of_packages(
+def test_a_function_of_this_folder_is_found_before_those_of_a_clone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     packages = "/usr/lib/python/site-packages"
     monkeypatch.setattr(sys, "path", ["/bin", "/usr/lib/python", packages, "/clone"])
     success(invoke("--version"))
-    assert sys.path == ["/bin", "/usr/lib/python", "", packages, "/clone"]
+    assert sys.path == ["/bin", "/usr/lib/python", packages, "", "/clone"]

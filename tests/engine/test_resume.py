@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 import tomllib
 import zlib
 from dataclasses import fields, replace
@@ -498,6 +499,7 @@ def test_a_run_resumes_with_changed_code_with_a_warning(
     run(RunConfig.make(again | {"num-server-rounds": 3}))
     assert "the code of" not in caplog.text
     file.write_text(file.read_text() + "# changed\n")
+    monkeypatch.delitem(sys.modules, "net_of_a_run")
     run(RunConfig.make(again | {"num-server-rounds": 4}))
     assert "resume: the code of model=net_of_a_run:net has changed since the run" in caplog.text
     now = reader.read(first).contents

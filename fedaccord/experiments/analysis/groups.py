@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fedaccord.runs.directory import COMPLETED, CONTENTS, FAILED, SAMPLES
-from fedaccord.runs.metrics import METRIC, RANKED, WINDOW, best, is_share
+from fedaccord.runs.metrics import METRIC, RANKED, SPLITS, WINDOW, best, is_share
 from fedaccord.runs.reader import Run
 
 CLOCK, EPSILON = "clock", "dp-epsilon"
@@ -275,16 +275,16 @@ def main_metric(groups: Sequence[Group], wanted: str = "") -> str:
 
         near = did_you_mean(wanted, known)
         names = ", ".join(known) or "none"
-        raise ValueError(
-            f"--metric: expected one that the runs have, {names}, got {wanted!r}{near}"
-        )
+        if any(has(group, wanted) for group in groups):
+            near = ", of which it is not known whether a larger value is better"
+        raise ValueError(f"--metric: expected one of these runs, {names}, got {wanted!r}{near}")
     return wanted
 
 
 def of_untrained_parts(group: Group, metric: str) -> bool:
     """Whether the metric is of w with the clients' own parts as they were before round 1."""
     kept = group.settings.get("local-parameters") or group.settings.get("buffers") == "local"
-    return bool(kept) and not metric.startswith("personal-")
+    return bool(kept) and metric.startswith(tuple(f"{split}-" for split in SPLITS))
 
 
 def tuned(groups: Sequence[Group]) -> tuple[str, list[Group]]:

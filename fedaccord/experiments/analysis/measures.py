@@ -101,7 +101,8 @@ def saved_vectors(
     if not (path / name).is_file():
         raise ValueError(f"{path}: expected a run directory with {name}, found none")
     saved, layout = load_model(path, name), task.model(settings)
-    check_frozen(layout.frozen_hashes(), read_card(path))
+    if frozen := layout.frozen_hashes():
+        check_frozen(frozen, read_card(path))
     shapes = dict(zip(layout.names, map(tuple, layout.shapes), strict=True))
     for key, shape in shapes.items():
         if key not in saved or tuple(saved[key].shape) != shape:

@@ -118,7 +118,8 @@ class Study:
     def _job(self, folder: Path, cell: Cell, seed: int) -> Job:
         configuration = self.configuration(cell)
         own = {"seed": seed, "num-server-rounds": self.rounds_of(cell)}
-        return Job(str(folder), f"{configuration.name}-seed{seed}", configuration.settings | own)
+        name, settings = f"{configuration.name}-seed{seed}", configuration.settings | own
+        return Job(str(folder), name, settings, code=configuration.code)
 
     def perform(self, folder: Path, options: Options, on_done: OnDone) -> None:
         """Run the missing runs. Raises ValueError if another process runs the study, and if a run

@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fedaccord import config
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import METRICS
 from fedaccord.core.options import check_option, did_you_mean, option, options
+from fedaccord.data import datasets
 from fedaccord.data.datasets import kind_of
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.space import Choices, Space, Values
@@ -21,6 +22,7 @@ from fedaccord.runs.metrics import AT, is_loss, is_share, metric_of
 from fedaccord.runs.named_contents import functions, of_code
 from fedaccord.storage.files import contents
 from fedaccord.strategies import METHODS
+from fedaccord.task.config import TaskConfig
 
 SEARCHES = ("grid", "random", "optuna", "halving", "asha")
 PERSONAL = "personal-"  # prefix of the metrics of the clients' own models
@@ -114,8 +116,8 @@ class Configuration:
     def name(self) -> str:
         """Method and hash of the settings that affect its numbers and are no defaults, as later
         versions may have more keys; see `trial.check_names`. A file counts by its content, a
-        function and a method of another package by its code. Raises ValueError, in one line, if
-        that cannot be imported.
+        function and a method of another package by its code, a data set's function by its samples.
+        Raises ValueError, in one line, if one cannot be imported.
         """
         used, usual = config.in_use(self.config), deciding_defaults()
         deciding = {k: v for k, v in used.items() if k in usual and v != usual[k] and k != "seed"}
@@ -123,10 +125,17 @@ class Configuration:
             deciding["data-dir"] = used["data-dir"]
         for key in config.paths(deciding):
             deciding[key] = contents(Path(deciding[key]))
-        for key, path in functions(self.config).items():
-            deciding[key] = f"{path} {of_code(key, path)}"
+        for key, digest in self.code.items():
+            deciding[key] = f"{used[key]} {digest}"
+        if kind_of(used["dataset"]).origin == "function":
+            deciding["dataset"] = f"{used['dataset']} {_checksum(self.config.task)}"
         digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
         return f"{self.algo}-{digest[:10]}"
+
+    @cached_property
+    def code(self) -> dict[str, str]:
+        """By key, the code of functions. Raises as `name`."""
+        return {key: of_code(key, paths) for key, paths in functions(self.config).items()}
 
     @property
     def rounds(self) -> int:
@@ -301,6 +310,16 @@ class Plan:
             any(not isinstance(v, Choices) or len(v.values) > 1 for v in self.of(m).values())
             for m in self.methods
         )
+
+
+def _checksum(task: TaskConfig) -> str:
+    """Of the samples that a function makes, which is called once."""
+    return _made(task.dataset, task.data_dir, task.reading)
+
+
+@cache
+def _made(*data: Any) -> str:
+    return datasets.load(*data).checksum
 
 
 def managed_keys() -> set[str]:

@@ -199,7 +199,8 @@ class Sweep:
         configuration, rounds = ask
         settings = configuration.settings | {"seed": seed, "num-server-rounds": rounds}
         name = f"{configuration.name}-seed{seed}"
-        return Job(str(self.folder), name, settings, self.plan.options.metric)
+        metric = self.plan.options.metric
+        return Job(str(self.folder), name, settings, metric, configuration.code)
 
     def _score(self, ask: Ask) -> float:
         rows = [self.trials[ask.configuration.name, seed].row for seed in self.plan.seeds]

@@ -19,7 +19,7 @@ from fedaccord import config, engine
 from fedaccord.config import RunConfig
 from fedaccord.experiments.analysis.groups import DEFAULTS, TRIALS, Group, Point, up_to, with_costs
 from fedaccord.experiments.sweep.plan import CLIENT, PERSONAL, Plan, deciding_defaults
-from fedaccord.runs import flatten, lock, logbook, metrics, reader
+from fedaccord.runs import flatten, lock, logbook, metrics, named_contents, reader
 from fedaccord.runs.directory import COMPLETED as COMPLETED
 from fedaccord.runs.directory import FAILED as FAILED
 from fedaccord.runs.lock import LockedError
@@ -42,6 +42,7 @@ class Job(NamedTuple):
     name: str
     settings: dict[str, Any]  # of the run, its rounds among them
     metric: str = ""  # that ranks it
+    code: dict[str, str] | None = None  # of functions, by key, as of `Configuration.code`
 
     @property
     def path(self) -> Path:
@@ -182,6 +183,7 @@ def _run(job: Job) -> Row:
             if not (begun and _resume(job)):
                 lock.check(job.path)
                 shutil.rmtree(job.path, ignore_errors=True)
+                _check_code(job)
                 engine.run(_config(job))
         except (OSError, LockedError):
             raise
@@ -191,6 +193,16 @@ def _run(job: Job) -> Row:
         finally:
             log.setLevel(level)
     return _row(job, COMPLETED)
+
+
+def _check_code(job: Job) -> None:
+    """Raises ValueError, in one line, if this process has other code than its trial is named by."""
+    for key, paths in named_contents.functions(_config(job)).items():
+        if job.code and named_contents.of_code(key, paths) != job.code.get(key):
+            raise ValueError(
+                f"{key}: the code of {', '.join(paths)} has changed since the sweep was started; "
+                "start it again"
+            )
 
 
 def _config(job: Job, **more: Any) -> RunConfig:

@@ -1,15 +1,17 @@
 """A sweep's file: invalid files, configurations and their names, equal gradients."""
 
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedaccord import config
 from fedaccord.config import RunConfig, in_use
 from fedaccord.experiments.sweep import Plan
-from fedaccord.experiments.sweep.plan import LISTS, keys, managed_keys
+from fedaccord.experiments.sweep.plan import LISTS, _made, keys, managed_keys
 from tests.experiments.sweep.plans import content, make
 
 PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
@@ -147,9 +149,33 @@ def test_a_name_depends_on_the_code_of_functions(
     before = name("one"), name("two")
     assert name("one") == before[0] != before[1]
     file.write_text(file.read_text() + "# changed\n")
+    assert name("one") == before[0]  # which is imported here
+    monkeypatch.delitem(sys.modules, "nets_of_a_sweep")
     assert name("one") not in before
     with pytest.raises(ValueError, match=r"^model: .* it has no 'three'$"):
         name("three")
+
+
+def test_a_name_depends_on_the_samples_that_a_function_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def name(dataset: str) -> str:
+        run = {"dataset": f"data_of_a_sweep:{dataset}", "data-dir": str(tmp_path)}
+        _made.cache_clear()
+        return make({}, run).configurations("fedinit")[0].name
+
+    (tmp_path / "data_of_a_sweep.py").write_text(
+        "import numpy as np\n"
+        "def data(data_dir):\n"
+        "    x = np.load(data_dir + '/x.npy')\n"
+        "    return (x, np.arange(4) % 2), (x, np.arange(4) % 2)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    names = []
+    for value in (1.0, 2.0):
+        np.save(tmp_path / "x.npy", np.full((4, 2), value, dtype=np.float32))
+        names.append(name("data"))
+    assert names[0] != names[1] == name("data")
 
 
 def test_other_configurations_change_no_name() -> None:

@@ -14,7 +14,16 @@ import pytest
 from fedaccord import engine
 from fedaccord.config import RunConfig
 from fedaccord.experiments.sweep import trial
-from fedaccord.experiments.sweep.trial import Job, execute, mean, row_of
+from fedaccord.experiments.sweep.trial import (
+    COMPLETED,
+    FAILED,
+    Job,
+    execute,
+    forget_failures,
+    mean,
+    row_of,
+)
+from fedaccord.runs import named_contents
 from fedaccord.runs.reader import read
 from tests.experiments.sweep.plans import RUN
 
@@ -136,3 +145,13 @@ def test_a_better_score_is_larger() -> None:
     assert math.isnan(mean([*rows, {"status": "failed"}], "loss-last"))
     diverged = {"status": "completed", "validation-loss-last": None}
     assert math.isnan(mean([*rows, diverged], "loss-last"))
+
+
+def test_a_trial_of_other_code_than_the_sweep_named_it_by_fails(tmp_path: Path) -> None:
+    of_today = named_contents.of_code("model", ["tests.own:tiny"])
+    for code, status in (("0" * 64, FAILED), (of_today, COMPLETED)):
+        row = execute(job(tmp_path, model="tests.own:tiny")._replace(code={"model": code}))
+        assert row["status"] == status
+        if status == FAILED:
+            assert row["reason"].startswith("model: the code of tests.own:tiny has changed since")
+            forget_failures(tmp_path)
