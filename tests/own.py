@@ -54,6 +54,12 @@ def doubled(predictions: Tensor, targets: Tensor) -> Tensor:
     return 2 * F.cross_entropy(predictions, targets)
 
 
+def of_known(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Of the targets that are not NaN."""
+    known = ~targets.isnan()
+    return F.mse_loss(predictions[known], targets[known])
+
+
 def brier(predictions: Tensor, targets: Tensor) -> Tensor:
     p = predictions.softmax(1)
     return (p - F.one_hot(targets, p.shape[1])).square().sum(1)

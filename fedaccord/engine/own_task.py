@@ -1,7 +1,7 @@
 """The task of samples, a model and a loss that are arguments of a call."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedaccord.core.vectors import dtype_of
 from fedaccord.task import Clients, Samples, Task, find_device, models
 from fedaccord.task.batches import BatchFormat, as_targets, describe
 from fedaccord.task.layers import IGNORED
-from fedaccord.task.losses import loss_of
+from fedaccord.task.losses import AUTO, LOSSES, loss_of
 from fedaccord.task.solver import Loss
 from fedaccord.task.sources import (
     FORMS,
@@ -42,6 +42,9 @@ def own_task(
     """Raises ValueError, in one line, for invalid samples, and for a model that does not fit."""
     clients_evaluate = config.strategy.evaluation != "server" or config.strategy.has_personal
     samples, tests = _clients(clients, form), _test(test, clients, form)
+    is_own = not (isinstance(loss, str) and loss in (AUTO, *LOSSES))
+    for what, part in _named(clients, test, tests):  # a loss may leave out targets that are NaN
+        _check_finite(what, part, with_targets=not is_own)
     if clients_evaluate and isinstance(tests, FunctionSource):
         raise ValueError(
             "test: expected tensors or a Dataset, of which each client evaluates on a share, got a "
@@ -103,8 +106,6 @@ def _part(what: str, given: Any, clients: Sequence[Any], form: BatchFormat) -> S
     """One client's samples, or test samples."""
     if is_tensors(given):
         _check_tensors(what, given, clients[0])
-    if isinstance(given, TensorDataset):
-        _check_finite(what, given.tensors)
     try:
         return source_of(given, form)
     except ValueError as error:
@@ -116,7 +117,7 @@ def _part(what: str, given: Any, clients: Sequence[Any], form: BatchFormat) -> S
 
 
 def _check_tensors(what: str, samples: Any, first: Any) -> None:
-    """Raise ValueError unless these are finite (x, y) of one length, inputs like client 0's."""
+    """Raise ValueError unless these are (x, y) of one length, inputs like client 0's."""
     if len(samples) != 2:
         raise ValueError(f"{what}: expected tensors (x, y), got {describe(samples)}")
     for part in samples:
@@ -132,11 +133,22 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
             f"{what}: expected inputs (n, ...) as client 0 has, {tuple(like.shape[1:])} "
             f"{like.dtype}, got {tuple(x.shape[1:])} {x.dtype}"
         )
-    _check_finite(what, samples)
 
 
-def _check_finite(what: str, samples: Sequence[Tensor]) -> None:
-    for name, part in zip(("inputs", "targets"), (samples[0], samples[-1]), strict=True):
+def _named(clients: Sequence[Any], test: Any, tests: Any) -> Iterator[tuple[str, Any]]:
+    """The samples of each client and the test, with what they are."""
+    yield from ((f"clients: client {i}", part) for i, part in enumerate(clients))
+    if isinstance(tests, PerClient):
+        yield from ((f"test of client {i}", part) for i, part in enumerate(test))
+    else:
+        yield "test", test
+
+
+def _check_finite(what: str, samples: Any, with_targets: bool) -> None:
+    """Raise ValueError for NaN or Inf in tensors; samples of other forms are not read."""
+    tensors = samples.tensors if isinstance(samples, TensorDataset) else samples
+    parts = (tensors[0], tensors[-1]) if is_tensors(tensors) else ()
+    for name, part in zip(("inputs", "targets")[: 1 + with_targets], parts, strict=False):
         if part.is_floating_point() and not part.isfinite().all():
             raise ValueError(f"{what}: expected finite {name}, got nan or inf")
 

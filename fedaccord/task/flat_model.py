@@ -62,11 +62,6 @@ class FlatModel:
                 f"model: expected parameters with values, {type(module).__name__} has a lazy one: "
                 "call it on a batch first, or give the sizes of its inputs"
             )
-        if sparse := [name for name, part in module.named_modules() if _is_sparse(part)]:
-            raise ValueError(
-                f"model: expected dense gradients, {sparse[0] or type(module).__name__} has "
-                "sparse=True: leave it out"
-            )
         state = _buffers(module, buffers)
         self.module = module.to(device=device, dtype=dtype)
         every = dict(self.module.named_parameters(remove_duplicate=False))  # all names of tied ones
@@ -76,6 +71,11 @@ class FlatModel:
         )
         for name in roles.frozen_names(every):
             every[name].requires_grad_(False)
+        if sparse := [name for name, part in self.module.named_modules() if _is_sparse(part)]:
+            raise ValueError(
+                f"model: expected dense gradients, {sparse[0] or type(module).__name__} has "
+                "sparse=True: leave it out, or freeze the table"
+            )
         trained = {n: p for n, p in named.items() if p.requires_grad}
         names = [n for n, p in every.items() if p.requires_grad]
         is_local = {id(every[name]) for name in roles.local_names(names)}
@@ -289,7 +289,8 @@ def digest(tensor: Tensor) -> str:
 
 
 def _is_sparse(part: nn.Module) -> bool:
-    return isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
+    is_table = isinstance(part, nn.Embedding | nn.EmbeddingBag)
+    return bool(is_table and part.sparse and part.weight.requires_grad)
 
 
 def _buffers(module: nn.Module, policy: str) -> list[str]:

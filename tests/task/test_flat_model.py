@@ -166,6 +166,12 @@ def test_what_does_not_fit_is_refused_in_one_line(
     assert "\n" not in str(refused.value)
 
 
+def test_a_frozen_table_may_be_sparse() -> None:
+    table = nn.Embedding(3, 2, sparse=True)
+    model = FlatModel(nn.Sequential(table, nn.Linear(2, 1)), frozen_parameters="0.*")
+    assert model.names == ["1.weight", "1.bias"]
+
+
 def test_tied_weights_are_one_part_of_w() -> None:
     module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     module[1].weight = module[0].weight
