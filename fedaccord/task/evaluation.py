@@ -62,7 +62,8 @@ def _evaluate(
     total = torch.zeros((), dtype=sum_dtype(model.w.device), device=model.w.device)
     sums: dict[str, Tensor] = {}
     chosen: dict[str, Metric] = {}
-    weights, examples = torch.zeros_like(total), 0
+    weights: Tensor | int = 0
+    examples = 0
 
     @torch.no_grad()  # of a thread
     def score(own: FlatModel, batch: Pair) -> Score:
@@ -78,7 +79,7 @@ def _evaluate(
     models = [model, *(deepcopy(model) for _ in range(threads - 1))]
     for batch in _scores(score, models, batches):
         total += batch.loss
-        weights += batch.weight
+        weights = weights + batch.weight
         for name, part in batch.sums.items():
             sums[name] = sums[name] + part if name in sums else part
         examples += batch.examples
