@@ -68,7 +68,7 @@ def _evaluate(
     from fedaccord.experiments.analysis.measures import saved_vectors
     from fedaccord.process import threads
     from fedaccord.runs.directory import SAMPLES
-    from fedaccord.runs.named_contents import of_names
+    from fedaccord.runs.named_contents import of_run
     from fedaccord.task import load_task
 
     if not (run / "config.toml").is_file():
@@ -85,6 +85,6 @@ def _evaluate(
             values |= {name: v for name, v in train.items() if "loss" not in name}
     before = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     contents = before.get("used", {}).get("contents", {})
-    now = task.fingerprint | of_names(settings, samples_known=SAMPLES in contents)
+    now = of_run(settings, task.fingerprint if SAMPLES in contents else {})
     last = {key: digest.rpartition("+")[2] for key, digest in contents.items()}
     return values, [key for key in last if now.get(key, last[key]) != last[key]]

@@ -1,13 +1,12 @@
 """The task of samples, a model and a loss that are arguments of a call."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import select
@@ -15,6 +14,7 @@ from fedaccord.core.named import one_line
 from fedaccord.core.vectors import dtype_of
 from fedaccord.task import Clients, Samples, Task, find_device, models
 from fedaccord.task.batches import BatchFormat, as_targets, describe
+from fedaccord.task.fit import every_part, tensors_of
 from fedaccord.task.layers import IGNORED
 from fedaccord.task.losses import AUTO, LOSSES, loss_of
 from fedaccord.task.solver import Loss
@@ -43,7 +43,7 @@ def own_task(
     clients_evaluate = config.strategy.evaluation != "server" or config.strategy.has_personal
     samples, tests = _clients(clients, form), _test(test, clients, form)
     is_own = not (isinstance(loss, str) and loss in (AUTO, *LOSSES))
-    for what, part in _named(clients, test, tests):  # a loss may leave out targets that are NaN
+    for what, part in every_part(samples, tests):  # a loss may leave out targets that are NaN
         _check_finite(what, part, with_targets=not is_own)
     if clients_evaluate and isinstance(tests, FunctionSource):
         raise ValueError(
@@ -135,21 +135,12 @@ def _check_tensors(what: str, samples: Any, first: Any) -> None:
         )
 
 
-def _named(clients: Sequence[Any], test: Any, tests: Any) -> Iterator[tuple[str, Any]]:
-    """The samples of each client and the test, with what they are."""
-    yield from ((f"clients: client {i}", part) for i, part in enumerate(clients))
-    if isinstance(tests, PerClient):
-        yield from ((f"test of client {i}", part) for i, part in enumerate(test))
-    else:
-        yield "test", test
-
-
 def _check_finite(what: str, samples: Any, with_targets: bool) -> None:
     """Raise ValueError for NaN or Inf in tensors; samples of other forms are not read."""
-    tensors = samples.tensors if isinstance(samples, TensorDataset) else samples
-    parts = (tensors[0], tensors[-1]) if is_tensors(tensors) else ()
-    for name, part in zip(("inputs", "targets")[: 1 + with_targets], parts, strict=False):
-        if part.is_floating_point() and not part.isfinite().all():
+    tensors = tensors_of(samples)
+    named = [("inputs", tensors[:1]), ("targets", tensors[-1:] if with_targets else ())]
+    for name, parts in named:
+        if any(part.is_floating_point() and not part.isfinite().all() for part in parts):
             raise ValueError(f"{what}: expected finite {name}, got nan or inf")
 
 

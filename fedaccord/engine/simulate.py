@@ -333,8 +333,8 @@ def simulate(
                 raise logbook.is_done("resume", found.number, "rounds")
             logbook.check_states(config, found)
             if clients is None:
-                named = named_contents.of_names(config, samples_known=True)
-                logbook.with_earlier_code({**task.fingerprint, **named}, found.facts)
+                now = named_contents.of_run(config, task.fingerprint)
+                logbook.with_earlier_code(now, found.facts)
             state = logbook.restore(run.session, found)
         result = run.play(state)
         server_app.check_result(run, result, server_app.loss_of(method, task))

@@ -56,8 +56,7 @@ class Logbook(Book):
         used: see `RunDirectory`. data: checksums of the samples, as `Task.fingerprint`. in_process:
         the clients are in this process or its workers. metrics: as of `Best`.
         """
-        named = named_contents.of_names(config, samples_known=SAMPLES in data)
-        self.config, self._data = config, {**data, **named}
+        self.config, self._data = config, named_contents.of_run(config, data)
         self.best = Best(config, metrics) if config.keep_best else None
         self._begun: Checkpoint | None = None  # what the run resumes from
         if config.resume:
@@ -227,7 +226,7 @@ def with_earlier_code(now: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[
     it is other code, which may compute the same. Raises ValueError, in one line, if data or files
     are not those that the run began with.
 
-    now: `Task.fingerprint` and `named_contents.of_names`. facts: of the run's checkpoint; earlier
+    now: as `named_contents.of_run`. facts: of the run's checkpoint; earlier
     versions wrote fewer.
     """
     found, files = dict(now), {key for key, field in keys().items() if field.metadata["path"]}

@@ -1,37 +1,40 @@
 """Hashes of what settings only name: of files, and of the code of functions and methods."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from fedaccord.config import RunConfig, affecting, in_use, keys, paths
 from fedaccord.core import named
 from fedaccord.core.options import FREE
+from fedaccord.runs.directory import SAMPLES
 from fedaccord.storage.files import contents
 
 OF_DATA = ("dataset", "tokenizer")  # keys of functions that make the samples
 
 
-def of_names(config: RunConfig, samples_known: bool) -> dict[str, str]:
-    """By key, eight hexadecimal digits for each setting that affects the numbers and names a file
-    or code that can be imported here. Known samples have `data.kind.Dataset.checksum` instead."""
+def of_run(config: RunConfig, data: Mapping[str, Any]) -> dict[str, Any]:
+    """``data``, as `Task.fingerprint`, and by key eight hexadecimal digits for each setting that
+    affects the numbers and names a file or code that can be imported here. Functions that make
+    samples are left out if ``data`` has these."""
     values, free = in_use(config), affecting(*FREE)
     found = {key: contents(Path(values[key])) for key in paths(values) if key not in free}
     for key, each in functions(config).items():
-        if key in OF_DATA and samples_known:
+        if key in OF_DATA and SAMPLES in data:
             continue
         with suppress(ValueError):  # devices alone have it
             found[key] = of_code(key, each)
-    return {key: digest[:8] for key, digest in found.items()}
+    return {**data, **{key: digest[:8] for key, digest in found.items()}}
 
 
 def functions(config: RunConfig) -> dict[str, list[str]]:
     """By key, ``package.module:name`` of each function that affects the numbers or is a metric, and
     of a method of another package."""
-    found, free = {}, affecting(*FREE) - {"metrics"}
+    found, free, known = {}, affecting(*FREE) - {"metrics"}, keys()
     for key, value in in_use(config).items():
-        rule = keys()[key].metadata
+        rule = known[key].metadata
         if isinstance(rule["also"], named.Functions) and value not in rule["choices"]:
             names = [part.strip() for part in value.split(",")]
             found[key] = [path for path in map(rule["also"].path, names) if path]

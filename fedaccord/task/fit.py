@@ -102,7 +102,7 @@ def check_labels(clients: Any, test: Any, predictions: Tensor, loss: Loss) -> No
     if loss not in (F.cross_entropy, sequence_cross_entropy) or predictions.ndim < 2:
         return
     outputs = predictions.shape[1 if loss is F.cross_entropy else -1]
-    for what, rows in _named(clients, test):
+    for what, rows in every_part(clients, test):
         labels = _labels(rows)
         if labels is not None and len(labels) and labels.max() >= outputs:
             raise ValueError(
@@ -110,8 +110,8 @@ def check_labels(clients: Any, test: Any, predictions: Tensor, loss: Loss) -> No
             )
 
 
-def _named(clients: Any, test: Any) -> Iterator[tuple[str, Any]]:
-    """The samples of each client and the test, with what they are."""
+def every_part(clients: Any, test: Any) -> Iterator[tuple[str, Any]]:
+    """The samples of each client and the test, with what they are; clients, test: of a task."""
     if clients.parts is None:
         of = clients.samples if isinstance(clients, Clients) else clients.sources.__getitem__
         yield from ((f"clients: client {i}", of(i)) for i in range(len(clients)))
@@ -124,8 +124,13 @@ def _named(clients: Any, test: Any) -> Iterator[tuple[str, Any]]:
 def _labels(rows: Any) -> Any:
     """The classes of samples, also of sequences; None: they have none, or they are not known
     without reading them."""
-    rows = rows.rows if isinstance(rows, DatasetSource) else rows
-    pairs = rows.tensors if isinstance(rows, TensorDataset) else rows
-    if isinstance(pairs, tuple) and isinstance(pairs[-1], Tensor):
-        return None if pairs[-1].is_floating_point() else pairs[-1]
+    if tensors := tensors_of(rows):
+        return None if tensors[-1].is_floating_point() else tensors[-1]
     return None if rows is None else labels_of(rows)
+
+
+def tensors_of(rows: Any) -> tuple[Tensor, ...]:
+    """Those of samples that are tensors, or a TensorDataset; none of others, which are not read."""
+    rows = rows.rows if isinstance(rows, DatasetSource) else rows
+    rows = rows.tensors if isinstance(rows, TensorDataset) else rows
+    return rows if isinstance(rows, tuple) and isinstance(rows[-1], Tensor) else ()

@@ -15,6 +15,7 @@ from fedaccord.core.metrics import METRICS
 from fedaccord.core.options import check_option, did_you_mean, option, options
 from fedaccord.data import datasets
 from fedaccord.data.datasets import kind_of
+from fedaccord.data.kind import ReadOptions
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.space import Choices, Space, Values
 from fedaccord.runs import flatten
@@ -22,7 +23,6 @@ from fedaccord.runs.metrics import AT, is_loss, is_share, metric_of
 from fedaccord.runs.named_contents import functions, of_code
 from fedaccord.storage.files import contents
 from fedaccord.strategies import METHODS
-from fedaccord.task.config import TaskConfig
 
 SEARCHES = ("grid", "random", "optuna", "halving", "asha")
 PERSONAL = "personal-"  # prefix of the metrics of the clients' own models
@@ -128,7 +128,9 @@ class Configuration:
         for key, digest in self.code.items():
             deciding[key] = f"{used[key]} {digest}"
         if kind_of(used["dataset"]).origin == "function":
-            deciding["dataset"] = f"{used['dataset']} {_checksum(self.config.task)}"
+            task = self.config.task
+            samples = _made(task.dataset, task.data_dir, task.reading)
+            deciding["dataset"] = f"{task.dataset} {samples}"
         digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
         return f"{self.algo}-{digest[:10]}"
 
@@ -312,14 +314,10 @@ class Plan:
         )
 
 
-def _checksum(task: TaskConfig) -> str:
-    """Of the samples that a function makes, which is called once."""
-    return _made(task.dataset, task.data_dir, task.reading)
-
-
 @cache
-def _made(*data: Any) -> str:
-    return datasets.load(*data).checksum
+def _made(dataset: str, data_dir: str, reading: ReadOptions) -> str:
+    """The checksum of the samples that a function makes, which is called once."""
+    return datasets.load(dataset, data_dir, reading).checksum
 
 
 def managed_keys() -> set[str]:

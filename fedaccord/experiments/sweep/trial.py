@@ -183,8 +183,9 @@ def _run(job: Job) -> Row:
             if not (begun and _resume(job)):
                 lock.check(job.path)
                 shutil.rmtree(job.path, ignore_errors=True)
-                _check_code(job)
-                engine.run(_config(job))
+                made = _config(job)
+                _check_code(job, made)
+                engine.run(made)
         except (OSError, LockedError):
             raise
         except Exception as error:
@@ -195,10 +196,11 @@ def _run(job: Job) -> Row:
     return _row(job, COMPLETED)
 
 
-def _check_code(job: Job) -> None:
+def _check_code(job: Job, made: RunConfig) -> None:
     """Raises ValueError, in one line, if this process has other code than its trial is named by."""
-    for key, paths in named_contents.functions(_config(job)).items():
-        if job.code and named_contents.of_code(key, paths) != job.code.get(key):
+    for key, digest in (job.code or {}).items():
+        paths = named_contents.functions(made)[key]
+        if named_contents.of_code(key, paths) != digest:
             raise ValueError(
                 f"{key}: the code of {', '.join(paths)} has changed since the sweep was started; "
                 "start it again"
