@@ -24,7 +24,7 @@ import pandas as pd
 from decentralised import difference, markdown, verdict
 
 from fedaccord.cli.settings import read_settings
-from fedaccord.experiments.analysis.groups import reached, with_costs
+from fedaccord.experiments.analysis.costs import reached, with_costs
 from fedaccord.experiments.sweep import Plan
 from fedaccord.experiments.sweep.plan import Configuration
 from fedaccord.experiments.sweep.table import at_edges

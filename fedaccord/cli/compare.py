@@ -131,7 +131,8 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric
             "chose the settings of its tested runs, and tests of earlier choices; its table.csv "
             "has the trials"
         )
-    from fedaccord.experiments.analysis.groups import of_untrained_parts, several_samples
+    from fedaccord.experiments.analysis.groups import several_samples
+    from fedaccord.experiments.analysis.ranking import of_untrained_parts
     from fedaccord.runs.metrics import is_loss
 
     sets = [*dict.fromkeys(str(group.settings.get("dataset")) for group in compared)]

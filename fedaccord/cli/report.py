@@ -29,7 +29,8 @@ def report(
     fedaccord report my-sweep --out my-sweep.html
     """
     groups = read_groups(runs)
-    from fedaccord.experiments.analysis.groups import main_metric, tested
+    from fedaccord.experiments.analysis.groups import tested
+    from fedaccord.experiments.analysis.ranking import main_metric
 
     compared = tested(groups)
     with refusing(ValueError):

@@ -107,7 +107,9 @@ class Unsaved:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    """What tensors that share memory have in common, also those of a fake device."""
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
 def _is_full(tensor: Tensor) -> bool:

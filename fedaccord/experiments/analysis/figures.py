@@ -8,15 +8,9 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 
-from fedaccord.experiments.analysis.groups import (
-    COSTS,
-    Group,
-    costs_of,
-    has,
-    main_metric,
-    smoothed,
-    tested,
-)
+from fedaccord.experiments.analysis.costs import COSTS, smoothed
+from fedaccord.experiments.analysis.groups import Group, tested
+from fedaccord.experiments.analysis.ranking import costs_of, has, main_metric
 from fedaccord.runs.metrics import EVALUATED, METRIC, column_of, is_share, own
 
 if TYPE_CHECKING:

@@ -6,54 +6,22 @@ are no replicates, even if they differ in the last bits.
 """
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
-from fedaccord.runs.directory import COMPLETED, CONTENTS, FAILED, SAMPLES
-from fedaccord.runs.metrics import METRIC, RANKED, SPLITS, WINDOW, best, is_share
+from fedaccord.experiments.analysis.costs import with_costs
+from fedaccord.runs.directory import COMPLETED, CONTENTS, SAMPLES
 from fedaccord.runs.reader import Run
 
-CLOCK, EPSILON = "clock", "dp-epsilon"
-GIVEN_BY = {CLOCK: "device-profile", EPSILON: "dp.epsilon"}  # costs that not every run has
 DEFAULTS = "defaults.json"  # in a sweep's folder: the defaults behind the names of its trials
 TRIALS = "table.csv"  # in a sweep's folder: the trials and tests of its last start
 TUNE, TEST = "tune", "test"  # its stages: on validation samples, and on the test samples
 OPTIONS = Path(__file__).with_name("options.json")  # written by tools/sync.py
 READING = ("dataset", "image-size", "tokenizer", "max-length", "labels")
 UNKNOWN = "unknown"  # the contents behind a setting, in an earlier version
-ROUNDING = 1e-12  # relative, of sums of floats
-COSTS = {
-    **{"round": "rounds", "bytes": "bytes sent"},
-    **{"gradients": "batch gradients", "seconds": "seconds"},
-    **{CLOCK: "simulated seconds", EPSILON: "epsilon"},
-}
-
-
-class Point(NamedTuple):
-    """A value of a cost, at which runs are compared."""
-
-    value: float
-    over: str = CLOCK  # a column of `COSTS`
-
-    @staticmethod
-    def of(at: float | str) -> "Point":
-        """Of 3600, which are simulated seconds, or dp-epsilon=4. Raises ValueError, in one line."""
-        over, _, value = str(at).rpartition("=")
-        try:
-            point = Point(float(value), over or CLOCK)
-        except ValueError:
-            point = Point(math.nan)
-        if math.isnan(point.value) or point.over not in COSTS:
-            raise ValueError(
-                f"--at: expected simulated seconds, as 3600, or COST=NUMBER with one of "
-                f"{', '.join(COSTS)}, got {at!r}"
-            )
-        return point
 
 
 class Group(NamedTuple):
@@ -182,16 +150,6 @@ def _chosen(folder: Path) -> dict[str, set[str]]:
     return {str(algo): {*names} for algo, names in tests.groupby("algo")["trial"]}
 
 
-def ranked(groups: Sequence[Group], metric: str, at: Point | None = None) -> list[Group]:
-    """The best final value first, or the best value of `up_to`; groups without one last."""
-
-    def place(group: Group) -> tuple[bool, float]:
-        value = (final(group, metric) if at is None else up_to(group, metric, at)).mean
-        return math.isnan(value), -value if best(metric) is max else value
-
-    return sorted(groups, key=place)
-
-
 def _orderly(value: Any) -> tuple[bool, bool, Any]:
     """Numbers by size, then words, then None."""
     return value is None, isinstance(value, str), 0 if value is None else value
@@ -230,30 +188,6 @@ def label(settings: Mapping[str, Any], keys: Sequence[str], form: str = "{}") ->
     return " ".join(" ".join([str(settings.get("algo", "run")), *words]).split())
 
 
-def with_costs(run: Run) -> pd.DataFrame:
-    """metrics.csv with the costs up to the end of each round: ``bytes`` (between nodes if there is
-    no server, else up and down), ``gradients`` (of a batch, over the accepted clients; NaN if it
-    is not known), ``seconds`` (without evaluation), and those of `GIVEN_BY` (NaN if the run has
-    none)."""
-    table = run.metrics.copy()
-    numbers = table.reindex(columns=["down-bytes", "up-bytes", "peer-bytes", "seconds"]).fillna(0)
-    up_and_down = numbers["down-bytes"] + numbers["up-bytes"]
-    traffic = numbers["peer-bytes"] if "peer-bytes" in table else up_and_down
-    table["bytes"] = traffic.cumsum()
-    table["seconds"] = numbers["seconds"].cumsum()
-    each = run.used.get("gradients-per-step", math.nan)
-    each = each if isinstance(each, (int, float)) else math.nan
-    steps = run.clients.groupby("round")["steps"].sum() if "steps" in run.clients else pd.Series()
-    table["gradients"] = table["round"].map(steps).fillna(0).cumsum() * each
-    return table.assign(**{cost: table.get(cost, math.nan) for cost in GIVEN_BY})
-
-
-def costs_of(groups: Sequence[Group]) -> dict[str, str]:
-    """The costs that some run has, with their names."""
-    absent = {cost for cost in GIVEN_BY if not any(has(group, cost) for group in groups)}
-    return {cost: name for cost, name in COSTS.items() if cost not in absent}
-
-
 def several_samples(groups: Sequence[Group]) -> bool:
     """Whether the data behind an equal data set and equal settings of reading it differ."""
     found: dict[tuple[Any, ...], set[str]] = {}
@@ -261,112 +195,3 @@ def several_samples(groups: Sequence[Group]) -> bool:
         same = found.setdefault(tuple(group.settings.get(key) for key in READING), set())
         same |= {run.contents[SAMPLES] for run in group.runs if SAMPLES in run.contents}
     return any(len(known) > 1 for known in found.values())
-
-
-def main_metric(groups: Sequence[Group], wanted: str = "") -> str:
-    """The metric that ranks runs: ``wanted``, or the first of `RANKED` that some run has. Raises
-    ValueError, in one line, if no run has it, or it does not say which value is better."""
-    if not wanted:
-        return next((name for name in RANKED if any(has(g, name) for g in groups)), RANKED[0])
-    ordered = [name for name, column in METRIC.items() if column.better]
-    known = [name for name in ordered if any(has(g, name) for g in groups)]
-    if wanted not in known:
-        from fedaccord.core.options import did_you_mean  # loads PyTorch
-
-        near = did_you_mean(wanted, known)
-        names = ", ".join(known) or "none"
-        if any(has(group, wanted) for group in groups):
-            near = ", of which it is not known whether a larger value is better"
-        raise ValueError(f"--metric: expected one of these runs, {names}, got {wanted!r}{near}")
-    return wanted
-
-
-def of_untrained_parts(group: Group, metric: str) -> bool:
-    """Whether the metric is of w with the clients' own parts as they were before round 1."""
-    kept = group.settings.get("local-parameters") or group.settings.get("buffers") == "local"
-    return bool(kept) and metric.startswith(tuple(f"{split}-" for split in SPLITS))
-
-
-def tuned(groups: Sequence[Group]) -> tuple[str, list[Group]]:
-    """The first of the metrics that most groups have, and these groups: in a sweep the tuned ones,
-    on validation samples, not the few tested ones."""
-    by_metric = {name: [group for group in groups if has(group, name)] for name in RANKED}
-    return max(by_metric.items(), key=lambda pair: len(pair[1]))
-
-
-def has(group: Group, metric: str) -> bool:
-    return any(metric in table and table[metric].notna().any() for table in group.tables)
-
-
-def smoothed(values: "pd.Series[float]") -> "pd.Series[float]":
-    """The mean of the last evaluations at each one: a twentieth of all, at most ten."""
-    window = min(max(len(values) // 20, 1), WINDOW)
-    return values.rolling(window, min_periods=1).mean()
-
-
-def evaluated(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rows of trained models that have the metric."""
-    if metric not in table:
-        return table.iloc[:0].assign(**{metric: []})
-    return table[table[metric].notna() & (table["round"] > 0)]
-
-
-class Spread(NamedTuple):
-    """Mean and standard deviation of numbers of several runs."""
-
-    mean: float  # NaN: there is none
-    std: float  # n - 1 in the denominator; NaN for a single number
-    number: int
-    is_share: bool = False  # displayed in percent
-
-    @staticmethod
-    def of(values: Sequence[float], is_share: bool = False) -> "Spread":
-        known = [value for value in values if not math.isnan(value)]
-        mean = float(np.mean(known)) if known else math.nan
-        std = float(np.std(known, ddof=1)) if len(known) > 1 else math.nan
-        if std <= ROUNDING * abs(mean):
-            std = 0.0  # equal numbers, whose mean was rounded
-        return Spread(mean, std, len(known), is_share)
-
-
-def measured(group: Group) -> list[pd.DataFrame]:
-    """The tables of its runs, without those that failed: their numbers are not of the method."""
-    pairs = zip(group.runs, group.tables, strict=True)
-    return [table for run, table in pairs if run.summary["status"] != FAILED]
-
-
-def final(group: Group, metric: str) -> Spread:
-    """The mean of the last ten evaluations, over the runs that did not fail."""
-    ends = [evaluated(table, metric)[metric].tail(WINDOW).mean() for table in measured(group)]
-    return Spread.of([float(end) for end in ends], is_share(metric))
-
-
-def up_to(group: Group, metric: str, at: Point) -> Spread:
-    """The last evaluation up to this cost, over the runs."""
-    tables = [evaluated(table, metric) for table in measured(group)]
-    values = [table.loc[table[at.over] <= at.value, metric].tail(1).mean() for table in tables]
-    return Spread.of([float(value) for value in values], is_share(metric))
-
-
-def to_target(group: Group, metric: str, target: float) -> dict[str, Spread]:
-    """The costs when the metric first reached the target, by the columns of `COSTS`; over the runs
-    that reached it."""
-    rows = [reached(table, metric, target) for table in measured(group)]
-    return {
-        cost: Spread.of([float(row[cost]) for row in rows if row is not None]) for cost in COSTS
-    }
-
-
-def reached(table: pd.DataFrame, metric: str, target: float) -> "pd.Series[float] | None":
-    """The row of a run's table (see `with_costs`) when the metric first reached the target."""
-    rounds = evaluated(table, metric)
-    good = rounds[metric] >= target if best(metric) is max else rounds[metric] <= target
-    return rounds[good].iloc[0] if good.any() else None
-
-
-def usual_target(groups: Sequence[Group], metric: str) -> float:
-    """Nine tenths of the best group's final accuracy; of a loss, eleven tenths."""
-    ends = [end for group in groups if math.isfinite(end := final(group, metric).mean)]
-    if not ends:
-        return math.nan
-    return (0.9 if best(metric) is max else 1.1) * float(best(metric)(ends))

@@ -11,8 +11,10 @@ from bokeh.layouts import column, row
 from bokeh.palettes import Viridis256
 from bokeh.plotting import figure
 
+from fedaccord.experiments.analysis.costs import COSTS
 from fedaccord.experiments.analysis.figures import PARTS, curves, looks, styles
-from fedaccord.experiments.analysis.groups import COSTS, Group, costs_of, final
+from fedaccord.experiments.analysis.groups import Group
+from fedaccord.experiments.analysis.ranking import costs_of, final
 from fedaccord.runs.metrics import METRIC, column_of, is_share
 
 AXES = ("linear", "log y", "log x", "log both")  # x by pairs, y in turn: see draw.js

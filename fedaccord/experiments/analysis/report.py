@@ -16,7 +16,8 @@ from bokeh.settings import settings
 
 from fedaccord.experiments.analysis import plots
 from fedaccord.experiments.analysis.figures import metrics_of
-from fedaccord.experiments.analysis.groups import Group, Spread, differing, tested, tuned
+from fedaccord.experiments.analysis.groups import Group, differing, tested
+from fedaccord.experiments.analysis.ranking import Spread, tuned
 from fedaccord.experiments.analysis.table import Summary, summary, text
 from fedaccord.runs.reader import Run
 

@@ -7,21 +7,16 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedaccord.experiments.analysis.groups import (
-    COSTS,
-    EPSILON,
-    GIVEN_BY,
-    Group,
-    Point,
+from fedaccord.experiments.analysis.costs import COSTS, EPSILON, GIVEN_BY, Point, evaluated
+from fedaccord.experiments.analysis.groups import Group, tested
+from fedaccord.experiments.analysis.ranking import (
     Spread,
     costs_of,
-    evaluated,
     final,
     has,
     main_metric,
     measured,
     ranked,
-    tested,
     to_target,
     up_to,
     usual_target,

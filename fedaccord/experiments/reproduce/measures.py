@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from fedaccord.config import RunConfig
-from fedaccord.experiments.analysis.groups import reached, with_costs
+from fedaccord.experiments.analysis.costs import reached, with_costs
 from fedaccord.runs.reader import Run
 
 TO_TARGET = {  # costs up to the first evaluation at the target

@@ -51,7 +51,7 @@ def merged(file: Path, results: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     rows = pd.DataFrame(list(results), columns=COLUMNS)
     if file.exists():
         try:
-            before = pd.read_csv(file)
+            before = pd.read_csv(file, dtype={"changed": str})
             before = before[WRITTEN].join(before.reindex(columns=[*OF_RUN]))
         except (KeyError, ValueError) as error:
             raise ValueError(

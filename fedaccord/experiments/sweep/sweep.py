@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedaccord.experiments.analysis.groups import TEST, TRIALS, TUNE, Group, with_costs
+from fedaccord.experiments.analysis.costs import with_costs
+from fedaccord.experiments.analysis.groups import TEST, TRIALS, TUNE, Group
 from fedaccord.experiments.sweep import workers
 from fedaccord.experiments.sweep.plan import Plan
 from fedaccord.experiments.sweep.search import Ask, budget, ranked, search

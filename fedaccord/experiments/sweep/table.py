@@ -8,14 +8,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedaccord import config
-from fedaccord.experiments.analysis.groups import (
-    TEST,
-    Group,
-    Spread,
-    costs_of,
-    to_target,
-    usual_target,
-)
+from fedaccord.experiments.analysis.groups import TEST, Group
+from fedaccord.experiments.analysis.ranking import Spread, costs_of, to_target, usual_target
 from fedaccord.experiments.analysis.table import TO_TARGET, cost_heading
 from fedaccord.experiments.analysis.table import text as text_of
 from fedaccord.experiments.sweep.plan import Configuration

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedaccord.runs import RunDirectory
+from fedaccord.experiments.analysis.groups import Group, groups_of
+from fedaccord.runs import RunDirectory, reader
 from fedaccord.runs.directory import CONTENTS
 
 SETTINGS = {"algo": "fedavg", "dataset": "digits", "seed": 0, "lr": 0.1, "out-dir": "", "name": ""}
@@ -52,3 +53,8 @@ def write(
         run.record(row, clients if number else [])
     run.summarise("completed")
     return run.path
+
+
+def groups(folder: Path) -> list[Group]:
+    """Of the runs in a folder."""
+    return groups_of([reader.read(path) for path in reader.find([folder])])

@@ -1,41 +1,22 @@
-"""Groups of runs: their members, their costs, and when they reach a target."""
+"""Groups of runs: their members and labels."""
 
-import math
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from fedaccord.config import affecting
-from fedaccord.experiments.analysis.groups import (
-    DEFAULTS,
-    Group,
-    Point,
-    Spread,
-    costs_of,
+from fedaccord.experiments.analysis.groups import DEFAULTS, groups_of, several_samples
+from fedaccord.experiments.analysis.ranking import (
     final,
-    groups_of,
-    main_metric,
-    ranked,
-    several_samples,
-    smoothed,
-    to_target,
-    tuned,
-    up_to,
-    usual_target,
 )
-from fedaccord.experiments.analysis.table import shown, summary, text
+from fedaccord.experiments.analysis.table import summary, text
 from fedaccord.runs import reader
 from tests.cli.shell import invoke, success
-from tests.experiments.analysis.made import write
-
-
-def groups(folder: Path) -> list[Group]:
-    return groups_of([reader.read(path) for path in reader.find([folder])])
+from tests.experiments.analysis.made import groups, write
 
 
 def test_seeds_are_one_group_and_its_label_has_what_differs(tmp_path: Path) -> None:
@@ -121,19 +102,6 @@ def test_groups_are_in_the_order_of_their_methods_and_of_the_sizes_of_settings(
     assert groups(tmp_path)[0].label == "a lr=0.1 model=y"
 
 
-def test_the_sensitivity_of_a_sweep_is_by_its_tuning_metric(tmp_path: Path) -> None:
-    for lr in (0.05, 0.1):
-        tuning = write(tmp_path, [0.1, 0.5], lr=lr, validation=0.1)
-        table = tuning / "metrics.csv"
-        table.write_text(table.read_text().replace("test-", "validation-"))
-    tested = write(tmp_path / "tests", [0.1, 0.6], lr=0.1, validation=0.0)
-    metric, those = tuned(groups(tmp_path))
-    assert metric == "validation-accuracy"
-    assert {group.settings["lr"] for group in those} == {0.05, 0.1}
-    assert all(run.path != tested for group in those for run in group.runs)
-    assert tuned(groups(tested))[0] == main_metric(groups(tmp_path)) == "test-accuracy"
-
-
 def test_trials_of_a_sweep_are_not_compared_with_the_tested_runs(tmp_path: Path) -> None:
     folder = tmp_path / "sweep" / "runs"
     for lr in (0.05, 0.1):
@@ -158,29 +126,6 @@ def test_trials_of_a_sweep_are_not_compared_with_the_tested_runs(tmp_path: Path)
     assert [*only.texts()["method"]] == ["fedavg lr=0.05", "fedavg lr=0.1"]
 
 
-def test_a_run_that_failed_has_no_numbers(tmp_path: Path) -> None:
-    for seed, accuracy in ((0, 0.7), (1, 0.1)):
-        path = write(tmp_path, [0.1, accuracy], seed=seed)
-    failed = path / "summary.json"
-    failed.write_text(failed.read_text().replace("completed", "failed"))
-    (row,) = summary(groups(tmp_path), 0.05).rows
-    assert row["test-accuracy-mean-of-last-10"].mean == 0.7  # type: ignore[union-attr]
-    assert row["seeds"] == "2 (0, 1), 1 failed"
-    assert row["reached"] == "1 of 2"
-    (row,) = summary(groups(path), 0.05).rows
-    assert math.isnan(row["test-accuracy-mean-of-last-10"].mean)  # type: ignore[union-attr]
-    assert row["reached"] == "0 of 1"
-
-
-@pytest.mark.parametrize("target", [80, -1])
-def test_a_target_of_an_accuracy_is_a_share(target: float, tmp_path: Path) -> None:
-    write(tmp_path, [0.1, 0.5])
-    with pytest.raises(
-        ValueError, match=r"^--target: expected a share in \[0, 1\], as 0.9, of test"
-    ):
-        summary(groups(tmp_path), target)
-
-
 def test_labels_are_short_and_differ(tmp_path: Path) -> None:
     for lr in (0.123456789, 0.3):
         write(tmp_path, [0.1], lr=lr)
@@ -196,127 +141,6 @@ def test_a_key_that_only_one_run_of_a_method_has_is_in_its_label(tmp_path: Path)
     write(tmp_path, [0.1], algo="scaffold", **{"scaffold.server-lr": 0.5})
     labels = {group.label for group in groups(tmp_path)}
     assert labels == {"fedavg", "fedavg relaxed-init.beta=0.1", "scaffold"}
-
-
-def test_costs_add_up_over_the_rounds(tmp_path: Path) -> None:
-    write(tmp_path, [0.1, None, 0.5, 0.7])
-    (group,) = groups(tmp_path)
-    (table,) = group.tables
-    assert [*table["bytes"]] == [0, 15, 30, 45]
-    assert [*table["gradients"]] == [0, 14, 20, 34]  # 2 (3 + 4), then one client's 2 x 3
-    assert [*table["seconds"]] == [0, 2, 4, 6]
-
-
-def test_the_cost_of_a_target_is_that_of_its_first_evaluation_over_the_runs_that_reached_it(
-    tmp_path: Path,
-) -> None:
-    write(tmp_path, [0.9, None, 0.5, 0.7], seed=0)  # the untrained model does not count
-    write(tmp_path, [0.1, 0.6, 0.6, 0.6], seed=1)
-    write(tmp_path, [0.1, 0.2, 0.3, 0.4], seed=2)
-    (group,) = groups(tmp_path)
-    spent = to_target(group, "test-accuracy", 0.5)
-    assert spent["round"] == Spread(1.5, math.sqrt(0.5), 2)
-    assert spent["bytes"].mean == 22.5
-    assert to_target(group, "test-accuracy", 0.99)["round"].number == 0
-    assert to_target(group, "test-loss", 0.4)["round"].mean == 2  # rounds 3 and 1
-    assert final(group, "test-accuracy").mean == pytest.approx((0.6 + 0.6 + 0.3) / 3)
-    assert usual_target([group], "test-accuracy") == pytest.approx(0.45)
-
-
-def test_runs_are_ranked_at_a_number_of_simulated_seconds(tmp_path: Path) -> None:
-    write(tmp_path, [0.1, 0.6, 0.9], lr=0.1, clock=10.0)
-    write(tmp_path, [0.1, 0.5, 0.7], lr=0.2, clock=4.0)
-    write(tmp_path, [0.1, 0.2, 0.3], lr=0.3)  # without devices
-    found = groups(tmp_path)
-    points = (None, Point(9.0), Point(10.0))
-    first = [ranked(found, "test-accuracy", at)[0].settings["lr"] for at in points]
-    assert first == [0.1, 0.2, 0.2]
-    assert up_to(found[0], "test-accuracy", Point(19.0)).mean == 0.6
-    assert math.isnan(up_to(found[2], "test-accuracy", Point(19.0)).mean)
-    assert to_target(found[0], "test-accuracy", 0.7)["clock"].mean == 20
-    row = summary(found, 0.7, at=9.0).rows[0]
-    assert [*row][:2] == ["method", "test-accuracy-at-clock"]
-    assert row["clock-to-target"] == Spread(8.0, math.nan, 1)
-
-
-def test_without_a_clock_there_is_no_column_and_no_ranking_by_it(tmp_path: Path) -> None:
-    write(tmp_path, [0.1, 0.6])
-    assert "clock-to-target" not in summary(groups(tmp_path)).rows[0]
-    with pytest.raises(ValueError, match="--at: expected runs with simulated seconds, which devi"):
-        summary(groups(tmp_path), at=9.0)
-    for at in ("soon", "nan", "metres=3", "dp-epsilon="):
-        with pytest.raises(ValueError, match="--at: expected simulated seconds, as 3600, or COST="):
-            summary(groups(tmp_path), at=at)
-
-
-def test_a_run_without_rounds_beside_private_ones_ends_nothing(tmp_path: Path) -> None:
-    write(tmp_path, [0.1, 0.6], lr=0.1, epsilon=3.0)
-    write(tmp_path, [], lr=0.2)
-    found = {row["rounds"]: row for row in summary(groups(tmp_path), 0.7).rows}
-    assert found[1]["dp-epsilon"].mean == 3.0
-    assert found[0]["dp-epsilon"].number == 0
-
-
-def test_runs_are_ranked_at_an_epsilon(tmp_path: Path) -> None:
-    write(tmp_path, [0.1, 0.6, 0.9], lr=0.1, epsilon=3.0)
-    write(tmp_path, [0.1, 0.5, 0.7], lr=0.2, epsilon=1.0)
-    write(tmp_path, [0.1, 0.2, 0.95], lr=0.3)  # without privacy
-    found = summary(groups(tmp_path), 0.7, at="dp-epsilon=4")
-    assert [group.settings["lr"] for group in found.groups] == [0.2, 0.1, 0.3]
-    assert [row["test-accuracy-at-dp-epsilon"].mean for row in found.rows[:2]] == [0.7, 0.6]  # type: ignore[union-attr]
-    assert [row["dp-epsilon-to-target"].mean for row in found.rows[:2]] == [2, 6]  # type: ignore[union-attr]
-    assert [row["dp-epsilon"].mean for row in found.rows[:2]] == [2, 6]  # type: ignore[union-attr]
-    assert {"test-accuracy at 4 epsilon", "epsilon to 70.00%"} <= {*found.texts()}
-    by_bytes = summary(groups(tmp_path), at="bytes=15").groups
-    assert [group.settings["lr"] for group in by_bytes] == [0.1, 0.2, 0.3]
-    assert "dp-epsilon" in costs_of(found.groups)
-    assert "dp-epsilon" not in costs_of(found.groups[2:])
-
-
-def test_a_metric_of_ones_own_is_a_column_and_ranks_nothing(tmp_path: Path) -> None:
-    for algo, accuracy, brier in (("fedavg", 0.5, 0.9), ("scaffold", 0.7, 0.4)):
-        write(tmp_path, [0.1, accuracy, accuracy], algo=algo, brier=brier)
-    write(tmp_path, [0.1, 0.6], algo="fedprox")
-    found = summary(groups(tmp_path))
-    assert found.metric == "test-accuracy"
-    values = [row["test-brier-mean-of-last-10"] for row in found.rows]
-    assert [value.mean for value in values[::2]] == [0.4, 0.9]  # type: ignore[union-attr]
-    texts = found.texts()
-    assert [*texts["method"]] == ["scaffold", "fedprox", "fedavg"]
-    assert [*texts["test-brier, last 10"]] == ["0.4000", "-", "0.9000"]
-
-
-@pytest.mark.parametrize(("number", "window"), [(10, 1), (60, 3), (500, 10)])
-def test_smoothed_is_the_mean_of_the_last_twentieth_and_at_most_ten(
-    number: int, window: int
-) -> None:
-    values = smoothed(pd.Series(range(number), dtype=float))
-    assert values.iloc[-1] == np.mean(range(number - window, number))
-    assert values.iloc[0] == 0
-
-
-def test_the_table_names_failures_and_targets_that_were_not_reached(tmp_path: Path) -> None:
-    write(tmp_path, [0.1, 0.5], seed=0)
-    failed = write(tmp_path, [0.1, 0.3], seed=1)
-    text_of = (failed / "summary.json").read_text()
-    (failed / "summary.json").write_text(text_of.replace("completed", "failed"))
-    found = summary(groups(tmp_path), target=0.4)
-    assert found.target == 0.4
-    (row,) = found.rows
-    assert row["seeds"] == "2 (0, 1), 1 failed"
-    assert row["reached"] == "1 of 2"
-    assert text(row["test-accuracy-last"]) == "50.00%"  # of the completed run
-    assert text(row["gradients-to-target"]) == "14"
-    assert [*found.texts()][6:8] == ["rounds to 40.00%", "bytes sent to 40.00%"]
-    (row,) = summary(groups(tmp_path), target=0.8).rows
-    assert text(row["round-to-target"]) == "-"
-
-
-def test_without_evaluations_there_is_no_number_to_reach(tmp_path: Path) -> None:
-    write(tmp_path, [0.1])
-    found = summary(groups(tmp_path))
-    assert [*found.texts()][6:8] == ["rounds to the target", "bytes sent to the target"]
-    assert {text(cell) for key, cell in found.rows[0].items() if key.endswith("-target")} == {"-"}
 
 
 def test_a_seed_that_was_run_again_is_marked_and_counts_once(tmp_path: Path) -> None:
@@ -346,32 +170,3 @@ def test_of_several_runs_of_a_seed_the_one_with_the_most_progress_counts(tmp_pat
     (group,) = groups(tmp_path)
     assert [run.path for run in group.runs] == [whole.resolve()]
     assert [run.path for run in group.repeats] == [short.resolve()]
-
-
-def test_equal_numbers_of_several_seeds_have_no_spread() -> None:
-    for value in (0.1, 0.7, 1 / 3, 0.9621):
-        assert Spread.of([value] * 3, is_share=True).std == 0.0
-    assert text(Spread.of([0.1] * 3, is_share=True)) == "10.00 ± 0.00%"
-    assert Spread.of([0.1, 0.1 + 1e-6]).std > 0
-
-
-def test_the_best_row_is_first_and_rows_without_an_evaluation_last(tmp_path: Path) -> None:
-    for algo, values in (("a", [0.1, 0.3]), ("b", [None]), ("c", [0.1, 0.8]), ("d", [0.1, 0.5])):
-        write(tmp_path, values, algo=algo)
-    assert [row["method"] for row in summary(groups(tmp_path)).rows] == ["c", "d", "a", "b"]
-    losses = [group.label for group in ranked(groups(tmp_path), "test-loss")]
-    assert losses == ["c", "d", "a", "b"]
-
-
-def test_a_long_list_of_seeds_is_abbreviated(tmp_path: Path) -> None:
-    for seed in range(7):
-        write(tmp_path, [0.1, 0.5], seed=seed)
-    assert summary(groups(tmp_path)).rows[0]["seeds"] == "7 (0 to 6)"
-    shutil.rmtree(tmp_path / "fedavg-0.1-2")
-    assert summary(groups(tmp_path)).rows[0]["seeds"] == "6 (0, 1, 3, 4, 5, ...)"
-
-
-def test_numbers_are_short() -> None:
-    values = (0.93333, 3.0, 4.5, 0.9, 12345.0, 2.5e9, -31.4159)
-    words = ["0.9333", "3", "4.5", "0.9000", "12.35k", "2.5G", "-31.42"]
-    assert [*map(shown, values)] == words

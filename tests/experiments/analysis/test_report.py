@@ -16,7 +16,8 @@ from PIL import Image
 
 from fedaccord.experiments.analysis import plots
 from fedaccord.experiments.analysis.figures import curve
-from fedaccord.experiments.analysis.groups import groups_of, ranked
+from fedaccord.experiments.analysis.groups import groups_of
+from fedaccord.experiments.analysis.ranking import ranked
 from fedaccord.runs import reader
 from tests.cli.shell import invoke, run, success
 from tests.experiments.analysis.made import write

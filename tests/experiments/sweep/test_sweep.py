@@ -17,7 +17,8 @@ import pytest
 
 from fedaccord import engine
 from fedaccord.config import RunConfig
-from fedaccord.experiments.analysis.groups import DEFAULTS, groups_of, with_costs
+from fedaccord.experiments.analysis.costs import with_costs
+from fedaccord.experiments.analysis.groups import DEFAULTS, groups_of
 from fedaccord.experiments.analysis.table import summary
 from fedaccord.experiments.sweep import Plan, Step, Sweep, trial
 from fedaccord.experiments.sweep.estimate import parts

@@ -1,0 +1,77 @@
+"""What a run has cost up to each round, beside what it has measured there."""
+
+import math
+from typing import NamedTuple
+
+import pandas as pd
+
+from fedaccord.runs.metrics import WINDOW, best
+from fedaccord.runs.reader import Run
+
+CLOCK, EPSILON = "clock", "dp-epsilon"
+GIVEN_BY = {CLOCK: "device-profile", EPSILON: "dp.epsilon"}  # costs that not every run has
+COSTS = {
+    **{"round": "rounds", "bytes": "bytes sent"},
+    **{"gradients": "batch gradients", "seconds": "seconds"},
+    **{CLOCK: "simulated seconds", EPSILON: "epsilon"},
+}
+
+
+class Point(NamedTuple):
+    """A value of a cost, at which runs are compared."""
+
+    value: float
+    over: str = CLOCK  # a column of `COSTS`
+
+    @staticmethod
+    def of(at: float | str) -> "Point":
+        """Of 3600, which are simulated seconds, or dp-epsilon=4. Raises ValueError, in one line."""
+        over, _, value = str(at).rpartition("=")
+        try:
+            point = Point(float(value), over or CLOCK)
+        except ValueError:
+            point = Point(math.nan)
+        if math.isnan(point.value) or point.over not in COSTS:
+            raise ValueError(
+                f"--at: expected simulated seconds, as 3600, or COST=NUMBER with one of "
+                f"{', '.join(COSTS)}, got {at!r}"
+            )
+        return point
+
+
+def with_costs(run: Run) -> pd.DataFrame:
+    """metrics.csv with the costs up to the end of each round: ``bytes`` (between nodes if there is
+    no server, else up and down), ``gradients`` (of a batch, over the accepted clients; NaN if it
+    is not known), ``seconds`` (without evaluation), and those of `GIVEN_BY` (NaN if the run has
+    none)."""
+    table = run.metrics.copy()
+    numbers = table.reindex(columns=["down-bytes", "up-bytes", "peer-bytes", "seconds"]).fillna(0)
+    up_and_down = numbers["down-bytes"] + numbers["up-bytes"]
+    traffic = numbers["peer-bytes"] if "peer-bytes" in table else up_and_down
+    table["bytes"] = traffic.cumsum()
+    table["seconds"] = numbers["seconds"].cumsum()
+    each = run.used.get("gradients-per-step", math.nan)
+    each = each if isinstance(each, (int, float)) else math.nan
+    steps = run.clients.groupby("round")["steps"].sum() if "steps" in run.clients else pd.Series()
+    table["gradients"] = table["round"].map(steps).fillna(0).cumsum() * each
+    return table.assign(**{cost: table.get(cost, math.nan) for cost in GIVEN_BY})
+
+
+def evaluated(table: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """The rows of trained models that have the metric."""
+    if metric not in table:
+        return table.iloc[:0].assign(**{metric: []})
+    return table[table[metric].notna() & (table["round"] > 0)]
+
+
+def reached(table: pd.DataFrame, metric: str, target: float) -> "pd.Series[float] | None":
+    """The row of a run's table (see `with_costs`) when the metric first reached the target."""
+    rounds = evaluated(table, metric)
+    good = rounds[metric] >= target if best(metric) is max else rounds[metric] <= target
+    return rounds[good].iloc[0] if good.any() else None
+
+
+def smoothed(values: "pd.Series[float]") -> "pd.Series[float]":
+    """The mean of the last evaluations at each one: a twentieth of all, at most ten."""
+    window = min(max(len(values) // 20, 1), WINDOW)
+    return values.rolling(window, min_periods=1).mean()
