@@ -30,12 +30,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def contents(path: Path) -> str:
-    """A hash of a file's content, or of the names and sizes of the files below a folder; it does
-    not depend on the path. If no file exists: the path."""
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file())
-        text = repr([(file.relative_to(path).as_posix(), file.stat().st_size) for file in files])
-        return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+    """A hash of a file's content, which does not depend on its path. If it is no file: the path."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -115,21 +115,19 @@ class Configuration:
     @cached_property
     def name(self) -> str:
         """Method and hash of the settings that affect its numbers and are no defaults, as later
-        versions may have more keys; see `trial.check_names`. A file counts by its content, a
-        function and a method of another package by its code, a data set's function by its samples.
-        Raises ValueError, in one line, if one cannot be imported.
+        versions may have more keys; see `trial.check_names`. A file counts by its content, data of
+        one's own by their samples, functions and methods of other packages by their code. Raises
+        ValueError, in one line, if one cannot be read or imported.
         """
         used, usual = config.in_use(self.config), deciding_defaults()
         deciding = {k: v for k, v in used.items() if k in usual and v != usual[k] and k != "seed"}
-        if kind_of(used["dataset"]).origin in ("user", "function"):
-            deciding["data-dir"] = used["data-dir"]
         for key in config.paths(deciding):
             deciding[key] = contents(Path(deciding[key]))
         for key, digest in self.code.items():
             deciding[key] = f"{used[key]} {digest}"
-        if kind_of(used["dataset"]).origin == "function":
+        if kind_of(used["dataset"]).origin in ("user", "function"):
             task = self.config.task
-            samples = _made(task.dataset, task.data_dir, task.reading)
+            samples = _samples(task.dataset, task.data_dir, task.reading)
             deciding["dataset"] = f"{task.dataset} {samples}"
         digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
         return f"{self.algo}-{digest[:10]}"
@@ -315,8 +313,8 @@ class Plan:
 
 
 @cache
-def _made(dataset: str, data_dir: str, reading: ReadOptions) -> str:
-    """The checksum of the samples that a function makes, which is called once."""
+def _samples(dataset: str, data_dir: str, reading: ReadOptions) -> str:
+    """The checksum of a data set's samples, which are read or made once."""
     return datasets.load(dataset, data_dir, reading).checksum
 
 

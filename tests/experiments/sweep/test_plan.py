@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedaccord import config
 from fedaccord.config import RunConfig, in_use
 from fedaccord.experiments.sweep import Plan
-from fedaccord.experiments.sweep.plan import LISTS, _made, keys, managed_keys
+from fedaccord.experiments.sweep.plan import LISTS, _samples, keys, managed_keys
 from tests.experiments.sweep.plans import content, make
 
 PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
@@ -119,21 +120,24 @@ def test_a_name_depends_on_the_content_of_the_data_not_on_its_path(tmp_path: Pat
 
     public = {"dataset": "cifar10"}
     assert name(data_dir="/a", **public) == name(data_dir="/b", **public) == name(**public)
-    for folder, text in (("one", b"x"), ("moved", b"x"), ("other", b"y"), ("more", b"x")):
-        file = tmp_path / folder / "train" / "cat" / "1.png"
-        file.parent.mkdir(parents=True)
-        file.write_bytes(text)
-    (tmp_path / "more" / "train" / "cat" / "2.png").write_bytes(b"")
-    own = {name: tmp_path / name / "train/cat/1.png" for name in ("one", "moved", "other")}
-    for dataset, key in (("npz", "data_dir"), ("digits", "partition_file")):
-        more = {"partition": "file"} if key == "partition_file" else {}
-        found = {n: name(dataset=dataset, **{key: file}, **more) for n, file in own.items()}
-        assert found["one"] == found["moved"] != found["other"], key
-    folders = {
-        n: name(dataset="image-folder", data_dir=tmp_path / n) for n in ("one", "moved", "more")
-    }
-    assert folders["one"] == folders["moved"] != folders["more"]
-    assert name(dataset="npz", data_dir="/none.npz") != name(dataset="npz", data_dir="/no.npz")
+    paths = {name: tmp_path / name for name in ("one", "moved", "other")}
+    for each, value in zip(paths.values(), (1, 1, 2), strict=True):
+        for folder in ("train/cat", "train/dog", "test/cat", "test/dog"):
+            each.joinpath(folder).mkdir(parents=True)
+            Image.new("L", (2, 2), value).save(each / folder / "1.bmp")
+        images = np.full((3, 2), value, dtype=np.float32)
+        labels = np.array([0, 1, 1])
+        np.savez(each / "a.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+        each.joinpath("parts.json").write_text(f"[[{value}]]")
+    for run, key, file in (
+        ({"dataset": "npz"}, "data_dir", "a.npz"),
+        ({"dataset": "image-folder"}, "data_dir", ""),  # files of equal sizes
+        ({"dataset": "digits", "partition": "file"}, "partition_file", "parts.json"),
+    ):
+        found = {n: name(**{key: path / file}, **run) for n, path in paths.items()}
+        assert found["one"] == found["moved"] != found["other"], run
+    with pytest.raises(FileNotFoundError, match="none"):
+        name(dataset="npz", data_dir="/none.npz")
 
 
 def test_a_name_depends_on_the_code_of_functions(
@@ -161,7 +165,7 @@ def test_a_name_depends_on_the_samples_that_a_function_makes(
 ) -> None:
     def name(dataset: str) -> str:
         run = {"dataset": f"data_of_a_sweep:{dataset}", "data-dir": str(tmp_path)}
-        _made.cache_clear()
+        _samples.cache_clear()
         return make({}, run).configurations("fedinit")[0].name
 
     (tmp_path / "data_of_a_sweep.py").write_text(
