@@ -1,6 +1,7 @@
 """A module whose trained parameters are stored in one flat vector, and the roles of its tensors."""
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,9 @@ from torch.nn.parameter import is_lazy
 from fedaccord.core.request import ModelLayout, ModelSettings
 from fedaccord.core.vectors import dtype_of
 from fedaccord.task.batches import Forward, describe
-from fedaccord.task.unsaved import Unsaved
+from fedaccord.task.unsaved import Unsaved, views_of_weights
+
+log = logging.getLogger("flwr")
 
 BUFFERS = ("refuse", "freeze", "mean", "local")
 LARGE = 2**24  # bytes of a model above which a visit saves memory
@@ -30,7 +33,8 @@ class FlatModel:
       values and are never sent;
     * persistent *buffers*, such as running statistics, follow ``buffers``: ``refuse``, ``freeze``
       (as frozen parameters; their modules are in evaluation mode in training too), ``mean``
-      (averaged over the clients: `read_buffers`), ``local`` (each client's own, in `local`);
+      (averaged over the clients: `read_buffers`), ``local`` (each client's own, in `local`); a
+      tensor that a forward pass puts in a buffer's place is copied into it;
     * what the state dict lacks, such as other buffers, begins each visit as at first: `unsaved`.
 
     The shared parameters are views into ``w`` and their gradients views into ``g``: a step on w is
@@ -95,11 +99,19 @@ class FlatModel:
         self.local_shapes = [p.shape for p in own.values()]
         self.embeddings, self.local_embeddings = map(self._tables, (self.names, self.local_names))
         self.is_tied = len(every) > len(named)
+        if views := views_of_weights(self.module, self.parameters):
+            log.warning(
+                "model: %s is a view of a weight and does not follow its training; compute it in "
+                "the forward pass",
+                views[0],
+            )
         self._hold(torch.cat([p.detach().reshape(-1) for p in self.parameters]))
         held = {n: b for n, b in self.module.named_buffers() if n in state}
         self.frozen: dict[str, Tensor] = {n: p for n, p in named.items() if not p.requires_grad} | (
             held if buffers == "freeze" else {}
         )
+        owners = {n: self.module.get_submodule(n.rpartition(".")[0]) for n in held}
+        self._held = [(n, owners[n], b) for n, b in held.items()]
         self._mean = held if buffers == "mean" else {}
         self._local = held if buffers == "local" else {}
         self._still = [
@@ -146,6 +158,7 @@ class FlatModel:
     def load(self, w: Tensor) -> None:
         """Begin a visit or an evaluation at ``w`` (d,), with the `unsaved` values as at first."""
         self.unsaved.reset()
+        self._settle()
         if not len(self.g):
             self._hold(torch.empty_like(self.w))
         self.w.copy_(w)
@@ -228,29 +241,52 @@ class FlatModel:
         """The buffers that the server averages."""
         return [*self._mean]
 
+    @torch.no_grad()
+    def _settle(self) -> None:
+        """Copy tensors that a forward pass has put in the place of buffers into these. Raises
+        ValueError if one does not fit."""
+        for name, owner, held in self._held:
+            key = name.rpartition(".")[2]
+            found, owner._buffers[key] = owner._buffers[key], held
+            if found is held or self.policy == "freeze":
+                continue
+            if found is None or found.shape != held.shape:
+                shape = None if found is None else tuple(found.shape)
+                raise ValueError(
+                    f"model: expected the buffer {name} to keep its shape {tuple(held.shape)} in "
+                    f"training, got {shape}; register it with persistent=False"
+                )
+            held.copy_(found)
+
     def named_buffers(self) -> dict[str, Tensor]:
         """The buffers that the server averages, by name, in w's dtype."""
+        self._settle()
         return {name: b.detach().to(self.w.dtype) for name, b in self._mean.items()}
 
     def read_buffers(self) -> Tensor:
         """The buffers that the server averages, (d_b,) in w's dtype."""
+        self._settle()
         return _flatten(self._mean.values(), self.w)
 
     def write_buffers(self, vector: Tensor) -> None:
         """The reverse of `read_buffers`; integer buffers are rounded."""
+        self._settle()
         _unflatten(vector, self._mean.values())
 
     @property
     def statistics(self) -> list[Tensor]:
         """The buffers that forward passes may change."""
+        self._settle()
         return [*self._mean.values(), *self._local.values()]
 
     def read_local(self) -> Tensor:
         """The client's own parameters, then its own buffers, (d_l,) in w's dtype."""
+        self._settle()
         return _flatten([self.w_local, *self._local.values()], self.w)
 
     def write_local(self, vector: Tensor) -> None:
         """The reverse of `read_local`; integer buffers are rounded."""
+        self._settle()
         _unflatten(vector, [self.w_local, *self._local.values()])
 
     @property

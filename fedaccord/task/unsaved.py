@@ -2,13 +2,14 @@
 
 They are part of how the module is built: no message and no file has them. A visit of a client and
 an evaluation begin with their initial values, all of them, so that nothing passes from one client
-to the next and a cache agrees with its key. Attributes of PyTorch's own modules do not change; an
-object in an attribute that is no tensor, array, list, dict, set or deque keeps its own insides.
+to the next and a cache agrees with its key. PyTorch's own modules change no attribute, unless they
+have hooks; attributes of classes, and the insides of objects that are no tensor, array, list, dict,
+set, deque or tuple, are left as they are.
 """
 
 import logging
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,15 +20,21 @@ log = logging.getLogger("flwr")
 
 FIXED = ("torch.", "torchvision.")  # modules whose attributes do not change
 OF_MODULES = frozenset(vars(nn.Module()))  # attributes that PyTorch manages
+COPIED = (Tensor, np.ndarray, list, dict, set, deque, tuple)  # whose insides may change
 
 
 class _Place(NamedTuple):
     """A part's attributes, or its buffers."""
 
     path: str
-    values: dict[str, Any]  # now
+    part: nn.Module
     buffers: Collection[str] | None  # the names that count; None: it has attributes
     before: dict[str, Any]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """As they are now."""
+        return vars(self.part) if self.buffers is None else self.part._buffers
 
     def names(self) -> list[str]:
         if self.buffers is None:
@@ -39,34 +46,41 @@ class Unsaved:
     """The initial values of one module."""
 
     def __init__(self, module: nn.Module) -> None:
-        saved = module.state_dict(keep_vars=True).values()
-        self._saved = {_storage(tensor) for tensor in saved if isinstance(tensor, Tensor)}
+        self._saved = _storages(module.state_dict(keep_vars=True).values())
         self._places: list[_Place] = []
         self._insides: list[tuple[Any, Any]] = []  # of tensors and containers, with a copy
         self._warned = False
+        seen: set[int] = set()
         for path, part in module.named_modules():
-            is_fixed = type(part).__module__.startswith(FIXED)
             scratch = part._non_persistent_buffers_set
-            places = [] if is_fixed else [_Place(path, vars(part), None, {})]
+            is_fixed = _is_fixed(part)
+            places = [] if is_fixed else [_Place(path, part, None, {})]
             if scratch or not is_fixed:
-                places.append(_Place(path, part._buffers, scratch, {}))
+                places.append(_Place(path, part, scratch, {}))
             for place in places:
                 place.before.update({name: place.values[name] for name in place.names()})
-                for value in place.before.values():
-                    self._copy(value)
+                self._copy(place.before.values(), seen)
             self._places += places
 
-    def _copy(self, value: Any, nested: bool = True) -> None:
-        if isinstance(value, Tensor):
-            if not value.is_inference() and _storage(value) not in self._saved and _is_full(value):
-                self._insides.append((value, value.detach().clone()))
-        elif isinstance(value, np.ndarray):
-            if value.flags.writeable:
-                self._insides.append((value, value.copy()))
-        elif nested and isinstance(value, list | dict | set | deque):
-            self._insides.append((value, value.copy()))
-            for inner in value.values() if isinstance(value, dict) else value:
-                self._copy(inner, nested=False)
+    def _copy(self, values: Iterable[Any], seen: set[int]) -> None:
+        """Of these and, in containers, of what is in them; ``seen`` ones have a copy."""
+        pending = [value for value in values if isinstance(value, COPIED)]
+        while pending:
+            value = pending.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, Tensor):
+                if _is_full(value) and _storage(value) not in self._saved:
+                    self._insides.append((value, value.detach().clone()))
+            elif isinstance(value, np.ndarray):
+                if value.flags.writeable:
+                    self._insides.append((value, value.copy()))
+            else:
+                if not isinstance(value, tuple):
+                    self._insides.append((value, value.copy()))
+                inside = value.values() if isinstance(value, dict) else value
+                pending += [inner for inner in inside if isinstance(inner, COPIED)]
 
     @torch.no_grad()
     def reset(self) -> None:
@@ -82,8 +96,12 @@ class Unsaved:
             values.update(before)
         for value, copy in self._insides:
             if isinstance(value, Tensor):
+                if value.shape != copy.shape:
+                    value.data = copy.clone()
                 value.copy_(copy)
             elif isinstance(value, np.ndarray):
+                if value.shape != copy.shape:
+                    value.resize(copy.shape, refcheck=False)
                 value[...] = copy
             elif isinstance(value, list | deque):
                 value.clear()
@@ -106,6 +124,31 @@ class Unsaved:
                 )
 
 
+def views_of_weights(module: nn.Module, weights: Iterable[Tensor]) -> list[str]:
+    """The attributes that are views of weights and are not computed again before a forward pass."""
+    storages = _storages(weights)
+    return [
+        f"{path}.{name}".lstrip(".")
+        for path, part in module.named_modules()
+        for name, value in (vars(part) | part._buffers).items()
+        if not part._forward_pre_hooks and _storages([value]) & storages
+    ]
+
+
+def _is_fixed(part: nn.Module) -> bool:
+    """Whether its attributes do not change: it is PyTorch's own, not only a class derived from it,
+    as one with parametrizations."""
+    classes = [each for each in type(part).__mro__ if issubclass(each, nn.Module)]
+    hooks = part._forward_hooks or part._forward_pre_hooks
+    return not hooks and all(each.__module__.startswith(FIXED) for each in classes)
+
+
+def _storages(values: Iterable[Any]) -> set[int]:
+    """Of the tensors among them."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return {_storage(tensor) for tensor in tensors if tensor.layout is torch.strided}
+
+
 def _storage(tensor: Tensor) -> int:
     """What tensors that share memory have in common, also those of a fake device."""
     address: int = tensor.untyped_storage()._cdata
@@ -113,6 +156,8 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _is_full(tensor: Tensor) -> bool:
-    """Whether each element has a place of its own."""
+    """Whether each element has a place of its own, and may change."""
+    if tensor.layout is not torch.strided or tensor.is_inference():
+        return False
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return all(stride or size < 2 for size, stride in sizes)

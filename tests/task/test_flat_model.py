@@ -1,12 +1,14 @@
 """A module and its flat vector share memory; every tensor of a module has one role."""
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedaccord import simulate
 from fedaccord.task.flat_model import FlatModel
 
 D = 3 * 4 + 4 + 4 * 2  # parameters of `net`
@@ -265,6 +267,66 @@ def test_buffers_are_read_and_written(policy: str) -> None:
     assert statistics(model)[2] == 1  # 0.75 rounded
     with pytest.raises(ValueError, match="expected 9 values of tensors beside the model, got 8"):
         write(before[1:])
+
+
+class Centre(nn.Module):
+    """Keeps a mean of its outputs in a buffer, by assignment or in place."""
+
+    def __init__(self, assigns: bool) -> None:
+        super().__init__()
+        self.net, self.assigns = nn.Linear(3, 3), assigns
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.net(x)
+        mean = 0.9 * self.mean + z.mean(0)
+        if self.training and self.assigns:
+            self.mean = mean
+        elif self.training:
+            self.mean.copy_(mean.detach())
+        return z - self.mean.detach()
+
+
+@pytest.mark.parametrize("policy", ["mean", "local", "freeze"])
+@pytest.mark.parametrize("algo", ["fedavg", "fedsam"])  # the second has two passes a step
+def test_a_buffer_that_a_forward_pass_assigns_is_one_that_it_changes(
+    policy: str, algo: str
+) -> None:
+    found = []
+    keys = {"buffers": policy, "participation": 1.0, "rounds": 3, "local-epochs": 2}
+    for assigns in (True, False)[: 1 if policy == "freeze" else 2]:
+        torch.manual_seed(0)
+        data = [(torch.randn(8, 3) + i, torch.arange(8) % 3) for i in range(3)]
+        first = Centre(assigns)
+        done = simulate(
+            algo, model=deepcopy(first), clients=data, test=data[0], **keys, **{"batch-size": 4}
+        )
+        losses = done.metrics["test-loss"].tolist()
+        found.append([*done.model.values(), torch.tensor(losses)])
+        first.load_state_dict(done.model, strict=policy == "mean")
+        loss = F.cross_entropy(first.eval()(data[0][0]), data[0][1])
+        assert losses[-1] == pytest.approx(loss.item(), rel=1e-5)
+        assert bool(first.mean.any()) is (policy == "mean")
+    for mine, in_place in zip(found[0], found[-1], strict=True):
+        assert torch.equal(mine, in_place)
+
+
+@pytest.mark.parametrize("policy", ["mean", "freeze"])
+def test_a_visit_begins_with_the_buffers_of_their_roles(policy: str) -> None:
+    model = FlatModel(Centre(assigns=True), buffers=policy)
+    held = model.module.mean
+    model.module.mean = torch.ones(3)
+    model.load(model.w.clone())
+    assert model.module.mean is held
+    assert held.tolist() == [float(policy == "mean")] * 3
+
+
+def test_a_buffer_that_is_assigned_another_shape_is_named() -> None:
+    model = FlatModel(Centre(assigns=True), buffers="mean")
+    model.module.mean = torch.zeros(2)
+    message = r"^model: expected the buffer mean to keep its shape \(3,\) in training, got \(2,\)"
+    with pytest.raises(ValueError, match=message):
+        model.read_buffers()
 
 
 def test_frozen_statistics_never_change() -> None:

@@ -1,11 +1,15 @@
 """What a module has beside its state dict passes from no client to the next."""
 
+from collections import deque
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import spectral_norm
+from torch.nn.utils.parametrizations import weight_norm
 
 from fedaccord import simulate
 from fedaccord.task.flat_model import FlatModel
@@ -112,6 +116,97 @@ def test_a_view_of_a_saved_tensor_is_left_alone() -> None:
     model.write_buffers(model.initial_buffers + 1)
     model.load(model.w)
     assert module[1].running_mean.tolist() == [1.0] * 3
+
+
+class Deep(nn.Module):
+    """Changes what lies deep in containers, and sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 2)
+        self.cache: dict[str, Any] = {"layer": {"keys": [], "seen": deque([0]), "names": set()}}
+        self.pair = (torch.zeros(1), [])
+        self.cache["self"] = self.cache
+        self.sized, self.array = torch.zeros(1), np.zeros(1)
+        self.graph = torch.eye(3).to_sparse()
+        self.fixed = np.zeros(1)
+        self.fixed.flags.writeable = False
+        with torch.inference_mode():
+            self.constant = torch.ones(1)
+
+    def state(self) -> list[Any]:
+        layer = self.cache["layer"]
+        sizes = [len(each) for each in (*layer.values(), self.sized, self.array, self.pair[1])]
+        return [*sizes, self.pair[0].item(), hasattr(self, "late")]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for each in (self.cache["layer"]["keys"], self.cache["layer"]["seen"], self.pair[1]):
+            each.append(1)
+        self.cache["layer"]["names"].add("a")
+        self.pair[0].add_(1)
+        self.sized.data = torch.zeros(5)
+        self.array.resize(5, refcheck=False)
+        self.late = 1
+        return self.net(x @ self.graph)
+
+
+def test_containers_in_containers_and_sizes_are_reset() -> None:
+    module = Deep()
+    model, before = FlatModel(module), [0, 1, 0, 1, 1, 0, 0.0, False]
+    for _ in range(3):
+        model.load(model.w.clone())
+        assert module.state() == before
+        model(torch.ones(4, 3))
+        assert module.state() == [1, 2, 1, 5, 5, 1, 1.0, True]
+
+
+def test_a_copy_of_a_model_resets_its_own_module() -> None:
+    model = deepcopy(FlatModel(Remembers("assigned")))
+    for _ in range(2):
+        model.load(model.w.clone())
+        assert (model.module.calls, model.module.lazy) == (0, None)
+        model(torch.ones(4, 3))
+
+
+class Counts(nn.Linear):
+    calls = 0
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.kept = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_parts_with_parametrizations_and_hooks_are_reset() -> None:
+    module = nn.Sequential(weight_norm(Counts(3, 3)), nn.Linear(3, 2), nn.Tanh())
+    module[1].register_forward_hook(lambda part, x, y: setattr(part, "seen", True))
+    module[2].register_buffer("scratch", torch.zeros(1), persistent=False)
+    model = FlatModel(module)
+    model.load(model.w.clone())
+    model(torch.ones(4, 3))
+    assert module[0].calls == module[1].seen == 1
+    module[2].scratch += 1
+    model.load(model.w.clone())
+    assert module[0].calls == 0
+    assert not hasattr(module[1], "seen")
+    assert not module[2].scratch.any()
+    del module[0].kept
+    model.load(model.w.clone())
+    assert module[0].kept == 3
+
+
+def test_a_view_of_a_weight_has_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    module = Counts(3, 3)
+    module.turned = module.weight.detach().t()
+    FlatModel(nn.Sequential(module))
+    assert "model: 0.turned is a view of a weight and does not follow its training" in caplog.text
+    caplog.clear()
+    FlatModel(spectral_norm(nn.Linear(3, 2)), buffers="freeze")  # computed before each pass
+    FlatModel(nn.LSTM(3, 2), forward=lambda model, x: model(x)[0])
+    assert not caplog.text
 
 
 def test_a_counter_has_a_warning(caplog: pytest.LogCaptureFixture) -> None:
