@@ -35,6 +35,7 @@ from fedaccord.runs.directory import MODEL
 from fedaccord.runs.logbook import Logbook, with_its_clients
 from fedaccord.runs.origin import processor
 from fedaccord.task import Task, find_device, load_task, task_of_card
+from fedaccord.task.losses import AUTO, LOSSES
 from fedaccord.wire.handshake import class_names
 from fedaccord.wire.tensor_array import to_record, to_tensor
 
@@ -107,6 +108,8 @@ def run(
     data, metrics = (task.fingerprint, task.metrics) if task else ({}, config.task.metrics)
     used = machine(task.device if task else find_device(config.task.device))
     used |= {"gradients-per-step": method.cost.gradients} | resolved(config)
+    if task and config.task.loss == AUTO:
+        used["loss"] = next(name for name, loss in LOSSES.items() if loss is task.loss)
     with (
         interruptible() as interrupts,
         closing(Logbook(config, used, data, at, in_process, metrics)) as log_book,

@@ -131,19 +131,20 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric
             "chose the settings of its tested runs, and tests of earlier choices; its table.csv "
             "has the trials"
         )
-    from fedaccord.experiments.analysis.groups import several_samples
+    from fedaccord.experiments.analysis.groups import several_contents
     from fedaccord.experiments.analysis.ranking import of_untrained_parts
     from fedaccord.runs.metrics import is_loss
 
     sets = [*dict.fromkeys(str(group.settings.get("dataset")) for group in compared)]
     if len(sets) > 1:
         warn(f"runs of {', '.join(sets)} are ranked together: compare those of one dataset")
-    elif several_samples(compared):
+    elif other := several_contents(compared):
         warn(
-            "runs of different samples are ranked together: the data behind dataset or data-dir "
-            "differ, see contents.samples in each config.toml"
+            f"runs of different {', '.join(other)} behind equal settings are ranked together: "
+            "data, files or code have changed, see [used.contents] in each config.toml"
         )
-    losses = sorted({str(group.settings.get("loss")) for group in compared})
+    every_run = [run for group in compared for run in group.runs]
+    losses = sorted({str(run.used.get("loss", run.settings.get("loss"))) for run in every_run})
     if len(losses) > 1 and is_loss(metric):
         warn(f"{metric}: runs of loss={', '.join(losses)} are ranked together by values of each")
     if parts := [group.label for group in compared if of_untrained_parts(group, metric)]:

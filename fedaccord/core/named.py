@@ -19,7 +19,7 @@ from fedaccord.core.options import did_you_mean
 WORD = r"[^\W\d]\w*"
 PATH = re.compile(rf"{WORD}(\.{WORD})*:{WORD}")
 FORM = "package.module:function"
-_HASHES: WeakKeyDictionary[ModuleType, str] = WeakKeyDictionary()
+_HASHES: WeakKeyDictionary[ModuleType, tuple[Any, str]] = WeakKeyDictionary()
 
 
 class Functions(NamedTuple):
@@ -39,6 +39,13 @@ class Functions(NamedTuple):
             return name
         found = entry_points(group=self.group, name=name) if self.group else ()
         return next((entry.value.replace(" ", "") for entry in found), "")
+
+
+def behind(rule: Mapping[str, Any], value: str) -> list[str]:
+    """``package.module:name`` of each function that a value names; rule: of its option."""
+    if not isinstance(rule["also"], Functions) or value in rule["choices"]:
+        return []
+    return [path for name in value.split(",") if (path := rule["also"].path(name.strip()))]
 
 
 def load(key: str, path: str) -> Any:
@@ -73,9 +80,11 @@ def function(key: str, path: str) -> Any:
 
 def code(key: str, path: str) -> str:
     """A hash of the code of an object: of the files of its module and, if another one defines it,
-    of that, as they were when `load` first imported them here. Raises as `load`."""
-    found = map(_hash, _modules(path, load(key, path)))
-    return hashlib.sha256(" ".join(found).encode()).hexdigest()
+    of that, as they were when `load` first met them here, or after a reload; of its own source if
+    they have no file, as in a notebook. Empty if there is none. Raises as `load`."""
+    found = load(key, path)
+    texts = [_hash(module) or _hash_of_source(found) for module in _modules(path, found)]
+    return hashlib.sha256(" ".join(texts).encode()).hexdigest() if all(texts) else ""
 
 
 def files(key: str, path: str) -> list[Path]:
@@ -94,11 +103,21 @@ def _modules(path: str, found: Any) -> list[ModuleType]:
 
 
 def _hash(module: ModuleType) -> str:
-    """Of its file at the first call; empty without one."""
-    if module not in _HASHES:
+    """Of its file at the first call, and at the first after a reload; empty without one."""
+    spec, known = _HASHES.get(module, (None, ""))
+    if not known or spec is not module.__spec__:
         file = Path(getattr(module, "__file__", None) or "")
-        _HASHES[module] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-    return _HASHES[module]
+        known = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        _HASHES[module] = module.__spec__, known
+    return known
+
+
+def _hash_of_source(found: Any) -> str:
+    """Of an object; empty if it has no source."""
+    try:
+        return hashlib.sha256(inspect.getsource(found).encode()).hexdigest()
+    except (OSError, TypeError):
+        return ""
 
 
 def call(key: str, path: str, offered: Mapping[str, Any]) -> Any:

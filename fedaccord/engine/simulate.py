@@ -334,7 +334,7 @@ def simulate(
             logbook.check_states(config, found)
             if clients is None:
                 now = named_contents.of_run(config, task.fingerprint)
-                logbook.with_earlier_code(now, found.facts)
+                logbook.with_earlier_code(now, found.facts, in_use(config))
             state = logbook.restore(run.session, found)
         result = run.play(state)
         server_app.check_result(run, result, server_app.loss_of(method, task))

@@ -86,7 +86,7 @@ class Logbook(Book):
             stack.callback(lock.release)
             begun = self._begun = self.checkpoints.load(at)
             check_resumed(config, begun.facts["settings"])
-            self._data = with_earlier_code(self._data, begun.facts)
+            self._data = with_earlier_code(self._data, begun.facts, in_use(config))
             if in_process:
                 check_states(config, begun)
             _check_rounds(config, begun, path)
@@ -221,17 +221,21 @@ def check_resumed(
             )
 
 
-def with_earlier_code(now: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+def with_earlier_code(
+    now: Mapping[str, Any], facts: Mapping[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """``now`` with the hashes of code that a run had before, as 1a2b3c4d+5e6f7a8b, and a warning if
     it is other code, which may compute the same. Raises ValueError, in one line, if data or files
     are not those that the run began with.
 
-    now: as `named_contents.of_run`. facts: of the run's checkpoint; earlier
-    versions wrote fewer.
+    now: as `named_contents.of_run`. facts: of the run's checkpoint; earlier versions wrote fewer.
+    settings: of `now`; where they name something else, as metrics may, there is nothing to compare.
     """
     found, files = dict(now), {key for key, field in keys().items() if field.metadata["path"]}
     for what, before in facts.get("data", {}).items():
         if what not in now or type(now[what]) is not type(before):
+            continue
+        if settings.get(what) != facts["settings"].get(what):
             continue
         if now[what] == before or str(before).endswith(f"+{now[what]}"):
             found[what] = before

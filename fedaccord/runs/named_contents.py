@@ -26,7 +26,7 @@ def of_run(config: RunConfig, data: Mapping[str, Any]) -> dict[str, Any]:
             continue
         with suppress(ValueError):  # devices alone have it
             found[key] = of_code(key, each)
-    return {**data, **{key: digest[:8] for key, digest in found.items()}}
+    return {**data, **{key: digest[:8] for key, digest in found.items() if digest}}
 
 
 def functions(config: RunConfig) -> dict[str, list[str]]:
@@ -34,10 +34,7 @@ def functions(config: RunConfig) -> dict[str, list[str]]:
     of a method of another package."""
     found, free, known = {}, affecting(*FREE) - {"metrics"}, keys()
     for key, value in in_use(config).items():
-        rule = known[key].metadata
-        if isinstance(rule["also"], named.Functions) and value not in rule["choices"]:
-            names = [part.strip() for part in value.split(",")]
-            found[key] = [path for path in map(rule["also"].path, names) if path]
+        found[key] = named.behind(known[key].metadata, value)
     method = type(config.strategy)
     if not method.__module__.startswith("fedaccord."):  # whose code `origin.commit` has
         found["algo"] = [f"{method.__module__}:{method.__qualname__}"]
@@ -45,6 +42,7 @@ def functions(config: RunConfig) -> dict[str, list[str]]:
 
 
 def of_code(key: str, paths: Sequence[str]) -> str:
-    """Of functions, see `named.code`. Raises ValueError, in one line, if one cannot be imported."""
+    """Of functions, see `named.code`; empty if one has none. Raises ValueError, in one line, if one
+    cannot be imported."""
     digests = dict.fromkeys(named.code(key, path) for path in paths)
-    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest() if all(digests) else ""

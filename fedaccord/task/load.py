@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaccord.core import metrics, named
+from fedaccord.core.options import options
 from fedaccord.data import datasets
 from fedaccord.data.kind import Dataset
 from fedaccord.data.partition import partition as partition_labels
@@ -22,13 +23,24 @@ VALIDATION = 1  # of the draw of validation samples, beside the run's seed
 GIVEN = ("natural", "file")  # partitions that clients do not draw
 
 
-@lru_cache(maxsize=4)
 def load_task(config: TaskConfig, *, num_clients: int, whole: bool = False) -> Task:
-    """The task of a run configuration, loaded once per process.
+    """The task of a run configuration, loaded once per process, and again if the code of one of its
+    functions was reloaded.
 
     ``whole``: every client holds the whole training set, which is its own (a device with its own
     data). Raises ValueError if data set, partition, model and number of clients do not fit.
     """
+    values = {field: getattr(config, field.name) for field in options(TaskConfig)}
+    code = [
+        named.code(field.name, path)
+        for field, value in values.items()
+        for path in named.behind(field.metadata, value)
+    ]
+    return _load_task(config, num_clients, whole, tuple(code))
+
+
+@lru_cache(maxsize=4)
+def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[str, ...]) -> Task:
     data = datasets.load(config.dataset, config.data_dir, config.reading)
     if not data.vocabulary:
         tokens = models.vocabulary_of(config.model, data.x_train, data.x_test)

@@ -218,12 +218,18 @@ def test_runs_are_ranked_by_a_metric_of_choice(tmp_path: Path) -> None:
 
 
 def test_runs_of_different_losses_are_ranked_by_a_loss_with_a_warning(tmp_path: Path) -> None:
-    for loss in ("auto", "mine:focal"):
-        write(tmp_path / loss[:4], [0.1, 0.5], loss=loss)
-    line = "test-loss: runs of loss=auto, mine:focal are ranked together by values of each"
-    assert line in " ".join(
-        success(invoke("compare", tmp_path, "--metric", "test-loss")).stderr.split()
-    )
+    def warnings(*names: str) -> str:
+        folders = [tmp_path / name for name in names]
+        return " ".join(
+            success(invoke("compare", *folders, "--metric", "test-loss")).stderr.split()
+        )
+
+    for folder, loss, used in (("a", "auto", "cross-entropy"), ("b", "mine:focal", "")):
+        write(tmp_path / folder, [0.1, 0.5], loss=loss, used={"loss": used} if used else {})
+    write(tmp_path / "c", [0.1, 0.6], loss="cross-entropy")
+    line = "test-loss: runs of loss=cross-entropy, mine:focal are ranked together by values of each"
+    assert line in warnings("a", "b")
+    assert not warnings("a", "c")
     assert not success(invoke("compare", tmp_path)).stderr
 
 
@@ -238,9 +244,10 @@ def test_a_model_with_untrained_parts_is_ranked_with_a_warning(tmp_path: Path) -
     assert not success(invoke("compare", tmp_path / "a")).stderr
 
 
-def test_runs_of_different_samples_are_ranked_with_a_warning(tmp_path: Path) -> None:
-    for samples, algo in (("1", "fedavg"), ("2", "scaffold")):
-        write(tmp_path / samples, [0.1, 0.5], algo=algo, contents={"samples": samples})
-    line = "runs of different samples are ranked together: the data behind dataset or data-dir"
+@pytest.mark.parametrize("what", ["samples", "model", "loss", "partition-file"])
+def test_runs_of_different_contents_are_ranked_with_a_warning(what: str, tmp_path: Path) -> None:
+    for digest, algo in (("1", "fedavg"), ("2", "scaffold")):
+        write(tmp_path / digest, [0.1, 0.5], algo=algo, contents={what: digest, "metrics": digest})
+    line = f"runs of different {what} behind equal settings are ranked together"
     assert line in " ".join(success(invoke("compare", tmp_path)).stderr.split())
     assert not success(invoke("compare", tmp_path / "1")).stderr

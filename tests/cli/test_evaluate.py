@@ -165,7 +165,7 @@ def test_other_data_and_code_than_those_of_the_run_are_named(
     assert not success(invoke("evaluate", path)).stderr
     np.savez(data, x_train=x, y_train=y, x_test=x, y_test=1 - y)
     code.write_text(code.read_text() + "# changed\n")
-    task.load_task.cache_clear()  # of this process
+    task.load._load_task.cache_clear()  # of this process
     monkeypatch.delitem(sys.modules, "its_model")
     line = "samples, model: not what the run had, see [used.contents] of its config.toml"
     assert line in " ".join(success(invoke("evaluate", path)).stderr.split())

@@ -1,5 +1,6 @@
 """Functions that settings name: what is imported, what they are given, and what is refused."""
 
+import importlib
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -108,3 +109,28 @@ def test_an_entry_point_has_a_plain_name(monkeypatch: pytest.MonkeyPatch) -> Non
     assert named.Functions("fedaccord.datasets").path("tiny") == ""
     assert "tiny" not in named.Functions()
     assert "no_such_package" not in sys.modules  # nothing is imported
+
+
+def test_code_is_that_of_the_last_import(package: str) -> None:
+    path = f"{package}.nets:nothing"
+    before = named.code("model", path)
+    module = sys.modules[f"{package}.nets"]
+    assert module.__file__ is not None
+    Path(module.__file__).write_text(CODE + "# changed\n")
+    assert named.code("model", path) == before
+    importlib.reload(module)
+    after = named.code("model", path)
+    assert after != before
+    assert named.code("model", path) == after
+
+
+def test_code_without_a_file_is_the_source_of_the_object(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook, whose cells have a source."""
+    module = named.import_module(f"{package}.nets")
+    monkeypatch.delattr(module, "__file__")
+    one, other = (named.code("metrics", f"{package}.nets:{name}") for name in ("nothing", "some"))
+    assert one
+    assert other not in (one, "")
+    assert named.code("metrics", f"{package}.nets:size") == ""  # a number has none

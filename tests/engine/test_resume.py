@@ -1,6 +1,7 @@
 """A run that was ended goes on as if it had not been: the same bits, the same tables."""
 
 import csv
+import importlib
 import json
 import logging
 import os
@@ -23,11 +24,11 @@ from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
 from fedaccord.federation.round import Round
 from fedaccord.federation.settings import Settings
-from fedaccord.runs import RunDirectory, reader, status
+from fedaccord.runs import RunDirectory, load_model, reader, status
 from fedaccord.runs.checkpoint import Checkpoints, DamagedError
 from fedaccord.runs.logbook import Logbook
 from fedaccord.strategies import METHODS, FedDyn, RelaxedInit, Scaffold
-from fedaccord.task import load_task
+from fedaccord.task import load, load_task
 
 ROUNDS, STOP = 5, 3
 
@@ -465,7 +466,7 @@ def test_other_samples_and_another_partition_are_refused(
     def resume(arrays: dict[str, Any], held: list[list[int]]) -> None:
         np.savez(data, **arrays)
         parts.write_text(json.dumps(held))
-        load_task.cache_clear()
+        load._load_task.cache_clear()
         run(RunConfig.make({**begun, "resume": True, "num-server-rounds": 3}))
 
     np.savez(data, **arrays)
@@ -509,6 +510,44 @@ def test_a_run_resumes_with_changed_code_with_a_warning(
     run(RunConfig.make(again | {"num-server-rounds": 5}))
     assert "the code of" not in caplog.text
     assert reader.read(first).contents == now
+
+
+def test_a_run_resumes_with_other_metrics_without_a_warning(
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("one", "two"):
+        text = f"def {name}(predictions, targets):\n    return predictions[:, 0]\n"
+        (tmp_path / f"metric_{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = settings | {"metrics": "accuracy,metric_one:one", "name": "metrics"}
+    path = run(RunConfig.make(own | {"num-server-rounds": 2})).path
+    before = reader.read(path).contents["metrics"]
+    again = own | {"metrics": "metric_two:two", "num-server-rounds": 3, "resume": True}
+    run(RunConfig.make(again))
+    assert "the code of" not in caplog.text
+    assert reader.read(path).contents["metrics"] not in (before, "")
+    assert "+" not in reader.read(path).contents["metrics"]
+
+
+def test_the_same_settings_after_a_reload_have_the_new_code(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "net_of_a_notebook.py"
+    code = "from torch import nn\ndef net():\n    return nn.Linear(6, 3, bias={})\n"
+    file.write_text(code.format(True))
+    monkeypatch.syspath_prepend(tmp_path)
+    own = settings | {"model": "net_of_a_notebook:net", "num-server-rounds": 1}
+    sizes = []
+    for bias in (True, False):
+        file.write_text(code.format(bias))
+        if "net_of_a_notebook" in sys.modules:
+            importlib.reload(sys.modules["net_of_a_notebook"])
+        found = run(RunConfig.make(own | {"name": f"bias-{bias}"}))
+        sizes.append(len(load_model(found.path)))
+    assert sizes == [2, 1]
 
 
 def test_other_files_in_a_checkpoint_are_left_alone(settings: dict[str, Any]) -> None:

@@ -65,9 +65,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 def _of_same_contents(runs: Sequence[Run]) -> dict[tuple[tuple[str, str], ...], list[Run]]:
     """The runs by what their equal settings only name, where that differs: the hashes by key."""
-    every = [run.contents for run in runs]
-    names = dict.fromkeys(name for contents in every for name in contents)
-    several = [n for n in names if len({each[n] for each in every if n in each}) > 1]
+    several = _several(runs)
     found: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
         digests = tuple((CONTENTS + name, run.contents.get(name, UNKNOWN)) for name in several)
@@ -188,10 +186,18 @@ def label(settings: Mapping[str, Any], keys: Sequence[str], form: str = "{}") ->
     return " ".join(" ".join([str(settings.get("algo", "run")), *words]).split())
 
 
-def several_samples(groups: Sequence[Group]) -> bool:
-    """Whether the data behind an equal data set and equal settings of reading it differ."""
+def several_contents(groups: Sequence[Group]) -> list[str]:
+    """The keys behind whose equal values the groups have other samples, files or code; without
+    metrics, which affect no other number."""
+    runs = [run for group in groups for run in group.runs]
+    return [name for name in _several(runs) if name != "metrics"]
+
+
+def _several(runs: Sequence[Run]) -> list[str]:
+    """The keys behind whose equal values the contents differ."""
     found: dict[tuple[Any, ...], set[str]] = {}
-    for group in groups:
-        same = found.setdefault(tuple(group.settings.get(key) for key in READING), set())
-        same |= {run.contents[SAMPLES] for run in group.runs if SAMPLES in run.contents}
-    return any(len(known) > 1 for known in found.values())
+    for run in runs:
+        for name, digest in run.contents.items():
+            values = (run.settings.get(key) for key in (READING if name == SAMPLES else (name,)))
+            found.setdefault((name, *values), set()).add(digest)
+    return [*dict.fromkeys(name for (name, *_), known in found.items() if len(known) > 1)]

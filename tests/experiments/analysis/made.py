@@ -18,19 +18,21 @@ def write(
     epsilon: float | None = None,
     brier: float | None = None,
     contents: Mapping[str, str] | None = None,
+    used: Mapping[str, Any] | None = None,
     **keys: Any,
 ) -> Path:
     """A run with these test accuracies from round 0 on; keys: settings, with _ for -; clock,
     epsilon: simulated seconds and privacy that a round costs; brier: a metric of the user's own;
-    contents: hashes of what settings only name.
+    contents: hashes of what settings only name; used: of config.toml.
 
     A round sends 10 bytes down and 5 up and takes 2 s; two clients take 3 and 4 steps, of 2
     gradients each and t and t + 1 s in round t; client 1 fails in round 2.
     """
     settings = SETTINGS | {key.replace("_", "-"): value for key, value in keys.items()}
     name = "-".join(str(settings[key]) for key in ("algo", "lr", "seed"))
-    used = {f"{CONTENTS}{key}": digest for key, digest in (contents or {}).items()}
-    run = RunDirectory(str(folder), name, settings, {"gradients-per-step": 2, **used})
+    behind = {f"{CONTENTS}{key}": digest for key, digest in (contents or {}).items()}
+    behind |= {"gradients-per-step": 2, **(used or {})}
+    run = RunDirectory(str(folder), name, settings, behind)
     run.save_classes(["cat", "dog"], [[3, 0], [1, 2]])
     for number, accuracy in enumerate(accuracies):
         row: dict[str, Any] = {"round": number}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedaccord.config import affecting
-from fedaccord.experiments.analysis.groups import DEFAULTS, groups_of, several_samples
+from fedaccord.experiments.analysis.groups import DEFAULTS, groups_of, several_contents
 from fedaccord.experiments.analysis.ranking import (
     final,
 )
@@ -51,13 +51,22 @@ def test_other_data_or_code_behind_equal_settings_is_another_group(tmp_path: Pat
     found = {group.label: len(group.runs + group.repeats) for group in groups(tmp_path)}
     equal = "fedavg lr=0.1 contents.model="
     assert found == {"fedavg lr=0.05": 1, f"{equal}1": 2, f"{equal}2": 1, f"{equal}unknown": 1}
-    assert several_samples(groups(tmp_path))
+    assert several_contents(groups(tmp_path)) == ["samples", "model"]
     shutil.rmtree(tmp_path / "b")
     shutil.rmtree(tmp_path / "e")
     (group,) = groups(tmp_path)  # what is unknown is the one that is known
     assert ([run.settings["seed"] for run in group.runs], group.label) == ([0, 1], "fedavg")
     write(tmp_path / "f", [0.1, 0.7], image_size=8, contents={"samples": "4"})
-    assert not several_samples(groups(tmp_path))
+    assert not several_contents(groups(tmp_path))
+
+
+def test_runs_with_several_metrics_of_ones_own_are_one_group(tmp_path: Path) -> None:
+    for seed, name in enumerate(("a", "b")):
+        write(tmp_path, [0.1], seed=seed, metrics=f"mine:{name}", contents={"metrics": name})
+    assert len(groups(tmp_path)) == 1
+    write(tmp_path, [0.1], seed=2, metrics="mine:b", contents={"metrics": "changed"})
+    assert len(groups(tmp_path)) == 3
+    assert not several_contents(groups(tmp_path))
 
 
 def test_pytorch_is_loaded_for_the_options_of_other_packages_alone(tmp_path: Path) -> None:
