@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+IGNORED = -100  # the target that cross-entropy ignores
 LABELS = ("label", "labels", "target", "targets", "y")  # names of the target column
 
 

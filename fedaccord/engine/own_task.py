@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import select
@@ -15,7 +14,6 @@ from fedaccord.core.vectors import dtype_of
 from fedaccord.task import Clients, Samples, Task, find_device, models
 from fedaccord.task.batches import BatchFormat, as_targets, describe
 from fedaccord.task.fit import every_part, tensors_of
-from fedaccord.task.layers import IGNORED
 from fedaccord.task.losses import AUTO, LOSSES, loss_of
 from fedaccord.task.solver import Loss
 from fedaccord.task.sources import (
@@ -26,7 +24,6 @@ from fedaccord.task.sources import (
     SourceClients,
     TestSource,
     is_tensors,
-    labels_of,
     source_of,
 )
 
@@ -62,10 +59,6 @@ def own_task(
     settings = config.strategy.model_settings
     _, targets = task.example(1, dtype_of(settings.precision))
     task.loss = loss_of(loss, targets)
-    if task.loss is F.cross_entropy:
-        for i in range(len(samples)):
-            _check_labels(f"clients: client {i}", samples.labels(i))
-        _check_labels("test", labels_of(tests))
     task.model(settings)
     select(task.metrics, of_classes=not targets.is_floating_point())
     return task
@@ -142,17 +135,6 @@ def _check_finite(what: str, samples: Any, with_targets: bool) -> None:
     for name, parts in named:
         if any(part.is_floating_point() and not part.isfinite().all() for part in parts):
             raise ValueError(f"{what}: expected finite {name}, got nan or inf")
-
-
-def _check_labels(what: str, labels: Any) -> None:
-    """Raise ValueError for classes below 0, except the one that cross-entropy ignores.
-
-    labels: as of `labels_of`.
-    """
-    if labels is not None and ((labels < 0) & (labels != IGNORED)).any():
-        raise ValueError(
-            f"{what}: expected labels from 0 on, got {labels.min()}; number the classes 0, 1, ..."
-        )
 
 
 def _copied(module: nn.Module) -> nn.Module:

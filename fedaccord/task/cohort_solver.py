@@ -17,8 +17,8 @@ from fedaccord.core.client_half import GradientHook
 from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, to_device
+from fedaccord.data.samples import IGNORED
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.layers import IGNORED
 from fedaccord.task.solver import Loss, Pair, known_layers, tf32_as
 
 

@@ -71,6 +71,8 @@ def _evaluate(
         predictions = forward(own, inputs, precision)
         number = weight(loss, targets)
         value = loss(predictions, targets) * number
+        if isinstance(number, Tensor):
+            value = value.masked_fill(number == 0, 0.0)  # cross-entropy of no target is NaN
         measured = select(metrics, of_classes=not targets.is_floating_point())
         chosen.update(measured)
         found = {name: metric.sums(predictions, targets) for name, metric in measured.items()}

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from fedaccord.core.metrics import Metric, check_alike
+from fedaccord.data.samples import IGNORED
 from fedaccord.task.batches import describe
 from fedaccord.task.clients import Clients
 from fedaccord.task.flat_model import FlatModel
@@ -99,15 +100,36 @@ def check_labels(clients: Any, test: Any, predictions: Tensor, loss: Loss) -> No
     clients, test: of a task. predictions: of samples, as of `check_fit`. A data set that was
     divided is not looked through, nor samples that would have to be read.
     """
-    if loss not in (F.cross_entropy, sequence_cross_entropy) or predictions.ndim < 2:
+    if predictions.ndim < 2:
         return
     outputs = predictions.shape[1 if loss is F.cross_entropy else -1]
-    for what, rows in every_part(clients, test):
-        labels = _labels(rows)
-        if labels is not None and len(labels) and labels.max() >= outputs:
+    for what, labels in _every_labels(clients, test, loss):
+        if labels.max() >= outputs:
             raise ValueError(
                 f"{what}: expected labels below {outputs}, the model's outputs, got {labels.max()}"
             )
+
+
+def check_from_zero(clients: Any, test: Any, loss: Loss) -> None:
+    """Raise ValueError, in one line, for labels below 0, but for the one that is ignored.
+
+    Arguments and what is looked through as in `check_labels`.
+    """
+    for what, labels in _every_labels(clients, test, loss):
+        negative = labels[(labels < 0) & (labels != IGNORED)]
+        if len(negative):
+            raise ValueError(
+                f"{what}: expected labels from 0 on, got {negative.min()}; number the classes "
+                f"0, 1, ..., and give targets that are to be ignored {IGNORED}"
+            )
+
+
+def _every_labels(clients: Any, test: Any, loss: Loss) -> Iterator[tuple[str, Any]]:
+    """The classes of each part that has some, with what it is; none with a loss of numbers."""
+    if loss in (F.cross_entropy, sequence_cross_entropy):
+        for what, rows in every_part(clients, test):
+            if (labels := _labels(rows)) is not None and len(labels):
+                yield what, labels
 
 
 def every_part(clients: Any, test: Any) -> Iterator[tuple[str, Any]]:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as modules
 
+from fedaccord.data.samples import IGNORED
 from fedaccord.task.models import ChannelsLast, Dropout
 
 Parameters = Sequence[Tensor]  # of a layer: none, a weight, or a weight and a bias
 MEAN, NONE = 1, 0  # PyTorch's numbers of a loss's reductions
-IGNORED = -100  # the target that cross-entropy ignores
 aten = torch.ops.aten
 
 

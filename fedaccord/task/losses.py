@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fedaccord.core import named
 from fedaccord.core.metrics import check_alike
-from fedaccord.task.layers import IGNORED
+from fedaccord.data.samples import IGNORED
 from fedaccord.task.solver import Loss
 
 AUTO = "auto"
@@ -88,7 +88,8 @@ def sequence_cross_entropy(predictions: Tensor, targets: Tensor) -> Tensor:
 def weight(loss: Loss, targets: Tensor) -> Tensor | int:
     """The number of targets that a batch's mean is over, or of its samples: the means of batches
     with these weights give the mean of the whole set."""
-    return counted(targets) if loss is sequence_cross_entropy else len(targets)
+    of_classes = loss in (F.cross_entropy, sequence_cross_entropy)
+    return counted(targets) if of_classes and not targets.is_floating_point() else len(targets)
 
 
 def counted(targets: Tensor) -> Tensor:

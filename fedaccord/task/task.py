@@ -21,7 +21,7 @@ from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.evaluation import evaluate
-from fedaccord.task.fit import check_fit, check_labels, check_metrics
+from fedaccord.task.fit import check_fit, check_from_zero, check_labels, check_metrics
 from fedaccord.task.flat_model import FlatModel, flat_model
 from fedaccord.task.solver import AHEAD, Loss, Passes
 from fedaccord.task.sources import (
@@ -127,11 +127,13 @@ class Task:
         inputs, targets = self.example(2, model.w.dtype)
         arguments = {} if targets.is_floating_point() else self.card.get("arguments", {})
         classes = arguments.get("classes")
+        test = self.test if self.num_tests else None
+        check_from_zero(self.clients, test, self.loss)
         found = check_fit(model, inputs, targets, self.loss, classes, precision)
         if self.num_tests:
             chosen = select(self.metrics, of_classes=not targets.is_floating_point())
             check_metrics(found, targets.to(found.device), chosen)
-        check_labels(self.clients, self.test if self.num_tests else None, found, self.loss)
+        check_labels(self.clients, test, found, self.loss)
 
     def fresh_model(self, settings: ModelSettings, device: torch.device | str) -> FlatModel:
         """A new model with the initial values."""

@@ -428,6 +428,8 @@ def test_a_client_s_label_or_input_that_cannot_be_trained_on_is_refused_before_a
     refused("^clients: client 1: expected labels below 3, the model's outputs, got 4$", x, y + 2)
     line = "^test of client 1: expected labels below 3, the model's outputs, got 4$"
     refused(line, x, y, test=[(x, y), (x, y + 2)])
+    line = "^test of client 1: expected labels from 0 on, got -3; number the classes"
+    refused(line, x, y, test=[(x, y), (x, y - 3)])
     refused("^clients: client 1: expected finite inputs, got nan or inf$", x / 0, y)
     refused("^clients: client 1: expected finite targets, got nan or inf$", x, y / 0)
     numbers = torch.rand(6, 1)

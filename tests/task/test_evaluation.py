@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedaccord.data.samples import IGNORED
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.layers import IGNORED
 from fedaccord.task.losses import sequence_cross_entropy
 
 
@@ -42,6 +42,17 @@ def test_the_loss_of_sequences_is_the_mean_over_their_counted_targets(size: int)
     logits = x @ w[:12].view(4, 3).T + w[12:]
     expected = F.cross_entropy(logits.flatten(0, 1), y.flatten())
     assert found["loss"] == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [3, 6, 7])
+def test_the_loss_of_classes_is_the_mean_over_their_counted_targets(size: int) -> None:
+    x, y = torch.randn(7, 3, dtype=torch.float64), torch.randint(4, (7,))
+    y[1] = y[3:6] = IGNORED  # a batch of three has none
+    w = torch.randn(16, dtype=torch.float64)
+    batches = list(zip(x.split(size), y.split(size), strict=True))
+    found = evaluate(model(), w, batches, F.cross_entropy)
+    logits = x @ w[:12].view(4, 3).T + w[12:]
+    assert found["loss"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-12)
 
 
 def test_regression_targets_have_no_accuracy() -> None:

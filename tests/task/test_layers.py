@@ -11,9 +11,10 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from fedaccord.core.client_half import ClientHalf, GradientHook
 from fedaccord.core.rule import Direction, LocalConfig, LocalRule, Model, Stateless
+from fedaccord.data.samples import IGNORED
 from fedaccord.task.cohort_solver import CohortSolver, Stack
 from fedaccord.task.flat_model import FlatModel
-from fedaccord.task.layers import IGNORED, layers_of
+from fedaccord.task.layers import layers_of
 from fedaccord.task.models import build
 from fedaccord.task.solver import SequentialSolver
 

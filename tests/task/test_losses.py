@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset
 from fedaccord import run, simulate
 from fedaccord.cli.progress import summary_table
 from fedaccord.core.metrics import select
+from fedaccord.data.samples import IGNORED
 from fedaccord.federation.errors import FederationError
-from fedaccord.task.layers import IGNORED
 from fedaccord.task.losses import loss_of, mean_squared_error, sequence_cross_entropy
 from fedaccord.task.solver import Loss
 from tests import own
