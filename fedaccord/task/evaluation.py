@@ -39,10 +39,10 @@ def evaluate(
     """Mean loss over the samples, and metrics of the model at w, as of `core.metrics.select`.
 
     ``loss`` must be a mean over its batch for the value to be the mean over the set; that of
-    sequences is over their counted targets. Afterwards the model holds w. An empty set gives an
+    classes is over their counted targets. Afterwards the model holds w. An empty set gives an
     empty dict. ``precision`` as in `SequentialSolver`. ``threads``: Python threads, each with a
     copy of the model and a batch of its own; the result does not depend on their number, bit for
-    bit.
+    bit, unless the model's forward pass changes it.
     """
     with tf32_as(precision, model.w.device):
         return _evaluate(model, w, batches, loss, precision, threads, metrics)
