@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,11 @@ def test_other_data_and_code_than_those_of_the_run_are_named(
     keys = ("dataset=npz", f"data-dir={data}", "model=its_model:net", "partition=iid", "name=x")
     success(run(tmp_path, *keys))
     path = tmp_path / "runs" / "x"
+    assert not success(invoke("evaluate", path)).stderr
+    config = (path / "config.toml").read_text()
+    now = tomllib.loads(config)["used"]["contents"]["model"]
+    resumed = config.replace(f'"{now}"', f'"00000000+{now}"')  # with changed code
+    (path / "config.toml").write_text(resumed)
     assert not success(invoke("evaluate", path)).stderr
     np.savez(data, x_train=x, y_train=y, x_test=x, y_test=1 - y)
     code.write_text(code.read_text() + "# changed\n")
