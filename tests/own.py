@@ -295,6 +295,11 @@ def names_of_classes() -> Any:
     return ((x, np.array(["a", "b", "a", "b"])),) * 2
 
 
+def steps_below_zero() -> Any:
+    x, _ = numbers(4, 0)
+    return ((x, torch.tensor([[0, 1], [1, -100], [1, -1], [0, 1]])),) * 2
+
+
 def below_zero() -> Any:
     x, y = numbers(4, 0)
     return ((x, y - 1),) * 2

@@ -13,7 +13,7 @@ from fedaccord.core.options import did_you_mean
 from fedaccord.data.cache import channel_stats
 from fedaccord.data.fingerprint import of_tensors
 from fedaccord.data.kind import Dataset, Kind, ReadOptions, Source, warn_if_whole
-from fedaccord.data.samples import IGNORED, Split, partitioned, split_of
+from fedaccord.data.samples import IGNORED, Split, negative, partitioned, split_of
 from fedaccord.data.seeding import seeded
 from fedaccord.data.text import encode, tokenizer_of
 
@@ -105,10 +105,12 @@ def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
         warn_if_whole(f"dataset: the targets of {name}", y_train, y_test)
     else:
         labels = torch.cat([y_train.flatten(), y_test.flatten()])
-        top, low = int(labels.max()), int(labels.min())
-        if low < 0 and (y_train.ndim == 1 or (labels[labels != IGNORED] < 0).any()):
-            ignored = "" if y_train.ndim == 1 else f", or {IGNORED} for ignored ones"
-            raise ValueError(f"expected labels from 0 on{ignored}, got {low}")
+        top = int(labels.max())
+        wrong, ignored = labels[labels < 0], ""
+        if y_train.ndim > 1:
+            wrong, ignored = negative(labels), f", or {IGNORED} for ignored ones"
+        if len(wrong):
+            raise ValueError(f"expected labels from 0 on{ignored}, got {wrong.min()}")
         if classes is None and not names:
             _warn_if_unseen(name, y_train, top)
         classes = _count("classes", top + 1 if classes is None else classes)

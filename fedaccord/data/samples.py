@@ -19,6 +19,11 @@ class Split(NamedTuple):
     class_names: tuple[str, ...] = ()
 
 
+def negative(labels: Any) -> Any:
+    """Those below 0 of labels (...), a tensor or an array, but for `IGNORED`."""
+    return labels[(labels < 0) & (labels != IGNORED)]
+
+
 def split_of(found: Any) -> Split:
     """(inputs, targets) of anything with them; a torch or Hugging Face data set of pairs or rows.
 

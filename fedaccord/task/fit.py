@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from fedaccord.core.metrics import Metric, check_alike
-from fedaccord.data.samples import IGNORED
+from fedaccord.data.samples import IGNORED, negative
 from fedaccord.task.batches import describe
 from fedaccord.task.clients import Clients
 from fedaccord.task.flat_model import FlatModel
@@ -116,10 +116,9 @@ def check_from_zero(clients: Any, test: Any, loss: Loss) -> None:
     Arguments and what is looked through as in `check_labels`.
     """
     for what, labels in _every_labels(clients, test, loss):
-        negative = labels[(labels < 0) & (labels != IGNORED)]
-        if len(negative):
+        if len(wrong := negative(labels)):
             raise ValueError(
-                f"{what}: expected labels from 0 on, got {negative.min()}; number the classes "
+                f"{what}: expected labels from 0 on, got {wrong.min()}; number the classes "
                 f"0, 1, ..., and give targets that are to be ignored {IGNORED}"
             )
 

@@ -155,6 +155,7 @@ def test_integers_stay_integers() -> None:
         ("raw_table", r"uint8 images \(n, h, w.*, or float features, got uint8 of \(4, 6\)"),
         ("names_of_classes", "expected numbers, of labels integers from 0 on, got <U1"),
         ("below_zero", "expected labels from 0 on, got -1"),
+        ("steps_below_zero", "expected labels from 0 on, or -100 for ignored ones, got -1"),
         ("one_class", "labels below classes=1, two or more, got 0"),
         ("misspelt", r"mapping of train, .*, got 'clases' \(did you mean 'classes'\?\)"),
         ("many_columns", r"one column beside the label \(label, .*\), got a, b, label; choose two"),
