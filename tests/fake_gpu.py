@@ -101,9 +101,10 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
     monkeypatch.setattr(torch.autograd, "grad", grad)  # its threads need a driver
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (mode.free, mode.free))
     monkeypatch.setattr(Tensor, "pin_memory", lambda x: mode.pin(x))
-    monkeypatch.setattr("fedaccord.task.solver.random_numbers", lambda *_: nullcontext())
-    monkeypatch.setattr("fedaccord.task.solver.random_state", lambda _: [])  # as it has no driver
-    monkeypatch.setattr("fedaccord.task.solver.set_random_state", lambda *_: None)
+    for module in ("solver", "evaluation"):
+        name = f"fedaccord.task.{module}.random_numbers"
+        monkeypatch.setattr(name, lambda *_: nullcontext())
+    monkeypatch.setattr("fedaccord.task.solver.generators", lambda *_: [])  # as it has no driver
     _raw_constants.cache_clear()
     # the first backward pass of a process counts its devices; with one beside the CPU none of its
     # children that it forks may take such a pass

@@ -61,6 +61,7 @@ class Data(NamedTuple):
     metrics: str = ""  # of an evaluation, names as of `core.metrics.select`
     format: BatchFormat = PAIRS
     secret: bool = False  # as in `LocalConfig`
+    own_code: bool = False  # whether making a batch may draw NumPy's and Python's random numbers
 
     def passes(self) -> Passes:
         """Iterates over the batches, prepared for the model."""
@@ -103,7 +104,7 @@ def train_locally(
     if secure.is_stage(message):
         return secure.answer_stage(message, context)
     flat = flat_model(model, read_instruction(message).model_settings, forward=forward)
-    data = Data(flat, batches, loss, examples, format=batch_format)
+    data = Data(flat, batches, loss, examples, format=batch_format, own_code=True)
     store = ContextStore(context)
     return secure.masked_reply(message, context, lambda: answer_message(message, store, data))
 
@@ -191,7 +192,7 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
         model.write_buffers(to_device(request.buffers, device))
     passes = data.passes()
     batches = passes.steps(instruction.local_epochs, instruction.local_steps)
-    solve = SequentialSolver(model, batches, data.loss, instruction.precision)
+    solve = SequentialSolver(model, batches, data.loss, instruction.precision, data.own_code)
     up, state, result = client_round(half, down, state, config, solve)
     if half.keeps_local:
         state = WithLocal(state, model.read_local())

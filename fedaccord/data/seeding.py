@@ -1,8 +1,9 @@
 """Blocks in which the default random numbers of PyTorch, NumPy and Python come from a seed."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,3 +23,16 @@ def seeded(seed: int) -> Iterator[None]:
     finally:
         np.random.set_state(of_numpy)
         random.setstate(of_python)
+
+
+def each_seeded(items: Iterable[Any], seed: Callable[[], int]) -> Iterator[Any]:
+    """The items, each made in a block of its own; ``seed``: called before each."""
+    with seeded(seed()):
+        own = iter(items)
+    while True:
+        with seeded(seed()):
+            try:
+                item = next(own)
+            except StopIteration:
+                return
+        yield item

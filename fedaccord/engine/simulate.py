@@ -201,8 +201,9 @@ def simulate(
     clients: the samples of each; by default the partition of ``dataset`` by the run config. A
     client has a tuple of tensors (inputs, targets), a map-style torch Dataset, from which batches
     are drawn as from tensors, or a function that gives the batches of a pass when it is called with
-    a torch.Generator, whose state depends only on seed, round, client and pass: a function without
-    other randomness gives the same weights when a run resumes and with ``workers``. It is also
+    a torch.Generator, whose state depends only on seed, round, client and pass, as do the default
+    generators of PyTorch, NumPy and Python: a function without other randomness gives the same
+    weights when a run resumes and with ``workers``. It is also
     called once before round 1 to count its samples, and every pass must have as many; its batches
     are used unchanged for any ``batch_size``, which is refused if all clients are functions.
     test: samples to evaluate on, with ``clients``, in one of these forms, of which each client

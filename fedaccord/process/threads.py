@@ -128,7 +128,10 @@ def multiplications(model: "Model", sample: Any) -> int:
     import torch
     from torch import nn
 
+    from fedaccord.task.generators import random_numbers
+
     module = model if isinstance(model, nn.Module) else model.module
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
     own = None if isinstance(model, nn.Module) else model.forward
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
@@ -142,7 +145,7 @@ def multiplications(model: "Model", sample: Any) -> int:
 
     hooks = [layer.register_forward_hook(count) for layer in layers]
     try:
-        with torch.no_grad(), Threads(1, "").in_use():
+        with torch.no_grad(), Threads(1, "").in_use(), random_numbers(0, device):
             module.eval()  # solvers switch to training mode
             own(module, sample) if own else module(sample)
     finally:

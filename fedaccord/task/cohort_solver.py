@@ -19,6 +19,7 @@ from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, to_device
 from fedaccord.data.samples import IGNORED
 from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.generators import OTHERS, drawn_from, states_of
 from fedaccord.task.solver import Loss, Pair, known_layers, tf32_as
 
 
@@ -102,6 +103,7 @@ class CohortSolver:
         self.precision = precision
         self.layers = known_layers(model, loss, precision)
         self._forward = torch.vmap(self._forward_one, randomness=randomness)
+        self._tried = self.layers is not None  # whether a pass draws NumPy's or Python's numbers
 
     def __call__(
         self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
@@ -135,6 +137,7 @@ class CohortSolver:
         views = self.model.views
         if self.layers is not None and self.layers.takes(inputs, targets, many=True):
             return self.layers.gradient(inputs, targets, views(point), views(g))
+        states = [] if self._tried else states_of(OTHERS)
         with torch.enable_grad():
             leaves = [view.requires_grad_() for view in views(point.detach())]
             try:
@@ -146,6 +149,13 @@ class CohortSolver:
                     "train its clients one at a time"
                 ) from error
             found = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
+        self._tried = True
+        if drawn_from(states):  # one draw for all clients; vmap itself refuses those of PyTorch
+            raise NotImplementedError(
+                "expected a model and a loss without random numbers, got "
+                f"{type(self.model.module).__name__}, where NumPy's or Python's are drawn; train "
+                "its clients one at a time"
+            )
         for view, gradient in zip(views(g), found, strict=True):
             view.copy_(gradient)
         return losses.detach()

@@ -13,6 +13,7 @@ from fedaccord.core.metrics import Metric, select
 from fedaccord.core.rounds import sum_dtype
 from fedaccord.core.vectors import fetch, to_device
 from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.generators import random_numbers
 from fedaccord.task.losses import weight
 from fedaccord.task.solver import Loss, Pair, forward, tf32_as
 
@@ -42,9 +43,10 @@ def evaluate(
     classes is over their counted targets. Afterwards the model holds w. An empty set gives an
     empty dict. ``precision`` as in `SequentialSolver`. ``threads``: Python threads, each with a
     copy of the model and a batch of its own; the result does not depend on their number, bit for
-    bit, unless the model's forward pass changes it.
+    bit, unless the model's forward pass changes it or draws random numbers, which begin from the
+    same seed at each call.
     """
-    with tf32_as(precision, model.w.device):
+    with tf32_as(precision, model.w.device), random_numbers(0, model.w.device):
         return _evaluate(model, w, batches, loss, precision, threads, metrics)
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from fedaccord.core.metrics import Metric, check_alike
 from fedaccord.data.samples import IGNORED, negative
+from fedaccord.data.seeding import seeded
 from fedaccord.task.batches import describe
 from fedaccord.task.clients import Clients
 from fedaccord.task.flat_model import FlatModel
@@ -41,7 +42,7 @@ def check_fit(
         wanted, targets = f"{classes} classes", torch.full(targets.shape, classes - 1)
     line = f"model: expected one that accepts {_form(inputs)} and returns predictions for targets"
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), seeded(0):
             model.module.eval()
             predictions = forward(model, inputs, precision).to(place)
     except Exception as error:  # the module's own code may raise anything
@@ -60,7 +61,7 @@ def check_fit(
     if targets.is_floating_point() and (in_a_row or loss is mean_squared_error):
         check_alike(predictions, targets)
     try:
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with torch.enable_grad(), seeded(0):
             leaf = predictions.detach().clone().requires_grad_(predictions.is_floating_point())
             value = loss(leaf.clone(), targets)  # CUDA would not survive a wrong class
     except Exception as error:

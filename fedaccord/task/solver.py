@@ -1,11 +1,10 @@
 """The local steps of one client: a module, its batches, and a gradient for each step."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice, repeat
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,33 +17,48 @@ from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, clip_
 from fedaccord.task.batches import PAIRS, Batch, BatchFormat, numel
 from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.generators import (
+    Generator,
+    drawn_from,
+    generators,
+    random_numbers,
+    seed_of,
+    states_of,
+)
 from fedaccord.task.layers import Layers, layers_of
 
 Pair = tuple[Any, Tensor]  # inputs, targets
 Loss = Callable[[Tensor, Tensor], Tensor]  # (predictions, targets) -> scalar
 AHEAD = 2**18  # values of the inputs that are cut ahead of the steps, within the caches
-LAYERS = 1  # of the draw of a module's random numbers, beside those of the batches
 
 
 class SequentialSolver:
     """One client at a time: a gradient step of ``model`` per batch.
 
-    Random numbers of the module (dropout) depend only on seed, round and client. All passes of a
-    step start with the same random numbers and running statistics, so a step has the effect of its
-    last pass, for any number of passes.
+    Random numbers of the module (dropout) and of the loss depend only on seed, round and client.
+    All passes of a step start with the same random numbers and running statistics, so a step has
+    the effect of its last pass, for any number of passes. ``own_code``: making a batch may draw
+    NumPy's or Python's random numbers, which then depend on the same alone.
     ``precision="bfloat16"`` runs the forward pass under autocast, "tf32" lets a GPU round the
     factors of float32 products; w, g and the step keep their dtype.
     """
 
     def __init__(
-        self, model: FlatModel, batches: Iterable[Pair], loss: Loss, precision: str = "float32"
+        self,
+        model: FlatModel,
+        batches: Iterable[Pair],
+        loss: Loss,
+        precision: str = "float32",
+        own_code: bool = False,
     ) -> None:
         self.model = model
         self.batches = batches
         self.loss = loss
         self.precision = precision
         self.layers = known_layers(model, loss, precision)
+        self.own_code = own_code or self.layers is None  # else all that runs is ours
         self._repeats = False  # whether passes start from the random numbers and buffers of a first
+        self._drawn: list[Generator] = []  # the generators of these numbers
 
     def __call__(
         self, w_i0: Vector, direction: Direction, hook: GradientHook, config: LocalConfig
@@ -54,8 +68,10 @@ class SequentialSolver:
         if not model.module.training:  # after `evaluate`; the call visits all layers
             model.train()
         device = model.w.device
-        with tf32_as(self.precision, device), random_numbers(config, device):
+        seed = seed_of(config)
+        with tf32_as(self.precision, device), random_numbers(seed, device, self.own_code):
             self._repeats = not takes_one_gradient(hook.half)
+            self._drawn = generators(device, self.own_code)
             after = local_steps(model, hook.half.optimizer, hook.half.schedule, config)
             steps = self.gradients(after)
             solution = descend(model.w, model.g, steps, direction, hook, config)
@@ -81,20 +97,22 @@ class SequentialSolver:
 
     def _repeatable(self, gradient_at: GradientAt) -> GradientAt:
         """The same; each of its calls begins with the random numbers and buffers of the first."""
-        model, device, calls = self.model, self.model.w.device, 0
+        model, calls = self.model, 0
         statistics = [buffer.clone() for buffer in model.statistics]
-        drawn = random_state(device)
+        states = states_of(self._drawn)
 
         def again(point: Vector) -> Tensor:
             nonlocal calls
             calls += 1
             if calls > 1:
-                set_random_state(drawn, device)
+                for generator, state in states:
+                    generator.set(state)
                 for buffer, value in zip(model.statistics, statistics, strict=True):
                     buffer.copy_(value)
             loss = gradient_at(point)
-            if calls == 1 and not statistics:
-                self._repeats = not all(map(torch.equal, drawn, random_state(device)))
+            if calls == 1:
+                self._drawn = drawn_from(states)
+                self._repeats = bool(self._drawn or statistics)
             return loss
 
         return again
@@ -186,33 +204,6 @@ def forward(model: FlatModel, inputs: Any, precision: str) -> Tensor:
     else:
         predictions = model(inputs)
     return predictions.to(model.w.dtype)
-
-
-@contextmanager
-def random_numbers(config: LocalConfig, device: torch.device) -> Iterator[None]:
-    """A block in which PyTorch's random numbers are a function of (seed, round, client); its state
-    is restored."""
-    entropy = np.random.SeedSequence((config.seed, config.round, config.client, LAYERS))
-    seed = int(entropy.generate_state(1, np.uint64)[0]) >> 1
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
-
-
-def random_state(device: torch.device) -> list[Tensor]:
-    """The states of PyTorch's generators of the CPU and of the device."""
-    of_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), *of_gpu]
-
-
-def set_random_state(state: Sequence[Tensor], device: torch.device) -> None:
-    """The reverse of `random_state`."""
-    torch.set_rng_state(state[0])
-    for of_gpu in state[1:]:
-        torch.cuda.set_rng_state(of_gpu, device)
 
 
 class Passes:

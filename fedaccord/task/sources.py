@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from fedaccord.data.partition import has_classes
-from fedaccord.data.seeding import seeded
+from fedaccord.data.seeding import each_seeded, seeded
 from fedaccord.task.batches import Batch, BatchFormat
 from fedaccord.task.transfer import index_rows
 
@@ -69,6 +69,7 @@ class FunctionSource:
     def batches(self, batch_size: int, random: "Random | None" = None) -> Iterator[Batch]:
         """A pass; without random numbers, that of seed 0.
 
+        The default generators of PyTorch, NumPy and Python are seeded for each batch, and restored.
         Raises ValueError for another number of samples than in the counted pass.
         """
         made = self.make(random.generator if random else torch.Generator().manual_seed(0))
@@ -78,7 +79,7 @@ class FunctionSource:
                 f"{type(made).__name__}; return or yield (inputs, targets)"
             )
         count = 0
-        for batch in made:
+        for batch in each_seeded(made, random.seed if random else lambda: 0):
             count += len(self.form.split(batch)[1])
             if count > self.size > 0:
                 break

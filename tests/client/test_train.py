@@ -1,16 +1,19 @@
 """A local round: what it counts, what it refuses, and that its state is written last."""
 
 import json
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedaccord import train_locally
@@ -365,6 +368,25 @@ def test_the_handshake_is_answered_without_data() -> None:
     reply = train_locally(question, own, model=nn.Linear(2, 1), batches=[])
     assert read_handshake(reply)[:2] == (3, 4)
     assert not own.state
+
+
+def test_random_numbers_of_batches_are_those_of_seed_round_and_client() -> None:
+    class Noisy(TensorDataset):
+        def __getitem__(self, i: int) -> Any:
+            return self.tensors[0][i] * (np.random.rand() + random.random()), self.tensors[1][i]
+
+    (x, _), y = *batches(8), torch.arange(8) % 2
+    data = DataLoader(Noisy(x, y), batch_size=4, shuffle=True)
+    usual = {"model": nn.Linear(2, 2), "loss": functional.cross_entropy}  # needs no autograd
+    found = []
+    for round in (0, 0, 1):
+        sent = message(round=round, shapes=((2, 2), (2,)))
+        sent.content["down"] = pack(Model(torch.zeros(6, dtype=torch.float64)))
+        found.append(train(sent, data, **usual)[0])
+        np.random.seed(round)
+        random.seed(round)
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
 
 
 def test_batches_in_dicts_train_as_pairs_do() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fedaccord import simulate
@@ -72,6 +73,20 @@ class Noisy(TensorDataset):
         return x[(torch.randperm(len(x))[:3] * 7 + shift) % len(x)], y
 
 
+def drawn() -> float:
+    """From 0 to 3, from all default generators."""
+    return float(np.random.rand() + torch.rand(())) + random.random()
+
+
+class NoisyWords(Words):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * drawn()
+
+
+def noisy_loss(predictions: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(predictions, targets) * drawn()
+
+
 MODEL = Words()
 
 
@@ -80,6 +95,15 @@ def shuffled(samples: Samples) -> Any:
         order = torch.randperm(len(samples[1]), generator=generator)
         for rows in torch.split(order, 4):
             yield samples[0][rows], samples[1][rows]
+
+    return batches
+
+
+def noisy(samples: Samples) -> Any:
+    def batches(generator: torch.Generator) -> Iterator[Samples]:
+        shift = int(3 * drawn())  # its first part runs with the first batch
+        for rows in torch.arange(len(samples[1])).split(4):
+            yield (samples[0][rows] + int(9 * drawn()) + shift) % WORDS, samples[1][rows]
 
     return batches
 
@@ -147,21 +171,30 @@ def test_batches_of_a_function_are_taken_one_client_at_a_time(vectorize: str) ->
     assert torch.equal(weights(clients, vectorize=vectorize), weights(CLIENTS))
 
 
-def test_transforms_are_a_function_of_seed_round_and_client() -> None:
-    clients = [Noisy(*c) for c in CLIENTS]
+NOISY: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a transform": ([Noisy(*c) for c in CLIENTS], {}),
+    "a function of batches": ([noisy(c) for c in CLIENTS], {}),
+    "a model": (CLIENTS, {"model": NoisyWords()}),
+    "a loss": (CLIENTS, {"loss": noisy_loss}),
+}
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_random_numbers_are_a_function_of_seed_round_and_client(name: str) -> None:
+    clients, noise = NOISY[name]
     for seed_of in (torch.manual_seed, np.random.seed, random.seed):
         seed_of(1)
-    one = weights(clients)
+    one = weights(clients, **noise)
     for seed_of in (torch.manual_seed, np.random.seed, random.seed):
         seed_of(2)
     before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    assert torch.equal(weights(clients), one)
+    assert torch.equal(weights(clients, **noise), one)
     after = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     assert torch.equal(after[0], before[0])
     assert after[1:] == before[1:]
-    assert not torch.equal(weights(clients, seed=3), one)
+    assert not torch.equal(weights(clients, **noise, seed=3), one)
     assert not torch.equal(weights(CLIENTS), one)
-    assert torch.allclose(weights(clients, vectorize="on"), one, atol=1e-5)
+    assert torch.allclose(weights(clients, **noise, vectorize="on"), one, atol=1e-5)
 
 
 def test_transforms_draw_other_numbers_in_every_batch() -> None:

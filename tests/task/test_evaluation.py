@@ -1,8 +1,10 @@
 """Loss and accuracy over a set are those of its samples, however it is cut into batches."""
 
+import random
 from itertools import count, repeat
 from threading import Barrier, current_thread
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -150,3 +152,14 @@ def test_every_thread_has_a_model_of_its_own() -> None:
     batches = list(zip(x.split(1), y.split(1), strict=True))
     found = evaluate(flat, flat.w.clone(), batches, F.cross_entropy, threads=2)
     assert found == evaluate(model(), flat.w, batches, F.cross_entropy)
+
+
+def test_every_evaluation_draws_the_same_numbers() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (np.random.rand() + random.random() + torch.rand(()))
+
+    noisy = FlatModel(Noisy(3, 4))
+    batches = [(torch.randn(5, 3), torch.randint(4, (5,))) for _ in range(2)]
+    found = [evaluate(noisy, noisy.w, batches, F.cross_entropy) for _ in range(2)]
+    assert found[0] == found[1]

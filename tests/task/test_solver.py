@@ -1,9 +1,11 @@
 """A client's local steps against the formula they stand for, and against PyTorch's optimiser."""
 
+import random
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -308,12 +310,28 @@ def test_only_steps_of_several_passes_copy_random_state_and_statistics(
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
     model = FlatModel(module, dtype=torch.float64, buffers="mean")
-    read, devices = solver.random_state, list[torch.device]()
-    monkeypatch.setattr(solver, "random_state", lambda d: devices.append(d) or read(d))
+    read, asked = solver.states_of, list[int]()
+    monkeypatch.setattr(solver, "states_of", lambda of: asked.append(len(of)) or read(of))
     batches = [(x[:4], y[:4]) for x, y in 2 * some_batches()[:4]][:STEPS]
     solve(model, batches, half=ClientHalf(LocalRule(), plugins))
-    assert len(devices) == reads
+    # after the first pass has drawn from PyTorch's alone
+    assert asked == [3, 1, 1, 1, 1, 1][:reads]
     assert int(module[1].num_batches_tracked) == STEPS
+
+
+def test_the_passes_of_a_step_draw_the_same_numbers() -> None:
+    drawn: list[tuple[float, ...]] = []
+
+    class Noting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            drawn.append((np.random.rand(), random.random(), float(torch.rand(()))))
+            return super().forward(x)
+
+    model = FlatModel(Noting(3, 3), dtype=torch.float64)
+    solve(model, some_batches(), half=ClientHalf(LocalRule(), (SAM(rho=0.1),)))
+    first, second = drawn[::2], drawn[1::2]
+    assert first == second
+    assert all(len({*numbers}) == STEPS for numbers in zip(*first, strict=True))
 
 
 # --- passes over the data -------------------------------------------------------------------------
