@@ -2,10 +2,12 @@
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -68,13 +70,25 @@ def test_a_damaged_run_is_left_out_and_named(
     (tmp_path / "bad" / "summary.json").write_text("{")
     assert list(fedaccord.compare(tmp_path)["runs"]) == [1]
     assert f"left out: {tmp_path / 'bad'}" in caplog.text
+    shutil.copy(folder / "fedavg-0" / "summary.json", tmp_path / "bad")
+    config = tmp_path / "bad" / "config.toml"
+    config.write_text(config.read_text().partition("[used]")[0])
+    fedaccord.compare(tmp_path)
+    assert "(its config.toml, summary.json or metrics.csv is cut short: no 'used')" in caplog.text
 
 
-def test_report_writes_the_commands_page(folder: Path, tmp_path: Path) -> None:
+def test_report_writes_the_commands_page_or_keeps_the_old_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("bokeh")
     path = fedaccord.report([folder], tmp_path / "a.html")
     assert path == tmp_path / "a.html"
-    assert "scaffold" in path.read_text(encoding="utf-8")
+    before = path.read_text(encoding="utf-8")
+    assert "scaffold" in before
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match=r"No space left on device: .*a.html"):
+        fedaccord.report([folder], path)
+    assert path.read_text(encoding="utf-8") == before
 
 
 def test_a_report_without_bokeh_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -192,6 +192,7 @@ def _existing(folder: Path) -> Path:
 
 def check_settings(settings: "RunConfig") -> Iterator[Check]:
     """Whether the settings are valid and fit into memory in process."""
+    from fedaccord.federation.budget import first_of
     from fedaccord.task import find_device
 
     strategy, clients = settings.strategy, settings.num_clients
@@ -201,6 +202,9 @@ def check_settings(settings: "RunConfig") -> Iterator[Check]:
         strategy.check_clients(clients)
         if graph := strategy.topology.describe(clients):
             yield ok("graph", graph)
+        if guarantee := strategy.guarantee:
+            at = strategy.fraction_train, settings.num_server_rounds, clients
+            yield ok("privacy", f"noise multiplier {first_of(guarantee, *at).multiplier:.4g}")
     except ValueError as error:
         yield fail("settings", error)
         return

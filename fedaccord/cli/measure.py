@@ -57,6 +57,7 @@ def measure(
     from fedaccord.experiments.analysis.measures import Options, Saved
     from fedaccord.experiments.analysis.measures import measure as measures
     from fedaccord.process import threads
+    from fedaccord.storage.files import replace
 
     _check(landscape, out)
     options = Options(samples=samples, probes=probes, radius=radius)
@@ -70,7 +71,7 @@ def measure(
                 _draw(saved, options, landscape.expanduser())
         if out is not None:
             numbers = {m.name: m.value if math.isfinite(m.value) else None for m in values}
-            out.write_text(json.dumps(numbers, indent=2), encoding="utf-8")
+            replace(out, json.dumps(numbers, indent=2).encode())
     table = Table.grid(padding=(0, 2))
     for each in values:
         table.add_row(each.name, f"{each.value:.6g}", each.note)

@@ -104,7 +104,7 @@ class ClientHalf:
         return self.rule.needs_w_init or any(plugin.needs_w_init for plugin in self.plugins)
 
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
-        state = self.rule.init(w, w_init, config)
+        state = _of_type(self.rule, "init", self.rule.init(w, w_init, config))
         for plugin in self.plugins:
             state = plugin.init(w, w_init, state)
         return WithMoments(self.optimizer.init(w), state) if self._keeps else state
@@ -158,7 +158,8 @@ class ClientHalf:
         down: the broadcast; received: the result of `received` for it.
         """
         base, *around = self.states(state)
-        up = message = self.rule.upload(result.w_K, received, base, result)
+        sent = self.rule.upload(result.w_K, received, base, result)
+        up = message = _of_type(self.rule, "upload", sent, self.rule.sends)
         if self._shared is not Stateless:
             up = message = joined(up, self.optimizer.upload(result.moments, result.config))
         memories = []
@@ -169,7 +170,8 @@ class ClientHalf:
             up, w_i0 = self.decode(message, down, result.w_K)
             if w_i0 is not None:
                 received = self.received(down, w_i0)
-        base = self.rule.remember(up, received, base, result)
+        kept = self.rule.remember(up, received, base, result)
+        base = _of_type(self.rule, "remember", kept, type(base))
         for memory in memories:
             base = base if memory is None else memory._replace(base=base)
         return message, WithMoments(result.moments, base) if self._keeps else base
@@ -204,6 +206,17 @@ class ClientHalf:
     @property
     def moves_anchor(self) -> bool:
         return any(plugin.moves_anchor for plugin in self.plugins)
+
+
+def _of_type(rule: LocalRule, verb: str, found: Any, kind: Any = None) -> Any:
+    """What the rule returned. Raises TypeError, in one line, if that is not of the type ``kind``,
+    or, without one, no NamedTuple."""
+    if type(found) is not kind if kind else not hasattr(found, "_fields"):
+        wanted = f"a {kind.__name__}" if kind else "the client's state as a NamedTuple of vectors"
+        raise TypeError(
+            f"{type(rule).__name__}.{verb}: expected {wanted}, got a {type(found).__name__}"
+        )
+    return found
 
 
 def _base(state: Any) -> Any:

@@ -151,7 +151,10 @@ class LocalRule(Registered):
         return kept and own.gradient_result is LocalRule.gradient_result
 
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
-        """Client state before the first visit; w: the model received, w_init: w^0 if needed."""
+        """Client state before the first visit, a NamedTuple of vectors.
+
+        w: the model received, w_init: w^0 if needed.
+        """
         return Stateless()
 
     def start(self, down: Any, state: Any, config: LocalConfig) -> Vector:
@@ -199,7 +202,7 @@ class LocalRule(Registered):
         return Model(w_K)
 
     def remember(self, read: Any, down: Any, state: Any, result: LocalResult) -> Any:
-        """The client's next state.
+        """The client's next state, of the type of ``state``.
 
         ``read``: the upload as the server will read it, which is the result of `upload` unless a
         plug-in is lossy. Compute from ``read`` what the server sums up over the clients (c_i,

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedaccord.core.cohort import Client, Cohort, Reply, rows
 from fedaccord.core.optimizer import CONSTANT, Optimizer, Schedule
 from fedaccord.core.rule import LocalRule
-from fedaccord.core.vectors import Number, Vector
+from fedaccord.core.vectors import Number, Vector, leaves
 
 
 class ServerHalf(Protocol):
@@ -128,11 +128,26 @@ def first_server(method: ServerHalf, w: Vector) -> Any:
     return found
 
 
+def _versions(w: Vector, ups: Any, server: Any) -> list[int]:
+    """How often the vectors were changed in place."""
+    sent = (v for field in ups for v in field or ())
+    return [v._version for v in (w, *sent, *(v for _, v in leaves(server)))]
+
+
 def server_step(
     method: ServerHalf, w: Vector, ups: Any, server: Any, cohort: Cohort
 ) -> tuple[Vector, Any]:
-    """The method's ``aggregate``. Raises TypeError, in one line, if it returns something else."""
+    """The method's ``aggregate``.
+
+    Raises TypeError, in one line, if it returns something else or changes its arguments.
+    """
+    before = _versions(w, ups, server)
     found = method.aggregate(w, ups, server, cohort)
+    if _versions(w, ups, server) != before:
+        raise TypeError(
+            f"{type(method).__name__}.aggregate: expected unchanged arguments, got w, uploads or "
+            "state changed in place; return new vectors, as w - x in place of w.sub_(x)"
+        )
     is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor)
     if not (is_pair and type(found[1]) is type(server)):
         got = f"a {type(found).__name__}"

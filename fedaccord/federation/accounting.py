@@ -31,7 +31,15 @@ def _library() -> Any:
 
 @lru_cache(maxsize=8)
 def noise_multiplier(epsilon: float, delta: float, q: float, rounds: int) -> float:
-    """The least z, to `TOLERANCE`, with which these rounds cost at most (epsilon, delta)."""
+    """The least z, to `TOLERANCE`, with which these rounds cost at most (epsilon, delta).
+
+    Raises ValueError if they do without noise, because most clients are never drawn.
+    """
+    if (drawn := -math.expm1(rounds * math.log1p(-q)) if q < 1 else 1.0) <= delta:
+        raise ValueError(
+            f"dp.delta: expected less than {drawn:.3g}, the chance that a client is ever drawn in "
+            f"{rounds} rounds, got {delta:g}, which promises nothing; set at most 1 / clients"
+        )
     low, high = 0.0, 1.0
     while _epsilon(high, q, delta, rounds) > epsilon:
         low, high = high, 2 * high
@@ -60,7 +68,11 @@ def _loss(z: float, q: float) -> Any:
 def _epsilon(z: float, q: float, delta: float, rounds: int) -> float:
     if rounds == 0:
         return 0.0
-    return float(_loss(z, q).self_compose(rounds).get_epsilon_for_delta(delta)) if z else math.inf
+    try:
+        loss = _loss(z, q) if z else None
+    except OverflowError:  # of e^epsilon
+        loss = None
+    return float(loss.self_compose(rounds).get_epsilon_for_delta(delta)) if loss else math.inf
 
 
 class Accountant(NamedTuple):

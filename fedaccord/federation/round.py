@@ -46,6 +46,7 @@ class Round(NamedTuple):
     metrics: dict[str, float]
     clients: list[dict[str, Any]]  # a row for each client of the cohort
     evaluations: Sequence[dict[str, Any]] = ()  # a row for each client with a request to evaluate
+    failure: str = ""  # why it does not count
 
     @property
     def number(self) -> int:
@@ -95,7 +96,7 @@ def finish(
         _warn_of_outliers(number, trial)
     if failure:
         log.warning("round %d failed: %s; the model does not change", number, failure)
-    return Round(after, w_bar, row, [] if method.hides_clients else rows)
+    return Round(after, w_bar, row, [] if method.hides_clients else rows, failure=failure)
 
 
 class _Trial(NamedTuple):

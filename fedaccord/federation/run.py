@@ -224,11 +224,12 @@ class Run:
     def _check_failures(self, last: Round) -> None:
         failed = last.state.failed
         if failed >= self.method.max_failed_rounds:
-            reasons = [r["status"] for r in last.clients if r["status"] != "ok"]
-            why = f", the last with {reasons[0]!r:.200}" if reasons else ""
+            lines = (f"; client {r['client']}: {r['status']}" for r in last.clients)
+            dropped = next((it for it in lines if not it.endswith(": ok")), "")
             raise FederationError(
-                f"{failed} rounds in a row failed{why} (see the reasons above); fix the clients, "
-                "or lower lr if they diverged, or raise max-failed-rounds"
+                f"{failed} rounds in a row failed (see above), the last one: {last.failure}"
+                f"{dropped:.200}; fix the clients, or lower lr if they diverged, or raise "
+                "max-failed-rounds"
             )
 
     def _report(

@@ -114,6 +114,7 @@ def read(file: str, m: int) -> Tensor:
         array = torch.tensor(values, dtype=torch.float64)
         if more or kind not in ("edges", "matrix") or array.ndim != 2:
             raise ValueError("another layout")
+        numbers = [number for row in values for number in row]
     except OSError as error:
         raise ValueError(f"gossip.file: cannot read {file} ({error.strerror})") from None
     except (ValueError, TypeError, AttributeError, RuntimeError, OverflowError):
@@ -121,6 +122,10 @@ def read(file: str, m: int) -> Tensor:
             f'gossip.file: expected {{"edges": [[0, 1], ...]}} or {{"matrix": [[...], ...]}} in '
             f"{file}, got something else"
         ) from None
+    kinds = (int,) if kind == "edges" else (int, float)
+    if wrong := [v for v in numbers if type(v) not in kinds or not math.isfinite(v)]:
+        wanted = "numbers of nodes" if kind == "edges" else "finite numbers"
+        raise ValueError(f"gossip.file: expected {wanted} in {file}, got {json.dumps(wrong[0])}")
     if kind == "edges":
         W = metropolis(_from_edges(array.long(), m, file))
     else:

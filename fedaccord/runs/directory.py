@@ -124,21 +124,26 @@ class RunDirectory:
         except LockedError:  # of another new run of this name
             raise _taken(self.path) from None
         except OSError as error:
+            with suppress(OSError):
+                self.path.rmdir()
             raise _unwritable(self.path, error) from error
         try:
             if [*self.path.iterdir()] != [self._lock.path]:
                 raise _taken(self.path)
-            self._write_config(settings, used or {})
         except ValueError:
             self.close()
             raise
-        except OSError as error:
-            self.close()
+        try:
+            self._write_config(settings, used or {})
+            self._open()
+            self.summarise(RUNNING)
+        except OSError as error:  # the name stays free
             with suppress(OSError):
+                for file in {*self.path.iterdir()} - {self._lock.path}:
+                    file.unlink()
+                self.close()
                 self.path.rmdir()
             raise _unwritable(self.path, error) from error
-        self._open()
-        self.summarise(RUNNING)
 
     @classmethod
     def reopen(
@@ -179,13 +184,13 @@ class RunDirectory:
         """The position for `reopen`, in JSON's types; syncs the tables."""
         tables = {"metrics": self._metrics.columns, "clients": self._clients.columns}
         marks = {"metrics": self._metrics.mark(), "clients": self._clients.mark()}
-        return {"seconds": time.time() - self._began, "marks": marks} | tables
+        return {"seconds": time.monotonic() - self._began, "marks": marks} | tables
 
     def _open(self) -> None:
         self._metrics = _Table(self.path / "metrics.csv")
         self._clients = _Table(self.path / "clients.csv")
         self._rows: list[dict[str, Any]] = []
-        self._began = time.time()
+        self._began = time.monotonic()
 
     def _write_config(self, settings: Mapping[str, Any], used: Mapping[str, Any]) -> None:
         config = {
@@ -231,7 +236,7 @@ class RunDirectory:
         rounds = [row for row in self._rows if row["round"] > 0]  # not the untrained model
         summary: dict[str, Any] = {"status": status, "rounds": len(rounds)}
         summary["rounds-counted"] = sum(row.get("counted", 0) for row in rounds)
-        summary["seconds"] = round(time.time() - self._began, 3)
+        summary["seconds"] = round(time.monotonic() - self._began, 3)
         columns = dict.fromkeys(key for row in rounds for key in row)
         for key in (*metrics.of_kind(metrics.EVALUATED), *metrics.own(columns)):
             if _is_gone(key, rounds):

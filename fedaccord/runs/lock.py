@@ -56,8 +56,13 @@ class Lock(AbstractContextManager["Lock"]):
         if not locked:
             log.warning("%s: no locks on this file system: do not start a second process", folder)
         record = json.dumps(origin.process() | {"locked": locked}).encode()
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, record, 0)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, record, 0)
+        except OSError as error:  # a full disk
+            self.path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            raise of_file(error, self.path) from None
         self._released = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -161,7 +166,7 @@ def _refusal(path: Path) -> str:
     if origin.is_same_host(record):
         return _live(record) if origin.is_alive(record) else ""
     age = time.time() - path.stat().st_mtime
-    if age > STALE:
+    if abs(age) > STALE:  # or a clock that was wrong
         return ""
     return (
         f"process {record['pid']} of another machine, {record['host']}, wrote here "

@@ -86,6 +86,8 @@ def read(path: Path) -> Run:
         )
     except (*UNREADABLE, OSError) as error:
         reason = " ".join(str(error).split())
+        if isinstance(error, KeyError):
+            reason = f"its config.toml, summary.json or metrics.csv is cut short: no {reason}"
         raise ValueError(
             f"{path}: expected a run directory, got a damaged one ({reason})"
         ) from None

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from fedaccord.core import folder
 from fedaccord.core.named import one_line
-from fedaccord.core.options import describe
+from fedaccord.core.optimizer import OPTIMIZERS
+from fedaccord.core.options import describe, options
+from fedaccord.federation.settings import Settings
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
 from fedaccord.plugins.gossip import Gossip
@@ -117,6 +119,11 @@ def _method_of(entry: EntryPoint) -> type[FederatedStrategy]:
         raise TypeError(f"expected a subclass of FederatedStrategy, got {kind!r}")
     if entry.name in BUILT_IN and kind is not BUILT_IN[entry.name]:
         raise ValueError("expected a name that none of ours has")
+    if entry.name in (*PLUGINS, *OPTIMIZERS):
+        raise ValueError(f"expected a name that no plug-in and no optimiser has, as {entry.name}")
+    of_all = {field.name for field in options(Settings)}
+    if again := sorted(of_all.intersection(vars(kind).get("__annotations__", ()))):
+        raise ValueError(f"expected options of its own, got {again[0]}, which every method has")
     return kind
 
 

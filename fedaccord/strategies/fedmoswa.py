@@ -12,7 +12,8 @@ SCAFFOLD with rates that fall within the round, and a c with exponential decay: 
 the weight gamma instead of SCAFFOLD's P/C. The paper's m and alpha are c and server_lr.
 
 When to use: as SCAFFOLD, at low participation, when the c_i of most clients are old. At full
-participation it is exact; else the optimum is no fixed point, because c follows the cohort.
+participation it is exact; else the optimum is no fixed point, because c follows the cohort. Nor
+is it with lossy uploads, because c_i+ does not vanish there.
 Traffic is SCAFFOLD's.
 
 Where we differ: not from the paper. rho, server_lr and gamma are the best of its ablations on

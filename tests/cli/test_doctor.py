@@ -239,6 +239,15 @@ def test_a_ray_cluster_that_is_gone_gives_a_warning(tmp_path: Path) -> None:
         assert doctor(**own)[1]["ray cluster"] == f"ok at {there}, which simulations join"
 
 
+def test_the_noise_of_a_private_run_is_computed() -> None:
+    words = ("dp.epsilon=8", "sampling=bernoulli", "num-clients=4", "num-server-rounds=3")
+    code, lines = doctor(*words, "fraction-train=0.5")
+    assert code == 0
+    assert re.fullmatch(r"ok noise multiplier 0\.\d+", lines["privacy"])
+    code, lines = doctor(*words, "fraction-train=0.01", "dp.delta=0.05")
+    assert (code, lines["settings"].startswith("fail dp.delta: expected less than")) == (1, True)
+
+
 def test_the_graph_of_a_run_without_a_server_is_described() -> None:
     code, lines = doctor("algo=dfedavg", "model=linear", "num-clients=8")
     assert code == 0

@@ -65,6 +65,17 @@ def test_a_method_that_cannot_be_loaded_is_left_out(tmp_path: Path) -> None:
     info.mkdir()
     info.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
     entries = "fedgone = nowhere:Method", "fedavg = json:JSONDecoder", "fedinit = fedaccord:Ditto"
+    entries += (
+        "sam = fedaccord.strategies:Ditto",
+        "muon = fedaccord.strategies:Ditto",
+        "fast = fast:Fast",
+    )
+    (tmp_path / "fast.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedaccord.core import option\nfrom fedaccord.strategies import FedAvg\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass Fast(FedAvg):\n"
+        "    lr: float = option(1.0, 'a rate')\n"
+    )
     info.joinpath("entry_points.txt").write_text("\n".join(["[fedaccord.methods]", *entries]))
     words = ["run", "algo=fedgone", "num-server-rounds=1", "num-clients=4", "threads=1"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
@@ -77,6 +88,9 @@ def test_a_method_that_cannot_be_loaded_is_left_out(tmp_path: Path) -> None:
         "'fedgone' of nowhere:Method is left out (ModuleNotFoundError: No module named 'nowhere'",
         "'fedavg' of json:JSONDecoder is left out (TypeError: expected a subclass of Federated",
         "'fedinit' of fedaccord:Ditto is left out (",
+        "'sam' of fedaccord.strategies:Ditto is left out (ValueError: expected a name that no",
+        "'muon' of fedaccord.strategies:Ditto is left out (ValueError: expected a name that no",
+        "'fast' of fast:Fast is left out (ValueError: expected options of its own, got lr, which",
         "algo=fedgone: its package cannot be loaded (ModuleNotFoundError: No module named",
     ):
         assert line in text

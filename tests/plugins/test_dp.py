@@ -136,6 +136,20 @@ def test_weak_noise_has_its_exact_epsilon_and_no_endless_grid(z: float) -> None:
     assert noise_multiplier(exact, 1e-5, 1.0, 20) == pytest.approx(z, rel=2e-4)
 
 
+@pytest.mark.parametrize(("delta", "runs"), [(0.05, False), (0.0297, True), (0.0296, True)])
+def test_a_budget_that_needs_no_noise_is_refused(delta: float, runs: bool) -> None:
+    """A client is drawn in one of 3 rounds with probability 1 - 0.99^3 = 0.0297."""
+    if runs:
+        z = noise_multiplier(8.0, delta, 0.01, 3)
+        assert 0 < z < 0.2
+        assert Accountant(z, 0.01, delta).epsilon(3) <= 8.0
+        return
+    with pytest.raises(
+        ValueError, match=r"^dp.delta: expected less than 0.0297, the chance .*, go"
+    ):
+        noise_multiplier(8.0, delta, 0.01, 3)
+
+
 def test_epsilon_is_the_librarys() -> None:
     import dp_accounting as dp
 

@@ -90,7 +90,11 @@ ONE_WAY = (torch.eye(M) * 0.5 + torch.eye(M)[[1, 2, 3, 0, 5, 6, 7, 4]] * 0.5).to
     [
         ({"edges": [[0, 1], [2, 3]]}, r"expected a connected graph, got 6 parts"),
         ({"edges": [[0, 1], [1, 8]]}, r"expected pairs of nodes 0..7 .* got \[1, 8\]"),
-        ({"edges": [[0, 1, 1.0]]}, r"expected pairs of nodes"),
+        ({"edges": [[0, 1, 1]]}, r"expected pairs of nodes"),
+        ({"edges": [[0, 1.5]]}, r"expected numbers of nodes in .*, got 1\.5$"),
+        ({"edges": [[0, True]]}, r"expected numbers of nodes in .*, got true$"),
+        ({"matrix": [[float("nan")] * 8] * 8}, r"expected finite numbers in .*, got NaN$"),
+        ({"matrix": [[False] * 8] * 8}, r"expected finite numbers in .*, got false$"),
         ({"matrix": uneven(c2=0.01)}, r"got row 5 with sum 1.01"),
         ({"matrix": uneven(c2=0.01, c3=-0.01)}, r"got column 2 with sum 1.01"),
         ({"matrix": (2 * torch.eye(M) - 1 / M).tolist()}, r"negative weights, got row 0"),

@@ -239,7 +239,8 @@ class Federation:
             yield t, of_round, self.rate(t)
             if self.state == "average":
                 ends = zip(*(self.optimizers[i].sent() for i in of_round), strict=True)
-                self.mean_state = [np.mean(vectors, axis=0) for vectors in ends]
+                p = [*self.shares(of_round).values()]
+                self.mean_state = [np.average(vectors, axis=0, weights=p) for vectors in ends]
 
     def rate(self, t: int) -> float:
         return self.lr * self.lr_decay**t

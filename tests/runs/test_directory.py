@@ -149,6 +149,42 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_no_other(
     assert not (tmp_path / "y").exists()
 
 
+@pytest.mark.parametrize("writes", range(3))
+def test_a_run_that_cannot_begin_leaves_its_name_free(
+    writes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full at the lock, config.toml or summary.json."""
+    left = writes
+    lock, sync = os.pwrite, os.fsync
+
+    def filling(write: Callable[..., Any]) -> Callable[..., Any]:
+        def full(*args: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OSError(28, "No space left on device")
+            return write(*args)
+
+        return full
+
+    monkeypatch.setattr(os, "pwrite", filling(lock))
+    monkeypatch.setattr(os, "fsync", filling(sync))
+    with pytest.raises(ValueError, match=r"out-dir: cannot write .* \(No space left"):
+        RunDirectory(str(tmp_path), "x", SETTINGS)
+    assert [*tmp_path.iterdir()] == []
+    monkeypatch.undo()
+    RunDirectory(str(tmp_path), "x", SETTINGS).close()
+
+
+def test_a_clock_that_jumps_changes_no_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(str(tmp_path), "x", SETTINGS)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    run.summarise("completed")
+    assert 0 <= summary(run)["seconds"] < 60
+
+
 def test_a_full_disk_tears_no_row(tmp_path: Path, full_disk: Callable[[], None]) -> None:
     run = RunDirectory(str(tmp_path), "x", SETTINGS)
     run.record({"round": 0, "loss": 0.5}, [])

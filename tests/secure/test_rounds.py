@@ -139,6 +139,9 @@ def test_too_few_clients_fail_a_round_in_one_line_and_change_nothing(
     assert not torch.equal(found.weights[3], found.weights[2])
     assert found.state.failed == 0
     assert gap("scaffold", found) < 1e-9
+    last = r"^1 rounds in a row failed .*, the last one: secure-sum: expected at least 3 clients"
+    with pytest.raises(FederationError, match=last):
+        federation.run(method("scaffold", MASKED, max_failed_rounds=1), PROBLEM, W0, few)
 
 
 def test_a_lost_client_is_one_line(caplog: pytest.LogCaptureFixture) -> None:

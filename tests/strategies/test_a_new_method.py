@@ -5,19 +5,22 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from fedaccord import simulate
+from fedaccord.core import Cohort, LocalRule, Model
 from fedaccord.core.folder import class_of
 from fedaccord.strategies import DFedAvg, FedAdam, FedAvg, FederatedStrategy
 from fedaccord.strategies.fedadam import Adaptive
+from fedaccord.strategies.fedavg import FedAvgClient
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOY = Path(__file__).parent / "toy"
@@ -131,6 +134,50 @@ def test_a_server_state_that_is_no_named_tuple_is_one_line() -> None:
     line = r"^Half.init: expected the server state as a NamedTuple of vectors, got a Tensor; a"
     with pytest.raises(TypeError, match=line):
         simulate(Half(), dataset="digits", num_clients=4, rounds=1)
+
+
+class Kept(NamedTuple):
+    m: Tensor
+
+
+@pytest.mark.parametrize("changed", ["w", "an upload", "state"])
+def test_a_server_step_that_changes_its_arguments_is_one_line(changed: str) -> None:
+    class Half(FedAvg):
+        def init(self, w: Tensor) -> Any:
+            return Kept(torch.zeros_like(w))
+
+        def aggregate(self, w: Tensor, ups: Any, state: Any, cohort: Cohort) -> Any:
+            {"w": w, "an upload": ups.w[0], "state": state.m}[changed].mul_(0.5)
+            return cohort.mean(ups.w), state
+
+    line = r"^Half.aggregate: expected unchanged arguments, got .*; return new vectors, as w - x "
+    with pytest.raises(TypeError, match=line):
+        simulate(Half(), dataset="digits", num_clients=4, rounds=1)
+
+
+@pytest.mark.parametrize("verb", ["init", "upload", "remember"])
+def test_a_client_half_that_returns_another_type_is_one_line(verb: str) -> None:
+    made = {"init": lambda v: {"m": v}, "upload": lambda v: v, "remember": lambda v: None}
+
+    @dataclass(frozen=True)
+    class HalfClient(FedAvgClient):
+        def init(self, w: Tensor, *_: Any) -> Any:
+            return made["init"](w) if verb == "init" else Kept(w)
+
+        def upload(self, w_K: Tensor, *_: Any) -> Any:
+            return made["upload"](w_K) if verb == "upload" else Model(w_K)
+
+        def remember(self, read: Any, down: Any, state: Any, result: Any) -> Any:
+            return made["remember"](read) if verb == "remember" else state
+
+    class Half(FedAvg):
+        def rule(self) -> LocalRule:
+            return HalfClient()
+
+    expected = {"init": "the client's state as a NamedTuple of vectors, got a dict"}
+    expected |= {"upload": "a Model, got a Tensor", "remember": "a Kept, got a NoneType"}
+    with pytest.raises((TypeError, RuntimeError), match=rf"HalfClient.{verb}: .* {expected[verb]}"):
+        simulate(Half(), dataset="digits", num_clients=4, rounds=5)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from fedaccord.core.vectors import map_vectors
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.strategies import METHODS, RelaxedInit
 from tests.reference import afedpd, diloco, fedavg, fedcm, fedexp, fednova, fedpac, fedpd, problem
+from tests.reference.optimizers import AdamW
 from tests.strategies.federate import close, federate
 from tests.strategies.test_references import (
     BETA,
@@ -45,6 +46,10 @@ UNIFORM_ALONE = {
         Case(S.FedExP, fedexp, {"epsilon": 1e-3}),
         Case(S.DiLoCo, diloco, {"mu": 0.6, "server_lr": 0.5}),
         Case(S.FedPAC, fedpac, {"beta": 0.4}),
+        Case(
+            *(S.FedAvg, fedavg, {"optimizer": "adamw", "optimizer_state": "average", "lr": 0.05}),
+            {"make": AdamW, "state": "average", "lr": 0.05},
+        ),
     ],
     ids=repr,
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedaccord.process.extras import install
+from fedaccord.storage.files import replace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,11 +72,11 @@ def write_page(
     at: float | str | None = None,
     metric: str = "",
 ) -> Path:
-    """Raises ImportError, in one line, without Bokeh."""
+    """Raises ImportError, in one line, without Bokeh, and OSError, which names the file."""
     try:
         from fedaccord.experiments.analysis.report import html
     except ImportError as error:
         raise ImportError(f"{error}: a report needs Bokeh: {install('report')}") from None
     path = Path(path).expanduser()
-    path.write_text(html(groups, target, at, metric), encoding="utf-8")
+    replace(path, html(groups, target, at, metric).encode())
     return path.absolute()
