@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -26,16 +27,19 @@ PARTS = ("raw", "smooth", "low", "high")  # of a metric's curve
 def styles(labels: Sequence[str]) -> list[tuple[str, str]]:
     """(colour, dashes) of the line of each label: unique up to 28 labels, none dashed up to 7.
 
-    A label's checksum determines its colour, so a method looks the same in every report; if two
-    labels collide, the second in the alphabet gets the next free colour. Methods come before rows
-    that are named with settings.
+    FedAvg is black. The checksum of another label determines its colour, so a method looks the
+    same in every report, unless two labels collide: then the second in the alphabet gets the next
+    free colour. Methods come before rows that are named with settings.
     """
     chosen: dict[str, tuple[str, str]] = {}
     free: list[tuple[str, str]] = []
-    for name in sorted({*labels}, key=lambda name: (" " in name, name)):
+    *others, black = COLOURS
+    for name in sorted({*labels}, key=lambda name: (name != "fedavg", " " in name, name)):
         free = free or [(colour, dash) for dash in DASHES for colour in COLOURS]
-        first, dash = crc32(name.encode()) % len(COLOURS), free[0][1]
-        ring = (*COLOURS[first:], *COLOURS[:first])
+        first, dash = crc32(name.encode()) % len(others), free[0][1]
+        ring = [*others[first:], *others[:first], black]
+        if name == "fedavg":
+            ring = ring[::-1]
         chosen[name] = next((colour, dash) for colour in ring if (colour, dash) in free)
         free.remove(chosen[name])
     return [chosen[label] for label in labels]
@@ -134,7 +138,8 @@ def save_landscape(path: Path, at: Sequence[float], losses: "np.ndarray[Any, Any
 
 
 def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
-    """A metric by a cost; its axis has the range after round 0, the untrained model."""
+    """A metric by a cost; its axis has the range after round 0, the untrained model, and is
+    logarithmic if a distance or another positive number has values more than fivefold apart."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
@@ -146,11 +151,15 @@ def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
         _add(axes, line[line["x"].notna() & line["smooth"].notna()], group.label, look)
         heights.append(line.filter(PARTS[1:])[line.index > 0].to_numpy().ravel())
     drawn = np.concatenate(heights)
-    if np.isfinite(drawn).any() and np.nanmin(drawn) < np.nanmax(drawn):
+    if _is_wide(groups, metric, over):
+        axes.set_yscale("log")
+        drawn = drawn[drawn > 0]
+        axes.set_ylim(np.nanmin(drawn) / 1.1, 1.1 * np.nanmax(drawn))
+    elif np.isfinite(drawn).any() and np.nanmin(drawn) < np.nanmax(drawn):
         margin = 0.05 * (np.nanmax(drawn) - np.nanmin(drawn))
         axes.set_ylim(np.nanmin(drawn) - margin, np.nanmax(drawn) + margin)
     axes.set_xlabel(COSTS[over])
-    axes.set_ylabel(column_of(metric).title)
+    axes.set_ylabel(fill(column_of(metric).title, 36))
     if over in ("bytes", "gradients"):  # 20M, as in the report
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     if is_share(metric):
@@ -159,6 +168,15 @@ def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
     if axes.lines:
         axes.legend(fontsize="x-small")
     return figure
+
+
+def _is_wide(groups: Sequence[Group], metric: str, over: str) -> bool:
+    """Whether the lines after round 0 are positive and more than fivefold apart."""
+    lines = (curve(group, metric, over) for group in groups)
+    drawn = np.concatenate([line["smooth"][line.index > 0].to_numpy() for line in lines])
+    drawn = drawn[np.isfinite(drawn)]
+    wide = len(drawn) > 0 and drawn.min() > 0 and drawn.max() > 5 * drawn.min()
+    return bool(wide) and not is_share(metric)
 
 
 def _add(axes: Any, line: pd.DataFrame, label: str, look: tuple[str, str]) -> None:

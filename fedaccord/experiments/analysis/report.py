@@ -119,12 +119,18 @@ def _swept(groups: Sequence[Group]) -> list[str]:
 
 def _leading(groups: Sequence[Group]) -> list[int]:
     """The indices of the groups that are visible at first: all if they are few, else the best of
-    each method on each partition, or of the only method. groups: the best first."""
+    each method on each partition, FedAvg among them, or of the only method. groups: the best
+    first."""
     if len(groups) <= ROWS:
         return [*range(len(groups))]
     each = [(group.settings.get("algo"), *map(group.settings.get, PROBLEM)) for group in groups]
     firsts = [i for i, pair in enumerate(each) if pair not in each[:i]]
-    return firsts[:ROWS] if _methods(groups) > 1 else [*range(ROWS)]
+    if _methods(groups) == 1:
+        return [*range(ROWS)]
+    shown, baseline = firsts[:ROWS], [i for i in firsts if each[i][0] == "fedavg"]
+    return (
+        shown if {*baseline} & {*shown} else [*shown[: ROWS - 1], *(baseline or shown[-1:])][:ROWS]
+    )
 
 
 def _sections(
@@ -151,8 +157,8 @@ def _sections(
     if metric in titles:
         yield Section("Methods", "Visible lines of the charts.", curves.switches(), is_chart=True)
         note = (
-            "Pale: means over the runs; strong: smoothed over up to 10 evaluations; band: the "
-            "standard deviation over the runs."
+            "Pale: means over the runs; strong: smoothed over a twentieth of the "
+            "evaluations, at most 10; band: the standard deviation of these over the runs."
         )
         yield Section("Curves", note, curves.chart(metric), is_chart=True)
         chart = curves.chart(metric, "bytes")

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pytest
 
 from fedaccord.experiments.analysis import figures
 from fedaccord.experiments.analysis.groups import groups_of
 from fedaccord.runs import reader
+from fedaccord.strategies import METHODS
 from tests.cli.shell import invoke, success
 from tests.experiments.analysis.made import write
 
@@ -61,6 +64,22 @@ def test_a_method_looks_the_same_beside_others() -> None:
     assert len({*looks.values()}) == len(many)
     assert {dash for _, dash in looks.values()} == {"solid"}
     assert figures.styles([*reversed(many)]) == [*reversed(looks.values())]
+    assert looks["fedavg"] == ("#000000", "solid")
+    assert figures.styles([*METHODS])[[*METHODS].index("fedavg")] == looks["fedavg"]
+
+
+@pytest.mark.parametrize(("factor", "scale"), [(4.0, "linear"), (6.0, "log")])
+def test_a_distance_that_grows_fivefold_has_a_logarithmic_axis(
+    factor: float, scale: str, tmp_path: Path
+) -> None:
+    write(tmp_path, [0.1, 0.5, 0.7])
+    (path,) = reader.find([tmp_path])
+    table = pd.read_csv(path / "metrics.csv")
+    table["consistency"] = [float("nan"), 0.1, 0.1 * factor]
+    table.to_csv(path / "metrics.csv", index=False)
+    groups = groups_of([reader.read(path)])
+    assert figures.draw(groups, "consistency").axes[0].get_yscale() == scale
+    assert figures.draw(groups, "test-accuracy").axes[0].get_yscale() == "linear"
 
 
 def test_the_command_prints_the_table_and_writes_figures(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_a_browser_shows_it_without_errors_and_every_plot_has_colours(browser: A
         browser.execute_script("arguments[0].scrollIntoView()", section)
         pixels = np.asarray(Image.open(BytesIO(section.screenshot_as_png)).convert("RGB"), int)
         coloured = (pixels.max(axis=2) - pixels.min(axis=2) > 60).sum()
-        assert coloured > 300, f"{name}: {coloured} coloured pixels"
+        assert coloured > 200, f"{name}: {coloured} coloured pixels"
     problems = [line for line in browser.get_log("browser") if line["level"] == "SEVERE"]
     assert problems == []
     requests = "return performance.getEntriesByType('resource').map((each) => each.name)"
@@ -226,6 +226,16 @@ def test_of_many_rows_the_best_of_each_method_and_partition_are_shown(tmp_path: 
     assert "show all 24<" in text
     assert "<h1>a, b by dirichlet-alpha and lr on digits: 24 runs</h1>" in text
     assert "<td>dirichlet 0.1, dirichlet 0.6</td>" in text
+
+
+def test_of_many_methods_the_baseline_is_shown(tmp_path: Path) -> None:
+    names = [*"abcdefghijklmnopqrstuv", "fedavg"]
+    for i, algo in enumerate(names):
+        write(tmp_path, [0.1, 0.9 - 0.01 * i], algo=algo)
+    success(invoke("report", tmp_path, "--out", tmp_path / "r.html"))
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    rows = [line.partition("</td>")[0] for line in text.split("<tr class=lead><td>")[1:]]
+    assert rows == [*names[:19], "fedavg"]
 
 
 def test_a_sweep_shows_its_tested_runs_and_its_trials_as_sensitivity(tmp_path: Path) -> None:
