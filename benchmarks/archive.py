@@ -11,6 +11,7 @@ measured; the rows from which costs are counted are there.
 
 import argparse
 import io
+import lzma
 import sys
 import tarfile
 import tomllib
@@ -37,8 +38,8 @@ def main() -> None:
     options = parser.parse_args()
     try:
         count = {"pack": pack, "unpack": unpack}[options.what](options.source, options.target)
-    except (OSError, ValueError, tarfile.TarError) as error:
-        sys.exit(f"{options.source}: {error}")
+    except (OSError, EOFError, ValueError, tarfile.TarError, lzma.LZMAError) as error:
+        sys.exit(f"{options.source}: {' '.join(str(error).split())}")
     print(f"{options.target}: {count} files")
 
 

@@ -70,7 +70,7 @@ def sweep(
         for line in plan.warnings():
             warn(line)
         if dry_run:
-            _show(console, plan)
+            _show(console, plan, folder)
             return
         if folder is None:
             raise ValueError("--out: expected a folder for the tables and the runs, got none")
@@ -201,13 +201,16 @@ class Display:
         return " ".join([algo, *words])
 
 
-def _show(console: Console, plan: "Plan") -> None:
+def _show(console: Console, plan: "Plan", folder: Path | None) -> None:
+    """folder: of runs that are not run again."""
     from fedaccord.experiments.sweep.estimate import Part, estimate, parts
 
     found = parts(plan)
     heading = [name.replace("_", " ") for name in Part._fields]
     print_table(console, heading, [[*map(str, part)] for part in found])
-    with console.status("timing two rounds"):
-        time_left = estimate(plan, found)
     runs, rounds = sum(part.runs for part in found), sum(part.rounds for part in found)
-    console.print(f"{runs} runs, {rounds} rounds; {time_left}", soft_wrap=True)
+    done = min(rounds_of(plan, folder / "runs"), rounds) if folder else 0
+    with console.status("timing two rounds"):
+        time_left = estimate(plan, found, 1 - done / rounds) if done < rounds else "none is left"
+    here = f", {done} of them in {folder}" if done else ""
+    console.print(f"{runs} runs, {rounds} rounds{here}; {time_left}", soft_wrap=True)

@@ -68,6 +68,14 @@ def test_a_dry_run_prints_the_budget_and_writes_nothing(tmp_path: Path) -> None:
     assert ["fedsam", "tune", "2", "2", "6", "1", "epoch", "2"] in rows
     assert "6 runs, 18 rounds; about " in result.stdout
     assert [*tmp_path.iterdir()] == [file]
+    for name, rounds in (("fedavg-1-seed0", 2), ("other-1-seed0", 2), ("fedsam-2-seed0", 3)):
+        path = tmp_path / "out" / "runs" / name
+        path.mkdir(parents=True)
+        (path / "metrics.csv").write_text(
+            "round,loss\n" + "".join(f"{t},0.5\n" for t in range(rounds + 1))
+        )
+    result = success(invoke("sweep", file, "--dry-run", "--out", tmp_path / "out"))
+    assert f"6 runs, 18 rounds, 5 of them in {tmp_path / 'out'}; about " in result.stdout
 
 
 def test_settings_after_the_file_replace_those_of_run(tmp_path: Path) -> None:

@@ -79,17 +79,18 @@ def _whole(configurations: Sequence[Configuration]) -> list[tuple[int, int]]:
     return [(n, rounds) for rounds, n in Counter(c.rounds for c in configurations).items()]
 
 
-def estimate(plan: Plan, found: Sequence[Part]) -> str:
-    """The time, from a run of the first method: its round, rounds of other methods by their
-    gradients, and the overhead of every run. Raises ValueError if that run does not measure what
-    ranks the trials."""
+def estimate(plan: Plan, found: Sequence[Part], share: float = 1.0) -> str:
+    """The time of a share of the rounds, from a run of the first method: its round, rounds of other
+    methods by their gradients, and the overhead of every run. Raises ValueError if that run does
+    not measure what ranks the trials."""
     method = plan.methods[0]
     first = plan.configuration(method, next(space.corners(plan.of(method))))
     settings = first.settings | {"seed": 0, "num-server-rounds": TIMED}
     job = Job("", "", settings, plan.options.metric)
     *rounds, rest = timed(settings, lambda path: check_measured(job, summary_of(path)))
     seconds, one = rounds[-1], _work(found[0])
-    total = sum(rest * part.runs + seconds * part.rounds * _work(part) / one for part in found)
+    each = (rest * part.runs + seconds * part.rounds * _work(part) / one for part in found)
+    total = share * sum(each)
     if plan.options.ray_address:
         return f"{_words(total)} of one trial after another, {seconds:.2g} s a round"
     number = threads.processes(plan.options.workers)
