@@ -127,12 +127,9 @@ class RunDirectory:
             with suppress(OSError):
                 self.path.rmdir()
             raise _unwritable(self.path, error) from error
-        try:
-            if [*self.path.iterdir()] != [self._lock.path]:
-                raise _taken(self.path)
-        except ValueError:
+        if [*self.path.iterdir()] != [self._lock.path]:
             self.close()
-            raise
+            raise _taken(self.path)
         try:
             self._write_config(settings, used or {})
             self._open()

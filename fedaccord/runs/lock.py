@@ -27,6 +27,7 @@ except ImportError:  # Windows
 FILE = ".lock"
 BEAT = 15.0  # seconds between two signs of life
 STALE = 120.0  # seconds without one, after which a process of another machine counts as dead
+DAY = 86400.0  # seconds that another machine's clock may be ahead
 PATIENCE = 1.0  # seconds that another process's check may delay a lock
 log = logging.getLogger("flwr")
 
@@ -166,7 +167,7 @@ def _refusal(path: Path) -> str:
     if origin.is_same_host(record):
         return _live(record) if origin.is_alive(record) else ""
     age = time.time() - path.stat().st_mtime
-    if abs(age) > STALE:  # or a clock that was wrong
+    if age > STALE or age < -DAY:  # of a clock that was wrong
         return ""
     return (
         f"process {record['pid']} of another machine, {record['host']}, wrote here "

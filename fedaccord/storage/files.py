@@ -14,8 +14,13 @@ BESIDE = re.compile(r"\..+\.(?:csv|json|safetensors|toml)\.[0-9]+")  # unfinishe
 def replace(path: Path, content: bytes) -> None:
     """Write a file atomically: readers see its whole old or its whole new content.
 
-    Raises OSError, which names the file.
+    A link stays one; what is no file, as /dev/stdout, is written to. Raises OSError, which names
+    the file.
     """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:

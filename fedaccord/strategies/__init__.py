@@ -14,7 +14,6 @@ from fedaccord.core import folder
 from fedaccord.core.named import one_line
 from fedaccord.core.optimizer import OPTIMIZERS
 from fedaccord.core.options import describe, options
-from fedaccord.federation.settings import Settings
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins import PLUGINS
 from fedaccord.plugins.gossip import Gossip
@@ -121,7 +120,7 @@ def _method_of(entry: EntryPoint) -> type[FederatedStrategy]:
         raise ValueError("expected a name that none of ours has")
     if entry.name in (*PLUGINS, *OPTIMIZERS):
         raise ValueError(f"expected a name that no plug-in and no optimiser has, as {entry.name}")
-    of_all = {field.name for field in options(Settings)}
+    of_all = {field.name for field in options(FederatedStrategy)}
     if again := sorted(of_all.intersection(vars(kind).get("__annotations__", ()))):
         raise ValueError(f"expected options of its own, got {again[0]}, which every method has")
     return kind

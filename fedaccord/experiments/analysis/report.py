@@ -128,9 +128,9 @@ def _leading(groups: Sequence[Group]) -> list[int]:
     if _methods(groups) == 1:
         return [*range(ROWS)]
     shown, baseline = firsts[:ROWS], [i for i in firsts if each[i][0] == "fedavg"]
-    return (
-        shown if {*baseline} & {*shown} else [*shown[: ROWS - 1], *(baseline or shown[-1:])][:ROWS]
-    )
+    if baseline and not {*baseline} & {*shown}:
+        shown[-1] = baseline[0]
+    return shown
 
 
 def _sections(

@@ -1,0 +1,33 @@
+"""Files that are replaced as a whole."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from fedaccord.storage.files import replace
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    link.symlink_to(file)
+    for content in (b"one", b"two"):
+        replace(link, content)
+        assert link.is_symlink()
+        assert file.read_bytes() == content
+    assert sorted(tmp_path.iterdir()) == [file, link]
+
+
+def test_what_is_no_file_is_written_to(tmp_path: Path) -> None:
+    """As /dev/stdout, here a pipe."""
+    pipe, found = tmp_path / "pipe", list[bytes]()
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    replace(pipe, b"text")
+    reader.join(10)
+    assert found == [b"text"]
+    assert pipe.is_fifo()
+    with pytest.raises(IsADirectoryError):
+        replace(tmp_path, b"text")
