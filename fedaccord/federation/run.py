@@ -224,8 +224,8 @@ class Run:
     def _check_failures(self, last: Round) -> None:
         failed = last.state.failed
         if failed >= self.method.max_failed_rounds:
-            lines = (f"; client {r['client']}: {r['status']}" for r in last.clients)
-            dropped = next((it for it in lines if not it.endswith(": ok")), "")
+            bad = (row for row in last.clients if row["status"] != "ok")
+            dropped = next((f"; client {row['client']}: {row['status']}" for row in bad), "")
             raise FederationError(
                 f"{failed} rounds in a row failed (see above), the last one: {last.failure}"
                 f"{dropped:.200}; fix the clients, or lower lr if they diverged, or raise "

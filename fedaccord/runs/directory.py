@@ -15,6 +15,7 @@ import io
 import json
 import math
 import os
+import shutil
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -135,11 +136,8 @@ class RunDirectory:
             self._open()
             self.summarise(RUNNING)
         except OSError as error:  # the name stays free
-            with suppress(OSError):
-                for file in {*self.path.iterdir()} - {self._lock.path}:
-                    file.unlink()
-                self.close()
-                self.path.rmdir()
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.close()
             raise _unwritable(self.path, error) from error
 
     @classmethod

@@ -145,13 +145,12 @@ def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
 
     figure = Figure(figsize=(4.2, 3.0))
     axes = figure.subplots()
-    heights = []
-    for group, look in zip(groups, looks(groups), strict=True):
-        line = curve(group, metric, over)
+    lines, heights = [curve(group, metric, over) for group in groups], []
+    for line, group, look in zip(lines, groups, looks(groups), strict=True):
         _add(axes, line[line["x"].notna() & line["smooth"].notna()], group.label, look)
         heights.append(line.filter(PARTS[1:])[line.index > 0].to_numpy().ravel())
     drawn = np.concatenate(heights)
-    if _is_wide(groups, metric, over):
+    if not is_share(metric) and _is_wide(lines):
         axes.set_yscale("log")
         drawn = drawn[drawn > 0]
         axes.set_ylim(np.nanmin(drawn) / 1.1, 1.1 * np.nanmax(drawn))
@@ -170,13 +169,11 @@ def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":
     return figure
 
 
-def _is_wide(groups: Sequence[Group], metric: str, over: str) -> bool:
+def _is_wide(lines: Sequence[pd.DataFrame]) -> bool:
     """Whether the lines after round 0 are positive and more than fivefold apart."""
-    lines = (curve(group, metric, over) for group in groups)
     drawn = np.concatenate([line["smooth"][line.index > 0].to_numpy() for line in lines])
     drawn = drawn[np.isfinite(drawn)]
-    wide = len(drawn) > 0 and drawn.min() > 0 and drawn.max() > 5 * drawn.min()
-    return bool(wide) and not is_share(metric)
+    return len(drawn) > 0 and bool(drawn.min() > 0 and drawn.max() > 5 * drawn.min())
 
 
 def _add(axes: Any, line: pd.DataFrame, label: str, look: tuple[str, str]) -> None:
