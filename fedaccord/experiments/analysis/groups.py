@@ -6,6 +6,7 @@ are no replicates, even if they differ in the last bits.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -115,7 +116,8 @@ def _once_a_seed(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 def tested(groups: Sequence[Group]) -> list[Group]:
     """The groups without a sweep's trials on validation samples, which chose the settings of the
     others, and without tests of settings that it chose before it had more trials; all if there are
-    no others. Labels have the settings in which these groups differ."""
+    no others. Labels have the settings that the trials chose, and those in which a method differs
+    from most of the others."""
     folders = {_folder(run) for group in groups for run in group.runs}
     chosen = {folder: _chosen(folder) for folder in folders if (folder / DEFAULTS).is_file()}
 
@@ -127,9 +129,27 @@ def tested(groups: Sequence[Group]) -> list[Group]:
     rest = [group for group in groups if any(map(is_compared, group.runs))]
     if len(rest) in (0, len(groups)):
         return [*groups]
-    each = [group.settings for group in rest]
-    names = _labels(each, differing(each))
+    names = _labels_of_chosen(rest, groups)
     return [group._replace(label=name) for group, name in zip(rest, names, strict=True)]
+
+
+def _labels_of_chosen(rest: Sequence[Group], every: Sequence[Group]) -> list[str]:
+    each, tried = ([group.settings for group in some] for some in (rest, every))
+    keys = differing(each)
+    own = [key for key in differing(tried) if "." in key and key not in keys]
+    usual = {}
+    for key in keys:
+        if not is_swept(key, tried):
+            value, count = Counter(settings.get(key) for settings in each).most_common(1)[0]
+            usual |= {key: value} if count > len(each) / 2 else {}
+    unusual = [{k: v for k, v in s.items() if k not in usual or v != usual[k]} for s in each]
+    return _labels(unusual, [*keys, *own])
+
+
+def is_swept(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a method has several values of the key."""
+    pairs = {(each.get("algo"), each[key]) for each in settings if key in each}
+    return len(pairs) > len({algo for algo, _ in pairs})
 
 
 def _folder(run: Run) -> Path:

@@ -16,7 +16,7 @@ from bokeh.settings import settings
 
 from fedaccord.experiments.analysis import plots
 from fedaccord.experiments.analysis.figures import metrics_of
-from fedaccord.experiments.analysis.groups import Group, differing, tested
+from fedaccord.experiments.analysis.groups import Group, differing, is_swept, tested
 from fedaccord.experiments.analysis.ranking import Spread, tuned
 from fedaccord.experiments.analysis.table import Summary, summary, text
 from fedaccord.runs.reader import Run
@@ -108,13 +108,8 @@ def _title(groups: Sequence[Group]) -> str:
 
 def _swept(groups: Sequence[Group]) -> list[str]:
     """The settings of which a method has several values."""
-    pairs = [(group.settings.get("algo"), group.settings) for group in groups]
-    return [
-        key
-        for key in differing([settings for _, settings in pairs])
-        if len({(algo, settings[key]) for algo, settings in pairs if key in settings})
-        > len({algo for algo, settings in pairs if key in settings})
-    ]
+    settings = [group.settings for group in groups]
+    return [key for key in differing(settings) if is_swept(key, settings)]
 
 
 def _leading(groups: Sequence[Group]) -> list[int]:

@@ -135,6 +135,20 @@ def test_trials_of_a_sweep_are_not_compared_with_the_tested_runs(tmp_path: Path)
     assert [*only.texts()["method"]] == ["fedavg lr=0.05", "fedavg lr=0.1"]
 
 
+def test_labels_of_a_sweep_have_what_its_trials_chose(tmp_path: Path) -> None:
+    folder, tried = tmp_path / "sweep" / "runs", {"validation": 0.1, "num-server-rounds": 1}
+    for algo, keys in {"fedavg": (), "fedinit": ("relaxed-init.beta",), "feddyn": ()}.items():
+        decay = {"lr-decay": 0.999 if algo == "feddyn" else 0.998}
+        for lr in (0.05, 0.1):
+            own = dict.fromkeys(keys, lr / 2)
+            write(folder, [0.1, 0.5], algo=algo, lr=lr, **decay, **own, **tried)
+        own = dict.fromkeys(keys, 0.05)
+        write(folder, [0.1, 0.6], algo=algo, lr=0.1, seed=1, validation=0.0, **decay, **own)
+    (folder.parent / DEFAULTS).write_text("{}")
+    labels = sorted(summary(groups(tmp_path)).texts()["method"])
+    assert labels == ["fedavg", "feddyn lr-decay=0.999", "fedinit relaxed-init.beta=0.05"]
+
+
 def test_labels_are_short_and_differ(tmp_path: Path) -> None:
     for lr in (0.123456789, 0.3):
         write(tmp_path, [0.1], lr=lr)
