@@ -1,4 +1,4 @@
-"""`fedaccord measure`: curvature, sharpness, fairness and risk of a run's model."""
+"""`fedaccord measure`: curvature, sharpness, fairness and risk of the models of runs."""
 
 import json
 import math
@@ -9,18 +9,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fedaccord.cli.console import make_console, refusing, stop
-from fedaccord.cli.settings import Pairs, RunDir, read_place
+from fedaccord.cli.compare import read_groups
+from fedaccord.cli.console import make_console, print_table, refusing, stop, warn
+from fedaccord.cli.settings import read_place
 
 FORMATS = (".png", ".pdf")
 
 if TYPE_CHECKING:
-    from fedaccord.experiments.analysis.measures import Options, Saved
+    from collections.abc import Mapping, Sequence
+
+    from fedaccord.experiments.analysis.groups import Group
+    from fedaccord.experiments.analysis.measures import Landscape, Measure
 
 
 def measure(
-    run: RunDir,
-    pairs: Pairs = None,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN_DIR... [KEY=VALUE...]",
+            help="Run directories, or folders that hold some; then settings, as device=cuda.",
+        ),
+    ],
     samples: Annotated[
         int,
         typer.Option(min=0, help="Number of training samples for curvature and landscape; 0: all."),
@@ -39,43 +48,100 @@ def measure(
         ),
     ] = None,
     landscape: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the loss landscape, .png or .pdf.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw the loss landscape, .png or .pdf; of several runs that of the first seed of "
+            "each row, on one scale.",
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the measures as JSON.")
+        Path | None, typer.Option(metavar="FILE", help="Write the measures of one run as JSON.")
     ] = None,
 ) -> None:
-    """Measure the model of a run in process: Hessian, sharpness, accuracy by client, risk, duals.
+    """Measure the models of runs in process: Hessian, sharpness, accuracy by client, risk, duals.
 
-    docs/measures.md has every formula. KEY=VALUE pairs replace the run's data-dir, device,
-    download or threads:
+    docs/measures.md has every formula. Several runs are rows as in `fedaccord compare`, and each of
+    them gets a measures.json. KEY=VALUE pairs replace the runs' data-dir, device, download or
+    threads:
 
     fedaccord measure ~/fedaccord-runs/first --landscape first.png
 
     fedaccord measure ~/fedaccord-runs/first --samples 0 --reference ~/fedaccord-runs/long
+
+    fedaccord measure my-sweep --landscape surfaces.png
     """
-    from fedaccord.experiments.analysis.measures import Options, Saved
+    from fedaccord.experiments.analysis.groups import tested
+    from fedaccord.experiments.analysis.measures import FILE, Options, Saved
+    from fedaccord.experiments.analysis.measures import landscape as landscape_of
     from fedaccord.experiments.analysis.measures import measure as measures
     from fedaccord.process import threads
-    from fedaccord.storage.files import replace
 
     _check(landscape, out)
+    runs, pairs = _parted(words)
     options = Options(samples=samples, probes=probes, radius=radius)
-    console, out = make_console(), out and out.expanduser()
+    console, reference = make_console(), reference and reference.expanduser()
+    found: dict[Path, list[Measure]] = {}
+    drawn: dict[str, Landscape] = {}
     with refusing(ValueError, OSError):
-        saved = Saved(run.expanduser(), read_place(pairs or []))
-        chosen = threads.of_task(saved.config.threads, saved.task, saved.config.strategy)
-        with chosen.in_use(), console.status("measuring"):
-            values = [*measures(saved, options, reference and reference.expanduser())]
-            if landscape is not None:
-                _draw(saved, options, landscape.expanduser())
-        if out is not None:
-            numbers = {m.name: m.value if math.isfinite(m.value) else None for m in values}
-            replace(out, json.dumps(numbers, indent=2).encode())
+        place = read_place(pairs)
+        groups = _with_models(tested(read_groups(runs)))
+        every = [(group, run) for group in groups for run in group.runs]
+        if len(every) > 1 and out is not None:
+            raise ValueError(
+                f"--out: expected one run, got {len(every)}; each of them gets a {FILE}: leave it "
+                "out"
+            )
+        for number, (group, run) in enumerate(every, 1):
+            saved = Saved(run.path, place)
+            chosen = threads.of_task(saved.config.threads, saved.task, saved.config.strategy)
+            status = console.status(f"measuring run {number} of {len(every)}: {run.path.name}")
+            with chosen.in_use(), status:
+                found[run.path] = [*measures(saved, options, reference)]
+                if landscape is not None and run is group.runs[0]:
+                    drawn[group.label] = landscape_of(saved, options)
+            if file := out.expanduser() if out else run.path / FILE if len(every) > 1 else None:
+                _write(file, found[run.path])
+        if landscape is not None:
+            from fedaccord.experiments.analysis.figures import save_landscapes
+
+            save_landscapes(landscape.expanduser(), drawn)
+    if len(every) > 1:
+        print_table(console, *_rows(groups, found))
+        return
     table = Table.grid(padding=(0, 2))
-    for each in values:
+    for each in found[every[0][1].path]:
         table.add_row(each.name, f"{each.value:.6g}", each.note)
     console.print(table)
+
+
+def _parted(words: "Sequence[str]") -> tuple[list[Path], list[str]]:
+    """(run directories, KEY=VALUE pairs): the name of a folder may have an equals sign."""
+    is_pair = ["=" in word and not Path(word).expanduser().exists() for word in words]
+    pairs = [word for word, is_it in zip(words, is_pair, strict=True) if is_it]
+    runs = [Path(word) for word, is_it in zip(words, is_pair, strict=True) if not is_it]
+    if not runs:
+        stop(f"expected a run directory, got {words[0]!r}", 2)
+    return runs, pairs
+
+
+def _with_models(groups: "Sequence[Group]") -> "list[Group]":
+    """Their runs that have ended, with a warning for each other one; the only run in any case."""
+    from fedaccord.runs.directory import MODEL
+
+    if sum(len(group.runs) for group in groups) == 1:
+        return [*groups]
+    found = []
+    for group in groups:
+        kept = [run for run in group.runs if (run.path / MODEL).is_file()]
+        for run in group.runs:
+            if not (run.path / MODEL).is_file():
+                warn(f"left out: {run.path}: expected a run that has ended, found no {MODEL}")
+        if kept:
+            found.append(group._replace(runs=kept))
+    if not found:
+        raise ValueError("expected runs that have ended, found none: resume them first")
+    return found
 
 
 def _check(landscape: Path | None, out: Path | None) -> None:
@@ -90,9 +156,24 @@ def _check(landscape: Path | None, out: Path | None) -> None:
             stop(f"{option}: expected a file in an existing folder, got {file}", 2)
 
 
-def _draw(saved: "Saved", options: "Options", file: Path) -> None:
-    from fedaccord.experiments.analysis import figures
-    from fedaccord.experiments.analysis.measures import landscape
+def _write(file: Path, values: "Sequence[Measure]") -> None:
+    from fedaccord.storage.files import replace
 
-    at, losses = landscape(saved, options)
-    figures.save_landscape(file, at, losses.numpy())
+    numbers = {m.name: m.value if math.isfinite(m.value) else None for m in values}
+    replace(file, json.dumps(numbers, indent=2).encode())
+
+
+def _rows(
+    groups: "Sequence[Group]", found: "Mapping[Path, Sequence[Measure]]"
+) -> tuple[list[str], list[list[str]]]:
+    """(the heading, a row a group): means over its runs ± their standard deviation."""
+    from fedaccord.experiments.analysis.ranking import Spread
+    from fedaccord.experiments.analysis.table import text
+
+    names = [*dict.fromkeys(each.name for values in found.values() for each in values)]
+    rows = []
+    for group in groups:
+        each = [{m.name: m.value for m in found[run.path]} for run in group.runs]
+        spreads = [Spread.of([own.get(name, math.nan) for own in each]) for name in names]
+        rows.append([group.label, *map(text, spreads)])
+    return ["method", *names], rows

@@ -1,6 +1,6 @@
 """Figures for papers, as PDF and PNG: curves by round, and accuracy against its costs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,8 @@ from fedaccord.runs.metrics import EVALUATED, METRIC, column_of, is_share, own
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from fedaccord.experiments.analysis.measures import Landscape
 
 # Okabe and Ito's colours for the colour-blind, without yellow, which is pale on paper
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
@@ -120,21 +122,30 @@ def save(groups: Sequence[Group], folder: Path, metric: str = "") -> list[Path]:
     return written
 
 
-def save_landscape(path: Path, at: Sequence[float], losses: "np.ndarray[Any, Any]") -> None:
-    """Contours of the losses (n, n) around a model at the centre; the suffix is the format."""
+def save_landscapes(path: Path, landscapes: "Mapping[str, Landscape]") -> None:
+    """Contours of the losses around each model, at the centre, with its label above; all on one
+    scale; the suffix is the format."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.2, 3.4))
-    axes = figure.subplots()
+    number = len(landscapes)
+    columns = min(number, 3)
+    rows = -(-number // columns)
+    figure = Figure(figsize=(3 * columns + 1, 3 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    losses = np.stack([each.losses.numpy() for each in landscapes.values()])
     levels = np.geomspace(max(losses.min(), 1e-6), max(losses.max(), 2e-6), 20)
-    drawn = axes.contourf(at, at, losses, levels=levels, norm="log", cmap="viridis")
-    axes.contour(at, at, losses, levels=levels, colors="white", linewidths=0.4)
-    axes.plot(0, 0, "+", color="white")
-    axes.set_aspect("equal")
-    axes.set_xlabel("first direction")
-    axes.set_ylabel("second direction")
-    figure.colorbar(drawn, label="train loss", format="%.2g")
-    figure.savefig(path, bbox_inches="tight", dpi=200)
+    for axes, (label, (at, heights)) in zip(grid.flat, landscapes.items(), strict=False):
+        drawn = axes.contourf(at, at, heights.numpy(), levels=levels, norm="log", cmap="viridis")
+        axes.contour(at, at, heights.numpy(), levels=levels, colors="white", linewidths=0.4)
+        axes.plot(0, 0, "+", color="white")
+        axes.set_aspect("equal")
+        axes.set_title(fill(label, 36) if number > 1 else "", fontsize="medium")
+    for axes in grid.flat[number:]:
+        axes.set_visible(False)
+    figure.supxlabel("first direction", fontsize="medium")
+    figure.supylabel("second direction", fontsize="medium")
+    figure.colorbar(drawn, ax=grid, label="train loss", format="%.2g")
+    figure.savefig(path, bbox_inches="tight", dpi=120)
 
 
 def draw(groups: Sequence[Group], metric: str, over: str = "round") -> "Figure":

@@ -137,7 +137,7 @@ def _labels_of_chosen(rest: Sequence[Group], every: Sequence[Group]) -> list[str
     each, tried = ([group.settings for group in some] for some in (rest, every))
     keys = differing(each)
     own = [key for key in differing(tried) if "." in key and key not in keys]
-    usual = {}
+    usual: dict[str, Any] = {}
     for key in keys:
         if not is_swept(key, tried):
             value, count = Counter(settings.get(key) for settings in each).most_common(1)[0]

@@ -28,6 +28,7 @@ from fedaccord.task import Clients, Task, load_task
 from fedaccord.task.evaluation import evaluate
 from fedaccord.task.solver import tf32_as
 
+FILE = "measures.json"  # in a run directory, if it was measured with others
 WORST = 0.1  # share of the clients behind the worst decile
 
 
@@ -222,10 +223,17 @@ def shape(saved: Saved, options: Options) -> Iterator[Measure]:
     yield Measure("sharpness", sharp, f"{of}, at radius {options.radius:g}; a lower bound")
 
 
-def landscape(saved: Saved, options: Options) -> tuple[list[float], Tensor]:
-    """(places on both axes, losses (n, n)) around the model, in filter-normalised directions."""
+class Landscape(NamedTuple):
+    """The training loss around a model."""
+
+    at: list[float]  # (n,), places on both axes, in lengths of the filters
+    losses: Tensor  # (n, n)
+
+
+def landscape(saved: Saved, options: Options) -> Landscape:
+    """In filter-normalised directions."""
     surface, generator = saved.surface(options), saved.generator()
     one, two = (curvature.filter_normalised(surface.model, saved.w, generator) for _ in range(2))
     at = torch.linspace(-options.span, options.span, options.grid, dtype=torch.float64).tolist()
     with tf32_as("float32", saved.w.device):
-        return at, curvature.landscape(surface, saved.w, one, two, at)
+        return Landscape(at, curvature.landscape(surface, saved.w, one, two, at))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import torch
 from PIL import Image
 
 from fedaccord.experiments.analysis import measures
-from fedaccord.experiments.analysis.measures import Measure, Options, Saved
+from fedaccord.experiments.analysis.measures import FILE, Measure, Options, Saved
+from fedaccord.experiments.analysis.ranking import Spread
+from fedaccord.experiments.analysis.table import text
 from fedaccord.runs.checkpoint import Checkpoints
 from tests.cli.shell import invoke, run, success
+from tests.experiments.analysis.made import write
 
 QUICK = ("--samples", "200", "--probes", "3")
 
@@ -116,6 +120,35 @@ def test_the_command_prints_and_writes_every_measure(folder: Path, tmp_path: Pat
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
 
 
+def test_several_runs_are_rows_and_their_landscapes_are_on_one_scale(
+    folder: Path, tmp_path: Path
+) -> None:
+    runs = tmp_path / "with=sign"
+    for name in ("long", "pd"):
+        shutil.copytree(folder / name, runs / name)
+    shutil.copytree(runs / "long", runs / "other")
+    config = runs / "other" / "config.toml"
+    config.write_text(config.read_text().replace("seed = 0", "seed = 1"))
+    unfinished = write(runs, [0.1], algo="scaffold")
+    picture = tmp_path / "l.png"
+    result = success(invoke("measure", runs, "--landscape", picture, *QUICK))
+    assert result.stderr.count("\n") == 1
+    assert f"left out: {unfinished}: expected a run that has ended" in result.stderr
+    each = [json.loads((runs / name / FILE).read_text()) for name in ("long", "other", "pd")]
+    names = {*each[0], *each[2]}
+    assert {"sharpness", "dual-drift"} <= names
+    assert all(name in result.stdout for name in names)
+    top = Spread.of([values["hessian-top-eigenvalue"] for values in each[:2]])
+    assert text(top) in result.stdout
+    assert text(Spread.of([each[2]["dual-drift"]])) in result.stdout
+    image = Image.open(picture)
+    assert image.size[0] > 1.8 * image.size[1]  # two panels
+    assert picture.stat().st_size <= 200_000
+    refused = invoke("measure", runs, "--out", tmp_path / "m.json", *QUICK)
+    assert refused.exit_code == 2
+    assert "--out: expected one run, got 3" in refused.stderr
+
+
 def test_measures_are_reproducible_because_the_seed_draws_the_samples(folder: Path) -> None:
     options = Options(samples=100, probes=2)
     saved = Saved(folder / "short", {})
@@ -130,6 +163,7 @@ def test_measures_are_reproducible_because_the_seed_draws_the_samples(folder: Pa
     ("words", "reason"),
     [
         (("{tmp}",), "expected a run directory"),
+        (("lr=3",), "expected a run directory, got 'lr=3'"),
         (("{run}", "lr=3"), "expected only data-dir, device, download, threads"),
         (("{run}", "--landscape", "x.gif"), "expected a file that ends in .png or .pdf"),
         (("{run}", "--out", "{tmp}/no/m.json"), "expected a file in an existing folder"),
