@@ -22,7 +22,7 @@ from fedaccord.core.rule import (
     Shapes,
     Stateless,
 )
-from fedaccord.core.vectors import Vector, map_vectors
+from fedaccord.core.vectors import Vector, leaves, map_vectors
 
 PLAIN = SGD()
 
@@ -171,7 +171,7 @@ class ClientHalf:
             if w_i0 is not None:
                 received = self.received(down, w_i0)
         kept = self.rule.remember(up, received, base, result)
-        base = _of_type(self.rule, "remember", kept, type(base))
+        base = _like(self.rule, base, _of_type(self.rule, "remember", kept, type(base)))
         for memory in memories:
             base = base if memory is None else memory._replace(base=base)
         return message, WithMoments(result.moments, base) if self._keeps else base
@@ -217,6 +217,18 @@ def _of_type(rule: LocalRule, verb: str, found: Any, kind: Any = None) -> Any:
             f"{type(rule).__name__}.{verb}: expected {wanted}, got a {type(found).__name__}"
         )
     return found
+
+
+def _like(rule: LocalRule, state: Any, kept: Any) -> Any:
+    """The client's next state. Raises ValueError, in one line, if a vector has another shape."""
+    before = dict(leaves(state))
+    for name, vector in leaves(kept):
+        if name in before and vector.shape != before[name].shape:
+            raise ValueError(
+                f"{type(rule).__name__}.remember: expected {name} of shape "
+                f"{tuple(before[name].shape)} as before, got {tuple(vector.shape)}"
+            )
+    return kept
 
 
 def _base(state: Any) -> Any:

@@ -180,6 +180,23 @@ def test_a_client_half_that_returns_another_type_is_one_line(verb: str) -> None:
         simulate(Half(), dataset="digits", num_clients=4, rounds=5)
 
 
+def test_a_client_state_of_another_shape_is_one_line() -> None:
+    class CutClient(FedAvgClient):
+        def init(self, w: Tensor, *_: Any) -> Any:
+            return Kept(w)
+
+        def remember(self, read: Any, down: Any, state: Any, result: Any) -> Any:
+            return Kept(state.m[:3])
+
+    class Cut(FedAvg):
+        def rule(self) -> LocalRule:
+            return CutClient()
+
+    line = r"CutClient.remember: expected m of shape \(\d+,\) as before, got \(3,\)"
+    with pytest.raises(ValueError, match=line):
+        simulate(Cut(), dataset="digits", num_clients=4, rounds=5)
+
+
 @pytest.mark.slow
 def test_the_whole_suite_passes_with_it(copy: Path) -> None:
     check(copy, "-n", "2", "tests", "--deselect", "tests/strategies/test_a_new_method.py")
