@@ -138,7 +138,7 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric
     sets = [*dict.fromkeys(str(group.settings.get("dataset")) for group in compared)]
     if len(sets) > 1:
         warn(f"runs of {', '.join(sets)} are ranked together: compare those of one dataset")
-    elif other := several_contents(compared):
+    if other := several_contents(compared):
         warn(
             f"runs of different {', '.join(other)} behind equal settings are ranked together: "
             "data, files or code have changed, see [used.contents] in each config.toml"

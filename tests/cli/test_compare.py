@@ -251,3 +251,7 @@ def test_runs_of_different_contents_are_ranked_with_a_warning(what: str, tmp_pat
     line = f"runs of different {what} behind equal settings are ranked together"
     assert line in " ".join(success(invoke("compare", tmp_path)).stderr.split())
     assert not success(invoke("compare", tmp_path / "1")).stderr
+    write(tmp_path / "3", [0.1, 0.5], dataset="cifar10")
+    both = success(invoke("compare", tmp_path)).stderr
+    assert line in " ".join(both.split())
+    assert both.count("are ranked together") == 2
