@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from fedaccord.experiments.analysis.groups import Group
     from fedaccord.experiments.analysis.measures import Landscape, Measure
+    from fedaccord.runs.reader import Run
 
 
 def measure(
@@ -85,7 +86,7 @@ def measure(
     drawn: dict[str, Landscape] = {}
     with refusing(ValueError, OSError):
         place = read_place(pairs)
-        groups = _with_models(tested(read_groups(runs)))
+        groups = _measurable(tested(read_groups(runs)))
         every = [(group, run) for group in groups for run in group.runs]
         if len(every) > 1 and out is not None:
             raise ValueError(
@@ -125,22 +126,25 @@ def _parted(words: "Sequence[str]") -> tuple[list[Path], list[str]]:
     return runs, pairs
 
 
-def _with_models(groups: "Sequence[Group]") -> "list[Group]":
-    """Their runs that have ended, with a warning for each other one; the only run in any case."""
-    from fedaccord.runs.directory import MODEL
+def _measurable(groups: "Sequence[Group]") -> "list[Group]":
+    """Their completed runs with a model, with a warning for each other one; a single run itself."""
+    from fedaccord.runs.directory import COMPLETED, MODEL
 
-    if sum(len(group.runs) for group in groups) == 1:
+    def is_measurable(run: "Run") -> bool:
+        return run.summary["status"] == COMPLETED and (run.path / MODEL).is_file()
+
+    every, found = [run for group in groups for run in group.runs], []
+    if len(every) == 1:
         return [*groups]
-    found = []
     for group in groups:
-        kept = [run for run in group.runs if (run.path / MODEL).is_file()]
-        for run in group.runs:
-            if not (run.path / MODEL).is_file():
-                warn(f"left out: {run.path}: expected a run that has ended, found no {MODEL}")
-        if kept:
+        if kept := [*filter(is_measurable, group.runs)]:
             found.append(group._replace(runs=kept))
+    for run in every:
+        if not is_measurable(run):
+            status = run.summary["status"]
+            warn(f"left out: {run.path}: expected a completed run with {MODEL}; it is {status}")
     if not found:
-        raise ValueError("expected runs that have ended, found none: resume them first")
+        raise ValueError(f"expected completed runs with {MODEL}, got none; resume them first")
     return found
 
 

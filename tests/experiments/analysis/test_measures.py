@@ -129,11 +129,17 @@ def test_several_runs_are_rows_and_their_landscapes_are_on_one_scale(
     shutil.copytree(runs / "long", runs / "other")
     config = runs / "other" / "config.toml"
     config.write_text(config.read_text().replace("seed = 0", "seed = 1"))
-    unfinished = write(runs, [0.1], algo="scaffold")
+    left = write(runs, [0.1], algo="scaffold")
+    shutil.copytree(runs / "long", runs / "stopped")
+    config = runs / "stopped" / "config.toml"
+    config.write_text(config.read_text().replace("seed = 0", "seed = 2"))
+    summary = runs / "stopped" / "summary.json"
+    summary.write_text(summary.read_text().replace('"completed"', '"interrupted"'))
     picture = tmp_path / "l.png"
     result = success(invoke("measure", runs, "--landscape", picture, *QUICK))
-    assert result.stderr.count("\n") == 1
-    assert f"left out: {unfinished}: expected a run that has ended" in result.stderr
+    assert result.stderr.count("\n") == 2
+    assert f"left out: {left}: expected a completed run with model.safetensors" in result.stderr
+    assert f"left out: {runs / 'stopped'}: expected a completed run with" in result.stderr
     each = [json.loads((runs / name / FILE).read_text()) for name in ("long", "other", "pd")]
     names = {*each[0], *each[2]}
     assert {"sharpness", "dual-drift"} <= names
