@@ -50,6 +50,7 @@ TUNED = {  # sweeps that tune every method; the columns of FedInit's Table 1 wit
     "tuned-cifar10": "10%-100/dir-0.1",
     "tuned-cifar10-06": "10%-100/dir-0.6",
     "tuned-cifar10-200": "5%-200/dir-0.1",
+    "tuned-cifar10-200-06": "5%-200/dir-0.6",
 }
 TITLES = {
     "fedavg": "FedAvg",
