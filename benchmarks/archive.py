@@ -23,11 +23,12 @@ import tomli_w
 
 from fedaccord.config import paths
 from fedaccord.runs import COMPLETED, flatten, reader, status
+from fedaccord.storage.files import replace
 
 KEPT = data.REPOSITORY / "docs" / "results" / "runs"
 OF_RUN = ("config.toml", "metrics.csv", "clients.csv", "summary.json", "measures.json")
 OF_CLIENTS = ("round", "client", "status", "num-examples", "steps")
-OF_SWEEP = ("*.csv", "*.toml", "defaults.json", "rows/*.json")
+OF_SWEEP = ("*.csv", "*.toml", "defaults.json", "run.json", "rows/*.json")
 
 
 def main() -> None:
@@ -45,14 +46,17 @@ def main() -> None:
 
 def pack(folder: Path, archive: Path) -> int:
     """The number of files. Equal runs give equal bytes."""
+    folder = folder.resolve()
     files = sorted(_files(folder))
     archive.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive, "w:xz", preset=9) as tar:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz", preset=9) as tar:
         for file in files:
             content = SHORTER.get(file.name, Path.read_bytes)(file)
             info = tarfile.TarInfo(file.relative_to(folder).as_posix())
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
+    replace(archive, packed.getvalue())
     return len(files)
 
 
@@ -77,11 +81,11 @@ def sentence(page: str) -> str:
 
 def _files(folder: Path) -> set[Path]:
     """Raises ValueError if there is no completed run."""
-    runs = [run for run in reader.find([folder.resolve()]) if status(run) == COMPLETED]
+    runs = [run for run in reader.find([folder]) if status(run) == COMPLETED]
     if not runs:
         raise ValueError("expected completed runs, found none")
     found = {run / name for run in runs for name in OF_RUN}
-    for defaults in folder.resolve().rglob("defaults.json"):
+    for defaults in folder.rglob("defaults.json"):
         found |= {file for pattern in OF_SWEEP for file in defaults.parent.glob(pattern)}
     return {file for file in found if file.exists()}
 

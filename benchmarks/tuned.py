@@ -24,9 +24,10 @@ import pandas as pd
 from decentralised import difference, markdown, verdict
 
 from fedaccord.cli.settings import read_settings
+from fedaccord.config import affecting
 from fedaccord.experiments.analysis.costs import reached, with_costs
 from fedaccord.experiments.sweep import Plan
-from fedaccord.experiments.sweep.plan import Configuration
+from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.table import at_edges
 from fedaccord.runs import flatten, reader
 from fedaccord.runs.metrics import WINDOW
@@ -116,6 +117,14 @@ def _tested(
     fitting = (c for c in configurations if c.point.items() <= settings.items())
     if not (winner := next(fitting, None)):
         raise ValueError(f"{name}: expected tests of the sweep's configurations, got other values")
+    free = {"validation", *affecting("speed", "place")}
+    for key, value in winner.settings.items():
+        others = {run.settings.get(key) for run in tests} - {value}
+        if others and key not in free:
+            raise ValueError(
+                f"{name}: expected tests with {key}={value}, as in the file and the settings after "
+                f"it, got {others.pop()}; give the settings that the sweep was given"
+            )
     same = [run for run in tuning if all(run.settings[k] == v for k, v in winner.point.items())]
     longest = max(same, key=lambda run: run.settings["num-server-rounds"])
     validation = longest.summary[f"validation-accuracy-mean-of-last-{WINDOW}"]

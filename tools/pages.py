@@ -94,6 +94,11 @@ def _switch(name: str, kind: type) -> dict[str, Any]:
     return {f"{name}.{strength.name}": strength.default}
 
 
+def _extra(kind: type) -> str:
+    """uv's option for the packages that a plug-in needs beside the usual ones."""
+    return "--extra dp " if kind is DP else ""
+
+
 def _pairs(settings: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={_text(value)}" for key, value in settings.items())
 
@@ -194,7 +199,9 @@ def _remarks(name: str, kind: type[FederatedStrategy]) -> Iterator[str]:
             yield f"The plug-in {page} is refused: {why}."
         else:
             switch = _pairs(_switch(plugin, plugin_kind))
-            yield f"The plug-in {page} is off; `{switch}` switches it on."
+            extra = _extra(plugin_kind).strip()
+            needs = f" (`uv run {extra} ...`)" if extra else ""
+            yield f"The plug-in {page} is off; `{switch}` switches it on{needs}."
     if kind.fixed_anchor and not _refusal(kind, RelaxedInit):
         yield f"`relaxed-init.center=start` is refused: {kind.fixed_anchor}."
     if why := kind(fraction_train=1.0).why_synchronous:
@@ -281,7 +288,7 @@ def _plugin(name: str, kind: type) -> list[str]:
         "## How to run it",
         _code(
             "sh",
-            f"uv run fedaccord run algo=fedavg {_pairs(_switch(name, kind))}",
+            f"uv run {_extra(kind)}fedaccord run algo=fedavg {_pairs(_switch(name, kind))}",
         ),
     ]
 

@@ -4,7 +4,7 @@ import json
 import math
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fedaccord.experiments.analysis.groups import Group
-    from fedaccord.experiments.analysis.measures import Landscape, Measure
+    from fedaccord.experiments.analysis.measures import Landscape, Measure, Options
     from fedaccord.runs.reader import Run
 
 
@@ -72,48 +72,97 @@ def measure(
 
     fedaccord measure my-sweep --landscape surfaces.png
     """
-    from fedaccord.experiments.analysis.groups import tested
-    from fedaccord.experiments.analysis.measures import FILE, Options, Saved
-    from fedaccord.experiments.analysis.measures import landscape as landscape_of
-    from fedaccord.experiments.analysis.measures import measure as measures
-    from fedaccord.process import threads
+    from fedaccord.experiments.analysis.figures import save_landscapes
+    from fedaccord.experiments.analysis.measures import FILE, Options
 
     _check(landscape, out)
-    runs, pairs = _parted(words)
     options = Options(samples=samples, probes=probes, radius=radius)
     console, reference = make_console(), reference and reference.expanduser()
     found: dict[Path, list[Measure]] = {}
-    drawn: dict[str, Landscape] = {}
+    drawn: list[tuple[str, Landscape]] = []
     with refusing(ValueError, OSError):
-        place = read_place(pairs)
-        groups = _measurable(tested(read_groups(runs)))
-        every = [(group, run) for group in groups for run in group.runs]
-        if len(every) > 1 and out is not None:
-            raise ValueError(
-                f"--out: expected one run, got {len(every)}; each of them gets a {FILE}: leave it "
-                "out"
-            )
-        for number, (group, run) in enumerate(every, 1):
-            saved = Saved(run.path, place)
-            chosen = threads.of_task(saved.config.threads, saved.task, saved.config.strategy)
-            status = console.status(f"measuring run {number} of {len(every)}: {run.path.name}")
-            with chosen.in_use(), status:
-                found[run.path] = [*measures(saved, options, reference)]
-                if landscape is not None and run is group.runs[0]:
-                    drawn[group.label] = landscape_of(saved, options)
-            if file := out.expanduser() if out else run.path / FILE if len(every) > 1 else None:
-                _write(file, found[run.path])
-        if landscape is not None:
-            from fedaccord.experiments.analysis.figures import save_landscapes
-
-            save_landscapes(landscape.expanduser(), drawn)
-    if len(every) > 1:
+        runs, pairs = _parted(words)
+        place, (groups, is_one) = read_place(pairs), _chosen(runs, out)
+        every = [(group.label, run) for group in groups for run in group.runs]
+        for number, (label, run) in enumerate(every, 1):
+            is_drawn = landscape is not None and label not in [name for name, _ in drawn]
+            with console.status(f"measuring run {number} of {len(every)}: {run.path.name}"):
+                try:
+                    values, surface = _measured(run.path, place, options, reference, is_drawn)
+                except ValueError as error:
+                    if is_one:
+                        raise
+                    warn(f"left out: {error}")
+                    continue
+            found[run.path] = values
+            drawn += [(label, surface)] if surface else []
+            if file := out and out.expanduser() if is_one else run.path / FILE:
+                _write(file, values)
+        if not found:
+            raise ValueError("no run is left to measure")
+    if is_one:
+        table = Table.grid(padding=(0, 2))
+        for each in values:
+            table.add_row(each.name, f"{each.value:.6g}", each.note)
+        console.print(table)
+    else:
         print_table(console, *_rows(groups, found))
-        return
-    table = Table.grid(padding=(0, 2))
-    for each in found[every[0][1].path]:
-        table.add_row(each.name, f"{each.value:.6g}", each.note)
-    console.print(table)
+    if landscape is not None:
+        with refusing(ValueError, OSError):
+            save_landscapes(landscape.expanduser(), drawn)
+
+
+def _chosen(runs: list[Path], out: Path | None) -> "tuple[list[Group], bool]":
+    """(the groups to be measured, whether a single run was given). Of several runs the completed
+    ones with a model that `fedaccord compare` compares; a line for each other one."""
+    from fedaccord.experiments.analysis.groups import tested
+    from fedaccord.runs.directory import COMPLETED, MODEL
+
+    def is_measurable(run: "Run") -> bool:
+        return run.summary["status"] == COMPLETED and (run.path / MODEL).is_file()
+
+    groups = read_groups(runs)
+    given = [run for group in groups for run in group.runs]
+    if len(given) == 1:
+        if (status := given[0].summary["status"]) != COMPLETED:
+            warn(f"{given[0].path} is {status}, not completed: the model is an earlier round's")
+        return groups, True
+    if out is not None:
+        raise ValueError(
+            f"--out: expected one run, got {len(given)}; each of them gets a measures.json: leave "
+            "it out"
+        )
+    compared = tested(groups)
+    if left := len(given) - sum(len(group.runs) for group in compared):
+        warn(f"left out: {left} of a sweep's runs: trials on validation samples")
+    found = []
+    for group in compared:
+        for run in group.runs:
+            if not is_measurable(run):
+                status = run.summary["status"]
+                warn(f"left out: {run.path}: expected a completed run with {MODEL}; it is {status}")
+        if kept := [*filter(is_measurable, group.runs)]:
+            found.append(group._replace(runs=kept))
+    if not found:
+        raise ValueError(f"expected completed runs with {MODEL}, got none; resume them first")
+    return found, False
+
+
+def _measured(
+    path: Path,
+    place: "Mapping[str, Any]",
+    options: "Options",
+    reference: Path | None,
+    is_drawn: bool,
+) -> "tuple[list[Measure], Landscape | None]":
+    from fedaccord.experiments.analysis.measures import Saved, landscape
+    from fedaccord.experiments.analysis.measures import measure as measures
+    from fedaccord.process import threads
+
+    saved = Saved(path, place)
+    with threads.of_task(saved.config.threads, saved.task, saved.config.strategy).in_use():
+        values = [*measures(saved, options, reference)]
+        return values, landscape(saved, options) if is_drawn else None
 
 
 def _parted(words: "Sequence[str]") -> tuple[list[Path], list[str]]:
@@ -126,28 +175,6 @@ def _parted(words: "Sequence[str]") -> tuple[list[Path], list[str]]:
     return runs, pairs
 
 
-def _measurable(groups: "Sequence[Group]") -> "list[Group]":
-    """Their completed runs with a model, with a warning for each other one; a single run itself."""
-    from fedaccord.runs.directory import COMPLETED, MODEL
-
-    def is_measurable(run: "Run") -> bool:
-        return run.summary["status"] == COMPLETED and (run.path / MODEL).is_file()
-
-    every, found = [run for group in groups for run in group.runs], []
-    if len(every) == 1:
-        return [*groups]
-    for group in groups:
-        if kept := [*filter(is_measurable, group.runs)]:
-            found.append(group._replace(runs=kept))
-    for run in every:
-        if not is_measurable(run):
-            status = run.summary["status"]
-            warn(f"left out: {run.path}: expected a completed run with {MODEL}; it is {status}")
-    if not found:
-        raise ValueError(f"expected completed runs with {MODEL}, got none; resume them first")
-    return found
-
-
 def _check(landscape: Path | None, out: Path | None) -> None:
     """End the command, before it measures, if its files cannot be written."""
     if landscape is not None:
@@ -156,7 +183,8 @@ def _check(landscape: Path | None, out: Path | None) -> None:
         endings = " or ".join(FORMATS)
         stop(f"--landscape: expected a file that ends in {endings}, got {landscape.name!r}", 2)
     for option, file in (("--landscape", landscape), ("--out", out)):
-        if file is not None and not file.expanduser().absolute().parent.is_dir():
+        path = file and file.expanduser().absolute()
+        if path and (path.is_dir() or not path.parent.is_dir()):
             stop(f"{option}: expected a file in an existing folder, got {file}", 2)
 
 
@@ -177,7 +205,9 @@ def _rows(
     names = [*dict.fromkeys(each.name for values in found.values() for each in values)]
     rows = []
     for group in groups:
-        each = [{m.name: m.value for m in found[run.path]} for run in group.runs]
+        each = [
+            {m.name: m.value for m in found[run.path]} for run in group.runs if run.path in found
+        ]
         spreads = [Spread.of([own.get(name, math.nan) for own in each]) for name in names]
-        rows.append([group.label, *map(text, spreads)])
-    return ["method", *names], rows
+        rows += [[group.label, str(len(each)), *map(text, spreads)]] if each else []
+    return ["method", "runs", *names], rows

@@ -89,6 +89,10 @@ def reproduce(
         if folder is None:
             raise ValueError("--out: expected a folder for the runs, got none")
         written = (page or folder / PAGE).expanduser().absolute()
+        if written.suffix == ".csv":
+            raise ValueError(
+                f"--page: expected a Markdown file, beside which a CSV file is stored, got {page}"
+            )
         _run(console, study, options, folder, written)
     console.print(f"page: {written}\nruns: {folder}", soft_wrap=True)
 

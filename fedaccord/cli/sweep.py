@@ -157,7 +157,7 @@ class Display:
 
     def _rank(self, job: "Job", split: str, score: float) -> None:
         """The best trial is that of the best mean over all seeds, at the same budget."""
-        from fedaccord.experiments.sweep.estimate import LADDERS
+        from fedaccord.experiments.sweep.plan import LADDERS
         from fedaccord.experiments.sweep.table import written
         from fedaccord.experiments.sweep.trial import sign
 

@@ -58,6 +58,26 @@ def test_an_unpacked_sweep_is_complete(tmp_path: Path) -> None:
     after = Sweep(plan, tmp_path / "back", steps.append).run()
     assert [step.found for step in steps] == [True, True]
     pd.testing.assert_frame_equal(after, before)
+    other = Plan.make({"sweep": options, "run": run | {"lr": 0.2}, "space": {"algo": ["fedavg"]}})
+    with pytest.raises(ValueError, match="as its trials were begun with"):
+        Sweep(other, tmp_path / "back", steps.append).run()
+
+
+def test_an_archive_is_replaced_whole_from_any_spelling_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "runs", "one")
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+    kept = Path("kept.tar.xz")
+    sizes = {
+        archive.pack(folder, kept) for folder in (tmp_path / "runs", Path("runs"), Path("link"))
+    }
+    assert sizes == {4}
+    before = kept.read_bytes()
+    with pytest.raises(ValueError, match="found none"):
+        archive.pack(tmp_path / "nothing", kept)
+    assert kept.read_bytes() == before
 
 
 def test_invalid_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,7 @@ def test_a_dry_run_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (("fedint-table1",), "got 'fedint-table1' (did you mean 'fedinit-table1'?)"),
         (("lenet",), "--out: expected a folder for the runs, got none"),
         (("lenet", "--cells", "fedavgg/*"), "--cells: expected a name or pattern"),
+        (("lenet", "--out", "x", "--page", "x.csv"), "--page: expected a Markdown file, beside"),
         (("lenet", "seed=3"), "seed: `reproduce` sets it for each run; leave it out"),
         (("lenet", "lr"), "expected key=value, as lr=0.05, got 'lr'"),
         (("lenet", "--seeds", "0"), "Invalid value for '--seeds'"),

@@ -42,8 +42,8 @@ class Point(NamedTuple):
 def with_costs(run: Run) -> pd.DataFrame:
     """metrics.csv with the costs up to the end of each round: ``bytes`` (between nodes if there is
     no server, else up and down), ``gradients`` (of a batch, over the accepted clients; NaN if it
-    is not known), ``seconds`` (without evaluation), and those of `GIVEN_BY` (NaN if the run has
-    none)."""
+    is not known, as with privacy, which keeps no clients.csv), ``seconds`` (without evaluation),
+    and those of `GIVEN_BY` (NaN if the run has none)."""
     table = run.metrics.copy()
     numbers = table.reindex(columns=["down-bytes", "up-bytes", "peer-bytes", "seconds"]).fillna(0)
     up_and_down = numbers["down-bytes"] + numbers["up-bytes"]
@@ -51,9 +51,10 @@ def with_costs(run: Run) -> pd.DataFrame:
     table["bytes"] = traffic.cumsum()
     table["seconds"] = numbers["seconds"].cumsum()
     each = run.used.get("gradients-per-step", math.nan)
-    each = each if isinstance(each, (int, float)) else math.nan
-    steps = run.clients.groupby("round")["steps"].sum() if "steps" in run.clients else pd.Series()
-    table["gradients"] = table["round"].map(steps).fillna(0).cumsum() * each
+    is_known = isinstance(each, (int, float)) and "steps" in run.clients
+    steps = run.clients.groupby("round")["steps"].sum() if is_known else pd.Series()
+    counted = table["round"].map(steps).fillna(0).cumsum()
+    table["gradients"] = counted * each if is_known else math.nan
     return table.assign(**{cost: table.get(cost, math.nan) for cost in GIVEN_BY})
 
 

@@ -1,6 +1,6 @@
 """Figures for papers, as PDF and PNG: curves by round, and accuracy against its costs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedaccord.experiments.analysis.costs import COSTS, smoothed
 from fedaccord.experiments.analysis.groups import Group, tested
-from fedaccord.experiments.analysis.ranking import costs_of, has, main_metric
+from fedaccord.experiments.analysis.ranking import costs_of, has, main_metric, measured
 from fedaccord.runs.metrics import EVALUATED, METRIC, column_of, is_share, own
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ def metrics_of(groups: Sequence[Group]) -> dict[str, str]:
 
 
 def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:
-    """By round, means over the group's runs: the columns of `COSTS`, and of each metric that some
-    run has "raw METRIC" and "smooth METRIC", in which round 0 stands alone; for several runs also
-    "low" and "high", smooth minus and plus the standard deviation (NaN in rounds of a single
-    run)."""
+    """By round, means over the group's runs that did not fail: the columns of `COSTS`, and of each
+    metric that some run has "raw METRIC" and "smooth METRIC", in which round 0 stands alone; for
+    several runs also "low" and "high", smooth minus and plus the standard deviation (NaN in rounds
+    of a single run)."""
     each = []
-    for table in group.tables:
+    for table in measured(group) or group.tables:
         lines = {cost: table[cost] for cost in COSTS}
         for metric in metrics:
             raw = table[metric].dropna() if metric in table else pd.Series(dtype=float)
@@ -122,9 +122,9 @@ def save(groups: Sequence[Group], folder: Path, metric: str = "") -> list[Path]:
     return written
 
 
-def save_landscapes(path: Path, landscapes: "Mapping[str, Landscape]") -> None:
+def save_landscapes(path: Path, landscapes: "Sequence[tuple[str, Landscape]]") -> None:
     """Contours of the losses around each model, at the centre, with its label above; all on one
-    scale; the suffix is the format."""
+    scale, that of the finite losses; the suffix is the format."""
     from matplotlib.figure import Figure
 
     number = len(landscapes)
@@ -132,11 +132,14 @@ def save_landscapes(path: Path, landscapes: "Mapping[str, Landscape]") -> None:
     rows = -(-number // columns)
     figure = Figure(figsize=(3 * columns + 1, 3 * rows), layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    losses = np.stack([each.losses.numpy() for each in landscapes.values()])
-    levels = np.geomspace(max(losses.min(), 1e-6), max(losses.max(), 2e-6), 20)
-    for axes, (label, (at, heights)) in zip(grid.flat, landscapes.items(), strict=False):
-        drawn = axes.contourf(at, at, heights.numpy(), levels=levels, norm="log", cmap="viridis")
-        axes.contour(at, at, heights.numpy(), levels=levels, colors="white", linewidths=0.4)
+    losses = np.stack([each.losses.numpy() for _, each in landscapes])
+    finite = losses[np.isfinite(losses)]
+    low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 1.0)
+    levels = np.geomspace(max(low, 1e-6), max(high, 1.01 * low, 2e-6), 20)
+    for axes, (label, (at, _)), heights in zip(grid.flat, landscapes, losses, strict=False):
+        heights = np.ma.masked_invalid(heights)
+        drawn = axes.contourf(at, at, heights, levels=levels, norm="log", cmap="viridis")
+        axes.contour(at, at, heights, levels=levels, colors="white", linewidths=0.4)
         axes.plot(0, 0, "+", color="white")
         axes.set_aspect("equal")
         axes.set_title(fill(label, 36) if number > 1 else "", fontsize="medium")
@@ -144,7 +147,7 @@ def save_landscapes(path: Path, landscapes: "Mapping[str, Landscape]") -> None:
         axes.set_visible(False)
     figure.supxlabel("first direction", fontsize="medium")
     figure.supylabel("second direction", fontsize="medium")
-    figure.colorbar(drawn, ax=grid, label="train loss", format="%.2g")
+    figure.colorbar(drawn, ax=grid, label="train loss", format="%.3g")
     figure.savefig(path, bbox_inches="tight", dpi=120)
 
 

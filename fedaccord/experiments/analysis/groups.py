@@ -143,7 +143,8 @@ def _labels_of_chosen(rest: Sequence[Group], every: Sequence[Group]) -> list[str
             value, count = Counter(settings.get(key) for settings in each).most_common(1)[0]
             usual |= {key: value} if count > len(each) / 2 else {}
     unusual = [{k: v for k, v in s.items() if k not in usual or v != usual[k]} for s in each]
-    return _labels(unusual, [*keys, *own])
+    short = _labels(unusual, [*keys, *own])
+    return short if len({*short}) == len(short) else _labels(each, [*keys, *own])
 
 
 def is_swept(key: str, settings: Sequence[Mapping[str, Any]]) -> bool:

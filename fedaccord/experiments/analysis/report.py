@@ -249,7 +249,10 @@ def _origin(groups: Sequence[Group], shown: Sequence[Group]) -> str:
     """The settings that differ, in a row for each run, then the common ones."""
     compared = {run.path for group in shown for run in group.runs}
     every = [run for group in groups for run in group.runs]
-    counted = [(run, "yes" if run.path in compared else "no, a trial") for run in every]
+    counted = [
+        (run, "yes" if run.path in compared else "no, a trial or a test of an earlier choice")
+        for run in every
+    ]
     counted += [(run, "no, a repeat") for group in groups for run in group.repeats]
     rows = [
         {"run": run.path, "counted": word, "status": run.summary["status"]}

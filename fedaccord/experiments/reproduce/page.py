@@ -80,7 +80,8 @@ def _rows(table: Table, results: pd.DataFrame) -> Iterator[str]:
             accuracies = [_spread(done[x]) for x in ("last", "mean-of-last-10", "best")]
             alike = all(change.startswith("precision=") for change in changed.split())
             difference = _difference(cell, rounds, done["best"]) if alike else "–"
-            cost = [f"{runs['gradients'].mean():,.0f}", f"{runs['hours'].mean():.2f}"]
+            spent = done if len(done) else runs
+            cost = [f"{spent['gradients'].mean():,.0f}", f"{spent['hours'].mean():.2f}"]
             yield _line([name, _paper(cell), length, seeds, *accuracies, difference, *cost])
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 from fedaccord.experiments.reproduce.measures import OF_RUN, of_run
 from fedaccord.experiments.reproduce.table import Cell
 from fedaccord.experiments.sweep.trial import Job, Row
-from fedaccord.runs import reader
+from fedaccord.runs import COMPLETED, reader
 from fedaccord.storage.files import replace
 
 ACCURACIES = ("last", "mean-of-last-10", "best")  # of the evaluations after a round, in percent
@@ -44,7 +44,8 @@ def result(
 
 
 def merged(file: Path, results: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """The file's rows merged with these; of runs of one cell and seed the one with more rounds.
+    """The file's rows merged with these; of runs of one cell and seed the completed one with more
+    rounds, without one the failed one with more.
 
     Raises ValueError if the file contains something else.
     """
@@ -60,7 +61,8 @@ def merged(file: Path, results: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
             ) from None
         rows = pd.concat([before, rows]) if len(rows) else before
     rows["changed"] = rows["changed"].fillna("")
-    rows = rows.sort_values("rounds", kind="stable").drop_duplicates(KEY, keep="last")
+    rows = rows.assign(done=rows["status"] == COMPLETED).sort_values(["done", "rounds"])
+    rows = rows.drop(columns="done").drop_duplicates(KEY, keep="last")
     return rows.sort_values(KEY, ignore_index=True)
 
 

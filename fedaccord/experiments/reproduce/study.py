@@ -14,7 +14,8 @@ from fedaccord import config
 from fedaccord.experiments.reproduce.results import result
 from fedaccord.experiments.reproduce.table import Cell, Table
 from fedaccord.experiments.sweep import workers
-from fedaccord.experiments.sweep.plan import SAME, Configuration, Options, managed_keys
+from fedaccord.experiments.sweep.configuration import Configuration
+from fedaccord.experiments.sweep.plan import SAME, Options, managed_keys
 from fedaccord.experiments.sweep.trial import (
     COMPLETED,
     FAILED,

@@ -15,12 +15,12 @@ from fedaccord import engine
 from fedaccord.config import RunConfig
 from fedaccord.experiments.analysis.groups import TEST, TUNE
 from fedaccord.experiments.sweep import space
-from fedaccord.experiments.sweep.plan import Configuration, Plan
+from fedaccord.experiments.sweep.configuration import Configuration
+from fedaccord.experiments.sweep.plan import LADDERS, Plan
 from fedaccord.experiments.sweep.search import budget
 from fedaccord.experiments.sweep.trial import Job, check_measured, summary_of
 from fedaccord.process import threads
 
-LADDERS = ("halving", "asha")
 TIMED = 2  # rounds; the second one counts
 
 

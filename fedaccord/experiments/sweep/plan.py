@@ -1,30 +1,24 @@
 """The plan of a sweep: its file, read and checked, and the configurations that it may run."""
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from fedaccord import config
 from fedaccord.config import RunConfig
 from fedaccord.core.metrics import METRICS
 from fedaccord.core.options import check_option, did_you_mean, option, options
-from fedaccord.data import datasets
-from fedaccord.data.datasets import kind_of
-from fedaccord.data.kind import ReadOptions
 from fedaccord.experiments.sweep import space
+from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.space import Choices, Space, Values
 from fedaccord.runs import flatten
 from fedaccord.runs.metrics import AT, is_loss, is_share, metric_of
-from fedaccord.runs.named_contents import functions, of_code
-from fedaccord.storage.files import contents
 from fedaccord.strategies import METHODS
 
 SEARCHES = ("grid", "random", "optuna", "halving", "asha")
+LADDERS = ("halving", "asha")  # searches that train some configurations further
 PERSONAL = "personal-"  # prefix of the metrics of the clients' own models
 CLIENT = "client-"  # prefix of those of the output model that clients evaluate
 LISTS = ("seeds", "test-seeds")  # keys of [sweep] beside the options
@@ -100,53 +94,6 @@ class Options:
     gpus: float = option(0.0, "Ray: GPUs of a trial; 0.5: two trials share one", low=0)
 
 
-@dataclass(frozen=True, eq=False)
-class Configuration:
-    """A method with a choice for each key of its space."""
-
-    algo: str
-    point: dict[str, Any]  # the keys of the space
-    settings: dict[str, Any]  # run-config keys, but for seed and place
-
-    @cached_property
-    def config(self) -> RunConfig:
-        return RunConfig.make(self.settings)
-
-    @cached_property
-    def name(self) -> str:
-        """Method and hash of the settings that affect its numbers and are no defaults, as later
-        versions may have more keys; see `trial.check_names`. A file counts by its content, data of
-        one's own by their samples, functions and methods of other packages by their code. Raises
-        ValueError, in one line, if one cannot be read or imported.
-        """
-        used, usual = config.in_use(self.config), deciding_defaults()
-        deciding = {k: v for k, v in used.items() if k in usual and v != usual[k] and k != "seed"}
-        for key in config.paths(deciding):
-            deciding[key] = contents(Path(deciding[key]))
-        for key, digest in self.code.items():
-            deciding[key] = f"{used[key]} {digest}"
-        if kind_of(used["dataset"]).origin in ("user", "function"):
-            task = self.config.task
-            samples = _samples(task.dataset, task.data_dir, task.reading)
-            deciding["dataset"] = f"{task.dataset} {samples}"
-        digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
-        return f"{self.algo}-{digest[:10]}"
-
-    @cached_property
-    def code(self) -> dict[str, str]:
-        """By key, the code of functions. Raises as `name`."""
-        return {key: of_code(key, paths) for key, paths in functions(self.config).items()}
-
-    @property
-    def rounds(self) -> int:
-        return self.config.num_server_rounds
-
-    @property
-    def gradients(self) -> float:
-        """Gradient evaluations per local step."""
-        return self.config.strategy.cost.gradients
-
-
 @dataclass(frozen=True)
 class Plan:
     """A checked sweep. Make one with `make`."""
@@ -185,6 +132,13 @@ class Plan:
                 f"{both[0]}: expected it in [run] or in [space], got both; leave one out"
             )
         methods = algo.ends if algo else (run.get("algo", RunConfig.algo),)
+        for key in run:
+            method, _, name = key.partition(".")
+            if method in methods and name in free:
+                raise ValueError(
+                    f"{key}: expected it in [run.{method}] or {name} in [space], got both; use "
+                    f"[space.{method}], or leave one out"
+                )
         for name in methods:
             if name not in METHODS:
                 RunConfig.make({"algo": name})  # raises, with the list of known ones
@@ -199,6 +153,12 @@ class Plan:
             first = key.partition(".")[0]
             if first in METHODS and first not in self.methods:
                 raise ValueError(f"[space] {key}: {first} is not among the methods of the sweep")
+        varied = [key for key in self.space if key.rpartition(".")[2] == "num-server-rounds"]
+        if varied and self.options.search in LADDERS:
+            raise ValueError(
+                f"[space] {varied[0]}: expected it in [run] with search={self.options.search}"
+                ", whose rungs have equal rounds; move it there"
+            )
         metric = self.options.metric
         measured = metric_of(metric) or metric_of(f"test-{metric}")
         if self.space.get("loss") and is_loss(measured):
@@ -257,9 +217,9 @@ class Plan:
         settings = space.of_method(self.run, method) | {"algo": method, **point}
         settings["validation"] = self.options.validation
         settings = SAME | settings
-        if self.options.fair == "steps" and (share := self.costs[method]) != 1:
+        if self.options.fair == "steps" and (share := self._cost(settings) / self.cheapest) != 1:
             settings |= _fewer(RunConfig.make(settings), share)
-        return Configuration(method, dict(point), settings)
+        return Configuration(method, {key: settings[key] for key in point}, settings)
 
     def tested(self, configuration: Configuration) -> Configuration:
         """The same on all training samples, evaluated on the test samples."""
@@ -268,18 +228,28 @@ class Plan:
 
     def trials(self, method: str) -> int:
         """The number of configurations of a method, if there is no grid."""
-        shares = self.costs[method] if self.options.fair == "trials" else 1
+        shares = max(self.costs[method]) / self.cheapest if self.options.fair == "trials" else 1
         return max(1, round(self.options.trials / shares))
 
     @cached_property
-    def costs(self) -> dict[str, float]:
-        """Gradient evaluations per local step of each method, relative to the cheapest one."""
-        each = {}
-        for method in self.methods:
-            settings = space.of_method(self.run, method) | {"algo": method}
-            settings |= next(space.corners(self.of(method)))
-            each[method] = RunConfig.make(settings).strategy.cost.gradients
-        return {method: cost / min(each.values()) for method, cost in each.items()}
+    def costs(self) -> dict[str, list[float]]:
+        """Gradient evaluations per local step of each method, at the corners of its space."""
+        return {
+            method: [
+                self._cost(space.of_method(self.run, method) | {"algo": method} | point)
+                for point in space.corners(self.of(method))
+            ]
+            for method in self.methods
+        }
+
+    @cached_property
+    def cheapest(self) -> float:
+        """Gradient evaluations per local step of the cheapest configuration."""
+        return min(cost for costs in self.costs.values() for cost in costs)
+
+    @staticmethod
+    def _cost(settings: Mapping[str, Any]) -> float:
+        return RunConfig.make(dict(settings)).strategy.cost.gradients
 
     def warnings(self) -> list[str]:
         """A line for each key that was set for a method that does not read it, and one for methods
@@ -312,21 +282,9 @@ class Plan:
         )
 
 
-@cache
-def _samples(dataset: str, data_dir: str, reading: ReadOptions) -> str:
-    """The checksum of a data set's samples, which are read or made once."""
-    return datasets.load(dataset, data_dir, reading).checksum
-
-
 def managed_keys() -> set[str]:
     """The keys that a sweep or a study sets for each of its runs."""
     return {key for key, field in config.keys().items() if field.metadata["managed"]}
-
-
-def deciding_defaults() -> dict[str, Any]:
-    """The defaults of the keys that affect the numbers of a run and its records."""
-    free = config.affecting("speed", "place")
-    return {key: value for key, value in config.defaults().items() if key not in free}
 
 
 def _fewer(made: RunConfig, share: float) -> dict[str, int]:

@@ -10,7 +10,8 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from fedaccord.experiments.sweep import space
-from fedaccord.experiments.sweep.plan import Configuration, Plan
+from fedaccord.experiments.sweep.configuration import Configuration
+from fedaccord.experiments.sweep.plan import Plan
 
 
 class Ask(NamedTuple):
@@ -57,12 +58,13 @@ def budget(rounds: int, eta: int, below: int) -> int:
 
 
 def ranked(asks: Sequence[Ask], scores: Sequence[float]) -> list[Configuration]:
-    """From best to worst, failed ones last, ties by name."""
+    """From best to worst, failed ones last, ties by name: scores that are equal in nine digits, as
+    sums of the same accuracies in another order are."""
 
     def place(pair: tuple[Ask, float]) -> tuple[bool, float, str]:
         ask, score = pair
         failed = math.isnan(score)
-        return failed, 0.0 if failed else -score, ask.configuration.name
+        return failed, 0.0 if failed else -float(f"{score:.9g}"), ask.configuration.name
 
     return [ask.configuration for ask, _ in sorted(zip(asks, scores, strict=True), key=place)]
 

@@ -12,7 +12,7 @@ from fedaccord.experiments.analysis.groups import TEST, Group
 from fedaccord.experiments.analysis.ranking import Spread, costs_of, to_target, usual_target
 from fedaccord.experiments.analysis.table import TO_TARGET, cost_heading
 from fedaccord.experiments.analysis.table import text as text_of
-from fedaccord.experiments.sweep.plan import Configuration
+from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.trial import COMPLETED, Row, column, number, sign
 from fedaccord.runs.metrics import MEAN, WINDOW, is_share, metric_of
 

@@ -20,7 +20,8 @@ from fedaccord.config import RunConfig
 from fedaccord.experiments.analysis.costs import Point, with_costs
 from fedaccord.experiments.analysis.groups import DEFAULTS, TRIALS, Group
 from fedaccord.experiments.analysis.ranking import up_to
-from fedaccord.experiments.sweep.plan import CLIENT, PERSONAL, Plan, deciding_defaults
+from fedaccord.experiments.sweep.configuration import deciding_defaults
+from fedaccord.experiments.sweep.plan import CLIENT, PERSONAL, Plan
 from fedaccord.runs import flatten, lock, logbook, metrics, named_contents, reader
 from fedaccord.runs.directory import COMPLETED as COMPLETED
 from fedaccord.runs.directory import FAILED as FAILED

@@ -30,6 +30,17 @@ def test_a_curve_is_the_mean_over_seeds_with_its_spread(tmp_path: Path) -> None:
     assert line["high"].iloc[2] < high < 1
 
 
+def test_a_failed_run_is_in_no_curve(tmp_path: Path) -> None:
+    write(tmp_path, [0.1, 0.5, 0.7], seed=0)
+    path = write(tmp_path, [0.1, 0.01], seed=1)
+    file = path / "summary.json"
+    file.write_text(file.read_text().replace('"completed"', '"failed"'))
+    (group,) = groups_of([reader.read(path) for path in reader.find([tmp_path])])
+    np.testing.assert_allclose(figures.curve(group, "test-accuracy")["raw"], [0.1, 0.5, 0.7])
+    (alone,) = groups_of([reader.read(path)])
+    assert len(figures.curve(alone, "test-accuracy")) == 2
+
+
 def test_smoothing_begins_after_the_untrained_model(tmp_path: Path) -> None:
     (group,) = groups_of([reader.read(write(tmp_path, [0.1, *[0.7] * 60]))])
     smooth = figures.curve(group, "test-accuracy")["smooth"]

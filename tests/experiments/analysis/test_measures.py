@@ -152,7 +152,7 @@ def test_several_runs_are_rows_and_their_landscapes_are_on_one_scale(
     assert picture.stat().st_size <= 200_000
     refused = invoke("measure", runs, "--out", tmp_path / "m.json", *QUICK)
     assert refused.exit_code == 2
-    assert "--out: expected one run, got 3" in refused.stderr
+    assert "--out: expected one run, got 5" in refused.stderr
 
 
 def test_measures_are_reproducible_because_the_seed_draws_the_samples(folder: Path) -> None:

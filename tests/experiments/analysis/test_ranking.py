@@ -66,6 +66,9 @@ def test_costs_add_up_over_the_rounds(tmp_path: Path) -> None:
     assert [*table["bytes"]] == [0, 15, 30, 45]
     assert [*table["gradients"]] == [0, 14, 20, 34]  # 2 (3 + 4), then one client's 2 x 3
     assert [*table["seconds"]] == [0, 2, 4, 6]
+    (group.runs[0].path / "clients.csv").unlink()  # as with privacy: the steps are not known
+    (group,) = groups(tmp_path)
+    assert group.tables[0]["gradients"].isna().all()
 
 
 def test_the_cost_of_a_target_is_that_of_its_first_evaluation_over_the_runs_that_reached_it(

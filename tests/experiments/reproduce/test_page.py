@@ -194,6 +194,8 @@ def test_results_grow_and_longer_runs_replace_shorter_ones(tmp_path: Path) -> No
     assert [*after.rounds] == [9, 4]
     again = merged(file, [result("fedavg/few", 1, 72.0)])  # as many rounds: the newer one
     assert [*again.best] == [80.0, 72.0]
+    broken = failed("fedavg/few", 0) | {"rounds": 30}
+    assert [*merged(file, [broken]).best] == [80.0, 71.0]
 
 
 @pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "\0"])

@@ -12,7 +12,8 @@ from PIL import Image
 from fedaccord import config
 from fedaccord.config import RunConfig, in_use
 from fedaccord.experiments.sweep import Plan
-from fedaccord.experiments.sweep.plan import LISTS, _samples, keys, managed_keys
+from fedaccord.experiments.sweep.configuration import _samples
+from fedaccord.experiments.sweep.plan import LISTS, keys, managed_keys
 from tests.experiments.sweep.plans import content, make
 
 PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
@@ -53,6 +54,17 @@ PAGE = Path(__file__).parents[3] / "docs" / "sweeps.md"
         (
             {"sweep": {"metric": "accuracy-at-60"}},
             r"\[sweep\] metric=accuracy-at-60: expected \[run\] device-profile, .* got \"none\"",
+        ),
+        (
+            {
+                "sweep": {"search": "halving"},
+                "space": {"algo": ["fedsam"], "fedsam": {"num-server-rounds": [9, 90]}},
+            },
+            r"\[space\] fedsam.num-server-rounds: expected it in \[run\] with search=halving",
+        ),
+        (
+            {"run": {"fedsam": {"lr": 0.3}}, "space": {"algo": ["fedsam"], "lr": [0.1]}},
+            r"fedsam.lr: expected it in \[run.fedsam\] or lr in \[space\], got both; use \[space.f",
         ),
         ({"sweep": {"seeds": 3}}, r"\[sweep\] seeds: expected a list of integers"),
         ({"sweep": {"seeds": [0, 0]}}, r"\[sweep\] seeds: expected different seeds"),
@@ -201,6 +213,22 @@ def test_methods_with_twice_the_gradients_get_half_the_steps() -> None:
     assert as_is.config.flat["local-epochs"] == 2
     with pytest.raises(ValueError, match=r"^local-steps: expected a multiple of 2 with fair=steps"):
         make(space, {"local-steps": 5})
+
+
+def test_each_configuration_gets_the_steps_of_its_own_gradients_and_is_labelled_by_them() -> None:
+    for rhos in ([0.0, 0.1], [0.1, 0.0]):
+        space = {"algo": ["fedavg"], "sam.rho": rhos, "local-steps": [10, 20]}
+        plan = make(space)
+        steps = {
+            (c.point["sam.rho"], c.point["local-steps"]) for c in plan.configurations("fedavg")
+        }
+        assert steps == {(0.0, 10), (0.0, 20), (0.1, 5), (0.1, 10)}
+        assert all(
+            c.settings["local-steps"] == c.point["local-steps"]
+            for c in plan.configurations("fedavg")
+        )
+    plan = make({"algo": ["fedavg"], "sam.rho": rhos}, search="random", trials=2, fair="trials")
+    assert len(plan.configurations("fedavg")) == 1
 
 
 def test_methods_with_twice_the_gradients_get_half_the_configurations() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from fedaccord.experiments.sweep.plan import Configuration
+from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.search import Ask, Asks, Search, budget, halving, ranked, search
 from tests.experiments.sweep.plans import make
 
@@ -64,6 +64,8 @@ def test_equal_scores_are_ranked_by_name_and_failures_last() -> None:
     asks = [Ask(c, 3) for c in configurations(5)]
     by_name = sorted(asks, key=lambda ask: ask.configuration.name)
     assert ranked(asks, [1.0] * 5) == [ask.configuration for ask in by_name]
+    sums = [0.6850333333333332, 0.6850333333333334] * 2 + [0.6850333333333332]
+    assert ranked(asks, sums) == [ask.configuration for ask in by_name]
     scores = [math.nan, 0.5, math.nan, -1e9, 0.7]
     assert ranked(asks, scores)[:3] == [asks[i].configuration for i in (4, 1, 3)]
 

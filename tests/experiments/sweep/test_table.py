@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fedaccord.experiments.analysis.groups import TEST, TUNE
-from fedaccord.experiments.sweep.plan import Configuration
+from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.table import (
     Trial,
     Winner,
