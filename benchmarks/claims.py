@@ -465,7 +465,9 @@ def read(run: reader.Run) -> Result:
             values[name] = unit * metrics[column].dropna().iloc[-1]
     measured = run.path / "measures.json"  # of `fedaccord measure`
     values |= read_json(measured) if measured.exists() else {}
-    return Result({BETA: 0.0} | run.settings, {k: float(v) for k, v in values.items() if v is not None})
+    return Result(
+        {BETA: 0.0} | run.settings, {k: float(v) for k, v in values.items() if v is not None}
+    )
 
 
 def find(folder: Path) -> dict[str, list[Result]]:
