@@ -226,8 +226,8 @@ class Sweep:
             done = [[ask for ask in asks if all(map(row_of, self._jobs(ask)))] for asks in each]
             self._do(lambda *_: None, [ask for asks in done for ask in asks], self.plan.seeds)
             last = [asks[-1] for asks in done if asks]
-            whole = [ask for ask in last if ask.rounds == ask.configuration.rounds]
-            winners.append(self._best(whole or last))
+            longest = max(ask.rounds for ask in last)
+            winners.append(self._best([ask for ask in last if ask.rounds == longest]))
         return winners
 
     def _jobs(self, ask: Ask) -> list[Job]:
