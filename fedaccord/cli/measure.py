@@ -96,8 +96,11 @@ def measure(
                     continue
             found[run.path] = values
             drawn += [(label, surface)] if surface else []
-            if file := out and out.expanduser() if is_one else run.path / FILE:
-                _write(file, values)
+            if not is_one:
+                try:
+                    _write(run.path / FILE, values)
+                except OSError as error:  # the table is printed nevertheless
+                    warn(f"not written: {error}")
         if not found:
             raise ValueError("no run is left to measure")
     if is_one:
@@ -105,6 +108,9 @@ def measure(
         for each in values:
             table.add_row(each.name, f"{each.value:.6g}", each.note)
         console.print(table)
+        if out is not None:
+            with refusing(OSError):
+                _write(out.expanduser(), values)
     else:
         print_table(console, *_rows(groups, found))
     if landscape is not None:
