@@ -59,6 +59,16 @@ def test_a_method_is_tested_with_its_tuned_values_and_compared_by_seed(tmp_path:
     assert (tmp_path / "tuned.png").stat().st_size > 10_000
 
 
+def test_runs_of_another_setting_are_refused(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg", 0, 0, 0.75, validation=0.1)
+    for seed in range(3):
+        write_run(tmp_path, "fedavg", 0, seed, 0.75, **{"dirichlet-alpha": 0.6, "threads": 2})
+    with pytest.raises(
+        ValueError, match=r"^fedavg: expected tests with dirichlet-alpha=0.1, .* 0.6"
+    ):
+        tuned.report(tuned.Made(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
+
+
 def test_a_winner_that_falls_is_named(tmp_path: Path) -> None:
     for method, mean in (("fedavg", 0.75), ("fedinit", 0.7)):
         write_run(tmp_path, method, 0, 0, 0.75, validation=0.1)
@@ -98,7 +108,7 @@ def test_a_folder_without_a_tested_method_is_refused(tmp_path: Path) -> None:
     [
         ("tuned", 10, 16),
         ("tuned-all", 29, 4),
-        ("full-length", 10, 4),
+        ("full-length", 29, 4),
         ("tuned-cifar10", 10, 4),
         ("low-participation", 5, 8),
     ],
