@@ -28,7 +28,7 @@ class FedGrowClient(LocalRule):
 class FedGrow(FederatedStrategy):
     linear = True  # the mean of server steps is the server step of the mean: gossip may mix them
     takes_weights = True  # weighting=examples is allowed
-    averages = True  # the server step reads cohort.mean(ups.w) alone: dp and robust.rule are allowed
+    averages = True  # the server step reads cohort.mean(ups.w) alone: dp and robust means are fine
     anneals = True  # mu_t depends on the number of rounds
 
     mu: float = option(0.1, "strength of the proximal term in the last round", low=0)
