@@ -79,13 +79,13 @@ def measure(
     options = Options(samples=samples, probes=probes, radius=radius)
     console, reference = make_console(), reference and reference.expanduser()
     found: dict[Path, list[Measure]] = {}
-    drawn: list[tuple[str, Landscape]] = []
+    drawn: dict[str, Landscape] = {}
     with refusing(ValueError, OSError):
         runs, pairs = _parted(words)
         place, (groups, is_one) = read_place(pairs), _chosen(runs, out)
         every = [(group.label, run) for group in groups for run in group.runs]
         for number, (label, run) in enumerate(every, 1):
-            is_drawn = landscape is not None and label not in [name for name, _ in drawn]
+            is_drawn = landscape is not None and label not in drawn
             with console.status(f"measuring run {number} of {len(every)}: {run.path.name}"):
                 try:
                     values, surface = _measured(run.path, place, options, reference, is_drawn)
@@ -95,7 +95,7 @@ def measure(
                     warn(f"left out: {error}")
                     continue
             found[run.path] = values
-            drawn += [(label, surface)] if surface else []
+            drawn |= {label: surface} if surface else {}
             if not is_one:
                 try:
                     _write(run.path / FILE, values)

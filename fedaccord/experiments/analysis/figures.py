@@ -1,6 +1,6 @@
 """Figures for papers, as PDF and PNG: curves by round, and accuracy against its costs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -122,7 +122,7 @@ def save(groups: Sequence[Group], folder: Path, metric: str = "") -> list[Path]:
     return written
 
 
-def save_landscapes(path: Path, landscapes: "Sequence[tuple[str, Landscape]]") -> None:
+def save_landscapes(path: Path, landscapes: "Mapping[str, Landscape]") -> None:
     """Contours of the losses around each model, at the centre, with its label above; all on one
     scale, that of the finite losses; the suffix is the format."""
     from matplotlib.figure import Figure
@@ -132,11 +132,12 @@ def save_landscapes(path: Path, landscapes: "Sequence[tuple[str, Landscape]]") -
     rows = -(-number // columns)
     figure = Figure(figsize=(3 * columns + 1, 3 * rows), layout="constrained")
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    losses = np.stack([each.losses.numpy() for _, each in landscapes])
+    losses = np.stack([each.losses.numpy() for each in landscapes.values()])
     finite = losses[np.isfinite(losses)]
     low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 1.0)
     levels = np.geomspace(max(low, 1e-6), max(high, 1.01 * low, 2e-6), 20)
-    for axes, (label, (at, _)), heights in zip(grid.flat, landscapes, losses, strict=False):
+    panels = zip(grid.flat, landscapes.items(), losses, strict=False)
+    for axes, (label, (at, _)), heights in panels:
         heights = np.ma.masked_invalid(heights)
         drawn = axes.contourf(at, at, heights, levels=levels, norm="log", cmap="viridis")
         axes.contour(at, at, heights, levels=levels, colors="white", linewidths=0.4)

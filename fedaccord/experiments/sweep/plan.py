@@ -217,8 +217,10 @@ class Plan:
         settings = space.of_method(self.run, method) | {"algo": method, **point}
         settings["validation"] = self.options.validation
         settings = SAME | settings
-        if self.options.fair == "steps" and (share := self._cost(settings) / self.cheapest) != 1:
-            settings |= _fewer(RunConfig.make(settings), share)
+        if self.options.fair == "steps":
+            made = RunConfig.make(settings)
+            if (share := made.strategy.cost.gradients / self.cheapest) != 1:
+                settings |= _fewer(made, share)
         return Configuration(method, {key: settings[key] for key in point}, settings)
 
     def tested(self, configuration: Configuration) -> Configuration:
@@ -236,20 +238,17 @@ class Plan:
         """Gradient evaluations per local step of each method, at the corners of its space."""
         return {
             method: [
-                self._cost(space.of_method(self.run, method) | {"algo": method} | point)
+                RunConfig.make(own | point).strategy.cost.gradients
                 for point in space.corners(self.of(method))
             ]
             for method in self.methods
+            for own in [space.of_method(self.run, method) | {"algo": method}]
         }
 
     @cached_property
     def cheapest(self) -> float:
         """Gradient evaluations per local step of the cheapest configuration."""
         return min(cost for costs in self.costs.values() for cost in costs)
-
-    @staticmethod
-    def _cost(settings: Mapping[str, Any]) -> float:
-        return RunConfig.make(dict(settings)).strategy.cost.gradients
 
     def warnings(self) -> list[str]:
         """A line for each key that was set for a method that does not read it, and one for methods
