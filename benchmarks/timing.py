@@ -71,8 +71,8 @@ def engine_round(task: Task, config: RunConfig, fleet: Fleet | None = None) -> O
     Raises RuntimeError if a client fails: its steps would be missing in the seconds.
     """
     method, rounds = config.strategy, config.num_server_rounds
-    cohorts: list[list[int]] = [[0]] * rounds  # as they come
     fleet = fleet or LocalFleet(task, vectorize=config.vectorize == "on", home=task.device)
+    cohorts = [[*range(fleet.num_clients)]] * rounds  # until they come
     initial = server_app.initial_arrays(task, method.model_settings, fleet.home)
     run = Run(method, fleet, initial, rounds, cohorts=cohorts)
     run.begin()

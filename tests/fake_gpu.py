@@ -6,6 +6,7 @@ mixes devices raises. What comes back from it is made of ones, and NaN until som
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from fedaccord.data.transforms import _raw_constants
+from fedaccord.task.cuda_graphs import run
 
 GPU = torch.device("cuda", 0)
 READS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "unique")
@@ -104,7 +106,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
     for module in ("solver", "evaluation"):
         name = f"fedaccord.task.{module}.random_numbers"
         monkeypatch.setattr(name, lambda *_: nullcontext())
-    monkeypatch.setattr("fedaccord.task.solver.generators", lambda *_: [])  # as it has no driver
+    for module in ("solver", "cuda_graphs"):  # as it has no driver
+        monkeypatch.setattr(f"fedaccord.task.{module}.generators", lambda *_, **__: [])
+    monkeypatch.setattr("fedaccord.task.cuda_graphs.record", lambda works, _: partial(run, works))
     _raw_constants.cache_clear()
     # the first backward pass of a process counts its devices; with one beside the CPU none of its
     # children that it forks may take such a pass

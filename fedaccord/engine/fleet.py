@@ -28,7 +28,8 @@ log = logging.getLogger("flwr")
 
 MOST = 100  # clients in one call; more are not faster
 PENDING = 2**30  # bytes of models whose clients' states are not yet stored
-BYTES = 2**25  # bytes of their models; larger calls are hardly faster
+BYTES = 2**25  # bytes of their models; larger calls are hardly faster on a CPU
+BYTES_ON_GPU = 2**30  # there a call has eight vectors or so of each model
 
 Reached = tuple[TrainRequest, Any]  # a request, and its client's state before the visit
 Made = list[tuple[TrainInstruction, TrainReply, Any]]  # replies, and states that are not yet stored
@@ -185,11 +186,12 @@ def _parts(reached: Sequence[Reached], task: Task) -> list[list[Reached]]:
     groups: dict[Any, list[Reached]] = {}
     for request, state in reached:
         groups.setdefault(form(request, state), []).append((request, state))
+    most_bytes = BYTES if torch.device(task.device).type == "cpu" else BYTES_ON_GPU
     parts = []
     for group in groups.values():
         group.sort(key=lambda pair: -task.num_examples(pair[0].instruction.client))
         size = nbytes(group[0][0].down) or 1
-        most = max(1, min(MOST, BYTES // size))
+        most = max(1, min(MOST, most_bytes // size))
         parts += [group[k : k + most] for k in range(0, len(group), most)]
     return parts
 

@@ -6,6 +6,7 @@ last bits of a run, and the same settings must give the same weights everywhere.
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedaccord.core.request import ModelSettings
@@ -39,12 +40,12 @@ def choose(setting: str, task: Task, strategy: FederatedStrategy, clients: int) 
     """on and off as set; auto: by the rule, with ``clients`` a round."""
     if setting != "auto":
         return VectorizeChoice(setting == "on", "as set")
-    reason = _against(task, strategy, clients)
+    on_gpu = torch.device(task.device).type == "cuda"
+    reason = (_against_on_gpu if on_gpu else _against)(task, strategy, clients)
     if reason:
         return VectorizeChoice(False, f"one client at a time: {reason}")
-    return VectorizeChoice(
-        True, f"many clients in one call: the model is small, a round has {clients}"
-    )
+    why = "a GPU runs their kernels beside each other" if on_gpu else "the model is small"
+    return VectorizeChoice(True, f"many clients in one call: {why}, a round has {clients}")
 
 
 def _against(task: Task, strategy: FederatedStrategy, clients: int) -> str:
@@ -57,9 +58,18 @@ def _against(task: Task, strategy: FederatedStrategy, clients: int) -> str:
     work = threads.batch_multiplications(task, strategy)
     if work > MAX_MULTIPLICATIONS:
         return f"a batch has {work:,} multiplications, a call pays up to {MAX_MULTIPLICATIONS:,}"
-    if not accepts_stack(task, strategy.model_settings):
-        return "the model does not accept a stack of clients"
-    return ""
+    return _against_stack(task, strategy)
+
+
+def _against_on_gpu(task: Task, strategy: FederatedStrategy, clients: int) -> str:
+    """There a call was never slower, for small and for large models: docs/results/gpu.md."""
+    return "a round has 1" if clients < 2 else _against_stack(task, strategy)
+
+
+def _against_stack(task: Task, strategy: FederatedStrategy) -> str:
+    if accepts_stack(task, strategy.model_settings):
+        return ""
+    return "the model does not accept a stack of clients"
 
 
 def accepts_stack(task: Task, settings: ModelSettings) -> bool:

@@ -18,6 +18,7 @@ from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, to_device
 from fedaccord.data.samples import IGNORED
+from fedaccord.task.cuda_graphs import graphs_of
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.generators import OTHERS, drawn_from, states_of
 from fedaccord.task.solver import Loss, Pair, known_layers, tf32_as
@@ -102,6 +103,7 @@ class CohortSolver:
         self.loss = loss
         self.precision = precision
         self.layers = known_layers(model, loss, precision)
+        self.graphs = graphs_of(model, loss, precision)
         self._forward = torch.vmap(self._forward_one, randomness=randomness)
         self._tried = self.layers is not None  # whether a pass draws NumPy's or Python's numbers
 
@@ -137,6 +139,10 @@ class CohortSolver:
         views = self.model.views
         if self.layers is not None and self.layers.takes(inputs, targets, many=True):
             return self.layers.gradient(inputs, targets, views(point), views(g))
+        if self.graphs is not None:
+            losses = self.graphs.gradient(inputs, targets, point, g)
+            if losses is not None:
+                return losses
         states = [] if self._tried else states_of(OTHERS)
         with torch.enable_grad():
             leaves = [view.requires_grad_() for view in views(point.detach())]

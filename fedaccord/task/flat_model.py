@@ -60,6 +60,7 @@ class FlatModel:
     ) -> None:
         self.forward = forward
         self.by_sample: bool | None = None  # whether predictions depend on their own sample alone
+        self.graphs: dict[Any, Any] = {}  # of `cuda_graphs.graphs_of`
         self.policy = buffers
         if any(is_lazy(p) for p in module.parameters()):
             raise ValueError(

@@ -16,6 +16,7 @@ from fedaccord.core.rounds import Solution, descend
 from fedaccord.core.rule import Direction, GradientAt, LocalConfig
 from fedaccord.core.vectors import Vector, clip_
 from fedaccord.task.batches import PAIRS, Batch, BatchFormat, numel
+from fedaccord.task.cuda_graphs import graphs_of
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.generators import (
     Generator,
@@ -56,6 +57,7 @@ class SequentialSolver:
         self.loss = loss
         self.precision = precision
         self.layers = known_layers(model, loss, precision)
+        self.graphs = graphs_of(model, loss, precision)
         self.own_code = own_code or self.layers is None  # else all that runs is ours
         self._repeats = False  # whether passes start from the random numbers and buffers of a first
         self._drawn: list[Generator] = []  # the generators of these numbers
@@ -88,6 +90,10 @@ class SequentialSolver:
         model = self.model
 
         def gradient_at(point: Vector) -> Tensor:
+            if self.graphs is not None and isinstance(inputs, Tensor):
+                one = inputs[None], targets[None], point[None], model.g[None]
+                if (losses := self.graphs.gradient(*one)) is not None:
+                    return losses[0]
             if point is model.w:
                 return self._backward(inputs, targets)
             with model.at(point):  # layers read their weights in the backward pass too

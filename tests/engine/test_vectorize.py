@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from torch.nn import functional as F
 from fedaccord import engine, simulate
 from fedaccord.config import RunConfig
 from fedaccord.core.request import ModelSettings
+from fedaccord.core.rule import Model
 from fedaccord.core.vectors import leaves
-from fedaccord.engine import History
+from fedaccord.engine import History, fleet, vectorize
 from fedaccord.engine.fleet import LocalFleet
 from fedaccord.engine.vectorize import VectorizeChoice, choose
 from fedaccord.experiments.sweep import Plan
@@ -330,6 +332,35 @@ def test_the_rule_knows_sizes_alone(
     [choice] = found
     assert choice.why.startswith(expected)
     assert choice.vectorize == expected.startswith("many")
+
+
+@pytest.mark.parametrize(
+    ("clients", "accepts", "expected"),
+    [
+        (2, True, "many clients in one call: a GPU runs their kernels beside each other, a round"),
+        (1, True, "one client at a time: a round has 1"),
+        (9, False, "one client at a time: the model does not accept a stack of clients"),
+    ],
+)
+def test_on_a_gpu_models_of_any_size_take_a_call(
+    clients: int, accepts: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectorize, "accepts_stack", lambda *_: accepts)
+    x = torch.randn(9, 5000)
+    own = Task(linear(5000), Clients([x], [torch.zeros(9).long()]), device=torch.device("cuda"))
+    choice = choose("auto", own, FedAvg(), clients)
+    assert choice.why.startswith(expected)
+    assert choice.vectorize == expected.startswith("many")
+
+
+@pytest.mark.parametrize(("device", "calls"), [("cpu", [1, 1, 1]), ("cuda", [3])])
+def test_a_call_on_a_gpu_holds_larger_models(device: str, calls: list[int]) -> None:
+    data = Clients([torch.randn(2, 4)] * 3, [torch.arange(2)] * 3)
+    own = Task(linear(4), data, device=torch.device(device))
+    down = Model(torch.zeros(2**23))  # 32 MiB
+    instruction = SimpleNamespace(client=0, round=0)
+    reached: Any = [(SimpleNamespace(instruction=instruction, down=down), None)] * 3
+    assert [len(part) for part in fleet._parts(reached, own)] == calls
 
 
 def test_the_rule_counts_bytes_and_not_numbers() -> None:

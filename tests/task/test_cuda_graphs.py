@@ -1,0 +1,266 @@
+"""Recorded gradients: on a CPU by a recorder that calls what it was given, on a GPU as graphs."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedaccord import simulate
+from fedaccord.core.vectors import leaves
+from fedaccord.engine import History
+from fedaccord.task import cohort_solver, cuda_graphs, solver
+from fedaccord.task.cuda_graphs import MOST, WORTH, GradientGraphs, Work, records, run
+from fedaccord.task.flat_model import FlatModel
+from tests.wire.methods import COMBINATIONS, make
+
+FULLEST = dict(COMBINATIONS)  # each method with its last combination of plug-ins
+gpu_only = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def network(*more: nn.Module) -> nn.Sequential:
+    torch.manual_seed(1)
+    layers = (nn.Conv2d(1, 2, 3), nn.Tanh(), *more)
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 3))
+
+
+def batches(m: int, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(m, n, 1, 4, 4, generator=g, dtype=torch.float64)
+    return x, torch.randint(3, (m, n), generator=g)
+
+
+class Recorder:
+    """Counts recordings and replays."""
+
+    def __init__(self) -> None:
+        self.clients: list[int] = []  # of each recording
+        self.replays = 0
+
+    def __call__(self, works: Sequence[Work], device: torch.device) -> Work:
+        self.clients.append(len(works))
+
+        def replay() -> None:
+            self.replays += 1
+            run(works)
+
+        return replay
+
+
+@pytest.fixture
+def spy(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """On a CPU gradients are recorded, too, by this."""
+    recorder = Recorder()
+    monkeypatch.setattr(cuda_graphs, "record", recorder)
+    return recorder
+
+
+@pytest.fixture
+def everywhere(spy: Recorder, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    def graphs_of(model: FlatModel, loss: Any, precision: str) -> GradientGraphs | None:
+        key = loss, precision
+        if key not in model.graphs and records(model, loss):
+            model.graphs[key] = GradientGraphs(*(model, *key))
+        found: GradientGraphs | None = model.graphs.get(key)
+        return found
+
+    for module in (solver, cohort_solver):
+        monkeypatch.setattr(module, "graphs_of", graphs_of)
+        monkeypatch.setattr(module, "known_layers", lambda *_: None)
+    return spy
+
+
+def of_autograd(model: FlatModel, x: Tensor, y: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
+    with model.at(point):
+        loss = solver.by_autograd(model, x, y, F.cross_entropy, "float32")
+    return loss, model.g.clone()
+
+
+def test_each_clients_gradient_is_that_of_one_client_alone(spy: Recorder) -> None:
+    model = FlatModel(network(), dtype=torch.float64)
+    graphs = GradientGraphs(model, F.cross_entropy, "float32")
+    for m, n in ((3, 4), (3, 4), (1, 4), (2, 3), (3, 4), (4, 4), (3, 4), (3, 4), (3, 4)):
+        x, y = batches(m, n, seed=spy.replays)
+        points, g = torch.randn(m, len(model.w), dtype=torch.float64), torch.empty(m, len(model.w))
+        losses = graphs.gradient(x, y, points, g := g.double())
+        assert losses is not None
+        for i in range(m):
+            loss, alone = of_autograd(model, x[i], y[i], points[i])
+            assert torch.equal(losses[i], loss)
+            assert torch.equal(g[i], alone)
+    # four clients need larger buffers: what was recorded is recorded again
+    assert spy.clients == [3, 3]
+    assert spy.replays == 4
+    assert WORTH == 2
+
+
+@pytest.mark.parametrize("vectorize", ["off", "on"])
+@pytest.mark.parametrize("name", FULLEST)
+def test_every_method_leaves_the_same_bits(
+    name: str, vectorize: str, everywhere: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside one client at a time without recordings."""
+    ours = trained(name, FULLEST[name], vectorize)
+    assert everywhere.replays
+    for module in (solver, cohort_solver):
+        monkeypatch.setattr(module, "graphs_of", lambda *_: None)
+    plain = trained(name, FULLEST[name], vectorize)
+    assert plain.weights is not None
+    assert ours.weights is not None
+    close = partial(torch.testing.assert_close, rtol=1e-11, atol=1e-11)  # of vmap
+    same = close if vectorize == "on" else partial(close, rtol=0, atol=0)
+    same(ours.weights, plain.weights)
+    for before, after in zip(plain.clients, ours.clients, strict=True):
+        for (_, one), (_, other) in zip(leaves(before), leaves(after), strict=True):
+            same(one, other)
+
+
+def trained(name: str, plugins: str, vectorize: str) -> History:
+    length = {} if name in ("dpsgd", "scaffnew") else {"local_epochs": 2}  # have steps of their own
+    more: dict[str, Any] = {"lr": 0.05, "batch_size": 2, "precision": "float64", **length}
+    method = replace(make(name, plugins), **more)
+    g = torch.Generator().manual_seed(3)
+    data = [
+        (torch.randn(n, 1, 4, 4, generator=g, dtype=torch.float64), torch.arange(n) % 3)
+        for n in (5, 4, 3)
+    ]
+    return simulate(
+        method,
+        clients=data,
+        model=network(),
+        rounds=3,
+        participation=[[0, 1, 2]] * 3,
+        record="weights",
+        vectorize=vectorize,
+    )
+
+
+class Own(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.tanh()
+
+
+class Drawing(nn.Dropout):
+    """As if a library's layer drew them, from any generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * np.random.random()
+
+
+def hooked() -> nn.Module:
+    layer = nn.Tanh()
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+def test_python_of_ones_own_is_not_recorded() -> None:
+    def of(*more: nn.Module, loss: Any = F.cross_entropy, **settings: Any) -> bool:
+        return records(FlatModel(network(*more), **settings), loss)
+
+    assert of()
+    assert of(nn.Dropout())  # which is seen when it draws
+    assert not of(Own())
+    assert not of(hooked())
+    replaced = nn.Tanh()
+    replaced.forward = Own().forward  # type: ignore[method-assign]
+    assert not of(replaced)
+    assert not of(loss=lambda predictions, targets: predictions.sum())
+    assert not of(nn.BatchNorm2d(2), buffers="mean")
+    assert of(nn.BatchNorm2d(2), buffers="freeze")
+    assert not of(local_parameters="0.*")
+    assert not of(forward=lambda model, inputs: model(inputs))
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(), Drawing()])
+def test_a_model_that_draws_random_numbers_is_not_recorded(layer: nn.Module, spy: Recorder) -> None:
+    model = FlatModel(network(layer), dtype=torch.float64)
+    graphs = GradientGraphs(model, F.cross_entropy, "float32")
+    x, y = batches(2, 4)
+    points = model.w.expand(2, -1).clone()
+    states = torch.get_rng_state(), np.random.get_state()[2]
+    for _ in range(3):
+        assert graphs.gradient(x, y, points, torch.empty_like(points)) is None
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.random.get_state()[2] == states[1]
+    assert not spy.clients
+
+
+def test_a_model_that_cannot_be_recorded_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> Work:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(cuda_graphs, "record", fails)
+    graphs = GradientGraphs(FlatModel(network(), dtype=torch.float64), F.cross_entropy, "float32")
+    x, y = batches(2, 4)
+    points = graphs.model.w.expand(2, -1).clone()
+    with caplog.at_level(logging.WARNING, "flwr"):
+        found = [graphs.gradient(x, y, points, torch.empty_like(points)) for _ in range(4)]
+    assert [losses is not None for losses in found] == [True, False, False, False]
+    [warning] = caplog.messages
+    assert "launched one by one" in warning
+    assert "more" not in warning
+
+
+def test_shapes_beyond_the_limit_are_computed_without_recording(spy: Recorder) -> None:
+    model = FlatModel(network(), dtype=torch.float64)
+    graphs = GradientGraphs(model, F.cross_entropy, "float32")
+    point = model.w[None].clone()
+    for _ in range(2):
+        for n in range(1, MOST + 3):
+            x, y = batches(1, n)
+            g = torch.empty_like(point)
+            assert graphs.gradient(x, y, point, g) is not None
+            assert torch.equal(g[0], of_autograd(model, x[0], y[0], model.w)[1])
+    assert len(spy.clients) == len(graphs.graphs) == MOST
+
+
+# --- on a GPU that is there -----------------------------------------------------------------------
+
+
+@gpu_only
+@pytest.mark.parametrize("vectorize", ["off", "on"])
+def test_graphs_on_a_gpu_leave_the_same_weights(
+    vectorize: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = torch.Generator().manual_seed(0)
+    data = [
+        (torch.randn(n, 1, 4, 4, generator=g, dtype=torch.float64), torch.arange(n) % 3)
+        for n in (9, 8, 8, 5)
+    ]
+    recorded: list[int] = []
+    record = cuda_graphs.record
+
+    def counting(works: Sequence[Work], device: torch.device) -> Work:
+        recorded.append(len(works))
+        return record(works, device)
+
+    monkeypatch.setattr(cuda_graphs, "record", counting)
+    found = []
+    for graphs in (True, False):
+        if not graphs:
+            monkeypatch.setattr(solver, "graphs_of", lambda *_: None)
+            monkeypatch.setattr(cohort_solver, "graphs_of", lambda *_: None)
+        history = simulate(
+            "fedsam", clients=data, model=network(), rounds=4, batch_size=4, participation=1.0,
+            record="weights", dtype=torch.float64, device="cuda", vectorize=vectorize,
+        )  # fmt: skip
+        found.append(history.weights)
+    assert max(recorded) == (4 if vectorize == "on" else 1)
+    torch.testing.assert_close(*found, rtol=1e-11, atol=1e-11)
+
+
+@gpu_only
+def test_dropout_on_a_gpu_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "record", lambda *_: pytest.fail("recorded"))
+    data = [(torch.randn(8, 1, 4, 4), torch.arange(8) % 3)] * 2
+    simulate(
+        "fedavg", clients=data, model=network(nn.Dropout()), rounds=2, batch_size=4, device="cuda"
+    )
