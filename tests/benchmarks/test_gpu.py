@@ -7,6 +7,8 @@ import gpu
 import pytest
 import torch
 
+from fedaccord.strategies import METHODS
+
 OPTIONS: Any = SimpleNamespace(device="cpu", quick=True, repetitions=1, clock="wall", threads=1)
 
 
@@ -16,6 +18,20 @@ def test_bare_steps_and_rounds_of_a_model_are_measured() -> None:
     assert 0 < whole < 10
     assert 0 < gpu.rounds_of("mlp", "float32", gpu.TINY, OPTIONS, together=True) < 10
     assert gpu.evaluation("mlp", "float32", gpu.TINY, OPTIONS) > 0
+
+
+UNUSUAL = [name for name, m in METHODS.items() if m.replaces or m.all_clients or name == "dpsgd"]
+
+
+def test_methods_with_steps_or_cohorts_of_their_own_are_compared_and_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu, "METHODS", ["fedavg", *UNUSUAL])
+    assert "scaffnew" in UNUSUAL
+    assert f"{1 + len(UNUSUAL)} methods" in gpu.checked(OPTIONS)
+    for name in UNUSUAL:
+        size = gpu.TINY._replace(clients=gpu.TINY.active)
+        assert gpu.rounds_of("mlp", "float32", size, OPTIONS, name, together=True) > 0
 
 
 def test_every_client_has_whole_batches() -> None:
