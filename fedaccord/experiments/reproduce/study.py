@@ -18,6 +18,7 @@ from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.plan import SAME, Options, managed_keys
 from fedaccord.experiments.sweep.trial import (
     COMPLETED,
+    DIVERGED,
     FAILED,
     Job,
     Row,
@@ -150,13 +151,14 @@ class Study:
 
     def done(self, run: Run) -> Done | None:
         """The result of a run with as many rounds as requested or more; None: to be run, as is one
-        that failed."""
+        that failed. A model that diverged in these rounds is a result, which would be the same."""
         files = (Path(run.job.folder) / "rows").glob(f"{run.job.name}-*.json")
-        rounds, file = max(((int(f.stem.rpartition("-")[2]), f) for f in files), default=(-1, None))
-        if file is None or rounds < run.job.rounds:
-            return None
-        row = read_row(file)
-        return None if row["status"] == FAILED else Done(run, rounds, row)
+        found = {int(file.stem.rpartition("-")[2]): read_row(file) for file in files}
+        whole = [n for n, row in found.items() if row["status"] != FAILED and n >= run.job.rounds]
+        if whole:
+            return Done(run, max(whole), found[max(whole)])
+        row = found.get(run.job.rounds)
+        return Done(run, run.job.rounds, row) if row and DIVERGED in row["reason"] else None
 
     def result(self, done: Done) -> dict[str, Any]:
         run = done.run

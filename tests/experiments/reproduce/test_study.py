@@ -165,10 +165,22 @@ def test_a_diverged_run_is_a_result_with_its_reason(tmp_path: Path) -> None:
     assert (row.status, row.rounds) == ("failed", 4)
     assert "failed" in str(row.reason)
     (run,) = made.runs(tmp_path)
-    assert made.done(run) is None  # it is run again: its reason may have been mended
     before = run.job.file.stat().st_mtime_ns
-    finish(made, tmp_path)
-    assert run.job.file.stat().st_mtime_ns > before
+    assert finish(made, tmp_path).reason.tolist() == [row.reason]
+    assert run.job.file.stat().st_mtime_ns == before  # it would diverge again
+    shorter = study(cells=TABLE.cells[:1], seeds=(0,), changes={"lr": 1e30}, rounds=2)
+    assert shorter.done(shorter.runs(tmp_path)[0]) is None
+
+
+def test_a_failed_run_is_run_again(tmp_path: Path) -> None:
+    """Also beside a shorter one that is completed."""
+    short, whole = (study(cells=TABLE.cells[:1], seeds=(0,), rounds=n) for n in (2, 4))
+    first = finish(short, tmp_path)
+    (run,) = whole.runs(tmp_path)
+    run.job.file.write_text('{"status": "failed", "reason": "disk full"}')
+    assert whole.done(run) is None
+    assert finish(short, tmp_path).equals(first)
+    assert finish(whole, tmp_path).status.tolist() == ["completed"]
 
 
 @pytest.mark.parametrize(
