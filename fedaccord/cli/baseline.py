@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from fedaccord.config import RunConfig
 
 
+PLUGINS = ("relaxed-init", "sam")  # they make another method; the others belong to the setting
+
+
 def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
     """The command of FedAvg (without a server DFedAvg) in the same setting; None for a run of the
     baseline itself and for a resumed run, whose settings were not typed. preset: its own preset."""
@@ -18,13 +21,15 @@ def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
     if settings.resume:
         return None
     baseline = "dfedavg" if settings.strategy.topology.is_decentralised else "fedavg"
-    usual, read = defaults(), in_use(RunConfig.make({"algo": baseline}))
-    setting = {"algo": baseline} | {
+    usual, of_method = defaults(), {*METHODS, *PLUGINS} - {baseline}
+    kept = {
         key: value
         for key, value in settings.flat.items()
-        if (key in read or key.startswith("dp."))  # privacy is no property of the method
-        and value != usual[key]
-        and key not in ("algo", "name")
+        if key.partition(".")[0] not in of_method and value != usual[key]
+    }
+    read = in_use(RunConfig.make(kept | {"algo": baseline}))
+    setting = {"algo": baseline} | {
+        key: value for key, value in kept.items() if key in read and key not in ("algo", "name")
     }
     plugins = RunConfig.make(setting).strategy.active_plugins
     if settings.algo == baseline and len(plugins) == len(settings.strategy.active_plugins):

@@ -54,11 +54,12 @@ def find(
         return Decoded(x_train, y_train, x_test, y_test, classes, tuple(train.classes))
 
     if not (root / subfolder).is_dir():
+        files = "read from it, too" if name == "CIFAR10" else "dataset=image-folder"
         if not reading.download:
             raise FileNotFoundError(
                 f"{root} has no {subfolder} (torchvision's {name}): set download=true to fetch "
                 "it, or point data-dir to the folder that has it; image files in train/<class>/* "
-                "and test/<class>/* are dataset=image-folder"
+                f"and test/<class>/* are {files}"
             )
         split(train=True)
     return Source((root / subfolder,), decode)

@@ -30,6 +30,14 @@ def of(*pairs: str) -> str | None:
             "algo=fedpd fraction-train=1 eval-train=true",
             "algo=fedavg fraction-train=1.0 eval-train=true",
         ),
+        (
+            "algo=scaffold compress.method=qsgd compress.bits=2 broadcast.dtype=bf16",
+            "algo=fedavg compress.method=qsgd compress.bits=2 broadcast.dtype=bf16",
+        ),
+        (
+            "algo=fedinit optimizer=adamw adamw.beta2=0.9 lr=0.001",
+            "algo=fedavg optimizer=adamw adamw.beta2=0.9 lr=0.001",
+        ),
         ("algo=dfedsam gossip.topology=grid", "algo=dfedavg gossip.topology=grid"),
         ("algo=scaffold gossip.topology=full lr=0.05", "algo=dfedavg lr=0.05 gossip.topology=full"),
     ],
