@@ -24,6 +24,7 @@ from torch.func import functional_call
 from fedaccord.core.vectors import Vector
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.generators import drawn_from, generators, states_of
+from fedaccord.task.layers import is_plain
 
 log = logging.getLogger("flwr")
 
@@ -174,11 +175,7 @@ def _of_libraries(module: str) -> bool:
 
 
 def _is_known(part: nn.Module) -> bool:
-    own = (
-        *(part._forward_hooks, part._forward_pre_hooks, part._backward_hooks),
-        *(part._backward_pre_hooks, "forward" in vars(part)),
-    )
-    return _of_libraries(type(part).__module__) and not any(own)
+    return _of_libraries(type(part).__module__) and is_plain(part)
 
 
 def run(works: Sequence[Work]) -> None:

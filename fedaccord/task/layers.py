@@ -201,15 +201,13 @@ class Layers:
 
 def layers_of(module: nn.Module) -> Layers | None:
     """The layers of a module; None: not a plain stack of known layers."""
-    if not isinstance(module, nn.Sequential) or type(module) not in STACKS or not _is_plain(module):
-        return None
-    if cast(Any, modules)._has_any_global_hook():  # which is not annotated
+    if not isinstance(module, nn.Sequential) or type(module) not in STACKS or not is_plain(module):
         return None
     first = dims = 0  # of a batch: of the first layer's input, and of the current one
     found = []
     for child in module:
         kind = KNOWN.get(type(child))
-        layer = kind(child) if kind and _is_plain(child) else None
+        layer = kind(child) if kind and is_plain(child) else None
         if layer is None or not layer.is_known or (dims and layer.dims not in (0, dims)):
             return None
         if layer.dims and not dims:
@@ -222,8 +220,10 @@ def layers_of(module: nn.Module) -> Layers | None:
     return Layers(found, first, isinstance(module, ChannelsLast))
 
 
-def _is_plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
     """Whether calling the module executes its own passes alone, without hooks or overrides."""
+    if cast(Any, modules)._has_any_global_hook():  # which is not annotated
+        return False
     hooks = (
         *(module._forward_pre_hooks, module._forward_hooks),
         *(module._backward_pre_hooks, module._backward_hooks),

@@ -167,6 +167,9 @@ def test_python_of_ones_own_is_not_recorded() -> None:
     assert of(nn.Dropout())  # which is seen when it draws
     assert not of(Own())
     assert not of(hooked())
+    linear = nn.Linear(2, 2)
+    linear.weight.register_hook(lambda gradient: gradient)
+    assert not of(linear)
     replaced = nn.Tanh()
     replaced.forward = Own().forward  # type: ignore[method-assign]
     assert not of(replaced)
