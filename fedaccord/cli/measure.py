@@ -113,6 +113,12 @@ def measure(
                 _write(out.expanduser(), values)
     else:
         print_table(console, *_rows(groups, found))
+        rough = [m.name for values in found.values() for m in values if not m.is_exact]
+        for name in dict.fromkeys(rough):
+            warn(
+                f"{name} of {rough.count(name)} of {len(found)} runs is not converged; `fedaccord "
+                "measure` of one run prints its residual"
+            )
     if landscape is not None:
         with refusing(ValueError, OSError):
             save_landscapes(landscape.expanduser(), drawn)

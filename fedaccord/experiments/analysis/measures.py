@@ -46,6 +46,7 @@ class Measure(NamedTuple):
     name: str
     value: float
     note: str  # its data and precision
+    is_exact: bool = True  # False: an iteration ended before its tolerance was reached
 
 
 class Saved:
@@ -215,7 +216,7 @@ def shape(saved: Saved, options: Options) -> Iterator[Measure]:
     top = curvature.top_eigenvalue(product, generator, w, options.tol, options.steps)
     of = f"of the loss on {surface.total} training samples"
     note = f"{of}; residual {top.residual:.1e} after {top.steps} products"
-    yield Measure("hessian-top-eigenvalue", top.value, note)
+    yield Measure("hessian-top-eigenvalue", top.value, note, top.residual <= options.tol)
     found = curvature.trace(product, curvature.signs(options.probes, generator, w))
     note = f"{of}; standard error {found.error:.2g} of {found.probes} probes"
     yield Measure("hessian-trace", found.mean, note)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedaccord.experiments.analysis import measures
+from fedaccord.experiments.analysis import curvature, measures
 from fedaccord.experiments.analysis.measures import FILE, Measure, Options, Saved
 from fedaccord.experiments.analysis.ranking import Spread
 from fedaccord.experiments.analysis.table import text
@@ -153,6 +153,18 @@ def test_several_runs_are_rows_and_their_landscapes_are_on_one_scale(
     refused = invoke("measure", runs, "--out", tmp_path / "m.json", *QUICK)
     assert refused.exit_code == 2
     assert "--out: expected one run, got 5" in refused.stderr
+
+
+def test_an_eigenvalue_that_is_not_converged_is_a_warning(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("long", "pd"):
+        shutil.copytree(folder / name, tmp_path / name)
+    assert "not converged" not in success(invoke("measure", tmp_path, *QUICK)).stderr
+    top_eigenvalue = curvature.top_eigenvalue
+    monkeypatch.setattr(curvature, "top_eigenvalue", lambda *a: top_eigenvalue(*a[:-1], 1))
+    warning = success(invoke("measure", tmp_path, *QUICK)).stderr
+    assert "hessian-top-eigenvalue of 2 of 2 runs is not converged" in warning
 
 
 def test_measures_are_reproducible_because_the_seed_draws_the_samples(folder: Path) -> None:
