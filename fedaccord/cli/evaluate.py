@@ -49,6 +49,10 @@ def evaluate(
         table.add_row(name.replace("-", " "), form.format(value), f"reported: {text}")
         if before is not None and not math.isclose(value, before, rel_tol=ALIKE, abs_tol=ALIKE):
             moved.append(name)
+    if best and (kept := reported["best-model"])["metric"] not in values:
+        name, form = kept["metric"], "{:.2%}" if metrics.is_share(kept["metric"]) else "{:.4f}"
+        told = f"reported: {form.format(kept['value'])}; measured at the clients alone"
+        table.add_row(name.replace("-", " "), "", told)
     console.print(table)
     if others:
         warn(f"{', '.join(others)}: not what the run had, see [used.contents] of its config.toml")

@@ -71,6 +71,10 @@ def test_evaluate_finds_the_best_model(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     value = f"{kept(path)['value']:.2%}"
     assert f"test accuracy  {value}  reported: {value}" in " ".join(result.output.split("\n"))
+    of_clients = federate(tmp_path, 3, name="z", **{"keep-best": "client-accuracy"})
+    text = " ".join(invoke("evaluate", of_clients, "--best").output.split())
+    assert f"client accuracy reported: {kept(of_clients)['value']:.2%}; measured at the" in text
+    assert "test accuracy" in text
     other = federate(tmp_path, 1, name="y")
     result = invoke("evaluate", other, "--best")
     assert result.exit_code == 2
