@@ -32,7 +32,7 @@ Work = Callable[[], None]  # reads and writes buffers alone
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 WORTH = 2  # calls of a shape from which on it is recorded
-MOST = 64  # recorded shapes of a model
+MOST = 16  # recorded shapes of a model
 BRANCHES = 16  # clients whose kernels may run beside each other
 WARM_UP = 3  # calls before a recording, in which libraries choose and allocate
 LIBRARIES = ("torch", "torchvision", "fedaccord")  # their modules do nothing in Python but call
@@ -58,6 +58,7 @@ class GradientGraphs:
         self.points = self.gradients = model.w.new_empty(0, len(model.w))  # of all shapes
         self.graphs: dict[Any, _Graph] = {}
         self.replays: dict[Any, Work] = {}
+        self.recorder: Recorder | None = None
         self.can_record = True
         self._tried = False
 
@@ -100,7 +101,8 @@ class GradientGraphs:
             run(graph.works)
         else:
             try:
-                self.replays[key] = record(graph.works, self.points.device)
+                self.recorder = self.recorder or Recorder(self.points.device)
+                self.replays[key] = self.recorder(graph.works)
             except RuntimeError as error:
                 log.warning(
                     "steps are launched one by one: no CUDA graph of this model can be recorded "
@@ -109,6 +111,7 @@ class GradientGraphs:
                 )
                 self.can_record = False
                 self.graphs.clear()
+                self.replays.clear()
                 return False
             self.replays[key]()
         if len(self.graphs) < MOST:
@@ -183,35 +186,39 @@ def run(works: Sequence[Work]) -> None:
         work()
 
 
-def record(works: Sequence[Work], device: torch.device) -> Work:
-    """A function that repeats all works, beside each other. Raises RuntimeError if one of them
-    cannot be recorded."""
-    with torch.cuda.device(device):
-        streams = [_stream() for _ in range(min(BRANCHES, len(works)))]
+class Recorder:
+    """Records works as CUDA graphs, which share their memory: one is replayed at a time."""
 
-        def branches() -> None:
-            main = torch.cuda.current_stream()
-            for stream in streams:
-                stream.wait_stream(main)
-            for stream, work in zip(cycle(streams), works, strict=False):
-                with torch.cuda.stream(stream):
-                    work()
-            for stream in streams:
-                main.wait_stream(stream)
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        with torch.cuda.device(device):
+            self.pool = torch.cuda.graph_pool_handle()
+            self.main, *self.streams = (_stream() for _ in range(1 + BRANCHES))
 
-        beside = _stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            for _ in range(WARM_UP):
-                branches()
-        torch.cuda.current_stream().wait_stream(beside)
+    def __call__(self, works: Sequence[Work]) -> Work:
+        """A function that repeats all works, beside each other. Raises RuntimeError if one of them
+        cannot be recorded."""
         graph = torch.cuda.CUDAGraph()
-        with (
-            _without_collection(),
-            torch.cuda.graph(graph, stream=beside, capture_error_mode="thread_local"),
-        ):
-            branches()
-    return graph.replay
+        with torch.cuda.device(self.device):
+            self.main.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.main):
+                for _ in range(WARM_UP):
+                    self._branches(works)
+            torch.cuda.current_stream().wait_stream(self.main)
+            options: Any = {"stream": self.main, "capture_error_mode": "thread_local"}
+            with _without_collection(), torch.cuda.graph(graph, self.pool, **options):
+                self._branches(works)
+        return graph.replay
+
+    def _branches(self, works: Sequence[Work]) -> None:
+        streams = self.streams[: len(works)]
+        for stream in streams:
+            stream.wait_stream(self.main)
+        for stream, work in zip(cycle(streams), works, strict=False):
+            with torch.cuda.stream(stream):
+                work()
+        for stream in streams:
+            self.main.wait_stream(stream)
 
 
 def _stream() -> torch.cuda.Stream:

@@ -36,14 +36,14 @@ def batches(m: int, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, torch.randint(3, (m, n), generator=g)
 
 
-class Recorder:
-    """Counts recordings and replays."""
+class Spy:
+    """A recorder that counts recordings and replays."""
 
     def __init__(self) -> None:
         self.clients: list[int] = []  # of each recording
         self.replays = 0
 
-    def __call__(self, works: Sequence[Work], device: torch.device) -> Work:
+    def __call__(self, works: Sequence[Work]) -> Work:
         self.clients.append(len(works))
 
         def replay() -> None:
@@ -54,15 +54,15 @@ class Recorder:
 
 
 @pytest.fixture
-def spy(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """On a CPU gradients are recorded, too, by this."""
-    recorder = Recorder()
-    monkeypatch.setattr(cuda_graphs, "record", recorder)
-    return recorder
+def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
+    """Instead of the recorder of a GPU."""
+    found = Spy()
+    monkeypatch.setattr(cuda_graphs, "Recorder", lambda _: found)
+    return found
 
 
 @pytest.fixture
-def everywhere(spy: Recorder, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+def everywhere(spy: Spy, monkeypatch: pytest.MonkeyPatch) -> Spy:
     def graphs_of(model: FlatModel, loss: Any, precision: str) -> GradientGraphs | None:
         key = loss, precision
         if key not in model.graphs and records(model, loss):
@@ -82,7 +82,7 @@ def of_autograd(model: FlatModel, x: Tensor, y: Tensor, point: Tensor) -> tuple[
     return loss, model.g.clone()
 
 
-def test_each_clients_gradient_is_that_of_one_client_alone(spy: Recorder) -> None:
+def test_each_clients_gradient_is_that_of_one_client_alone(spy: Spy) -> None:
     model = FlatModel(network(), dtype=torch.float64)
     graphs = GradientGraphs(model, F.cross_entropy, "float32")
     for m, n in ((3, 4), (3, 4), (1, 4), (2, 3), (3, 4), (4, 4), (3, 4), (3, 4), (3, 4)):
@@ -103,7 +103,7 @@ def test_each_clients_gradient_is_that_of_one_client_alone(spy: Recorder) -> Non
 @pytest.mark.parametrize("vectorize", ["off", "on"])
 @pytest.mark.parametrize("name", FULLEST)
 def test_every_method_leaves_the_same_bits(
-    name: str, vectorize: str, everywhere: Recorder, monkeypatch: pytest.MonkeyPatch
+    name: str, vectorize: str, everywhere: Spy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside one client at a time without recordings."""
     ours = trained(name, FULLEST[name], vectorize)
@@ -181,7 +181,7 @@ def test_python_of_ones_own_is_not_recorded() -> None:
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(), Drawing()])
-def test_a_model_that_draws_random_numbers_is_not_recorded(layer: nn.Module, spy: Recorder) -> None:
+def test_a_model_that_draws_random_numbers_is_not_recorded(layer: nn.Module, spy: Spy) -> None:
     model = FlatModel(network(layer), dtype=torch.float64)
     graphs = GradientGraphs(model, F.cross_entropy, "float32")
     x, y = batches(2, 4)
@@ -197,10 +197,10 @@ def test_a_model_that_draws_random_numbers_is_not_recorded(layer: nn.Module, spy
 def test_a_model_that_cannot_be_recorded_is_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fails(*_: Any) -> Work:
+    def fails(works: Sequence[Work]) -> Work:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(cuda_graphs, "record", fails)
+    monkeypatch.setattr(cuda_graphs, "Recorder", lambda _: fails)
     graphs = GradientGraphs(FlatModel(network(), dtype=torch.float64), F.cross_entropy, "float32")
     x, y = batches(2, 4)
     points = graphs.model.w.expand(2, -1).clone()
@@ -212,7 +212,7 @@ def test_a_model_that_cannot_be_recorded_is_one_warning(
     assert "more" not in warning
 
 
-def test_shapes_beyond_the_limit_are_computed_without_recording(spy: Recorder) -> None:
+def test_shapes_beyond_the_limit_are_computed_without_recording(spy: Spy) -> None:
     model = FlatModel(network(), dtype=torch.float64)
     graphs = GradientGraphs(model, F.cross_entropy, "float32")
     point = model.w[None].clone()
@@ -239,13 +239,13 @@ def test_graphs_on_a_gpu_leave_the_same_weights(
         for n in (9, 8, 8, 5)
     ]
     recorded: list[int] = []
-    record = cuda_graphs.record
+    record = cuda_graphs.Recorder.__call__
 
-    def counting(works: Sequence[Work], device: torch.device) -> Work:
+    def counting(self: cuda_graphs.Recorder, works: Sequence[Work]) -> Work:
         recorded.append(len(works))
-        return record(works, device)
+        return record(self, works)
 
-    monkeypatch.setattr(cuda_graphs, "record", counting)
+    monkeypatch.setattr(cuda_graphs.Recorder, "__call__", counting)
     found = []
     for graphs in (True, False):
         if not graphs:
@@ -261,8 +261,23 @@ def test_graphs_on_a_gpu_leave_the_same_weights(
 
 
 @gpu_only
+def test_graphs_on_a_gpu_share_their_memory() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 64, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64 * 62 * 62, 3))
+    model, reserved = FlatModel(module, device="cuda"), []
+    graphs, point = GradientGraphs(model, F.cross_entropy, "float32"), model.w[None].clone()
+    for n in (64, 63, 62, 61, 60):
+        x, y = torch.randn(1, n, 1, 64, 64).cuda(), torch.zeros(1, n).long().cuda()
+        for _ in range(WORTH + 1):
+            assert graphs.gradient(x, y, point, torch.empty_like(point)) is not None
+        assert len(graphs.replays) == 65 - n
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] < 1.5 * reserved[0]
+
+
+@gpu_only
 def test_dropout_on_a_gpu_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "record", lambda *_: pytest.fail("recorded"))
+    monkeypatch.setattr(cuda_graphs, "Recorder", lambda _: pytest.fail("recorded"))
     data = [(torch.randn(8, 1, 4, 4), torch.arange(8) % 3)] * 2
     simulate(
         "fedavg", clients=data, model=network(nn.Dropout()), rounds=2, batch_size=4, device="cuda"
