@@ -97,8 +97,8 @@ class RunConfig:
     vectorize: str = option(
         "off",
         "many clients in one call, in process: never, always, or (auto) for small models and five "
-        "clients a round or more, on a GPU for all models; results then differ in the last bits "
-        "from those of one client at a time and of Flower's runtimes",
+        "clients a round or more, on a GPU for all that accept it; results then differ in the last "
+        "bits from those of one client at a time and of Flower's runtimes",
         choices=("off", "on", "auto"),
         affects="numbers",
     )

@@ -51,7 +51,7 @@ def evaluate(
             moved.append(name)
     if best and (kept := reported["best-model"])["metric"] not in values:
         name, form = kept["metric"], "{:.2%}" if metrics.is_share(kept["metric"]) else "{:.4f}"
-        told = f"reported: {form.format(kept['value'])}; measured at the clients alone"
+        told = f"reported: {form.format(kept['value'])}; not measured here"
         table.add_row(name.replace("-", " "), "", told)
     console.print(table)
     if others:

@@ -139,14 +139,14 @@ class CohortSolver:
         views = self.model.views
         if self.layers is not None and self.layers.takes(inputs, targets, many=True):
             return self.layers.gradient(inputs, targets, views(point), views(g))
-        if self.graphs is not None:
-            losses = self.graphs.gradient(inputs, targets, point, g)
-            if losses is not None:
-                return losses
         states = [] if self._tried else states_of(OTHERS)
         with torch.enable_grad():
             leaves = [view.requires_grad_() for view in views(point.detach())]
             try:
+                if self.graphs is not None:
+                    recorded = self.graphs.gradient(inputs, targets, point, g)
+                    if recorded is not None:
+                        return recorded
                 losses = self._losses(self._predictions(leaves, inputs).to(g.dtype), targets)
             except (RuntimeError, ValueError) as error:  # of vmap, and of an `OwnLoss`
                 raise NotImplementedError(

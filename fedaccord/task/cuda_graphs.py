@@ -1,28 +1,31 @@
 """The gradients of clients on a GPU, recorded as CUDA graphs: one launch for a step of all.
 
 A step of a small model has hundreds of kernels of a few microseconds each, which Python launches
-more slowly than the GPU runs them. A graph launches them at once, and the clients' kernels, which
-it holds as branches, run beside each other. They are the kernels of one client at a time, so the
-gradients are, too. A graph reads and writes the memory with which it was recorded: batch, points,
-gradients and losses are copied to and from buffers.
+more slowly than the GPU executes them. A graph launches all of them at once, and the clients'
+kernels, which are its branches, run beside each other. They are the kernels of one client at a
+time, and so are the gradients. A graph reads and writes the memory with which it was recorded:
+batch, points, gradients and losses are copied to and from buffers.
 
-What a module does in Python happens only in the recording: `records` says which are taken.
+What a module does in Python happens only in the recording: `records` tells which are taken.
 """
 
 import gc
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from types import FunctionType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedaccord.core.vectors import Vector
-from fedaccord.task.flat_model import FlatModel
+from fedaccord.task.flat_model import FlatModel, predictions
 from fedaccord.task.generators import drawn_from, generators, states_of
 from fedaccord.task.layers import is_plain
 
@@ -31,92 +34,97 @@ log = logging.getLogger("flwr")
 Work = Callable[[], None]  # reads and writes buffers alone
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-WORTH = 2  # calls of a shape from which on it is recorded
-MOST = 16  # recorded shapes of a model
+MOST = 16  # shapes of a model that are recorded
 BRANCHES = 16  # clients whose kernels may run beside each other
 WARM_UP = 3  # calls before a recording, in which libraries choose and allocate
 LIBRARIES = ("torch", "torchvision", "fedaccord")  # their modules do nothing in Python but call
 
 
-class _Graph(NamedTuple):
+@dataclass
+class _Graph:
     """The buffers of batches of one shape, and the work of each client on them."""
 
     inputs: Tensor  # (m, b, ...)
     targets: Tensor  # (m, b, ...)
     losses: Tensor  # (m,)
     works: Sequence[Work]
+    replay: Work | None = None  # does all works; None: not recorded
 
 
 class GradientGraphs:
     """The gradients of ``model`` and ``loss`` for stacks of clients.
 
-    A shape is computed client by client when it comes first, and recorded when it comes again.
+    In the model's first visit they are computed client by client; from the second visit on, so not
+    for a model that is built for each, a shape is recorded when it comes.
     """
 
     def __init__(self, model: FlatModel, loss: Loss, precision: str) -> None:
-        self.model, self.loss, self.precision = model, loss, precision
-        self.points = self.gradients = model.w.new_empty(0, len(model.w))  # of all shapes
+        self.model = weakref.proxy(model)  # which keeps this
+        self.loss, self.precision = loss, precision
+        self.visits = 0
         self.graphs: dict[Any, _Graph] = {}
-        self.replays: dict[Any, Work] = {}
         self.recorder: Recorder | None = None
         self.can_record = True
         self._tried = False
+        self._hold(0)
 
-    def gradient(self, inputs: Any, targets: Tensor, points: Vector, g: Vector) -> Tensor | None:
+    def _hold(self, clients: int) -> None:
+        """Buffers of so many; what was recorded used the old ones."""
+        w = self.model.w
+        self.points, self.gradients = (w.new_empty(clients, len(w)) for _ in range(2))
+        self.graphs.clear()
+        self.recorder = None
+
+    def gradient(self, inputs: Tensor, targets: Tensor, points: Vector, g: Vector) -> Tensor | None:
         """Write the gradients at ``points`` (m, d) to g (m, d); returns the losses (m,).
 
         None, and nothing is done, if the model cannot be recorded: it draws random numbers or
         synchronises.
         """
-        if not self.can_record or not isinstance(inputs, Tensor):
+        if not self.can_record:
             return None
         m = len(targets)
         if m > len(self.points):
-            self.points, self.gradients = (g.new_empty(m, g.shape[1]) for _ in range(2))
-            self.graphs.clear()  # they use the buffers from before
-            self.replays.clear()
+            self._hold(m)
         key = inputs.shape, inputs.dtype, targets.shape, targets.dtype
         graph = self.graphs.get(key) or self._prepared(inputs, targets)
         graph.inputs.copy_(inputs)
         graph.targets.copy_(targets)
         self.points[:m].copy_(points)
-        if not self._run(key, graph):
+        if not self._tried:
+            self._tried, self.can_record = True, not self._draws(graph)
+        if len(self.graphs) < MOST:
+            self.graphs[key] = graph
+        if graph.replay is None and self.visits > 1 and key in self.graphs and self.can_record:
+            self._record(graph)
+        if not self.can_record:
+            self._hold(0)
             return None
+        (graph.replay or partial(run, graph.works))()
         g.copy_(self.gradients[:m])
         return graph.losses.clone()  # the next call writes to the buffer
 
-    def _run(self, key: Any, graph: _Graph) -> bool:
-        """Whether the work was done."""
-        if replay := self.replays.get(key):
-            replay()
-            return True
-        if not self._tried:
-            states = states_of(generators(self.points.device, others=True))
-            run(graph.works)
-            self._tried, drawn = True, drawn_from(states)
-            for generator, state in states:
-                generator.set(state)
-            self.can_record = not drawn
-        elif key not in self.graphs:
-            run(graph.works)
-        else:
-            try:
-                self.recorder = self.recorder or Recorder(self.points.device)
-                self.replays[key] = self.recorder(graph.works)
-            except RuntimeError as error:
-                log.warning(
-                    "steps are launched one by one: no CUDA graph of this model can be recorded "
-                    "(%s)",
-                    str(error).splitlines()[0],
-                )
-                self.can_record = False
-                self.graphs.clear()
-                self.replays.clear()
-                return False
-            self.replays[key]()
-        if len(self.graphs) < MOST:
-            self.graphs[key] = graph
-        return self.can_record
+    def _draws(self, graph: _Graph) -> bool:
+        """Whether the model draws random numbers; their generators are set back."""
+        states = states_of(generators(self.points.device, others=True))
+        run(graph.works)
+        drawn = drawn_from(states)
+        for generator, state in states:
+            generator.set(state)
+        return bool(drawn)
+
+    def _record(self, graph: _Graph) -> None:
+        self.recorder = self.recorder or Recorder(self.points.device)
+        try:
+            graph.replay = self.recorder(graph.works)
+        except torch.OutOfMemoryError:  # of many clients at the same time
+            graph.replay = partial(run, graph.works)
+        except RuntimeError as error:
+            log.warning(
+                "steps are launched one by one: no CUDA graph of this model can be recorded (%s)",
+                str(error).splitlines()[0],
+            )
+            self.can_record = False
 
     def _prepared(self, inputs: Tensor, targets: Tensor) -> _Graph:
         x, y = torch.empty_like(inputs), torch.empty_like(targets)
@@ -125,24 +133,18 @@ class GradientGraphs:
 
     def _work(self, i: int, inputs: Tensor, targets: Tensor, loss: Tensor) -> Work:
         """Client i's gradient at its point."""
-        model = self.model
+        model, module, loss_of = self.model, self.model.module, self.loss
+        views, is_tied = model.views(self.gradients[i]), model.is_tied
         leaves = [view.requires_grad_() for view in model.views(self.points[i].detach())]
-        views, named = model.views(self.gradients[i]), dict(zip(model.names, leaves, strict=True))
-
-        def predictions() -> Tensor:
-            found: Tensor = functional_call(
-                model.module, named, (inputs,), tie_weights=model.is_tied
-            )
-            return found.to(loss.dtype)
+        named = dict(zip(model.names, leaves, strict=True))
+        is_cast = self.precision == "bfloat16"
 
         def work() -> None:
             with torch.enable_grad():
-                if self.precision == "bfloat16":
-                    with torch.autocast(loss.device.type, torch.bfloat16):
-                        found = predictions()
-                else:
-                    found = predictions()
-                value = self.loss(found, targets)
+                with torch.autocast(loss.device.type, torch.bfloat16, enabled=is_cast):
+                    # a copy: the first layer may work in place
+                    found = functional_call(module, named, (inputs.clone(),), tie_weights=is_tied)
+                value = loss_of(predictions(found).to(loss.dtype), targets)
                 parts = torch.autograd.grad(value, leaves, materialize_grads=True)
             loss.copy_(value.detach())
             torch._foreach_copy_(views, parts)
@@ -151,14 +153,20 @@ class GradientGraphs:
 
 
 def graphs_of(model: FlatModel, loss: Loss, precision: str) -> GradientGraphs | None:
-    """Those of the model, which keeps them; None: they are not recorded."""
-    if not model.w.is_cuda:
+    """Those of the model, which keeps them, for a visit of it; None: they are not recorded."""
+    if not is_on_gpu(model) or not isinstance(loss, FunctionType):  # others may have no hash
         return None
-    key = loss, precision
-    if key not in model.graphs:
-        model.graphs[key] = GradientGraphs(*(model, *key)) if records(model, loss) else None
-    found: GradientGraphs | None = model.graphs[key]
+    if (loss, precision) not in model.graphs:
+        made = GradientGraphs(model, loss, precision) if records(model, loss) else None
+        model.graphs[loss, precision] = made
+    found: GradientGraphs | None = model.graphs[loss, precision]
+    if found is not None:
+        found.visits += 1
     return found
+
+
+def is_on_gpu(model: FlatModel) -> bool:
+    return model.w.is_cuda
 
 
 def records(model: FlatModel, loss: Loss) -> bool:
@@ -167,18 +175,30 @@ def records(model: FlatModel, loss: Loss) -> bool:
     return (
         model.is_plain
         and model.forward is None
-        and isinstance(loss, FunctionType)
-        and _of_libraries(loss.__module__)
-        and all(_is_known(part) for part in model.module.modules())
+        and _is_known(loss)
+        and all(_is_plain(part) for part in model.module.modules())
     )
 
 
-def _of_libraries(module: str) -> bool:
+def _is_plain(part: nn.Module) -> bool:
+    classes = [each for each in type(part).__mro__ if issubclass(each, nn.Module)]
+    if any(each.__module__.startswith("torch.fx") for each in classes):  # of anyone's functions
+        return False
+    functions = [v for v in vars(part).values() if callable(v) and not isinstance(v, nn.Module)]
+    return (
+        all(map(_is_known, classes))
+        and all(map(_is_known, functions))
+        and getattr(part, "max_norm", None) is None  # which changes a table where it is
+        and is_plain(part)
+    )
+
+
+def _is_known(code: Any) -> bool:
+    """Whether a class or a function is a library's or ours."""
+    while isinstance(code, partial):
+        code = code.func
+    module = getattr(code, "__module__", None) or "torch"  # PyTorch's own in C have none
     return module.partition(".")[0] in LIBRARIES
-
-
-def _is_known(part: nn.Module) -> bool:
-    return _of_libraries(type(part).__module__) and is_plain(part)
 
 
 def run(works: Sequence[Work]) -> None:
@@ -191,23 +211,28 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.pool: Any = None  # of the memory; None before the first graph
         with torch.cuda.device(device):
-            self.pool = torch.cuda.graph_pool_handle()
             self.main, *self.streams = (_stream() for _ in range(1 + BRANCHES))
 
     def __call__(self, works: Sequence[Work]) -> Work:
         """A function that repeats all works, beside each other. Raises RuntimeError if one of them
         cannot be recorded."""
         graph = torch.cuda.CUDAGraph()
+        options: Any = {"stream": self.main, "capture_error_mode": "thread_local"}
         with torch.cuda.device(self.device):
-            self.main.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.main):
-                for _ in range(WARM_UP):
+            current = torch.cuda.current_stream()
+            self.main.wait_stream(current)
+            try:
+                with torch.cuda.stream(self.main):
+                    for _ in range(WARM_UP):
+                        self._branches(works)
+                current.wait_stream(self.main)
+                with _without_collection(), torch.cuda.graph(graph, self.pool, **options):
                     self._branches(works)
-            torch.cuda.current_stream().wait_stream(self.main)
-            options: Any = {"stream": self.main, "capture_error_mode": "thread_local"}
-            with _without_collection(), torch.cuda.graph(graph, self.pool, **options):
-                self._branches(works)
+            finally:  # after an error PyTorch 2.5 leaves the stream of the recording
+                torch.cuda.set_stream(current)
+        self.pool = graph.pool()
         return graph.replay
 
     def _branches(self, works: Sequence[Work]) -> None:

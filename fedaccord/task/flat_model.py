@@ -129,13 +129,9 @@ class FlatModel:
 
     def __call__(self, inputs: Any) -> Tensor:
         """The predictions. Raises ValueError if they are no tensor."""
-        found = self.forward(self.module, inputs) if self.forward else self.module(inputs)
-        if not isinstance(found, Tensor):
-            raise ValueError(
-                f"model: expected predictions in a tensor, got {describe(found)}; "
-                "return them, or give forward=lambda model, batch: ..., which does"
-            )
-        return found
+        return predictions(
+            self.forward(self.module, inputs) if self.forward else self.module(inputs)
+        )
 
     def _hold(self, theta: Tensor) -> None:
         """Set the module's shared and local parameters to views of theta, with a zero gradient."""
@@ -298,6 +294,16 @@ class FlatModel:
     def frozen_hashes(self) -> dict[str, str]:
         """A digest of each frozen tensor's dtype, shape and values, by name."""
         return {name: digest(tensor) for name, tensor in self.frozen.items()}
+
+
+def predictions(found: Any) -> Tensor:
+    """What a module has returned. Raises ValueError if it is no tensor."""
+    if isinstance(found, Tensor):
+        return found
+    raise ValueError(
+        f"model: expected predictions in a tensor, got {describe(found)}; "
+        "return them, or give forward=lambda model, batch: ..., which does"
+    )
 
 
 def flat_model(
