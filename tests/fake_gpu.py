@@ -108,8 +108,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGPU]:
         monkeypatch.setattr(name, lambda *_: nullcontext())
     for module in ("solver", "cuda_graphs"):  # as it has no driver
         monkeypatch.setattr(f"fedaccord.task.{module}.generators", lambda *_, **__: [])
-    recorder = lambda _: lambda works: partial(run, works)  # noqa: E731
-    monkeypatch.setattr("fedaccord.task.cuda_graphs.Recorder", recorder)
+    name = "fedaccord.task.cuda_graphs.Recorder"
+    monkeypatch.setattr(name, lambda _: lambda works: partial(run, works))
     _raw_constants.cache_clear()
     # the first backward pass of a process counts its devices; with one beside the CPU none of its
     # children that it forks may take such a pass

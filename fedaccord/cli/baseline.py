@@ -27,11 +27,11 @@ def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
         for key, value in settings.flat.items()
         if key.partition(".")[0] not in of_method and value != usual[key]
     }
-    read = in_use(RunConfig.make(kept | {"algo": baseline}))
+    made = RunConfig.make(kept | {"algo": baseline})
+    read, plugins = in_use(made), made.strategy.active_plugins
     setting = {"algo": baseline} | {
         key: value for key, value in kept.items() if key in read and key not in ("algo", "name")
     }
-    plugins = RunConfig.make(setting).strategy.active_plugins
     if settings.algo == baseline and len(plugins) == len(settings.strategy.active_plugins):
         return None
     words = ["fedaccord", "run"]

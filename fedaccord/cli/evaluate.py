@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from fedaccord.cli.console import make_console, refusing, warn
+from fedaccord.cli.progress import written
 from fedaccord.cli.settings import Pairs, RunDir, read_place, read_settings
 
 ALIKE = 0.01  # differences of machines, devices and precisions are smaller
@@ -39,20 +40,18 @@ def evaluate(
             values, others = _evaluate(run, given, BEST if best else MODEL)
         reported = read_json(run / "summary.json")
     table, moved = Table.grid(padding=(0, 2)), []
-    for name, value in values.items():
-        before = reported.get(f"{name}{metrics.LAST}")
-        if best:
-            kept = reported["best-model"]
-            before = kept["value"] if kept["metric"] == name else None
-        form = "{:.2%}" if metrics.is_share(name) else "{:.4f}"
-        text = "none" if before is None else form.format(before)
-        table.add_row(name.replace("-", " "), form.format(value), f"reported: {text}")
-        if before is not None and not math.isclose(value, before, rel_tol=ALIKE, abs_tol=ALIKE):
+    before = {name: reported.get(f"{name}{metrics.LAST}") for name in values}
+    if best:  # its metric may be one that is not measured here
+        kept = reported["best-model"]
+        before = dict.fromkeys(values) | {kept["metric"]: kept["value"]}
+    for name, known in before.items():
+        title, value, text = name.replace("-", " "), values.get(name), written(name, known)
+        if value is None:
+            table.add_row(title, "", f"reported: {text}; not measured here")
+            continue
+        table.add_row(title, written(name, value), f"reported: {text}")
+        if known is not None and not math.isclose(value, known, rel_tol=ALIKE, abs_tol=ALIKE):
             moved.append(name)
-    if best and (kept := reported["best-model"])["metric"] not in values:
-        name, form = kept["metric"], "{:.2%}" if metrics.is_share(kept["metric"]) else "{:.4f}"
-        told = f"reported: {form.format(kept['value'])}; not measured here"
-        table.add_row(name.replace("-", " "), "", told)
     console.print(table)
     if others:
         warn(f"{', '.join(others)}: not what the run had, see [used.contents] of its config.toml")

@@ -79,6 +79,14 @@ class Display:
         self.bar.update(self.task, completed=self.number + share)
 
 
+def written(name: str, number: float | None) -> str:
+    """A metric's value, a share as a percentage; None: there is none."""
+    from fedaccord.runs import metrics
+
+    form = "{:.2%}" if metrics.is_share(name) else "{:.4f}"
+    return "none" if number is None else form.format(number)
+
+
 def summary_table(algo: str, run: Path) -> Table:
     """The summary in a run's directory."""
     from fedaccord.runs import metrics
@@ -86,9 +94,7 @@ def summary_table(algo: str, run: Path) -> Table:
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
 
     def value(name: str, end: str) -> str:
-        number = summary.get(f"{name}{end}")
-        form = "{:.2%}" if metrics.is_share(name) else "{:.4f}"
-        return "none" if number is None else form.format(number)
+        return written(name, summary.get(f"{name}{end}"))
 
     table = Table.grid(padding=(0, 2))
     table.add_row("method", algo)

@@ -174,11 +174,7 @@ class CohortSolver:
 
     def _forward_one(self, inputs: Tensor, *parameters: Tensor) -> Tensor:
         """The predictions of one client, which vmap extends to all."""
-        named = dict(zip(self.model.names, parameters, strict=True))
-        # the search for tied weights is slower than a small layer
-        predictions: Tensor = functional_call(
-            self.model.module, named, (inputs,), tie_weights=self.model.is_tied
-        )
+        predictions: Tensor = self.model.with_parameters(parameters, inputs)
         return predictions
 
     def _losses(self, predictions: Tensor, targets: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedaccord.core.vectors import Vector
 from fedaccord.task.flat_model import FlatModel, predictions
@@ -133,17 +132,15 @@ class GradientGraphs:
 
     def _work(self, i: int, inputs: Tensor, targets: Tensor, loss: Tensor) -> Work:
         """Client i's gradient at its point."""
-        model, module, loss_of = self.model, self.model.module, self.loss
-        views, is_tied = model.views(self.gradients[i]), model.is_tied
+        model, loss_of, is_cast = self.model, self.loss, self.precision == "bfloat16"
         leaves = [view.requires_grad_() for view in model.views(self.points[i].detach())]
-        named = dict(zip(model.names, leaves, strict=True))
-        is_cast = self.precision == "bfloat16"
+        views = model.views(self.gradients[i])
 
         def work() -> None:
             with torch.enable_grad():
                 with torch.autocast(loss.device.type, torch.bfloat16, enabled=is_cast):
                     # a copy: the first layer may work in place
-                    found = functional_call(module, named, (inputs.clone(),), tie_weights=is_tied)
+                    found = model.with_parameters(leaves, inputs.clone())
                 value = loss_of(predictions(found).to(loss.dtype), targets)
                 parts = torch.autograd.grad(value, leaves, materialize_grads=True)
             loss.copy_(value.detach())

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from fedaccord.core.request import ModelLayout, ModelSettings
@@ -132,6 +133,12 @@ class FlatModel:
         return predictions(
             self.forward(self.module, inputs) if self.forward else self.module(inputs)
         )
+
+    def with_parameters(self, parameters: Iterable[Tensor], inputs: Any) -> Any:
+        """What the module returns with these shared parameters instead of its own."""
+        named = dict(zip(self.names, parameters, strict=True))
+        # the search for tied weights is slower than a small layer
+        return functional_call(self.module, named, (inputs,), tie_weights=self.is_tied)
 
     def _hold(self, theta: Tensor) -> None:
         """Set the module's shared and local parameters to views of theta, with a zero gradient."""
