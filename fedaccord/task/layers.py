@@ -6,7 +6,7 @@ results equal autograd's bit for bit.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -153,6 +153,7 @@ class Masked(Layer):
         return dy * kept
 
 
+PASSES = "forward_pre", "forward", "backward_pre", "backward"  # in the names of PyTorch's hooks
 STACKS = nn.Sequential, ChannelsLast
 KNOWN: dict[type[nn.Module], type[Layer]] = {
     nn.Linear: Linear,
@@ -222,11 +223,10 @@ def layers_of(module: nn.Module) -> Layers | None:
 
 def is_plain(module: nn.Module) -> bool:
     """Whether calling the module executes its own passes alone, without hooks or overrides."""
-    if cast(Any, modules)._has_any_global_hook():  # which is not annotated
+    if any(getattr(modules, f"_global_{when}_hooks") for when in PASSES):
         return False
     hooks = (
-        *(module._forward_pre_hooks, module._forward_hooks),
-        *(module._backward_pre_hooks, module._backward_hooks),
+        *(getattr(module, f"_{when}_hooks") for when in PASSES),
         *(p._backward_hooks for p in module._parameters.values() if p is not None),
     )
     return not any(hooks) and "forward" not in vars(module)

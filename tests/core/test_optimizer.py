@@ -19,12 +19,14 @@ from fedaccord.core.optimizer import (
     Muon,
     Optimizer,
     Schedule,
+    SentMoments,
     hidden_matrices,
     orthogonal,
 )
 from fedaccord.core.rule import LocalConfig
+from fedaccord.plugins.gossip import Gossip
 from fedaccord.strategies.scaffold import ScaffoldClient
-from tests.reference import fedavg, feddyn, problem, scaffold
+from tests.reference import fedavg, fedcm, feddyn, problem, scaffold
 from tests.reference import optimizers as dense
 from tests.reference.problem import LeastSquares
 from tests.strategies.federate import History, client_vectors, close, federate
@@ -171,6 +173,7 @@ REFERENCES: dict[str, tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = {
     "scaffold": (S.Scaffold, scaffold.run, {}, {}, "c_i"),
     "feddyn": (S.FedDyn, feddyn.run, {"alpha": 0.3}, {"alpha": 0.3}, "lam"),
     "fedinit": (S.FedInit, fedavg.run, {"beta": 0.07}, {"ri_beta": 0.07}, "last"),
+    "fedcm": (S.FedCM, fedcm.run, {"alpha": 0.3}, {"alpha": 0.3}, ""),  # the vector: delta
 }
 
 
@@ -206,8 +209,11 @@ def test_a_method_with_an_optimizer_is_its_dense_reference(
     found, expected = run_both(name, optimizer, state, schedule)
     close(found.weights, expected.weights)
     seen = sorted({i for cohort in SOME for i in cohort})
-    field = REFERENCES[name][4]
-    close(client_vectors([found.clients[i] for i in seen], field), expected.clients[field][seen])
+    if field := REFERENCES[name][4]:
+        vectors = client_vectors([found.clients[i] for i in seen], field)
+        close(vectors, expected.clients[field][seen])
+    for field, vector in expected.extra.items():
+        close(getattr(found.server[-1], field), vector)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "fedgamma", "fedcm", "mofedsam"])
@@ -232,14 +238,26 @@ def test_a_rule_that_does_not_ask_for_the_mean_direction_has_none(
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-@pytest.mark.parametrize("name", ["scaffold", "fedcm"])
+@pytest.mark.parametrize("name", ["scaffold", "fedcm", "fedcm on a full graph"])
 def test_falling_rates_add_up_to_another_divisor(name: str, schedule: str) -> None:
     """c_i and delta are means of directions, weighted by the rates: of their order, not half."""
+    name, *graph = name.split(" on a ")
+    own: dict[str, Any] = {"alpha": 1.0} if name == "fedcm" else {}
+    if graph:
+        own |= {"plugins": (Gossip(topology="full"),), "fraction_train": 1.0}
     common = settings(schedule, lr=1e-5, weight_decay=0.0, local_steps=4)
-    own = {"alpha": 1.0} if name == "fedcm" else {}
     found = federate(S.METHODS[name](**common, **own), SHARED, W0, [[*range(C)]])
-    field = found.server[-1][0]
-    close(field, SHARED.full_grad(W0), 1e-3)
+    for node in [*found.server[-1]] if graph else [found.server[-1]]:
+        close(node[0], SHARED.full_grad(W0), 1e-3)
+
+
+def test_a_second_moment_is_not_negative_whatever_a_client_sends() -> None:
+    m = torch.ones(3)
+    own = AdamW().resume(SentMoments(m, -m))
+    assert not own.v.any()
+    w = torch.zeros(3)
+    AdamW().step(w, m.clone(), own, LR, 0.0, plain_config(1))
+    assert w.isfinite().all()
 
 
 # --- Muon -----------------------------------------------------------------------------------------

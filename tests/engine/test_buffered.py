@@ -24,7 +24,7 @@ from fedaccord.federation.devices import write
 from fedaccord.federation.method import Method
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.gossip import Gossip
-from fedaccord.strategies import METHODS, AFedPD, FedADMM, FedAvg, FedDyn, RelaxedInit, Scaffold
+from fedaccord.strategies import METHODS, AFedPD, FedADMM, FedAvg, FedDyn, FedSpeed, RelaxedInit, Scaffold
 from tests.federation import half_square, linear
 from tests.reference import asynchronous
 from tests.reference.problem import LeastSquares
@@ -39,7 +39,7 @@ EVERYONE = range(C)
 OWN: dict[str, dict[str, Any]] = {
     **{"scaffold": {}, "fedavg": {}},
     **{"feddyn": {"alpha": 1.0}, "afedpd": {"rho": 1.0}, "fedadmm": {"rho": 1.0}},
-    **{"fedgloss": {"alpha": 1.0, "radius": 0.2}},
+    **{"fedgloss": {"alpha": 1.0, "radius": 0.2}, "fedinit": {"server": "updates", "beta": 0.1}},
 }
 
 
@@ -82,7 +82,7 @@ def true_duals(method: Any, s: RoundState, states: Sequence[Any]) -> Tensor:
 
 @pytest.mark.parametrize("staleness", ["constant", "polynomial"])
 @pytest.mark.parametrize(
-    "name", ["fedavg", "scaffold", "feddyn", "afedpd", "fedgloss", "fednova", "local"]
+    "name", ["fedavg", "scaffold", "feddyn", "afedpd", "fedgloss", "fednova", "local", "fedinit"]
 )
 def test_the_dense_reference(name: str, staleness: str, tmp_path: Path) -> None:
     """Weights, memories and delays, with a client that is ten times slower than most."""
@@ -105,8 +105,12 @@ def test_the_dense_reference(name: str, staleness: str, tmp_path: Path) -> None:
             memories = torch.stack(kept)
         elif name in ("fedavg", "fednova"):
             continue
-        elif name == "local":
-            own = [torch.from_numpy(W0) if it is None else it.w for it in found.states[t]]
+        elif name in ("local", "fedinit"):
+            field = {"local": "w", "fedinit": "last"}[name]
+            own = [
+                torch.from_numpy(W0) if it is None else getattr(it, field)
+                for it in found.states[t]
+            ]
             memories = torch.stack(own)
         else:
             memories = true_duals(method, s, found.states[t])
@@ -141,8 +145,15 @@ ABLE = [
 
 
 def test_which_methods_can() -> None:
-    assert {"fedavg", "fedinit", "fednova", "feddyn", "afedpd", "fedgloss", "local"} <= {*ABLE}
-    assert not {"fedcm", "fedmuon", "fedpd", "scaffnew", "dfedavg", "fedmoswa"} & {*ABLE}
+    assert {*ABLE} == {
+        *("fedavg", "fedprox", "fedinit", "fedsam", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
+        *("fednova", "fedexp", "feddeper", "diloco", "ditto", "local", "scaffold", "fedgamma"),
+        *("feddyn", "afedpd", "afedpdsam", "fedadmm", "fedspeed", "fedsmoo", "fedgloss"),
+        *("fedlesam", "fedlesam-d", "fedlesam-s"),
+    }
+    for kind, variant in ((FedSpeed, "paper"), (FedADMM, "active")):  # of a whole dual
+        with pytest.raises(ValueError, match="holds the client's whole dual"):
+            kind(variant=variant, schedule="buffered", device_profile="lognormal")
     unable = {*METHODS} - {*ABLE}
     why = {name: METHODS[name](fraction_train=1.0).why_synchronous for name in unable}
     assert all(why.values())

@@ -96,9 +96,12 @@ def test_every_method(name: str, plugins: str) -> None:
     ("name", "optimizer"),
     [*product(["fedavg", "scaffold"], ["sgd", "momentum", "adamw", "muon"]), ("fedpac", "sgd")],
 )
-def test_rates_that_fall_within_the_round_of_each_client(name: str, optimizer: str) -> None:
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_rates_that_fall_within_the_round_of_each_client(
+    schedule: str, name: str, optimizer: str
+) -> None:
     """Clients of unequal numbers of steps have rates of their own."""
-    method = small(name, optimizer=optimizer, lr_schedule="linear", optimizer_state="keep")
+    method = small(name, optimizer=optimizer, lr_schedule=schedule, optimizer_state="keep")
     alone, together = (run(method, how) for how in ("off", "on"))
     tolerance = 1e-3 if optimizer == "muon" else 1e-10  # bfloat16
     torch.testing.assert_close(together.weights, alone.weights, rtol=tolerance, atol=tolerance)

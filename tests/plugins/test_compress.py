@@ -419,6 +419,16 @@ def test_half_of_what_was_not_read_is_the_local_models_and_half_the_duals(name: 
         torch.testing.assert_close(found.w, own.w + lost / 2, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("made", [S.FedADMM(variant="active"), S.FedSpeed(variant="paper")])
+def test_of_a_model_with_its_dual_the_update_is_sent(made: Any) -> None:
+    method = replace(made, plugins=(Compress(share=0.3),), precision="float64", local_steps=K)
+    f = Federation(method, LEAST_SQUARES, W0, T)
+    down = broadcast(method, f.s, 0)
+    read = f.half.decode(f.train(0, down).up, down, f.w0).up
+    assert 0 < int((read.w_hat - down.w).count_nonzero()) <= size(0.3, len(down.w))
+
+
+SENT_MEMORY = {"fedsmoo": "mu", "fedmoswa": "c_i"}  # vectors that clients remember as sent
 EVERY_METHOD = [name for name in S.METHODS if taken(name, "topk")]
 
 
@@ -426,7 +436,11 @@ EVERY_METHOD = [name for name in S.METHODS if taken(name, "topk")]
 def test_what_is_read_and_the_next_error_are_the_update_and_the_last(
     name: str, method: str
 ) -> None:
-    """So the errors telescope: the sum of what is read is that of the updates, less the last."""
+    """So the errors telescope: the sum of what is read is that of the updates, less the last.
+
+    The largest numbers of an update are sent, also of a model and of a start; and the memory of a
+    vector that is sent follows what the server reads of it.
+    """
     relaxed = (RelaxedInit(beta=0.1),) if taken(name, "ri") else ()
     made = compressed(name, method, *relaxed, feedback="true")
     bare = replace(made, plugins=relaxed).client_half()
@@ -441,11 +455,16 @@ def test_what_is_read_and_the_next_error_are_the_update_and_the_last(
         read = received.up._asdict() | ({} if received.w_i0 is None else {"w_i0": received.w_i0})
         assert read.keys() == up._asdict().keys() == done.state.errors._asdict().keys()
         for field, value in up._asdict().items():
-            w = down.w if field in ("w", "w_i0") else torch.zeros_like(down.w)
+            is_model = field in ("w", "w_i0") or name == "fedpd"
+            w = down.w if is_model else torch.zeros_like(down.w)
             error, left = (getattr(state.errors, field) for state in (before, done.state))
             torch.testing.assert_close(
                 read[field] - w + left, value - w + error, rtol=1e-12, atol=1e-12
             )
+            assert method != "topk" or int((read[field] - w).count_nonzero()) <= size(0.3, len(w))
+            if field == SENT_MEMORY.get(name):
+                assert torch.equal(getattr(base(done.state), field), read[field])
+                assert method == "bf16" or not torch.equal(read[field], value)
         f.take([0])
 
 

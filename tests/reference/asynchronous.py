@@ -10,6 +10,7 @@ and D_i = w_{i,K} - w^{s_i}; tau_i = t - s_i.
     A-FedPD    the same, and the others, also those at work: lam_i <- lam_i + rho (v - w^t)
     FedNova    w = w^t + mean of K_i times the mean of omega(tau_i) D_i / K_i
     FedGloSS   as FedDyn, then w <- w - e^t + e^{t+1},  e^{t+1} = radius (w^t - v) / ||w^t - v||
+    FedInit    clients start at y_0 = w + beta (w - their last model), and D_i = w_{i,K} - y_0
     local      clients resume from their own models; w = the mean of those in the buffer
     ACE        w = w^t + server_lr times the mean of all clients' last D_i, zero before the first
 """
@@ -52,6 +53,7 @@ def run(
     lr: float,
     rho: float = 1.0,
     radius: float = 0.2,
+    beta: float = 0.1,
     server_lr: float = 1.0,
     omega: Callable[[int], float] = lambda tau: 1.0,
 ) -> Result:
@@ -61,7 +63,7 @@ def run(
     steps = [K] * C if isinstance(K, int) else K
     duals = method in ("feddyn", "afedpd", "fedgloss")
     w, memory, c, e = w0.copy(), np.zeros((C, d)), np.zeros(d), np.zeros(d)
-    if method == "local":
+    if method in ("local", "fedinit"):
         memory = memory + w0
     now, at_work = 0.0, list[Work]()
     found: Any = Result(w0[None], memory[None], [])
@@ -69,6 +71,9 @@ def run(
         busy = {visit.client for visit in at_work}
         for i in [i for i in sorted(cohort) if i not in busy][: M - len(busy)]:
             y = memory[i] if method == "local" else w.copy()
+            if method == "fedinit":
+                y = w + beta * (w - memory[i])
+            start = y if method == "fedinit" else w
             for _ in range(steps[i]):
                 g = problem.grad(i, y)
                 if method == "scaffold":
@@ -76,7 +81,7 @@ def run(
                 elif duals:
                     g = g + memory[i] + rho * (y - w)
                 y = y - lr * g
-            at_work.append(Work(now + seconds[i], i, t, y, y - w, c))
+            at_work.append(Work(now + seconds[i], i, t, y, y - start, c))
         at_work.sort()
         buffer, at_work = at_work[:B], at_work[B:]
         now = buffer[-1].end
@@ -94,7 +99,7 @@ def run(
                 memory[i] += rho * D
             elif method == "ace":
                 memory[i] = D
-            elif method == "local":
+            elif method in ("local", "fedinit"):
                 memory[i] = visit.y
         if method == "afedpd":
             memory[[i for i in range(C) if i not in clients]] += rho * step

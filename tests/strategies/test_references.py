@@ -355,12 +355,14 @@ def test_fednova_with_equal_steps_adds_up_displacements() -> None:
 @pytest.mark.parametrize("through", ["functions", "messages"])
 @pytest.mark.parametrize("plugin", ["plain", "relaxed", "around the start"])
 @pytest.mark.parametrize("local_init", ["server", "own"])
-@pytest.mark.parametrize("p", [0.0, 0.5])
+@pytest.mark.parametrize(("p", "seed"), [(0.0, 0), (0.5, 0), (0.5, 1)])
 def test_fedpd_equals_the_dense_reference(
-    p: float, local_init: str, plugin: str, through: str
+    p: float, seed: int, local_init: str, plugin: str, through: str
 ) -> None:
     """After a silent round too, when every client goes on from its own anchor."""
-    skip = [is_silent(p, 0, t) for t in range(T)]
+    skip = [is_silent(p, seed, t) for t in range(T)]
+    assert p == 0 or skip != [is_silent(p, 1 - seed, t) for t in range(T)]
+    assert is_silent(0.5, 1, -1)  # before round 0 no coin is tossed
     assert p == 0 or 0 < sum(skip[:-1]) < T - 1
     center = "start" if plugin == "around the start" else "server"
     ri = () if plugin == "plain" else (RelaxedInit(beta=BETA, center=center),)
@@ -369,15 +371,16 @@ def test_fedpd_equals_the_dense_reference(
         with pytest.raises(ValueError, match="no start to move"):
             case.method(*ri)
         return
+    method = case.method(*ri, seed=seed)
     relaxed = {"ri_beta": BETA, "ri_center": center} if ri else {}
     expected = case.expected(EVERYONE, skip=skip, **relaxed)
     if through == "functions":
-        history: Any = federate(case.method(*ri), LEAST_SQUARES, W0, EVERYONE)
+        history: Any = federate(method, LEAST_SQUARES, W0, EVERYONE)
         assert [m["up"] == 0 for m in history.metrics] == skip
     elif plugin == "plain":
         return  # p and center both pass through messages with the others
     else:
-        history = federation.run(case.method(*ri), LEAST_SQUARES, W0, EVERYONE)
+        history = federation.run(method, LEAST_SQUARES, W0, EVERYONE)
         assert list(history.metrics["up-vectors"][1:] == 0) == skip
     case.compare(history, expected)
 
