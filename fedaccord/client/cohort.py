@@ -52,7 +52,7 @@ def local_rounds(
         all_to_device(stack([request.down for request in requests]), device),
         stack(begun),
         instruction.config._replace(
-            client=tuple(clients), steps=_together(steps), embeddings=model.embeddings
+            client=tuple(clients), steps=_together(steps), hidden=model.hidden
         ),
         solve,
     )

@@ -184,7 +184,7 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
     down = all_to_device(request.down, device)
     state = first_state(request, model) if state is None else all_to_device(state, device)
     steps = _steps(instruction, data.batches)
-    config = config._replace(steps=steps, embeddings=model.embeddings, secret=data.secret)
+    config = config._replace(steps=steps, hidden=model.hidden, secret=data.secret)
     if half.keeps_local:
         model.write_local(state.local)
         state = state.base

@@ -233,8 +233,7 @@ class Muon(AdamW):
         self, w: Vector, d: Vector, own: Moments, lr: Rate, decay: float, config: LocalConfig
     ) -> None:
         pieces = [pieces_of(x, config) for x in (w, d, own.m, own.v)]
-        matrices = hidden_matrices(config)
-        for i in matrices:
+        for i in config.hidden:
             w_i, d_i, m_i, _ = (_as_matrix(piece[i], config.shapes[i]) for piece in pieces)
             m_i.lerp_(d_i, 1 - self.mu)
             update = orthogonal(d_i.lerp_(m_i, self.mu) if self.nesterov else m_i)
@@ -244,7 +243,7 @@ class Muon(AdamW):
             own_lr = lr if isinstance(lr, float) else lr[..., None]
             shrink_(w_i, own_lr, decay)
             add_(w_i, update, -(own_lr * scale))
-        rest = [i for i in range(len(config.shapes)) if i not in matrices]
+        rest = [i for i in range(len(config.shapes)) if i not in config.hidden]
         if rest:
             w_s, d_s, m_s, v_s = ([piece[i] for i in rest] for piece in pieces)
             self._step(w_s, d_s, own, m_s, v_s, lr, decay)
@@ -253,7 +252,7 @@ class Muon(AdamW):
         sent = SentMoments(*self._corrected(own.m, own.v, own.n.double()))
         assert sent.optimizer_m is not None
         theirs, ours = (pieces_of(x, config) for x in (sent.optimizer_m, own.m))
-        for i in hidden_matrices(config):  # O does not depend on the scale of M
+        for i in config.hidden:  # O does not depend on the scale of M
             theirs[i].copy_(ours[i])
         return sent
 
@@ -261,12 +260,6 @@ class Muon(AdamW):
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     kind.registered_name(): kind for kind in (SGD, Momentum, AdamW, Muon)
 }
-
-
-def hidden_matrices(config: LocalConfig) -> list[int]:
-    """The parameters of two and more dimensions, without embeddings and the last one."""
-    shapes = enumerate(config.shapes)
-    return [i for i, shape in shapes if len(shape) > 1 and i not in config.embeddings][:-1]
 
 
 def pieces_of(v: Vector, config: LocalConfig) -> tuple[Vector, ...]:

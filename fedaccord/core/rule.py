@@ -50,7 +50,7 @@ class LocalConfig(NamedTuple):
     seed: int
     shapes: Shapes
     steps: Any = 0  # K_i, if rates fall within the round: an int, or (n, 1) for a cohort
-    embeddings: Sequence[int] = ()  # indices of parameters that are embedding tables
+    hidden: Sequence[int] = ()  # indices of the hidden matrices among the parameters, for Muon
     secret: bool = False  # noise comes from the operating system, not from the seed
 
     @property

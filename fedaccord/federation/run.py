@@ -132,7 +132,7 @@ class Run:
     def _play(self, state: RoundState | None) -> Result:
         self.method.summary()
         s, result = self.begin(state), Result(arrays=self._initial)
-        if s.t == 0:
+        if state is None:  # else its row is there
             first = {"clock": s.clock} if self._clock else {}
             self._report(Round(s, self.method.topology.average(s.w), first, []), result)
         left = Eta(s.t, self.num_rounds)

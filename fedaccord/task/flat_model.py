@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,7 +99,11 @@ class FlatModel:
         self.parameters = [*shared.values(), *own.values()]  # all that gets a gradient
         self.local_names = [*own]
         self.local_shapes = [p.shape for p in own.values()]
-        self.embeddings, self.local_embeddings = map(self._tables, (self.names, self.local_names))
+        hidden = self._hidden_matrices(named)
+        self.hidden, self.local_hidden = (
+            [i for i, name in enumerate(names) if name in hidden]
+            for names in (self.names, self.local_names)
+        )
         self.is_tied = len(every) > len(named)
         if views := views_of_weights(self.module, self.parameters):
             log.warning(
@@ -192,14 +196,16 @@ class FlatModel:
         for module in self._still:
             module.eval()
 
-    def _tables(self, names: list[str]) -> list[int]:
-        """Indices of the parameters that are embedding tables."""
-        owners = [self.module.get_submodule(name.rpartition(".")[0]) for name in names]
-        return [
-            i
-            for i, (name, owner) in enumerate(zip(names, owners, strict=True))
-            if "embed" in name.lower() or isinstance(owner, nn.Embedding | nn.EmbeddingBag)
-        ]
+    def _hidden_matrices(self, named: Mapping[str, nn.Parameter]) -> set[str]:
+        """The parameters of two and more dimensions, without embeddings and the model's last one,
+        its output layer, which may be frozen or stay at the client."""
+        found = []
+        for name, parameter in named.items():
+            owner = self.module.get_submodule(name.rpartition(".")[0])
+            is_table = "embed" in name.lower() or isinstance(owner, nn.Embedding | nn.EmbeddingBag)
+            if parameter.dim() > 1 and not is_table:
+                found.append(name)
+        return {*found[:-1]}
 
     @contextmanager
     def at(self, point: Tensor) -> Iterator[None]:

@@ -149,7 +149,7 @@ def local_steps(
     if not len(model.w_local):
         return lambda k: None
     moments = optimizer.init(model.w_local)
-    own = config._replace(shapes=model.local_shapes, embeddings=model.local_embeddings)
+    own = config._replace(shapes=model.local_shapes, hidden=model.local_hidden)
 
     def step(k: int) -> None:
         clip_(model.g_local, config.clip_norm)

@@ -20,7 +20,6 @@ from fedaccord.core.optimizer import (
     Optimizer,
     Schedule,
     SentMoments,
-    hidden_matrices,
     orthogonal,
 )
 from fedaccord.core.rule import LocalConfig
@@ -263,17 +262,12 @@ def test_a_second_moment_is_not_negative_whatever_a_client_sends() -> None:
 # --- Muon -----------------------------------------------------------------------------------------
 
 SHAPES = ((7, 4), (7,), (3, 2, 2, 2), (5, 9), (5,), (2, 5))
+HIDDEN = (0, 2, 3)
 MUON = Muon(mu=0.9, beta1=0.8, rate="original")
 
 
-def muon_config(embeddings: tuple[int, ...] = ()) -> LocalConfig:
-    return LocalConfig(0, 1, LR, WD, 0.0, 0, 0, SHAPES, embeddings=embeddings)
-
-
-def test_what_muon_takes_for_a_matrix() -> None:
-    assert hidden_matrices(muon_config()) == [0, 2, 3]  # the last one is the output layer
-    assert hidden_matrices(muon_config((0,))) == [2, 3]
-    assert hidden_matrices(muon_config()._replace(shapes=((6, 8), (8,)))) == []
+def muon_config() -> LocalConfig:
+    return LocalConfig(0, 1, LR, WD, 0.0, 0, 0, SHAPES, hidden=HIDDEN)
 
 
 def directions(n: int, rows: tuple[int, ...] = ()) -> list[Tensor]:

@@ -24,7 +24,16 @@ from fedaccord.federation.devices import write
 from fedaccord.federation.method import Method
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.gossip import Gossip
-from fedaccord.strategies import METHODS, AFedPD, FedADMM, FedAvg, FedDyn, FedSpeed, RelaxedInit, Scaffold
+from fedaccord.strategies import (
+    METHODS,
+    AFedPD,
+    FedADMM,
+    FedAvg,
+    FedDyn,
+    FedSpeed,
+    RelaxedInit,
+    Scaffold,
+)
 from tests.federation import half_square, linear
 from tests.reference import asynchronous
 from tests.reference.problem import LeastSquares
@@ -108,8 +117,7 @@ def test_the_dense_reference(name: str, staleness: str, tmp_path: Path) -> None:
         elif name in ("local", "fedinit"):
             field = {"local": "w", "fedinit": "last"}[name]
             own = [
-                torch.from_numpy(W0) if it is None else getattr(it, field)
-                for it in found.states[t]
+                torch.from_numpy(W0) if it is None else getattr(it, field) for it in found.states[t]
             ]
             memories = torch.stack(own)
         else:

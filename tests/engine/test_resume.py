@@ -119,6 +119,15 @@ def test_every_method_goes_on_as_if_it_had_not_stopped(name: str, settings: dict
     resumed(settings, name, algo=name)
 
 
+def test_a_run_that_stops_before_round_1_has_round_0_once(
+    settings: dict[str, Any], scaffold: dict[str, Any]
+) -> None:
+    config = make(settings, algo="scaffold", name="at-once")
+    interrupted(config, after=0)
+    again = make(settings, algo="scaffold", name="at-once", resume=True)
+    assert written(run(again).path) == scaffold
+
+
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw", "muon"])
 @pytest.mark.parametrize("state", ["keep", "average"])
 @pytest.mark.parametrize("client_state", ["memory", "disk"])

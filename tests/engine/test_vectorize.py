@@ -109,6 +109,30 @@ def test_rates_that_fall_within_the_round_of_each_client(
     assert not torch.allclose(constant.weights, together.weights, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("how", ["off", "on"])
+@pytest.mark.parametrize(
+    "roles",
+    [{"local_parameters": "4.*"}, {"frozen_parameters": "4.*"}, {"local_parameters": "2.*"}],
+)
+def test_muon_makes_steps_of_hidden_matrices_orthogonal(roles: dict[str, str], how: str) -> None:
+    """With the head, too, or a hidden matrix, beside the shared parameters."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(9, 6), nn.Tanh(), nn.Linear(6, 3, bias=False), nn.Linear(3, 3))
+    net.insert(3, nn.Tanh())
+    sample = torch.randn(20, 9, dtype=torch.float64), torch.arange(20) % 3
+    settings: dict[str, Any] = {"batch_size": 0, "local_steps": 1, "weight_decay": 0.0, **roles}
+    history = simulate(
+        FedAvg(optimizer="muon", lr=0.01, precision="float64", fraction_train=1.0, **settings),
+        **{"clients": [sample] * 3, "model": net, "rounds": 1, "vectorize": how},
+        **{"record": "weights", "loss": "cross-entropy"},
+    )
+    is_local = roles == {"local_parameters": "2.*"}
+    after = history.clients[0].local if is_local else history.weights[1][60:78]
+    before = net[2].weight.detach().double().reshape(-1)
+    lengths = torch.linalg.svdvals((after - before).view(3, 6))
+    assert lengths.max() < 2 * lengths.min()
+
+
 def test_the_clients_do_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 

@@ -11,10 +11,10 @@
 Decisions: weight decay outside the mixture, as in the authors' released simulator (it is then
 amplified to wd/alpha, since Delta contains it); wd_mode="inside" is alpha (g_i + wd w_k)
 instead. Steps of another optimiser do not add up to directions: there Delta is the mean over the
-steps of alpha g_i(w_k) + (1 - alpha) Delta, and weight decay is beside it. server_lr multiplies the mean displacement (the paper's multiplies Delta: K lr_t times
-as large). With a relaxed start Delta takes true displacements w_{i,0} - w_{i,K}, the server rule
-w_bar - w^t. With `examples` both means are weighted. With sam_rho it is MoFedSAM
-(arXiv:2206.02618).
+steps of alpha g_i(w_k) + (1 - alpha) Delta, and weight decay is beside it. server_lr multiplies
+the mean displacement (the paper's multiplies Delta: K lr_t times as large). With a relaxed start
+Delta takes true displacements w_{i,0} - w_{i,K}, the server rule w_bar - w^t. With `examples` both
+means are weighted. With sam_rho it is MoFedSAM (arXiv:2206.02618).
 """
 
 from .optimizers import SGD
@@ -31,9 +31,7 @@ def run(
         w_K, direction = {}, {}
         for i in active:
             w_0 = f.start(i, w)
-            w_K[i] = f.train(
-                t, i, w_0, lambda w_k, g: alpha * g + (1 - alpha) * Delta - less * w_k
-            )
+            w_K[i] = f.train(t, i, w_0, lambda w_k, g: alpha * g + (1 - alpha) * Delta - less * w_k)
             direction[i] = (w_0 - w_K[i]) / (f.K(i) * lr_t)
             if f.make is not SGD:
                 direction[i] = alpha * f.mean_gradient[i] + (1 - alpha) * Delta

@@ -98,6 +98,7 @@ def config_of(method: FederatedStrategy, t: int, T: int, client: Any, shapes: An
         client=client,
         seed=method.seed,
         shapes=shapes,
+        hidden=[i for i, shape in enumerate(shapes) if len(shape) > 1][:-1],
     )
 
 

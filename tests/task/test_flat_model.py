@@ -340,3 +340,28 @@ def test_frozen_statistics_never_change() -> None:
     assert len(hashes) == 3
     assert model.frozen_hashes() == hashes
     assert model.is_plain
+
+
+def words() -> nn.Sequential:
+    table, normed, head = nn.Embedding(9, 4), nn.LayerNorm(4), nn.Linear(4, 2)
+    return nn.Sequential(table, nn.Linear(4, 4), normed, nn.Linear(4, 4, bias=False), head)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shared", "local"),
+    [
+        ({}, ["1.weight", "3.weight"], []),
+        ({"local_parameters": "4.*"}, ["1.weight", "3.weight"], []),
+        ({"frozen_parameters": "4.*"}, ["1.weight", "3.weight"], []),
+        ({"local_parameters": "1.*"}, ["3.weight"], ["1.weight"]),
+        ({"local_parameters": "0.*,1.*,2.*,3.*"}, [], ["1.weight", "3.weight"]),
+        ({"local_parameters": "3.*", "frozen_parameters": "1.*"}, [], ["3.weight"]),
+    ],
+)
+def test_the_output_layer_is_the_last_matrix_of_the_whole_model(
+    settings: dict[str, str], shared: list[str], local: list[str]
+) -> None:
+    """Muon steps along hidden matrices alone, wherever the embeddings and the head are."""
+    model = FlatModel(words(), **settings)  # type: ignore[arg-type]
+    assert [model.names[i] for i in model.hidden] == shared
+    assert [model.local_names[i] for i in model.local_hidden] == local
