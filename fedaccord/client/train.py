@@ -235,7 +235,8 @@ def first_state(request: TrainRequest, model: FlatModel) -> Any:
 
 def local_evaluation(request: EvaluateRequest, state: Any, data: Data) -> dict[str, float]:
     """Metrics of the server's model and of the client's own, which have the prefix `PERSONAL` if
-    there are both, and the number of samples; without samples only that number.
+    there are both, and the number of samples; only that number, 0, without samples, or if their
+    targets are all ignored.
 
     state: after the client's last accepted round; None: it has none.
     Raises ValueError if only its own model is requested and it has none.
@@ -260,7 +261,7 @@ def local_evaluation(request: EvaluateRequest, state: Any, data: Data) -> dict[s
     if own is not None:
         prefix = "" if request.own_only else PERSONAL
         found |= {f"{prefix}{name}": value for name, value in measure(*own).items()}
-    return {EXAMPLES: passes.examples, **found}
+    return {EXAMPLES: passes.examples if found else 0, **found}
 
 
 def _own_model(

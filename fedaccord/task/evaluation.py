@@ -40,8 +40,8 @@ def evaluate(
     """Mean loss over the samples, and metrics of the model at w, as of `core.metrics.select`.
 
     ``loss`` must be a mean over its batch for the value to be the mean over the set; that of
-    classes is over their counted targets. Afterwards the model holds w. An empty set gives an
-    empty dict. ``precision`` as in `SequentialSolver`. ``threads``: Python threads, each with a
+    classes is over their counted targets. Afterwards the model holds w. A set without samples, or
+    whose targets are all ignored, gives an empty dict. ``precision`` as in `SequentialSolver`. ``threads``: Python threads, each with a
     copy of the model and a batch of its own; the result does not depend on their number, bit for
     bit, unless the model's forward pass changes it or draws random numbers, which begin from the
     same seed at each call.
@@ -91,8 +91,10 @@ def _evaluate(
         return {}
     on_host = {name: to_device(part, "cpu") for name, part in sums.items()}
     loss_sum, number = fetch([total, weights])  # after this the sums' copies are complete, too
+    if not number:
+        return {}
     values = {name: metric.value(on_host[name]) for name, metric in chosen.items()}
-    return {"loss": loss_sum / max(number, 1), **values}
+    return {"loss": loss_sum / number, **values}
 
 
 def _scores(

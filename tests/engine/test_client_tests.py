@@ -125,6 +125,20 @@ def test_samples_of_each_clients_own(form: Any) -> None:
     assert found["personal-loss-std"] > 0
 
 
+def test_a_client_whose_targets_are_all_ignored_has_no_samples() -> None:
+    x, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.arange(6) % 2
+    tests = [(x[:4], y[:4]), (x[4:], torch.full((2,), -100))]
+    history = simulate(
+        "fedavg",
+        **{"clients": [(x, y)] * 2, "test": tests, "model": nn.Linear(3, 2), "rounds": 1},
+        **{"participation": 1.0, "evaluation": "both"},
+    )
+    found = history.metrics.iloc[-1]
+    assert (found["evaluation-replies"], found["evaluation-empty"]) == (1, 1)
+    assert found["evaluation-dropped"] == 0
+    assert found["client-loss"] == pytest.approx(found["test-loss"], rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("test", "line"),
     [
