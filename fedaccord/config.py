@@ -188,6 +188,8 @@ class RunConfig:
             reasons["client-state"] = "Ray keeps the states of the workers' clients"
         if self.strategy.evaluation == "clients":
             reasons["eval-train"] = "the clients alone evaluate"
+        if self.strategy.is_buffered and self.strategy.concurrency:
+            reasons["fraction-train"] = "concurrency is the number of clients at work"
         parts: list[tuple[str, Any]] = [("", self.task), ("", self.strategy)]
         for name in METHODS:
             if name == self.algo:

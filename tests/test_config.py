@@ -307,6 +307,13 @@ def test_without_a_server_fraction_train_has_no_effect(algo: str) -> None:
     assert RunConfig.make({"algo": "scaffold", "fraction-train": 0.1}).unread() == []
 
 
+def test_with_concurrency_fraction_train_has_no_effect() -> None:
+    values = {"algo": "fedavg", "schedule": "buffered", "fraction-train": 0.9}
+    line = "fraction-train=0.9 has no effect: concurrency is the number of clients at work"
+    assert RunConfig.make(values | {"concurrency": 2}).unread() == [line]
+    assert RunConfig.make(values).unread() == []  # it makes the number
+
+
 @pytest.mark.parametrize("algo", ["fedadmm", "local"])
 def test_staleness_without_effect_is_reported(algo: str) -> None:
     values = {"algo": algo, "schedule": "buffered", "staleness": "polynomial"}

@@ -59,6 +59,7 @@ def run(
     """
     threads.check(config.threads)
     # errors are raised before a file is written
+    config.strategy.check_clients(config.num_clients, cohorts)
     config.strategy.topology.facts(config.num_clients)
     if (guarantee := config.strategy.guarantee) and not config.resume:
         share = config.strategy.fraction_train

@@ -256,7 +256,8 @@ class Method(Settings, ABC):
             )
         if cohorts is None and self.min_replies > size:
             average = " on average" if self.sampling == "bernoulli" else ""
-            more = "" if size == num_clients else ", or raise fraction-train"
+            key = "buffer-size" if self.is_buffered else "fraction-train"
+            more = "" if size == num_clients else f", or raise {key}"
             raise ValueError(
                 f"min-replies: expected at most {size}, the clients of a round{average} (of "
                 f"{num_clients} in all), got {self.min_replies}; lower it{more}"

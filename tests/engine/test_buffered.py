@@ -171,6 +171,13 @@ def test_which_methods_can() -> None:
         assert why[name] != Method.synchronous.fget(None), name
 
 
+def test_settings_that_do_not_fit_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    sizes = {"concurrency": 4, "buffer_size": 2, "min_replies": 3, "device_profile": "lognormal"}
+    with pytest.raises(ValueError, match=r"^min-replies: .* lower it, or raise buffer-size$"):
+        run_with("fedavg", schedule="buffered", out_dir=str(tmp_path), **sizes)
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("name", ABLE)
 def test_equal_devices_and_a_buffer_of_all_are_synchronous_rounds(
     name: str, tmp_path: Path
