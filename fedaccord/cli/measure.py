@@ -74,6 +74,7 @@ def measure(
     """
     from fedaccord.experiments.analysis.figures import save_landscapes
     from fedaccord.experiments.analysis.measures import FILE, Options
+    from fedaccord.experiments.analysis.ranking import of_untrained_parts
 
     _check(landscape, out)
     options = Options(samples=samples, probes=probes, radius=radius)
@@ -119,6 +120,12 @@ def measure(
                 f"{name} of {rough.count(name)} of {len(found)} runs is not converged; `fedaccord "
                 "measure` of one run prints its residual"
             )
+    if parts := [group.label for group in groups if of_untrained_parts(group, "test-loss")]:
+        more = f" and {len(parts) - 1} more rows" if len(parts) > 1 else ""
+        warn(
+            f"{parts[0]}{more}: all measures but dual-drift and dual-mean are of w with local "
+            "parts as they were before round 1"
+        )
     if landscape is not None:
         with refusing(ValueError, OSError):
             save_landscapes(landscape.expanduser(), drawn)

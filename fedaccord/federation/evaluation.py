@@ -96,7 +96,7 @@ def evaluate_at_clients(session: Session, s: RoundState) -> Evaluation:
         if name.startswith((OUTPUT, PERSONAL)):
             having = [row for row in good if name in row]
             weights = [row["evaluation-examples"] for row in having] if _is_output(name) else None
-            found |= _over_clients(name, [row[name] for row in having], weights)
+            found |= over_clients(name, [row[name] for row in having], weights)
     return Evaluation(found, rows)
 
 
@@ -154,7 +154,7 @@ def _row(client: int, outcome: Mapping[str, float] | str) -> dict[str, Any]:
     return {"client": client, "evaluation": OK, **outcome}
 
 
-def _over_clients(
+def over_clients(
     name: str, values: Sequence[float], weights: Sequence[float] | None
 ) -> dict[str, float]:
     """The mean of a metric over clients, and its spread, if its better direction is known: the mean

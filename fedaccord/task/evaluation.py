@@ -41,10 +41,10 @@ def evaluate(
 
     ``loss`` must be a mean over its batch for the value to be the mean over the set; that of
     classes is over their counted targets. Afterwards the model holds w. A set without samples, or
-    whose targets are all ignored, gives an empty dict. ``precision`` as in `SequentialSolver`. ``threads``: Python threads, each with a
-    copy of the model and a batch of its own; the result does not depend on their number, bit for
-    bit, unless the model's forward pass changes it or draws random numbers, which begin from the
-    same seed at each call.
+    whose targets are all ignored, gives an empty dict. ``precision`` as in `SequentialSolver`.
+    ``threads``: Python threads, each with a copy of the model and a batch of its own; the result
+    does not depend on their number, bit for bit, unless the model's forward pass changes it or
+    draws random numbers, which begin from the same seed at each call.
     """
     with tf32_as(precision, model.w.device), random_numbers(0, model.w.device):
         return _evaluate(model, w, batches, loss, precision, threads, metrics)

@@ -16,7 +16,7 @@ from fedaccord.config import RunConfig
 from fedaccord.core.request import ModelSettings
 from fedaccord.engine import quiet, run
 from fedaccord.federation.errors import FederationError
-from fedaccord.federation.evaluation import _over_clients
+from fedaccord.federation.evaluation import over_clients
 from fedaccord.federation.round import Round
 from fedaccord.runs import load_model
 from fedaccord.strategies import Ditto, FedAvg
@@ -134,12 +134,12 @@ def test_the_means_and_the_spread_are_those_of_a_dense_computation(tmp_path: Pat
 @pytest.mark.parametrize(("clients", "worst"), [(1, 1), (10, 1), (11, 2), (30, 3)])
 def test_the_worst_tenth_has_at_least_one_client(clients: int, worst: int) -> None:
     values = np.random.default_rng(0).permutation(clients).astype(float)
-    loss = _over_clients("client-loss", [*values], [1] * clients)
-    share = _over_clients("personal-accuracy", [*values], None)
+    loss = over_clients("client-loss", [*values], [1] * clients)
+    share = over_clients("personal-accuracy", [*values], None)
     assert loss["client-loss-worst-tenth"] == np.mean(sorted(values)[-worst:])
     assert share["personal-accuracy-worst-tenth"] == np.mean(sorted(values)[:worst])
     assert share["personal-accuracy"] == np.mean(values)
-    assert _over_clients("client-own", [1.0, 2.0], [1, 3]) == {"client-own": 1.75}
+    assert over_clients("client-own", [1.0, 2.0], [1, 3]) == {"client-own": 1.75}
 
 
 def test_who_evaluates_depends_on_seed_and_round_alone(tmp_path: Path) -> None:

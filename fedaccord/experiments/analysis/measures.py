@@ -3,7 +3,6 @@
 docs/measures.md has their formulas, with model, data and round.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from fedaccord.experiments.analysis import curvature
 from fedaccord.experiments.analysis.curvature import Surface
 from fedaccord.experiments.analysis.saved_model import check_frozen, read_card
 from fedaccord.federation.checkpoint import unpack
+from fedaccord.federation.evaluation import over_clients
 from fedaccord.process import threads
 from fedaccord.runs import load_model, logbook, reader
 from fedaccord.runs.checkpoint import Checkpoints
@@ -29,7 +29,6 @@ from fedaccord.task.evaluation import evaluate
 from fedaccord.task.solver import tf32_as
 
 FILE = "measures.json"  # in a run directory, if it was measured with others
-WORST = 0.1  # share of the clients behind the worst decile
 
 
 class Options(NamedTuple):
@@ -159,23 +158,22 @@ def risk(saved: Saved, reference: Path | None) -> Iterator[Measure]:
 
 def fairness(saved: Saved) -> Iterator[Measure]:
     """The model's accuracy on each client's part of the test samples."""
-    each = []
+    accuracies, examples = list[float](), list[float]()
     for client in range(saved.num_clients):
         samples = saved.task.client_test(client)
-        assert samples is not None
+        assert isinstance(samples, tuple)
         batches = saved.task.batches(samples, saved.w.dtype)
         of_client = evaluate(saved.model, saved.w, batches, saved.task.loss)
-        each.append(of_client.get("accuracy", math.nan))
-    accuracies = torch.tensor(each, dtype=torch.float64).sort().values
-    if accuracies.isnan().any():
+        if "accuracy" in of_client:
+            accuracies.append(of_client["accuracy"])
+            examples.append(len(samples[1]))
+    if not accuracies:
         return
-    worst = accuracies[: math.ceil(WORST * len(accuracies))]
     of = f"of the model on the shares of {len(accuracies)} clients in the {saved.task.split} data"
-    yield Measure("client-accuracy", float(accuracies.mean()), f"mean, {of}")
-    std = float(accuracies.std(correction=0))
-    yield Measure("client-accuracy-std", std, "its standard deviation over the clients")
-    name, note = "client-accuracy-worst-decile", f"mean of the {len(worst)} lowest"
-    yield Measure(name, float(worst.mean()), note)
+    notes = f"mean, {of}", "mean of the tenth of the clients with the lowest", "over the clients"
+    found = over_clients("client-accuracy", accuracies, examples)
+    for (name, value), note in zip(found.items(), notes, strict=True):
+        yield Measure(name, value, note)
 
 
 def duals(saved: Saved) -> Iterator[Measure]:
@@ -190,11 +188,15 @@ def duals(saved: Saved) -> Iterator[Measure]:
     squares, sizes, total = [], [], torch.zeros_like(saved.w)
     for client in sorted(found.clients):
         _, tensors = found.clients[client]
-        dual = half.dual(broadcast(method, s, client), fill(like, tensors))
+        state = fill(like, tensors)
+        dual = half.dual(broadcast(method, s, client), state)
         if dual is None:
             return
         lam = dual.to(saved.w)
+        if half.keeps_local:  # f_i is of its own parts, too
+            saved.model.write_local(state.local.to(saved.w))
         target = saved.of_client(client).gradient(saved.w)
+        saved.model.write_local(saved.model.initial_local)
         target += saved.config.strategy.weight_decay * saved.w
         squares.append(float((lam + target).square().sum()))
         sizes.append(float(target.square().sum()))

@@ -24,11 +24,18 @@ QUICK = ("--samples", "200", "--probes", "3")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs: pd of A-FedPD, long and short of FedAvg."""
+    """Runs: pd of A-FedPD, kept of FedDyn with a head at each client, long and short of FedAvg."""
     folder = tmp_path_factory.mktemp("measures")
     double = ("precision=float64", "local-epochs=2")
     for name, words in {
         "pd": ("algo=afedpd", "num-server-rounds=4", "weight-decay=0.01", *double),
+        "kept": (
+            "algo=feddyn",
+            "model=mlp",
+            "local-parameters=5.*",
+            "num-server-rounds=2",
+            *double,
+        ),
         "long": ("algo=fedavg", "num-server-rounds=6", "eval-train=true"),
         "short": ("algo=fedavg", "num-clients=25"),
     }.items():
@@ -56,20 +63,31 @@ def test_excess_risk_is_split_against_the_best_train_loss_or_a_reference(folder:
     assert against["excess-risk"] == pytest.approx(total)
 
 
-def test_fairness_is_over_the_clients_shares_of_the_test_samples(folder: Path) -> None:
+def test_fairness_is_over_the_clients_shares_of_the_test_samples(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved = Saved(folder / "short", {})
+    equal = saved.task.client_test
+
+    def unequal(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        samples = equal(i)
+        assert isinstance(samples, tuple)
+        return samples[0][i % 5 :], samples[1][i % 5 :]
+
+    monkeypatch.setattr(saved.task, "client_test", unequal)
     found = by_name([*measures.fairness(saved)])
-    accuracies = []
+    accuracies, sizes = [], []
     for i in range(25):
-        x, y = saved.task.client_test(i) or pytest.fail("no test samples")
+        x, y = unequal(i)
         inputs = saved.task.prepare(x, torch.float32)
         saved.model.w.copy_(saved.w)
         hits = saved.model.module(inputs).argmax(1) == y
         accuracies.append(float(hits.double().mean()))
-    assert found["client-accuracy"] == pytest.approx(np.mean(accuracies))
+        sizes.append(len(y))
+    assert found["client-accuracy"] == pytest.approx(np.average(accuracies, weights=sizes))
     assert found["client-accuracy-std"] == pytest.approx(np.std(accuracies))
     worst = np.mean(sorted(accuracies)[:3])  # a tenth of 25, rounded up
-    assert found["client-accuracy-worst-decile"] == pytest.approx(worst)
+    assert found["client-accuracy-worst-tenth"] == pytest.approx(worst)
 
 
 def missed(server: Mapping[str, torch.Tensor], t: int) -> torch.Tensor:
@@ -95,6 +113,29 @@ def test_dual_drift_is_zero_if_the_duals_are_those_of_a_stationary_point(
         Checkpoints, "load", lambda self: found._replace(clients=states), raising=True
     )
     assert by_name([*measures.duals(saved)])["dual-drift"] < 1e-20
+
+
+def test_dual_drift_is_of_the_parts_at_the_clients(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = Saved(folder / "kept", {})
+    found = Checkpoints(saved.path / "checkpoint").load()
+
+    def exact(client: int, local: torch.Tensor) -> torch.Tensor:
+        saved.model.write_local(local.double())
+        return -(saved.of_client(client).gradient(saved.w) + 0.001 * saved.w)
+
+    states = {
+        i: (t, state | {"base.lam": exact(i, state["local"])})
+        for i, (t, state) in found.clients.items()
+    }
+    assert not any(torch.equal(s["local"], saved.model.initial_local) for _, s in states.values())
+    monkeypatch.setattr(Checkpoints, "load", lambda self: found._replace(clients=states))
+    assert by_name([*measures.duals(saved)])["dual-drift"] < 1e-20
+    assert torch.equal(saved.model.read_local(), saved.model.initial_local)
+    result = success(invoke("measure", folder / "kept", *QUICK))
+    assert "warning: feddyn" in result.stderr
+    assert "of w with local parts as they were before round 1" in result.stderr
 
 
 def test_mean_of_the_virtual_duals_is_the_servers(folder: Path) -> None:
