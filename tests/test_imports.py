@@ -49,6 +49,7 @@ ROOMS = {  # a module at the top of the package is a room too; each imports room
         "engine experiments client_app server_app compat",
         "torch flwr click rich typer psutil cryptography tomli_w packaging",
     ),
+    "__main__": Allowed("cli", ""),
     "__init__": Allowed("client engine strategies experiments runs task", ""),
 }
 PRIVATE = (  # what fedaccord.compat names in its place

@@ -17,6 +17,7 @@ from rich.text import Text
 from typer.core import TyperArgument, TyperGroup
 
 from fedaccord.process.extras import extra_of, install
+from fedaccord.process.interrupts import exit_code
 
 WIDE = 1000  # columns if there is no terminal: a row of a table stays one line
 
@@ -36,6 +37,12 @@ class Commands(TyperGroup):
                 raise
             code = _complain(f"expected the package {error.name}, found none; {install(extra)}", 2)
         sys.exit(code or 0)
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt as error:  # while a command loads, or in one that is only read
+            return _complain("interrupted", exit_code(error))
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         """A command whose arguments have their help, which click 8.5 takes from those of typer."""

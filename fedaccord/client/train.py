@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedaccord.client import secure
 from fedaccord.client.device import is_simulated
 from fedaccord.core.client_half import WithLocal
+from fedaccord.core.metrics import PERSONAL
 from fedaccord.core.privacy import guarantee_of
 from fedaccord.core.request import (
     EvaluateRequest,
@@ -46,7 +47,6 @@ from fedaccord.wire.messages import (
 )
 
 CPU = torch.device("cpu")
-PERSONAL = "personal-"  # prefix of the metrics of a client's own model
 DIVERGED = "the local model diverged: NaN or Inf after {} steps at lr {:g}; lower lr or clip-norm"
 
 

@@ -1,11 +1,13 @@
-"""Metrics of a model's predictions, by name: sums over batches, and the value from the sums."""
+"""Metrics of a model's predictions, by name: sums over batches, the value from the sums, and the
+spread of values over clients."""
 
 import math
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import torch
 from torch import Tensor
@@ -198,3 +200,29 @@ def check_alike(predictions: Tensor, targets: Tensor) -> None:
             f"model: expected predictions of the targets' shape {tuple(targets.shape)}, got "
             f"{tuple(predictions.shape)}; {advice}"
         )
+
+
+# --- over clients ---------------------------------------------------------------------------------
+
+OUTPUT, PERSONAL = "client-", "personal-"  # prefixes of the clients' metrics, by model
+WORST, STD = "-worst-tenth", "-std"  # suffixes of the spread of a metric over the clients
+TENTH = 10  # one in ten clients, at least one, is among the worst
+MIN = "min"
+BETTER = {"loss": MIN, **{name: metric.better for name, metric in METRICS.items()}}
+
+
+def over_clients(
+    name: str, values: Sequence[float], weights: Sequence[float] | None
+) -> dict[str, float]:
+    """The mean of a metric over clients, and its spread, if its better direction is known: the mean
+    over the worst tenth of them, and the standard deviation.
+
+    weights: of the mean; None: equal. The sums are exact, hence independent of the order.
+    """
+    mean = fmean(values, weights)
+    better = BETTER.get(name.removeprefix(OUTPUT).removeprefix(PERSONAL))
+    if better is None:  # a metric of the user's ClientApp
+        return {name: mean}
+    worst_first = sorted(values, reverse=better == MIN)
+    worst = worst_first[: math.ceil(len(values) / TENTH)]
+    return {name: mean, f"{name}{WORST}": fmean(worst), f"{name}{STD}": pstdev(values)}

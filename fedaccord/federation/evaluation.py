@@ -1,12 +1,11 @@
 """Evaluation of the output model at the server or the clients, and of personal models."""
 
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
-from fedaccord.core.metrics import METRICS, NAME, SHARE
+from fedaccord.core.metrics import METRICS, NAME, OUTPUT, PERSONAL, SHARE, over_clients
 from fedaccord.core.options import listed
 from fedaccord.core.request import EvaluateRequest
 from fedaccord.core.rounds import RoundState
@@ -18,16 +17,11 @@ from fedaccord.wire.messages import EXAMPLES
 
 log = logging.getLogger("flwr")
 
-OUTPUT, PERSONAL = "client-", "personal-"  # prefixes of the clients' metrics, by model
-WORST, STD = "-worst-tenth", "-std"  # suffixes of the spread of a metric over the clients
-TENTH = 10  # one in ten clients, at least one, is among the worst
 OK, EMPTY = "ok", "no samples"  # status of a client's evaluation, else the reason
 RANGES = {  # of what clients report
     "loss": (-MAX_LOSS, MAX_LOSS),
     **{name: (0.0, 1.0) for name, metric in METRICS.items() if metric.unit == SHARE},
 }
-MIN = "min"
-BETTER = {"loss": MIN, **{name: metric.better for name, metric in METRICS.items()}}
 LARGEST_METRIC = 1e30  # ranges of metrics with other names
 Evaluate = Callable[[int, Vector, Vector | None], Mapping[str, Any]]
 """(round, model (d,), averaged buffers (d_b,)) -> its metrics"""
@@ -152,20 +146,3 @@ def _row(client: int, outcome: Mapping[str, float] | str) -> dict[str, Any]:
     if isinstance(outcome, str):
         return {"client": client, "evaluation": clean(outcome)}
     return {"client": client, "evaluation": OK, **outcome}
-
-
-def over_clients(
-    name: str, values: Sequence[float], weights: Sequence[float] | None
-) -> dict[str, float]:
-    """The mean of a metric over clients, and its spread, if its better direction is known: the mean
-    over the worst tenth of them, and the standard deviation.
-
-    weights: of the mean; None: equal. The sums are exact, hence independent of the order.
-    """
-    mean = fmean(values, weights)
-    better = BETTER.get(name.removeprefix(OUTPUT).removeprefix(PERSONAL))
-    if better is None:  # a metric of the user's ClientApp
-        return {name: mean}
-    worst_first = sorted(values, reverse=better == MIN)
-    worst = worst_first[: math.ceil(len(values) / TENTH)]
-    return {name: mean, f"{name}{WORST}": fmean(worst), f"{name}{STD}": pstdev(values)}

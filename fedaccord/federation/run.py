@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Result
 from fedaccord.core import rounds
 from fedaccord.core.checks import expect
 from fedaccord.core.cohort import Cohorts
+from fedaccord.core.metrics import STD, WORST
 from fedaccord.core.request import ModelLayout
 from fedaccord.core.rounds import RoundState
 from fedaccord.federation.budget import Budget
@@ -19,8 +20,6 @@ from fedaccord.federation.devices import NONE
 from fedaccord.federation.errors import FederationError
 from fedaccord.federation.eta import Eta
 from fedaccord.federation.evaluation import (
-    STD,
-    WORST,
     Evaluate,
     EvaluateOutput,
     evaluate_at_clients,

@@ -85,6 +85,7 @@ def test_flowers_warnings_are_shown_and_its_other_lines_are_not(tmp_path: Path) 
     ("where", "error", "code", "line"),
     [
         ("task.load_task", KeyboardInterrupt(), 130, "interrupted: nothing was written\n"),
+        ("cli.run.keep_freed_memory", KeyboardInterrupt(15), 143, "fedaccord: interrupted\n"),
         ("engine.run", OSError(28, "No space left on device"), 1, "No space left"),
     ],
 )

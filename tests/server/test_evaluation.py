@@ -10,6 +10,7 @@ from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 
 from fedaccord import evaluate_locally, simulate
 from fedaccord.config import RunConfig
+from fedaccord.core.metrics import STD, WORST
 from fedaccord.core.request import ModelSettings
 from fedaccord.engine import quiet
 from fedaccord.federation import evaluation, metrics, replies
@@ -167,7 +168,7 @@ def test_names_that_a_client_makes_up_are_no_columns(warnings: list[str]) -> Non
 
     last = rounds(evaluate)[-1].metrics
     found = [name for name in last if name.startswith("personal-")]
-    found = [name for name in found if not name.endswith((evaluation.WORST, evaluation.STD))]
+    found = [name for name in found if not name.endswith((WORST, STD))]
     assert last["personal-f1"] == 0.5
     assert len(found) == 32
     assert all(name.isprintable() and "=" not in name for name in found)

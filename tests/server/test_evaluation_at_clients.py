@@ -13,10 +13,10 @@ from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from fedaccord import client_app, evaluate_locally, server_app, simulate
 from fedaccord.cli.settings import read_settings
 from fedaccord.config import RunConfig
+from fedaccord.core.metrics import over_clients
 from fedaccord.core.request import ModelSettings
 from fedaccord.engine import quiet, run
 from fedaccord.federation.errors import FederationError
-from fedaccord.federation.evaluation import over_clients
 from fedaccord.federation.round import Round
 from fedaccord.runs import load_model
 from fedaccord.strategies import Ditto, FedAvg

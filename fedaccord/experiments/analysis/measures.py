@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedaccord.config import RunConfig
 from fedaccord.core.client_half import state_like
+from fedaccord.core.metrics import over_clients
 from fedaccord.core.request import ModelSettings
 from fedaccord.core.rounds import broadcast
 from fedaccord.core.vectors import dtype_of, fill
@@ -19,7 +20,6 @@ from fedaccord.experiments.analysis import curvature
 from fedaccord.experiments.analysis.curvature import Surface
 from fedaccord.experiments.analysis.saved_model import check_frozen, read_card
 from fedaccord.federation.checkpoint import unpack
-from fedaccord.federation.evaluation import over_clients
 from fedaccord.process import threads
 from fedaccord.runs import load_model, logbook, reader
 from fedaccord.runs.checkpoint import Checkpoints

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedaccord import config
 from fedaccord.config import RunConfig
-from fedaccord.core.metrics import METRICS
+from fedaccord.core.metrics import METRICS, OUTPUT, PERSONAL
 from fedaccord.core.options import check_option, did_you_mean, option, options
 from fedaccord.experiments.sweep import space
 from fedaccord.experiments.sweep.configuration import Configuration
@@ -19,13 +19,11 @@ from fedaccord.strategies import METHODS
 
 SEARCHES = ("grid", "random", "optuna", "halving", "asha")
 LADDERS = ("halving", "asha")  # searches that train some configurations further
-PERSONAL = "personal-"  # prefix of the metrics of the clients' own models
-CLIENT = "client-"  # prefix of those of the output model that clients evaluate
 LISTS = ("seeds", "test-seeds")  # keys of [sweep] beside the options
 MEASURES = (
     *METRICS,
-    *("loss", f"{CLIENT}loss", f"{CLIENT}accuracy-worst-tenth"),
-    *(f"{of}{name}" for of in (PERSONAL, CLIENT) for name in METRICS),
+    *("loss", f"{OUTPUT}loss", f"{OUTPUT}accuracy-worst-tenth"),
+    *(f"{of}{name}" for of in (PERSONAL, OUTPUT) for name in METRICS),
 )
 SAME = {"threads": 1}  # for the same last bits of a trial on every machine
 
@@ -189,10 +187,10 @@ class Plan:
     def _check_evaluation(self, evaluation: str) -> None:
         """Raise ValueError, in one line, if the ranking metric is not measured."""
         metric = self.options.metric
-        if metric.startswith(CLIENT) and evaluation == "server":
+        if metric.startswith(OUTPUT) and evaluation == "server":
             needed = '"clients" or "both"'
-        elif not metric.startswith((CLIENT, PERSONAL)) and evaluation == "clients":
-            needed = f'"both" or "server", or metric="{CLIENT}{metric}"'
+        elif not metric.startswith((OUTPUT, PERSONAL)) and evaluation == "clients":
+            needed = f'"both" or "server", or metric="{OUTPUT}{metric}"'
         else:
             return
         raise ValueError(
@@ -261,7 +259,7 @@ class Plan:
                 lines |= dict.fromkeys(f"{method}: {line}" for line in made.unread(given))
         metric = self.options.metric
         own = [method for method in self.methods if self._has_personal(method)]
-        if own and not metric.startswith((PERSONAL, CLIENT, "loss")):
+        if own and not metric.startswith((PERSONAL, OUTPUT, "loss")):
             line = f"ranked by the mean model; {PERSONAL}accuracy-last reports the clients' own"
             if len(own) == len(self.methods):
                 line += f", and metric={PERSONAL}{metric} in [sweep] ranks by them"

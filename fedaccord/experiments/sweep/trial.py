@@ -17,11 +17,12 @@ import pandas as pd
 
 from fedaccord import config, engine
 from fedaccord.config import RunConfig
+from fedaccord.core.metrics import OUTPUT, PERSONAL
 from fedaccord.experiments.analysis.costs import Point, with_costs
 from fedaccord.experiments.analysis.groups import DEFAULTS, TRIALS, Group
 from fedaccord.experiments.analysis.ranking import up_to
 from fedaccord.experiments.sweep.configuration import deciding_defaults
-from fedaccord.experiments.sweep.plan import CLIENT, PERSONAL, Plan
+from fedaccord.experiments.sweep.plan import Plan
 from fedaccord.runs import flatten, lock, logbook, metrics, named_contents, reader
 from fedaccord.runs.directory import COMPLETED as COMPLETED
 from fedaccord.runs.directory import FAILED as FAILED
@@ -277,7 +278,7 @@ def number(row: Mapping[str, Any], key: str) -> float:
 def column(metric: str, split: str) -> str:
     """The key of a metric in a row, as ``accuracy-last``; clients' metrics have the same key in
     both splits, as validation samples replace their test samples."""
-    return metric if metric.startswith((CLIENT, PERSONAL)) else f"{split}-{metric}"
+    return metric if metric.startswith((OUTPUT, PERSONAL)) else f"{split}-{metric}"
 
 
 def sign(metric: str) -> int:

@@ -1,0 +1,6 @@
+"""`python -m fedaccord`: the command line, where its script is not on the path."""
+
+from fedaccord.cli import app
+
+if __name__ == "__main__":
+    app()
