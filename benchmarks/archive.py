@@ -3,10 +3,10 @@
     python benchmarks/archive.py pack DIR docs/results/runs/NAME.tar.xz
     python benchmarks/archive.py unpack docs/results/runs/NAME.tar.xz DIR
 
-DIR has run directories, at any depth, or sweeps. Unpacked, they are completed runs: `fedaccord
+DIR has run directories, at any depth, or sweeps. Unpacked, they are runs that ended: `fedaccord
 compare` and `report` read them, a benchmark makes its page from them, and it or a sweep runs only
-what is missing. Left out are runs that are not completed, settings that are paths, and what clients
-measured; the rows from which costs are counted are there.
+what is missing. Left out are runs that neither completed nor failed, settings that are paths, and
+what clients measured; the rows from which costs are counted are there.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import tomli_w
 
 from fedaccord.config import paths
 from fedaccord.runs import COMPLETED, flatten, reader, status
+from fedaccord.runs.directory import FAILED
 from fedaccord.storage.files import replace
 
 KEPT = data.REPOSITORY / "docs" / "results" / "runs"
@@ -81,9 +82,10 @@ def sentence(page: str) -> str:
 
 def _files(folder: Path) -> set[Path]:
     """Raises ValueError if there is no completed run."""
-    runs = [run for run in reader.find([folder]) if status(run) == COMPLETED]
-    if not runs:
+    ended = {run: status(run) for run in reader.find([folder])}
+    if COMPLETED not in ended.values():
         raise ValueError("expected completed runs, found none")
+    runs = [run for run, how in ended.items() if how in (COMPLETED, FAILED)]
     found = {run / name for run in runs for name in OF_RUN}
     for defaults in folder.rglob("defaults.json"):
         found |= {file for pattern in OF_SWEEP for file in defaults.parent.glob(pattern)}

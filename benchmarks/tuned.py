@@ -14,7 +14,7 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,6 +109,15 @@ def read(sweep: Path, plan: Plan) -> list[Tested]:
     return sorted(found, key=lambda each: -each.method.mean)
 
 
+def failures(sweep: Path) -> dict[str, list[int]]:
+    """By method, the rounds of its tests that failed."""
+    found: dict[str, list[int]] = {}
+    for run in map(reader.read, reader.find([sweep])):
+        if run.summary["status"] == "failed" and not run.settings["validation"]:
+            found.setdefault(run.settings["algo"], []).append(int(run.summary["rounds"]))
+    return found
+
+
 def _tested(
     plan: Plan, name: str, tests: Sequence[reader.Run], tuning: Sequence[reader.Run]
 ) -> Tested:
@@ -147,12 +156,15 @@ def report(made: Made, sweep: Path, results: Path, page: str) -> None:
     if not found:
         raise FileNotFoundError(f"{sweep} holds no method that is tested: sweep first")
     results.mkdir(parents=True, exist_ok=True)
-    (results / f"{page}.md").write_text(text(made, found, page))
+    (results / f"{page}.md").write_text(text(made, found, page, failures(sweep)))
     accuracy.plot([each.method for each in found], results / f"{page}.png", WINDOW)
     print(f"{len(found)} of {len(plan.methods)} methods in {results / page}.md and {page}.png")
 
 
-def text(made: Made, found: Sequence[Tested], page: str) -> str:
+def text(
+    made: Made, found: Sequence[Tested], page: str, failed: Mapping[str, Sequence[int]]
+) -> str:
+    """The page; failed: the rounds of failed tests of each method."""
     plan = made.plan
     options, run, baseline = plan.options, plan.run, accuracy.BASELINE
     base = next((each for each in found if each.method.name == baseline), None)
@@ -204,8 +216,12 @@ def text(made: Made, found: Sequence[Tested], page: str) -> str:
         *fallen(found),
         *at_defaults(found),
     ]
-    if left:
-        lines += [f"Not tested yet: {', '.join(left)}.", ""]
+    if lost := [name for name in left if name in failed]:
+        ends = {name: ", ".join(map(str, sorted({*failed[name]}))) for name in lost}
+        each = (f"{name} (after {rounds} rounds)" for name, rounds in ends.items())
+        lines += [f"Failed in their tests, with their best configuration: {', '.join(each)}.", ""]
+    if waiting := [name for name in left if name not in failed]:
+        lines += [f"Not tested yet: {', '.join(waiting)}.", ""]
     end = f"Made by {made.commands(page)}, on a CPU.{archive.sentence(page)}"
     return "\n".join([*lines, end, ""])
 

@@ -196,7 +196,12 @@ def _check_number(name: str, value: Any, low: float, high: float) -> None:
 
 
 def _check_loss(loss: Any) -> None:
-    _check_number("train-loss", loss, -MAX_LOSS, MAX_LOSS)
+    try:
+        _check_number("train-loss", loss, -MAX_LOSS, MAX_LOSS)
+    except ValueError as error:
+        if not isinstance(loss, float):
+            raise
+        raise ValueError(f"the local model diverged: {error}") from None
 
 
 def _check_lost(lost: StateLost, instruction: TrainInstruction) -> StateLost:

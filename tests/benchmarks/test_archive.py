@@ -25,16 +25,17 @@ def test_an_unpacked_run_has_no_paths(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a", "one", **place)
     write_run(tmp_path / "runs" / "a", "two", seed=7)
     write_run(tmp_path / "runs", "failed", ended="failed")
+    write_run(tmp_path / "runs", "left-out", ended="interrupted")
     (tmp_path / "runs" / "a" / "one" / "model.safetensors").write_bytes(b"large")
     kept, back = tmp_path / "runs.tar.xz", tmp_path / "back"
-    assert archive.pack(tmp_path / "runs", kept) == 8
-    assert archive.unpack(kept, back) == 8
+    assert archive.pack(tmp_path / "runs", kept) == 12
+    assert archive.unpack(kept, back) == 12
 
     assert str(tmp_path) not in "".join(file.read_text() for file in back.rglob("*.*"))
     runs, lines = reader.read_all([back])
-    assert ([run.path.name for run in runs], lines) == (["one", "two"], [])
+    assert ([run.path.name for run in runs], lines) == (["one", "two", "failed"], [])
     for run in runs:
-        before = reader.read(tmp_path / "runs" / "a" / run.path.name)
+        before = reader.read(tmp_path / "runs" / run.path.relative_to(back))
         assert run.settings == {k: v for k, v in before.settings.items() if k not in place}
         assert (run.summary, run.versions) == (before.summary, before.versions)
         pd.testing.assert_frame_equal(run.metrics, before.metrics)

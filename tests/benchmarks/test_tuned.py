@@ -18,7 +18,7 @@ def plan_of(page: str, *methods: str) -> Plan:
     return Plan.make(content | {"space": space})
 
 
-PLAN = plan_of("full-length", "fedavg", "fedinit", "scaffold", "feddyn")
+PLAN = plan_of("full-length", "fedavg", "fedinit", "scaffold", "feddyn", "fedcm")
 
 
 def write_run(out: Path, method: str, which: int, seed: int, final: float, **other: Any) -> None:
@@ -42,6 +42,10 @@ def test_a_method_is_tested_with_its_tuned_values_and_compared_by_seed(tmp_path:
             mean = 0.79 + seed / 100 + gain * (1 + seed / 10)
             write_run(tmp_path, method, which, seed, mean, **untuned.get(method, {}))
     write_run(tmp_path, "feddyn", 0, 0, 0.9)  # of one seed: not tested yet
+    for seed in range(3):
+        write_run(tmp_path, "fedcm", 0, seed, 0.9)
+        summary = tmp_path / "runs" / f"fedcm-0-{seed}-0.0" / "summary.json"
+        summary.write_text(summary.read_text().replace('"completed"', '"failed"'))
     tuned.report(tuned.Made(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
     page = (tmp_path / "tuned.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
@@ -54,6 +58,7 @@ def test_a_method_is_tested_with_its_tuned_values_and_compared_by_seed(tmp_path:
     assert rows[4][3:5] == ["-2.20 ± 0.20", "below"]
     assert "fedinit: lr=0.2305; fedinit: relaxed-init.beta=0.1" in page
     assert "Not tested yet: feddyn." in page
+    assert "Failed in their tests, with their best configuration: fedcm (after 20 rounds)" in page
     assert "ends more than 2 points below its best 10" not in page
     assert "Not tuned, at their values here: scaffold: scaffold.server-lr 0.7." in page
     assert (tmp_path / "tuned.png").stat().st_size > 10_000
