@@ -247,6 +247,8 @@ class Muon(AdamW):
         if rest:
             w_s, d_s, m_s, v_s = ([piece[i] for i in rest] for piece in pieces)
             self._step(w_s, d_s, own, m_s, v_s, lr, decay)
+        else:
+            own.n.add_(1)
 
     def upload(self, own: Moments, config: LocalConfig) -> SentMoments:
         sent = SentMoments(*self._corrected(own.m, own.v, own.n.double()))

@@ -270,6 +270,16 @@ def muon_config() -> LocalConfig:
     return LocalConfig(0, 1, LR, WD, 0.0, 0, 0, SHAPES, hidden=HIDDEN)
 
 
+def test_moments_of_a_model_of_hidden_matrices_are_finite() -> None:
+    config = LocalConfig(0, 1, LR, WD, 0.0, 0, 0, ((2, 3),), hidden=(0,))
+    w, d = torch.ones(6), torch.arange(6.0)
+    own = MUON.init(w)
+    MUON.step(w, d, own, LR, WD, config)
+    sent = MUON.upload(own, config)
+    assert own.n.item() == 1
+    assert all(part.isfinite().all() for part in sent if part is not None)
+
+
 def directions(n: int, rows: tuple[int, ...] = ()) -> list[Tensor]:
     generator = torch.Generator().manual_seed(5)
     d = sum(torch.Size(shape).numel() for shape in SHAPES)

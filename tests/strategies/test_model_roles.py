@@ -50,7 +50,7 @@ class Roles(nn.Module):
 
     def __init__(self, scale: float = 1.0, statistics: bool = True) -> None:
         super().__init__()
-        self.body, self.head = linear(W0), linear(HEAD)
+        self.head, self.body = linear(HEAD), linear(W0)  # the last one is the output, for Muon
         frozen = torch.full((D,), scale, dtype=torch.float64)
         self.scale = nn.Parameter(frozen, requires_grad=False)
         self.statistics = statistics

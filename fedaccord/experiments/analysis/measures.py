@@ -164,8 +164,8 @@ def fairness(saved: Saved) -> Iterator[Measure]:
         assert isinstance(samples, tuple)
         batches = saved.task.batches(samples, saved.w.dtype)
         of_client = evaluate(saved.model, saved.w, batches, saved.task.loss)
-        if "accuracy" in of_client:
-            accuracies.append(of_client["accuracy"])
+        if (accuracy := of_client.get("accuracy")) is not None:
+            accuracies.append(accuracy)
             examples.append(len(samples[1]))
     if not accuracies:
         return
