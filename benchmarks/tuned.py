@@ -29,7 +29,8 @@ from fedaccord.experiments.analysis.costs import reached, with_costs
 from fedaccord.experiments.sweep import Plan
 from fedaccord.experiments.sweep.configuration import Configuration
 from fedaccord.experiments.sweep.table import at_edges
-from fedaccord.runs import flatten, reader
+from fedaccord.runs import COMPLETED, flatten, reader
+from fedaccord.runs.directory import FAILED
 from fedaccord.runs.metrics import WINDOW
 
 TARGET = 0.8  # test accuracy up to which costs count if there is no FedAvg
@@ -93,12 +94,12 @@ class Tested(NamedTuple):
         return {seed: 100 * run.mean for seed, run in self.method.runs.items()}
 
 
-def read(sweep: Path, plan: Plan) -> list[Tested]:
+def read(runs: Sequence[reader.Run], plan: Plan) -> list[Tested]:
     """The methods whose tests are completed, the best first."""
     tests: dict[str, list[reader.Run]] = {}
     tuning: dict[str, list[reader.Run]] = {}
-    for run in map(reader.read, reader.find([sweep])):
-        if run.summary["status"] == "completed":
+    for run in runs:
+        if run.summary["status"] == COMPLETED:
             stage = tuning if run.settings["validation"] else tests
             stage.setdefault(run.settings["algo"], []).append(run)
     found = []
@@ -109,11 +110,11 @@ def read(sweep: Path, plan: Plan) -> list[Tested]:
     return sorted(found, key=lambda each: -each.method.mean)
 
 
-def failures(sweep: Path) -> dict[str, list[int]]:
+def failures(runs: Sequence[reader.Run]) -> dict[str, list[int]]:
     """By method, the rounds of its tests that failed."""
     found: dict[str, list[int]] = {}
-    for run in map(reader.read, reader.find([sweep])):
-        if run.summary["status"] == "failed" and not run.settings["validation"]:
+    for run in runs:
+        if run.summary["status"] == FAILED and not run.settings["validation"]:
             found.setdefault(run.settings["algo"], []).append(int(run.summary["rounds"]))
     return found
 
@@ -152,11 +153,12 @@ def _run(run: reader.Run) -> accuracy.Run:
 def report(made: Made, sweep: Path, results: Path, page: str) -> None:
     """Write the page and its picture. Raises FileNotFoundError if no method is tested."""
     plan = made.plan
-    found = read(sweep, plan)
+    runs = [*map(reader.read, reader.find([sweep]))]
+    found = read(runs, plan)
     if not found:
         raise FileNotFoundError(f"{sweep} holds no method that is tested: sweep first")
     results.mkdir(parents=True, exist_ok=True)
-    (results / f"{page}.md").write_text(text(made, found, page, failures(sweep)))
+    (results / f"{page}.md").write_text(text(made, found, page, failures(runs)))
     accuracy.plot([each.method for each in found], results / f"{page}.png", WINDOW)
     print(f"{len(found)} of {len(plan.methods)} methods in {results / page}.md and {page}.png")
 

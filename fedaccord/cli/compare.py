@@ -132,7 +132,6 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric
             "has the trials"
         )
     from fedaccord.experiments.analysis.groups import several_contents
-    from fedaccord.experiments.analysis.ranking import of_untrained_parts
     from fedaccord.runs.metrics import is_loss
 
     sets = [*dict.fromkeys(str(group.settings.get("dataset")) for group in compared)]
@@ -147,12 +146,20 @@ def note_compared(groups: "Sequence[Group]", compared: "Sequence[Group]", metric
     losses = sorted({str(run.used.get("loss", run.settings.get("loss"))) for run in every_run})
     if len(losses) > 1 and is_loss(metric):
         warn(f"{metric}: runs of loss={', '.join(losses)} are ranked together by values of each")
-    if parts := [group.label for group in compared if of_untrained_parts(group, metric)]:
-        more = f" and {len(parts) - 1} more rows" if len(parts) > 1 else ""
+    if rows := rows_of_untrained_parts(compared, metric):
         warn(
-            f"{parts[0]}{more}: {metric} is of a model whose local parts are those before round 1; "
+            f"{rows}: {metric} is of a model whose local parts are those before round 1; "
             f"--metric personal-{metric.partition('-')[2]} ranks by the clients' own models"
         )
+
+
+def rows_of_untrained_parts(groups: "Sequence[Group]", metric: str) -> str:
+    """The first row whose metric is of w with the clients' own parts as they were before round 1,
+    and how many more there are; empty: none."""
+    from fedaccord.experiments.analysis.ranking import of_untrained_parts
+
+    first, *others = [g.label for g in groups if of_untrained_parts(g, metric)] or [""]
+    return f"{first} and {len(others)} more rows" if others else first
 
 
 def read_groups(runs: list[Path]) -> "list[Group]":

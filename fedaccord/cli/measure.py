@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fedaccord.cli.compare import read_groups
+from fedaccord.cli.compare import read_groups, rows_of_untrained_parts
 from fedaccord.cli.console import make_console, print_table, refusing, stop, warn
 from fedaccord.cli.settings import read_place
 
@@ -74,7 +74,6 @@ def measure(
     """
     from fedaccord.experiments.analysis.figures import save_landscapes
     from fedaccord.experiments.analysis.measures import FILE, Options
-    from fedaccord.experiments.analysis.ranking import of_untrained_parts
 
     _check(landscape, out)
     options = Options(samples=samples, probes=probes, radius=radius)
@@ -120,10 +119,9 @@ def measure(
                 f"{name} of {rough.count(name)} of {len(found)} runs is not converged; `fedaccord "
                 "measure` of one run prints its residual"
             )
-    if parts := [group.label for group in groups if of_untrained_parts(group, "test-loss")]:
-        more = f" and {len(parts) - 1} more rows" if len(parts) > 1 else ""
+    if rows := rows_of_untrained_parts(groups, "test-loss"):
         warn(
-            f"{parts[0]}{more}: all measures but dual-drift and dual-mean are of w with local "
+            f"{rows}: all measures but dual-drift and dual-mean are of w with local "
             "parts as they were before round 1"
         )
     if landscape is not None:

@@ -24,7 +24,6 @@ class Score(NamedTuple):
     loss: Tensor  # (), the sum over the targets
     weight: Tensor | int  # their number, see `losses.weight`
     sums: dict[str, Tensor]  # the sums of each metric
-    examples: int
 
 
 @torch.no_grad()
@@ -65,7 +64,6 @@ def _evaluate(
     sums: dict[str, Tensor] = {}
     chosen: dict[str, Metric] = {}
     weights: Tensor | int = 0
-    examples = 0
 
     @torch.no_grad()  # of a thread
     def score(own: FlatModel, batch: Pair) -> Score:
@@ -78,7 +76,7 @@ def _evaluate(
         measured = select(metrics, of_classes=not targets.is_floating_point())
         chosen.update(measured)
         found = {name: metric.sums(predictions, targets) for name, metric in measured.items()}
-        return Score(value, number, found, len(targets))
+        return Score(value, number, found)
 
     models = [model, *(deepcopy(model) for _ in range(threads - 1))]
     for batch in _scores(score, models, batches):
@@ -86,9 +84,6 @@ def _evaluate(
         weights = weights + batch.weight
         for name, part in batch.sums.items():
             sums[name] = sums[name] + part if name in sums else part
-        examples += batch.examples
-    if not examples:
-        return {}
     on_host = {name: to_device(part, "cpu") for name, part in sums.items()}
     loss_sum, number = fetch([total, weights])  # after this the sums' copies are complete, too
     if not number:

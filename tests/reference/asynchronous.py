@@ -70,10 +70,8 @@ def run(
     for t, cohort in enumerate(wanted):
         busy = {visit.client for visit in at_work}
         for i in [i for i in sorted(cohort) if i not in busy][: M - len(busy)]:
-            y = memory[i] if method == "local" else w.copy()
-            if method == "fedinit":
-                y = w + beta * (w - memory[i])
-            start = y if method == "fedinit" else w
+            start = {"local": memory[i], "fedinit": w + beta * (w - memory[i])}.get(method, w)
+            y = start.copy()
             for _ in range(steps[i]):
                 g = problem.grad(i, y)
                 if method == "scaffold":
