@@ -362,8 +362,14 @@ def test_an_incomplete_message_is_one_line(stage: str) -> None:
         client.answer({"stage": stage, **nonce}, memory)
 
 
-def test_a_wrong_upload_fails_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("lost", "more"),
+    [({}, 2**30), ({4: client.SHARE}, 2**21)],  # the second: beyond the sum of four, not of five
+)
+def test_wrong_uploads_fail_the_sum(
+    lost: dict[int, str], more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = client.add_masks
-    monkeypatch.setattr(client, "add_masks", lambda q, kept: right(q, kept) + np.uint32(2**30))
+    monkeypatch.setattr(client, "add_masks", lambda q, kept: right(q, kept) + np.uint32(more))
     with pytest.raises(SumFailedError, match="outside its range"):
-        protocol(5)
+        protocol(5, lost)

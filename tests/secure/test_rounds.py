@@ -3,7 +3,9 @@
 import logging
 import struct
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from fedaccord import strategies as S
 from fedaccord import train_locally
 from fedaccord.client import secure as client_secure
 from fedaccord.compat.crypto import encrypt
+from fedaccord.core.rule import LocalConfig
 from fedaccord.engine import Recorder, quiet
 from fedaccord.federation import fleet, roster, secure
 from fedaccord.federation.errors import FederationError
@@ -89,6 +92,19 @@ def test_rounding_is_unbiased_and_within_a_step() -> None:
     assert far.tolist() == [0, 15]
     with pytest.raises(ValueError, match="NaN or Inf"):
         plugin.quantised(torch.tensor([1.0, float("nan")]), torch.Generator())
+
+
+def test_each_round_and_each_client_draws_its_own_rounding() -> None:
+    """Equal uploads: else their errors would add up instead of averaging out."""
+    plugin, d = SecureSum(bits=4, range=1.0, models="w"), 200
+    kind: Any = S.METHODS["fedavg"]().rule().sends
+    up, down = kind(torch.full((2, d), 0.3)), SimpleNamespace(w=torch.zeros(d))
+    drawn = []
+    for t, seed in ((0, 0), (1, 0), (0, 1)):
+        result: Any = SimpleNamespace(config=LocalConfig(t, 3, 0.1, 0.0, 0.0, [4, 7], seed, ()))
+        drawn += [*plugin.encode(up, down, None, result)[0][0]]
+    for a, b in combinations(drawn, 2):  # each number is rounded up with probability 3/4
+        assert 0.2 < float((a != b).double().mean()) < 0.55
 
 
 @pytest.mark.parametrize(("inside", "lines"), [(98, 1), (99, 0)])
