@@ -171,6 +171,15 @@ def test_which_methods_can() -> None:
         assert why[name] != Method.synchronous.fget(None), name
 
 
+@pytest.mark.parametrize(("clients", "replies"), [(1, 1), (4, 2), (5, 3)])
+def test_a_server_step_has_half_of_the_replies_underway_rounded_up(
+    clients: int, replies: int
+) -> None:
+    own: dict[str, Any] = {"schedule": "buffered", "device_profile": "lognormal"}
+    assert Scaffold(**own, concurrency=clients).buffer_of(C) == replies
+    assert Scaffold(**own, fraction_train=clients / 10).buffer_of(10) == replies
+
+
 def test_settings_that_do_not_fit_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     sizes = {"concurrency": 4, "buffer_size": 2, "min_replies": 3, "device_profile": "lognormal"}
     with pytest.raises(ValueError, match=r"^min-replies: .* lower it, or raise buffer-size$"):
