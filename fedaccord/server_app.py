@@ -288,7 +288,7 @@ def run_of(
     initial = initial_arrays(task, settings, fleet.home)
     more["model"] = model.layout
     if method.device_profile != NONE and not isinstance(fleet, MessageFleet):
-        up = upload_bytes(method, method.client_half(), model.w)
+        up = upload_bytes(method.cost, method.client_half(), model.w)
         simulated = devices(method.device_profile, method.seed, fleet.num_clients)
         more["clock"] = Clock(simulated, task.num_examples, up, method.cost.gradients)
     if method.evaluation != "clients":

@@ -81,7 +81,8 @@ def methods_markdown() -> str:
 def cost_note(strategy: "FederatedStrategy") -> str:
     """The conditions on which a method's cost depends; empty: none."""
     first = "w^0 once, with a client's first training message"
-    notes = [first] if strategy.client_half().needs_w_init else []
+    is_late = strategy.client_half().needs_w_init and not strategy.all_clients
+    notes = [first] if is_late else []
     return "; ".join([*notes, *([strategy.cost_note] if strategy.cost_note else [])])
 
 

@@ -85,7 +85,7 @@ def train_locally(
     in ``context.state`` and written last. ``batches`` is iterated once per local epoch, or until
     ``local-steps`` steps are taken; its tensors may be on any device. ``loss`` is called as
     ``loss(predictions, targets)``. ``examples`` counts the client's samples; by default those of
-    the first pass over ``batches``.
+    a pass over ``batches``, of which an iterator shows only what ``local-steps`` read.
 
     A batch is (inputs, targets), or a dict of an image (``img`` or ``image``) and its targets under
     the key ``targets``; with ``forward(model, batch) -> predictions`` any tuple that ends with the
@@ -197,7 +197,7 @@ def local_round(request: TrainRequest, state: Any, data: Data) -> tuple[TrainRep
     if half.keeps_local:
         state = WithLocal(state, model.read_local())
     up, state = all_to_device(up, data.home), all_to_device(state, CPU)
-    reply = TrainReply(up, data.examples or passes.examples, result.steps, result.loss)
+    reply = TrainReply(up, data.examples or passes.size, result.steps, result.loss)
     if request.buffers is not None:
         reply = reply._replace(buffers=to_device(model.read_buffers(), data.home))
     if data.home.type == "cuda":

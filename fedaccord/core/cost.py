@@ -77,10 +77,10 @@ def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
     raise AssertionError("client 0 takes part in the last round")
 
 
-def upload_bytes(method: ServerHalf, half: ClientHalf, like: Vector) -> float:
+def upload_bytes(cost: Cost, half: ClientHalf, like: Vector) -> float:
     """Bytes of an upload of a model like ``like`` (d,), as the plug-ins encode it."""
     share = math.prod(plugin.wire_share(like) for plugin in half.plugins)
-    return cost_of(method, half).up * like.nbytes * share
+    return cost.up * like.nbytes * share
 
 
 def _read(half: ClientHalf, up: Any, down: Any, like: Vector) -> list[Tensor]:

@@ -74,9 +74,10 @@ class LocalResult(NamedTuple):
     def mean_direction(self) -> Vector:
         """The mean over the steps of their directions d_k, a fresh vector.
 
-        Under SGD it is the displacement over the sum of rates, which includes weight decay. For
-        other optimisers it is not; there the directions are summed up if the rule sets
-        `reads_mean_direction`. Raises TypeError if it does not.
+        Under SGD it is the displacement over the sum of rates, which includes weight decay, and
+        weighs each step by its rate if these fall within the round. For other optimisers it is
+        not; there the directions are summed up if the rule sets `reads_mean_direction`. Raises
+        TypeError if it does not.
         """
         if self.mean is not None:
             return self.mean.clone()
@@ -136,6 +137,10 @@ class LocalRule(Registered):
     @property
     def needs_w_init(self) -> bool:
         """Whether `init` reads w^0, which the server then sends with a client's first message."""
+        return False
+
+    def is_silent(self, t: int) -> bool:
+        """Whether the clients of round t send no vector."""
         return False
 
     @property

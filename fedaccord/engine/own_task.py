@@ -138,6 +138,12 @@ def _check_finite(what: str, samples: Any, with_targets: bool) -> None:
 
 
 def _copied(module: nn.Module) -> nn.Module:
+    hooked = [name for name, p in module.named_parameters() if p._backward_hooks]
+    if hooked:
+        raise ValueError(
+            f"model: expected parameters without hooks, {hooked[0]} has one, which no copy keeps: "
+            "register it on a module, or give fedaccord run a function that builds the model"
+        )
     try:
         return copy.deepcopy(module)
     except Exception as error:  # attributes of any kind

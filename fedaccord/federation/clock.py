@@ -48,7 +48,8 @@ class Clock:
         up_bytes: float,
         gradients: float,
     ) -> None:
-        """examples: samples of a client; up_bytes: of a reply, without buffers of the model;
+        """examples: samples of a client; up_bytes: of a reply that is not silent, without
+        buffers of the model;
         gradients: of a local step, as in `Cost`."""
         self.devices, self._examples = devices, examples
         self._up_bytes, self._gradients = up_bytes, gradients
@@ -83,7 +84,8 @@ class Clock:
         """The end of a visit that begins now."""
         instruction = request.instruction
         device, extra = self.devices[instruction.client], nbytes(request.buffers)
-        up = self._up_bytes + extra
+        silent = instruction.half.rule.is_silent(instruction.round)
+        up = extra + (0 if silent else self._up_bytes)
         seconds = device.latency + request.nbytes / device.down + up / device.up
         samples = self._gradients * self._samples(instruction)
         end = now + seconds + samples * device.seconds_per_sample

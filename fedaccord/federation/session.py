@@ -105,7 +105,9 @@ class Session:
 
     def visits(self, s: RoundState, cohort: Iterable[int]) -> list[Visit]:
         """The message to each client of round t."""
-        late, visits = self.half.needs_w_init and s.t > 0, []
+        visits: list[Visit] = []
+        is_w_init = s.t == 0 and self.half.rounding is None  # the broadcast itself
+        late = self.half.needs_w_init and not is_w_init
         rounded: dict[int, tuple[Vector, Vector]] = {}
         for i in cohort:
             accepted = int(s.accepted[i])

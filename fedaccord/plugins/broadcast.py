@@ -18,7 +18,8 @@ instead of at it. bf16 halves the download, int8 leaves a quarter.
 
 Where we differ: no paper. Vectors that a client adds to its memory are sent exactly (the steps
 that a client of A-FedPD missed, SCAFFOLD's c if uploads are one vector): mean(c_i) = c and
-mean(lam_i) = lam_bar hold as without rounding. w^0, which few methods read, is not rounded.
+mean(lam_i) = lam_bar hold as without rounding. Clients whose memory begins at w^0 receive it
+exactly, beside the rounded broadcast.
 """
 
 from dataclasses import dataclass, replace

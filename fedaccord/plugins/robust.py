@@ -14,11 +14,11 @@ f = trim P, rounded up, and at most as many as leave one value (trimmed mean) or
 (Krum). Krum's guarantee needs P > 2 f + 2.
 
 When to use: if some clients may send anything, by fault or on purpose. Fewer than half of a
-round's clients can then move a coordinate no farther than the range of the other clients. On
-heterogeneous data honest clients differ too: the median of their models is not their mean, and Krum
-follows one client alone, so the model is worse if all clients are honest. A method whose server
-sums up more than models (duals, control variates) is refused: its memory would no longer be the
-clients'.
+round's clients (median), or at most f of them (trimmed mean), can then move a coordinate no farther
+than the range of the other clients. On heterogeneous data honest clients differ too: the median of
+their models is not their mean, and Krum follows one client alone, so the model is worse if all
+clients are honest. A method whose server sums up more than models (duals, control variates) is
+refused: its memory would no longer be the clients'.
 
 Where we differ: the papers take means of gradients, we of local models after their K steps.
 """

@@ -19,7 +19,7 @@ the rest of the family. The released code forms anchor_i with the old dual.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -34,6 +34,7 @@ from fedaccord.core import (
     Vector,
     option,
 )
+from fedaccord.core.cost import Cost
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.gossip import Gossip
 
@@ -71,6 +72,9 @@ class FedPDClient(LocalRule):
     def models(self) -> tuple[str, ...]:
         return ("anchor",)
 
+    def is_silent(self, t: int) -> bool:
+        return is_silent(self.p, self.seed, t)
+
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> ClientState:
         return ClientState(w=w, lam=torch.zeros_like(w), anchor=w)
 
@@ -84,7 +88,7 @@ class FedPDClient(LocalRule):
         return Direction(shift=state.lam, rho=self.rho, anchor=self.anchor(down, state))
 
     def upload(self, w_K: Vector, down: Down, state: ClientState, result: LocalResult) -> Up:
-        silent = is_silent(self.p, self.seed, result.config.round)
+        silent = self.is_silent(result.config.round)
         return Up(None if silent else self._step(w_K, down, state).anchor)
 
     def remember(
@@ -135,12 +139,17 @@ class FedPD(FederatedStrategy):
                     "broadcast a client has no update to send"
                 )
 
-    def rule(self) -> LocalRule:
+    @property
+    def cost(self) -> Cost:
+        """Of a round that communicates."""
+        return replace(self, p=0.0).cost if self.p else super().cost
+
+    def rule(self) -> FedPDClient:
         return FedPDClient(self.rho, self.p, self.local_init, self.seed)
 
     def broadcast(self, w: Vector, state: Any, client: Client) -> Down:
         last = client.last_round  # of all clients, as a round counts only with all of them
-        silent = last >= 0 and is_silent(self.p, self.seed, last)
+        silent = last >= 0 and self.rule().is_silent(last)
         return Down(None if silent else w)
 
     def aggregate(self, w: Vector, ups: Up, state: Any, cohort: Cohort) -> tuple[Vector, Any]:

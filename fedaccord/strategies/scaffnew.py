@@ -48,8 +48,12 @@ class ClientState(NamedTuple):
 class ScaffnewClient(LocalRule):
     p: float
 
+    @property
+    def needs_w_init(self) -> bool:
+        return True  # a rounded w^0 would stay in the sum of h_i
+
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> ClientState:
-        return ClientState(h=(-self.p / config.lr) * w)  # h_i = 0
+        return ClientState(h=(-self.p / config.lr) * w_init)  # h_i = 0
 
     def h_i(self, down: Model, state: ClientState, config: LocalConfig) -> Vector:
         return state.h + (self.p / config.lr) * down.w

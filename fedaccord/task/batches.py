@@ -1,6 +1,6 @@
 """The forms of a batch: tensors, or tuples and dicts with tensors; and the model's inputs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,15 @@ class BatchFormat:
             f"batch: expected (inputs, targets) or a dict of {IMAGES[0]!r} and {self.targets!r}, "
             f"got {describe(batch)}; {GIVE} and targets=KEY"
         )
+
+    def size(self, batches: Iterable[Batch]) -> int:
+        """The samples of a list of batches or a DataLoader; 0: they are not known."""
+        if isinstance(batches, list | tuple):
+            return sum(len(self.split(batch)[1]) for batch in batches)
+        each, sampler = getattr(batches, "batch_size", None), getattr(batches, "sampler", None)
+        if not each or not isinstance(sampler, Sized):
+            return 0
+        return len(sampler) - (len(sampler) % each if getattr(batches, "drop_last", False) else 0)
 
     def read(
         self, batch: Batch, device: torch.device | str, dtype: torch.dtype

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedaccord.core.client_half import GradientHook
 from fedaccord.core.rounds import CohortGradient, Solution, descend_cohort
@@ -21,6 +22,7 @@ from fedaccord.data.samples import IGNORED
 from fedaccord.task.cuda_graphs import graphs_of
 from fedaccord.task.flat_model import FlatModel
 from fedaccord.task.generators import OTHERS, drawn_from, states_of
+from fedaccord.task.layers import has_backward_hooks
 from fedaccord.task.solver import Loss, Pair, known_layers, tf32_as
 
 
@@ -97,6 +99,11 @@ class CohortSolver:
             raise NotImplementedError(
                 "expected a model without local parameters and without buffers that change in "
                 "training; train its clients one at a time"
+            )
+        if has_backward_hooks(model.module):
+            raise NotImplementedError(
+                "expected a model without hooks of its backward pass; train its clients one at a "
+                "time"
             )
         self.model = model
         self.stacks = stacks
@@ -214,8 +221,12 @@ class CohortSolver:
             x, size = stack.inputs[i], int(stack.sizes[i])
             w = torch.randn(len(model.w), generator=torch.Generator().manual_seed(0)).to(model.w)
             named = model.state_dict(w / 10)
-            model.module.eval()  # without dropout
+            model.train()  # in evaluation mode a layer may not look at the others of its batch
+            for part in model.module.modules():
+                if isinstance(part, _DropoutNd):
+                    part.eval()
             filled, short = (functional_call(model.module, named, (p,)) for p in (x, x[:size]))
+            model.unsaved.reset()
             model.train()
             error = (filled[:size] - short).abs().max()
             model.by_sample = bool(error <= 1e-4 * short.abs().max())

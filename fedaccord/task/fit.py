@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from fedaccord.core.metrics import Metric, check_alike
+from fedaccord.core.named import call_unchanged
 from fedaccord.data.samples import IGNORED, negative
 from fedaccord.data.seeding import seeded
+from fedaccord.task import batches
 from fedaccord.task.batches import describe
 from fedaccord.task.clients import Clients
 from fedaccord.task.flat_model import FlatModel
@@ -44,7 +47,9 @@ def check_fit(
     try:
         with torch.no_grad(), seeded(0):
             model.module.eval()
-            predictions = forward(model, inputs, precision).to(place)
+            parts = batches.tensors_of(inputs)
+            found: Tensor = call_unchanged(lambda *_: forward(model, inputs, precision), *parts)
+            predictions = found.to(place)
     except Exception as error:  # the module's own code may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         reason += "; try precision=float32" if precision == "bfloat16" else ""
@@ -73,6 +78,16 @@ def check_fit(
     if isinstance(loss, OwnLoss) and value.isnan():
         log.warning("loss: %s is NaN for predictions of the untrained model", loss.name)
     return predictions
+
+
+def check_frozen(model: FlatModel, inputs: Any, precision: str) -> None:
+    """Raise ValueError, in one line, if a forward pass in training mode changes a frozen tensor."""
+    if not model.frozen:
+        return
+    with torch.no_grad(), seeded(0), suppress(Exception):  # as of BatchNorm with one sample
+        model.train()
+        forward(model, inputs, precision)
+    model.load(model.w)
 
 
 def _form(inputs: Any) -> str:

@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.parameter import is_lazy
 
 from fedaccord.core.request import ModelLayout, ModelSettings
 from fedaccord.core.vectors import dtype_of
+from fedaccord.task import tensors
 from fedaccord.task.batches import Forward, describe
 from fedaccord.task.unsaved import Unsaved, views_of_weights
 
 log = logging.getLogger("flwr")
 
-BUFFERS = ("refuse", "freeze", "mean", "local")
 LARGE = 2**24  # bytes of a model above which a visit saves memory
 
 
@@ -63,13 +62,9 @@ class FlatModel:
         self.by_sample: bool | None = None  # whether predictions depend on their own sample alone
         self.graphs: dict[Any, Any] = {}  # of `cuda_graphs.graphs_of`
         self.policy = buffers
-        if any(is_lazy(p) for p in module.parameters()):
-            raise ValueError(
-                f"model: expected parameters with values, {type(module).__name__} has a lazy one: "
-                "call it on a batch first, or give the sizes of its inputs"
-            )
-        state = _buffers(module, buffers)
-        self.module = module.to(device=device, dtype=dtype)
+        state = tensors.buffers_of(module, buffers)
+        tensors.check_values(module, buffers, state, dtype)
+        self.module = tensors.cast(module, device, dtype)
         every = dict(self.module.named_parameters(remove_duplicate=False))  # all names of tied ones
         named = dict(self.module.named_parameters())
         roles = ModelSettings(
@@ -77,11 +72,7 @@ class FlatModel:
         )
         for name in roles.frozen_names(every):
             every[name].requires_grad_(False)
-        if sparse := [name for name, part in self.module.named_modules() if _is_sparse(part)]:
-            raise ValueError(
-                f"model: expected dense gradients, {sparse[0] or type(module).__name__} has "
-                "sparse=True: leave it out, or freeze the table"
-            )
+        tensors.check_dense(self.module)
         trained = {n: p for n, p in named.items() if p.requires_grad}
         names = [n for n, p in every.items() if p.requires_grad]
         is_local = {id(every[name]) for name in roles.local_names(names)}
@@ -129,6 +120,7 @@ class FlatModel:
         for still in self._still:  # the module itself may be in training mode already
             still.eval()
         self.unsaved = Unsaved(self.module)
+        self._versions = {name: tensor._version for name, tensor in self.frozen.items()}
         self.initial_local = self.read_local()
         self.initial_buffers = self.read_buffers()
 
@@ -164,9 +156,18 @@ class FlatModel:
         return self.w.is_cpu and self.w.nbytes >= LARGE and self.is_plain
 
     def load(self, w: Tensor) -> None:
-        """Begin a visit or an evaluation at ``w`` (d,), with the `unsaved` values as at first."""
+        """Begin a visit or an evaluation at ``w`` (d,), with the `unsaved` values as at first.
+
+        Raises ValueError if a forward pass has changed a frozen tensor.
+        """
         self.unsaved.reset()
         self._settle()
+        for name, tensor in self.frozen.items():
+            if tensor._version != self._versions[name]:
+                raise ValueError(
+                    f"model: expected the frozen {name} to keep its values, a forward pass changed "
+                    "it: make it a buffer, with buffers=local (each client its own) or mean"
+                )
         if not len(self.g):
             self._hold(torch.empty_like(self.w))
         self.w.copy_(w)
@@ -227,7 +228,7 @@ class FlatModel:
         """A vector (..., d) as one tensor per shared parameter, without copying."""
         pieces = torch.split(vector, [shape.numel() for shape in self.shapes], dim=-1)
         stack = vector.shape[:-1]
-        return [p.view(*stack, *shape) for p, shape in zip(pieces, self.shapes, strict=True)]
+        return [p.view((*stack, *shape)) for p, shape in zip(pieces, self.shapes, strict=True)]
 
     def state_dict(self, vector: Tensor | None = None) -> dict[str, Tensor]:
         """``vector`` (default: the current w) under the names of the shared parameters."""
@@ -342,27 +343,6 @@ def digest(tensor: Tensor) -> str:
     values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     head = f"{tensor.dtype} {tuple(tensor.shape)} ".encode()
     return hashlib.blake2b(head + values.tobytes(), digest_size=8).hexdigest()
-
-
-def _is_sparse(part: nn.Module) -> bool:
-    is_table = isinstance(part, nn.Embedding | nn.EmbeddingBag)
-    return bool(is_table and part.sparse and part.weight.requires_grad)
-
-
-def _buffers(module: nn.Module, policy: str) -> list[str]:
-    """The names of persistent buffers. Raises ValueError if there are some and they are refused."""
-    if policy not in BUFFERS:
-        raise ValueError(f"buffers: expected one of {', '.join(BUFFERS)}, got {policy!r}")
-    persistent = module.state_dict().keys()
-    names = [name for name, _ in module.named_buffers() if name in persistent]
-    if names and policy == "refuse":
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise ValueError(
-            f"model: expected one without buffers, {type(module).__name__} has {names[0]!r}{more}: "
-            "choose buffers=freeze (keep their values), mean (average them over the clients) or "
-            "local (each client its own), or replace BatchNorm by GroupNorm"
-        )
-    return names
 
 
 def _views(vector: Tensor, like: Iterable[Tensor]) -> list[Tensor]:

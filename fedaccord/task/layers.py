@@ -232,6 +232,13 @@ def is_plain(module: nn.Module) -> bool:
     return not any(hooks) and "forward" not in vars(module)
 
 
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether a part of the module, or one of its parameters, has a hook of the backward pass."""
+    return any(p._backward_hooks for p in module.parameters()) or any(
+        part._backward_hooks or part._backward_pre_hooks for part in module.modules()
+    )
+
+
 def cross_entropy(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The mean () over the targets (b,) that count, and its gradient, as predictions (b, c)."""
     logs = torch.log_softmax(predictions, -1)

@@ -7,6 +7,7 @@ from torchvision's for convolutions, He's normal with fan-out.
 from collections.abc import Callable
 from functools import partial
 from math import prod
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from fedaccord.task.transformer import Transformer
 Shape = tuple[int, ...]  # of one sample: (channels, height, width) or (features,)
 
 FUNCTIONS = named.Functions("fedaccord.models")
+_BUILT: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()  # by id, of functions
 STEMS = {"imagenet": (7, 2, 3), "cifar": (3, 1, 1)}  # kernel, stride, padding of ResNet's conv1
 
 
@@ -72,6 +74,13 @@ def build(
         raise ValueError(
             f"model: expected {path} to return a torch.nn.Module, got a {type(found).__name__}"
         )
+    for part, parameter in found.named_parameters():
+        if _BUILT.get(id(parameter)) is parameter:
+            raise ValueError(
+                f"model: expected {path} to build a new model at each call, got {part} of an "
+                "earlier one, which is trained: return copy.deepcopy(...) of what calls share"
+            )
+    _BUILT.update((id(p), p) for p in found.parameters() if p.requires_grad)
     return found
 
 

@@ -229,7 +229,13 @@ class Passes:
         self.device = device
         self.dtype = dtype
         self.format = format
-        self.examples = 0
+        self.examples = 0  # in the batches of the first pass that were read
+
+    @property
+    def size(self) -> int:
+        """The samples of a pass; if the first one was cut short, those of a list or a DataLoader,
+        else those that were read."""
+        return max(self.examples, self.format.size(self.batches))
 
     def one_pass(self, first: bool) -> Iterator[Pair]:
         seen = False

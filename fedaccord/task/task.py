@@ -21,7 +21,7 @@ from fedaccord.task.clients import Clients, Samples
 from fedaccord.task.cohort_batches import cut
 from fedaccord.task.cohort_solver import Stack, stacked
 from fedaccord.task.evaluation import evaluate
-from fedaccord.task.fit import check_fit, check_from_zero, check_labels, check_metrics
+from fedaccord.task.fit import check_fit, check_from_zero, check_frozen, check_labels, check_metrics
 from fedaccord.task.flat_model import FlatModel, flat_model
 from fedaccord.task.solver import AHEAD, Loss, Passes
 from fedaccord.task.sources import (
@@ -130,6 +130,7 @@ class Task:
         test = self.test if self.num_tests else None
         check_from_zero(self.clients, test, self.loss)
         found = check_fit(model, inputs, targets, self.loss, classes, precision)
+        check_frozen(model, inputs, precision)
         if self.num_tests:
             chosen = select(self.metrics, of_classes=not targets.is_floating_point())
             check_metrics(found, targets.to(found.device), chosen)

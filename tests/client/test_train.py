@@ -123,7 +123,7 @@ def close(a: Tensor, b: Tensor) -> None:
     [
         (1, 0, [0, 1, 2], 9),
         (3, 0, [0, 1, 2] * 3, 9),
-        (3, 2, [0, 1], 8),  # steps count where both are given
+        (3, 2, [0, 1], 9),  # steps count where both are given
         (1, 3, [0, 1, 2], 9),
         (1, 8, [0, 1, 2, 0, 1, 2, 0, 1], 9),  # steps go on beyond one pass
     ],
@@ -136,7 +136,7 @@ def test_epochs_or_steps_over_a_list_of_batches(
     expected, losses = walk([data[k] for k in taken])
     close(w_K, expected)
     assert metrics["steps"] == len(taken)
-    assert metrics["num-examples"] == examples  # of the first pass, each counted once
+    assert metrics["num-examples"] == examples  # of one pass, also of one that is cut short
     assert metrics["train-loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-12)
 
 
@@ -148,7 +148,10 @@ def test_epochs_or_steps_over_a_data_loader(epochs: int, steps: int, taken: int)
     pieces = list(zip(x.split(4), y.split(4), strict=True))
     close(w_K, walk((pieces * 2)[:taken])[0])
     assert metrics["steps"] == taken
-    assert metrics["num-examples"] == min(9, 4 * taken)
+    assert metrics["num-examples"] == 9
+    even = DataLoader(TensorDataset(x, y), batch_size=4, drop_last=True)
+    assert train(message(local_steps=1), even)[1]["num-examples"] == 8
+    assert train(message(local_steps=1), iter(loader))[1]["num-examples"] == 4  # all it can know
 
 
 def test_no_step_is_prepared_that_is_not_taken() -> None:

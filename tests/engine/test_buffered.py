@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedaccord import simulate
+from fedaccord import engine, simulate
 from fedaccord.core.rounds import RoundState, broadcast
 from fedaccord.core.vectors import leaves
 from fedaccord.engine import History, run_with
@@ -123,6 +123,25 @@ def test_the_dense_reference(name: str, staleness: str, tmp_path: Path) -> None:
         else:
             memories = true_duals(method, s, found.states[t])
         np.testing.assert_allclose(memories, expected.memories[t], rtol=0, atol=1e-10)
+
+
+def test_the_drift_is_that_of_the_models_before_damping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a reply's numbers are still on a GPU, as those of a loss in a tensor may be."""
+    wanted, usual = [EVERYONE] * 8, engine.fleet.local_round
+
+    def with_tensor(*visit: Any) -> Any:
+        reply, state = usual(*visit)
+        return reply._replace(loss=torch.tensor(reply.loss)), state
+
+    own = buffered(tmp_path) | {"staleness": "polynomial"}
+    found = run(method_of("fedavg", **own), wanted)
+    assert found.metrics["staleness"].max() > 0
+    monkeypatch.setattr(engine.fleet, "local_round", with_tensor)
+    pending = run(method_of("fedavg", **own), wanted)
+    assert torch.equal(found.state.w, pending.state.w)
+    np.testing.assert_allclose(pending.metrics["drift"], found.metrics["drift"], rtol=1e-10)
 
 
 @pytest.mark.parametrize("staleness", ["constant", "polynomial"])

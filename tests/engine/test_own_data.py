@@ -503,6 +503,29 @@ def test_a_model_that_cross_entropy_or_a_copy_does_not_fit_is_refused() -> None:
         simulate("fedavg", model=model, clients=[(x, y)], rounds=1)
 
 
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x -= 1
+        return self.layer(x)
+
+
+def test_what_no_copy_or_no_second_pass_survives_is_refused() -> None:
+    hooked = nn.Linear(4, 3)
+    hooked.weight.register_hook(lambda g: 0 * g)
+    for model, line in (
+        (hooked, r"parameters without hooks, weight has one"),
+        (InPlace(), r"TypeError: it changes its arguments in place; copy them"),
+    ):
+        x, y = torch.randn(6, 4), torch.arange(6) % 3
+        with pytest.raises(ValueError, match=line) as refused:
+            simulate("fedavg", clients=[(x, y)] * 2, model=model, rounds=1)
+        assert "\n" not in str(refused.value)
+
+
 def test_a_label_of_a_sequence_without_an_output_is_refused_before_a_round() -> None:
     x, y = torch.randn(6, 4), torch.randint(3, (6, 2))
     model = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3)))

@@ -185,7 +185,7 @@ def test_traffic_is_counted_as_it_is_sent(share: float) -> None:
     assert list(history.metrics["up-vectors"][1:] / 3) == pytest.approx([sent] * T)
     assert (history.metrics["down-vectors"][2:] / 3 >= 2).all()
     d = 56
-    found = upload_bytes(method, method.client_half(), torch.zeros(d))
+    found = upload_bytes(method.cost, method.client_half(), torch.zeros(d))
     assert found == pytest.approx(2 * (4 + 8) * math.ceil(share * d))
     assert method.cost.client == pytest.approx(2 + 2)  # c_i and l_i; two errors
     bare = make(S.Scaffold, RI).cost

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from fedaccord.core import Model
+from fedaccord.core.cost import upload_bytes
 from fedaccord.core.request import TrainInstruction, TrainRequest
 from fedaccord.federation.clock import Clock
 from fedaccord.federation.devices import Device
 from fedaccord.federation.errors import FederationError
-from fedaccord.strategies import FedAvg
+from fedaccord.strategies import FedAvg, FedPD
+from fedaccord.strategies.fedpd import is_silent
 
 ONE = Device(seconds_per_sample=1.0, up=math.inf, down=math.inf)
 
@@ -50,6 +52,22 @@ def test_the_time_of_a_visit(settings: dict[str, int], samples: int) -> None:
     assert clock.end(request(0, **settings), 100.0).seconds == 100 + 3 + 2 + 5 + samples
     more = request(0, **settings)._replace(w_init=torch.zeros(10), buffers=torch.zeros(4))
     assert clock.end(more, 100.0).seconds == 100 + 3 + 2 + 5 + samples + 2 + 16 / 20 + 16 / 16
+
+
+def test_a_silent_round_uploads_nothing() -> None:
+    """FedPD's coin: some seeds are silent in the round in which the cost is measured."""
+    device, seen = Device(seconds_per_sample=0.0, up=1.0, down=math.inf), set()
+    for seed in range(8):
+        method = FedPD(p=0.5, seed=seed, fraction_train=1.0)
+        assert (method.cost.down, method.cost.up) == (1, 1)
+        like, half = torch.zeros(10), method.client_half()
+        clock = Clock([device], lambda _: 6, upload_bytes(method.cost, half, like), gradients=1)
+        visit = request(0)
+        visit = visit._replace(instruction=visit.instruction._replace(half=half))
+        silent = is_silent(0.5, seed, 0)
+        assert clock.end(visit, 0.0).seconds == (0 if silent else 40)
+        seen.add(silent)
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize(

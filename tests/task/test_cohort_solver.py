@@ -187,6 +187,28 @@ def test_a_model_that_looks_at_the_whole_batch_gets_no_filled_batches() -> None:
     compare(network(nn.BatchNorm1d(3, track_running_stats=False)), [c[:2] for c in batches()])
 
 
+class Centred(nn.Module):
+    """Looks at its whole batch, in training alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0) if self.training else x
+
+
+def test_a_model_that_looks_at_the_batch_in_training_gets_no_filled_batches() -> None:
+    compare(network(Centred()), [c[:2] for c in batches()])
+
+
+@pytest.mark.parametrize("on", ["parameter", "module"])
+def test_a_model_with_hooks_of_its_backward_pass_takes_no_stack(on: str) -> None:
+    model = network()
+    if on == "module":
+        model.module[0].register_full_backward_hook(lambda *_: None)
+    else:
+        model.module[0].weight.register_hook(lambda g: 0 * g)
+    with pytest.raises(NotImplementedError, match="without hooks of its backward pass"):
+        cohort(model, batches())
+
+
 def test_dropout_is_no_reason_against_filled_batches() -> None:
     """One call for batches of 4 and 2 samples, after two that compare predictions."""
     model, calls = network(nn.Dropout(0.5)), []

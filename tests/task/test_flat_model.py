@@ -157,15 +157,67 @@ def frozen() -> nn.Sequential:
         (net, {"frozen_parameters": "*"}, ["has none beside frozen-parameters='*'"]),
         (net, {"frozen_parameters": "1.*"}, ["'1.*' matches none", "0.weight, 0.bias"]),
         (net, {"frozen_parameters": "0.*", "local_parameters": "0.*"}, ["'0.*' matches none"]),
+        (lambda: held(torch.zeros(2, dtype=torch.cfloat)), {"buffers": "mean"}, ["held is", "com"]),
+        (lambda: held(torch.tensor(2**24 + 1)), {"buffers": "local"}, ["float32", "in held"]),
+        (lambda: net().to(torch.cfloat), {}, ["real numbers, 0.weight is torch.complex64"]),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(
     make: Callable[[], nn.Module], more: dict[str, str], parts: list[str]
 ) -> None:
     with pytest.raises(ValueError, match=r": expected") as refused:
-        FlatModel(make(), **more)
+        FlatModel(make(), dtype=torch.float32, **more)
     assert all(part in str(refused.value) for part in parts)
     assert "\n" not in str(refused.value)
+
+
+def held(buffer: Tensor, persistent: bool = True) -> nn.Module:
+    module = net()
+    module.register_buffer("held", buffer, persistent=persistent)
+    return module
+
+
+def test_a_single_number_is_a_parameter() -> None:
+    """As a temperature, or the scale of CLIP."""
+    module = net()
+    module.scale = nn.Parameter(torch.tensor(3.0))
+    model = FlatModel(module, local_parameters="0.bias")
+    assert model.shapes[0] == ()
+    assert model.views(torch.zeros(2, len(model.w)))[0].shape == (2,)
+    model.load(torch.full_like(model.w, 5.0))
+    assert module.scale.item() == 5
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [(torch.float32, "cfloat"), (torch.float64, "cdouble")])
+@pytest.mark.parametrize(("policy", "persistent"), [("refuse", False), ("freeze", True)])
+def test_complex_buffers_keep_their_imaginary_parts(
+    dtype: torch.dtype, wide: str, policy: str, persistent: bool
+) -> None:
+    values = torch.polar(torch.ones(3), torch.arange(3.0))
+    model = FlatModel(held(values, persistent), dtype=dtype, buffers=policy)
+    assert model.module.held.dtype == getattr(torch, wide)
+    assert torch.equal(model.module.held, values.to(getattr(torch, wide)))
+
+
+class Teacher(nn.Module):
+    """Its teacher follows its student in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(6, 3), nn.Linear(6, 3).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.teacher.weight.lerp_(self.student.weight, 0.1)
+        return self.student(x) + self.teacher(x)
+
+
+def test_a_frozen_tensor_that_training_changes_is_refused() -> None:
+    """Else it would pass from one client to the next."""
+    data = torch.randn(8, 6), torch.arange(8) % 3
+    with pytest.raises(ValueError, match=r"frozen teacher.weight to keep its values, a"):
+        simulate("fedavg", clients=[data] * 3, model=Teacher(), rounds=2, participation=1.0)
 
 
 def test_a_frozen_table_may_be_sparse() -> None:

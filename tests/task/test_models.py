@@ -7,6 +7,7 @@ from torch import nn
 from fedaccord.config import RunConfig
 from fedaccord.core import named
 from fedaccord.task.models import MODELS, STEMS, build
+from tests import own
 
 CIFAR = (3, 32, 32)
 
@@ -225,6 +226,20 @@ def test_a_function_of_the_users_own_builds_a_model():
     assert torch.equal(vector(model), vector(build("linear", (1, 8, 8), 10, seed=3)))
     assert torch.equal(vector(model), vector(again))
     assert not torch.equal(vector(model), vector(build("tests.own:tiny", (1, 8, 8), 10, seed=4)))
+
+
+def test_a_function_builds_a_new_model_at_each_call(monkeypatch):
+    """Else two models train one tensor. What is frozen may be shared."""
+    shared = nn.Linear(3, 4)
+    make = lambda: nn.Sequential(shared, nn.Linear(4, 2))  # noqa: E731
+    monkeypatch.setattr(own, "shared", make, raising=False)
+    first = build("tests.own:shared", (3,), 2)
+    with pytest.raises(ValueError, match=r"a new model at each call, got 0.weight of an earlier"):
+        build("tests.own:shared", (3,), 2)
+    assert first[0] is shared
+    frozen = nn.Linear(3, 4).requires_grad_(False)
+    monkeypatch.setattr(own, "shared", lambda: nn.Sequential(frozen, nn.Linear(4, 2)))
+    assert build("tests.own:shared", (3,), 2)[0] is build("tests.own:shared", (3,), 2)[0]
 
 
 def test_a_function_that_returns_no_module_is_refused():

@@ -3,6 +3,7 @@
 docs/measures.md has their formulas, with model, data and round.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -136,10 +137,11 @@ def risk(saved: Saved, reference: Path | None) -> Iterator[Measure]:
     test, train = task.evaluate(*at), task.evaluate_train(*at)
     split = saved.task.split
     yield Measure("train-loss", train["train-loss-of-model"], "of the model, on all training data")
-    yield Measure(f"{split}-loss", test[f"{split}-loss"], f"of the model, on the {split} data")
-    gap = test[f"{split}-loss"] - train["train-loss-of-model"]
-    yield Measure("generalisation-error", gap, f"{split}-loss less train-loss")
-    if "train-accuracy" in train:
+    gap = test.get(f"{split}-loss", math.nan) - train["train-loss-of-model"]
+    if test:
+        yield Measure(f"{split}-loss", test[f"{split}-loss"], f"of the model, on the {split} data")
+        yield Measure("generalisation-error", gap, f"{split}-loss less train-loss")
+    if test and "train-accuracy" in train:
         accuracy = train["train-accuracy"] - test[f"{split}-accuracy"]
         yield Measure("generalisation-gap", accuracy, f"train accuracy less {split} accuracy")
     column = saved.run.metrics.get("train-loss-of-model")
@@ -153,11 +155,14 @@ def risk(saved: Saved, reference: Path | None) -> Iterator[Measure]:
         return
     error = train["train-loss-of-model"] - best
     yield Measure("optimisation-error", error, f"train-loss less {of}, {best:.6g}")
-    yield Measure("excess-risk", error + gap, "optimisation-error plus generalisation-error")
+    if test:
+        yield Measure("excess-risk", error + gap, "optimisation-error plus generalisation-error")
 
 
 def fairness(saved: Saved) -> Iterator[Measure]:
     """The model's accuracy on each client's part of the test samples."""
+    if not saved.task.num_tests:
+        return
     accuracies, examples = list[float](), list[float]()
     for client in range(saved.num_clients):
         samples = saved.task.client_test(client)

@@ -12,6 +12,7 @@ from fedaccord.data.transforms import normalise
 from fedaccord.runs import load_model
 from fedaccord.task import models
 from fedaccord.task.flat_model import digest
+from fedaccord.task.tensors import cast
 
 
 class SavedModel(nn.Module):
@@ -53,7 +54,7 @@ def load(run: str | Path) -> SavedModel:
     card, saved = read_card(path), load_model(path)
     arguments = card["arguments"] | {"shape": tuple(card["arguments"]["shape"])}
     module = models.build(card["architecture"], **arguments, seed=card.get("seed", 0))
-    module.to(next(iter(saved.values())).dtype)
+    cast(module, None, next(iter(saved.values())).dtype)
     _fill(module, saved, card)
     return SavedModel(module, card).eval()
 

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
+from torch.nn import functional as F
 
 from fedaccord.experiments.analysis import curvature, measures
 from fedaccord.experiments.analysis.measures import FILE, Measure, Options, Saved
 from fedaccord.experiments.analysis.ranking import Spread
 from fedaccord.experiments.analysis.table import text
 from fedaccord.runs.checkpoint import Checkpoints
+from fedaccord.task.flat_model import FlatModel
 from tests.cli.shell import invoke, run, success
 from tests.experiments.analysis.made import write
 
@@ -61,6 +64,39 @@ def test_excess_risk_is_split_against_the_best_train_loss_or_a_reference(folder:
     assert against["optimisation-error"] == pytest.approx(error)
     total = against["test-loss"] - own["train-loss"]
     assert against["excess-risk"] == pytest.approx(total)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = (
+            nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+            nn.Linear(4, 3),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x).mean(1))
+
+
+def test_attention_has_a_second_derivative() -> None:
+    torch.manual_seed(0)
+    model = FlatModel(Attention(), dtype=torch.float64)
+    x, y = torch.randn(6, 5, 4, dtype=torch.float64), torch.arange(6) % 3
+    surface = curvature.Surface(model, F.cross_entropy, [(x, y)])
+    v = torch.randn(len(model.w), dtype=torch.float64)
+    step = 1e-5 * v
+    difference = surface.gradient(model.w + step) - surface.gradient(model.w - step)
+    expected = difference / 2e-5
+    torch.testing.assert_close(surface.product(model.w)(v), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_a_run_without_test_samples_has_the_other_measures(tmp_path: Path) -> None:
+    words = ("dataset=tests.own:no_test", "model=linear", "num-clients=3", "fraction-evaluate=0")
+    success(run(tmp_path, "name=x", "algo=fedavg", "evaluation=clients", *words))
+    found = invoke("measure", str(tmp_path / "runs" / "x"), *QUICK)
+    assert found.exit_code == 0, found.output
+    assert "train-loss" in found.stdout
+    assert "test-loss" not in found.stdout
 
 
 def test_fairness_is_over_the_clients_shares_of_the_test_samples(

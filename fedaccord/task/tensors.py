@@ -1,0 +1,83 @@
+"""The tensors that a model may have, and their dtype."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+BUFFERS = ("refuse", "freeze", "mean", "local")
+
+
+def buffers_of(module: nn.Module, policy: str) -> list[str]:
+    """The names of persistent buffers. Raises ValueError if there are some and they are refused."""
+    if policy not in BUFFERS:
+        raise ValueError(f"buffers: expected one of {', '.join(BUFFERS)}, got {policy!r}")
+    persistent = module.state_dict().keys()
+    names = [name for name, _ in module.named_buffers() if name in persistent]
+    if names and policy == "refuse":
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        raise ValueError(
+            f"model: expected one without buffers, {type(module).__name__} has {names[0]!r}{more}: "
+            "choose buffers=freeze (keep their values), mean (average them over the clients) or "
+            "local (each client its own), or replace BatchNorm by GroupNorm"
+        )
+    return names
+
+
+def check_values(
+    module: nn.Module, policy: str, names: Iterable[str], dtype: torch.dtype | None
+) -> None:
+    """Raise ValueError for tensors that a vector of real numbers cannot hold.
+
+    names: those of `buffers_of`; dtype: of the vector; None: of the module's tensors.
+    """
+    if any(is_lazy(p) for p in module.parameters()):
+        raise ValueError(
+            f"model: expected parameters with values, {type(module).__name__} has a lazy one: "
+            "call it on a batch first, or give the sizes of its inputs"
+        )
+    held = dict(module.named_buffers())
+    own = {name: held[name] for name in names} if policy in ("mean", "local") else {}
+    for name, tensor in (*module.named_parameters(), *own.items()):
+        if tensor.is_complex():
+            raise ValueError(
+                f"model: expected real numbers, {name} is {tensor.dtype}: hold "
+                "torch.view_as_real of it, or a complex buffer with persistent=False"
+            )
+    for name, b in own.items():
+        if not b.is_floating_point() and not torch.equal(b.to(dtype or b.dtype).to(b.dtype), b):
+            raise ValueError(
+                f"model: expected integers that {dtype} holds with buffers={policy}, got larger "
+                f"ones in {name}: register it with persistent=False"
+            )
+
+
+def cast(
+    module: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None
+) -> nn.Module:
+    """The module itself, on the device, with its floating tensors in ``dtype`` and its complex
+    buffers in the complex one."""
+    kept = [
+        (owner, name, b)
+        for owner in module.modules()
+        for name, b in owner._buffers.items()
+        if b is not None and b.is_complex()
+    ]
+    for owner, name, _ in kept:  # Module.to would drop their imaginary parts
+        owner._buffers[name] = None
+    module.to(device=device, dtype=dtype)
+    for owner, name, b in kept:
+        owner._buffers[name] = b.to(device=device, dtype=dtype.to_complex() if dtype else None)
+    return module
+
+
+def check_dense(module: nn.Module) -> None:
+    """Raise ValueError for a trained table whose gradients are sparse."""
+    for name, part in module.named_modules():
+        is_table = isinstance(part, nn.Embedding | nn.EmbeddingBag)
+        if is_table and part.sparse and part.weight.requires_grad:
+            raise ValueError(
+                f"model: expected dense gradients, {name or type(module).__name__} has "
+                "sparse=True: leave it out, or freeze the table"
+            )
