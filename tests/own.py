@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -148,6 +149,23 @@ def torch_datasets() -> Any:
     return [TensorDataset(*map(torch.from_numpy, part)) for part in arrays()]
 
 
+def tables() -> Any:
+    """With names of columns, and an index that does not begin at 0."""
+    return [
+        (pd.DataFrame(x, columns=[*"abc"]), pd.Series(y, index=range(5, 5 + len(y))))
+        for x, y in arrays()
+    ]
+
+
+class Unreadable(TensorDataset):
+    def __getitem__(self, index: int) -> Any:
+        raise OSError(f"file {index} is damaged")
+
+
+def unreadable() -> Any:
+    return [Unreadable(*map(torch.from_numpy, part)) for part in arrays()]
+
+
 def mapping() -> Any:
     train, test = arrays()
     return {"train": train, "test": test, "classes": ["below", "above", "neither"]}
@@ -234,6 +252,11 @@ def tokens() -> Any:
     """Token ids without the size of the vocabulary."""
     pair = sequences()["train"][0], torch.arange(12) % 3
     return pair, pair
+
+
+def unknown_token() -> Any:
+    x, y = torch.tensor([[1, 2], [3, 0]]), torch.tensor([0, 1])
+    return {"train": (x, y), "test": (x + 5, y), "vocabulary": 4}
 
 
 def drawn() -> Any:

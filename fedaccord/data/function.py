@@ -55,6 +55,8 @@ def _from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
         return _dataset(name, found, reading)
     except ValueError as error:
         raise ValueError(f"dataset: {path}: {error}") from error
+    except Exception as error:  # reading a sample is the user's code
+        raise ValueError(f"dataset: {path}: {named.one_line(error)}") from error
 
 
 def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
@@ -93,6 +95,11 @@ def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
     _check(train, test)
     assert isinstance(train.x, Tensor)
     assert isinstance(test.x, Tensor)
+    for split, ids in (("train", train.x), ("test", test.x)):
+        if vocabulary and ids.numel() and not ids.is_floating_point() and ids.max() >= vocabulary:
+            raise ValueError(
+                f"expected token ids of {split} below vocabulary={vocabulary}, got {int(ids.max())}"
+            )
     y_train, y_test = _targets(train.y), _targets(test.y)
     names = train.class_names
     classes = found.get("classes", len(names) or None)

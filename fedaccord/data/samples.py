@@ -31,7 +31,7 @@ def split_of(found: Any) -> Split:
     Raises ValueError, with the expected forms, for anything else.
     """
     if isinstance(found, tuple | list) and len(found) == 2:
-        x, y = found
+        x, y = map(_plain, found)
         return Split(_inputs(x), _tensor(y))
     if hasattr(found, "column_names") and hasattr(found, "features"):
         return _of_columns(found)
@@ -94,6 +94,14 @@ def _of_items(items: Sequence[Any]) -> Split:
     if not items or any(not isinstance(item, tuple | list) or len(item) != 2 for item in items):
         raise ValueError("expected items (input, target), one or more, got others, or none")
     return Split(_inputs([x for x, _ in items]), _tensor([y for _, y in items]))
+
+
+def _plain(values: Any) -> Any:
+    """A column or table of pandas as an array, one of texts as a list; others as they are."""
+    if not hasattr(values, "to_numpy"):
+        return values
+    array = values.to_numpy()
+    return array.tolist() if array.dtype == object else array
 
 
 def _inputs(x: Any) -> Tensor | list[str]:

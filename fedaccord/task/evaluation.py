@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedaccord.core.metrics import Metric, select
+from fedaccord.core.named import one_line
 from fedaccord.core.rounds import sum_dtype
 from fedaccord.core.vectors import fetch, to_device
 from fedaccord.task.flat_model import FlatModel
@@ -68,7 +69,12 @@ def _evaluate(
     @torch.no_grad()  # of a thread
     def score(own: FlatModel, batch: Pair) -> Score:
         inputs, targets = batch
-        predictions = forward(own, inputs, precision)
+        try:
+            predictions = forward(own, inputs, precision)
+        except ValueError:
+            raise
+        except Exception as error:  # the module's own code may raise anything
+            raise ValueError(f"model: its evaluation failed: {one_line(error)}") from error
         number = weight(loss, targets)
         value = loss(predictions, targets) * number
         if isinstance(number, Tensor):

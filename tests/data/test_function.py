@@ -64,7 +64,9 @@ def test_settings_that_a_function_does_not_read_are_a_warning(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("function", ["arrays", "torch_datasets", "mapping", "partitioned"])
+@pytest.mark.parametrize(
+    "function", ["arrays", "torch_datasets", "mapping", "partitioned", "tables"]
+)
 def test_arrays_tensors_and_data_sets_of_libraries(function: str) -> None:
     data = of(function)
     for split, part in (("train", own.numbers(40, 0)), ("test", own.numbers(10, 1))):
@@ -161,6 +163,8 @@ def test_integers_stay_integers() -> None:
         ("many_columns", r"one column beside the label \(label, .*\), got a, b, label; choose two"),
         ("ragged", "samples of one shape, got several"),
         ("absent", "it has no 'absent'"),
+        ("unknown_token", "token ids of test below vocabulary=4, got 8"),
+        ("unreadable", "OSError: file 0 is damaged at .*own.py:"),
         ("letters", "function of no parameters, or of data_dir, in any order; .* has 'text'"),
     ],
 )

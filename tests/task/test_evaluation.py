@@ -121,6 +121,17 @@ def test_threads_give_what_one_gives_bit_for_bit() -> None:
     assert torch.equal(flat.w, w)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_model_that_fails_is_one_line(threads: int) -> None:
+    """As a token id beyond the table of a later test sample."""
+    module = nn.Sequential(nn.EmbeddingBag(4, 2))
+    batches = [(torch.tensor([[id]]), torch.tensor([1])) for id in (1, 9)]
+    flat = FlatModel(module)
+    with pytest.raises(ValueError, match=r"^model: its evaluation failed: [A-Z]") as failed:
+        evaluate(flat, flat.w, batches, F.cross_entropy, threads=threads)
+    assert "\n" not in str(failed.value)
+
+
 def test_threads_end_where_one_fails() -> None:
     numbers = count()
 
