@@ -149,6 +149,8 @@ class RunConfig:
         known = keys()
         for key in values:
             if key not in known:
+                if "algo" in values:  # of an absent package, whose keys are unknown, too
+                    _check("algo", values["algo"], known["algo"])
                 chosen = values.get("algo", RunConfig.algo), values.get("optimizer")
                 raise hints.unknown(key, chosen, (*METHODS, *OPTIMIZERS), known)
         if method is not None:

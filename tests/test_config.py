@@ -130,6 +130,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
     *((v, f"unknown key '{[*v][-1]}' (did you mean {meant}?)") for v, meant in NEAREST),
     ({"": 1}, "unknown key ''; `fedaccord run --list-keys` lists the known ones"),
     ({"qqq": 3}, "unknown key 'qqq'; `fedaccord run --list-keys` lists the known ones"),
+    ({"fedmine.lam": 1, "algo": "fedmine"}, "algo: expected one of ..."),  # an absent package's
     ({"alpha": 0.5}, "alpha: this key is now called 'dirichlet-alpha'"),
     *(
         (
