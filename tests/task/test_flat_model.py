@@ -136,6 +136,12 @@ def counter() -> nn.Module:
     return module
 
 
+def hooked() -> nn.Module:
+    module = net()
+    module[0].weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    return module
+
+
 def frozen() -> nn.Sequential:
     module = net()
     module[0].requires_grad_(False)
@@ -159,6 +165,7 @@ def frozen() -> nn.Sequential:
         (net, {"frozen_parameters": "0.*", "local_parameters": "0.*"}, ["'0.*' matches none"]),
         (lambda: held(torch.zeros(2, dtype=torch.cfloat)), {"buffers": "mean"}, ["held is", "com"]),
         (lambda: held(torch.tensor(2**24 + 1)), {"buffers": "local"}, ["float32", "in held"]),
+        (hooked, {}, ["0.weight has a hook on accumulated ones", "register_hook"]),
         (lambda: net().to(torch.cfloat), {}, ["real numbers, 0.weight is torch.complex64"]),
     ],
 )
