@@ -11,6 +11,10 @@ class FederationError(RuntimeError):
     """The federation cannot continue; the message says why and what to do."""
 
 
+class NotConnected(str):
+    """Why a round did not begin, in one line: too few clients were connected."""
+
+
 def last_line(reason: str | None) -> str:
     """The original error without Flower's class around it and its simulation's traceback."""
     lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]

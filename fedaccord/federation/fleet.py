@@ -162,6 +162,10 @@ class MessageFleet:
         self._polls.ask(lambda: self.roster.update(self.grid))
         return sorted(self.roster.nodes)
 
+    def wait_for(self, least: int, at_work: Collection[int], seconds: float) -> str:
+        """As `Roster.wait_for`."""
+        return self.roster.wait_for(self.grid, least, at_work, seconds, self._polls.ask)
+
     def train(
         self,
         requests: Sequence[TrainRequest],

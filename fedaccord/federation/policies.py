@@ -11,6 +11,7 @@ from fedaccord.core.request import TrainRequest
 from fedaccord.core.rounds import RoundState
 from fedaccord.federation import sampling, secure
 from fedaccord.federation.clock import Clock, Timing
+from fedaccord.federation.errors import NotConnected
 from fedaccord.federation.fleet import MessageFleet, TrainReplies
 from fedaccord.federation.method import Method
 from fedaccord.federation.replies import check_numbers
@@ -24,6 +25,7 @@ class Collected(NamedTuple):
     requests: Sequence[TrainRequest]  # in the order of clients
     replies: TrainReplies
     ends: Mapping[int, float] = {}  # simulated arrival time of each client's reply
+    failure: str = ""  # why the round has no cohort
 
 
 class FullRound:
@@ -55,6 +57,8 @@ class FullRound:
         return sampling.scheduled(self.cohorts[s.t], available, s.num_clients)[:size]
 
     def collect(self, s: RoundState) -> Collected:
+        if missing := self._missing(s):
+            return Collected(s, [], (), failure=missing)
         available = self.fleet.available()
         if self.clock:
             available, now = self.clock.available(available, s.clock)
@@ -65,6 +69,17 @@ class FullRound:
         self.release(s)
         replies = chain(self._train(in_time), timing.late.items())
         return Collected(s._replace(clock=timing.seconds), requests, replies, timing.ends)
+
+    def _missing(self, s: RoundState) -> str:
+        """Wait until as many nodes are connected as a round needs; why they are not, empty: they
+        are. Clients in process are always connected."""
+        if not isinstance(self.fleet, MessageFleet):
+            return ""
+        method, least = self.method, self.method.needed_replies(s.num_clients)
+        least = max(1, least, method.masking.least if method.masking else 0)
+        at_work = [visit.client for visit in s.visits]
+        why = self.fleet.wait_for(least, at_work, method.wait_timeout)
+        return NotConnected(why) if why else ""
 
     def _train(self, requests: Sequence[TrainRequest]) -> TrainReplies:
         if self.method.masking is None:
@@ -91,6 +106,8 @@ class Buffered(FullRound):
 
     def collect(self, s: RoundState) -> Collected:
         """Replies in the order of the simulated clock; without one in order of arrival."""
+        if missing := self._missing(s):
+            return Collected(s, [], (), failure=missing)
         s, wanted = self._filled(s), self.method.buffer_of(s.num_clients)
         if self.clock:
             return self._simulated(s, wanted, self.clock)

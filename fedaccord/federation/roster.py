@@ -5,7 +5,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from flwr.app import Message, MessageType
@@ -25,8 +25,8 @@ Ask = Callable[[Callable[[], None]], object]
 ASK_AGAIN = 30.0  # seconds after which a handshake without a reply is repeated, then 60, 120, ...
 GRACE = 5.0  # seconds to wait for more nodes if all connected ones are refused
 MOST_LINES = 10  # refused nodes that an error names
-NOTICE = 60.0  # seconds between two log lines about missing clients before round 1
-PAUSE = 0.1  # seconds between two updates before round 1
+NOTICE = 60.0  # seconds between two log lines about missing clients
+PAUSE = 0.1  # seconds between two updates while it waits for clients
 SIMULATED = "Free memory (Ray starts clients below 95% in use) and processors of other load"
 KEY_ERROR = re.compile(r"(KeyError: )?'[^']*'")  # as reported
 
@@ -47,7 +47,7 @@ class Claim(NamedTuple):
 
 
 class Roster:
-    """The nodes that replied to the handshake, by client; only `wait_for_all` waits.
+    """The nodes that replied to the handshake, by client; only the `wait_for` methods wait.
 
     A node receives a handshake when it connects, again after ``ask_again`` seconds without a reply,
     then after twice as many and so on (infinite in a simulation, which loses none), and when it
@@ -91,23 +91,45 @@ class Roster:
         Raises FederationError, which names the missing clients and the refused nodes, after
         ``seconds``, and soon if all connected nodes have been refused.
         """
+        if why := self._wait(grid, seconds, ask):
+            raise FederationError(why)
+        self._has_begun = True
+
+    def wait_for(
+        self,
+        grid: Grid,
+        least: int,
+        at_work: Collection[int],
+        seconds: float,
+        ask: Ask = lambda update: update(),
+    ) -> str:
+        """Wait, after round 1 began, until ``least`` clients are connected or ``at_work``.
+
+        Returns why they are not after ``seconds``, in one line; empty: they are.
+        """
+        return self._wait(grid, seconds, ask, least, at_work)
+
+    def _wait(
+        self, grid: Grid, seconds: float, ask: Ask, least: int = 0, at_work: Collection[int] = ()
+    ) -> str:
+        """As `wait_for`; least: 0: all clients, of which C is unknown before round 1."""
         began = self._clock()
         notice = began + NOTICE / 4
         while True:
             ask(lambda: self.update(grid))
-            if self.num_clients and len(self.nodes) == self.num_clients and not self._tie:
-                break
+            ready = len({*self.nodes, *at_work}) >= (least or self.num_clients)
+            if ready and self.num_clients and not self._tie:
+                return ""
             waited = self._clock() - began
             hopeless = self._claims.keys() <= self.refused.keys() and not self._questions
-            if waited > GRACE and self.refused and not self.nodes and hopeless:
-                raise FederationError(f"no client could start: {next(iter(self.refused.values()))}")
+            if waited > GRACE and self.refused and not self.nodes and hopeless and not least:
+                return f"no client could start: {next(iter(self.refused.values()))}"
             if waited > seconds:
-                raise FederationError(self._tie or self._missing(seconds))
+                return self._tie or self._missing(seconds, least)
             if self._clock() > notice:
-                log.info("waiting for clients: %s", self._tie or self._missing(seconds))
+                log.info("waiting for clients: %s", self._tie or self._missing(seconds, least))
                 notice += NOTICE
             time.sleep(PAUSE)
-        self._has_begun = True
 
     def _forget(self, online: set[int]) -> None:
         for i, node in list(self.nodes.items()):
@@ -279,7 +301,7 @@ class Roster:
             log.warning("node %d is left out: %s", node, why)
         self.refused[node] = why
 
-    def _missing(self, seconds: float) -> str:
+    def _missing(self, seconds: float, least: int = 0) -> str:
         missing = sorted(set(range(self.num_clients)) - set(self.nodes))
         lines = [f"node {node}: {why}" for node, why in sorted(self.refused.items())]
         more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
@@ -289,8 +311,11 @@ class Roster:
         is_simulation = math.isinf(self._ask_again)
         start = SIMULATED if is_simulation else "Start their SuperNodes"
         waiting = sum(claim.client is None and node not in served for node, claim in claims)
+        wanted = f"{self.num_clients or 'some'} clients"
+        if least:
+            wanted = f"at least {least} of {wanted} to be connected"
         return (
-            f"expected {self.num_clients or 'some'} clients within {seconds:g} s, got "
+            f"expected {wanted} within {seconds:g} s, got "
             f"{len(self.nodes)}; missing partition-ids: {listed(missing) if missing else 'all'}"
             + (
                 f"; nodes without a partition-id: {waiting}, fewer than are missing: if no others "

@@ -60,12 +60,19 @@ class Round(NamedTuple):
 
 
 def finish(
-    session: Session, s: RoundState, requests: Sequence[TrainRequest], replies: TrainReplies
+    session: Session,
+    s: RoundState,
+    requests: Sequence[TrainRequest],
+    replies: TrainReplies,
+    failure: str = "",
 ) -> Round:
-    """Validate the replies to a round's requests, take the server step, compute the metrics."""
+    """Validate the replies to a round's requests, take the server step, compute the metrics.
+
+    failure: why the round has no requests and does not count; empty: it may.
+    """
     method, number = session.method, s.t + 1
     outcomes = check_all(session, s, requests, replies)
-    trial, failure = _settle(session, s, outcomes)
+    trial, failure = (None, failure) if failure else _settle(session, s, outcomes)
     if trial is None or failure:
         good = sum(isinstance(outcome, Accepted) for outcome in outcomes.values())
         after, w_bar = rounds.failed_round(s), method.topology.average(s.w)

@@ -17,7 +17,7 @@ from fedaccord.core.rounds import RoundState
 from fedaccord.federation.budget import Budget
 from fedaccord.federation.clock import Clock
 from fedaccord.federation.devices import NONE
-from fedaccord.federation.errors import FederationError
+from fedaccord.federation.errors import FederationError, NotConnected
 from fedaccord.federation.eta import Eta
 from fedaccord.federation.evaluation import (
     Evaluate,
@@ -204,7 +204,7 @@ class Run:
         """One round, from the state to the next one; after `begin`."""
         began = time.perf_counter()
         collected = self._policy.collect(self.state)
-        round = finish(self.session, *collected[:3])
+        round = finish(self.session, *collected[:3], collected.failure)
         self._state = round.state._replace(server=self._spill(round.state.server))
         if self._clock:
             round.metrics["clock"] = self._state.clock
@@ -225,10 +225,12 @@ class Run:
         if failed >= self.method.max_failed_rounds:
             bad = (row for row in last.clients if row["status"] != "ok")
             dropped = next((f"; client {row['client']}: {row['status']}" for row in bad), "")
+            advice = "; fix the clients, or lower lr if they diverged,"
+            if isinstance(last.failure, NotConnected):  # which has its own
+                advice = ""
             raise FederationError(
                 f"{failed} rounds in a row failed (see above), the last one: {last.failure}"
-                f"{dropped:.200}; fix the clients, or lower lr if they diverged, or raise "
-                "max-failed-rounds"
+                f"{dropped:.200}{advice} or raise max-failed-rounds"
             )
 
     def _report(

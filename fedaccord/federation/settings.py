@@ -49,7 +49,10 @@ class Settings:
         affects="speed",
     )
     wait_timeout: float = option(
-        600.0, "seconds to wait for all clients before round 1", above=0, affects="speed"
+        600.0,
+        "seconds to wait for all clients before round 1, later for as many as a round needs",
+        above=0,
+        affects="speed",
     )
     min_replies: int = option(
         1, "accepted replies that a round needs to count", low=1, affects="rounds"
