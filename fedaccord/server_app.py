@@ -305,10 +305,13 @@ def loss_of(method: FederatedStrategy, task: Task) -> str:
 def check_result(run: Run, result: Result, name: str = "test-loss") -> None:
     """Raises FederationError if there is no trained model; name: of its loss."""
     s, model = run.state, run.output()
-    if not result.train_metrics_clientapp and s.failed == s.t:  # no round that counted
+    replied = any(row["replies"] for row in result.train_metrics_clientapp.values())
+    never = run.method.has_noisy_sums and not (s.accepted >= 0).any()  # noise alone is a step
+    if not replied and (s.failed == s.t or never):  # no round that counted
+        drawn = ", or raise fraction-train if none was drawn" if never else ""
         raise FederationError(
             f"none of {s.t} rounds counted (see the reasons above): the model is untrained; fix "
-            "the clients, or lower lr if they diverged"
+            f"the clients, or lower lr if they diverged{drawn}"
         )
     evaluated = {
         **result.evaluate_metrics_serverapp.get(s.t, {}),

@@ -256,7 +256,7 @@ class RoundState(NamedTuple):
     w_init: Vector | None  # (d,), w^0; None: no client reads it
     server: Any  # the method's server state, a NamedTuple of vectors
     accepted: Tensor  # (C,) int64: the round whose reply was last accepted; -1: none yet
-    failed: int = 0  # failed rounds in a row
+    failed: int = 0  # failed rounds in a row, without those of an empty cohort
     moments: Any = Stateless()  # the mean of the optimisers' vectors, of optimizer-state=average
     buffers: Vector | None = None  # (d_b,), the clients' mean, which no method reads; None: none
     clock: float = 0.0  # simulated seconds since the start, with a device profile

@@ -46,7 +46,7 @@ class Round(NamedTuple):
     metrics: dict[str, float]
     clients: list[dict[str, Any]]  # a row for each client of the cohort
     evaluations: Sequence[dict[str, Any]] = ()  # a row for each client with a request to evaluate
-    failure: str = ""  # why it does not count
+    failure: str = ""  # why it counts as failed
 
     @property
     def number(self) -> int:
@@ -73,13 +73,18 @@ def finish(
     method, number = session.method, s.t + 1
     outcomes = check_all(session, s, requests, replies)
     trial, failure = (None, failure) if failure else _settle(session, s, outcomes)
+    good = sum(isinstance(outcome, Accepted) for outcome in outcomes.values())
+    effect = "the model does not change"
     if trial is None or failure:
-        good = sum(isinstance(outcome, Accepted) for outcome in outcomes.values())
         after, w_bar = rounds.failed_round(s), method.topology.average(s.w)
         row = metrics.counts(len(outcomes), good, counted=False)
     else:
         after, w_bar = trial.round.state, trial.w_bar
         row = metrics.traffic_and_loss(requests, outcomes, session.like) | trial.metrics()
+        if not good:  # a step of noise alone; a cohort may be empty without a failure
+            after = after._replace(failed=s.failed + bool(outcomes))
+            effect = "the model changed by the noise alone"
+            failure = "expected at least 1 good reply, got 0" if outcomes else ""
     if method.hides_clients:
         row.pop("train-loss", None)
     repair, lost = "", [i for i, it in outcomes.items() if isinstance(it, StateLost)]
@@ -102,7 +107,7 @@ def finish(
     if trial is not None:
         _warn_of_outliers(number, trial)
     if failure:
-        log.warning("round %d failed: %s; the model does not change", number, failure)
+        log.warning("round %d failed: %s; %s", number, failure, effect)
     return Round(after, w_bar, row, [] if method.hides_clients else rows, failure=failure)
 
 

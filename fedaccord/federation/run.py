@@ -222,7 +222,7 @@ class Run:
 
     def _check_failures(self, last: Round) -> None:
         failed = last.state.failed
-        if failed >= self.method.max_failed_rounds:
+        if last.failure and failed >= self.method.max_failed_rounds:
             bad = (row for row in last.clients if row["status"] != "ok")
             dropped = next((f"; client {row['client']}: {row['status']}" for row in bad), "")
             advice = "; fix the clients, or lower lr if they diverged,"

@@ -15,6 +15,7 @@ from fedaccord.config import RunConfig
 from fedaccord.core.privacy import Privacy, seeded
 from fedaccord.core.rounds import broadcast
 from fedaccord.federation.accounting import Accountant, noise_multiplier
+from fedaccord.federation.errors import FederationError
 from fedaccord.plugins import DP, Compress
 from fedaccord.runs import reader
 from fedaccord.strategies import METHODS, RelaxedInit, Robust
@@ -212,6 +213,34 @@ def test_a_run_writes_epsilon_and_nothing_of_single_clients(settings: dict[str, 
     assert {"num-examples", "train-loss"} <= {*shown.clients.columns}
     assert "train-loss" in shown.metrics
     assert model(shown) == model(found)
+
+
+def test_rounds_whose_replies_are_all_dropped_fail_and_release_their_noise(
+    settings: dict[str, Any],
+) -> None:
+    """An empty cohort between them is neither a failed round nor a good one."""
+    more = {"lr": 1e30, "clip_norm": 0.0, "fraction_train": 0.15, "max_failed_rounds": 3}
+    with pytest.raises(FederationError, match=r"^3 rounds in a row failed .* 1 good reply"):
+        run(settings, name="dropped", num_server_rounds=30, **more)
+    found = reader.read(Path(settings["out-dir"]) / "dropped")
+    dropped = [*found.metrics["dropped"][1:]]
+    assert sum(number > 0 for number in dropped) == 3
+    assert 3 < len(dropped) < 30
+    assert [*found.metrics["replies"][1:]] == [0] * len(dropped)
+    losses = [*found.metrics["test-loss"]]
+    assert len({*losses}) == len(losses)  # each round was a step along its noise
+    spent = [Accountant(1.0, 0.15, 1e-5).epsilon(t) for t in range(1, len(dropped) + 1)]
+    assert [*found.metrics["dp-epsilon"][1:]] == spent
+
+
+@pytest.mark.parametrize("more", [{"lr": 1e30, "clip_norm": 0.0}, {"fraction_train": 0.001}])
+def test_a_run_without_an_accepted_reply_is_not_completed(
+    settings: dict[str, Any], more: dict[str, Any]
+) -> None:
+    name = f"none {[*more]}"
+    with pytest.raises(FederationError, match=r"none of 2 rounds counted .*raise fraction-train"):
+        run(settings, name=name, num_server_rounds=2, **more)
+    assert reader.read(Path(settings["out-dir"]) / name).summary["status"] == "failed"
 
 
 def test_a_run_without_noise_has_no_epsilon(settings: dict[str, Any]) -> None:

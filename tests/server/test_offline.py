@@ -11,6 +11,7 @@ from fedaccord.federation.errors import FederationError
 from fedaccord.federation.roster import Roster
 from fedaccord.federation.round import Round
 from fedaccord.federation.run import Run
+from fedaccord.plugins import DP
 from tests.server.net import Clock, Net
 from tests.server.runs import client_app, run_over, strategy
 
@@ -110,6 +111,21 @@ def test_a_visit_in_progress_counts_as_a_connected_device(devices: Net, clock: C
     round = run.train_round()
     assert clock.now == began
     assert [row["client"] for row in round.clients] == [left.client]
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_noise_is_drawn_only_for_a_round_with_a_connected_device(
+    back: bool, devices: Net, clock: Clock
+) -> None:
+    run = run_of(devices, sampling="bernoulli", plugins=[DP(noise_multiplier=1.0)])
+    go_offline(devices, 10, 11, 12)
+    before, began = run.state.w, clock.now
+    if back:
+        clock.at(began + 30, lambda: devices.join(21, 1, C))
+    round = run.train_round()
+    assert (clock.now - began) // 10 * 10 == (30 if back else WAIT)
+    assert (round.metrics["replies"], run.state.failed) == ((1, 0) if back else (0, 1))
+    assert torch.equal(run.state.w, before) != back
 
 
 def test_an_interrupt_ends_the_wait(
