@@ -1,22 +1,22 @@
 """Every use of undocumented parts of Flower 1.41 and 1.42; tests/compat checks each.
 
-Those of secure sums are in `crypto.py`. All else that this package uses is in Flower's documented
-packages, `flwr.app`, `flwr.clientapp`, `flwr.serverapp`, and its commands. A new release of Flower
-is supported when tests/compat passes.
+Those of secure sums are in `crypto.py`, those of replies that are being sent in `uploads.py`. All
+else that this package uses is in Flower's documented packages, `flwr.app`, `flwr.clientapp`,
+`flwr.serverapp`, and its commands. A new release of Flower is supported when tests/compat passes.
 """
 
 import base64
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from flwr.app import Array, Message
+from flwr.app import Array
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -161,7 +161,7 @@ LOCAL = "local"  # its name in Flower's first configuration
 # --- messages of which parts are on their way -----------------------------------------------------
 
 # seconds until a part of a message that is still being sent is asked for again, and twice as many
-# the next time; Flower's: 1. Who polls often meets such a message in most rounds.
+# the next time; Flower's: 1. A SuperNode that polls often meets such a message in most rounds.
 _PART_PAUSE = 0.05
 
 
@@ -182,12 +182,6 @@ def part_pauses() -> Iterator[None]:
     finally:
         for its in defaults:
             its["initial_backoff"] = PULL_INITIAL_BACKOFF
-
-
-def pull_messages(grid: Grid, message_ids: Iterable[str]) -> Iterable[Message]:
-    """`Grid.pull_messages`, with a short wait for a reply of which parts are still being sent."""
-    with part_pauses():
-        return grid.pull_messages(message_ids)
 
 
 def is_transient(error: Exception) -> bool:

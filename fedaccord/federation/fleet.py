@@ -231,6 +231,7 @@ class MessageFleet:
         self.available()
         sent = {visit.message_id: i for i, visit in self._at_work.items() if visit.message_id}
         size = max((visit.size for visit in self._at_work.values()), default=0)
+        now = time.monotonic()  # replies that arrived until now are read before a visit is late
         for part in parts([*sent], size):
             if sum(not isinstance(reading, str) for reading in self._ended.values()) >= wanted:
                 return
@@ -242,7 +243,6 @@ class MessageFleet:
                     continue
                 del self._at_work[i]
                 self._ended[i] = read_training(reply, visit.instruction)
-        now = time.monotonic()
         for i, visit in [*self._at_work.items()]:
             node = visit.message.metadata.dst_node_id
             is_replaced = self.roster.nodes.get(i, node) != node
@@ -318,16 +318,16 @@ class MessageFleet:
         """
         waiting, began = [i for i in message_ids if i], time.monotonic()
         while waiting:
-            answered = set[str]()
+            is_last, answered = time.monotonic() - began >= timeout, set[str]()
             for part in parts(waiting, size):
                 for reply in self._polls.pull(part):
                     answered.add(reply.metadata.reply_to_message_id)
                     yield reply
             waiting = [i for i in waiting if i not in answered]
-            waited = time.monotonic() - began
-            if not waiting or waited >= timeout:
+            if not waiting or is_last:
                 break
-            time.sleep(min(self._polls.pause(waited), timeout - waited))
+            waited = time.monotonic() - began
+            time.sleep(max(0.0, min(self._polls.pause(waited), timeout - waited)))
 
     def _first_replies(
         self, messages: Mapping[int, Message], replies: Iterable[Message]

@@ -8,7 +8,7 @@ from typing import TypeVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fedaccord.compat import flower
+from fedaccord.compat import flower, uploads
 from fedaccord.federation.errors import FederationError
 
 log = logging.getLogger("flwr")
@@ -49,8 +49,8 @@ class Polls:
         return ids
 
     def pull(self, message_ids: Sequence[str]) -> Iterable[Message]:
-        """The replies that have arrived."""
-        replies = self.ask(lambda: flower.pull_messages(self._grid, message_ids))
+        """The replies that have arrived completely."""
+        replies = self.ask(lambda: uploads.pull_messages(self._grid, message_ids))
         if replies is None:
             return ()
         self._fails = False

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
-from fedaccord.compat import flower
+from fedaccord.compat import uploads
 from fedaccord.core.options import listed
 from fedaccord.core.request import ModelLayout
 from fedaccord.federation.errors import FederationError, clean, last_line
@@ -165,7 +165,7 @@ class Roster:
         node_of = {i: node for node, it in self._questions.items() for i in it.message_ids}
         replies = {
             node_of[reply.metadata.reply_to_message_id]: reply
-            for reply in flower.pull_messages(grid, list(node_of))
+            for reply in uploads.pull_messages(grid, list(node_of))
             if reply.metadata.reply_to_message_id in node_of
         }
         newcomers = {node for node in replies if self._questions.pop(node).newcomer}

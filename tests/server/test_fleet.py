@@ -55,6 +55,33 @@ def test_pauses_between_polls_grow_with_the_time_since_the_messages_were_sent(
     assert polls == [["a", "b"]] * (len(slept) + 1)
 
 
+@pytest.mark.parametrize("schedule", ["synchronous", "buffered"])
+def test_a_reply_that_came_during_the_last_poll_is_not_late(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fetching other replies may take longer than the rest of the time."""
+    clock, timeout = Clock(), 60.0
+    time = SimpleNamespace(monotonic=clock, sleep=clock.sleep)
+    monkeypatch.setattr("fedaccord.federation.fleet.time", time)
+
+    class Slow(Net):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            replies = [*super().pull_messages(message_ids)]
+            if self.late:
+                clock.sleep(2 * timeout)
+                self.late.clear()
+            return replies
+
+    with Slow(client_app()) as net, quiet():
+        for i in range(6):
+            net.join(10 + i, i, 6)
+        own = {"schedule": schedule, **({"buffer_size": 6} if schedule == "buffered" else {})}
+        run = run_over(net, strategy(**own), 1, timeout=timeout)
+        run.begin()
+        net.late.add(12)
+        assert {row["status"] for row in run.train_round().clients} == {"ok"}
+
+
 def test_nobody_waits_three_seconds_for_a_reply_or_for_ever() -> None:
     with Net() as net:
         fleet = MessageFleet(net)

@@ -1,0 +1,96 @@
+"""Replies that a device is still sending: the server waits for none of them.
+
+A SuperLink announces a reply once, when its upload begins, and `Grid.pull_messages` then waits for
+its parts, up to two hours, and with it for all other replies of the call. The parts stay at the
+SuperLink until the reply is confirmed.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+
+def pull_messages(grid: Grid, message_ids: Iterable[str]) -> Iterable[Message]:
+    """`Grid.pull_messages` without the replies of which parts are missing: a later call has them.
+
+    If no part arrives for three minutes, the SuperLink gives a reply up, which is then an error.
+    """
+    client = _client_of(grid)
+    if client is None:
+        return grid.pull_messages(message_ids)
+    with _one_try():
+        replies = [*grid.pull_messages(message_ids)]
+    return [reply for reply in replies if client.is_complete(reply)]
+
+
+class _Client:
+    """An `HttpGrid`'s client of its SuperLink, which announces a reply when its last part is there,
+    and again until it has been read."""
+
+    def __init__(self, client: Any, grid: Any) -> None:
+        self._client, self._grid = client, grid
+        self._begun: dict[str, tuple[Any, Any]] = {}  # by the id of the message that they answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def PullMessages(self, request: Any) -> Any:
+        from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+
+        ids = [*request.message_ids]
+        if new := [i for i in ids if i not in self._begun]:
+            found = self._client.PullMessages(type(request)(message_ids=new))
+            for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                self._begun[message.metadata.reply_to_message_id] = message, tree
+        begun = [self._begun[i] for i in ids if i in self._begun]
+        there = [(message, tree) for message, tree in begun if self._has_last_part(tree)]
+        return PullAppMessagesResponse(
+            messages_list=[message for message, _ in there],
+            message_object_trees=[tree for _, tree in there],
+        )
+
+    def _has_last_part(self, tree: Any) -> bool:
+        """Whether the message itself has arrived, which a SuperNode sends after its parts; or will
+        never arrive, which Flower reports."""
+        from flwr.proto.message_pb2 import PullObjectRequest
+
+        grid = self._grid
+        request = PullObjectRequest(
+            node=grid.node, run_id=grid.run.run_id, object_id=tree.object_id
+        )
+        response = self._client.PullObject(request)
+        return bool(response.object_available or not response.object_found)
+
+    def is_complete(self, reply: Message) -> bool:
+        """Whether all parts of a reply were there: a SuperNode sends two of them at a time."""
+        waits = reply.has_error() and _WAITED in (reply.error.reason or "")
+        if not waits:
+            self._begun.pop(reply.metadata.reply_to_message_id, None)
+        return not waits
+
+
+_WAITED = "timeout or retry limit reached"  # in the error of a part that did not arrive in time
+
+
+def _client_of(grid: Any) -> _Client | None:
+    """The grid's client, made one of ours; None: it has none, as in a simulation."""
+    client = getattr(grid, "_runtime_client", None)
+    if client is not None and not isinstance(client, _Client):
+        client = grid._client = _Client(client, grid)
+    return client
+
+
+@contextmanager
+def _one_try() -> Iterator[None]:
+    """A block in which a part of a message that is missing is not awaited."""
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+
+    defaults = cast(dict[str, Any], pull_objects.__kwdefaults__)
+    usual, defaults["max_tries_per_object"] = defaults["max_tries_per_object"], 1
+    try:
+        yield
+    finally:
+        defaults["max_tries_per_object"] = usual

@@ -1,0 +1,170 @@
+"""Replies that are still being sent, at Flower's own SuperLink without its network."""
+
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from flwr.superlink.grid import HttpGrid
+from flwr.superlink.servicer.runtime import runtime_handlers
+
+from fedaccord.compat import uploads
+from fedaccord.federation.fleet import MessageFleet
+
+
+class SuperLink:
+    """The client of a SuperLink in this process, and its nodes' uploads part by part."""
+
+    def __init__(self, num_nodes: int) -> None:
+        factory = LinkStateFactory(
+            FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), ObjectStoreFactory()
+        )
+        self.state = factory.state()
+        words = (None, None, None, {}, NOOP_FEDERATION_ID, None, None, TaskType.SERVER_APP)
+        self.run_id = self.state.create_run(*words)
+        self.nodes = []
+        for i in range(num_nodes):
+            node = self.state.create_node("", "", bytes([i]), 1000.0)
+            self.state.acknowledge_node_heartbeat(node, 1000.0)
+            self.nodes.append(node)
+        self.pulled: list[str] = []  # parts that the server fetched
+
+    def __getattr__(self, name: str) -> Any:
+        handler = "".join(f"_{c.lower()}" if c.isupper() else c for c in name)[1:]
+        task = SimpleNamespace(run_id=self.run_id)
+
+        def ask(request: Any) -> Any:
+            answer = getattr(runtime_handlers, handler)(request, self.state, task)
+            if name == "PullObject" and answer.object_available:
+                self.pulled.append(request.object_id)
+            return answer
+
+        return ask
+
+    def upload(self, message: Message, values: np.ndarray) -> Iterator[int]:
+        """A node's reply, a part for each step, in a SuperNode's order."""
+        reply = Message(RecordDict({"w": ArrayRecord({"w": Array(values)})}), reply_to=message)
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        session, bare = self.state.start_session(self.run_id), remove_content_from_message(reply)
+        parts, tree = get_all_nested_objects(reply), get_object_tree(reply)
+        stored, missing = self.state.store_message_and_object_tree(bare, tree, session)
+        assert stored
+        assert missing[-1] == reply.object_id  # the last part
+        for k, part in enumerate(missing):
+            yield k
+            assert self.state.store_object(self.run_id, session, part, parts[part].deflate())
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> SuperLink:
+    link = SuperLink(2)
+    for name, value in {"_run_id": link.run_id, "_node_id": 1, "_task_id": 1}.items():
+        monkeypatch.setattr(TaskIdentity, name, value)
+    return link
+
+
+@pytest.fixture
+def grid(link: SuperLink) -> HttpGrid:
+    grid = HttpGrid(token="x")
+    grid._client = cast(Any, link)
+    grid.set_run(Run.create_empty(link.run_id))
+    return grid
+
+
+def sent(link: SuperLink, grid: HttpGrid) -> list[Message]:
+    messages = [Message(RecordDict(), node, MessageType.TRAIN) for node in link.nodes]
+    assert all(grid.push_messages(messages))
+    return messages
+
+
+TTL = "OBJECT_PUSH_SESSION_TTL_SECONDS"
+VALUES = np.random.default_rng(0).normal(size=(2, 10**6))  # of a reply: two parts, and its records
+
+
+def replies(found: Any) -> dict[str, np.ndarray]:
+    found = [*found]
+    assert not any(reply.has_error() for reply in found)
+    return {r.metadata.reply_to_message_id: r.content["w"]["w"].numpy() for r in found}
+
+
+def test_an_incomplete_reply_delays_no_other_one(link: SuperLink, grid: HttpGrid) -> None:
+    slow, fast = sent(link, grid)
+    ids = [slow.metadata.message_id, fast.metadata.message_id]
+    begun = link.upload(slow, VALUES[0])
+    next(begun)
+    assert [*link.upload(fast, VALUES[1])]
+    start = time.monotonic()
+    first = replies(uploads.pull_messages(grid, ids))
+    assert time.monotonic() - start < 5
+    assert first.keys() == {ids[1]}
+    assert np.array_equal(first[ids[1]], VALUES[1])
+    whole = {*link.pulled}
+    for _ in begun:  # a part more each time
+        assert not replies(uploads.pull_messages(grid, ids[:1]))
+    assert {*link.pulled} == whole  # no part is fetched before the last one has arrived
+    last = replies(uploads.pull_messages(grid, ids[:1]))
+    assert np.array_equal(last[ids[0]], VALUES[0])
+    assert not [*uploads.pull_messages(grid, [])]
+
+
+def test_a_reply_whose_last_part_came_before_another_one_is_left_for_the_next_call(
+    link: SuperLink, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SuperNode sends two parts at a time."""
+    slow, _ = sent(link, grid)
+    begun = link.upload(slow, VALUES[0])
+    next(begun)
+    monkeypatch.setattr(uploads._Client, "_has_last_part", lambda *_: True)
+    start = time.monotonic()
+    assert not replies(uploads.pull_messages(grid, [slow.metadata.message_id]))
+    assert time.monotonic() - start < 5
+    assert [*begun]
+    assert replies(uploads.pull_messages(grid, [slow.metadata.message_id]))
+
+
+def test_a_reply_that_the_superlink_gave_up_is_an_error(
+    link: SuperLink, grid: HttpGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, _ = sent(link, grid)
+    monkeypatch.setattr("flwr.supercore.corestate.in_memory_corestate." + TTL, -1)
+    next(link.upload(slow, VALUES[0]))
+    (reply,) = uploads.pull_messages(grid, [slow.metadata.message_id])
+    assert reply.has_error()
+    assert reply.metadata.reply_to_message_id == slow.metadata.message_id
+    assert "could not be found" in (reply.error.reason or "")
+
+
+def test_a_round_ends_at_its_timeout_with_the_replies_that_are_complete(
+    link: SuperLink, grid: HttpGrid
+) -> None:
+    slow, fast = sent(link, grid)
+    next(link.upload(slow, VALUES[0]))
+    assert [*link.upload(fast, VALUES[1])]
+    ids = [slow.metadata.message_id, fast.metadata.message_id]
+    start = time.monotonic()
+    assert replies(MessageFleet(grid)._receive(ids, 1.0)).keys() == {ids[1]}
+    assert 1 <= time.monotonic() - start < 5
+
+
+def test_flowers_own_waits_are_as_before_afterwards(link: SuperLink, grid: HttpGrid) -> None:
+    from flwr.supercore.constant import PULL_MAX_TRIES_PER_OBJECT
+    from flwr.supercore.inflatable.inflatable_utils import pull_objects
+
+    def tries() -> int:
+        return cast(int, cast(Any, pull_objects).__kwdefaults__["max_tries_per_object"])
+
+    _, fast = sent(link, grid)
+    assert [*link.upload(fast, VALUES[1])]
+    assert replies(uploads.pull_messages(grid, [fast.metadata.message_id]))
+    assert tries() == PULL_MAX_TRIES_PER_OBJECT > 1
