@@ -213,7 +213,7 @@ def _check_private(path: Path) -> Check:
 
 def _check_writable(what: str, folder: Path) -> Check:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0")
             file.flush()

@@ -103,6 +103,17 @@ def test_a_valid_device_and_a_valid_server(lab: Path) -> None:
     assert (code, server["port"]) == (0, f"ok {port_of(lab)} is free")
 
 
+@pytest.mark.parametrize("mode", [None, 0o750])
+def test_only_the_devices_user_can_read_a_new_state_dir(lab: Path, mode: int | None) -> None:
+    """A folder that is there keeps its mode."""
+    state = lab / "device-0" / "state"
+    if mode is not None:
+        state.mkdir()
+        state.chmod(mode)
+    assert doctor(lab / "device-0")[1]["state-dir"].startswith("ok ")
+    assert state.stat().st_mode & 0o777 == (mode or 0o700)
+
+
 @pytest.mark.parametrize(
     ("answer", "text"),
     [(412, "fail not registered at the server: flwr supernode register"), (401, "fail refused")],
