@@ -162,9 +162,12 @@ class MessageFleet:
         self._polls.ask(lambda: self.roster.update(self.grid))
         return sorted(self.roster.nodes)
 
-    def wait_for(self, least: int, at_work: Collection[int], seconds: float) -> str:
-        """As `Roster.wait_for`."""
-        return self.roster.wait_for(self.grid, least, at_work, seconds, self._polls.ask)
+    def wait_for(
+        self, least: int, at_work: Collection[int], seconds: float
+    ) -> tuple[Sequence[int], str]:
+        """As `available`, after `Roster.wait_for`, and what that returns."""
+        why = self.roster.wait_for(self.grid, least, at_work, seconds, self._polls.ask)
+        return sorted(self.roster.nodes), why
 
     def train(
         self,

@@ -57,9 +57,9 @@ class FullRound:
         return sampling.scheduled(self.cohorts[s.t], available, s.num_clients)[:size]
 
     def collect(self, s: RoundState) -> Collected:
-        if missing := self._missing(s):
+        available, missing = self._connected(s)
+        if missing:
             return Collected(s, [], (), failure=missing)
-        available = self.fleet.available()
         if self.clock:
             available, now = self.clock.available(available, s.clock)
             s = s._replace(clock=now)
@@ -70,16 +70,16 @@ class FullRound:
         replies = chain(self._train(in_time), timing.late.items())
         return Collected(s._replace(clock=timing.seconds), requests, replies, timing.ends)
 
-    def _missing(self, s: RoundState) -> str:
-        """Wait until as many nodes are connected as a round needs; why they are not, empty: they
-        are. Clients in process are always connected."""
+    def _connected(self, s: RoundState) -> tuple[Sequence[int], str]:
+        """The connected clients, after a wait for as many nodes as a round needs, and why these are
+        not there; empty: they are. Clients in process are always connected."""
         if not isinstance(self.fleet, MessageFleet):
-            return ""
+            return self.fleet.available(), ""
         method, least = self.method, self.method.needed_replies(s.num_clients)
         least = max(1, least, method.masking.least if method.masking else 0)
         at_work = [visit.client for visit in s.visits]
-        why = self.fleet.wait_for(least, at_work, method.wait_timeout)
-        return NotConnected(why) if why else ""
+        available, why = self.fleet.wait_for(least, at_work, method.wait_timeout)
+        return available, NotConnected(why) if why else ""
 
     def _train(self, requests: Sequence[TrainRequest]) -> TrainReplies:
         if self.method.masking is None:
@@ -106,9 +106,10 @@ class Buffered(FullRound):
 
     def collect(self, s: RoundState) -> Collected:
         """Replies in the order of the simulated clock; without one in order of arrival."""
-        if missing := self._missing(s):
+        available, missing = self._connected(s)
+        if missing:
             return Collected(s, [], (), failure=missing)
-        s, wanted = self._filled(s), self.method.buffer_of(s.num_clients)
+        s, wanted = self._filled(s, available), self.method.buffer_of(s.num_clients)
         if self.clock:
             return self._simulated(s, wanted, self.clock)
         assert isinstance(self.fleet, MessageFleet)
@@ -131,10 +132,9 @@ class Buffered(FullRound):
         replies = chain(self.fleet.train(trained, self.timeout), away)
         return Collected(s._replace(clock=step[0], visits=rest), requests, replies, done)
 
-    def _filled(self, s: RoundState) -> RoundState:
+    def _filled(self, s: RoundState, available: Sequence[int]) -> RoundState:
         """The state with visits of round t in the free slots; nodes receive requests at once."""
         at_work = {visit.client for visit in s.visits}
-        available = self.fleet.available()
         if self.clock and not at_work:
             available, now = self.clock.available(available, s.clock)
             s = s._replace(clock=now)
