@@ -91,8 +91,9 @@ def page(tables: Tables) -> str:
             "",
             *_table(tables, _final_cell),
             "",
-            "FedAvg, FedInit and SCAFFOLD reach the same accuracy in buffered as in synchronous "
-            "rounds, in a quarter to a third of the time. FedDyn and A-FedPD do not. Rounds of 4, "
+            "FedAvg, FedInit and SCAFFOLD are as accurate in buffered as in synchronous rounds, "
+            "within the spread of the seeds, in a quarter to a third of the time. FedDyn and "
+            "A-FedPD are not. Rounds of 4, "
             "with as many steps and no stale replies, lose nothing, so stale replies harm their "
             "dual variables here. For these two use synchronous rounds.",
             "",

@@ -359,9 +359,9 @@ def _check(key: str, value: Any, field: "Field[Any]") -> Any:
         return value
     if isinstance(value, str) and (instead := RETIRED.get((key, value))):
         raise ValueError(f"{key}={value}: {instead}")
-    if key == "algo" and (why := METHODS.left_out(value)):
-        raise ValueError(f"algo={value}: its package cannot be loaded ({why}); fix it")
     if key == "algo" and isinstance(value, str) and value not in METHODS:
+        if why := METHODS.left_out(value):
+            raise ValueError(f"algo={value}: its package cannot be loaded ({why}); fix it")
         near = did_you_mean(value, METHODS)
         raise ValueError(f"{key}: expected one of {', '.join(METHODS)}, got {value!r}{near}")
     return check_option(key, value, field)

@@ -170,6 +170,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [  # ...: more follows
         "algo=centralised: now fedavg with one client; set algo=fedavg num-c...",
     ),
     ({"precision": ["auto"]}, "precision: expected a string, got ['auto']"),
+    ({"algo": ["fedavg", "scaffold"]}, "algo: expected a string, got ['fedavg', 'scaffold']"),
     (
         {"precision": "auto"},
         "precision=auto: no longer chosen by a trial; set float32, or bfloat16...",
@@ -255,7 +256,10 @@ UNREAD: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"device-profile": "/phones.csv", "deadline": 3.0}, {}),
     ({"dataset": "npz", "download": True}, {"download": "dataset=fashion-mnist|cifar10|cifar100"}),
     ({"local-steps": 5, "local-epochs": 2}, {"local-epochs": "local-steps=0"}),
-    ({"algo": "dpsgd", "local-epochs": 2}, {"local-epochs": "local-steps=0"}),
+    (
+        {"algo": "dpsgd", "local-epochs": 2},
+        {"local-epochs": "local-epochs=2 has no effect: dpsgd takes one step a round"},
+    ),
     (
         {"algo": "fedavg", "relaxed-init.center": "start"},
         {"relaxed-init.center": "relaxed-init.beta"},

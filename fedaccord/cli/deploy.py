@@ -67,7 +67,7 @@ def key(
     with refusing(ValueError, OSError):
         folders.read_facts(folder)
         public = folders.make_key(folder)
-    typer.echo(public.read_text(), nl=False)
+    typer.echo(public.read_text(encoding="utf-8"), nl=False)
     typer.echo(
         f"register it where runs are started: flwr supernode register {public.name} "
         f"{folders.CONNECTION}"

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from cryptography.x509 import load_pem_x509_certificate
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.x509 import load_der_x509_certificate
 
 from fedaccord.cli.check import Check, fail, ok, size, warn
 from fedaccord.cli.deployments import certificates, folders
@@ -35,7 +36,7 @@ ANOTHER_CA = "its certificate is not signed by this folder's ca.crt: use the one
 
 
 def check_deployment(folder: Path) -> Iterator[Check]:
-    """The checks of a machine's folder and of its server; nothing is changed."""
+    """The checks of a machine's folder and of its server; a device's state folder is made."""
     try:
         facts = read_facts(folder)
     except ValueError as error:
@@ -131,7 +132,7 @@ def _check_connection(folder: Path, facts: Facts) -> list[Check]:
         advice = "start the SuperLink there, and open the port in its firewall"
         return [fail("port", f"{address}: {reason}; {advice}")]
     try:
-        date = _ask(facts, folder, "GET", flower.HEALTH).getheader("date")
+        answer, certificate = _ask(facts, folder, "GET", flower.HEALTH)
     except ssl.SSLCertVerificationError as error:
         reason = VERIFY.get(error.verify_code, ANOTHER_CA)
         return [port, fail("certificate", f"{address}: {reason}")]
@@ -141,16 +142,18 @@ def _check_connection(folder: Path, facts: Facts) -> list[Check]:
     except (OSError, http.client.HTTPException) as error:
         advice = f"expected a SuperLink, which did not answer ({type(error).__name__})"
         return [port, fail("server", f"{address}: {advice}")]
-    pem = ssl.get_server_certificate((facts.host, facts.port), timeout=SECONDS)
-    days = certificates.days_left(load_pem_x509_certificate(pem.encode()))
-    return [port, _check_days("certificate", days, f"of {facts.host}"), _check_clock(date)]
+    days = certificates.days_left(load_der_x509_certificate(certificate))
+    clock = _check_clock(answer.getheader("date"))
+    return [port, _check_days("certificate", days, f"of {facts.host}"), clock]
 
 
 def _check_clock(date: str | None) -> Check:
     """date: that of the server's response, in whole seconds."""
-    if date is None:
+    try:
+        there = parsedate_to_datetime(date or "")
+        ahead = (datetime.now(UTC) - there).total_seconds() - 0.5
+    except (ValueError, TypeError):  # none, or one without a zone
         return warn("clock", "the server's response has no date")
-    ahead = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds() - 0.5
     if -2 < ahead < 2:
         return ok("clock", "as the server's")
     words = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
@@ -164,11 +167,11 @@ def _check_registered(key: Path, folder: Path, facts: Facts) -> Check:
     try:
         public, stamp = certificates.public_key(key), flower.signed_time()
         signature = certificates.sign(key, stamp.encode())
-    except ValueError as error:
+    except (ValueError, TypeError, OSError, UnsupportedAlgorithm) as error:
         return fail("key", f"{key}: expected a key, got {error}")
     path, body, headers = flower.activation_request(public, stamp, signature)
     try:
-        answer = _ask(facts, folder, "POST", path, body, headers)
+        answer, _ = _ask(facts, folder, "POST", path, body, headers)
     except (OSError, http.client.HTTPException) as error:
         return fail("key", f"the server did not answer ({type(error).__name__})")
     if answer.status == flower.REGISTERED:
@@ -186,14 +189,17 @@ def _ask(
     path: str,
     body: bytes | None = None,
     headers: dict[str, str] | None = None,
-) -> http.client.HTTPResponse:
+) -> tuple[http.client.HTTPResponse, bytes]:
+    """The server's response, and its certificate in DER."""
     context = ssl.create_default_context(cafile=str(folder / folders.AUTHORITY))
     connection = http.client.HTTPSConnection(
         facts.host, facts.port, timeout=SECONDS, context=context
     )
     with closing(connection):
+        connection.connect()
+        certificate = connection.sock.getpeercert(binary_form=True)
         connection.request(method, path, body, headers or {})
-        return connection.getresponse()
+        return connection.getresponse(), certificate or b""
 
 
 def _check_days(what: str, days: float, whose: str) -> Check:

@@ -42,8 +42,8 @@ def evaluate(
     table, moved = Table.grid(padding=(0, 2)), []
     before = {name: reported.get(f"{name}{metrics.LAST}") for name in values}
     if best:  # its metric may be one that is not measured here
-        kept = reported["best-model"]
-        before = dict.fromkeys(values) | {kept["metric"]: kept["value"]}
+        kept = reported.get("best-model")  # of a run that has ended
+        before = dict.fromkeys(values) | ({kept["metric"]: kept["value"]} if kept else {})
     for name, known in before.items():
         title, value, text = name.replace("-", " "), values.get(name), written(name, known)
         if value is None:

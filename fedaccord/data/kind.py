@@ -146,13 +146,14 @@ def warn_if_whole(what: str, *targets: Any) -> None:
 
 
 def number_owners(what: str, owners: Sequence[Any] | NDArray[Any]) -> NDArray[np.int64]:
-    """(n,) names or numbers of clients as numbers from 0, in sorted order: as numbers if all are.
+    """(n,) names or numbers of clients as numbers from 0: first names, in alphabetical order, then
+    numbers, in theirs.
 
     Raises ValueError for a sample without one.
     """
     texts = [str(owner) for owner in owners]
     if "" in texts:
         raise ValueError(f"{what}: expected a client for every training sample, got one without")
-    order = sorted({*texts}, key=lambda text: (int(text), "") if text.isdecimal() else (-1, text))
+    order = sorted({*texts}, key=lambda text: (int(text) if text.isdecimal() else -1, text))
     number = {text: k for k, text in enumerate(order)}
     return np.array([number[text] for text in texts], np.int64)

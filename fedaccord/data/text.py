@@ -64,9 +64,8 @@ def decode(files: Sequence[Path], reading: ReadOptions) -> Decoded:
     In one file the column `split` selects the training rows; without it every fifth row is for
     testing. A column `client` has the client of a row, for ``partition=natural``.
     """
-    train, test = [*_rows(files[0])], [*_rows(files[-1])]
-    if len(files) == 1:
-        train, test = _split(files[0], train)
+    train, *others = ([*_rows(file)] for file in files)
+    train, test = (train, *others) if others else _split(files[0], train)
     for split, rows in (("train", train), ("test", test)):
         if not rows:
             raise ValueError(f"text: expected rows for {split} in {files[-1]}, got none: add some")
@@ -78,7 +77,8 @@ def decode(files: Sequence[Path], reading: ReadOptions) -> Decoded:
     )
     number = {name: k for k, name in enumerate(names)}
     y_train, y_test = (np.array([number[row.label] for row in rows]) for rows in (train, test))
-    owners = number_owners("text", [row.client for row in train]) if train[0].client else None
+    named_owners = [row.client for row in train]
+    owners = number_owners("text", named_owners) if any(named_owners) else None
     return Decoded(
         *(x_train, y_train, x_test, y_test, len(names), names),
         vocabulary=tokenizer.size,
@@ -133,7 +133,7 @@ def _rows(path: Path) -> Iterator[Row]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for number, values in enumerate(_records(path, file), 1):
                 yield _row(path, number, values)
-    except (OSError, UnicodeError, csv.Error, json.JSONDecodeError) as error:
+    except (OSError, UnicodeError, csv.Error, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(
             f"text: expected UTF-8 {path.suffix[1:]} in {path}, got what cannot be read as such "
             f"({error}): write it anew"

@@ -51,7 +51,6 @@ class Recorder:
     ) -> None:
         self.state_of, self.keep, self.on_round = state_of, weights, on_round
         self.rows: list[dict[str, float]] = []
-        self.client_rows: list[dict[str, Any]] = []
         self.weights: list[Tensor] = []
         self.averages: list[Tensor] = []
         self.states: list[list[Any]] = []
@@ -60,7 +59,6 @@ class Recorder:
     def __call__(self, round: Round) -> None:
         self.last = round.state
         self.rows.append({"round": round.number, **round.metrics})
-        self.client_rows += round.clients
         if self.keep:
             self.weights.append(round.w.to("cpu", copy=True))
             self.averages.append(round.w_bar.to("cpu", copy=True))

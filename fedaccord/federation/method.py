@@ -16,7 +16,7 @@ from fedaccord.core.checks import combine, expect, in_use
 from fedaccord.core.client_half import ClientHalf, has_personal
 from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.cost import Cost, cost_of
-from fedaccord.core.optimizer import OPTIMIZERS, Optimizer, Schedule
+from fedaccord.core.optimizer import OPTIMIZERS, Optimizer
 from fedaccord.core.options import argument, check_option, listed, options
 from fedaccord.core.plugin import PlugIn
 from fedaccord.core.privacy import Guarantee, Masking, guarantee_of, has_noisy_sums
@@ -151,18 +151,9 @@ class Method(Settings, ABC):
         """The optimiser of the local steps."""
         return self.local_optimizer or OPTIMIZERS[self.optimizer_name]()
 
-    @property
-    def optimizer_name(self) -> str:
-        """Its name; a method with an optimiser of its own also declares it in `replaces`."""
-        return self.optimizer
-
     def own_state(self) -> str:
         """Its vectors between rounds, as `optimizer_state`."""
         return self.optimizer_state
-
-    def own_schedule(self) -> Schedule:
-        """The local rates within a round."""
-        return Schedule(self.lr_schedule)
 
     # the method, written by a subclass
 
@@ -214,10 +205,6 @@ class Method(Settings, ABC):
     def output_model(self, w: Vector, state: Any) -> Vector:
         """The model (..., d) that is evaluated, saved and returned."""
         return w
-
-    def steps_of_round(self, t: int) -> int:
-        """K_t, local steps of each client in round t; 0: they count epochs."""
-        return self.local_steps
 
     def check_clients(self, num_clients: int, cohorts: Cohorts | None = None) -> None:
         """Raise ValueError, in one line, if the settings do not fit this many clients.
@@ -397,3 +384,14 @@ class Method(Settings, ABC):
         if self.buffers == "mean" and (self.max_client_norm or self.max_update_norm):
             log.warning("buffers=mean: no norm of them is bounded: one client can spoil their mean")
         log.info("each round: %s", self.local_training())
+
+    def local_training(self) -> str:
+        """The settings of training and averaging in one line, including defaults."""
+        who = "all" if self.fraction_train == 1 else f"{self.fraction_train:.4g} of the"
+        clip = f"clip norm {self.clip_norm:g}" if self.clip_norm else "no clipping"
+        decay, within = self.rate(1) / self.rate(0), self.own_schedule().name
+        return (
+            f"{who} clients, {self.local_length} of {self.own_optimizer().registered_name()}, lr "
+            f"{self.lr:g} x {decay:g} a round ({within} within it), weight decay "
+            f"{self.weight_decay:g}, {clip}, {self.precision}, weighting {self.weighting}"
+        )

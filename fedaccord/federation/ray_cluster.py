@@ -17,7 +17,7 @@ def named() -> Cluster:
         return Cluster(address, "unset RAY_ADDRESS")
     tmp = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     file = Path(tmp) / "ray" / "ray_current_cluster"
-    return Cluster(file.read_text().strip() if file.is_file() else "", f"rm {file}")
+    return Cluster(file.read_text(encoding="utf-8").strip() if file.is_file() else "", f"rm {file}")
 
 
 def unreachable() -> str:

@@ -154,6 +154,8 @@ class Session:
     def evaluate_requests(self, s: RoundState) -> list[EvaluateRequest]:
         """The request to each client that evaluates after round t: those drawn by (seed, t), or, if
         only the server evaluates the output model, those with a personal model."""
+        if not self.asks_clients:
+            return []
         method, available = self.method, self.fleet.available()
         own_only, clients = method.evaluation == "server", list[int]()
         if own_only:

@@ -1,10 +1,9 @@
 """The settings of every federation: options of all strategies, also run-config keys."""
 
-import math
 from dataclasses import Field, dataclass
 from typing import Any
 
-from fedaccord.core.optimizer import OPTIMIZERS, SCHEDULES, STATES
+from fedaccord.core.optimizer import OPTIMIZERS, SCHEDULES, STATES, Schedule
 from fedaccord.core.options import check_option, option, options
 from fedaccord.core.request import ModelSettings
 from fedaccord.federation.devices import LOGNORMAL, NONE, PROFILES
@@ -189,22 +188,6 @@ class Settings:
         return ModelSettings.of(self)
 
     @property
-    def local_length(self) -> str:
-        """The length of a local round, as "10 steps" or "1 epoch"."""
-        count = self.local_steps or self.local_epochs
-        return f"{count} {'step' if self.local_steps else 'epoch'}{'s' if count > 1 else ''}"
-
-    def local_training(self) -> str:
-        """The settings of training and averaging in one line, including defaults."""
-        clip = f"clip norm {self.clip_norm:g}" if self.clip_norm else "no clipping"
-        who = "all" if self.fraction_train == 1 else f"{self.fraction_train:.4g} of the"
-        return (
-            f"{who} clients, {self.local_length} of {self.optimizer}, lr "
-            f"{self.lr:g} x {self.lr_decay:g} a round ({self.lr_schedule} within it), weight decay "
-            f"{self.weight_decay:g}, {clip}, {self.precision}, weighting {self.weighting}"
-        )
-
-    @property
     def is_buffered(self) -> bool:
         return self.schedule == BUFFERED
 
@@ -216,10 +199,26 @@ class Settings:
         """eta_t, the local rate of round t (from 0)."""
         return self.lr * self.lr_decay**t
 
-    def steps_of(self, examples: int) -> int:
-        """K of a client with ``examples`` samples."""
-        batch_size = self.batch_size or examples  # 0: one step per epoch
-        return self.local_steps or self.local_epochs * math.ceil(examples / batch_size)
+    def steps_of_round(self, t: int) -> int:
+        """K_t, local steps of each client in round t; 0: they count epochs."""
+        return self.local_steps
+
+    @property
+    def local_length(self) -> str:
+        """The length of a local round, as "10 steps" or "1 epoch"."""
+        steps = self.steps_of_round(0)
+        count = steps or self.local_epochs
+        return f"{count} {'step' if steps else 'epoch'}{'s' if count > 1 else ''}"
+
+    @property
+    def optimizer_name(self) -> str:
+        """Of the local steps; a method with an optimiser of its own also declares it in
+        `replaces`."""
+        return self.optimizer
+
+    def own_schedule(self) -> Schedule:
+        """The local rates within a round."""
+        return Schedule(self.lr_schedule)
 
 
 def own_options(kind: type[Settings]) -> "list[Field[Any]]":

@@ -14,7 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedaccord.core.options import listed
+
 SLACK = 1e-6  # tolerance of the row sums of a matrix from a file
+SCALINGS = 10_000  # of a restricted matrix; those of our graphs need at most 500
 
 
 def mixing_matrix(topology: str, m: int, *, t: int, seed: int, peers: int, file: str) -> Tensor:
@@ -209,7 +212,12 @@ def restricted(W: Tensor, nodes: Sequence[int]) -> Tensor:
     for part in components(W):
         kept[torch.tensor(part)[:, None], part] = W[torch.tensor(part)[:, None], part]
     kept += torch.diag((kept.diagonal() == 0).double())  # scaling needs a diagonal
-    while (kept.sum(1) - 1).abs().max() > 1e-13:
+    for _ in range(SCALINGS):
+        if (kept.sum(1) - 1).abs().max() <= 1e-13:
+            return kept
         kept /= kept.sum(1, keepdim=True)
         kept /= kept.sum(0, keepdim=True)
-    return kept
+    raise ValueError(
+        f"gossip: expected weights of the nodes {listed(nodes)} that can be scaled to sums of 1, "
+        "as some are absent, got such of very different size: give the matrix larger ones"
+    )

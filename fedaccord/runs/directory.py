@@ -307,7 +307,7 @@ class _Table:
         elif rows:
             size = self.path.stat().st_size
             try:
-                with self.path.open("a", newline="") as file:
+                with self.path.open("a", encoding="utf-8", newline="") as file:
                     file.write(self._text(rows))
             except OSError as error:
                 os.truncate(self.path, size)  # no torn row

@@ -17,7 +17,7 @@ reaches the neighbours a round later.
 """  # noqa: E501 - the paper's title
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fedaccord.core import Cohort, Model, Vector, option
 from fedaccord.plugins.gossip import Network
@@ -26,6 +26,8 @@ from fedaccord.strategies.dfedavg import DFedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(DFedAvg):
+    replaces: ClassVar = {"local_epochs": "dpsgd takes one step a round"}
+
     variant: str = option("lian", "mix before or after the step", choices=("lian", "atc"))
 
     def __post_init__(self) -> None:
@@ -35,7 +37,9 @@ class DPSGD(DFedAvg):
                 f"local-steps: dpsgd takes one step a round, got {self.local_steps}; use dfedavg "
                 "for more"
             )
-        object.__setattr__(self, "local_steps", 1)
+
+    def steps_of_round(self, t: int) -> int:
+        return 1
 
     def aggregate_nodes(
         self, w: Vector, ups: Model, state: Any, cohort: Cohort, network: Network

@@ -93,6 +93,10 @@ class Scaffnew(FederatedStrategy):
             K += 1
         return K
 
+    @property
+    def local_length(self) -> str:
+        return f"{1 / self.p:.4g} steps on average"
+
     def rule(self) -> LocalRule:
         return ScaffnewClient(self.p)
 

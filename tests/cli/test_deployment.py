@@ -145,6 +145,16 @@ def test_clocks_that_differ(lab: Path, ahead: float, mark: str, text: str) -> No
     assert code == (mark == "fail")
 
 
+@pytest.mark.parametrize("date", [None, "garbage", "Fri, 27 Nov 2026 03:00:00"])
+def test_a_server_whose_response_has_no_date(date: str | None) -> None:
+    assert deployment._check_clock(date).mark == "warn"
+
+
+def a_folder_as_key(device: Path) -> None:
+    (device / folders.DEVICE_KEY).unlink()
+    (device / folders.DEVICE_KEY).mkdir(mode=0o700)
+
+
 def test_certificates_that_a_device_rejects(lab: Path, tmp_path: Path) -> None:
     def what() -> str:
         with serving(lab / "server", port_of(lab)):
@@ -225,6 +235,7 @@ def without(name: str) -> Callable[[Path], None]:
             "others may read it: chmod 600",
         ),
         (texts(folders.DEVICE_KEY, "x"), "key", "expected a key"),
+        (a_folder_as_key, "key", "expected a key"),
         (without("ca.crt"), "ca.crt", "expected a certificate"),
         (texts("ca.crt", "x"), "ca.crt", "expected a certificate"),
         (

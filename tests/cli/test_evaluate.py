@@ -180,3 +180,15 @@ def test_other_data_and_code_than_those_of_the_run_are_named(
     (path / "model.json").write_text(json.dumps(card))
     line = refusal(tmp_path / "none", invoke("evaluate", path))
     assert "model: expected '0.weight' with the frozen values of the run in its_model:net" in line
+
+
+def test_the_best_model_of_a_run_that_has_not_ended(tmp_path: Path) -> None:
+    success(run(tmp_path, "name=x", "keep-best=test-accuracy"))
+    path = tmp_path / "runs" / "x"
+    lines = success(invoke("evaluate", path, "--best")).stdout.split()
+    told = summary(path)
+    del told["best-model"]
+    (path / "summary.json").write_text(json.dumps(told))
+    found = success(invoke("evaluate", path, "--best")).stdout.split()
+    value = lines.index("reported:", lines.index("accuracy")) + 1
+    assert found == [*lines[:value], "none", *lines[value + 1 :]]

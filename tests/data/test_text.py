@@ -50,6 +50,14 @@ def test_json_lines_are_the_same(tmp_path: Path) -> None:
     assert found.y_train.equal(expected.y_train)
 
 
+def test_nested_json_is_one_line(tmp_path: Path) -> None:
+    folder(tmp_path)
+    (tmp_path / "train.csv").unlink()
+    (tmp_path / "train.jsonl").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"^text: expected UTF-8 jsonl .* cannot be read"):
+        read(tmp_path)
+
+
 def test_one_file_is_split_into_training_and_test_rows(tmp_path: Path) -> None:
     path = tmp_path / "site.csv"
     path.write_text("text,label\n" + "".join(f"{k},{k % 2}\n" for k in range(10)))
@@ -66,6 +74,13 @@ def test_a_column_gives_the_client_of_a_row(tmp_path: Path) -> None:
     train = "text,label,client\na,0,b\nb,1,a\nc,0,10\nd,1,9\n"
     owners = read(folder(tmp_path, train, "text,label\ne,0\n")).owners
     assert owners.tolist() == [1, 0, 3, 2]
+
+
+def test_numbers_of_clients_that_differ_in_zeros_have_one_order(tmp_path: Path) -> None:
+    """Else it would depend on the hashes of texts, which are other ones in each process."""
+    train = "text,label,client\n" + "".join(f"{i},{i % 2},{'0' * i}1\n" for i in range(9))
+    owners = read(folder(tmp_path, train, "text,label\ne,0\n")).owners
+    assert owners.tolist() == [*range(8, -1, -1)]
 
 
 def test_labels_have_the_numbers_of_the_setting(tmp_path: Path) -> None:
@@ -103,6 +118,7 @@ def test_what_is_decoded_depends_on_settings_and_files(tmp_path: Path) -> None:
         (TRAIN, {"tokenizer": "tests.own:zeros"}, "ids from 1 to 2 .* of tests.own:zeros, got"),
         (TRAIN, {"tokenizer": "tests.own:tiny"}, "^tokenizer: .*the attribute vocab_size"),
         (TRAIN, {"tokenizer": "tests.none:f"}, "^tokenizer: expected a module"),
+        ("text,label,client\na,0,\nb,1,x\n", {}, "a client for every training sample, got one w"),
         ("text,label\n\0,0\n" + "a" * 200_000 + ",1\n", {}, "UTF-8 csv .* cannot be read"),
     ],
 )

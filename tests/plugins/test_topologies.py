@@ -71,6 +71,17 @@ def test_a_restricted_matrix_with_links_that_lie_on_no_cycle() -> None:
     assert torch.equal(restricted(W, [0, 1, 2]), torch.eye(3, dtype=torch.float64))
 
 
+def test_a_restricted_matrix_with_links_that_are_too_weak() -> None:
+    pair = torch.tensor([[0.5, 0.5 - 1e-7], [0.5 - 1e-7, 0.5]], dtype=torch.float64)
+    bridge = torch.tensor([[1e-7, 0], [0, 1e-7]], dtype=torch.float64)
+    W = torch.cat([torch.cat([pair, bridge], 1), torch.cat([bridge.flip(0), pair], 1)])
+    check(W)
+    with pytest.raises(
+        ValueError, match=r"^gossip: expected weights of the nodes \[0, 1, 2\] that"
+    ):
+        restricted(W, [0, 1, 2])
+
+
 # --- from a file ----------------------------------------------------------------------------------
 
 

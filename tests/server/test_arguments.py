@@ -116,6 +116,21 @@ def test_what_applies_is_one_line_at_the_start(lines: list[str]) -> None:
         assert part in line
 
 
+@pytest.mark.parametrize(
+    ("algo", "part"),
+    [
+        ("fedmuon", "5 epochs of muon, lr 0.1 x 0.998 a round (constant within it)"),
+        ("diloco", "5 epochs of adamw"),
+        ("dfedavgm", "5 epochs of momentum"),
+        ("fedmoswa", "(linear within it)"),
+        ("scaffnew", "10 steps on average of sgd, lr 0.1 x 1 a round (constant"),
+        ("dpsgd", "1 step of sgd"),
+    ],
+)
+def test_the_line_is_of_the_methods_own_steps(algo: str, part: str) -> None:
+    assert part in METHODS[algo](fraction_train=1.0).local_training()
+
+
 def test_every_strategy_accepts_what_flowers_fedavg_accepts() -> None:
     names = {*inspect.signature(flowers.FedAvg).parameters}
     for kind in METHODS.values():

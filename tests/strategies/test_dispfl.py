@@ -142,6 +142,15 @@ def test_layers_get_the_density_of_an_erdos_renyi_kernel(density: float) -> None
     assert sum(ones) == pytest.approx(density * sum(sizes), abs=len(shapes))
 
 
+@pytest.mark.parametrize("density", [0.05, 0.5, 1.0])
+def test_a_layer_of_one_number_is_trained(density: float) -> None:
+    shapes = [(), (20, 10), (1,)]
+    scale, matrix, bias = layer_sizes(shapes, density)
+    assert (scale, bias) == (1, 1)
+    assert matrix == (200 if density == 1 else round(202 * density - 2))
+    assert layer_sizes([(), (1,)], density) == [1, 1]
+
+
 def test_a_mask_moves_within_its_layer() -> None:
     mask = torch.tensor([1.0, 1, 1, 1, 1, 0, 1, 1])
     w = torch.tensor([3.0, -1, 2, 6, 4, 0, 5, 4])

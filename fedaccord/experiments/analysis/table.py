@@ -168,5 +168,5 @@ def shown(value: float) -> str:
         return str(value)
     if abs(value) < 1000:
         return f"{value:.4f}" if 0.001 <= abs(value) < 1 else f"{value:.4g}"
-    power = min(int(math.log10(abs(value)) // 3), len(PREFIXES) - 1)
+    power = min(int(math.log10(float(f"{abs(value):.4g}")) // 3), len(PREFIXES) - 1)
     return f"{value / 1000**power:.4g}{PREFIXES[power]}"

@@ -1,5 +1,6 @@
 """Gradients and hours of a study, before it begins."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -55,9 +56,10 @@ class Estimate:
 
 def gradients(config: RunConfig) -> float:
     """Gradient evaluations of a round, each of a batch, with equal clients."""
-    strategy, steps = config.strategy, config.strategy.local_steps
-    if not steps:
-        steps = strategy.steps_of(_samples_of_client(config))
+    strategy = config.strategy
+    if not (steps := strategy.steps_of_round(0)):
+        samples = _samples_of_client(config)
+        steps = strategy.local_epochs * math.ceil(samples / (strategy.batch_size or samples))
     cohort = strategy.cohort_size(config.num_clients)
     return float(cohort * steps * strategy.cost.gradients)
 

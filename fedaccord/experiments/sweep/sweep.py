@@ -226,6 +226,11 @@ class Sweep:
             done = [[ask for ask in asks if all(map(row_of, self._jobs(ask)))] for asks in each]
             self._do(lambda *_: None, [ask for asks in done for ask in asks], self.plan.seeds)
             last = [asks[-1] for asks in done if asks]
+            if not last:  # their processes died: no run of this method left a row
+                raise ValueError(
+                    f"{each[0][0].configuration.algo}: none of its runs could be made: their "
+                    "processes ended without a word, perhaps for want of memory"
+                )
             longest = max(ask.rounds for ask in last)
             winners.append(self._best([ask for ask in last if ask.rounds == longest]))
         return winners

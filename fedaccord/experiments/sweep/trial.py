@@ -230,7 +230,7 @@ def _resume(job: Job) -> bool:
 def summary_of(path: Path) -> dict[str, Any]:
     try:
         return flatten(read_json(path / "summary.json"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, AttributeError):  # the last: no table
         return {}
 
 

@@ -33,6 +33,6 @@ def test_a_long_list_of_seeds_is_abbreviated(tmp_path: Path) -> None:
 
 
 def test_numbers_are_short() -> None:
-    values = (0.93333, 3.0, 4.5, 0.9, 12345.0, 2.5e9, -31.4159)
-    words = ["0.9333", "3", "4.5", "0.9000", "12.35k", "2.5G", "-31.42"]
+    values = (0.93333, 3.0, 4.5, 0.9, 12345.0, 2.5e9, -31.4159, 999_999, 999.96)
+    words = ["0.9333", "3", "4.5", "0.9000", "12.35k", "2.5G", "-31.42", "1M", "1000"]
     assert [*map(shown, values)] == words

@@ -35,6 +35,13 @@ def test_optuna_and_costs() -> None:
     assert (tune.local, tune.gradients_a_step) == ("2 epochs", 2)
 
 
+def test_the_length_of_a_local_round_is_the_methods_own() -> None:
+    algos = ["fedavg", "scaffnew", "dpsgd", "fedmuon"]
+    told = parts(make({"algo": algos}, {"fraction-train": 1.0}, tune=False))
+    lengths = ["2 epochs", "10 steps on average", "1 step", "2 epochs"]
+    assert [part.local for part in told] == lengths
+
+
 @pytest.mark.parametrize(("processes", "expected"), [(1, 6 * 2 + 18 * 0.5), (2, 21 / 2 + 3)])
 def test_an_estimate_counts_the_start_of_runs(
     processes: int, expected: float, monkeypatch: pytest.MonkeyPatch

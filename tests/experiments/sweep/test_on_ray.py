@@ -102,3 +102,11 @@ def test_asha_continues_the_best_trials_so_far() -> None:
     rows = [{"status": "completed" if x else "failed", key: x} for x in scores]
     assert [goes_on(0, [row]) for row in rows] == [True, False, False, True, False, True, True]
     assert goes_on(1, rows[1:2])  # another rung
+
+
+def test_asha_without_any_row_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the processes of all trials had been killed."""
+    monkeypatch.setattr(on_ray, "asha", lambda *_: None)
+    own = {"search": "asha", "trials": 2, "eta": 2, "rungs": 2, "ray_address": "local"}
+    with pytest.raises(ValueError, match="^fedavg: none of its runs could be made"):
+        finish(make(SPACE, **own), tmp_path)

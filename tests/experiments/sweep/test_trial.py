@@ -155,3 +155,8 @@ def test_a_trial_of_other_code_than_the_sweep_named_it_by_fails(tmp_path: Path) 
         if status == FAILED:
             assert row["reason"].startswith("model: the code of tests.own:tiny has changed since")
             forget_failures(tmp_path)
+
+
+def test_a_summary_that_is_no_table_is_none(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text("[]")
+    assert trial.summary_of(tmp_path) == {}
