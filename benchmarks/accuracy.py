@@ -9,7 +9,7 @@ import math
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,7 +117,7 @@ def report(sweep: Path, results: Path) -> None:
 
     Raises FileNotFoundError where there is none, ValueError where their settings differ.
     """
-    runs = map(reader.read, reader.find([sweep]))
+    runs = [*map(reader.read, reader.find([sweep]))]
     found = [read(run) for run in runs if run.summary["status"] == "completed"]
     if not found:
         raise FileNotFoundError(f"{sweep} holds no completed run: sweep first")
@@ -135,7 +135,7 @@ def report(sweep: Path, results: Path) -> None:
     methods = [Method(name, runs) for name, runs in by_name.items()]
     methods.sort(key=lambda method: -method.mean)
     results.mkdir(parents=True, exist_ok=True)
-    (results / f"{name}.md").write_text(text(methods, name))
+    (results / f"{name}.md").write_text(text(methods, name, runs))
     plot(methods, results / f"{name}.png")
     print(f"{len(methods)} methods in {results / name}.md and {name}.png")
 
@@ -146,7 +146,8 @@ def page_name(settings: dict[str, Any]) -> str:
     return "accuracy-all-clients" if settings["fraction-train"] == 1 else "accuracy"
 
 
-def text(methods: list[Method], name: str) -> str:
+def text(methods: list[Method], name: str, every: Sequence[reader.Run] = ()) -> str:
+    """The page; every: the runs behind it."""
     setting = common(name)
     rounds, step = setting["num-server-rounds"], setting["eval-every"]
     active = round(setting["fraction-train"] * setting["num-clients"])
@@ -195,7 +196,7 @@ def text(methods: list[Method], name: str) -> str:
         "[personal models](personal.md).",
         "",
         f"Made by `fedaccord sweep benchmarks/{name}.toml --out DIR` and `python "
-        f"benchmarks/accuracy.py DIR`, on a CPU.{archive.sentence(name)}",
+        f"benchmarks/accuracy.py DIR`, on a CPU.{archive.sentence(name, every)}",
         "",
     ]
     return "\n".join(lines)
@@ -215,7 +216,8 @@ def defaults(methods: list[Method], setting: dict[str, Any]) -> str:
         )
     if slower := [key.partition(".")[0] for key in setting if key.endswith(".lr")]:
         sentences.append(
-            f"The local rate of {', '.join(slower)} is a usual one of AdamW, their local optimiser."
+            f"The local rate of {', '.join(slower)} is a usual one of their local optimisers, "
+            "AdamW and Muon."
         )
     return " ".join(sentences)
 

@@ -15,6 +15,7 @@ import lzma
 import sys
 import tarfile
 import tomllib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import data
@@ -29,6 +30,7 @@ from fedaccord.storage.files import replace
 KEPT = data.REPOSITORY / "docs" / "results" / "runs"
 OF_RUN = ("config.toml", "metrics.csv", "clients.csv", "summary.json", "measures.json")
 OF_CLIENTS = ("round", "client", "status", "num-examples", "steps")
+DIRTY = "-dirty"  # as in `origin.commit`
 OF_SWEEP = ("*.csv", "*.toml", "defaults.json", "run.json", "rows/*.json")
 
 
@@ -70,13 +72,30 @@ def unpack(archive: Path, folder: Path) -> int:
     return len(missing)
 
 
-def sentence(page: str) -> str:
-    """For the end of a page of docs/results, if there is an archive of its name."""
+def sentence(page: str, runs: Iterable[reader.Run] = ()) -> str:
+    """For the end of a page of docs/results: where its runs come from, and their archive, if there
+    is one of its name."""
+    made = origin([*runs])
     if not (KEPT / f"{page}.tar.xz").exists():
-        return ""
+        return made
     return (
-        f" [runs/{page}.tar.xz](runs/{page}.tar.xz) has the tables of these runs: "
+        f"{made} [runs/{page}.tar.xz](runs/{page}.tar.xz) has the tables of these runs: "
         "[how to read them](../../benchmarks/archive.py)."
+    )
+
+
+def origin(runs: Sequence[reader.Run]) -> str:
+    """The commits and processors of runs, in a sentence; empty: there are no runs."""
+    if not runs:
+        return ""
+    commits = {run.commit.removesuffix(DIRTY) for run in runs}
+    changed = sum(run.commit.endswith(DIRTY) for run in runs)
+    processors = sorted({str(run.used["cpu"]) for run in runs if "cpu" in run.used})
+    return (
+        f" The {len(runs)} runs are of {len(commits)} commit{'s' * (len(commits) > 1)}"
+        + (f", {changed} of them with changes that were not committed" if changed else "")
+        + (f", on {' and '.join(processors)}" if processors else "")
+        + "; `config.toml` of each has its own."
     )
 
 

@@ -156,9 +156,9 @@ def page(tables: dict[tuple[str, str], list[pd.DataFrame]]) -> str:
         "Over-selected and buffered rounds both save the wait for slow devices. Buffered ones lose "
         "no accuracy with FedAvg, SCAFFOLD and FedDyn. FedInit falls as far in synchronous rounds "
         "of 5: its relaxed start, at this beta, does not tolerate steps of so few replies, stale "
-        "or not. A-FedPD keeps its accuracy in rounds of 5, so its loss in buffered rounds is due "
-        "to stale replies. Over-selected rounds, which drop late replies, give slow clients' data "
-        "less weight; buffered ones do not.",
+        "or not. A-FedPD loses little in rounds of 5, so most of its loss in buffered rounds is "
+        "due to stale replies. Over-selected rounds, which drop late replies, give slow clients' "
+        "data less weight; buffered ones do not.",
         "",
         "ACE (arXiv:2511.19066) steps at every arrival, by the mean of all clients' last updates, "
         "and is [written](../../benchmarks/ace.py) from its abstract: the paper's listing could "

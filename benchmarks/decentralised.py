@@ -107,7 +107,7 @@ def report(sweep: Path, page: Path) -> None:
 
     Raises FileNotFoundError if there is none.
     """
-    found = map(reader.read, reader.find([sweep]))
+    found = [*map(reader.read, reader.find([sweep]))]
     done = [read(run) for run in found if run.summary["status"] == "completed"]
     if not done:
         raise FileNotFoundError(f"{sweep} holds no completed run: sweep first")
@@ -118,12 +118,15 @@ def report(sweep: Path, page: Path) -> None:
     timed = sweep / "gossip.json"
     gossip = json.loads(timed.read_text()) if timed.exists() else None
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.with_suffix(".md").write_text(table(runs, gossip, page.name))
+    page.with_suffix(".md").write_text(table(runs, gossip, page.name, found))
     plot(runs, page.with_suffix(".png"))
     print(f"{len(done)} runs in {page}.md and {page.name}.png")
 
 
-def table(runs: Runs, gossip: dict[str, Any] | None, name: str) -> str:
+def table(
+    runs: Runs, gossip: dict[str, Any] | None, name: str, every: Sequence[reader.Run] = ()
+) -> str:
+    """The page; every: the runs behind it."""
     methods = [method for method in SHOWN if any(method == other for other, _ in runs)]
     lines = [
         "# Without a server",
@@ -177,7 +180,7 @@ def table(runs: Runs, gossip: dict[str, Any] | None, name: str) -> str:
             "",
         ]
     made = f"Made by `fedaccord sweep benchmarks/{name}.toml --out DIR` and `python "
-    made += f"benchmarks/decentralised.py DIR`.{archive.sentence(name)}"
+    made += f"benchmarks/decentralised.py DIR`.{archive.sentence(name, every)}"
     return "\n".join([*lines, made, ""])
 
 
@@ -198,7 +201,9 @@ def setup(runs: Runs) -> list[str]:
     for own in [run.settings for run in every if run.settings["algo"] == "dpsgd"][:1]:
         text += (
             f"D-PSGD takes {own['local-steps']} step a round, so it gets "
-            f"{own['num-server-rounds']} rounds: as many gradients, more gossip. "
+            f"{own['num-server-rounds']} rounds with decay {own['lr-decay']:g}: as many gradients "
+            "as DFedAvg and DFedAvgM, half as many as the two others, which take two a step, and "
+            "more gossip. "
         )
     return [f"{text}{one.used['device']}, {one.used['threads']} PyTorch thread(s)."]
 

@@ -14,7 +14,7 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from fedaccord.runs.metrics import WINDOW
 
 TARGET = 0.8  # test accuracy up to which costs count if there is no FedAvg
 FELL = 2.0  # percentage points
+VALIDATION = f"validation-accuracy-mean-of-last-{WINDOW}"  # of a summary
 BEGINNING = (
     " These runs are the beginning of a training: the papers' end at 70 to 85%, after 500 or more "
     "rounds of five times as many steps, and the order there may be another."
@@ -88,6 +89,7 @@ class Tested(NamedTuple):
     validation: float  # of its longest tuning run, in percent
     best: float  # mean of the best WINDOW evaluations of that run in a row, in percent
     tables: list[pd.DataFrame]  # of each test: metrics.csv with costs
+    rounds: int  # of the tests
 
     @property
     def accuracies(self) -> dict[int, float]:
@@ -137,11 +139,12 @@ def _tested(
             )
     same = [run for run in tuning if all(run.settings[k] == v for k, v in winner.point.items())]
     longest = max(same, key=lambda run: run.settings["num-server-rounds"])
-    validation = longest.summary[f"validation-accuracy-mean-of-last-{WINDOW}"]
+    validation = longest.summary[VALIDATION]
     method = accuracy.Method(name, {run.settings["seed"]: _run(run) for run in tests})
     curve = longest.metrics["validation-accuracy"].dropna()
     best = 100 * curve.rolling(WINDOW).mean().max()
-    return Tested(method, winner, 100 * validation, best, [*map(with_costs, tests)])
+    tables, rounds = [*map(with_costs, tests)], settings["num-server-rounds"]
+    return Tested(method, winner, 100 * validation, best, tables, rounds)
 
 
 def _run(run: reader.Run) -> accuracy.Run:
@@ -158,16 +161,14 @@ def report(made: Made, sweep: Path, results: Path, page: str) -> None:
     if not found:
         raise FileNotFoundError(f"{sweep} holds no method that is tested: sweep first")
     results.mkdir(parents=True, exist_ok=True)
-    (results / f"{page}.md").write_text(text(made, found, page, failures(runs)))
+    (results / f"{page}.md").write_text(text(made, found, page, runs))
     accuracy.plot([each.method for each in found], results / f"{page}.png", WINDOW)
     print(f"{len(found)} of {len(plan.methods)} methods in {results / page}.md and {page}.png")
 
 
-def text(
-    made: Made, found: Sequence[Tested], page: str, failed: Mapping[str, Sequence[int]]
-) -> str:
-    """The page; failed: the rounds of failed tests of each method."""
-    plan = made.plan
+def text(made: Made, found: Sequence[Tested], page: str, runs: Sequence[reader.Run]) -> str:
+    """The page; runs: all of the sweep."""
+    plan, failed = made.plan, failures(runs)
     options, run, baseline = plan.options, plan.run, accuracy.BASELINE
     base = next((each for each in found if each.method.name == baseline), None)
     target = math.floor(round(100 * base.method.mean, 6)) / 100 if base else TARGET
@@ -179,6 +180,8 @@ def text(
     left = [name for name in plan.methods if name not in {each.method.name for each in found}]
     first = max(1, round(run["num-server-rounds"] / options.eta ** (options.rungs - 1)))
     many = math.ceil(options.trials / options.eta) > 1
+    evaluations = first // run["eval-every"]
+    whole = ", which is nearly all of them" if evaluations <= WINDOW + 1 else ""
     kept = f"The best {math.ceil(options.trials / options.eta)}" if many else "The best"
     lines = [
         f"# Tuned methods on {accuracy.NAMES[run['dataset']]}: {run['num-server-rounds']} rounds, "
@@ -192,8 +195,8 @@ def text(
         f"Every method was tuned alike: {options.trials} configurations of the local rate, "
         f"{rates(plan, found)}, and of its own keys, drawn as a Latin hypercube from "
         f"`benchmarks/{made.file}.toml`: each rate meets one value of these keys, and a better "
-        "pair may be missing. They were ranked by the mean of the last "
-        f"{WINDOW} accuracies up to round {first}, on {options.validation:.0%} of the training "
+        f"pair or a value may be missing. They were ranked by the mean of the last {WINDOW} "
+        f"accuracies up to round {first}{whole}, on {options.validation:.0%} of the training "
         f"samples, held out, with seed {', '.join(map(str, plan.seeds))}; a configuration that "
         f"starts fast has an advantage there. {kept} went on to round {run['num-server-rounds']}"
         f"{', where the better was chosen' if many else ''}; the test images were not seen. It "
@@ -207,14 +210,17 @@ def text(
         "deviation over the seeds. Points over FedAvg are differences between runs of the same "
         "seed, which have the same partition, first model, cohorts and batches: above or below "
         "if they are so with 95% confidence by Student's t, without a correction for multiple "
-        f"tests, else open. The model that a method returns is evaluated: {accuracy.RETURNED}. "
+        "tests, else open. Deviation and confidence are of the seeds with this configuration, not "
+        f"of its choice. The model that a method returns is evaluated: {accuracy.RETURNED}. "
         f"`validation` is the winner's accuracy on the held-out samples at the end. Rounds, batch "
         f"gradients and bytes (both ways) count up to the first evaluation at {target:.0%} or "
         f"above{', the whole percent below FedAvg' if base else ''}, mean ± standard deviation "
-        f"over the seeds that reached it, at a resolution of {run['eval-every']} rounds; "
+        f"over the seeds that reached it, at a resolution of {run['eval-every']} rounds; a run "
+        "may end below it; "
         "`gradients` are those of the whole run.",
         "",
         *at_edge(plan, found),
+        *beside(runs, found),
         *fallen(found),
         *at_defaults(found),
     ]
@@ -224,7 +230,7 @@ def text(
         lines += [f"Failed in their tests, with their best configuration: {', '.join(each)}.", ""]
     if waiting := [name for name in left if name not in failed]:
         lines += [f"Not tested yet: {', '.join(waiting)}.", ""]
-    end = f"Made by {made.commands(page)}, on a CPU.{archive.sentence(page)}"
+    end = f"Made by {made.commands(page)}, on a CPU.{archive.sentence(page, runs)}"
     return "\n".join([*lines, end, ""])
 
 
@@ -288,6 +294,32 @@ def spread(values: Sequence[float], form: str) -> str:
         return "–"
     std = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
     return f"{statistics.mean(values):{form}}{std}"
+
+
+def beside(runs: Sequence[reader.Run], found: Sequence[Tested]) -> list[str]:
+    """Tuning runs of full length that the search did not reach, and that are better than the
+    winner's: of an earlier rule for ties."""
+    lines = []
+    for each in found:
+        winner = each.configuration.point
+        for run in runs:
+            settings = run.settings
+            if settings["algo"] != each.method.name or not settings["validation"]:
+                continue
+            if settings["num-server-rounds"] < each.rounds or winner.items() <= settings.items():
+                continue
+            value = 100 * run.summary.get(VALIDATION, 0)
+            if value > each.validation:
+                point = ", ".join(f"{key} {settings[key]:.3g}" for key in winner)
+                lines.append(f"{each.method.name} with {point} ({value:.1f}%)")
+    if not lines:
+        return []
+    return [
+        "Of equal configurations one goes on, by a rule that knows nothing of them. Another one, "
+        "which had been as good as one that went on, ended better on the held-out samples than the "
+        f"winner when it was trained beside the search: {'; '.join(lines)}. It was not tested.",
+        "",
+    ]
 
 
 def fallen(found: Sequence[Tested]) -> list[str]:

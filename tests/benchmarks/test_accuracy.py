@@ -52,7 +52,7 @@ def test_a_methods_own_learning_rate_is_in_its_row(tmp_path: Path) -> None:
     accuracy.report(tmp_path, tmp_path)
     page = (tmp_path / "accuracy.md").read_text()
     assert "| diloco | mu 0.9, lr 0.001 | 40.0% | 40.0% | 0.50 | +10.0 |" in page
-    assert "The local rate of diloco, fedmuon, fedpac is a usual one of AdamW, " in page
+    assert "The local rate of diloco, fedmuon, fedpac is a usual one of their local " in page
     write_run(tmp_path, "fedpac", 0, [0.1, 0.4, 0.4, 0.4], lr=0.1)
     with pytest.raises(ValueError, match=r"differ in lr: a run of fedpac has 0\.1; move it"):
         accuracy.report(tmp_path, tmp_path)

@@ -87,6 +87,19 @@ def test_a_winner_that_falls_is_named(tmp_path: Path) -> None:
     assert "may choose other values: fedinit (from 75.0 to 70.0%)." in page
 
 
+def test_a_better_run_beside_the_search_is_named(tmp_path: Path) -> None:
+    for which, mean in ((0, 0.75), (1, 0.8), (2, 0.7)):
+        write_run(tmp_path, "fedinit", which, 0, mean, validation=0.1)
+    for seed in range(3):
+        write_run(tmp_path, "fedinit", 0, seed, 0.74)
+    tuned.report(tuned.Made(PLAN, "tuned"), tmp_path, tmp_path, "tuned")
+    page = (tmp_path / "tuned.md").read_text()
+    point = PLAN.configurations("fedinit")[1].point
+    words = ", ".join(f"{key} {value:.3g}" for key, value in point.items())
+    assert f"beside the search: fedinit with {words} (80.0%). It was not tested." in page
+    assert " The 6 runs are of 1 commit" in page
+
+
 def test_a_page_says_how_it_is_made() -> None:
     made = tuned.Made(PLAN, "tuned", ["dirichlet-alpha=0.6"])
     assert made.commands("tuned-06") == (

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +19,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
+from flwr.supercore.control import ControlHttpClient
 from safetensors.torch import load_file
 
 from fedaccord.data import datasets
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 300.0  # seconds for one Flower command on a busy machine
-COMMAND = 2.0  # seconds between two looks by a command, which takes more than one of a processor
 
 
 class Outcome(NamedTuple):
@@ -97,7 +98,7 @@ class Flower:
             self._start(*command, "--port", str(free_port()))
         wait_until(
             lambda: self._nodes_online() == before + len(commands),
-            *("the SuperNodes", self.log, COMMAND),
+            *("the SuperNodes", self.log),
         )
 
     def start_more_supernodes(self, *node_configs: str) -> None:
@@ -134,9 +135,7 @@ class Flower:
         output = self._flwr(*words)
         found = re.search(r"started run (\d+)", output)
         assert found, output
-        wait_until(
-            lambda: self._status(found[1]).startswith("finished"), "the run", self.log, COMMAND
-        )
+        wait_until(lambda: self._status(found[1]).startswith("finished"), "the run", self.log)
         return Outcome(self._status(found[1]), output)
 
     def log(self) -> str:
@@ -171,29 +170,35 @@ class Flower:
                 )
             )
 
-    def _flwr(self, *arguments: str | Path, stderr: int = subprocess.STDOUT) -> str:
+    def _flwr(self, *arguments: str | Path) -> str:
         return subprocess.run(
             ["flwr", *arguments],
             cwd=self.home,
             env=self.env,
             stdout=subprocess.PIPE,
-            stderr=stderr,
+            stderr=subprocess.STDOUT,
             timeout=PATIENCE,
             text=True,
             check=False,
         ).stdout
 
-    def _listed(self, *arguments: str) -> Any:
-        command = (*arguments, self.connection, "--format", "json")
-        return json.loads(self._flwr(*command, stderr=subprocess.DEVNULL))
+    @contextmanager
+    def _control(self) -> Iterator[ControlHttpClient]:
+        """Asks the SuperLink as `flwr ls` does, which takes more than a second of a processor."""
+        address = f"127.0.0.1:{self.port}"
+        with closing(ControlHttpClient.from_server_address(address, True, None, [])) as client:
+            yield client
 
     def _status(self, run_id: str) -> str:
-        runs = self._listed("ls")["runs"]
-        return next(str(run["status"]) for run in runs if run["run-id"] == run_id)
+        with self._control() as client:
+            status = client.ListRuns(ListRunsRequest()).run_dict[int(run_id)].status
+        return ":".join(filter(None, (status.status, status.sub_status)))
 
     def _nodes_online(self) -> int:
         assert all(process.poll() is None for process in self.processes), self.log()
-        return sum(node["status"] == "online" for node in self._listed("supernode", "ls")["nodes"])
+        with self._control() as client:
+            nodes = client.ListNodes(ListNodesRequest()).nodes_info
+        return sum(node.status == "online" for node in nodes)
 
     def _healthy(self) -> bool:
         assert self.processes[0].poll() is None, self.log()

@@ -61,7 +61,7 @@ def test_a_slow_device_and_two_kills(lab: Flower, tmp_path: Path) -> None:
             with suppress(OSError):
                 if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: lab._status(first).startswith("finished"), "the end", lab.log, 2.0)
+        wait_until(lambda: lab._status(first).startswith("finished"), "the end", lab.log)
         done = len(pd.read_csv(run / "metrics.csv")) - 1
         assert done < ROUNDS
         outcome = lab.run(REPOSITORY, config | {"resume": True})

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.cli.shell import invoke
-from tests.flower.conftest import COMMAND, REPOSITORY, Flower, digits_files, wait_until
+from tests.flower.conftest import REPOSITORY, Flower, digits_files, wait_until
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -47,7 +47,7 @@ def test_the_page_says_what_works(tmp_path: Path) -> None:
 
         for _ in nodes:
             flower.end_last()
-        wait_until(lambda: not flower._nodes_online(), "their end", flower.log, COMMAND)
+        wait_until(lambda: not flower._nodes_online(), "their end", flower.log)
         flower.start_nodes([word.replace("site-b.npz", "site-x.npz") for word in nodes[1]])
         outcome = flower.run_words(*run[1:])
     finally:

@@ -44,7 +44,7 @@ def test_a_killed_server_forgets_no_budget_and_repeats_no_noise(
         with suppress(OSError):
             if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: lab._status(first).startswith("finished"), "the end", lab.log, 2.0)
+    wait_until(lambda: lab._status(first).startswith("finished"), "the end", lab.log)
     before = pd.read_csv(file, index_col="round")
     done, kept = before.index.max(), Checkpoints(run / "checkpoint").load().number
     assert EVERY <= kept < done < ROUNDS
