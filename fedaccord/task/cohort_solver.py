@@ -71,9 +71,8 @@ class CohortSolver:
     """n clients at once: a gradient step of each per stack of batches.
 
     Clients are sorted by falling numbers of steps. ``model`` gives the module and the layout of w;
-    its own w and g are not used. ``precision`` as in `SequentialSolver`. ``randomness``: what
-    `torch.vmap` does if the module draws random numbers: "error", or "different" ones for every
-    client, which are not those of one client at a time.
+    its own w and g are not used. ``precision`` as in `SequentialSolver`. Modules that draw random
+    numbers are refused: theirs would not be those of one client at a time.
 
     A short batch is padded and its padding masked if the loss is `F.cross_entropy` on classes and a
     prediction depends on its own sample alone; otherwise clients with batches of equal length form
@@ -88,7 +87,6 @@ class CohortSolver:
         stacks: Iterable[Stack],
         loss: Loss,
         precision: str = "float32",
-        randomness: str = "error",
     ) -> None:
         if model.forward is not None:
             raise NotImplementedError(
@@ -111,7 +109,7 @@ class CohortSolver:
         self.precision = precision
         self.layers = known_layers(model, loss, precision)
         self.graphs = graphs_of(model, loss, precision)
-        self._forward = torch.vmap(self._forward_one, randomness=randomness)
+        self._forward = torch.vmap(self._forward_one)
         self._tried = self.layers is not None  # whether a pass draws NumPy's or Python's numbers
 
     def __call__(
@@ -223,7 +221,7 @@ class CohortSolver:
             named = model.state_dict(w / 10)
             model.train()  # in evaluation mode a layer may not look at the others of its batch
             for part in model.module.modules():
-                if isinstance(part, _DropoutNd):
+                if isinstance(part, _DropoutNd):  # draw none of the process's random numbers
                     part.eval()
             filled, short = (functional_call(model.module, named, (p,)) for p in (x, x[:size]))
             model.unsaved.reset()
