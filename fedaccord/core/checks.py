@@ -5,10 +5,12 @@ from typing import Any
 
 from fedaccord.core.topology import ServerHalf
 
+OWN_STATES = ["reset", "keep"]  # values of optimizer-state with which the server averages none
+OWN_BUFFERS = ["refuse", "freeze", "local"]  # values of buffers with which it averages none
 PER_CLIENT = {  # settings, and their values with which the server reads no means besides uploads
     "weighting": ["uniform"],
-    "optimizer-state": ["reset", "keep"],
-    "buffers": ["refuse", "freeze", "local"],
+    "optimizer-state": OWN_STATES,
+    "buffers": OWN_BUFFERS,
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from fedaccord.core.checks import combine, expect, in_use
+from fedaccord.core.checks import OWN_BUFFERS, OWN_STATES, combine, expect, in_use
 from fedaccord.core.client_half import ClientHalf, has_personal
 from fedaccord.core.cohort import Client, Cohort, Cohorts
 from fedaccord.core.cost import Cost, cost_of
@@ -139,8 +139,8 @@ class Method(Settings, ABC):
             why = ": it times visits to a server, and under gossip there is none"
             expect(self, "device-profile", [NONE], f"with {name}", why)
             why = ": under gossip no server averages"
-            expect(self, "optimizer-state", ["reset", "keep"], f"with {name}", why)
-            expect(self, "buffers", ["refuse", "freeze", "local"], f"with {name}", why)
+            expect(self, "optimizer-state", OWN_STATES, f"with {name}", why)
+            expect(self, "buffers", OWN_BUFFERS, f"with {name}", why)
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -5,7 +5,7 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from fedaccord.core.checks import expect
+from fedaccord.core.checks import OWN_BUFFERS, OWN_STATES, expect
 from fedaccord.core.cohort import Cohorts, Visit
 from fedaccord.core.request import TrainRequest
 from fedaccord.core.rounds import RoundState
@@ -170,8 +170,8 @@ def check_buffered(method: Method) -> None:
         name = type(method).__name__
         raise ValueError(f"schedule: expected synchronous with {name}, got 'buffered': {why}")
     expect(method, "sampling", ["fixed"], "with schedule=buffered")
-    expect(method, "buffers", ["refuse", "freeze", "local"], "with schedule=buffered")
-    expect(method, "optimizer-state", ["reset", "keep"], "with schedule=buffered")
+    expect(method, "buffers", OWN_BUFFERS, "with schedule=buffered")
+    expect(method, "optimizer-state", OWN_STATES, "with schedule=buffered")
     if any(plugin.moves_anchor for plugin in method.active_plugins):
         raise ValueError("relaxed-init.center: expected server with schedule=buffered, got 'start'")
     if method.guarantee is not None:

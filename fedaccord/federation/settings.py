@@ -5,7 +5,7 @@ from typing import Any
 
 from fedaccord.core.optimizer import OPTIMIZERS, SCHEDULES, STATES, Schedule
 from fedaccord.core.options import check_option, option, options
-from fedaccord.core.request import ModelSettings
+from fedaccord.core.request import BUFFERS, ModelSettings
 from fedaccord.federation.devices import LOGNORMAL, NONE, PROFILES
 
 SYNCHRONOUS, BUFFERED = "synchronous", "buffered"  # values of schedule
@@ -165,7 +165,7 @@ class Settings:
         "refuse",
         "running statistics and other buffers of the model: refuse the model, freeze them, average "
         "them over the clients, or keep each client's own",
-        choices=("refuse", "freeze", "mean", "local"),
+        choices=BUFFERS,
     )
     local_parameters: str = option(
         "",

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import torch
 
-from fedaccord.core.checks import expect, has_gossip, in_use
+from fedaccord.core.checks import OWN_STATES, expect, has_gossip, in_use
 from fedaccord.core.cohort import Decoded
 from fedaccord.core.options import argument, option
 from fedaccord.core.plugin import COMPRESS, PlugIn
@@ -126,7 +126,7 @@ class Compress(PlugIn):
             )
         why = ": the optimisers' vectors are uploaded whole"
         beside = f"with compress.method={self.method}"
-        expect(method, "optimizer-state", ["reset", "keep"], beside, why)
+        expect(method, "optimizer-state", OWN_STATES, beside, why)
         kind, rule = method.rule().sends, method.rule()
         for plugin in in_use(method):
             if plugin.place < self.place:

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from fedaccord.core.checks import expect, has_gossip, in_use
+from fedaccord.core.checks import OWN_BUFFERS, OWN_STATES, expect, has_gossip, in_use
 from fedaccord.core.cohort import Cohort
 from fedaccord.core.options import option
 from fedaccord.core.plugin import PlugIn
@@ -76,9 +76,9 @@ class Robust(PlugIn):
                 "the uploads by max-client-norm"
             )
         why = ": a plain mean of the optimisers' vectors"
-        expect(method, "optimizer-state", ["reset", "keep"], beside, why)
+        expect(method, "optimizer-state", OWN_STATES, beside, why)
         why = ": a plain mean of the buffers, which one client can spoil"
-        expect(method, "buffers", ["refuse", "freeze", "local"], beside, why)
+        expect(method, "buffers", OWN_BUFFERS, beside, why)
         if self.rule == "median" and any(plugin.is_sparse for plugin in in_use(method)):
             raise ValueError(
                 "robust.rule: expected trimmed-mean or krum with sparse uploads, got 'median': "

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from fedaccord.core import Client, Cohort, LocalConfig, LocalResult, LocalRule, Model, Vector
-from fedaccord.core.checks import expect
+from fedaccord.core.checks import OWN_STATES, expect
 from fedaccord.federation.strategy import FederatedStrategy
 from fedaccord.plugins.compress import Compress
 from fedaccord.plugins.dp import DP
@@ -79,7 +79,7 @@ class Local(FederatedStrategy):
     def __post_init__(self) -> None:
         super().__post_init__()
         why = ": its clients do not exchange models"
-        expect(self, "optimizer-state", ["reset", "keep"], "with local", why)
+        expect(self, "optimizer-state", OWN_STATES, "with local", why)
 
     def rule(self) -> LocalClient:
         return LocalClient()

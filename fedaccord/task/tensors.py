@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-BUFFERS = ("refuse", "freeze", "mean", "local")
+from fedaccord.core.request import BUFFERS
 
 
 def buffers_of(module: nn.Module, policy: str) -> list[str]:
