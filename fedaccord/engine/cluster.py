@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import socket
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -101,8 +100,8 @@ def begin(address: str, cores: int) -> None:
     try:
         if address == "auto" and (problem := ray_cluster.unreachable()):
             raise ValueError(problem)
-        if address not in ("local", "auto"):
-            _check_address(address)
+        if address not in ("local", "auto") and not ray_cluster.connect(address, 10):
+            raise ValueError("no such form")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
             ray.init(
@@ -121,14 +120,6 @@ def begin(address: str, cores: int) -> None:
         setattr(ray_constants, UV_RUN, uv_run)
     if before is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray's own would end the process at once
-
-
-def _check_address(address: str) -> None:
-    """Raises OSError or ValueError if no cluster listens; Ray would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host:
-        raise ValueError("no such form")
-    socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _check_room(workers: int, threads: int, gpus: float) -> None:

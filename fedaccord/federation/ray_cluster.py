@@ -21,17 +21,22 @@ def named() -> Cluster:
 
 
 def unreachable() -> str:
-    """An error in one line if the cluster does not respond, with a remedy; empty: it does.
-
-    Ray itself would silently retry for minutes.
-    """
+    """An error in one line if the cluster does not respond, with a remedy; empty: it does, or its
+    address has another form than HOST:PORT."""
     address, remedy = named()
-    host, _, port = address.rpartition(":")
-    if not host or "/" in host:  # no address, or another form
-        return ""
     try:
-        socket.create_connection((host, int(port)), timeout=1).close()
+        connect(address, 1)
     except (OSError, ValueError):
         why = "and a simulation would wait for it for minutes"
         return f"no cluster answers at {address}, {why}; {remedy}"
     return ""
+
+
+def connect(address: str, seconds: float) -> bool:
+    """Whether the address is HOST:PORT. Raises OSError or ValueError if nothing listens there; Ray
+    itself would silently retry for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host:  # no address, or another form
+        return False
+    socket.create_connection((host, int(port)), timeout=seconds).close()
+    return True
