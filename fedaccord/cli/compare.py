@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from fedaccord.experiments.analysis.groups import Group
     from fedaccord.experiments.analysis.table import Summary
 
-LINES = 5  # of runs that are left out
 Runs = Annotated[
     list[Path],
     typer.Argument(metavar="RUN_DIR...", help="Run directories, or folders that hold some."),
@@ -164,19 +163,7 @@ def rows_of_untrained_parts(groups: "Sequence[Group]", metric: str) -> str:
 
 def read_groups(runs: list[Path]) -> "list[Group]":
     """The runs in groups, with a warning for each unreadable one; without any the command ends."""
-    from fedaccord.experiments.analysis.groups import groups_of
-    from fedaccord.runs import reader
+    from fedaccord.experiments.analysis import notebook
 
     with refusing(ValueError, OSError):
-        found, lines = reader.read_all(run.expanduser() for run in runs)
-    for line in lines[:LINES]:
-        warn(f"left out: {line}")
-    if len(lines) > LINES:
-        warn(f"{len(lines) - LINES} more that cannot be read are left out")
-    groups = groups_of(found)
-    if repeats := sum(len(group.repeats) for group in groups):
-        warn(
-            f"{repeats} of {len(found)} runs repeat the settings and the seed of another run: "
-            "they are marked and not counted"
-        )
-    return groups
+        return notebook.read_groups(runs, warn)

@@ -1,7 +1,7 @@
 """Comparison of runs from Python, as a table or a page; without PyTorch."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,19 +15,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr")
 
+LINES = 5  # of runs that are left out
 Paths = str | Path | Iterable[str | Path]  # run directories, or folders that hold some
 
 
-def read_groups(runs: Paths) -> "list[Group]":
-    """Raises ValueError, in one line, if a path has no run; logs damaged ones and skips them."""
+def read_groups(runs: Paths, warn: Callable[[str], None] = log.warning) -> "list[Group]":
+    """The runs in groups, with warnings for unreadable and repeated ones, which do not count.
+    Raises ValueError, in one line, if a path has no run."""
     from fedaccord.experiments.analysis.groups import groups_of
     from fedaccord.runs import reader
 
     paths = [runs] if isinstance(runs, (str, Path)) else runs
     found, lines = reader.read_all(Path(path).expanduser() for path in paths)
-    for line in lines:
-        log.warning("left out: %s", line)
-    return groups_of(found)
+    for line in lines[:LINES]:
+        warn(f"left out: {line}")
+    if len(lines) > LINES:
+        warn(f"{len(lines) - LINES} more that cannot be read are left out")
+    groups = groups_of(found)
+    if repeats := sum(len(group.repeats) for group in groups):
+        warn(
+            f"{repeats} of {len(found)} runs repeat the settings and the seed of another run: "
+            "they are marked and not counted"
+        )
+    return groups
 
 
 def compare(
