@@ -31,7 +31,7 @@ from fedaccord.process import threads, trackers
 from fedaccord.process.interrupts import Interrupts, interruptible
 from fedaccord.runs import RunDirectory
 from fedaccord.runs.best import BEST, Best
-from fedaccord.runs.directory import MODEL
+from fedaccord.runs.directory import COMPLETED, FAILED, MODEL
 from fedaccord.runs.logbook import Logbook, with_its_clients
 from fedaccord.runs.origin import processor
 from fedaccord.task import Task, find_device, load_task, task_of_card
@@ -177,10 +177,10 @@ def summarised(
     directory: RunDirectory, interrupts: Interrupts, facts: dict[str, Any]
 ) -> Iterator[None]:
     """A block that ends with the run's summary: completed, interrupted or failed, and why."""
-    status = "failed"
+    status = FAILED
     try:
         yield
-        status = "completed"
+        status = COMPLETED
     except (KeyboardInterrupt, SystemExit):  # the second is how Flower ends an app
         status = "interrupted"
         raise

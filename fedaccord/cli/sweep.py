@@ -132,7 +132,7 @@ class Display:
     def on_step(self, step: "Step") -> None:
         """A trial has reached a budget."""
         from fedaccord.experiments.sweep.table import written
-        from fedaccord.experiments.sweep.trial import column, sign
+        from fedaccord.experiments.sweep.trial import COMPLETED, column, sign
 
         self.done += 1
         self.rounds += step.rounds
@@ -142,7 +142,7 @@ class Display:
         split = "validation" if step.job.settings["validation"] else "test"
         value = step.row.get(column(metric, split))
         text = "no value" if value is None else written(metric, value)
-        failed = value is None or step.row["status"] != "completed"
+        failed = value is None or step.row["status"] != COMPLETED
         self._rank(step.job, split, -math.inf if failed else sign(metric) * float(value or 0))
         number = f"run {self.done}{self.of}"
         self.bar.update(self.task, description=number, text=self.best)

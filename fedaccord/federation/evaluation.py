@@ -11,13 +11,14 @@ from fedaccord.core.request import EvaluateRequest
 from fedaccord.core.rounds import RoundState
 from fedaccord.core.vectors import Vector
 from fedaccord.federation.errors import FederationError, clean
+from fedaccord.federation.metrics import OK
 from fedaccord.federation.replies import MAX_LOSS, OWN_METRICS, unusual
 from fedaccord.federation.session import Session
 from fedaccord.wire.messages import EXAMPLES
 
 log = logging.getLogger("flwr")
 
-OK, EMPTY = "ok", "no samples"  # status of a client's evaluation, else the reason
+EMPTY = "no samples"  # status of a client's evaluation, beside OK and reasons for none
 RANGES = {  # of what clients report
     "loss": (-MAX_LOSS, MAX_LOSS),
     **{name: (0.0, 1.0) for name, metric in METRICS.items() if metric.unit == SHARE},

@@ -8,7 +8,7 @@ from fedaccord.core.vectors import Vector
 from fedaccord.federation.errors import clean
 from fedaccord.federation.replies import Accepted, Outcome
 
-OK = "ok"  # status of an accepted reply
+OK = "ok"  # status of an accepted reply, and of a client's evaluation
 EVALUATED = "evaluated"  # status of a client that only evaluated
 SQUARED = ("drift", "consistency", "spread")  # mean squared distances of the replies
 

@@ -27,6 +27,7 @@ from fedaccord.federation.evaluation import (
 )
 from fedaccord.federation.fleet import Fleet, is_deployed
 from fedaccord.federation.method import Method
+from fedaccord.federation.metrics import OK
 from fedaccord.federation.policies import Buffered, FullRound
 from fedaccord.federation.round import Round, finish
 from fedaccord.federation.session import Book, Session
@@ -223,7 +224,7 @@ class Run:
     def _check_failures(self, last: Round) -> None:
         failed = last.state.failed
         if last.failure and failed >= self.method.max_failed_rounds:
-            bad = (row for row in last.clients if row["status"] != "ok")
+            bad = (row for row in last.clients if row["status"] != OK)
             dropped = next((f"; client {row['client']}: {row['status']}" for row in bad), "")
             advice = "; fix the clients, or lower lr if they diverged,"
             if isinstance(last.failure, NotConnected):  # which has its own

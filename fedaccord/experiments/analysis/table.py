@@ -21,6 +21,7 @@ from fedaccord.experiments.analysis.ranking import (
     up_to,
     usual_target,
 )
+from fedaccord.runs.directory import COMPLETED
 from fedaccord.runs.metrics import BEST, EVALUATED, LAST, MEAN, WINDOW, best, is_share, of_kind, own
 
 Cell = str | int | Spread
@@ -138,7 +139,7 @@ def seeds(group: Group) -> str:
     else:
         names = ", ".join(map(str, found[:LISTED])) + (", ..." if len(found) > LISTED else "")
     counts = Counter(str(run.summary["status"]) for run in group.runs)
-    ends = [f"{number} {status}" for status, number in counts.items() if status != "completed"]
+    ends = [f"{number} {status}" for status, number in counts.items() if status != COMPLETED]
     repeats = len(group.repeats)
     ends += [f"{repeats} repeat{'s' if repeats > 1 else ''}"] if repeats else []
     return ", ".join([f"{len(found)} ({names})", *ends])
