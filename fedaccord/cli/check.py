@@ -5,6 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 import typer
+from rich.filesize import decimal
 
 from fedaccord.cli.console import make_console, print_json
 
@@ -39,5 +40,4 @@ def show(checks: Sequence[Check], as_json: bool = False) -> None:
 
 def size(count: float) -> str:
     """Bytes in words."""
-    power = min(len(str(int(max(count, 1)))) - 1, 12) // 3
-    return f"{count / 1000**power:,.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+    return decimal(int(count))

@@ -43,9 +43,9 @@ def test_the_default_settings_pass(tmp_path: Path) -> None:
     assert code == 0, lines
     assert lines["flwr"].startswith("ok 1.")
     assert lines["flower daemon"].startswith("ok none")
-    assert lines["data size"] == "ok digits, 1,438 training samples, 129 kB, not decoded yet"
+    assert lines["data size"] == "ok digits, 1,438 training samples, 129.4 kB, not decoded yet"
     assert lines["model"] == "ok linear, d = 650 parameters, 2.6 kB a vector"
-    assert lines["client state"] == "ok 20 x 1 vectors, 52 kB"
+    assert lines["client state"] == "ok 20 x 1 vectors, 52.0 kB"
     assert lines["threads"] == "ok 1 thread: the model is small (32,000 multiplications a batch)"
     assert not list(tmp_path.iterdir())  # nothing was decoded or written
 
@@ -89,10 +89,10 @@ def test_a_setting_that_is_too_big_fails(tmp_path: Path) -> None:
     assert code == 1
     assert lines["data"] == "warn to be fetched"
     assert "d = 9,750,922" in lines["model"]
-    on_disk = "fail 1,000,000 x 1 vectors, 39 TB; on disk: 78 TB, two for each that is visited, "
-    assert lines["client state"].startswith(on_disk)
+    on_disk = "fail 1,000,000 x 1 vectors, 39.0 TB; on disk: 78.0 TB, two for each that is "
+    assert lines["client state"].startswith(on_disk + "visited, ")
     _, lines = doctor(*words, "client-state=memory", FEDACCORD_CACHE=str(tmp_path))
-    assert lines["client state"] == "ok 1,000,000 x 1 vectors, 39 TB"
+    assert lines["client state"] == "ok 1,000,000 x 1 vectors, 39.0 TB"
     assert lines["memory"].startswith("fail ")
     assert "too big: use fewer clients" in lines["memory"]
 
