@@ -17,8 +17,7 @@ from fedaccord.process.extras import install
 
 NONE = "none"
 PROJECT = "fedaccord"
-MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
-TRACKERS = (NONE, *MODULES)
+TRACKERS = (NONE, "tensorboard", "mlflow", "wandb")  # the names of their packages
 log = logging.getLogger("flwr")
 
 
@@ -31,7 +30,7 @@ class Tracker(NamedTuple):
 
 def check(name: str) -> None:
     """Raises ValueError, in one line, if the tracker's package is not installed."""
-    if name != NONE and find_spec(MODULES[name]) is None:
+    if name != NONE and find_spec(name) is None:
         raise ValueError(f"tracker: expected the package of {name}, found none; {install(name)}")
 
 
