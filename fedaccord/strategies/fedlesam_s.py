@@ -50,5 +50,8 @@ class FedLESAMS(Scaffold):
     upload: str = argument("both", "w_{i,K} and the control variate", shown=False)
     radius: float = option(0.05, "L2 radius of the perturbation", low=0)
 
+    def _why_both(self) -> str:
+        return "its clients send c_i+ - c_i too"
+
     def rule(self) -> FedLESAMSClient:
         return FedLESAMSClient(self.radius)

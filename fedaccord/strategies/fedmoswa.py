@@ -65,6 +65,9 @@ class FedMoSWA(Scaffold):
         0.1, "share of lr to which the rate falls within a round", low=0, high=1, tried="0.1, 1"
     )
 
+    def _why_both(self) -> str:
+        return "its server step reads c_i+"
+
     def own_schedule(self) -> Schedule:
         return Schedule("linear", self.rho)
 

@@ -9,7 +9,7 @@ import torch
 from fedaccord import strategies as S
 from fedaccord.config import RunConfig
 from fedaccord.plugins.compress import Compress
-from fedaccord.strategies import RelaxedInit
+from fedaccord.strategies import RelaxedInit, Scaffold
 from tests.reference import problem
 from tests.reference.problem import LeastSquares
 from tests.strategies.federate import History, base, close, federate
@@ -75,6 +75,14 @@ def test_one_vector_is_refused_if_the_other_does_not_follow(
     if "gossip.topology" not in settings:
         made = RunConfig.make(bare | {"compress.method": "topk"}).strategy
         assert made.rule().sends._fields == ("w", "dc_i")
+
+
+@pytest.mark.parametrize("kind", [S.FedLESAMS, S.FedMoSWA])
+def test_methods_that_always_send_two_vectors_refuse_one(kind: type[Scaffold]) -> None:
+    with pytest.raises(ValueError, match=rf"upload: expected both with {kind.__name__}, got 'one'"):
+        kind(upload="one", local_steps=3)
+    compressed = kind(local_steps=3, plugins=(Compress(method="topk"),))
+    assert compressed.cost.up == 2
 
 
 @pytest.mark.parametrize(
