@@ -305,7 +305,7 @@ def _check_memory(settings: "RunConfig", vector: int, data: int) -> Iterator[Che
     strategy, clients = settings.strategy, settings.num_clients
     cost, active = strategy.cost, strategy.cohort_size(clients)
     stored = store_choice.choose(
-        *(settings.client_state, strategy, clients, settings.num_server_rounds, vector)
+        settings.client_state, strategy, clients, settings.num_server_rounds, vector
     )
     state = clients * cost.client * vector
     # without a server the relay stores the vectors of every node

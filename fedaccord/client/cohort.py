@@ -42,8 +42,13 @@ def local_rounds(
         for request, state in zip(requests, states, strict=True)
     ]
     batches = task.cohort_batches(
-        *(clients, instruction.round, instruction.batch_size, instruction.seed, model.w.dtype),
-        *(instruction.local_epochs, instruction.local_steps),
+        clients,
+        round=instruction.round,
+        batch_size=instruction.batch_size,
+        seed=instruction.seed,
+        dtype=model.w.dtype,
+        epochs=instruction.local_epochs,
+        steps=instruction.local_steps,
     )
     steps = [instruction.steps(task.num_examples(client)) for client in clients]
     solve = CohortSolver(model, batches, task.loss, instruction.precision)

@@ -16,8 +16,11 @@ def training_data(task: Task, instruction: TrainInstruction) -> Data:
     """The client's batches of the round."""
     model = task.model(instruction.model_settings)
     batches = task.train_batches(
-        *(instruction.client, instruction.round, instruction.batch_size, instruction.seed),
-        model.w.dtype,
+        instruction.client,
+        round=instruction.round,
+        batch_size=instruction.batch_size,
+        seed=instruction.seed,
+        dtype=model.w.dtype,
     )
     examples = task.num_examples(instruction.client)
     form = task.format

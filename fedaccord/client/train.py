@@ -253,7 +253,7 @@ def local_evaluation(request: EvaluateRequest, state: Any, data: Data) -> dict[s
         model.write_local(to_device(local, model.w.device))
         batches = passes.one_pass(first=not passes.examples)
         w = to_device(w, model.w.device)
-        return evaluate(*(model, w, batches, data.loss, precision), metrics=data.metrics)
+        return evaluate(model, w, batches, data.loss, precision, metrics=data.metrics)
 
     found: dict[str, float] = {}
     if request.w is not None and not request.own_only:

@@ -242,7 +242,10 @@ def state_like(half: ClientHalf, shapes: Shapes) -> Any:
     shapes: of the parameters, tuples. (On PyTorch's meta device the first zeros take seconds.)
     """
     w = torch.zeros(sum(map(math.prod, shapes)))
-    state = half.init(w, w, LocalConfig(0, 1, 0.1, 0.0, 0.0, 0, 0, shapes))
+    config = LocalConfig(
+        round=0, rounds=1, lr=0.1, weight_decay=0.0, clip_norm=0.0, client=0, seed=0, shapes=shapes
+    )
+    state = half.init(w, w, config)
     if half.keeps_local:
         state = WithLocal(state, w)
     return map_vectors(lambda v: v.new_empty(0), state)

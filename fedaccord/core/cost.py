@@ -42,7 +42,10 @@ def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
     """
     promise = guarantee_of(half.plugins)
     if promise and promise.local:  # its noise is known only when a run has begun
-        half = half.at(Privacy(0, 0.0, promise.clip, 1.0, False, local=True))
+        privacy = Privacy(
+            releases=0, multiplier=0.0, clip=promise.clip, share=1.0, adaptive=False, local=True
+        )
+        half = half.at(privacy)
     d = sum(torch.Size(shape).numel() for shape in SHAPES)
     w = torch.zeros(d)
     s, states = first_state(method, w, len(CLIENTS)), {}
@@ -51,7 +54,16 @@ def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
         replies = []
         for i in CLIENTS if is_decentralised or t != 1 else CLIENTS[1:]:
             down = broadcast(method, s, i)
-            config = LocalConfig(t, ROUNDS, 0.1, 0.1, 1.0, i, 0, SHAPES)
+            config = LocalConfig(
+                round=t,
+                rounds=ROUNDS,
+                lr=0.1,
+                weight_decay=0.1,
+                clip_norm=1.0,
+                client=i,
+                seed=0,
+                shapes=SHAPES,
+            )
             if i not in states:
                 states[i] = half.init(w, w, config)
             solve = _Solver(1)

@@ -123,8 +123,14 @@ class TrainInstruction(NamedTuple):
     def config(self) -> LocalConfig:
         """The part that this client's local round reads."""
         return LocalConfig(
-            *(self.round, self.rounds, self.lr, self.weight_decay, self.clip_norm),
-            *(self.client, self.seed, self.shapes),
+            round=self.round,
+            rounds=self.rounds,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+            client=self.client,
+            seed=self.seed,
+            shapes=self.shapes,
         )
 
     def steps(self, examples: int) -> int:

@@ -128,7 +128,12 @@ def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
     if owners is not None:
         tensors["owners"] = owners
     return Dataset(
-        *(name, train.x, y_train, test.x, y_test, classes),
+        name=name,
+        x_train=train.x,
+        y_train=y_train,
+        x_test=test.x,
+        y_test=y_test,
+        classes=classes,
         mean=mean,
         std=std,
         class_names=names,

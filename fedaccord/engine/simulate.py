@@ -80,7 +80,7 @@ def run(
         try:
             with _clients(config, task, load, choice.vectorize, on_client) as clients:
                 return server_app.run(
-                    *(clients, config, task, on_round, at), cohorts=cohorts, partition=facts
+                    clients, config, task, on_round, at, cohorts=cohorts, partition=facts
                 )
         finally:
             give_back_memory()  # another run may follow in this process

@@ -37,7 +37,14 @@ def first_of(guarantee: Guarantee, share: float, num_rounds: int, num_clients: i
         z = sensitivity * noise_multiplier(guarantee.epsilon, delta, share, num_rounds)
     if guarantee.adaptive:
         raised(z, clients)
-    first = Privacy(0, z, guarantee.clip, share, guarantee.adaptive, guarantee.local)
+    first = Privacy(
+        releases=0,
+        multiplier=z,
+        clip=guarantee.clip,
+        share=share,
+        adaptive=guarantee.adaptive,
+        local=guarantee.local,
+    )
     check_left(guarantee, first, "dp.noise-multiplier")
     return first
 

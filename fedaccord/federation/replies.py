@@ -107,7 +107,11 @@ def _check(session: Session, s: RoundState, request: TrainRequest, reply: Readin
     if reply.seconds is not None:
         metrics["seconds"] = reply.seconds
     accepted = Reply(
-        *(instruction.client, decoded.up, reply.steps, reply.examples, decoded.w_i0),
+        instruction.client,
+        decoded.up,
+        steps=reply.steps,
+        examples=reply.examples,
+        w_i0=decoded.w_i0,
         buffers=reply.buffers,
     )
     if elsewhere:

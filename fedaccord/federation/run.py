@@ -159,7 +159,9 @@ class Run:
         if graph := method.topology.describe(num_clients):
             log.info("gossip: %s", graph)
         first = rounds.first_state(
-            *(method, session.vector(self._initial), num_clients),
+            method,
+            session.vector(self._initial),
+            num_clients,
             session.buffers(self._initial),
             method.is_buffered,
         )
@@ -178,7 +180,10 @@ class Run:
             return s
         numbers = s.w.numel() * len(self.session.half.rule.sends._fields)
         self._budget = Budget(
-            *(method.guarantee, method.fraction_train, left, s.num_clients),
+            method.guarantee,
+            share=method.fraction_train,
+            num_rounds=left,
+            num_clients=s.num_clients,
             numbers=numbers,
             begun=s.privacy,
             secret=self.session.is_deployed,
@@ -205,7 +210,9 @@ class Run:
         """One round, from the state to the next one; after `begin`."""
         began = time.perf_counter()
         collected = self._policy.collect(self.state)
-        round = finish(self.session, *collected[:3], collected.failure)
+        round = finish(
+            self.session, collected.state, collected.requests, collected.replies, collected.failure
+        )
         self._state = round.state._replace(server=self._spill(round.state.server))
         if self._clock:
             round.metrics["clock"] = self._state.clock

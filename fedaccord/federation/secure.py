@@ -46,7 +46,13 @@ def train(
     if not requests:
         return []
     request_of = {request.instruction.client: request for request in requests}
-    protocol = SecureRound([*request_of], *masking)
+    protocol = SecureRound(
+        [*request_of],
+        bits=masking.bits,
+        degree=masking.neighbours,
+        share=masking.threshold,
+        least=masking.least,
+    )
     channel = fleet if isinstance(fleet, MessageFleet) else _InProcess(fleet)
     pause = min(STAGE_SECONDS, STAGE_SHARE * timeout)
     end = time.monotonic() + timeout - pause  # the end of training; the last stage has its own time

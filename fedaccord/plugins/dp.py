@@ -164,13 +164,13 @@ class DP(PlugIn):
 
     def guarantee(self) -> Guarantee:
         return Guarantee(
-            self.clip,
-            self.noise_multiplier,
-            self.epsilon,
-            self.delta,
-            self.max_epsilon or self.epsilon,
-            self.adaptive_clip,
-            self.write_client_metrics,
+            clip=self.clip,
+            multiplier=self.noise_multiplier,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            max_epsilon=self.max_epsilon or self.epsilon,
+            adaptive=self.adaptive_clip,
+            writes_clients=self.write_client_metrics,
             local=self.where == "client",
         )
 

@@ -112,7 +112,7 @@ class SecureSum(PlugIn):
         return replace(self, models=",".join(method.rule().models))
 
     def masking(self) -> Masking:
-        return Masking(self.bits, self.neighbours, self.threshold)
+        return Masking(bits=self.bits, neighbours=self.neighbours, threshold=self.threshold)
 
     def at(self, privacy: Privacy) -> "SecureSum":
         return replace(self, clip=privacy.clip)

@@ -92,8 +92,12 @@ class Logbook(Book):
             _check_rounds(config, begun, path)
             _check_budget(config, begun, path)
             self.directory = RunDirectory.reopen(
-                *(path, in_use(config), {**used, **self._contents}),
-                *(begun.number, begun.facts["position"], lock),
+                path,
+                in_use(config),
+                {**used, **self._contents},
+                number=begun.number,
+                position=begun.facts["position"],
+                lock=lock,
             )
             self.checkpoints.go_on_from(begun.number)
             stack.pop_all()

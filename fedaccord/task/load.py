@@ -79,7 +79,9 @@ def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[st
 
     def module() -> nn.Module:
         return models.build(
-            *(config.model, shape, data.outputs),
+            config.model,
+            shape,
+            data.outputs,
             stem=config.stem,
             vocabulary=data.vocabulary,
             seed=config.seed,

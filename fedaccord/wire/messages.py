@@ -145,6 +145,11 @@ def read_reply(content: RecordDict, half: ClientHalf) -> TrainReply | StateLost:
     examples, steps, loss = (numbers.pop(name) for name in NEEDED)
     seconds = numbers.pop(SECONDS, None)
     return TrainReply(
-        *(records.unpack(half.sends, up), examples, steps, loss, numbers, seconds),
-        None if buffers is None else records.unpack(Buffers, buffers).buffers,
+        records.unpack(half.sends, up),
+        examples=examples,
+        steps=steps,
+        loss=loss,
+        more=numbers,
+        seconds=seconds,
+        buffers=None if buffers is None else records.unpack(Buffers, buffers).buffers,
     )
