@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedaccord.core.vectors import to_device
+from fedaccord.core.vectors import index_rows, to_device
 from fedaccord.data.partition import has_classes
 from fedaccord.data.parts import Parts
-from fedaccord.task.transfer import index_rows
 
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...), targets (n, ...): classes are int64
 

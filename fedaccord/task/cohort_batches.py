@@ -7,9 +7,9 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from fedaccord.core.vectors import index_rows
 from fedaccord.task.cohort_solver import Stack
 from fedaccord.task.solver import AHEAD
-from fedaccord.task.transfer import index_rows
 
 Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # raw inputs (n, ...) and targets
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
+from fedaccord.core.vectors import index_rows
 from fedaccord.data.partition import has_classes
 from fedaccord.data.seeding import each_seeded, seeded
 from fedaccord.task.batches import Batch, BatchFormat
-from fedaccord.task.transfer import index_rows
 
 FORMS = "tensors (x, y), a torch Dataset, or a function of a torch.Generator that gives batches"
 

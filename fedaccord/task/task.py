@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedaccord.core.metrics import select
 from fedaccord.core.request import DEFAULT, ModelSettings
-from fedaccord.core.vectors import dtype_of, to_device
+from fedaccord.core.vectors import dtype_of, index_rows, to_device
 from fedaccord.data import fingerprint
 from fedaccord.data.partition import has_classes, matching_share
 from fedaccord.task.batches import PAIRS, Batch, BatchFormat, as_floats, map_tensors
@@ -35,7 +35,6 @@ from fedaccord.task.sources import (
     TestSource,
     labels_of,
 )
-from fedaccord.task.transfer import index_rows
 
 log = logging.getLogger("flwr")
 
