@@ -24,7 +24,9 @@ def is_simulated() -> bool:
     return flower.in_simulation()
 
 
-def allowed(run: Mapping[str, Any], own: Mapping[str, Any], node: Mapping[str, Any]) -> Any:
+def allowed(
+    run: Mapping[str, Any], own: Mapping[str, Any], node: Mapping[str, Any]
+) -> dict[str, Any]:
     """The settings of a run without those that make a device read files that ``own`` does not set.
 
     own: the settings of its node-config. Raises ValueError, in one line, if it sets no data and

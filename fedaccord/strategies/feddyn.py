@@ -21,7 +21,7 @@ weight decay, so its clip depends on the norm of w. Clients count equally (no we
 because P/C is their share only then.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,7 +68,7 @@ class FedDynClient(LocalRule):
 
 
 def primal_dual_step(
-    rho: float, local: Iterable[Vector], lam_bar: Vector, cohort: Cohort
+    rho: float, local: Collection[Vector], lam_bar: Vector, cohort: Cohort
 ) -> tuple[Vector, Vector]:
     """w^{t+1} and the next lam_bar; local: w_{i,K} (..., d) of each active client.
 
