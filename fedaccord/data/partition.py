@@ -318,7 +318,7 @@ def _classes_of(targets: NDArray[Any]) -> Ints:
     if not has_classes(targets):
         return np.zeros(len(targets), np.int64)
     if (targets < 0).any():
-        raise ValueError(f"Expected labels as integers from 0, got {targets.min()}.")
+        raise ValueError(f"dataset: expected labels as integers from 0, got {targets.min()}")
     return targets.astype(np.int64)
 
 

@@ -58,11 +58,11 @@ def build(
             f"{name!r}{hint}{floats}"
         )
     if stem not in STEMS:
-        raise ValueError(f"Expected a stem among {', '.join(STEMS)}, got {stem!r}.")
+        raise ValueError(f"stem: expected one of {', '.join(STEMS)}, got {stem!r}")
     if classes < 1:
-        raise ValueError(f"Expected at least one output, got {classes}.")
+        raise ValueError(f"model: expected at least one output, got {classes}")
     if not shape or min(shape) < 1:
-        raise ValueError(f"Expected a sample shape of positive sizes, got {tuple(shape)}.")
+        raise ValueError(f"model: expected samples of positive sizes, got {tuple(shape)}")
     with seeded(seed):
         if name in TEXT_MODELS:
             return TEXT_MODELS[name](vocabulary, shape[0], classes)
@@ -284,12 +284,12 @@ def _he(conv: nn.Conv2d) -> nn.Conv2d:
 def _image(name: str, shape: Shape, smallest: int = 1) -> Shape:
     if len(shape) != 3:
         raise ValueError(
-            f"Expected samples of shape (channels, height, width) for {name}, got {tuple(shape)}; "
-            "use linear or mlp for flat features."
+            f"model: expected samples of shape (channels, height, width) for {name}, got "
+            f"{tuple(shape)}; use linear or mlp for flat features"
         )
     if min(shape[1:]) < smallest:
         raise ValueError(
-            f"Expected images of at least {smallest}x{smallest} for {name}, got "
-            f"{shape[1]}x{shape[2]}; use linear or mlp."
+            f"model: expected images of at least {smallest}x{smallest} for {name}, got "
+            f"{shape[1]}x{shape[2]}; use linear or mlp"
         )
     return shape

@@ -121,7 +121,7 @@ def test_numbers_and_tokens_of_ones_own_fit(tmp_path: Path, words: list[str]) ->
         (["min-replies=50"], "settings", "fail min-replies: expected at most 10, the clients"),
         (["threads=100000"], "settings", "fail threads: expected at most"),
         (["device=cuda:99"], "settings", "fail device: expected one of"),
-        (["model=lenet"], "model", "fail Expected images of at least 16x16"),
+        (["model=lenet"], "model", "fail model: expected images of at least 16x16"),
         (["dataset=cifar10"], "data", "fail "),
         (["dataset=npz", "data-dir=/no/such.npz"], "data", "fail npz: expected a .npz file"),
         (["num-clients=2000"], "partition", "fail "),

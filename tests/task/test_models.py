@@ -216,7 +216,7 @@ def test_errors_say_what_was_expected(arguments, message):
 
 
 def test_unknown_stem():
-    with pytest.raises(ValueError, match="among imagenet, cifar, got 'cifar10'"):
+    with pytest.raises(ValueError, match="stem: expected one of imagenet, cifar, got 'cifar10'"):
         build("resnet18", CIFAR, 10, stem="cifar10")
 
 
