@@ -33,6 +33,7 @@ from fedaccord.plugins.secure_sum import SecureSum
 from fedaccord.runs import flatten
 from fedaccord.strategies import BUILT_IN
 
+EQUAL = {"local-steps": 10}  # all clients take as many
 UP = "../.."  # from docs/methods to the repository root
 
 
@@ -73,10 +74,11 @@ def _index() -> list[str]:
         _table(columns, rows(PLUGINS)),
         "## What fits what",
         "An optimiser, a rate that falls within the round, the mean of the optimisers' vectors "
-        "([optimisers](../optimizers.md)) and the plug-ins, each with its method alone; what does "
-        "not fit is refused in one line before any work; own: the method has one of its own, and "
-        "does not read the setting. Gossip and robust means take no mean of the optimisers' "
-        "vectors.",
+        "([optimisers](../optimizers.md)) and the plug-ins, each with its method alone. no: "
+        "refused in one line before any work. own: the method has one of its own, and does not "
+        "read the setting. dp is that with noise at the server; it and secure sums fit some "
+        "methods only with `local-steps`, as their pages say. Gossip and robust means take no mean "
+        "of the optimisers' vectors.",
         _table(["method", *FITS], _fits()),
         "## Letters",
         LETTERS,
@@ -198,7 +200,10 @@ def _remarks(name: str, kind: type[FederatedStrategy]) -> Iterator[str]:
         elif why := _refusal(kind, plugin_kind):
             yield f"The plug-in {page} is refused: {why}."
         else:
-            switch = _pairs(_switch(plugin, plugin_kind))
+            on_now = _switch(plugin, plugin_kind)
+            if not _builds(name, on_now) and _builds(name, on_now | EQUAL):
+                on_now |= EQUAL
+            switch = _pairs(on_now)
             extra = _extra(plugin_kind).strip()
             needs = f" (`uv run {extra} ...`)" if extra else ""
             yield f"The plug-in {page} is off; `{switch}` switches it on{needs}."

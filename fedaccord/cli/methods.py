@@ -45,7 +45,8 @@ def methods(
     remarks = [
         *(f"[{number}] {note}" for number, note in enumerate(notes, 1)),
         f"Costs are {units}.",
-        "Server steps that read more of the uploads than sums, which dp does not support: "
+        "Server steps that read more of the uploads than sums, for which the server cannot add the "
+        "noise of dp: "
         f"{', '.join(row.name for row in rows if row.beyond_sums)}.",
         f"Any method also supports the plug-ins {', '.join(PLUGINS)}, unless it refuses them.",
     ]

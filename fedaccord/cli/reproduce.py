@@ -180,8 +180,9 @@ def _show(console: Console, study: "Study", options: "Options", folder: Path | N
     processes = f"{estimate.processes} process{'es' if estimate.processes > 1 else ''}"
     left = f"about {_hours(total)} hours left with {processes}"
     if total is None:
-        dataset = RunConfig.make(runs[0].job.settings).task.dataset
-        left = f"estimating the hours needs the data: add data-dir=, the folder of {dataset}"
+        task = RunConfig.make(runs[0].job.settings).task
+        left = f"estimating the hours needs the data: add data-dir=, the folder of {task.dataset}"
+        left += f", which is not in {task.data_dir}" if task.data_dir else ""
     console.print(f"{len(runs)} runs; {left}", soft_wrap=True)
 
 

@@ -104,7 +104,8 @@ class ClientHalf:
         return self.rule.needs_w_init or any(plugin.needs_w_init for plugin in self.plugins)
 
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
-        state = _of_type(self.rule, "init", self.rule.init(w, w_init, config))
+        asked: Any = w_init if self.rule.needs_w_init else None
+        state = _of_type(self.rule, "init", self.rule.init(w, asked, config))
         for plugin in self.plugins:
             state = plugin.init(w, w_init, state)
         return WithMoments(self.optimizer.init(w), state) if self._keeps else state

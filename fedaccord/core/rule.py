@@ -158,7 +158,7 @@ class LocalRule(Registered):
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
         """Client state before the first visit, a NamedTuple of vectors.
 
-        w: the model received, w_init: w^0 if needed.
+        w: the model received, w_init: w^0 if `needs_w_init`, else None.
         """
         return Stateless()
 

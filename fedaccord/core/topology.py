@@ -157,6 +157,11 @@ def server_step(
             f"{type(method).__name__}.aggregate: expected (w, state), the next model as a tensor "
             f"and the next server state, a {type(server).__name__}, got {got}"
         )
+    if (found[0].shape, found[0].dtype) != (w.shape, w.dtype):
+        raise TypeError(
+            f"{type(method).__name__}.aggregate: expected the next model as w, {tuple(w.shape)} in "
+            f"{w.dtype}, got {tuple(found[0].shape)} in {found[0].dtype}"
+        )
     return found
 
 

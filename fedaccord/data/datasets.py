@@ -91,6 +91,10 @@ def cached(name: str, data_dir: str = "", reading: ReadOptions = USUAL) -> Datas
 def _locate(name: str, data_dir: str, reading: ReadOptions) -> tuple[Source, Path]:
     """The data's files, and the path of its cache file."""
     kind, folder = DATASETS[name], cache_folder()
+    if kind.origin == "user" and not data_dir:
+        raise FileNotFoundError(
+            f"data-dir: expected the path of the data of dataset={name}, got none"
+        )
     root = _absolute(data_dir) if data_dir else folder / "downloads"
     source = kind.find(root, reading)
     settings = {setting: getattr(reading, setting) for setting in kind.reads}

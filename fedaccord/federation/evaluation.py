@@ -78,7 +78,7 @@ def evaluate_at_clients(session: Session, s: RoundState) -> Evaluation:
     if s.t == 0 and all(outcome == EMPTY for outcome in outcomes.values()):
         raise FederationError(
             f"evaluation: expected held-out samples at some of the clients {listed(outcomes)}, "
-            "none has any: give them test samples, or choose evaluation=server"
+            "none has any: give them test samples, set validation=0.1, or choose evaluation=server"
         )
     rows = [_row(i, outcome) for i, outcome in outcomes.items()]
     good = [row for row in rows if row["evaluation"] == OK]

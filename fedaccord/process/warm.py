@@ -72,7 +72,9 @@ def _write_caller(folder: Path, name: str) -> None:
     """The small program that replaces the command."""
     program = shutil.which(name)
     if program is None:
-        raise FileNotFoundError(f"expected the command {name} in PATH, found none")
+        raise FileNotFoundError(
+            f"expected the command {name} in PATH, found none: add the environment's folder bin"
+        )
     script = Path(__file__).with_name("hand_over.py")
     words = (sys.executable, "-IS", str(script), str(folder / "socket"), program)
     path = folder / name

@@ -93,7 +93,7 @@ class Logbook(Book):
             _check_budget(config, begun, path)
             self.directory = RunDirectory.reopen(
                 path,
-                in_use(config),
+                in_use(config) | {"resume": False},  # config.toml makes the run anew
                 {**used, **self._contents},
                 number=begun.number,
                 position=begun.facts["position"],

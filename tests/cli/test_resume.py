@@ -21,6 +21,15 @@ def test_a_run_resumes_for_more_rounds(tmp_path: Path) -> None:
     assert "found those of rounds 2, 3\n" in invoke("resume", directory, "--round", "4").stderr
 
 
+def test_the_settings_of_a_run_that_resumed_make_it_anew(tmp_path: Path) -> None:
+    success(run(tmp_path, "name=x", "num-server-rounds=1"))
+    file = tmp_path / "runs" / "x" / "config.toml"
+    success(invoke("resume", file.parent, "num-server-rounds=2"))
+    success(invoke("run", "--config", file, "name=again"))
+    again = file.parents[1] / "again" / "model.safetensors"
+    assert again.read_bytes() == file.with_name("model.safetensors").read_bytes()
+
+
 def test_a_run_that_cannot_resume_gives_one_line(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "x"
     line = "expected a run directory with summary.json, found none"

@@ -35,6 +35,14 @@ def cannot_decode() -> Decoded:
     raise AssertionError("decoded although cached")
 
 
+@pytest.mark.parametrize("name", ["npz", "text", "image-folder"])
+def test_data_of_the_users_own_has_a_path(name: str) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=rf"^data-dir: expected the path .*{name}, got none"
+    ):
+        load(name)
+
+
 # The embedded default
 
 

@@ -189,7 +189,8 @@ def test_a_command_that_is_not_there_is_one_line() -> None:
     code = "from fedaccord.process.warm import warm\nwith warm({'no-such': print}, 'x'): pass"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     line = done.stderr.splitlines()[-1]
-    assert line == "FileNotFoundError: expected the command no-such in PATH, found none"
+    reason = "expected the command no-such in PATH, found none: add the environment's folder bin"
+    assert line == f"FileNotFoundError: {reason}"
 
 
 def test_pauses_of_a_supernode_grow_while_it_is_idle() -> None:

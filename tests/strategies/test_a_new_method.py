@@ -126,6 +126,47 @@ def test_a_server_step_that_is_no_pair_is_one_line(
         simulate(Half(), dataset="digits", num_clients=4, rounds=1)
 
 
+@pytest.mark.parametrize(
+    ("returned", "got"),
+    [
+        (lambda w: w[..., :3], r".*3,?\) in torch.float32"),
+        (lambda w: w.double(), ".* in torch.float64"),
+    ],
+)
+@pytest.mark.parametrize("topology", ["star", "ring"])
+def test_a_next_model_of_another_shape_or_type_is_one_line(
+    returned: Callable[[Tensor], Tensor], got: str, topology: str
+) -> None:
+    class Half(FedAvg if topology == "star" else DFedAvg):  # type: ignore[misc]
+        def aggregate(self, w: Tensor, ups: Any, state: Any, cohort: Cohort) -> Any:
+            return returned(cohort.mean(ups.w)), state
+
+    line = rf"^Half.aggregate: expected the next model as w, .* in torch.float32, got {got}$"
+    with pytest.raises(TypeError, match=line):
+        simulate(Half(), dataset="digits", num_clients=4, rounds=1)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_state_has_the_first_model_if_it_asks_for_it(asks: bool) -> None:
+    """Else it would begin with w^t, without a word."""
+    seen: list[Any] = []
+
+    @dataclass(frozen=True)
+    class AsksClient(FedAvgClient):
+        needs_w_init = asks
+
+        def init(self, w: Tensor, w_init: Tensor, config: Any) -> Any:
+            seen.append(w_init)
+            return Kept(w)
+
+    class Asks(FedAvg):
+        def rule(self) -> LocalRule:
+            return AsksClient()
+
+    simulate(Asks(), dataset="digits", num_clients=4, rounds=2, participation=[[0, 1], [2, 3]])
+    assert {isinstance(w_init, Tensor) for w_init in seen} == {asks}
+
+
 def test_a_server_state_that_is_no_named_tuple_is_one_line() -> None:
     class Half(FedAvg):
         def init(self, w: Tensor) -> Any:
