@@ -140,10 +140,8 @@ def _arrays(path: Path) -> dict[str, Array]:
                 f"npz: expected {key} of {path} as an array written by numpy.savez, got another "
                 "kind of file: write it anew"
             )
-        if key in ARRAYS and not array.ndim:
-            raise ValueError(f"npz: expected {key} of {path} with a row a sample, got one number")
     if "x_train" in arrays and "y_train" in arrays and not any(key in arrays for key in TEST):
-        arrays |= {key: arrays[key.replace("test", "train")][:0] for key in TEST}
+        arrays |= {key: np.atleast_1d(arrays[key.replace("test", "train")])[:0] for key in TEST}
     if missing := [key for key in ARRAYS if key not in arrays]:
         raise ValueError(
             f"npz: expected the arrays {', '.join(ARRAYS)} in {path}, got none called "

@@ -81,10 +81,16 @@ def test_the_grid_of_a_deployment_has_none() -> None:
 
 
 @pytest.mark.flower
-def test_a_worker_of_a_simulation_is_one_of_flowers_actors() -> None:
+def test_a_worker_of_a_simulation_is_one_of_flowers_actors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Neither is a ClientApp that uses Ray itself, nor an actor of its own."""
     import ray
     from flwr.simulation.ray_transport.ray_actor import ClientAppActor
+    from ray._private import ray_constants
+
+    # else, under `uv run`, Ray copies the folder and builds an environment per worker: minutes
+    monkeypatch.setattr(ray_constants, "RAY_ENABLE_UV_RUN_RUNTIME_ENV", False)
 
     @ray.remote
     class Own:
