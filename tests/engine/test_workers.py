@@ -1,11 +1,8 @@
 """Clients in Ray actors: the bits of one process, whatever becomes of a worker."""
 
 import os
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pandas as pd
-import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -385,26 +381,6 @@ def test_the_server_evaluates_on_the_cores_of_its_workers(
     assert set(seen) == {3}
 
 
-def test_under_uv_run_workers_have_the_environment_that_is_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from fedaccord.engine import cluster
-
-    found = []
-    monkeypatch.setattr(ray_constants, cluster.UV_RUN, True)
-    monkeypatch.delenv(cluster.UV_RUN, raising=False)
-    monkeypatch.setattr(ray, "init", lambda *_, **__: found.append(flag()))
-
-    def flag() -> bool:
-        return bool(ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV)
-
-    cluster.begin("local", 1)
-    monkeypatch.setattr(ray_constants, cluster.UV_RUN, True)
-    monkeypatch.setenv(cluster.UV_RUN, "1")  # as somebody wants it
-    cluster.begin("local", 1)
-    assert found == [False, True]
-
-
 def test_what_cannot_begin_is_refused_in_a_line(own_ray: None) -> None:
     from fedaccord.engine import cluster
 
@@ -417,46 +393,3 @@ def test_what_cannot_begin_is_refused_in_a_line(own_ray: None) -> None:
     with pytest.raises(ValueError, match=r"a worker did not start: .*no data here"):  # noqa: SIM117
         with workers(task(), workers=1, load=no_data):
             pass
-
-
-def test_a_cluster_that_is_gone_is_named_at_once_and_a_local_one_ignores_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Ray would wait for it for minutes."""
-    from fedaccord.engine import cluster
-
-    file = tmp_path / "ray" / "ray_current_cluster"
-    file.parent.mkdir()
-    file.write_text("127.0.0.1:1")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    monkeypatch.setattr(ray, "init", lambda *given, **_: started.extend(given))
-    started: list[str] = []
-    with pytest.raises(ValueError, match=rf"no cluster answers at 127.0.0.1:1, .*; rm {file}"):
-        cluster.begin("auto", 1)
-    cluster.begin("local", 1)
-    assert started == ["local"]
-
-
-def test_no_process_outlives_a_killed_run(tmp_path: Path) -> None:
-    """Two of Ray's agents looked for the rest of it for a minute."""
-    words = ["run", "workers=1", "num-server-rounds=100000", "threads=1", f"out-dir={tmp_path}"]
-    env = os.environ | {"RAY_TMPDIR": tempfile.mkdtemp()}  # the path of a socket is to be short
-    command = [sys.executable, "-c", "from fedaccord.cli import app; app()", *words]
-    run = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 120
-        while not [*tmp_path.glob("*/clients.csv")]:
-            assert run.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.2)
-        others = psutil.Process(run.pid).children(recursive=True)
-        assert len(others) > 3
-    finally:
-        run.kill()
-        run.wait()
-    _, left = psutil.wait_procs(others, timeout=30)
-    for process in left:
-        process.kill()
-    assert not left
-    shutil.rmtree(env["RAY_TMPDIR"], ignore_errors=True)

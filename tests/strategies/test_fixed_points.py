@@ -315,17 +315,18 @@ def test_the_primal_dual_family_gets_to_the_optimum(
 
 
 @pytest.mark.parametrize(
-    ("name", "dim", "lr", "rounds"),
+    ("name", "dim", "lr", "rounds", "near"),
     [
-        *(("Scaffold", 10, 0.1, 500), ("FedDyn", 10, 0.1, 1700), ("A-FedPD", 10, 0.1, 1700)),
+        ("Scaffold", 10, 0.1, 500, 1e-9),
+        *((name, 10, 0.1, 900, 1e-5) for name in ("FedDyn", "A-FedPD")),
         *(
-            pytest.param(name, 20, 0.05, 12_000, marks=pytest.mark.slow)
+            pytest.param(name, 20, 0.05, 12_000, 1e-9, marks=pytest.mark.slow)
             for name in ("Scaffold", "FedDyn", "A-FedPD")
         ),
     ],
 )
 def test_a_tenth_of_each_upload_is_enough_for_the_optimum(
-    name: str, dim: int, lr: float, rounds: int
+    name: str, dim: int, lr: float, rounds: int, near: float
 ) -> None:
     """Top-k at half participation, rho 1: what clients remember follows what the server reads."""
     kind, own = {
@@ -339,7 +340,7 @@ def test_a_tenth_of_each_upload_is_enough_for_the_optimum(
     for active in problem.cohorts(C, C // 2, rounds, seed=1):
         f.take(active)
     optimum = torch.from_numpy(squares.optimum())
-    assert (method.output_model(f.s.w, f.s.server) - optimum).norm() < 1e-9 < optimum.norm()
+    assert (method.output_model(f.s.w, f.s.server) - optimum).norm() < near < optimum.norm()
 
 
 def test_fedavg_gets_to_its_biased_fixed_point() -> None:

@@ -1,0 +1,76 @@
+"""Ray is started and joined without a wait, in the environment that is there, and ends with us."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ray = pytest.importorskip("ray")
+ray_constants = pytest.importorskip("ray._private.ray_constants")
+cluster = pytest.importorskip("fedaccord.engine.cluster")
+pytestmark = pytest.mark.flower  # it starts Ray
+
+
+def test_under_uv_run_workers_have_the_environment_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    monkeypatch.setattr(ray_constants, cluster.UV_RUN, True)
+    monkeypatch.delenv(cluster.UV_RUN, raising=False)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: found.append(flag()))
+
+    def flag() -> bool:
+        return bool(ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV)
+
+    cluster.begin("local", 1)
+    monkeypatch.setattr(ray_constants, cluster.UV_RUN, True)
+    monkeypatch.setenv(cluster.UV_RUN, "1")  # as somebody wants it
+    cluster.begin("local", 1)
+    assert found == [False, True]
+
+
+def test_a_cluster_that_is_gone_is_named_at_once_and_a_local_one_ignores_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray would wait for it for minutes."""
+    file = tmp_path / "ray" / "ray_current_cluster"
+    file.parent.mkdir()
+    file.write_text("127.0.0.1:1")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(ray, "init", lambda *given, **_: started.extend(given))
+    started: list[str] = []
+    with pytest.raises(ValueError, match=rf"no cluster answers at 127.0.0.1:1, .*; rm {file}"):
+        cluster.begin("auto", 1)
+    cluster.begin("local", 1)
+    assert started == ["local"]
+
+
+def test_no_process_outlives_a_killed_run(tmp_path: Path) -> None:
+    """Two of Ray's agents looked for the rest of it for a minute."""
+    words = ["run", "workers=1", "num-server-rounds=100000", "threads=1", f"out-dir={tmp_path}"]
+    env = os.environ | {"RAY_TMPDIR": tempfile.mkdtemp()}  # the path of a socket is to be short
+    command = [sys.executable, "-c", "from fedaccord.cli import app; app()", *words]
+    run = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 120
+        while not [*tmp_path.glob("*/clients.csv")]:
+            assert run.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        others = psutil.Process(run.pid).children(recursive=True)
+        assert len(others) > 3
+    finally:
+        run.kill()
+        run.wait()
+    _, left = psutil.wait_procs(others, timeout=30)
+    for process in left:
+        process.kill()
+    assert not left
+    shutil.rmtree(env["RAY_TMPDIR"], ignore_errors=True)
