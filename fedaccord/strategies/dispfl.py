@@ -10,9 +10,10 @@ Dai, Shen, He, Tian, Tao. ICML 2022, arXiv:2206.00187, Algorithm 1.
     gossip  x_i = (sum of w_j) / (number of j with m_j = 1)   over i and its neighbours j; else 0
 
 A layer's density is that of an Erdos-Renyi kernel (ERK): proportional to the sum over the product
-of its sides, at most 1. Every node draws its first mask by itself, from the seed and its number.
-w_i is not rewritten when the mask changes: new coordinates take the neighbours' average. The
-gradient for regrowth is dense, at w_i, on the batch of the last step.
+of its sides, at most 1; that of a single number, as a scale, is 1. Every node draws its first mask
+by itself, from the seed and its number. w_i is not rewritten when the mask changes: new coordinates
+take the neighbours' average. The gradient for regrowth is dense, at w_i, on the batch of the last
+step.
 
 When to use: if every node needs a model for its own data, and bandwidth or memory is scarce. Look
 at personal-accuracy, which the paper reports; the mean of the nodes is no model of any node.
