@@ -476,22 +476,19 @@ def read(run: reader.Run) -> Result:
     )
 
 
-def find(folder: Path) -> dict[str, list[Result]]:
+def find(folder: Path) -> dict[str, list[reader.Run]]:
     """The completed runs of each sweep, but for those that tune. Raises FileNotFoundError if there
     is none."""
     names = dict.fromkeys(claim.sweep for group in GROUPS for claim in group.claims)
-    found: dict[str, list[Result]] = {}
+    found: dict[str, list[reader.Run]] = {}
     for name in names:
-        runs = map(reader.read, _runs_of(folder / name))
-        done = [run for run in runs if run.summary["status"] == "completed"]
-        found[name] = [read(run) for run in done if not run.settings.get("validation")]
+        if (folder / name / "runs").exists():
+            runs = map(reader.read, reader.find([folder / name]))
+            done = [run for run in runs if run.summary["status"] == "completed"]
+            found[name] = [run for run in done if not run.settings.get("validation")]
     if not any(found.values()):
         raise FileNotFoundError(f"{folder} holds no completed run of {', '.join(names)}")
     return found
-
-
-def _runs_of(sweep: Path) -> Sequence[Path]:
-    return [*reader.find([sweep])] if (sweep / "runs").exists() else []
 
 
 def chosen(results: Sequence[Result], which: Mapping[str, Any], measure: str) -> dict[int, float]:
@@ -555,10 +552,10 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def report(folder: Path, results: Path) -> None:
-    found = find(folder)
+    runs = find(folder)
+    found = {name: [*map(read, of_sweep)] for name, of_sweep in runs.items()}
     tested = [[test(c, found.get(c.sweep, [])) for c in group.claims] for group in GROUPS]
     known = [line for lines in tested for line in lines if line.ours != UNRUN]
-    runs = [run for name in sweeps() for run in map(reader.read, _runs_of(folder / name))]
     chances = np.array([line.chance for line in known])
     standing = chances[false_discovery_control(chances) < FALSE]
     careful = sum(false_discovery_control(chances, method="by") < FALSE) or "none"
@@ -583,6 +580,7 @@ def report(folder: Path, results: Path) -> None:
         setting(),
         "",
     ]
+    own = [run for name in sweeps() for run in runs.get(name, [])]
     head = ["claim", "paper", "ours", "difference", "runs", "verdict"]
     for group, found_here in zip(GROUPS, tested, strict=True):
         rows = [line.cells(line.chance in standing) for line in found_here]
@@ -590,7 +588,7 @@ def report(folder: Path, results: Path) -> None:
     lines += [
         "Made by `python benchmarks/claims.py DIR --run`, the sweeps of the linked pages, each as "
         "its page says with `--out DIR/NAME`, and `python benchmarks/claims.py DIR`, on a CPU."
-        f"{archive.sentence('claims', runs)} The pages have archives of their own.",
+        f"{archive.sentence('claims', own)} The pages have archives of their own.",
         "",
     ]
     results.mkdir(parents=True, exist_ok=True)
