@@ -116,7 +116,8 @@ def unread(settings: Any) -> dict[str, str]:
     found, every = {}, {field.name: field for field in options(type(settings))}
     for field in every.values():
         for name, values in field.metadata["only"].items():
-            value, also = getattr(settings, name), every[name].metadata["also"]
+            value, rule = getattr(settings, name), every[name].metadata
+            also = () if value in rule["choices"] else rule["also"]
             if value not in values and not (also in values and value in also):
                 found[field.name] = f"{name.replace('_', '-')}={'|'.join(map(str, values))}"
     return found
