@@ -9,9 +9,11 @@ import textwrap
 from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 FREE = ("records", "speed", "place")  # of no number of a run
 AFFECTS = ("numbers", "rounds", *FREE)
+_OPTIONS: "WeakKeyDictionary[type, tuple[dataclasses.Field[Any], ...]]" = WeakKeyDictionary()
 
 
 def option(
@@ -106,8 +108,11 @@ def meaning(field: "dataclasses.Field[Any]", allowed: str = "") -> str:
     return doc + (f" ({allowed})" if allowed else "") + (f"; tried: {tried}" if tried else "")
 
 
-def options(kind: type) -> "list[dataclasses.Field[Any]]":
-    return [f for f in dataclasses.fields(kind) if "doc" in f.metadata]
+def options(kind: type) -> "tuple[dataclasses.Field[Any], ...]":
+    """Those of a class that `dataclass` has made."""
+    if kind not in _OPTIONS:
+        _OPTIONS[kind] = tuple(f for f in dataclasses.fields(kind) if "doc" in f.metadata)
+    return _OPTIONS[kind]
 
 
 def unread(settings: Any) -> dict[str, str]:

@@ -5,6 +5,7 @@ import re
 from fedaccord.compat.flower import raised_message
 
 LONGEST = 300  # characters of a text that a client sent
+READ = 10 * LONGEST  # those that are looked at: it may be a megabyte of control codes
 
 
 class FederationError(RuntimeError):
@@ -28,8 +29,10 @@ def clean(text: str) -> str:
 
     ``=`` at its beginning, which a spreadsheet would compute, stays: tables escape it.
     """
-    line = " ".join("".join(c if c.isprintable() else " " for c in ESCAPES.sub("", text)).split())
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+    plain = ESCAPES.sub("", text[:READ])
+    line = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
+    is_whole = len(line) <= LONGEST and len(text) <= READ
+    return line if is_whole else f"{line[:LONGEST]}..."
 
 
 ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?")  # of a terminal

@@ -221,7 +221,7 @@ class Settings:
         return Schedule(self.lr_schedule)
 
 
-def own_options(kind: type[Settings]) -> "list[Field[Any]]":
+def own_options(kind: type[Settings]) -> "tuple[Field[Any], ...]":
     """The options that a method adds to those of every method."""
     common = {field.name for field in options(Settings)}
-    return [field for field in options(kind) if field.name not in common]
+    return tuple(field for field in options(kind) if field.name not in common)

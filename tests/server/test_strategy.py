@@ -143,6 +143,8 @@ def test_fedpd_does_not_count_a_round_that_lost_a_reply(warnings: list[str]) -> 
         ("<class 'ValueError'>:<'expected \"x\"'>", 'expected "x"'),
         ("<class 'a.B'>:<'one\ntwo'>", "two"),
         ("Traceback\n\nException ClientAppException occurred. Message: no data'>", "no data"),
+        ("x" * 301, "x" * 300 + "..."),
+        ("\x1b[0m" * 10_000 + "x", "..."),  # not all of it is looked at
     ],
 )
 def test_the_last_line_of_a_reason(reason: str | None, line: str) -> None:

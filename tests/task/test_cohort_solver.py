@@ -49,6 +49,10 @@ def batches(seed: int = 2, dtype: torch.dtype = FLOAT64) -> list[list[Batch]]:
     return clients
 
 
+TAKEN = [len(data) for data in batches()]
+SHAPES = [tuple(shape) for shape in network().shapes]
+
+
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
@@ -64,14 +68,12 @@ def alone(half: ClientHalf, t: int, downs: Any, states: Any, method: Any) -> lis
 
 def config(method: FederatedStrategy, t: int, client: Any) -> LocalConfig:
     bound = method.clip_norm / 8  # some gradients are longer, others are not
-    taken = [len(data) for data in batches(t)]
     steps: Any = (
-        taken[client]
+        TAKEN[client]
         if isinstance(client, int)
-        else torch.tensor(taken, dtype=torch.float64)[:, None]
+        else torch.tensor(TAKEN, dtype=torch.float64)[:, None]
     )
-    shapes = [tuple(shape) for shape in network().shapes]
-    return LocalConfig(t, 3, 0.1, 0.05, bound, client, 0, shapes, steps=steps)
+    return LocalConfig(t, 3, 0.1, 0.05, bound, client, 0, SHAPES, steps=steps)
 
 
 # --- every method in every plug-in ----------------------------------------------------------------
