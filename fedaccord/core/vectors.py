@@ -10,6 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fedaccord.core.options import listed
+
 LARGE = 2**20  # bytes from which a copy on a side stream is worth its kernel launches
 PIECE = 2**17  # elements; several pieces of this size fit into a core's cache
 Vector = Tensor  # (..., d): all parameters of a model, of one client (d,) or of a cohort (n, d)
@@ -166,12 +168,23 @@ def map_vectors(change: Callable[..., Vector], value: Any, *others: Any) -> Any:
     )
 
 
-def fill(like: Any, vectors: Mapping[str, Vector], prefix: str = "") -> Any:
+def fill(like: Any, vectors: Mapping[str, Vector]) -> Any:
     """A value with the structure of ``like`` from the vectors that `leaves` named.
 
-    A field that ``vectors`` lacks becomes None; a field that is None in ``like`` is filled if
-    ``vectors`` has it. Raises ValueError if ``vectors`` has no part of a nested field.
+    A field that is None in ``like`` is filled if ``vectors`` has it. Raises ValueError, in one
+    line, if a vector of ``like`` is missing, or one of ``vectors`` has no place in it.
     """
+    value = _filled(like, vectors)
+    kept, wanted = dict(leaves(value)).keys(), dict(leaves(like)).keys()
+    if kept != vectors.keys() or not wanted <= kept:
+        raise ValueError(
+            f"expected a state of the vectors {listed(sorted(wanted))}, got "
+            f"{listed(sorted(vectors))}"
+        )
+    return value
+
+
+def _filled(like: Any, vectors: Mapping[str, Vector], prefix: str = "") -> Any:
     if isinstance(like, Tensor) or like is None:
         return vectors.get(prefix)
     if isinstance(like, dict):  # of vectors by round
@@ -180,7 +193,7 @@ def fill(like: Any, vectors: Mapping[str, Vector], prefix: str = "") -> Any:
         return {int(name): v for name, v in found.items()}
     return type(like)(
         *(
-            fill(part, vectors, f"{prefix}.{name}" if prefix else name)
+            _filled(part, vectors, f"{prefix}.{name}" if prefix else name)
             for name, part in _parts(like)
         )
     )

@@ -125,6 +125,32 @@ def test_a_damaged_state_is_lost_with_one_line(
     assert "\n" not in record.getMessage()
 
 
+class Other(NamedTuple):
+    last: Tensor
+
+
+class More(NamedTuple):
+    last: Tensor
+    base: Inner
+    v: Tensor
+
+
+NOTHING = torch.empty(0)
+
+
+@pytest.mark.parametrize(
+    "like", [Other(NOTHING), More(NOTHING, Inner(NOTHING), NOTHING)], ids=["extra", "missing"]
+)
+def test_a_state_of_other_vectors_is_lost_with_one_line(
+    like: Any, store: DiskStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(MissingStateError):
+        store.unpack(store.pack(2, 1, state(1)), like)
+    (record,) = caplog.records
+    assert "expected a state of the vectors ['" in record.getMessage()
+    assert "got ['base.c_i', 'last']" in record.getMessage()
+
+
 def test_a_damaged_index_is_a_lost_memory(
     store: DiskStore, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
