@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedaccord.core.vectors import fill, leaves
-from fedaccord.storage.files import of_file, replace
+from fedaccord.storage.files import of_file, read_json, replace
 from fedaccord.storage.store import Memory, MissingStateError, Store, Version
 from fedaccord.storage.tensors import map_tensors, write_tensors
 
@@ -46,12 +46,12 @@ def prepare(folder: Path, owner: Mapping[str, Any] | None = None) -> None:
         file = folder / OWNER
         if not file.is_file():
             replace(file, json.dumps(owner).encode())
-        found = json.loads(file.read_bytes())
+        found = read_json(file)
     except OSError as error:
         raise ValueError(
             f"state-dir: expected a folder that can be written, got {folder} ({error.strerror})"
         ) from None
-    except (ValueError, RecursionError):
+    except ValueError:
         found = "a damaged file"
     if found != owner:
         raise ValueError(
@@ -84,9 +84,7 @@ class DiskStore(Store):
         folder = self.folder / str(client)
         path = folder / INDEX
         try:
-            if path.exists() and not path.is_file():  # reading a pipe would block
-                raise ValueError("not a file")
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = read_json(path)
             latest, before, durable = (
                 v and Version(v["round"], VersionFile(folder / v["name"], v["sum"]))
                 for v in found["versions"]
@@ -94,7 +92,7 @@ class DiskStore(Store):
             return Memory(latest, before, found["attempt"], durable)
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, IndexError) as error:
             log.warning("%s is damaged (%s): the client's state is lost", path, error)
             return None
 
@@ -119,8 +117,6 @@ class DiskStore(Store):
 
     def unpack(self, packed: VersionFile, like: Any) -> Any:
         try:
-            if packed.path.exists() and not packed.path.is_file():
-                raise ValueError("not a file")
             return fill(like, map_tensors(*packed))
         except (OSError, ValueError) as error:
             log.warning("%s is damaged (%s): the client's state is lost", packed.path, error)

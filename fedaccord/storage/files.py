@@ -46,7 +46,7 @@ def read_json(path: Path) -> Any:
     """The content of a JSON file. Raises OSError, and ValueError if it is no regular file or no
     JSON."""
     try:
-        return json.loads(_regular(path).read_text(encoding="utf-8"))
+        return json.loads(regular(path).read_text(encoding="utf-8"))
     except RecursionError:
         raise ValueError(f"{path.name}: expected JSON, got hundreds of nested lists") from None
     except json.JSONDecodeError as error:
@@ -55,11 +55,11 @@ def read_json(path: Path) -> Any:
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file. Raises OSError, and ValueError if it is no regular file."""
-    return _regular(path).read_bytes()
+    return regular(path).read_bytes()
 
 
-def _regular(path: Path) -> Path:
-    """Raises ValueError for a folder, and for a pipe, which would block."""
+def regular(path: Path) -> Path:
+    """The path. Raises ValueError for a folder, and for a pipe, which would block."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path.name}: expected a file, got a folder, a pipe or a device")
     return path

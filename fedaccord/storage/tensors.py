@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save
 from torch import Tensor
 
-from fedaccord.storage.files import read_bytes, replace
+from fedaccord.storage.files import read_bytes, regular, replace
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
@@ -28,7 +28,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
 def map_tensors(path: Path, crc32: int) -> dict[str, Tensor]:
     """As `read_tensors`, but unused tensors need no memory; the file may be deleted."""
     found = 0
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         while block := file.read(2**20):
             found = zlib.crc32(block, found)
     return _loaded(path, found == crc32, lambda: load_file(path))

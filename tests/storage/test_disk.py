@@ -195,7 +195,7 @@ def test_a_pipe_is_a_lost_state(
     if (found := store.load(2)) is not None:
         with pytest.raises(MissingStateError):
             store.unpack(found.latest.state, LIKE)
-    assert f"{name} is damaged (not a file)" in caplog.text
+    assert f"{name} is damaged ({name}: expected a file" in caplog.text
 
 
 def test_folders_are_private(tmp_path: Path) -> None:

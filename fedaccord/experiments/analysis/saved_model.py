@@ -1,6 +1,5 @@
 """The model of a run directory, ready to use."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from fedaccord.data.transforms import normalise
 from fedaccord.runs import load_model
+from fedaccord.storage.files import read_json
 from fedaccord.task import models
 from fedaccord.task.flat_model import digest
 from fedaccord.task.tensors import cast
@@ -93,9 +93,9 @@ def read_card(path: Path) -> dict[str, Any]:
     """
     file = path / "model.json"
     try:
-        card = json.loads(file.read_text(encoding="utf-8"))
+        card = read_json(file)
     except ValueError as error:
-        raise ValueError(f"{file}: expected JSON, got a damaged file ({error})") from None
+        raise ValueError(f"{path}: {error}") from None
     keys = {"architecture", "arguments", "class-names", "mean", "std"}
     if not isinstance(card, dict) or not keys <= set(card):
         raise ValueError(f"{file}: expected {', '.join(sorted(keys))}, got others")
