@@ -146,16 +146,16 @@ class RunConfig:
         Raises ValueError, in one line, for an unknown key, a wrong type, a value out of range and
         settings that do not fit together.
         """
-        known = keys()
+        fields = keys()
         for key in values:
-            if key not in known:
+            if key not in fields:
                 if "algo" in values:  # of an absent package, whose keys are unknown, too
-                    _check("algo", values["algo"], known["algo"])
+                    _check("algo", values["algo"], fields["algo"])
                 chosen = values.get("algo", RunConfig.algo), values.get("optimizer")
-                raise hints.unknown(key, chosen, (*METHODS, *OPTIMIZERS), known)
+                raise hints.unknown(key, chosen, (*METHODS, *OPTIMIZERS), fields)
         if method is not None:
             values = {**values, **settings_of(method)}
-        flat = {key: _check(key, values.get(key, default(f)), f) for key, f in known.items()}
+        flat = {key: _check(key, values.get(key, default(f)), f) for key, f in fields.items()}
         return RunConfig(
             **_values(flat, RunConfig),
             task=TaskConfig(**_values(flat, TaskConfig), seed=flat["seed"]),
@@ -168,16 +168,16 @@ class RunConfig:
         field = {key.replace("-", "_"): value}
         return replace(self, **field, flat=self.flat | {key: value})
 
-    def unread(self, given: Container[str] = ()) -> list[str]:
+    def unread(self, explicit: Container[str] = ()) -> list[str]:
         """A line for each key that was set and has no effect in this configuration.
 
-        Keys that differ from their defaults or are in ``given`` count as set.
+        Keys that differ from their defaults or are in ``explicit`` count as set.
         """
         usual, reasons = defaults(), self.unread_keys()
         return [
             f"{key}={toml(value)} has no effect: {reasons[key]}"
             for key, value in self.flat.items()
-            if key in reasons and (key in given or value != usual[key])
+            if key in reasons and (key in explicit or value != usual[key])
         ]
 
     def unread_keys(self) -> dict[str, str]:
@@ -233,9 +233,9 @@ def _strategy(flat: Mapping[str, Any]) -> FederatedStrategy:
         if plugin_kind.is_set(values) or plugin_kind in own:
             plugins.append(replace(own.get(plugin_kind, plugin_kind()), **values))
     method = {f.name: flat[f"{name}.{_key(f.name)}"] for f in own_options(kind)}
-    made = kind(**_values(flat, Settings), **method, plugins=tuple(plugins))
-    optimizer = _optimizer(made.optimizer_name, flat)
-    return made if optimizer is None else replace(made, local_optimizer=optimizer)
+    strategy = kind(**_values(flat, Settings), **method, plugins=tuple(plugins))
+    optimizer = _optimizer(strategy.optimizer_name, flat)
+    return strategy if optimizer is None else replace(strategy, local_optimizer=optimizer)
 
 
 def _optimizer(name: str, flat: Mapping[str, Any]) -> Optimizer | None:
@@ -248,19 +248,24 @@ def _optimizer(name: str, flat: Mapping[str, Any]) -> Optimizer | None:
 def settings_of(method: FederatedStrategy) -> dict[str, Any]:
     """The keys that make a method, with their values, if it is one of `METHODS`."""
     names = {kind: name for name, kind in METHODS.items()}
-    found = {_key(f.name): getattr(method, f.name) for f in options(Settings)}
+    settings = {_key(f.name): getattr(method, f.name) for f in options(Settings)}
     if name := names.get(type(method)):
         own = own_options(type(method))
-        found |= {"algo": name, **{f"{name}.{_key(f.name)}": getattr(method, f.name) for f in own}}
+        settings |= {
+            "algo": name,
+            **{f"{name}.{_key(f.name)}": getattr(method, f.name) for f in own},
+        }
     steps = method.own_optimizer()
     if steps.registered_name() == method.optimizer_name:
         table, fields = method.optimizer_name, options(type(steps))
-        found |= {f"{table}.{_key(f.name)}": getattr(steps, f.name) for f in fields}
+        settings |= {f"{table}.{_key(f.name)}": getattr(steps, f.name) for f in fields}
     for name, kind in PLUGINS.items():
         for plugin in method.active_plugins:
             if type(plugin) is kind:
-                found |= {f"{name}.{_key(f.name)}": getattr(plugin, f.name) for f in options(kind)}
-    return found
+                settings |= {
+                    f"{name}.{_key(f.name)}": getattr(plugin, f.name) for f in options(kind)
+                }
+    return settings
 
 
 def method_keys() -> set[str]:
@@ -300,8 +305,8 @@ def affecting(*what: str) -> set[str]:
 
 def paths(values: Mapping[str, Any]) -> list[str]:
     """The keys among ``values`` that hold a path, and are not empty."""
-    known = {key: field.metadata for key, field in keys().items() if field.metadata["path"]}
-    return [k for k, rule in known.items() if values.get(k) and values[k] not in rule["choices"]]
+    rules = {key: field.metadata for key, field in keys().items() if field.metadata["path"]}
+    return [k for k, rule in rules.items() if values.get(k) and values[k] not in rule["choices"]]
 
 
 def resolved(config: RunConfig) -> dict[str, Any]:
@@ -322,12 +327,12 @@ def default_plugins(kind: type[FederatedStrategy]) -> tuple[PlugIn, ...]:
 
 def keys() -> dict[str, "Field[Any]"]:
     """Every key with the option behind it."""
-    known = keys_of(RunConfig) | keys_of(TaskConfig) | keys_of(Settings)
+    fields = keys_of(RunConfig) | keys_of(TaskConfig) | keys_of(Settings)
     for name, kind in METHODS.items():
-        known |= {f"{name}.{_key(f.name)}": f for f in own_options(kind)}
+        fields |= {f"{name}.{_key(f.name)}": f for f in own_options(kind)}
     for name, part in (*OPTIMIZERS.items(), *PLUGINS.items()):
-        known |= {f"{name}.{_key(f.name)}": f for f in options(part)}
-    return known
+        fields |= {f"{name}.{_key(f.name)}": f for f in options(part)}
+    return fields
 
 
 def keys_of(kind: type) -> dict[str, "Field[Any]"]:

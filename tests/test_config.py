@@ -292,15 +292,15 @@ def test_client_state_has_no_effect_with_workers() -> None:
 def test_a_default_without_effect_is_reported_if_given() -> None:
     settings = RunConfig.make({"algo": "fedavg", "fedprox.mu": 0.1})
     assert settings.unread() == []
-    assert settings.unread(given=["algo", "fedprox.mu"]) == [
+    assert settings.unread(explicit=["algo", "fedprox.mu"]) == [
         "fedprox.mu=0.1 has no effect: nothing reads it without algo=fedprox"
     ]
 
 
 def test_a_plug_in_that_is_set_and_off_has_no_key_without_effect() -> None:
     values = {"algo": "fedavg", "compress.share": 1.0}
-    assert RunConfig.make(values | {"compress.method": "topk"}).unread(given=values) == []
-    (line,) = RunConfig.make(values).unread(given=values)
+    assert RunConfig.make(values | {"compress.method": "topk"}).unread(explicit=values) == []
+    (line,) = RunConfig.make(values).unread(explicit=values)
     assert line.startswith("compress.share=1.0 has no effect: nothing reads it without compress.m")
 
 
@@ -338,7 +338,7 @@ def test_a_methods_own_settings_are_read(algo: str) -> None:
     own = {key: value for key, value in config.defaults().items() if key.startswith(f"{algo}.")}
     full = {"fraction-train": 1.0} if METHODS[algo].all_clients else {}
     settings = RunConfig.make({"algo": algo, **full, **own})
-    assert settings.unread(given=own) == []
+    assert settings.unread(explicit=own) == []
 
 
 @pytest.mark.parametrize("v0", [-1, 0, 0.3])

@@ -60,18 +60,18 @@ def _read(path: Path, *keys: str) -> list[Mapping[str, Any]]:
     """The devices of a trace in the order of their numbers. Raises ValueError, in one line."""
     try:
         with path.open("rb") as file:
-            found = _Plain(file).load()
+            content = _Plain(file).load()
     except Exception as error:  # an invalid pickle raises one of a dozen kinds
         raise ValueError(f"{path}: expected a FedScale trace, got {error}") from None
-    is_trace = isinstance(found, dict) and found and all(isinstance(k, int) for k in found)
+    is_trace = isinstance(content, dict) and content and all(isinstance(k, int) for k in content)
     if not is_trace:
         raise ValueError(
             f"{path}: expected a FedScale trace, devices by number, got another object"
         )
-    for number, device in found.items():
+    for number, device in content.items():
         if not isinstance(device, dict) or any(key not in device for key in keys):
             raise ValueError(f"{path}: expected {', '.join(keys)} of device {number}")
-    return [found[number] for number in sorted(found)]
+    return [content[number] for number in sorted(content)]
 
 
 def _capacity(path: Path, device: Mapping[str, Any]) -> dict[str, object]:

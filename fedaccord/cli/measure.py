@@ -78,7 +78,7 @@ def measure(
     _check(landscape, out)
     options = Options(samples=samples, probes=probes, radius=radius)
     console, reference = make_console(), reference and reference.expanduser()
-    found: dict[Path, list[Measure]] = {}
+    by_run: dict[Path, list[Measure]] = {}
     drawn: dict[str, Landscape] = {}
     with refusing(ValueError, OSError):
         runs, pairs = _parted(words)
@@ -94,14 +94,14 @@ def measure(
                         raise
                     warn(f"left out: {error}")
                     continue
-            found[run.path] = values
+            by_run[run.path] = values
             drawn |= {label: surface} if surface else {}
             if not is_one:
                 try:
                     _write(run.path / FILE, values)
                 except OSError as error:  # the table is printed nevertheless
                     warn(f"not written: {error}")
-        if not found:
+        if not by_run:
             raise ValueError("no run is left to measure")
     if is_one:
         table = Table.grid(padding=(0, 2))
@@ -112,11 +112,11 @@ def measure(
             with refusing(OSError):
                 _write(out.expanduser(), values)
     else:
-        print_table(console, *_rows(groups, found))
-        rough = [m.name for values in found.values() for m in values if not m.is_exact]
+        print_table(console, *_rows(groups, by_run))
+        rough = [m.name for values in by_run.values() for m in values if not m.is_exact]
         for name in dict.fromkeys(rough):
             warn(
-                f"{name} of {rough.count(name)} of {len(found)} runs is not converged; `fedaccord "
+                f"{name} of {rough.count(name)} of {len(by_run)} runs is not converged; `fedaccord "
                 "measure` of one run prints its residual"
             )
     if rows := rows_of_untrained_parts(groups, "test-loss"):
@@ -139,30 +139,30 @@ def _chosen(runs: list[Path], out: Path | None) -> "tuple[list[Group], bool]":
         return run.summary["status"] == COMPLETED and (run.path / MODEL).is_file()
 
     groups = read_groups(runs)
-    given = [run for group in groups for run in group.runs]
-    if len(given) == 1:
-        if (status := given[0].summary["status"]) != COMPLETED:
-            warn(f"{given[0].path} is {status}, not completed: the model is an earlier round's")
+    every_run = [run for group in groups for run in group.runs]
+    if len(every_run) == 1:
+        if (status := every_run[0].summary["status"]) != COMPLETED:
+            warn(f"{every_run[0].path} is {status}, not completed: the model is an earlier round's")
         return groups, True
     if out is not None:
         raise ValueError(
-            f"--out: expected one run, got {len(given)}; each of them gets a measures.json: leave "
+            f"--out: expected one run, got {len(every_run)}; each of them gets a measures.json: leave "
             "it out"
         )
     compared = tested(groups)
-    if left := len(given) - sum(len(group.runs) for group in compared):
+    if left := len(every_run) - sum(len(group.runs) for group in compared):
         warn(f"left out: {left} of a sweep's runs: trials on validation samples")
-    found = []
+    measurable = []
     for group in compared:
         for run in group.runs:
             if not is_measurable(run):
                 status = run.summary["status"]
                 warn(f"left out: {run.path}: expected a completed run with {MODEL}; it is {status}")
-        if kept := [*filter(is_measurable, group.runs)]:
-            found.append(group._replace(runs=kept))
-    if not found:
+        if usable := [*filter(is_measurable, group.runs)]:
+            measurable.append(group._replace(runs=usable))
+    if not measurable:
         raise ValueError(f"expected completed runs with {MODEL}, got none; resume them first")
-    return found, False
+    return measurable, False
 
 
 def _measured(
@@ -213,17 +213,17 @@ def _write(file: Path, values: "Sequence[Measure]") -> None:
 
 
 def _rows(
-    groups: "Sequence[Group]", found: "Mapping[Path, Sequence[Measure]]"
+    groups: "Sequence[Group]", by_run: "Mapping[Path, Sequence[Measure]]"
 ) -> tuple[list[str], list[list[str]]]:
     """(the heading, a row a group): means over its runs ± their standard deviation."""
     from fedaccord.experiments.analysis.ranking import Spread
     from fedaccord.experiments.analysis.table import text
 
-    names = [*dict.fromkeys(each.name for values in found.values() for each in values)]
+    names = [*dict.fromkeys(each.name for values in by_run.values() for each in values)]
     rows = []
     for group in groups:
         each = [
-            {m.name: m.value for m in found[run.path]} for run in group.runs if run.path in found
+            {m.name: m.value for m in by_run[run.path]} for run in group.runs if run.path in by_run
         ]
         spreads = [Spread.of([own.get(name, math.nan) for own in each]) for name in names]
         rows += [[group.label, str(len(each)), *map(text, spreads)]] if each else []

@@ -105,8 +105,8 @@ def summary_table(algo: str, run: Path) -> Table:
     last = [key.removesuffix(metrics.LAST) for key in summary if key.endswith(metrics.LAST)]
     for split in [split for split in metrics.SPLITS if f"{split}-loss" in last] or ["test"]:
         measured = metrics.named([f"{split}-<metric>"])
-        found = [name for name in measured if name in last]
-        for name in found or measured[: f"{split}-loss" not in last]:
+        evaluated = [name for name in measured if name in last]
+        for name in evaluated or measured[: f"{split}-loss" not in last]:
             for end in (metrics.LAST, metrics.MEAN, metrics.BEST):
                 title = f"{metrics.METRIC[name].title}, {end[1:].replace('-', ' ')}"
                 table.add_row(title, value(name, end))

@@ -111,7 +111,7 @@ def unread(
     """A line for each key without effect beside the other settings, also for a pair with the
     default, unless it replaces a value of the file."""
     typed = {pair.partition("=")[0].strip() for pair in pairs}
-    return settings.unread(given=typed - {*_of_file(file, preset)})
+    return settings.unread(explicit=typed - {*_of_file(file, preset)})
 
 
 def _value(text: str, is_string: bool) -> Any:

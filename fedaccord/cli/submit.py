@@ -96,9 +96,9 @@ class Ending(NamedTuple):
     details: str
 
 
-def _app_folder(given: Path | None) -> Path:
+def _app_folder(path: Path | None) -> Path:
     """The folder that `flwr run` packs. Raises FileNotFoundError if it is no clone."""
-    folder = (given or Path(__file__).parents[2]).absolute()
+    folder = (path or Path(__file__).parents[2]).absolute()
     if not (folder / "pyproject.toml").exists():
         raise FileNotFoundError(
             f"--app: expected a clone of FedAccord, found no {folder / 'pyproject.toml'}; name one"
@@ -123,10 +123,10 @@ def _wait(run: str, superlink: str) -> Ending:
         listed = _ask(["ls", superlink, "--run-id", run], patient=True).get("runs")
         if not listed:
             raise FlwrError(f"the server does not know run {run}; start it with its --database")
-        found = listed[0]
-        state, _, status = str(found["status"]).partition(":")
+        entry = listed[0]
+        state, _, status = str(entry["status"]).partition(":")
         if state == "finished":
-            return Ending(status, str(found["status-details"]))
+            return Ending(status, str(entry["status-details"]))
         time.sleep(LOOK)
 
 
@@ -139,17 +139,17 @@ def _ask(words: Sequence[str], *, patient: bool) -> dict[str, Any]:
 
     deadline = time.monotonic() + PATIENCE
     while True:
-        done = subprocess.run(
+        process = subprocess.run(
             [FLWR, *words, "--format", "json"], capture_output=True, text=True, check=False
         )
         try:
-            answer = dict(json.loads(done.stdout))
+            answer = dict(json.loads(process.stdout))
         except (ValueError, TypeError):
-            answer = {"error-message": done.stderr or done.stdout}
+            answer = {"error-message": process.stderr or process.stdout}
         if answer.get("success"):
             return answer
-        said = str(answer.get("error-message")).strip().splitlines()
-        problem = said[-1] if said else f"it ended with exit code {done.returncode}"
+        lines = str(answer.get("error-message")).strip().splitlines()
+        problem = lines[-1] if lines else f"it ended with exit code {process.returncode}"
         if not patient or not is_superlink_away(problem) or time.monotonic() > deadline:
             raise FlwrError(f"flwr {words[0]}: {problem}")
         time.sleep(LOOK)

@@ -92,17 +92,17 @@ def _content(file: Path, pairs: Sequence[str]) -> dict[str, Any]:
     """The file, with absolute paths and these settings. Raises ValueError if it cannot be read."""
     from fedaccord.runs import flatten
 
-    content, given = read_toml(file), read_settings(pairs, None)
+    content, settings = read_toml(file), read_settings(pairs, None)
     run, space = content.get("run", {}), content.get("space", {})
-    if isinstance(space, Mapping) and (both := [key for key in given if key in space]):
+    if isinstance(space, Mapping) and (both := [key for key in settings if key in space]):
         raise ValueError(
             f"{both[0]}: expected keys that [space] of {file} does not vary, got {both[0]}="
-            f"{given[both[0]]}; change the file"
+            f"{settings[both[0]]}; change the file"
         )
     if isinstance(run, Mapping):
         run = flatten(run)
         make_absolute(run)
-        content["run"] = run | given
+        content["run"] = run | settings
     return content
 
 
@@ -205,12 +205,14 @@ def _show(console: Console, plan: "Plan", folder: Path | None) -> None:
     """folder: of runs that are not run again."""
     from fedaccord.experiments.sweep.estimate import Part, estimate, parts
 
-    found = parts(plan)
+    plan_parts = parts(plan)
     heading = [name.replace("_", " ") for name in Part._fields]
-    print_table(console, heading, [[*map(str, part)] for part in found])
-    runs, rounds = sum(part.runs for part in found), sum(part.rounds for part in found)
+    print_table(console, heading, [[*map(str, part)] for part in plan_parts])
+    runs, rounds = sum(part.runs for part in plan_parts), sum(part.rounds for part in plan_parts)
     done = min(rounds_of(plan, folder / "runs"), rounds) if folder else 0
     with console.status("timing two rounds"):
-        time_left = estimate(plan, found, 1 - done / rounds) if done < rounds else "none is left"
+        time_left = (
+            estimate(plan, plan_parts, 1 - done / rounds) if done < rounds else "none is left"
+        )
     here = f", {done} of them in {folder}" if done else ""
     console.print(f"{runs} runs, {rounds} rounds{here}; {time_left}", soft_wrap=True)

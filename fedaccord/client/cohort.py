@@ -52,7 +52,7 @@ def local_rounds(
     )
     steps = [instruction.steps(task.num_examples(client)) for client in clients]
     solve = CohortSolver(model, batches, task.loss, instruction.precision)
-    done = client_round(
+    cohort_round = client_round(
         instruction.half,
         all_to_device(stack([request.down for request in requests]), device),
         stack(begun),
@@ -61,22 +61,22 @@ def local_rounds(
         ),
         solve,
     )
-    up = all_to_device(done.up, home)
+    up = all_to_device(cohort_round.up, home)
     # copies of the rows, which do not keep the other rows alive; from a GPU as in `to_device`
-    states = [map_vectors(_to_host, row(done.state, j)) for j in range(len(clients))]
-    losses, w_K = each(done.result.loss), done.result.w_K
+    states = [map_vectors(_to_host, row(cohort_round.state, j)) for j in range(len(clients))]
+    losses, w_K = each(cohort_round.result.loss), cohort_round.result.w_K
     trained = [
         TrainReply(row(up, j), task.num_examples(client), steps[j], losses[j])
         for j, client in enumerate(clients)
     ]
     if home.type == "cuda":  # reading the losses synchronises
         return [*zip(trained, states, strict=True)]
-    found = fetch([*each(norm(w_K).flatten()), *losses])
+    numbers = fetch([*each(norm(w_K).flatten()), *losses])
     step = (time.perf_counter() - began) / sum(steps)  # seconds of the call divided by its steps
     replies: list[tuple[TrainReply, Any] | str] = []
     for j, reply in enumerate(trained):
-        if is_finite(w_K[j], found[j]):
-            reply = reply._replace(loss=found[len(trained) + j], seconds=step * steps[j])
+        if is_finite(w_K[j], numbers[j]):
+            reply = reply._replace(loss=numbers[len(trained) + j], seconds=step * steps[j])
             replies.append((reply, states[j]))
         else:
             replies.append(DIVERGED.format(steps[j], instruction.lr))
@@ -94,5 +94,5 @@ def _to_host(v: Vector) -> Vector:
 
 def form(request: TrainRequest, state: Any) -> tuple[Any, ...]:
     """Equal for requests that can be stacked: their round, the fields of messages and states."""
-    kept = None if state is None else tuple(name for name, _ in leaves(state))
-    return request.instruction.round, tuple(name for name, _ in leaves(request.down)), kept
+    fields = None if state is None else tuple(name for name, _ in leaves(state))
+    return request.instruction.round, tuple(name for name, _ in leaves(request.down)), fields

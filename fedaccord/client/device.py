@@ -121,7 +121,7 @@ def _limit(node: Mapping[str, Any], key: str, otherwise: int) -> int:
 
 
 def _text(node: Mapping[str, Any], key: str, otherwise: str) -> str:
-    found = node.get(key, otherwise)
-    if not isinstance(found, str):
-        raise ValueError(f"expected {key} in this node's config to be a string, got {found!r}")
-    return found
+    text = node.get(key, otherwise)
+    if not isinstance(text, str):
+        raise ValueError(f"expected {key} in this node's config to be a string, got {text!r}")
+    return text

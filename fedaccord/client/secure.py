@@ -19,9 +19,9 @@ def is_stage(message: Message) -> bool:
 def answer_stage(message: Message, context: Context) -> Message:
     """Raises ValueError as `client.answer`."""
     payload = records.config_of(message.content, SECURE)
-    found, kept = client.answer(payload, records.config_of(context.state, SECURE))
-    context.state[SECURE] = ConfigRecord(kept)
-    return Message(RecordDict({SECURE: ConfigRecord(found)}), reply_to=message)
+    answer, memory = client.answer(payload, records.config_of(context.state, SECURE))
+    context.state[SECURE] = ConfigRecord(memory)
+    return Message(RecordDict({SECURE: ConfigRecord(answer)}), reply_to=message)
 
 
 def masked_reply(message: Message, context: Context, train: Callable[[], Message]) -> Message:
@@ -33,13 +33,13 @@ def masked_reply(message: Message, context: Context, train: Callable[[], Message
     payload = records.config_of(message.content, SECURE)
     if not payload:
         return train()
-    kept = client.open_shares(payload, records.config_of(context.state, SECURE))
+    memory = client.open_shares(payload, records.config_of(context.state, SECURE))
     reply = train()
     vectors = records.arrays_of(reply.content, UP)
     if vectors is not None:
-        found = {name: to_tensor(array) for name, array in vectors.items()}
+        tensors = {name: to_tensor(array) for name, array in vectors.items()}
         metrics = records.metrics_of(reply.content, METRICS)
-        reply.content[UP] = to_record(client.mask_vectors(found, kept))
-        reply.content[METRICS] = MetricRecord({**metrics, client.OPENED: kept["senders"]})
-        context.state[SECURE] = ConfigRecord(kept)
+        reply.content[UP] = to_record(client.mask_vectors(tensors, memory))
+        reply.content[METRICS] = MetricRecord({**metrics, client.OPENED: memory["senders"]})
+        context.state[SECURE] = ConfigRecord(memory)
     return reply

@@ -162,8 +162,8 @@ def answer_question(message: Message, store: Store, data: Data) -> Message:
         state = store.recall(request.instruction)
     except MissingStateError:
         state = None
-    found = local_evaluation(request, state, data)
-    return Message(RecordDict({records.METRICS: MetricRecord(dict(found))}), reply_to=message)
+    values = local_evaluation(request, state, data)
+    return Message(RecordDict({records.METRICS: MetricRecord(dict(values))}), reply_to=message)
 
 
 # values
@@ -255,13 +255,13 @@ def local_evaluation(request: EvaluateRequest, state: Any, data: Data) -> dict[s
         w = to_device(w, model.w.device)
         return evaluate(model, w, batches, data.loss, precision, metrics=data.metrics)
 
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     if request.w is not None and not request.own_only:
-        found = measure(request.w, model.initial_local)
+        values = measure(request.w, model.initial_local)
     if own is not None:
         prefix = "" if request.own_only else PERSONAL
-        found |= {f"{prefix}{name}": value for name, value in measure(*own).items()}
-    return {EXAMPLES: passes.examples if found else 0, **found}
+        values |= {f"{prefix}{name}": value for name, value in measure(*own).items()}
+    return {EXAMPLES: passes.examples if values else 0, **values}
 
 
 def _own_model(

@@ -42,14 +42,16 @@ class _Client:
 
         ids = [*request.message_ids]
         if new := [i for i in ids if i not in self._begun]:
-            found = self._client.PullMessages(type(request)(message_ids=new))
-            for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+            response = self._client.PullMessages(type(request)(message_ids=new))
+            for message, tree in zip(
+                response.messages_list, response.message_object_trees, strict=True
+            ):
                 self._begun[message.metadata.reply_to_message_id] = message, tree
         begun = [self._begun[i] for i in ids if i in self._begun]
-        there = [(message, tree) for message, tree in begun if self._has_last_part(tree)]
+        complete = [(message, tree) for message, tree in begun if self._has_last_part(tree)]
         return PullAppMessagesResponse(
-            messages_list=[message for message, _ in there],
-            message_object_trees=[tree for _, tree in there],
+            messages_list=[message for message, _ in complete],
+            message_object_trees=[tree for _, tree in complete],
         )
 
     def _has_last_part(self, tree: Any) -> bool:

@@ -14,16 +14,16 @@ PER_CLIENT = {  # settings, and their values with which the server reads no mean
 }
 
 
-def combine(own: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
+def combine(own: Sequence[Any], others: Sequence[Any]) -> tuple[Any, ...]:
     """A method's own plug-ins and a caller's, sorted by `PlugIn.place`; the caller's replaces the
     method's of the same type.
 
     Raises ValueError if the caller has two of one type.
     """
-    kinds = [type(plugin) for plugin in given]
+    kinds = [type(plugin) for plugin in others]
     if twice := [kind.__name__ for kind in kinds if kinds.count(kind) > 1]:
         raise ValueError(f"plugins: expected one of a kind, got {twice[0]} twice; leave one out")
-    instead = dict(zip(kinds, given, strict=True))
+    instead = dict(zip(kinds, others, strict=True))
     plugins = [instead.pop(type(plugin), plugin) for plugin in own]
     return tuple(sorted((*plugins, *instead.values()), key=lambda plugin: plugin.place))
 

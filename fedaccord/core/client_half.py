@@ -104,8 +104,8 @@ class ClientHalf:
         return self.rule.needs_w_init or any(plugin.needs_w_init for plugin in self.plugins)
 
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
-        asked: Any = w_init if self.rule.needs_w_init else None
-        state = _of_type(self.rule, "init", self.rule.init(w, asked, config))
+        initial: Any = w_init if self.rule.needs_w_init else None
+        state = _of_type(self.rule, "init", self.rule.init(w, initial, config))
         for plugin in self.plugins:
             state = plugin.init(w, w_init, state)
         return WithMoments(self.optimizer.init(w), state) if self._keeps else state
@@ -171,8 +171,8 @@ class ClientHalf:
             up, w_i0 = self.decode(message, down, result.w_K)
             if w_i0 is not None:
                 received = self.received(down, w_i0)
-        kept = self.rule.remember(up, received, base, result)
-        base = _like(self.rule, base, _of_type(self.rule, "remember", kept, type(base)))
+        next_state = self.rule.remember(up, received, base, result)
+        base = _like(self.rule, base, _of_type(self.rule, "remember", next_state, type(base)))
         for memory in memories:
             base = base if memory is None else memory._replace(base=base)
         return message, WithMoments(result.moments, base) if self._keeps else base
@@ -209,27 +209,27 @@ class ClientHalf:
         return any(plugin.moves_anchor for plugin in self.plugins)
 
 
-def _of_type(rule: LocalRule, verb: str, found: Any, kind: Any = None) -> Any:
+def _of_type(rule: LocalRule, verb: str, value: Any, kind: Any = None) -> Any:
     """What the rule returned. Raises TypeError, in one line, if that is not of the type ``kind``,
     or, without one, no NamedTuple."""
-    if type(found) is not kind if kind else not hasattr(found, "_fields"):
+    if type(value) is not kind if kind else not hasattr(value, "_fields"):
         wanted = f"a {kind.__name__}" if kind else "the client's state as a NamedTuple of vectors"
         raise TypeError(
-            f"{type(rule).__name__}.{verb}: expected {wanted}, got a {type(found).__name__}"
+            f"{type(rule).__name__}.{verb}: expected {wanted}, got a {type(value).__name__}"
         )
-    return found
+    return value
 
 
-def _like(rule: LocalRule, state: Any, kept: Any) -> Any:
+def _like(rule: LocalRule, state: Any, next_state: Any) -> Any:
     """The client's next state. Raises ValueError, in one line, if a vector has another shape."""
     before = dict(leaves(state))
-    for name, vector in leaves(kept):
+    for name, vector in leaves(next_state):
         if name in before and vector.shape != before[name].shape:
             raise ValueError(
                 f"{type(rule).__name__}.remember: expected {name} of shape "
                 f"{tuple(before[name].shape)} as before, got {tuple(vector.shape)}"
             )
-    return kept
+    return next_state
 
 
 def _base(state: Any) -> Any:

@@ -60,17 +60,17 @@ def seen(accepted: Tensor, delays: Tensor | None, visits: Sequence[Visit]) -> Te
         return None
     delays = delays.where(accepted >= 0, 0)  # a client that lost its state has no past rounds
     late = delays > 0
-    taken, begun = accepted + delays, accepted[late] - 1
+    step_rounds, begun = accepted + delays, accepted[late] - 1
     at_work = torch.tensor([visit.round - 1 for visit in visits], dtype=torch.int64)
-    return torch.cat([taken, taken[late] - 1, begun, at_work])
+    return torch.cat([step_rounds, step_rounds[late] - 1, begun, at_work])
 
 
 def moved(up: Any, models: Iterable[str], base: Vector, w: Vector, damping: float) -> Any:
     """An upload with its models moved from the model ``base`` that the client received to w:
     w + damping (x - base)."""
-    there = {name: getattr(up, name) for name in models}
+    vectors = {name: getattr(up, name) for name in models}
     return up._replace(
-        **{n: (x - base).mul_(damping).add_(w) for n, x in there.items() if x is not None}
+        **{n: (x - base).mul_(damping).add_(w) for n, x in vectors.items() if x is not None}
     )
 
 

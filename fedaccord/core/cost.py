@@ -67,20 +67,20 @@ def cost_of(method: ServerHalf, half: ClientHalf) -> Cost:
             if i not in states:
                 states[i] = half.init(w, w, config)
             solve = _Solver(1)
-            done = client_round(half, down, states[i], config._replace(steps=1), solve)
+            visit = client_round(half, down, states[i], config._replace(steps=1), solve)
             if (t, i) == (ROUNDS - 1, 0):
                 twice = _Solver(2)
                 client_round(half, down, states[i], config._replace(steps=2), twice)
                 server = [part for part in s.server if not isinstance(part, dict)]
                 return Cost(
                     down=_size(down) / d,
-                    up=sum(v.nbytes for v in _read(half, done.up, down, w)) / w.nbytes,
+                    up=sum(v.nbytes for v in _read(half, visit.up, down, w)) / w.nbytes,
                     gradients=twice.gradients - solve.gradients,
-                    client=_size(done.state) / d,
+                    client=_size(visit.state) / d,
                     server=(s.w.numel() + sum(map(_size, (*server, s.moments)))) / s.w.numel(),
                 )
-            states[i] = done.state
-            decoded = half.decode(done.up, down, w)
+            states[i] = visit.state
+            decoded = half.decode(visit.up, down, w)
             replies.append(Reply(i, decoded.up, 1, 1, decoded.w_i0))
         if is_decentralised:  # no server step changes the states' sizes
             s = s._replace(t=t + 1)

@@ -34,7 +34,7 @@ class UnknownKey(ValueError):
 
 
 def unknown(
-    key: str, chosen: Collection[object], parts: Iterable[str], known: Collection[str]
+    key: str, chosen: Collection[object], parts: Iterable[str], keys: Collection[str]
 ) -> ValueError:
     """The error for an unknown key; it names the key of the same meaning, else the nearest three.
 
@@ -45,9 +45,9 @@ def unknown(
         return _kebab(key.rpartition(".")[2]).lower()
 
     others = {f"{name}." for name in parts if name not in chosen}
-    read = [k for k in known if not k.startswith(tuple(others))]  # by this method
-    as_ours = [k for k in known if k == _kebab(key).lower()]
-    for among in (as_ours, read, [*known]):  # a key of a table, typed without it
+    read = [k for k in keys if not k.startswith(tuple(others))]  # by this method
+    as_ours = [k for k in keys if k == _kebab(key).lower()]
+    for among in (as_ours, read, [*keys]):  # a key of a table, typed without it
         if same := [k for k in among if last(k) == last(key)]:
             break
     if key in RENAMED:
@@ -59,7 +59,7 @@ def unknown(
         same = [k for k in meant if k in read] or [*meant] or same
         if not as_ours:
             table, dot, _ = key.partition(".")
-            own = [k for k in known if dot and k.startswith(f"{table}.")]
+            own = [k for k in keys if dot and k.startswith(f"{table}.")]
             near = difflib.get_close_matches(key, own, n=2, cutoff=0)
             same = [*dict.fromkeys([*(k for k in same if k in own), *near, *same])]
     near = same or difflib.get_close_matches(key, read, n=3, cutoff=0.45)

@@ -76,8 +76,8 @@ def _class_counts(predictions: Tensor, targets: Tensor) -> Tensor:
 
 def _macro_f1(sums: Tensor) -> float:
     right, guessed, present = sums
-    seen = guessed + present > 0
-    return float((2 * right[seen] / (guessed + present)[seen]).mean())
+    occurs = guessed + present > 0
+    return float((2 * right[occurs] / (guessed + present)[occurs]).mean())
 
 
 def _errors(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def select(names: str, of_classes: bool) -> dict[str, Metric]:
     """
     fitting = [name for name, metric in METRICS.items() if metric.of_classes == of_classes]
     chosen = [part.strip() for part in names.split(",") if part.strip()] or fitting[:of_classes]
-    found: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for name in chosen:
         own = name.partition(":")[2] if named.PATH.fullmatch(name) else ""
         if not own and name not in fitting:
@@ -142,10 +142,10 @@ def select(names: str, of_classes: bool) -> dict[str, Metric]:
             raise ValueError(
                 f"metrics: expected a function of another name, got {name!r}: {own!r} is taken"
             )
-        if (own or name) in found:
+        if (own or name) in metrics:
             raise ValueError(f"metrics: expected different names, got {names!r}")
-        found[own or name] = own_metric(name, of_classes) if own else METRICS[name]
-    return found
+        metrics[own or name] = own_metric(name, of_classes) if own else METRICS[name]
+    return metrics
 
 
 def own_metric(path: str, of_classes: bool) -> Metric:

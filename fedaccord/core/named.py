@@ -37,8 +37,8 @@ class Functions(NamedTuple):
         """``package.module:function`` for this name; empty if there is none."""
         if PATH.fullmatch(name):
             return name
-        found = entry_points(group=self.group, name=name) if self.group else ()
-        return next((entry.value.replace(" ", "") for entry in found), "")
+        entries = entry_points(group=self.group, name=name) if self.group else ()
+        return next((entry.value.replace(" ", "") for entry in entries), "")
 
 
 def behind(rule: Mapping[str, Any], value: str) -> list[str]:
@@ -64,58 +64,58 @@ def load(key: str, path: str) -> Any:
     if not hasattr(module, name):
         near = did_you_mean(name, [n for n in vars(module) if not n.startswith("_")])
         raise ValueError(f"{key}: expected a function of {module_name}, it has no {name!r}{near}")
-    found = getattr(module, name)
-    for each in _modules(path, found):
+    target = getattr(module, name)
+    for each in _modules(path, target):
         _hash(each)
-    return found
+    return target
 
 
 def function(key: str, path: str) -> Any:
     """As `load`; raises ValueError, in one line, for an object that cannot be called."""
-    found = load(key, path)
-    if not callable(found):
-        raise ValueError(f"{key}: expected a function, {path} is a {type(found).__name__}")
-    return found
+    target = load(key, path)
+    if not callable(target):
+        raise ValueError(f"{key}: expected a function, {path} is a {type(target).__name__}")
+    return target
 
 
 def code(key: str, path: str) -> str:
     """A hash of the code of an object: of the files of its module and, if another one defines it,
     of that, as they were when `load` first met them here, or after a reload; of its own source if
     they have no file, as in a notebook. Empty if there is none. Raises as `load`."""
-    found = load(key, path)
-    texts = [_hash(module) or _hash_of_source(found) for module in _modules(path, found)]
+    target = load(key, path)
+    texts = [_hash(module) or _hash_of_source(target) for module in _modules(path, target)]
     return hashlib.sha256(" ".join(texts).encode()).hexdigest() if all(texts) else ""
 
 
 def files(key: str, path: str) -> list[Path]:
     """The files behind `code`. Raises as `load`."""
-    found = (getattr(module, "__file__", None) for module in _modules(path, load(key, path)))
-    return [Path(file) for file in found if file]
+    file_names = (getattr(module, "__file__", None) for module in _modules(path, load(key, path)))
+    return [Path(file) for file in file_names if file]
 
 
-def _modules(path: str, found: Any) -> list[ModuleType]:
+def _modules(path: str, target: Any) -> list[ModuleType]:
     """The module that a path names, and that which defines the object."""
-    while isinstance(found, partial):
-        found = found.func
-    of = getattr(inspect.unwrap(found) if callable(found) else type(found), "__module__", None)
+    while isinstance(target, partial):
+        target = target.func
+    of = getattr(inspect.unwrap(target) if callable(target) else type(target), "__module__", None)
     names = dict.fromkeys([path.partition(":")[0], of or ""])
     return [sys.modules[name] for name in names if name in sys.modules]
 
 
 def _hash(module: ModuleType) -> str:
     """Of its file at the first call, and at the first after a reload; empty without one."""
-    spec, known = _HASHES.get(module, (None, ""))
-    if not known or spec is not module.__spec__:
+    spec, digest = _HASHES.get(module, (None, ""))
+    if not digest or spec is not module.__spec__:
         file = Path(getattr(module, "__file__", None) or "")
-        known = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
-        _HASHES[module] = module.__spec__, known
-    return known
+        digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+        _HASHES[module] = module.__spec__, digest
+    return digest
 
 
-def _hash_of_source(found: Any) -> str:
+def _hash_of_source(target: Any) -> str:
     """Of an object; empty if it has no source."""
     try:
-        return hashlib.sha256(inspect.getsource(found).encode()).hexdigest()
+        return hashlib.sha256(inspect.getsource(target).encode()).hexdigest()
     except (OSError, TypeError):
         return ""
 

@@ -118,14 +118,14 @@ def options(kind: type) -> "tuple[dataclasses.Field[Any], ...]":
 def unread(settings: Any) -> dict[str, str]:
     """The options of ``settings`` without effect beside its other options, and the setting that
     would give them one: ``{"classes_per_client": "partition=pathological"}``."""
-    found, every = {}, {field.name: field for field in options(type(settings))}
+    needs, every = {}, {field.name: field for field in options(type(settings))}
     for field in every.values():
         for name, values in field.metadata["only"].items():
             value, rule = getattr(settings, name), every[name].metadata
             also = () if value in rule["choices"] else rule["also"]
             if value not in values and not (also in values and value in also):
-                found[field.name] = f"{name.replace('_', '-')}={'|'.join(map(str, values))}"
-    return found
+                needs[field.name] = f"{name.replace('_', '-')}={'|'.join(map(str, values))}"
+    return needs
 
 
 def describe(kind: type, common: type = object) -> None:
@@ -159,9 +159,9 @@ def _indented(text: str) -> list[str]:
     )
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, names: Iterable[str]) -> str:
     """A suggestion for a word that is not among the known ones; may be empty."""
-    match = difflib.get_close_matches(word, list(known), n=1)
+    match = difflib.get_close_matches(word, list(names), n=1)
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 

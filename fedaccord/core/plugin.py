@@ -35,7 +35,7 @@ class PlugIn(Registered):
     loses: ClassVar[bool] = False  # the encoding is lossy
 
     @classmethod
-    def is_set(cls, given: Mapping[str, Any]) -> bool:
+    def is_set(cls, values: Mapping[str, Any]) -> bool:
         """Whether run-config values, without those that are "auto", ask for it: whether its first
         option, its strength, is among them."""
         strength = options(cls)[0]
@@ -44,7 +44,7 @@ class PlugIn(Registered):
                 f"{cls.__name__}.{strength.name}: expected auto=True, as it is the first option: "
                 "without it the plug-in would be on in every run"
             )
-        return strength.name in given
+        return strength.name in values
 
     @property
     def is_off(self) -> bool:

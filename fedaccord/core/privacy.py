@@ -59,8 +59,8 @@ class Guarantee(NamedTuple):
 
 def guarantee_of(plugins: Iterable[Any]) -> Guarantee | None:
     """The guarantee of one of these plug-ins; None: none has one."""
-    found = (plugin.guarantee() for plugin in plugins)
-    return next((guarantee for guarantee in found if guarantee is not None), None)
+    guarantees = (plugin.guarantee() for plugin in plugins)
+    return next((guarantee for guarantee in guarantees if guarantee is not None), None)
 
 
 def has_noisy_sums(plugins: Iterable[Any]) -> bool:

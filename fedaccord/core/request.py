@@ -41,14 +41,14 @@ class ModelSettings(NamedTuple):
 def _matched(key: str, patterns: str, of: str, names: Collection[str]) -> set[str]:
     matched: set[str] = set()
     for pattern in filter(None, (part.strip() for part in patterns.split(","))):
-        found = {name for name in names if fnmatchcase(name, pattern)}
-        if not found:
+        matches = {name for name in names if fnmatchcase(name, pattern)}
+        if not matches:
             raise ValueError(
                 f"{key}: expected patterns of the names of {of}, "
                 f"{pattern!r} matches none{did_you_mean(pattern, names)}; the model has "
                 f"{', '.join([*names][:3])}{', ...' if len(names) > 3 else ''}"
             )
-        matched |= found
+        matched |= matches
     return matched
 
 
@@ -66,29 +66,29 @@ class ModelLayout(NamedTuple):
     def difference(self, other: "ModelLayout") -> str | None:
         """The first tensor in which ``other`` differs, in one line; None: they agree."""
         for role in self._fields:
-            here, there = getattr(self, role), getattr(other, role)
-            if here is None or there is None:
+            ours, theirs = getattr(self, role), getattr(other, role)
+            if ours is None or theirs is None:
                 continue
-            for name in {**here, **there}:
-                if here.get(name) != there.get(name):
+            for name in {**ours, **theirs}:
+                if ours.get(name) != theirs.get(name):
                     instead = next(
                         (r for r in self._fields if name in (getattr(other, r) or ())), ""
                     )
-                    return _difference(role, name, here.get(name), there.get(name), instead)
-            if [*here] != [*there]:
-                return f"expected the {role} tensors in the order {listed(here)}, got another"
+                    return _difference(role, name, ours.get(name), theirs.get(name), instead)
+            if [*ours] != [*theirs]:
+                return f"expected the {role} tensors in the order {listed(ours)}, got another"
         return None
 
 
-def _difference(role: str, name: str, here: Any, there: Any, instead: str) -> str:
+def _difference(role: str, name: str, ours: Any, theirs: Any, instead: str) -> str:
     """instead: the role that the tensor has at the other side; empty: it has none."""
-    if here is None:
+    if ours is None:
         return f"expected no {role} tensor {name!r}, got one"
-    if there is None:
+    if theirs is None:
         return f"expected a {role} tensor {name!r}, got {f'a {instead} one' if instead else 'none'}"
     if role == "frozen":
         return f"expected frozen tensor {name!r} of the same type, shape and values, got another"
-    return f"expected {role} tensor {name!r} of shape {tuple(here)}, got {tuple(there)}"
+    return f"expected {role} tensor {name!r} of shape {tuple(ours)}, got {tuple(theirs)}"
 
 
 class TrainInstruction(NamedTuple):

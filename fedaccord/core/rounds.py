@@ -169,8 +169,8 @@ def descend_cohort(
     def leave(rows: slice) -> None:
         if last is None:
             raise ValueError("expected at least one batch of training data, got none")
-        done, at = whole.of(rows), last.at(rows)
-        results.append(_hook_of(rows, hook).result(done.w, done.g, done.buffers, at))
+        part, at = whole.of(rows), last.at(rows)
+        results.append(_hook_of(rows, hook).result(part.w, part.g, part.buffers, at))
 
     for k, gradient in enumerate(gradients):
         if gradient.clients > active:
@@ -278,9 +278,9 @@ class RoundState(NamedTuple):
     def to(self, device: torch.device) -> "RoundState":
         """The same with its vectors on ``device``; ``accepted`` stays on the host."""
         vectors = ("w", "w_init", "server", "moments", "buffers")
-        there: dict[str, Any] = {n: all_to_device(getattr(self, n), device) for n in vectors}
+        copies: dict[str, Any] = {n: all_to_device(getattr(self, n), device) for n in vectors}
         visits = tuple(v._replace(down=all_to_device(v.down, device)) for v in self.visits)
-        return self._replace(**there, visits=visits)
+        return self._replace(**copies, visits=visits)
 
 
 def first_state(

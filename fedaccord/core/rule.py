@@ -152,8 +152,8 @@ class LocalRule(Registered):
     def takes_one_gradient(self) -> bool:
         """Whether a step requests one gradient, and `gradient_result` none; False if unknown."""
         own = type(self)
-        kept = own.gradient is LocalRule.gradient
-        return kept and own.gradient_result is LocalRule.gradient_result
+        is_default = own.gradient is LocalRule.gradient
+        return is_default and own.gradient_result is LocalRule.gradient_result
 
     def init(self, w: Vector, w_init: Vector, config: LocalConfig) -> Any:
         """Client state before the first visit, a NamedTuple of vectors.

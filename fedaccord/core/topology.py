@@ -119,13 +119,13 @@ class Topology(Protocol):
 
 def first_server(method: ServerHalf, w: Vector) -> Any:
     """The method's ``init``. Raises TypeError, in one line, if that is no NamedTuple."""
-    found = method.init(w)
-    if not hasattr(found, "_fields"):
+    state = method.init(w)
+    if not hasattr(state, "_fields"):
         raise TypeError(
             f"{type(method).__name__}.init: expected the server state as a NamedTuple of vectors, "
-            f"got a {type(found).__name__}; a state of one vector is a NamedTuple with one field"
+            f"got a {type(state).__name__}; a state of one vector is a NamedTuple with one field"
         )
-    return found
+    return state
 
 
 def _versions(w: Vector, ups: Any, server: Any) -> list[int]:
@@ -142,27 +142,27 @@ def server_step(
     Raises TypeError, in one line, if it returns something else or changes its arguments.
     """
     before = _versions(w, ups, server)
-    found = method.aggregate(w, ups, server, cohort)
+    result = method.aggregate(w, ups, server, cohort)
     if _versions(w, ups, server) != before:
         raise TypeError(
             f"{type(method).__name__}.aggregate: expected unchanged arguments, got w, uploads or "
             "state changed in place; return new vectors, as w - x in place of w.sub_(x)"
         )
-    is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor)
-    if not (is_pair and type(found[1]) is type(server)):
-        got = f"a {type(found).__name__}"
-        if isinstance(found, tuple):
-            got = f"({', '.join(type(each).__name__ for each in found)})"
+    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], Tensor)
+    if not (is_pair and type(result[1]) is type(server)):
+        got = f"a {type(result).__name__}"
+        if isinstance(result, tuple):
+            got = f"({', '.join(type(each).__name__ for each in result)})"
         raise TypeError(
             f"{type(method).__name__}.aggregate: expected (w, state), the next model as a tensor "
             f"and the next server state, a {type(server).__name__}, got {got}"
         )
-    if (found[0].shape, found[0].dtype) != (w.shape, w.dtype):
+    if (result[0].shape, result[0].dtype) != (w.shape, w.dtype):
         raise TypeError(
             f"{type(method).__name__}.aggregate: expected the next model as w, {tuple(w.shape)} in "
-            f"{w.dtype}, got {tuple(found[0].shape)} in {found[0].dtype}"
+            f"{w.dtype}, got {tuple(result[0].shape)} in {result[0].dtype}"
         )
-    return found
+    return result
 
 
 class Star:

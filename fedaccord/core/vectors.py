@@ -70,14 +70,17 @@ def each(x: Tensor) -> list[Number]:
 def fetch(numbers: Iterable[Number]) -> list[float]:
     """The numbers as floats. Those on a device are fetched together, which synchronises once and
     also completes earlier copies from it (see `to_device`)."""
-    found = [*numbers]
-    there = {i: x for i, x in enumerate(found) if isinstance(x, Tensor) and not x.is_cpu}
-    if there:
-        kinds = {x.dtype: [i for i in there if there[i].dtype == x.dtype] for x in there.values()}
-        stacks = [torch.stack([there[i] for i in kind]) for kind in kinds.values()]
+    values = [*numbers]
+    on_device = {i: x for i, x in enumerate(values) if isinstance(x, Tensor) and not x.is_cpu}
+    if on_device:
+        kinds = {
+            x.dtype: [i for i in on_device if on_device[i].dtype == x.dtype]
+            for x in on_device.values()
+        }
+        stacks = [torch.stack([on_device[i] for i in kind]) for kind in kinds.values()]
         for i, value in zip(chain(*kinds.values()), torch.cat(stacks).cpu().tolist(), strict=True):
-            found[i] = value
-    return [float(x) if isinstance(x, Tensor) else x for x in found]
+            values[i] = value
+    return [float(x) if isinstance(x, Tensor) else x for x in values]
 
 
 def to_device(v: Vector, device: torch.device | str) -> Vector:
@@ -111,10 +114,10 @@ def beside(pinned: Vector, device: torch.device) -> Vector:
     are computed. Later work on the GPU waits for the copy."""
     here, lane = torch.cuda.current_stream(device), _lane(device)
     with torch.cuda.stream(lane):
-        there = pinned.to(device, non_blocking=True)
+        copy = pinned.to(device, non_blocking=True)
     here.wait_stream(lane)
-    there.record_stream(here)  # its memory is not reused before that stream is done
-    return there
+    copy.record_stream(here)  # its memory is not reused before that stream is done
+    return copy
 
 
 @cache
@@ -175,10 +178,10 @@ def fill(like: Any, vectors: Mapping[str, Vector]) -> Any:
     line, if a vector of ``like`` is missing, or one of ``vectors`` has no place in it.
     """
     value = _filled(like, vectors)
-    kept, wanted = dict(leaves(value)).keys(), dict(leaves(like)).keys()
-    if kept != vectors.keys() or not wanted <= kept:
+    present, required = dict(leaves(value)).keys(), dict(leaves(like)).keys()
+    if present != vectors.keys() or not required <= present:
         raise ValueError(
-            f"expected a state of the vectors {listed(sorted(wanted))}, got "
+            f"expected a state of the vectors {listed(sorted(required))}, got "
             f"{listed(sorted(vectors))}"
         )
     return value
@@ -189,8 +192,8 @@ def _filled(like: Any, vectors: Mapping[str, Vector], prefix: str = "") -> Any:
         return vectors.get(prefix)
     if isinstance(like, dict):  # of vectors by round
         start = f"{prefix}."
-        found = {n.removeprefix(start): v for n, v in vectors.items() if n.startswith(start)}
-        return {int(name): v for name, v in found.items()}
+        by_round = {n.removeprefix(start): v for n, v in vectors.items() if n.startswith(start)}
+        return {int(name): v for name, v in by_round.items()}
     return type(like)(
         *(
             _filled(part, vectors, f"{prefix}.{name}" if prefix else name)

@@ -48,38 +48,38 @@ def from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
 
 def _from_function(name: str, data_dir: str, reading: ReadOptions) -> Dataset:
     path = FUNCTIONS.path(name)
-    found = named.call("dataset", path, {"data_dir": data_dir})
+    content = named.call("dataset", path, {"data_dir": data_dir})
     if data_dir and "data_dir" not in inspect.signature(named.load("dataset", path)).parameters:
         log.warning("data-dir=%s has no effect: %s has no parameter data_dir", data_dir, path)
     try:
-        return _dataset(name, found, reading)
+        return _dataset(name, content, reading)
     except ValueError as error:
         raise ValueError(f"dataset: {path}: {error}") from error
     except Exception as error:  # reading a sample is the user's code
         raise ValueError(f"dataset: {path}: {named.one_line(error)}") from error
 
 
-def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
-    if isinstance(found, tuple | list) and len(found) == 2:
-        found = dict(zip(ENTRIES, found, strict=False))
-    if not isinstance(found, Mapping) or "train" not in found:
-        keys = f" with {', '.join(map(str, found))}" if isinstance(found, Mapping) else ""
-        raise ValueError(f"expected {FORM}, got a {type(found).__name__}{keys}")
-    if unknown := [key for key in found if key not in ENTRIES]:
+def _dataset(name: str, content: Any, reading: ReadOptions) -> Dataset:
+    if isinstance(content, tuple | list) and len(content) == 2:
+        content = dict(zip(ENTRIES, content, strict=False))
+    if not isinstance(content, Mapping) or "train" not in content:
+        keys = f" with {', '.join(map(str, content))}" if isinstance(content, Mapping) else ""
+        raise ValueError(f"expected {FORM}, got a {type(content).__name__}{keys}")
+    if unknown := [key for key in content if key not in ENTRIES]:
         near = did_you_mean(str(unknown[0]), ENTRIES)
         raise ValueError(f"expected a mapping of {', '.join(ENTRIES)}, got {unknown[0]!r}{near}")
-    train, owners = found["train"], None
+    train, owners = content["train"], None
     if hasattr(train, "load_partition"):
         train, owners = partitioned(train)
     else:
         train = split_of(train)
-    test = found.get("test")
+    test = content.get("test")
     targets = test[1] if isinstance(test, tuple | list) and len(test) == 2 else test
     if test is None or (isinstance(targets, Sized) and not len(targets)):
         test = train._replace(x=train.x[:0], y=train.y[:0])
     else:
         test = split_of(test)
-    vocabulary = _count("vocabulary", found.get("vocabulary", 0))
+    vocabulary = _count("vocabulary", content.get("vocabulary", 0))
     if isinstance(train.x, list) and isinstance(test.x, list):
         tokenizer = tokenizer_of(reading.tokenizer)
         vocabulary = tokenizer.size
@@ -102,7 +102,7 @@ def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
             )
     y_train, y_test = _targets(train.y), _targets(test.y)
     names = train.class_names
-    classes = found.get("classes", len(names) or None)
+    classes = content.get("classes", len(names) or None)
     if isinstance(classes, list | tuple):
         names, classes = tuple(map(str, classes)), len(classes)
     if y_train.is_floating_point():
@@ -145,11 +145,11 @@ def _dataset(name: str, found: Any, reading: ReadOptions) -> Dataset:
 
 def _warn_if_unseen(name: str, y_train: Tensor, top: int) -> None:
     """Where the labels of both splits count: of those that no training sample has."""
-    if (seen := int(y_train.max())) < top:
+    if (highest := int(y_train.max())) < top:
         log.warning(
             "%s: its test labels go up to %d, those of train to %d: the model has %d outputs; "
             "return classes as well if that is not their number",
-            *(name, top, seen, top + 1),
+            *(name, top, highest, top + 1),
         )
 
 

@@ -207,13 +207,13 @@ def report(parts: Sequence[Ints], labels: NDArray[Any]) -> Report:
     labels = _classes_of(labels)
     num_classes, drawn = int(labels.max(initial=-1)) + 1, isinstance(parts, Drawn)
     some = parts[:LOOKED_AT] if drawn else parts
-    held = some.samples if isinstance(some, Cut) else np.concatenate(some)
+    indices = some.samples if isinstance(some, Cut) else np.concatenate(some)
     sizes = [len(part) for part in some]
-    cells = np.repeat(np.arange(len(sizes)) * num_classes, sizes) + labels[held]
+    cells = np.repeat(np.arange(len(sizes)) * num_classes, sizes) + labels[indices]
     counts = np.bincount(cells, minlength=len(sizes) * num_classes).reshape(-1, num_classes)
     if drawn:
         return Report(len(parts), counts, None, None)
-    times = np.bincount(held, minlength=len(labels))
+    times = np.bincount(indices, minlength=len(labels))
     return Report(len(parts), counts, int((times > 1).sum()), int((times == 0).sum()))
 
 
@@ -322,7 +322,7 @@ def _classes_of(targets: NDArray[Any]) -> Ints:
     return targets.astype(np.int64)
 
 
-def _known(what: str, name: str, known: tuple[str, ...]) -> None:
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise ValueError(f"{what}: expected one of {', '.join(known)}, got {name!r}{hint}")
+def _known(what: str, name: str, names: tuple[str, ...]) -> None:
+    if name not in names:
+        hint = did_you_mean(name, names)
+        raise ValueError(f"{what}: expected one of {', '.join(names)}, got {name!r}{hint}")

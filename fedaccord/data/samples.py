@@ -24,28 +24,28 @@ def negative(labels: Any) -> Any:
     return labels[(labels < 0) & (labels != IGNORED)]
 
 
-def split_of(found: Any) -> Split:
+def split_of(content: Any) -> Split:
     """(inputs, targets) of anything with them; a torch or Hugging Face data set of pairs or rows.
 
     Arrays of uint8, (n, h, w[, c]), become images (n, c, h, w); tensors are unchanged.
     Raises ValueError, with the expected forms, for anything else.
     """
-    if isinstance(found, tuple | list) and len(found) == 2:
-        x, y = map(_plain, found)
+    if isinstance(content, tuple | list) and len(content) == 2:
+        x, y = map(_plain, content)
         return Split(_inputs(x), _tensor(y))
-    if hasattr(found, "column_names") and hasattr(found, "features"):
-        return _of_columns(found)
-    if hasattr(found, "__getitem__") and hasattr(found, "__len__") and not is_array(found):
-        return _of_items([found[i] for i in range(len(found))])
+    if hasattr(content, "column_names") and hasattr(content, "features"):
+        return _of_columns(content)
+    if hasattr(content, "__getitem__") and hasattr(content, "__len__") and not is_array(content):
+        return _of_items([content[i] for i in range(len(content))])
     raise ValueError(
         "expected (inputs, targets) as arrays or tensors, a torch Dataset or a Hugging Face "
-        f"dataset, got a {type(found).__name__}"
+        f"dataset, got a {type(content).__name__}"
     )
 
 
-def partitioned(found: Any) -> tuple[Split, Tensor]:
+def partitioned(content: Any) -> tuple[Split, Tensor]:
     """The samples of a Flower partitioner, and the client of each, (n,) from 0 on."""
-    parts = [split_of(found.load_partition(i)) for i in range(found.num_partitions)]
+    parts = [split_of(content.load_partition(i)) for i in range(content.num_partitions)]
     owners = torch.repeat_interleave(
         torch.arange(len(parts)), torch.tensor([len(part.y) for part in parts])
     )
@@ -61,23 +61,23 @@ def together(parts: Sequence[Split]) -> Split:
     return Split(x, torch.cat([part.y for part in parts]), parts[0].class_names)
 
 
-def is_array(found: Any) -> bool:
-    return isinstance(found, Tensor | np.ndarray)
+def is_array(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray)
 
 
-def _of_columns(found: Any) -> Split:
+def _of_columns(table: Any) -> Split:
     """Of a Hugging Face dataset: its label, and the one other column."""
-    features = found.features
-    classes = [name for name in found.column_names if hasattr(features[name], "names")]
-    labels = [name for name in LABELS if name in found.column_names] or classes
-    others = [name for name in found.column_names if name not in labels[:1]]
+    features = table.features
+    classes = [name for name in table.column_names if hasattr(features[name], "names")]
+    labels = [name for name in LABELS if name in table.column_names] or classes
+    others = [name for name in table.column_names if name not in labels[:1]]
     if not labels or len(others) != 1:
         raise ValueError(
             f"expected a dataset with one column beside the label ({', '.join(LABELS)}), got "
-            f"{', '.join(found.column_names)}; choose two by select_columns"
+            f"{', '.join(table.column_names)}; choose two by select_columns"
         )
     names = tuple(getattr(features[labels[0]], "names", None) or ())
-    return Split(_inputs([*found[others[0]]]), _tensor([*found[labels[0]]]), names)
+    return Split(_inputs([*table[others[0]]]), _tensor([*table[labels[0]]]), names)
 
 
 def _of_items(items: Sequence[Any]) -> Split:

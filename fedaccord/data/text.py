@@ -94,12 +94,12 @@ def tokenizer_of(name: str) -> Tokenizer:
     """
     if name == BYTES:
         return Tokenizer(lambda text: [byte + 1 for byte in text.encode()], 257)
-    found = named.load("tokenizer", name)
-    function, size = getattr(found, "encode", found), getattr(found, "vocab_size", None)
+    target = named.load("tokenizer", name)
+    function, size = getattr(target, "encode", target), getattr(target, "vocab_size", None)
     if not callable(function) or not isinstance(size, int) or size < 2:
         raise ValueError(
             f"tokenizer: expected {name} as a function of a text, or an object with `encode`, and "
-            f"with the attribute vocab_size, an integer; got a {type(found).__name__} with "
+            f"with the attribute vocab_size, an integer; got a {type(target).__name__} with "
             f"vocab_size {size!r}"
         )
     return Tokenizer(function, size)
@@ -148,17 +148,17 @@ def _records(path: Path, file: Any) -> Iterator[Any]:
 
 
 def _row(path: Path, number: int, values: Any) -> Row:
-    found = values if isinstance(values, dict) else {}
-    text, label = found.get("text"), found.get("label")
+    fields = values if isinstance(values, dict) else {}
+    text, label = fields.get("text"), fields.get("label")
     if not isinstance(text, str) or not isinstance(label, str | int) or label == "":
-        columns = ", ".join(map(repr, [name for name in found if name is not None][:8]))
+        columns = ", ".join(map(repr, [name for name in fields if name is not None][:8]))
         raise ValueError(
             f"text: expected the columns `text` and `label` in row {number} of {path}, a text and "
             f"a name or number; got {columns or 'none'}"
-            + (f" with label {label!r}" if "label" in found else "")
+            + (f" with label {label!r}" if "label" in fields else "")
             + ": rename or complete them"
         )
-    split, client = (found.get(name) for name in ("split", "client"))
+    split, client = (fields.get(name) for name in ("split", "client"))
     return Row(text, str(label), str(split or ""), "" if client is None else str(client))
 
 
@@ -174,9 +174,9 @@ def _split(path: Path, rows: list[Row]) -> tuple[list[Row], list[Row]]:
     return [row for row in rows if row.split == "train"], [r for r in rows if r.split == "test"]
 
 
-def _labels(path: Path, names: tuple[str, ...], found: Sequence[str]) -> tuple[str, ...]:
+def _labels(path: Path, names: tuple[str, ...], labels: Sequence[str]) -> tuple[str, ...]:
     """The names of the classes in the order of their numbers: ``names``, or those in the file."""
-    present = {*found}
+    present = {*labels}
     if names:
         if unknown := sorted(present - {*names}):
             raise ValueError(

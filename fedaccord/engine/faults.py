@@ -52,7 +52,7 @@ class FaultyFleet:
             if kind == "crash":
                 self.fleet.store.remove(i)
         reached = [v for v in requests if kinds[v.instruction.client] != "lost-message"]
-        found = dict(self.fleet.train(reached, timeout))
+        readings = dict(self.fleet.train(reached, timeout))
         again = [v for v in requests if kinds[v.instruction.client] == "duplicate"]
         for i, _ in self.fleet.train(again, timeout):
             log.info("ignored a second reply of client %d", i)
@@ -62,7 +62,7 @@ class FaultyFleet:
             if kinds[i] == "late":
                 self._late.append((t, i))
             unheard = kinds[i] in ("lost-message", "lost-reply", "late")
-            replies[i] = LATE if unheard else found[i]
+            replies[i] = LATE if unheard else readings[i]
         return replies.items()
 
     def client_states(self, accepted: Sequence[int]) -> Mapping[int, tuple[int, Any]]:

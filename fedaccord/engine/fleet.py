@@ -32,7 +32,7 @@ BYTES = 2**25  # bytes of their models; larger calls are hardly faster on a CPU
 BYTES_ON_GPU = 2**30  # there a call has eight vectors or so of each model
 
 Reached = tuple[TrainRequest, Any]  # a request, and its client's state before the visit
-Made = list[tuple[TrainInstruction, TrainReply, Any]]  # replies, and states that are not yet stored
+NewStates = list[tuple[TrainInstruction, TrainReply, Any]]  # replies, and states that are not yet stored
 
 
 class StoreFleet:
@@ -87,16 +87,16 @@ class LocalFleet(StoreFleet):
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         deadline = time.monotonic() + timeout
         replies: dict[int, Reading] = {}
-        made: Made = []
+        new_states: NewStates = []
         for some in [requests] if self.vectorize else [[request] for request in requests]:
             for part in _parts(self._reached(some, replies), self.task):
                 late = time.monotonic() > deadline
                 clients = [request.instruction.client for request, _ in part]
-                replies |= dict.fromkeys(clients, LATE) if late else self._train(part, made)
+                replies |= dict.fromkeys(clients, LATE) if late else self._train(part, new_states)
                 if self._on_client:
                     for client in clients:
                         self._on_client(client)
-        self._store(made)
+        self._store(new_states)
         return replies.items()
 
     def _reached(
@@ -117,28 +117,28 @@ class LocalFleet(StoreFleet):
                 self._on_client(instruction.client)
         return reached
 
-    def _train(self, part: Sequence[Reached], made: Made) -> dict[int, Reading]:
-        """The readings of requests that are executed together; ``made`` grows by the new states."""
+    def _train(self, part: Sequence[Reached], new_states: NewStates) -> dict[int, Reading]:
+        """The readings of requests that are executed together; ``new_states`` grows by the new states."""
         replies: dict[int, Reading] = {}
         size = nbytes(part[0][0].down)
-        for (request, _), done in zip(part, self._rounds(part), strict=True):
+        for (request, _), result in zip(part, self._rounds(part), strict=True):
             instruction = request.instruction
-            if isinstance(done, str):
-                replies[instruction.client] = done
+            if isinstance(result, str):
+                replies[instruction.client] = result
             else:
-                replies[instruction.client] = done[0]
-                made.append((instruction, *done))
-        if self.home.type == "cpu" or not self.store.copies or len(made) * size > PENDING:
-            self._store(made)
+                replies[instruction.client] = result[0]
+                new_states.append((instruction, *result))
+        if self.home.type == "cpu" or not self.store.copies or len(new_states) * size > PENDING:
+            self._store(new_states)
         return replies
 
-    def _store(self, made: Made) -> None:
+    def _store(self, new_states: NewStates) -> None:
         """Store the new states; copying many of them synchronises a GPU once."""
-        if made and self.store.copies:
-            fetch(reply.loss for _, reply, _ in made)
-        for instruction, _, state in made:
+        if new_states and self.store.copies:
+            fetch(reply.loss for _, reply, _ in new_states)
+        for instruction, _, state in new_states:
             self.store.remember(instruction, state)
-        made.clear()
+        new_states.clear()
 
     def _rounds(self, part: Sequence[Reached]) -> Sequence[tuple[TrainReply, Any] | str]:
         failure = ""
@@ -151,10 +151,10 @@ class LocalFleet(StoreFleet):
                 log.warning("one client at a time from now on: %s", error)
             except Exception as error:  # only one at a time shows which client failed
                 failure = describe(error)
-        found = [self._round(request, state) for request, state in part]
-        if failure and not any(isinstance(it, str) for it in found):
+        results = [self._round(request, state) for request, state in part]
+        if failure and not any(isinstance(it, str) for it in results):
             log.warning("%d clients at once failed, one at a time did not: %s", len(part), failure)
-        return found
+        return results
 
     def _round(self, request: TrainRequest, state: Any) -> tuple[TrainReply, Any] | str:
         try:

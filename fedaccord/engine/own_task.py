@@ -64,43 +64,45 @@ def own_task(
     return task
 
 
-def _clients(given: Sequence[Any], form: BatchFormat) -> Clients | SourceClients:
+def _clients(clients: Sequence[Any], form: BatchFormat) -> Clients | SourceClients:
     """In tensors, if all clients have tensors."""
-    found = [_part(f"clients: client {i}", samples, given, form) for i, samples in enumerate(given)]
-    if not all(map(is_tensors, given)):
-        return SourceClients(found)
-    xs, ys = zip(*given, strict=True)
+    sources = [
+        _part(f"clients: client {i}", samples, clients, form) for i, samples in enumerate(clients)
+    ]
+    if not all(map(is_tensors, clients)):
+        return SourceClients(sources)
+    xs, ys = zip(*clients, strict=True)
     return Clients(xs, [as_targets(y) for y in ys])
 
 
-def _test(given: Any, clients: Sequence[Any], form: BatchFormat) -> Samples | TestSource | None:
+def _test(test: Any, clients: Sequence[Any], form: BatchFormat) -> Samples | TestSource | None:
     """In tensors, if all clients and the test have tensors."""
-    if given is None:
+    if test is None:
         return None
-    if isinstance(given, list) and not any(isinstance(part, Tensor) for part in given):
-        if len(given) != len(clients):
+    if isinstance(test, list) and not any(isinstance(part, Tensor) for part in test):
+        if len(test) != len(clients):
             raise ValueError(
                 f"test: expected (inputs, targets), a Dataset, or a list of the {len(clients)} "
-                f"clients' own, None for a client that has none, got a list of {len(given)}"
+                f"clients' own, None for a client that has none, got a list of {len(test)}"
             )
         return PerClient(
             [
                 None if samples is None else _part(f"test of client {i}", samples, clients, form)
-                for i, samples in enumerate(given)
+                for i, samples in enumerate(test)
             ]
         )
-    found = _part("test", given, clients, form)
-    if is_tensors(given) and all(map(is_tensors, clients)):
-        return given[0], as_targets(given[1])
-    return found
+    source = _part("test", test, clients, form)
+    if is_tensors(test) and all(map(is_tensors, clients)):
+        return test[0], as_targets(test[1])
+    return source
 
 
-def _part(what: str, given: Any, clients: Sequence[Any], form: BatchFormat) -> Source:
+def _part(what: str, samples: Any, clients: Sequence[Any], form: BatchFormat) -> Source:
     """One client's samples, or test samples."""
-    if is_tensors(given):
-        _check_tensors(what, given, clients[0])
+    if is_tensors(samples):
+        _check_tensors(what, samples, clients[0])
     try:
-        return source_of(given, form)
+        return source_of(samples, form)
     except ValueError as error:
         raise ValueError(f"{what}: {' '.join(str(error).split())}") from error
     except Exception as error:  # the user's own code may raise anything

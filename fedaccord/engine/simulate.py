@@ -237,8 +237,8 @@ def simulate(
     the model diverged.
     """
     if not isinstance(algo, str | FederatedStrategy):
-        made = f"{algo.__name__}()" if isinstance(algo, type) else "Scaffold(lr=0.05)"
-        raise ValueError(f"algo: expected a name, or a strategy, as {made}, got {algo!r}")
+        example = f"{algo.__name__}()" if isinstance(algo, type) else "Scaffold(lr=0.05)"
+        raise ValueError(f"algo: expected a name, or a strategy, as {example}, got {algo!r}")
     method = None if isinstance(algo, str) else algo
     values, cohorts = keys_of(keys), None
     settings: dict[str, Any] = {"num-server-rounds": rounds, "vectorize": vectorize}
@@ -256,8 +256,10 @@ def simulate(
         raise ValueError(f"record: expected 'metrics' or 'weights', got {record!r}")
     if dtype is not None:
         settings["precision"] = _precision(dtype)
-    given = {*values, *({"fraction-train", "precision"} & settings.keys())}
-    _check_given(given, method, own_data=clients is not None, own_model=not isinstance(model, str))
+    explicit = {*values, *({"fraction-train", "precision"} & settings.keys())}
+    _check_given(
+        explicit, method, own_data=clients is not None, own_model=not isinstance(model, str)
+    )
     if method is None:
         settings["algo"] = algo
     if isinstance(model, str):
@@ -279,13 +281,13 @@ def simulate(
             )
         clients = [*clients]
         settings["num-clients"] = len(clients)
-    taken = {*settings, *(("fraction-train", "sampling") if cohorts is not None else ())}
-    for key in sorted(values.keys() & taken):
+    own_keys = {*settings, *(("fraction-train", "sampling") if cohorts is not None else ())}
+    for key in sorted(values.keys() & own_keys):
         raise TypeError(f"{key}: expected it or {ARGUMENTS[key]}=, got both")
     values |= settings
     config = make_config(values, method)
     for key, why in config.unread_keys().items():
-        if key in given and not (key == "fraction-train" and values[key] == 1):
+        if key in explicit and not (key == "fraction-train" and values[key] == 1):
             raise TypeError(f"{key}: {why}; leave it out")
 
     threads.check(config.threads)
@@ -294,7 +296,7 @@ def simulate(
         module = model if isinstance(model, str) else module_of(model, config.strategy.seed)
         task = own_task(config, clients, test, module, loss, BatchFormat(forward, targets))
         by_functions = isinstance(task.clients, SourceClients) and task.clients.by_functions
-        if "batch-size" in given and by_functions:
+        if "batch-size" in explicit and by_functions:
             raise TypeError(
                 "batch-size: expected it without functions as clients, whose batches are used as "
                 "they are; leave it out"
@@ -303,9 +305,9 @@ def simulate(
         task = load_task(config.task, num_clients=config.num_clients)
     method = config.strategy
     chosen = threads.of_task(config.threads, task, method, config.workers)
-    found = None if resume is None else Checkpoints(Path(resume) / logbook.FOLDER).load()
-    if found is not None and vectorize == "auto":
-        vectorize = logbook.vectorize_of(found.facts)
+    checkpoint = None if resume is None else Checkpoints(Path(resume) / logbook.FOLDER).load()
+    if checkpoint is not None and vectorize == "auto":
+        vectorize = logbook.vectorize_of(checkpoint.facts)
     sizes = map(len, cohorts) if cohorts else [method.cohort_size(len(task.clients))]
     choice = vectorized.choose(vectorize, task, method, round(fmean(sizes)))
     config = config.having("vectorize", choice.as_set)
@@ -323,21 +325,21 @@ def simulate(
             on_round=recorder,
         )
         state = None
-        if found is not None:
+        if checkpoint is not None:
             besides = {*({"fraction-train", "sampling"} if cohorts is not None else ())}
             besides |= {"batch-size"} if by_functions else set()
             if clients is not None and not isinstance(algo, str):
                 # the run may have named its data and model
                 besides |= known_keys().keys() - method_keys() - {"algo"}
             if isinstance(algo, str) or type(algo) in METHODS.values():
-                logbook.check_resumed(config, found.facts["settings"], besides)
-            if found.number >= rounds:
-                raise logbook.is_done("resume", found.number, "rounds")
-            logbook.check_states(config, found)
+                logbook.check_resumed(config, checkpoint.facts["settings"], besides)
+            if checkpoint.number >= rounds:
+                raise logbook.is_done("resume", checkpoint.number, "rounds")
+            logbook.check_states(config, checkpoint)
             if clients is None:
                 now = named_contents.of_run(config, task.fingerprint)
-                logbook.with_earlier_code(now, found.facts, in_use(config))
-            state = logbook.restore(run.session, found)
+                logbook.with_earlier_code(now, checkpoint.facts, in_use(config))
+            state = logbook.restore(run.session, checkpoint)
         result = run.play(state)
         server_app.check_result(run, result, server_app.loss_of(method, task))
         return recorder.history(run.output(), in_use(config))
@@ -353,11 +355,11 @@ MODEL = ("model", "stem", "device", "metrics")  # keys of a task whose samples a
 
 
 def _check_given(
-    given: Iterable[str], method: FederatedStrategy | None, *, own_data: bool, own_model: bool
+    explicit: Iterable[str], method: FederatedStrategy | None, *, own_data: bool, own_model: bool
 ) -> None:
-    """Raise TypeError, in one line, for keys without effect; given: keys of the caller."""
+    """Raise TypeError, in one line, for keys without effect; explicit: those of the caller."""
     data = {key for key in task_keys() if key not in MODEL}
-    for key in given:
+    for key in explicit:
         if method is not None and key in method_keys():
             name = type(method).__name__
             field = key.rpartition(".")[2].replace("-", "_")

@@ -125,9 +125,9 @@ class Slot:
         self.share, self.waits = share, send(self.actor, share)
 
     def free(self) -> tuple[Share | None, list[Any]]:
-        done = self.share, self.waits
+        work = self.share, self.waits
         self.share, self.waits = None, []
-        return done
+        return work
 
 
 class WorkersFleet(StoreFleet):
@@ -168,8 +168,10 @@ class WorkersFleet(StoreFleet):
         def send(actor: Any, share: Share) -> list[Any]:
             method = actor.train.options(num_returns=1 + len(share.instructions))
             clients = [it.client for it in share.instructions]
-            found: list[Any] = method.remote([round], clients, deadline - _now(), *share.states)
-            return found
+            references: list[Any] = method.remote(
+                [round], clients, deadline - _now(), *share.states
+            )
+            return references
 
         questions = [request.instruction for request in requests]
         most = BYTES // max(1, nbytes(requests[0].down)) if requests else 1
@@ -191,8 +193,8 @@ class WorkersFleet(StoreFleet):
             clients = [it.client for it in share.instructions]
             return [actor.evaluate.remote([round], clients, deadline - _now(), *share.states)]
 
-        found = {a.client: r for a, r, _ in self._ask(questions, send, deadline)}
-        readings = [found[it.client] for it in questions]
+        answers = {a.client: r for a, r, _ in self._ask(questions, send, deadline)}
+        readings = [answers[it.client] for it in questions]
         return [GONE if isinstance(reading, StateLost) else reading for reading in readings]
 
     def close(self) -> None:

@@ -91,10 +91,10 @@ class DP(PlugIn):
     )
 
     @classmethod
-    def is_set(cls, given: Mapping[str, Any]) -> bool:
+    def is_set(cls, values: Mapping[str, Any]) -> bool:
         """True if any of its options is set: an incomplete setting is refused, never ignored."""
-        return any(given.get(f.name, f.default) != f.default for f in options(cls)) or (
-            "clip" in given
+        return any(values.get(f.name, f.default) != f.default for f in options(cls)) or (
+            "clip" in values
         )
 
     def fit(self, method: ServerHalf) -> "DP":

@@ -51,7 +51,7 @@ def test_a_preset_is_valid_and_has_only_what_differs_from_the_defaults(name: str
     assert {k: v for k, v in found.items() if k != "algo" and defaults[k] == v} == {}
     # a key of another method would be read and do nothing
     assert {key.partition(".")[0] for key in found if "." in key} & set(METHODS) <= {algo}
-    assert settings.unread(given=found) == []
+    assert settings.unread(explicit=found) == []
 
 
 @each_preset
