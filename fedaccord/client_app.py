@@ -125,10 +125,10 @@ def configured_task(context: Context, own_package: str = "fedaccord") -> Task:
     if "data-path" in context.node_config:
         own.setdefault("data-dir", context.node_config["data-path"])
     run = device.allowed(context.run_config, own, context.node_config)
-    given = {key: str(run[key]) for key in FUNCTION_KEYS if key in run and key not in own}
+    functions = {key: str(run[key]) for key in FUNCTION_KEYS if key in run and key not in own}
     paths = [
         (key, name.strip())
-        for key, names in given.items()
+        for key, names in functions.items()
         for name in names.split(",")
         if named.PATH.fullmatch(name.strip())
     ]

@@ -164,8 +164,8 @@ def run(
             interrupts.ignore()
             if current.has_begun:
                 facts |= current.facts()
-            if log_book.best and (found := log_book.best.facts()):
-                facts["best-model"] = found
+            if log_book.best and (best_model := log_book.best.facts()):
+                facts["best-model"] = best_model
             if current.has_begun or not log_book.after:
                 save(directory, current.output(), card)
             log_book.checkpoint()

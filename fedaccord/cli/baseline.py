@@ -22,15 +22,15 @@ def comparison(settings: "RunConfig", preset: str | None = None) -> str | None:
         return None
     baseline = "dfedavg" if settings.strategy.topology.is_decentralised else "fedavg"
     usual, of_method = defaults(), {*METHODS, *PLUGINS} - {baseline}
-    kept = {
+    shared = {
         key: value
         for key, value in settings.flat.items()
         if key.partition(".")[0] not in of_method and value != usual[key]
     }
-    made = RunConfig.make(kept | {"algo": baseline})
-    read, plugins = in_use(made), made.strategy.active_plugins
+    other = RunConfig.make(shared | {"algo": baseline})
+    read, plugins = in_use(other), other.strategy.active_plugins
     setting = {"algo": baseline} | {
-        key: value for key, value in kept.items() if key in read and key not in ("algo", "name")
+        key: value for key, value in shared.items() if key in read and key not in ("algo", "name")
     }
     if settings.algo == baseline and len(plugins) == len(settings.strategy.active_plugins):
         return None

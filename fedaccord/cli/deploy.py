@@ -96,9 +96,9 @@ def renew(
     typer.echo(f"{folder / 'server'}: copy {files} to the server, and start it again")
 
 
-def _hosts(given: list[str] | None) -> list[str]:
+def _hosts(names: list[str] | None) -> list[str]:
     """The checked names, as start scripts contain them. A wrong one ends the command."""
-    hosts = given or [socket.gethostname()]
+    hosts = names or [socket.gethostname()]
     for host in hosts:
         if not (_is_address(host) or _is_name(host)):
             wanted = "a host name or an IP address, as fed.example.org or 192.0.2.10"

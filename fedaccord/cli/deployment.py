@@ -150,8 +150,8 @@ def _check_connection(folder: Path, facts: Facts) -> list[Check]:
 def _check_clock(date: str | None) -> Check:
     """date: that of the server's response, in whole seconds."""
     try:
-        there = parsedate_to_datetime(date or "")
-        ahead = (datetime.now(UTC) - there).total_seconds() - 0.5
+        remote = parsedate_to_datetime(date or "")
+        ahead = (datetime.now(UTC) - remote).total_seconds() - 0.5
     except (ValueError, TypeError):  # none, or one without a zone
         return warn("clock", "the server's response has no date")
     if -2 < ahead < 2:

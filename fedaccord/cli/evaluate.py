@@ -36,26 +36,30 @@ def evaluate(
     console, run = make_console(), run.expanduser()
     with refusing(ValueError, OSError):
         with console.status("evaluating"):
-            given = read_place(pairs or [])
-            values, others = _evaluate(run, given, BEST if best else MODEL)
+            places = read_place(pairs or [])
+            values, others = _evaluate(run, places, BEST if best else MODEL)
         reported = read_json(run / "summary.json")
     table, moved = Table.grid(padding=(0, 2)), []
     before = {name: reported.get(f"{name}{metrics.LAST}") for name in values}
     if best:  # its metric may be one that is not measured here
-        kept = reported.get("best-model")  # of a run that has ended
-        before = dict.fromkeys(values) | ({kept["metric"]: kept["value"]} if kept else {})
-    for name, known in before.items():
-        title, value, text = name.replace("-", " "), values.get(name), written(name, known)
+        best_model = reported.get("best-model")  # of a run that has ended
+        before = dict.fromkeys(values) | (
+            {best_model["metric"]: best_model["value"]} if best_model else {}
+        )
+    for name, reference in before.items():
+        title, value, text = name.replace("-", " "), values.get(name), written(name, reference)
         if value is None:
             table.add_row(title, "", f"reported: {text}; not measured here")
             continue
         table.add_row(title, written(name, value), f"reported: {text}")
-        if known is not None and not math.isclose(value, known, rel_tol=ALIKE, abs_tol=ALIKE):
+        if reference is not None and not math.isclose(
+            value, reference, rel_tol=ALIKE, abs_tol=ALIKE
+        ):
             moved.append(name)
     console.print(table)
     if others:
         warn(f"{', '.join(others)}: not what the run had, see [used.contents] of its config.toml")
-    elif moved and "data-dir" not in given:
+    elif moved and "data-dir" not in places:
         warn(
             f"{', '.join(moved)}: not as reported; the code of the model, the loss or the metrics, "
             "or the data have changed since the run"

@@ -146,8 +146,8 @@ def _chosen(runs: list[Path], out: Path | None) -> "tuple[list[Group], bool]":
         return groups, True
     if out is not None:
         raise ValueError(
-            f"--out: expected one run, got {len(every_run)}; each of them gets a measures.json: leave "
-            "it out"
+            f"--out: expected one run, got {len(every_run)}; each of them gets a measures.json: "
+            "leave it out"
         )
     compared = tested(groups)
     if left := len(every_run) - sum(len(group.runs) for group in compared):

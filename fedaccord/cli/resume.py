@@ -41,12 +41,13 @@ def resume(
     except (ValueError, KeyError, TypeError) as error:
         stop(f"{path}: expected a run directory, got a damaged summary.json ({error})", 2)
     with refusing(ValueError):
-        given = read_settings(pairs or [], None)
-        if taken := [key for key in ("out-dir", "name", "resume") if key in given]:
-            raise ValueError(
-                f"resume: expected {path} to go on, got {taken[0]}={given[taken[0]]}; leave it "
-                "out, or copy the directory and resume the copy"
-            )
+        settings = read_settings(pairs or [], None)
+        for key in ("out-dir", "name", "resume"):
+            if key in settings:
+                raise ValueError(
+                    f"resume: expected {path} to go on, got {key}={settings[key]}; leave it out, "
+                    "or copy the directory and resume the copy"
+                )
     if force:
         lock.force(path)
     try:
@@ -59,6 +60,6 @@ def resume(
     own = {"out-dir": str(path.parent), "name": path.name, "resume": True}
     federate(
         make_console(),
-        lambda: read_settings([], path / "config.toml") | begun | given | own,
+        lambda: read_settings([], path / "config.toml") | begun | settings | own,
         at=after,
     )

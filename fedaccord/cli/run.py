@@ -60,11 +60,11 @@ def run(
     if list_columns:
         console.print(*columns_tables())
         return
-    given = pairs or []
+    arguments = pairs or []
     federate(
         console,
-        lambda: read_settings(given, config, preset),
-        lambda settings: unread(settings, given, config, preset),
+        lambda: read_settings(arguments, config, preset),
+        lambda settings: unread(settings, arguments, config, preset),
         preset=preset,
     )
 

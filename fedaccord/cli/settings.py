@@ -55,12 +55,12 @@ def read_settings(
     from fedaccord import config
 
     values = _of_file(file, preset)
-    known, seen = config.keys(), set()
+    fields, seen = config.keys(), set()
     for pair in pairs:
         key, equals, text = (part.strip() for part in pair.partition("="))
         if not equals:
             raise ValueError(f"expected key=value, as lr=0.05, got {pair!r}")
-        is_string = key in known and isinstance(known[key].default, str)
+        is_string = key in fields and isinstance(fields[key].default, str)
         if key in seen:
             warn(f"{key} is given twice: {text!r}, the later one, counts")
         seen.add(key)

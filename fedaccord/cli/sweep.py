@@ -136,7 +136,7 @@ class Display:
 
         self.done += 1
         self.rounds += step.rounds
-        if step.found:  # a failed trial counts with all its rounds
+        if step.is_earlier:  # a failed trial counts with all its rounds
             self.left.begun += max(0, step.job.rounds - rounds(step.job.path))
         metric = self.plan.options.metric
         split = "validation" if step.job.settings["validation"] else "test"
@@ -147,7 +147,7 @@ class Display:
         number = f"run {self.done}{self.of}"
         self.bar.update(self.task, description=number, text=self.best)
         reached = self._advance(self.rounds)
-        if self.bar.disable and not step.found:
+        if self.bar.disable and not step.is_earlier:
             shown = text if value is None else f"{split}-{metric} {text}"
             ended = step.row.get("reason") or self.best
             words = (f"round {step.job.rounds}", shown, ended, self.left(reached))

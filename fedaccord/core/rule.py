@@ -93,21 +93,21 @@ class Registered:
     a message never causes an import.
     """
 
-    known: ClassVar[dict[str, type["Registered"]]] = {}
+    registry: ClassVar[dict[str, type["Registered"]]] = {}
 
     def __init_subclass__(cls, **more: Any) -> None:
         """Raises TypeError, in one line, if another class has the same short name."""
         super().__init_subclass__(**more)
         name = cls.registered_name()
         one, other = (
-            f"{k.__module__}:{k.__qualname__}" for k in (Registered.known.get(name, cls), cls)
+            f"{k.__module__}:{k.__qualname__}" for k in (Registered.registry.get(name, cls), cls)
         )
         if one != other:  # the same class may be defined again, as in a notebook
             raise TypeError(
                 f"{other}: expected a class with a short name of its own, got {name!r}, which is "
                 f"that of {one}; rename one of the two"
             )
-        Registered.known[name] = cls
+        Registered.registry[name] = cls
 
     @classmethod
     def registered_name(cls) -> str:

@@ -113,17 +113,17 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer, reading: ReadOptions) -> 
     ids = np.full((len(texts), reading.max_length), PADDING, np.int32)
     for row, text in zip(ids, texts, strict=True):
         try:
-            found = np.asarray(tokenizer.encode(text))[: len(row)]
+            tokens = np.asarray(tokenizer.encode(text))[: len(row)]
         except Exception as error:  # of the user's own code
             line = named.one_line(error)
             raise ValueError(f"tokenizer: {reading.tokenizer} failed: {line}") from error
-        wrong = found.ndim != 1 or (found.size and found.dtype.kind not in "iu")
-        if wrong or (found.size and not 0 < found.min() <= found.max() < tokenizer.size):
+        wrong = tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu")
+        if wrong or (tokens.size and not 0 < tokens.min() <= tokens.max() < tokenizer.size):
             raise ValueError(
                 f"tokenizer: expected ids from 1 to {tokenizer.size - 1} (0 is the padding) of "
-                f"{reading.tokenizer}, got {found.tolist()!r:.60} for {text!r:.40}"
+                f"{reading.tokenizer}, got {tokens.tolist()!r:.60} for {text!r:.40}"
             )
-        row[: len(found)] = found
+        row[: len(tokens)] = tokens
     return ids
 
 

@@ -32,7 +32,7 @@ BYTES = 2**25  # bytes of their models; larger calls are hardly faster on a CPU
 BYTES_ON_GPU = 2**30  # there a call has eight vectors or so of each model
 
 Reached = tuple[TrainRequest, Any]  # a request, and its client's state before the visit
-NewStates = list[tuple[TrainInstruction, TrainReply, Any]]  # replies, and states that are not yet stored
+NewStates = list[tuple[TrainInstruction, TrainReply, Any]]  # not yet stored, with the replies
 
 
 class StoreFleet:
@@ -118,7 +118,7 @@ class LocalFleet(StoreFleet):
         return reached
 
     def _train(self, part: Sequence[Reached], new_states: NewStates) -> dict[int, Reading]:
-        """The readings of requests that are executed together; ``new_states`` grows by the new states."""
+        """The readings of requests that are executed together; ``new_states`` grows by theirs."""
         replies: dict[int, Reading] = {}
         size = nbytes(part[0][0].down)
         for (request, _), result in zip(part, self._rounds(part), strict=True):

@@ -78,10 +78,10 @@ class ClientEvaluation:
         contents = [good[i] for i in sorted(good) if i not in problems]
         if not contents:
             return None
-        found = self.aggregate(contents, EXAMPLES)
-        words = ", ".join(f"{k} {v:.4g}" for k, v in found.items() if isinstance(v, (int, float)))
+        means = self.aggregate(contents, EXAMPLES)
+        words = ", ".join(f"{k} {v:.4g}" for k, v in means.items() if isinstance(v, (int, float)))
         log.info("[round %d] %d clients evaluate: %s", number, len(contents), words)
-        return found
+        return means
 
 
 def _read(most: int, reply: Message) -> RecordDict:

@@ -33,19 +33,19 @@ AT_START = {  # -> the argument of `start`
 
 def check_arguments(kind: type[Any], positional: tuple[Any, ...], named: Mapping[str, Any]) -> None:
     """Raise TypeError, in one line, for an argument that a strategy does not have."""
-    known = [field.name for field in fields(kind) if field.init]
+    names = [field.name for field in fields(kind) if field.init]
     if positional:
         raise TypeError(
             f"{kind.__name__}: expected arguments by name, got {positional[0]!r:.40}: as "
             f"{kind.__name__}(fraction_train=0.5)"
         )
     for name, value in named.items():
-        if name in known:
+        if name in names:
             continue
         if name in AT_START:
             near = f"give {AT_START[name]} to {kind.__name__}.start"
-        elif HERE.get(name) in known:
+        elif HERE.get(name) in names:
             near = f"it is called {HERE[name]} here"
         else:
-            near = f"help({kind.__name__}) lists the arguments{did_you_mean(name, known)}"
+            near = f"help({kind.__name__}) lists the arguments{did_you_mean(name, names)}"
         raise TypeError(f"{kind.__name__}: unknown argument {name}={value!r:.40}: {near}")

@@ -37,10 +37,10 @@ SENT = ("down", "w_init", "buffers")  # vectors of a visit, which visits of one 
 def _packed(visit: Visit, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The plain values of a visit, and the names of its vectors among ``tensors``, to which new
     vectors are added."""
-    known = {id(vector): name for name, vector in tensors.items()}
+    name_of = {id(vector): name for name, vector in tensors.items()}
     names = {}
     for field, vector in leaves({name: getattr(visit, name) for name in SENT}):
-        name = known.get(id(vector), f"visits.{visit.client}.{field}")
+        name = name_of.get(id(vector), f"visits.{visit.client}.{field}")
         tensors.setdefault(name, vector)
         names[field] = name
     return {k: v for k, v in visit._asdict().items() if k not in SENT} | {"vectors": names}

@@ -66,9 +66,9 @@ class Clock:
                 f"device-profile: none of {len(clients)} clients is there any more after {now:.0f} "
                 "simulated seconds: set period_s, or fewer rounds"
             )
-        there = self.active(clients, first)
-        assert there
-        return there, first
+        active = self.active(clients, first)
+        assert active
+        return active, first
 
     def active(self, clients: Sequence[int], now: float) -> Sequence[int]:
         """The available clients among these."""
@@ -113,12 +113,12 @@ class Clock:
         """
         ends = sorted(self.end(request, now) for request in requests)
         last = now + deadline if deadline else math.inf
-        taken = [end for end in ends if not end.is_lost and end.seconds <= last][:wanted]
-        if len(taken) == wanted:
-            last = taken[-1].seconds if taken else now
+        in_time = [end for end in ends if not end.is_lost and end.seconds <= last][:wanted]
+        if len(in_time) == wanted:
+            last = in_time[-1].seconds if in_time else now
         else:
             last = min(last, ends[-1].seconds if ends else now)
-        first = {end.client for end in taken}
+        first = {end.client for end in in_time}
         late = {end.client: _why(end, now, last) for end in ends if end.client not in first}
         return Timing(last, {end.client: end.seconds for end in ends}, late)
 

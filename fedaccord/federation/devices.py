@@ -99,7 +99,7 @@ def read(path: Path, num_clients: int) -> list[Device]:
 
     Raises ValueError, in one line, if one is missing or a value is wrong.
     """
-    found: dict[int, Device] = {}
+    devices: dict[int, Device] = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file)
@@ -107,25 +107,25 @@ def read(path: Path, num_clients: int) -> list[Device]:
             if missing := [name for name in REQUIRED if name not in names]:
                 raise ValueError(f"expected the column {missing[0]}, got {', '.join(names)!r:.80}")
             if other := [name for name in names if name not in (*REQUIRED, *OPTIONAL)]:
-                known = ", ".join((*REQUIRED, *OPTIONAL))
-                raise ValueError(f"expected the columns {known}, got {other[0]!r:.40}")
+                columns = ", ".join((*REQUIRED, *OPTIONAL))
+                raise ValueError(f"expected the columns {columns}, got {other[0]!r:.40}")
             if len({*names}) < len(names):
                 raise ValueError(f"expected each column once, got {', '.join(names)!r:.80}")
             for row in table:
                 client = _client(row["client"])
-                if client in found:
+                if client in devices:
                     raise ValueError(f"expected one row of client {client}, got two")
-                found[client] = _of_row(client, row)
+                devices[client] = _of_row(client, row)
     except (OSError, ValueError, csv.Error) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"device-profile: {path}: {why}") from None
     for client in range(num_clients):
-        if client not in found:
+        if client not in devices:
             raise ValueError(
                 f"device-profile: {path}: expected a row of each of {num_clients} clients, "
                 f"got none of client {client}"
             )
-    return [found[client] for client in range(num_clients)]
+    return [devices[client] for client in range(num_clients)]
 
 
 def write(path: Path, rows: Mapping[int, Mapping[str, object]]) -> None:

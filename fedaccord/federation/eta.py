@@ -19,8 +19,8 @@ class Eta:
 
     def __call__(self, number: int) -> str:
         """After ``number`` rounds, as "0:12:03 left"; empty if unknown or finished."""
-        done, left = number - self.begun, self.rounds - number
-        if done < 1 or left < 1:
+        rounds_done, left = number - self.begun, self.rounds - number
+        if rounds_done < 1 or left < 1:
             return ""
-        seconds = (self.clock() - self.start) / done * left
+        seconds = (self.clock() - self.start) / rounds_done * left
         return f"{timedelta(seconds=round(seconds))} left"

@@ -82,7 +82,7 @@ def evaluate_at_clients(session: Session, s: RoundState) -> Evaluation:
         )
     rows = [_row(i, outcome) for i, outcome in outcomes.items()]
     good = [row for row in rows if row["evaluation"] == OK]
-    found: dict[str, float] = {
+    means: dict[str, float] = {
         "evaluation-replies": len(good),
         "evaluation-dropped": len(rows) - len(good) - [*outcomes.values()].count(EMPTY),
         "evaluation-empty": [*outcomes.values()].count(EMPTY),
@@ -91,8 +91,8 @@ def evaluate_at_clients(session: Session, s: RoundState) -> Evaluation:
         if name.startswith((OUTPUT, PERSONAL)):
             having = [row for row in good if name in row]
             weights = [row["evaluation-examples"] for row in having] if _is_output(name) else None
-            found |= over_clients(name, [row[name] for row in having], weights)
-    return Evaluation(found, rows)
+            means |= over_clients(name, [row[name] for row in having], weights)
+    return Evaluation(means, rows)
 
 
 def _is_output(name: str) -> bool:
@@ -105,8 +105,8 @@ def _ask(session: Session, requests: Sequence[EvaluateRequest]) -> dict[int, Any
     replies = session.fleet.evaluate(requests, session.method.round_timeout)
     outcomes: dict[int, Any] = {}
     for request, reply in zip(requests, replies, strict=True):
-        found = reply if isinstance(reply, str) else _checked(reply, own_only, most)
-        outcomes[request.instruction.client] = found
+        result = reply if isinstance(reply, str) else _checked(reply, own_only, most)
+        outcomes[request.instruction.client] = result
     for prefix, needed in ((OUTPUT, not own_only), (PERSONAL, own_only)):
         forms = {
             i: tuple(sorted(name for name in outcome if name.startswith(prefix)))
@@ -131,7 +131,7 @@ def _checked(reply: Mapping[str, float], own_only: bool, most: int) -> dict[str,
         return EMPTY
     if not own_only and not (type(examples) is int and 0 < examples <= most):
         return f"expected {EXAMPLES} to be an integer from 0 to {most}, got {examples!r:.40}"
-    found = {} if examples is None else {"evaluation-examples": examples}
+    values = {} if examples is None else {"evaluation-examples": examples}
     names = [name for name in reply if name != EXAMPLES and NAME.fullmatch(name)]
     for name in names[:OWN_METRICS]:
         plain, value = name.removeprefix(PERSONAL), reply[name]
@@ -139,8 +139,8 @@ def _checked(reply: Mapping[str, float], own_only: bool, most: int) -> dict[str,
         if not low <= value <= high:
             return f"expected {name} from {low:g} to {high:g}, got {value:.4g}"
         is_own = own_only or plain != name
-        found[(PERSONAL if is_own else OUTPUT) + plain] = value
-    return found
+        values[(PERSONAL if is_own else OUTPUT) + plain] = value
+    return values
 
 
 def _row(client: int, outcome: Mapping[str, float] | str) -> dict[str, Any]:

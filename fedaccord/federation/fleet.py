@@ -132,8 +132,8 @@ class MessageFleet:
     def connect(
         self, seconds: float, settings: ModelSettings = DEFAULT, model: ModelLayout | None = None
     ) -> None:
-        known, self.roster.layout = self.roster.layout, model or self.roster.layout
-        if model and known and (difference := known.difference(model)):
+        earlier, self.roster.layout = self.roster.layout, model or self.roster.layout
+        if model and earlier and (difference := earlier.difference(model)):
             raise FederationError(
                 f"the server's model is not the clients': {difference}: build the same model on "
                 "server and clients"

@@ -108,10 +108,12 @@ class Method(Settings, ABC):
                 "min_train_nodes: expected sampling='fixed', got 'bernoulli', which draws clients "
                 "independently: remove one of the two"
             )
-        given: Any = self.plugins
-        if not isinstance(given, Sequence) or not all(isinstance(it, PlugIn) for it in given):
-            raise ValueError(f"plugins: expected a sequence as (SAM(rho=0.1),), got {given!r:.80}")
-        object.__setattr__(self, "plugins", tuple(given))
+        plugins: Any = self.plugins
+        if not isinstance(plugins, Sequence) or not all(isinstance(it, PlugIn) for it in plugins):
+            raise ValueError(
+                f"plugins: expected a sequence as (SAM(rho=0.1),), got {plugins!r:.80}"
+            )
+        object.__setattr__(self, "plugins", tuple(plugins))
         for plugin in combine(self.own_plugins(), self.plugins):
             for field in options(type(plugin)):
                 check_option(field.name, getattr(plugin, field.name), field)
@@ -279,8 +281,8 @@ class Method(Settings, ABC):
     @cached_property
     def masking(self) -> Masking | None:
         """How uploads are masked until they are summed; None: they are not."""
-        found = (plugin.masking() for plugin in self.active_plugins)
-        return next((masking for masking in found if masking is not None), None)
+        maskings = (plugin.masking() for plugin in self.active_plugins)
+        return next((masking for masking in maskings if masking is not None), None)
 
     @property
     def hides_clients(self) -> bool:

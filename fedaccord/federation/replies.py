@@ -48,15 +48,15 @@ def check_all(
     by_client = {request.instruction.client: request for request in requests}
     in_memory = not session.is_deployed or session.method.masking  # one sum for all
     place: Callable[[Any], Any] = (lambda v: v) if in_memory else SpillReplies(session.book.folder)
-    found = dict[int, Outcome]()
+    unordered = dict[int, Outcome]()
     for i, reply in replies:
         it = _check(session, s, by_client[i], reply)
         if isinstance(it, Accepted):
             names = ("up", "w_i0", "buffers")
-            kept: dict[str, Any] = {name: place(getattr(it.reply, name)) for name in names}
-            it = it._replace(reply=it.reply._replace(**kept))
-        found[i] = it
-    outcomes = {i: found[i] for i in by_client}
+            vectors: dict[str, Any] = {name: place(getattr(it.reply, name)) for name in names}
+            it = it._replace(reply=it.reply._replace(**vectors))
+        unordered[i] = it
+    outcomes = {i: unordered[i] for i in by_client}
     good = {i: it for i, it in outcomes.items() if isinstance(it, Accepted)}
     forms = {i: tuple(dict(leaves(it.reply.up))) for i, it in good.items()}
     return outcomes | unusual("the vectors", forms)
@@ -165,15 +165,15 @@ def _vectors(decoded: Decoded | Reply) -> list[tuple[str, Vector]]:
     return [*leaves(decoded.up), *leaves(decoded.w_i0, "w_i0")]
 
 
-def _check_buffers(found: Vector | None, sent: Vector | None) -> None:
-    if (found is None) != (sent is None):
+def _check_buffers(buffers: Vector | None, sent: Vector | None) -> None:
+    if (buffers is None) != (sent is None):
         raise ValueError(
             f"expected {'no ' if sent is None else ''}buffers beside the model, got "
-            f"{'none' if found is None else 'some'}: set the same buffers on server and clients"
+            f"{'none' if buffers is None else 'some'}: set the same buffers on server and clients"
         )
-    if found is not None and sent is not None:
-        check_like({"buffers": found}, sent)
-        _check_finite("buffers", found)
+    if buffers is not None and sent is not None:
+        check_like({"buffers": buffers}, sent)
+        _check_finite("buffers", buffers)
 
 
 def _check_finite(name: str, vector: Vector, total: float | None = None) -> None:

@@ -200,9 +200,9 @@ class Roster:
             return
         names, theirs = ([*each["class-names"]] for each in (self.card, card))
         if names != theirs and ((any(names) and any(theirs)) or len(names) != len(theirs)):
-            here, there = listed(class_names(self.card)), listed(class_names(card))
+            wanted, got = listed(class_names(self.card)), listed(class_names(card))
             raise ValueError(
-                f"expected the classes {here} in this order, got {there}: name all of them at "
+                f"expected the classes {wanted} in this order, got {got}: name all of them at "
                 "every site, by labels= of the run or as the data set allows"
             )
 

@@ -251,12 +251,12 @@ class Run:
             values = evaluate_at_server(self.session, round.state, *functions)
             if self._evaluate:
                 result.evaluate_metrics_serverapp[number] = MetricRecord(dict(values))
-            found = evaluate_at_clients(self.session, round.state)
-            if found.metrics:
-                result.evaluate_metrics_clientapp[number] = MetricRecord(dict(found.metrics))
-            values |= found.metrics
+            evaluation = evaluate_at_clients(self.session, round.state)
+            if evaluation.metrics:
+                result.evaluate_metrics_clientapp[number] = MetricRecord(dict(evaluation.metrics))
+            values |= evaluation.metrics
             round.metrics.update(values)
-            round = round._replace(evaluations=found.clients)
+            round = round._replace(evaluations=evaluation.clients)
         shown = {
             name: value
             for name, value in round.metrics.items()

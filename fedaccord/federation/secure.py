@@ -61,11 +61,11 @@ def train(
 
     def ask(payloads: Mapping[int, Payload]) -> Mapping[int, Any]:
         answers = channel.stage(payloads, pause)
-        for i, found in answers.items():
-            if isinstance(found, str):
-                readings[i] = found
+        for i, answer in answers.items():
+            if isinstance(answer, str):
+                readings[i] = answer
             else:
-                sent[i] += client.nbytes(found)
+                sent[i] += client.nbytes(answer)
         return answers
 
     try:

@@ -184,10 +184,10 @@ class Levels:
             buckets = pad(piece, (0, -len(piece) % BUCKET)).view(-1, BUCKET)
             scale = buckets.abs().amax(1).div_(self.steps)
             inverse = (1 / scale).nan_to_num_(nan=0, posinf=0)
-            found = (buckets * inverse[:, None]).view(-1)[: len(piece)]
-            found.add_(uniform(len(piece), generator).to(x) if self.drawn else 0.5)
-            found.floor_().add_(self.steps)
-            levels.append(pack_bits(found.to(torch.uint8), self.bits))
+            scaled = (buckets * inverse[:, None]).view(-1)[: len(piece)]
+            scaled.add_(uniform(len(piece), generator).to(x) if self.drawn else 0.5)
+            scaled.floor_().add_(self.steps)
+            levels.append(pack_bits(scaled.to(torch.uint8), self.bits))
             scales.append(scale)
         return torch.cat(levels), torch.cat(scales)
 
@@ -201,8 +201,8 @@ class Levels:
             strict=True,
         )
         for piece, some, scale in pieces:
-            found = unpack_bits(some, self.bits, len(piece)).to(x.dtype).sub_(self.steps)
-            buckets = pad(found, (0, -len(piece) % BUCKET)).view(-1, BUCKET)
+            signed = unpack_bits(some, self.bits, len(piece)).to(x.dtype).sub_(self.steps)
+            buckets = pad(signed, (0, -len(piece) % BUCKET)).view(-1, BUCKET)
             piece.copy_(buckets.mul_(scale[:, None]).view(-1)[: len(piece)])
         return x
 
@@ -228,9 +228,9 @@ class Grid:
             buckets = pad(piece, (0, -len(piece) % BUCKET)).view(-1, BUCKET)
             half, exponent = torch.frexp(buckets.abs().amax(1).div_(127))
             exponent = (exponent - (half == 0.5).int()).clamp_(-126, 127)  # the next power of two
-            found = (buckets / two_to(exponent, x.dtype)[:, None]).view(-1)[: len(piece)]
-            found.add_(uniform(len(piece), generator).to(x) if self.drawn else 0.5)
-            levels.append(found.floor_().clamp_(-127, 127).to(torch.int8))
+            scaled = (buckets / two_to(exponent, x.dtype)[:, None]).view(-1)[: len(piece)]
+            scaled.add_(uniform(len(piece), generator).to(x) if self.drawn else 0.5)
+            levels.append(scaled.floor_().clamp_(-127, 127).to(torch.int8))
             exponents.append(exponent.to(torch.int8))
         return torch.cat(levels), torch.cat(exponents)
 
@@ -279,9 +279,9 @@ def checked(name: str, parts: Any, compressor: Compressor, like: Vector) -> Sequ
     for part, tensor, form in zip(compressor.parts, parts, layout, strict=True):
         shape = (*rows, form.numel)
         if tensor is None or tensor.shape != shape or tensor.dtype != form.dtype:
-            found = "none" if tensor is None else f"{tuple(tensor.shape)} and {tensor.dtype}"
+            got = "none" if tensor is None else f"{tuple(tensor.shape)} and {tensor.dtype}"
             raise ValueError(
-                f"expected '{name}_{part}' of shape {shape} and {form.dtype}, got {found}"
+                f"expected '{name}_{part}' of shape {shape} and {form.dtype}, got {got}"
             )
     whole: Sequence[Tensor] = parts
     return whole
@@ -312,8 +312,8 @@ def largest(x: Vector, k: int) -> Tensor:
     if (more := int(chosen.count_nonzero()) - k) > 0:
         ties = (magnitudes == kth).nonzero().squeeze(1)
         chosen[ties[-more:]] = False
-    found = at.index_select(0, chosen.nonzero().squeeze(1))
-    return found if len(found) == k else at[-k:]  # NaN: the reply is refused later
+    indices = at.index_select(0, chosen.nonzero().squeeze(1))
+    return indices if len(indices) == k else at[-k:]  # NaN: the reply is refused later
 
 
 def _above(x: Vector, bound: float) -> Tensor:

@@ -178,10 +178,10 @@ def check(W: Tensor) -> None:
                 f"gossip: expected rows and columns of the mixing matrix that sum to 1, got "
                 f"{name} {i} with sum {sums[i]:g}"
             )
-    if len(found := components(W)) > 1:
+    if len(parts := components(W)) > 1:
         raise ValueError(
-            f"gossip: expected a connected graph, got {len(found)} parts, one of them nodes "
-            f"{found[-1]}; add edges between them"
+            f"gossip: expected a connected graph, got {len(parts)} parts, one of them nodes "
+            f"{parts[-1]}; add edges between them"
         )
 
 
@@ -208,15 +208,15 @@ def restricted(W: Tensor, nodes: Sequence[int]) -> Tensor:
     W = W[nodes][:, nodes]
     if torch.equal(W, W.T):
         return W + torch.diag(1 - W.sum(1))
-    kept = torch.zeros_like(W)
+    block = torch.zeros_like(W)
     for part in components(W):
-        kept[torch.tensor(part)[:, None], part] = W[torch.tensor(part)[:, None], part]
-    kept += torch.diag((kept.diagonal() == 0).double())  # scaling needs a diagonal
+        block[torch.tensor(part)[:, None], part] = W[torch.tensor(part)[:, None], part]
+    block += torch.diag((block.diagonal() == 0).double())  # scaling needs a diagonal
     for _ in range(SCALINGS):
-        if (kept.sum(1) - 1).abs().max() <= 1e-13:
-            return kept
-        kept /= kept.sum(1, keepdim=True)
-        kept /= kept.sum(0, keepdim=True)
+        if (block.sum(1) - 1).abs().max() <= 1e-13:
+            return block
+        block /= block.sum(1, keepdim=True)
+        block /= block.sum(0, keepdim=True)
     raise ValueError(
         f"gossip: expected weights of the nodes {listed(nodes)} that can be scaled to sums of 1, "
         "as some are absent, got such of very different size: give the matrix larger ones"

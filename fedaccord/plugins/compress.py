@@ -157,7 +157,7 @@ class Compress(PlugIn):
         return self.error_feedback == "true"
 
     def compressor(self, dtype: torch.dtype) -> Compressor:
-        made: dict[str, Compressor] = {
+        compressors: dict[str, Compressor] = {
             "topk": TopK(self.share),
             "randk": RandK(self.share, self.scaled),
             "sign": Sign(),
@@ -165,7 +165,7 @@ class Compress(PlugIn):
             "bf16": BFloat16(dtype),
             "int8": Levels(8, drawn=False),
         }
-        return made[self.method]
+        return compressors[self.method]
 
     # the client half
 

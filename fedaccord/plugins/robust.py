@@ -106,8 +106,8 @@ def trimmed_mean(xs: Sequence[Vector], cut: int) -> Vector:
     """Each coordinate's mean without its ``cut`` smallest and largest values; a fresh vector."""
     size = max(1, CHUNK // len(xs))
     parts = zip(*(torch.split(x, size) for x in xs), strict=True)
-    kept = slice(cut, len(xs) - cut)
-    return torch.cat([torch.stack(part).sort(0).values[kept].mean(0) for part in parts])
+    middle = slice(cut, len(xs) - cut)
+    return torch.cat([torch.stack(part).sort(0).values[middle].mean(0) for part in parts])
 
 
 def krum(xs: Sequence[Vector], f: int) -> int:

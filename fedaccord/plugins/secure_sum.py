@@ -139,8 +139,8 @@ class SecureSum(PlugIn):
         sent: dict[str, Any] = {}
         for name, u in updates.items():
             rows = [u] if one else [*u]
-            found = [self.quantised(x, g) for x, g in zip(rows, generators, strict=True)]
-            sent[name] = found[0] if one else torch.stack(found)
+            integers = [self.quantised(x, g) for x, g in zip(rows, generators, strict=True)]
+            sent[name] = integers[0] if one else torch.stack(integers)
         return up._replace(**sent), None
 
     def bound(self, size: int) -> float:

@@ -14,8 +14,8 @@ def extra_of(module: str) -> str | None:
     extras: dict[str, list[str]] = {}
     with suppress(PackageNotFoundError):
         for line in requires("fedaccord") or []:
-            if found := re.fullmatch(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line):
-                extras.setdefault(found[2], []).append(found[1])
+            if match := re.fullmatch(r"([\w.-]+).*extra == ['\"](\w+)['\"]", line):
+                extras.setdefault(match[2], []).append(match[1])
     having = [extra for extra, names in extras.items() if PACKAGES.get(name, name) in names]
     return min(having, key=lambda extra: len(extras[extra]), default=None)
 

@@ -82,8 +82,8 @@ def _mlflow(run: Path, settings: Mapping[str, Any], after: int) -> Tracker:
 
     place = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{run.parent / 'mlflow.db'}")
     client, tag = MlflowClient(place), "fedaccord.run"
-    found = client.get_experiment_by_name(PROJECT)
-    experiment = found.experiment_id if found else client.create_experiment(PROJECT)
+    existing = client.get_experiment_by_name(PROJECT)
+    experiment = existing.experiment_id if existing else client.create_experiment(PROJECT)
     runs = client.search_runs([experiment], f"tags.`{tag}` = '{_id(run)}'") if after else []
     if runs:
         number = runs[0].info.run_id

@@ -30,15 +30,17 @@ class Best:
         not measured with these settings.
         """
         metric = self.metric = config.keep_best
-        known = [name for name, column in METRIC.items() if column.better and name != "train-loss"]
+        choices = [
+            name for name, column in METRIC.items() if column.better and name != "train-loss"
+        ]
         functions = {name.partition(":")[2].strip() for name in config.task.metrics.split(",")}
         if metric.partition("-")[2] in functions - {""}:
             raise ValueError(
                 "keep-best: expected a metric whose better direction is known, as test-accuracy or "
                 f"client-loss, got {metric!r}, of a function of your own, which ranks nothing"
             )
-        if metric not in known:
-            near = did_you_mean(metric, known)
+        if metric not in choices:
+            near = did_you_mean(metric, choices)
             raise ValueError(
                 "keep-best: expected an evaluated metric, as test-accuracy or client-loss, got "
                 f"{metric!r}{near}; `fedaccord run --list-columns` lists them"

@@ -32,8 +32,8 @@ Tensors = Mapping[str, Tensor]
 
 def _own(folder: Path, pattern: str) -> list[Path]:
     """The files of a folder whose names match."""
-    found = folder.iterdir() if folder.is_dir() else ()
-    return [path for path in found if re.fullmatch(pattern, path.name) and path.is_file()]
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return [path for path in paths if re.fullmatch(pattern, path.name) and path.is_file()]
 
 
 class Checkpoint(NamedTuple):

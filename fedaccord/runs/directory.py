@@ -236,12 +236,12 @@ class RunDirectory:
         for key in (*metrics.of_kind(metrics.EVALUATED), *metrics.own(columns)):
             if _is_gone(key, rounds):
                 continue
-            seen = [row[key] for row in rounds if key in row]
-            finite = [value for value in seen if math.isfinite(value)]
-            if seen:
-                summary[key + metrics.LAST] = seen[-1]
-            if seen and key in metrics.METRIC and metrics.METRIC[key].better:
-                last = seen[-metrics.WINDOW :]
+            values = [row[key] for row in rounds if key in row]
+            finite = [value for value in values if math.isfinite(value)]
+            if values:
+                summary[key + metrics.LAST] = values[-1]
+            if values and key in metrics.METRIC and metrics.METRIC[key].better:
+                last = values[-metrics.WINDOW :]
                 summary[key + metrics.MEAN] = sum(last) / len(last)
                 summary[key + metrics.BEST] = metrics.best(key)(finite) if finite else None
         for key in metrics.of_kind(metrics.SUMMED):
@@ -344,9 +344,9 @@ class _Table:
                 return first
             rows = [row for row in self._rows(content) if int(row["round"]) <= number]
             rows = [{name: row[name] for name in self.columns} for row in rows]
-            found = self._text(rows, header=True).encode()
-            if mark in (None, Mark(size=len(found), crc32=zlib.crc32(found))):
-                return found
+            prefix = self._text(rows, header=True).encode()
+            if mark in (None, Mark(size=len(prefix), crc32=zlib.crc32(prefix))):
+                return prefix
             reason = "it was edited or cut"
         except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
             reason = str(error) or type(error).__name__

@@ -151,8 +151,12 @@ def _flock(descriptor: int, shared: bool = False) -> bool | None:
 def _record(path: Path) -> dict[str, Any]:
     """The process that the file names; empty if none."""
     try:
-        found = read_json(path)
-        return found if isinstance(found, dict) and {"host", "pid", "started"} <= {*found} else {}
+        content = read_json(path)
+        return (
+            content
+            if isinstance(content, dict) and {"host", "pid", "started"} <= {*content}
+            else {}
+        )
     except (OSError, ValueError):
         return {}
 

@@ -104,8 +104,8 @@ class Logbook(Book):
 
     @property
     def _contents(self) -> dict[str, str]:
-        found = {name: digest for name, digest in self._data.items() if name != PARTITION}
-        return {f"{CONTENTS}{name}": digest for name, digest in found.items()}
+        digests = {name: digest for name, digest in self._data.items() if name != PARTITION}
+        return {f"{CONTENTS}{name}": digest for name, digest in digests.items()}
 
     def close(self) -> None:
         """Let other processes write the run's directory; the session has this book: frees both."""
@@ -151,8 +151,8 @@ class Logbook(Book):
         def keep(of: Mapping[int, int]) -> None:
             replace(file, json.dumps(of).encode())
 
-        def read(known: Any) -> dict[int, int]:
-            return {int(node): int(client) for node, client in known.items()}
+        def read(numbers: Any) -> dict[int, int]:
+            return {int(node): int(client) for node, client in numbers.items()}
 
         of = _stored(file, read, dict[int, int](), "client numbers by node id")
         return PartitionIds(self.config.num_clients, of, keep)
@@ -185,8 +185,8 @@ class Logbook(Book):
                 "position": self.directory.position,
                 "shapes": session.shapes,
             }
-            kept = session.fleet.client_states(s.accepted.numpy().data)
-            clients = {i: (round, dict(leaves(state))) for i, (round, state) in kept.items()}
+            states = session.fleet.client_states(s.accepted.numpy().data)
+            clients = {i: (round, dict(leaves(state))) for i, (round, state) in states.items()}
             clients = {i: (round, state) for i, (round, state) in clients.items() if state}
             self.checkpoints.save(s.t, facts, server, clients)
             for vector in server.values():
@@ -235,14 +235,14 @@ def with_earlier_code(
     now: as `named_contents.of_run`. facts: of the run's checkpoint; earlier versions wrote fewer.
     settings: of `now`; where they name something else, as metrics may, there is nothing to compare.
     """
-    found, files = dict(now), {key for key, field in keys().items() if field.metadata["path"]}
+    digests, files = dict(now), {key for key, field in keys().items() if field.metadata["path"]}
     for what, before in facts.get("data", {}).items():
         if what not in now or type(now[what]) is not type(before):
             continue
         if settings.get(what) != facts["settings"].get(what):
             continue
         if now[what] == before or str(before).endswith(f"+{now[what]}"):
-            found[what] = before
+            digests[what] = before
             continue
         if what in (SAMPLES, PARTITION, *files):
             raise ValueError(
@@ -255,8 +255,8 @@ def with_earlier_code(
             "those of the code before",
             *(what, facts["settings"][what]),
         )
-        found[what] = f"{before}+{now[what]}"
-    return found
+        digests[what] = f"{before}+{now[what]}"
+    return digests
 
 
 def is_done(what: object, number: int, key: str) -> ValueError:
@@ -295,11 +295,11 @@ def check_states(config: RunConfig, begun: Checkpoint) -> None:
     if where == IN_PROCESS or (where == SIMULATED and not stateful):
         return
     folder = begun.facts["settings"]["state-dir"]
-    kept = f"in state-dir={folder}" if folder else "in the memory of Flower's clients"
+    place = f"in state-dir={folder}" if folder else "in the memory of Flower's clients"
     reason = (
         "its clients are devices with data of their own"
         if where == DEVICES
-        else f"{config.algo} has clients with states, which are {kept}, not in the checkpoint"
+        else f"{config.algo} has clients with states, which are {place}, not in the checkpoint"
     )
     raise ValueError(
         f"resume: this run began by `flwr run`, and {reason}; resume it by `flwr run` with "
@@ -319,19 +319,19 @@ def _next_attempt(path: Path) -> int:
     """
     file = path / ATTEMPT
     what, advice = "the number of the run's last start", "; remove it"
-    last = _stored(file, lambda found: int(found["attempt"]), -1, what, advice)
+    last = _stored(file, lambda content: int(content["attempt"]), -1, what, advice)
     attempt = max(last + 1, time.time_ns())
     replace(file, json.dumps({"attempt": attempt}).encode())
     return attempt
 
 
-def _releases(path: Path, known: int) -> int:
+def _releases(path: Path, least: int) -> int:
     """Noisy sums that devices may have received: rounds after the last checkpoint count too.
 
     A simulation draws the same noise again. Raises ValueError, in one line, for a damaged file.
     """
     what = "how many rounds of the privacy budget are spent"
-    return max(known, _stored(path / SPENT, lambda found: int(found["releases"]), 0, what))
+    return max(least, _stored(path / SPENT, lambda content: int(content["releases"]), 0, what))
 
 
 def _stored(file: Path, read: Callable[[Any], T], default: T, expected: str, advice: str = "") -> T:
@@ -374,11 +374,11 @@ def vectorize_of(facts: Mapping[str, Any]) -> str:
     return "on" if facts["settings"].get("vectorize") == "on" else "off"
 
 
-def restore(session: Session, found: Checkpoint) -> RoundState:
+def restore(session: Session, checkpoint: Checkpoint) -> RoundState:
     """The state of a checkpoint, after the clients were given theirs."""
-    state = unpack(session.method, found.server, found.facts)
-    like = state_like(session.half, tuple(map(tuple, found.facts["shapes"])))
+    state = unpack(session.method, checkpoint.server, checkpoint.facts)
+    like = state_like(session.half, tuple(map(tuple, checkpoint.facts["shapes"])))
     session.fleet.restore(
-        (i, (round, fill(like, tensors))) for i, (round, tensors) in found.clients.items()
+        (i, (round, fill(like, tensors))) for i, (round, tensors) in checkpoint.clients.items()
     )
     return state

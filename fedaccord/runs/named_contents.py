@@ -20,25 +20,25 @@ def of_run(config: RunConfig, data: Mapping[str, Any]) -> dict[str, Any]:
     affects the numbers and names a file or code that can be imported here. Functions that make
     samples are left out if ``data`` has these."""
     values, free = in_use(config), affecting(*FREE)
-    found = {key: contents(Path(values[key])) for key in paths(values) if key not in free}
+    digests = {key: contents(Path(values[key])) for key in paths(values) if key not in free}
     for key, each in functions(config).items():
         if key in OF_DATA and SAMPLES in data:
             continue
         with suppress(ValueError):  # devices alone have it
-            found[key] = of_code(key, each)
-    return {**data, **{key: digest[:8] for key, digest in found.items() if digest}}
+            digests[key] = of_code(key, each)
+    return {**data, **{key: digest[:8] for key, digest in digests.items() if digest}}
 
 
 def functions(config: RunConfig) -> dict[str, list[str]]:
     """By key, ``package.module:name`` of each function that affects the numbers or is a metric, and
     of a method of another package."""
-    found, free, known = {}, affecting(*FREE) - {"metrics"}, keys()
+    by_key, free, fields = {}, affecting(*FREE) - {"metrics"}, keys()
     for key, value in in_use(config).items():
-        found[key] = named.behind(known[key].metadata, value)
+        by_key[key] = named.behind(fields[key].metadata, value)
     method = type(config.strategy)
     if not method.__module__.startswith("fedaccord."):  # whose code `origin.commit` has
-        found["algo"] = [f"{method.__module__}:{method.__qualname__}"]
-    return {key: paths for key, paths in found.items() if paths and key not in free}
+        by_key["algo"] = [f"{method.__module__}:{method.__qualname__}"]
+    return {key: paths for key, paths in by_key.items() if paths and key not in free}
 
 
 def of_code(key: str, paths: Sequence[str]) -> str:

@@ -49,8 +49,8 @@ def _installed_commit(package: Path, installed: Distribution, source: Mapping[st
         files = Path(str(installed.locate_file(NAME)))
         return str(source["vcs_info"]["commit_id"]) if same_files(package, files) else ""
     checkout = Path(url2pathname(urlparse(source.get("url", "")).path))
-    known = (checkout / ".git").exists() and same_files(package, checkout / NAME)
-    return _describe(checkout) if known else ""
+    is_checkout = (checkout / ".git").exists() and same_files(package, checkout / NAME)
+    return _describe(checkout) if is_checkout else ""
 
 
 def same_files(one: Path, other: Path) -> bool:
@@ -69,12 +69,12 @@ def same_files(one: Path, other: Path) -> bool:
 def _describe(checkout: Path) -> str:
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "--exclude=*"], capture_output=True, text=True, timeout=5, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def processor() -> str:

@@ -40,16 +40,16 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
 
     Raises ValueError, in one line, for a path that does not exist, and if no run can be read.
     """
-    found: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     runs, lines = [], []
     for path in paths:
         try:
-            found |= dict.fromkeys(find([path]))
+            folders |= dict.fromkeys(find([path]))
         except (OSError, ValueError) as error:
             if not path.exists():
                 raise
             lines.append(str(error))
-    for path in found:
+    for path in folders:
         try:
             runs.append(read(path))
         except ValueError as error:
@@ -124,15 +124,15 @@ def find(paths: Iterable[Path]) -> list[Path]:
 
     Raises ValueError, in one line, for a path without any.
     """
-    found: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     for path in paths:
         here = [path] if is_run(path) else sorted(_below(path, DEPTH))
         if not here:
             raise ValueError(
                 f"{path}: expected a run directory or a folder that holds some, found none"
             )
-        found |= dict.fromkeys(run.resolve() for run in here)
-    return list(found)
+        folders |= dict.fromkeys(run.resolve() for run in here)
+    return list(folders)
 
 
 def _below(path: Path, depth: int) -> Iterator[Path]:

@@ -72,8 +72,8 @@ def _setup(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str,
     if not isinstance(nonce, bytes) or len(nonce) != NONCE:
         raise ValueError(f"secure-sum: expected a nonce of {NONCE} bytes")
     cipher, mask = new_key(), new_key()
-    kept = {"next": SHARE, "nonce": nonce, "client": own, "cipher": cipher, "mask": mask}
-    return {"cipher-key": public_key(cipher), "mask-key": public_key(mask)}, kept
+    next_memory = {"next": SHARE, "nonce": nonce, "client": own, "cipher": cipher, "mask": mask}
+    return {"cipher-key": public_key(cipher), "mask-key": public_key(mask)}, next_memory
 
 
 def _share(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -103,9 +103,15 @@ def _share(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str,
         )
         for i, key, shares in zip(neighbours, payload["cipher-keys"], others, strict=True)
     ]
-    kept = {**memory, "next": MASKED, "seed": seed, "shares": [own_shares], "threshold": threshold}
-    kept |= {name: [*payload[name]] for name in ("neighbours", "cipher-keys", "mask-keys")}
-    return {"receivers": neighbours, "sealed": sealed, "digest": digest(seed)}, kept
+    next_memory = {
+        **memory,
+        "next": MASKED,
+        "seed": seed,
+        "shares": [own_shares],
+        "threshold": threshold,
+    }
+    next_memory |= {name: [*payload[name]] for name in ("neighbours", "cipher-keys", "mask-keys")}
+    return {"receivers": neighbours, "sealed": sealed, "digest": digest(seed)}, next_memory
 
 
 @_complete()
@@ -162,11 +168,11 @@ def _unmask(payload: Payload, memory: Payload) -> tuple[dict[str, Any], dict[str
             f"secure-sum: expected at least {memory['threshold']} active clients in a "
             f"neighbourhood, got {len(active)}"
         )
-    found = {
+    answer = {
         "seeds": [share_of[i][:SHARE_SIZE] for i in active],
         "keys": [share_of[i][SHARE_SIZE:] for i in lost],
     }
-    return found, {"next": SETUP, "nonce": memory["nonce"]}
+    return answer, {"next": SETUP, "nonce": memory["nonce"]}
 
 
 def nbytes(value: Any) -> int:

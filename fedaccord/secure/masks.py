@@ -23,8 +23,8 @@ def expand(seed: bytes, size: int, word: int) -> Any:
     """``size`` unsigned integers of ``word`` bits from 32 bytes: HKDF-SHA256, then AES-256-CTR."""
     if len(seed) != SEED:
         raise ValueError(f"expected a seed of {SEED} bytes, got {len(seed)}")
-    made = HKDF(algorithm=hashes.SHA256(), length=48, salt=None, info=INFO).derive(seed)
-    stream = Cipher(algorithms.AES(made[:32]), modes.CTR(made[32:])).encryptor()
+    material = HKDF(algorithm=hashes.SHA256(), length=48, salt=None, info=INFO).derive(seed)
+    stream = Cipher(algorithms.AES(material[:32]), modes.CTR(material[32:])).encryptor()
     return np.frombuffer(stream.update(bytes(size * word // 8)), WORDS[word])
 
 

@@ -64,14 +64,14 @@ class SecureRound:
         return {i: self._payload(SETUP, client=i) for i in self.clients}
 
     def shares(self, answers: Mapping[int, Any]) -> dict[int, Payload]:
-        for i, found in answers.items():
-            if isinstance(found, Mapping) and {*found} == {"cipher-key", "mask-key"}:
+        for i, answer in answers.items():
+            if isinstance(answer, Mapping) and {*answer} == {"cipher-key", "mask-key"}:
                 try:
-                    check_public(found["cipher-key"])
-                    check_public(found["mask-key"])
+                    check_public(answer["cipher-key"])
+                    check_public(answer["mask-key"])
                 except ValueError:
                     continue
-                self.keys[i] = found
+                self.keys[i] = answer
         self._need(self.keys, SETUP)
         self.graph = regular_graph([*self.keys], self.degree)
         return {
@@ -86,9 +86,9 @@ class SecureRound:
 
     def masked(self, answers: Mapping[int, Any]) -> dict[int, Payload]:
         sealed: dict[int, dict[int, bytes]] = {}
-        for i, found in answers.items():
-            if isinstance(found, Mapping) and found.get("receivers") == self.graph[i]:
-                texts, shown = found.get("sealed"), found.get("digest")
+        for i, answer in answers.items():
+            if isinstance(answer, Mapping) and answer.get("receivers") == self.graph[i]:
+                texts, shown = answer.get("sealed"), answer.get("digest")
                 if not isinstance(texts, list) or len(texts) != len(self.graph[i]):
                     continue
                 if all(isinstance(text, bytes) for text in (*texts, shown)):
@@ -125,10 +125,13 @@ class SecureRound:
         active = [i for i in opened if i not in unread]
         self._need(active, MASKED)
         self._check_connected(active)
-        there, payloads = {*active}, dict[int, Payload]()
+        survivors, payloads = {*active}, dict[int, Payload]()
         for i in active:
-            known = [i, *self.senders[i]]
-            near, lost = [j for j in known if j in there], [j for j in known if j not in there]
+            group = [i, *self.senders[i]]
+            near, lost = (
+                [j for j in group if j in survivors],
+                [j for j in group if j not in survivors],
+            )
             if len(near) < self.threshold(i):  # its seed has fewer shares than that
                 raise self._lost(i, len(near), MASKED)
             payloads[i] = self._payload(UNMASK, active=near, lost=lost)
@@ -139,11 +142,11 @@ class SecureRound:
         seeds: dict[int, list[bytes]] = {i: [] for i in uploads}
         lost = {j for i in uploads for j in self.senders[i] if j not in uploads}
         keys: dict[int, list[bytes]] = {j: [] for j in lost}
-        for i, found in answers.items():
-            known = [i, *self.senders[i]]
+        for i, answer in answers.items():
+            group = [i, *self.senders[i]]
             for name, into in (("seeds", seeds), ("keys", keys)):
-                of = [j for j in known if (j in uploads) == (name == "seeds")]
-                parts = found.get(name) if isinstance(found, Mapping) else None
+                of = [j for j in group if (j in uploads) == (name == "seeds")]
+                parts = answer.get(name) if isinstance(answer, Mapping) else None
                 if isinstance(parts, list) and len(parts) == len(of):
                     for j, part in zip(of, parts, strict=True):
                         if isinstance(part, bytes) and len(part) == SHARE_SIZE:
@@ -202,12 +205,12 @@ class SecureRound:
 
     def _check_connected(self, active: Sequence[int]) -> None:
         """Whether the graph is connected; if not, the server would learn the sum of each part."""
-        there, reached, last = {*active}, {active[0]}, [active[0]]
+        survivors, reached, last = {*active}, {active[0]}, [active[0]]
         while last:
-            near = {j for i in last for j in self.senders[i]} & there - reached
+            near = {j for i in last for j in self.senders[i]} & survivors - reached
             reached |= near
             last = [*near]
-        if reached != there:
+        if reached != survivors:
             raise SumFailedError(
                 "secure-sum: too many clients were lost: the others are no longer connected; raise "
                 "secure-sum.neighbours"

@@ -46,16 +46,16 @@ def prepare(folder: Path, owner: Mapping[str, Any] | None = None) -> None:
         file = folder / OWNER
         if not file.is_file():
             replace(file, json.dumps(owner).encode())
-        found = read_json(file)
+        holder = read_json(file)
     except OSError as error:
         raise ValueError(
             f"state-dir: expected a folder that can be written, got {folder} ({error.strerror})"
         ) from None
     except ValueError:
-        found = "a damaged file"
-    if found != owner:
+        holder = "a damaged file"
+    if holder != owner:
         raise ValueError(
-            f"state-dir: expected the folder of {json.dumps(owner)}, found that of {found!r:.200} "
+            f"state-dir: expected the folder of {json.dumps(owner)}, found that of {holder!r:.200} "
             f"in {folder}: name another folder, or remove {file} if the states are this "
             "client's"
         )
@@ -84,12 +84,12 @@ class DiskStore(Store):
         folder = self.folder / str(client)
         path = folder / INDEX
         try:
-            found = read_json(path)
+            index = read_json(path)
             latest, before, durable = (
                 v and Version(v["round"], VersionFile(folder / v["name"], v["sum"]))
-                for v in found["versions"]
+                for v in index["versions"]
             )
-            return Memory(latest, before, found["attempt"], durable)
+            return Memory(latest, before, index["attempt"], durable)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, IndexError) as error:

@@ -55,9 +55,9 @@ class InProcessStore(Store):
 
     def state(self, client: int, round: int) -> Any:
         """The client's state after the step of a round, not to be changed; None: it has none."""
-        found = version(self.load(client), round)
+        entry = version(self.load(client), round)
         try:
-            return found and self.unpack(found.state)
+            return entry and self.unpack(entry.state)
         except MissingStateError:
             return None
 
@@ -66,9 +66,9 @@ class InProcessStore(Store):
         states from `FileStore` are valid until the next call."""
         states = {}
         for client in self.clients():
-            if found := version(self.load(client), accepted[client]):
+            if entry := version(self.load(client), accepted[client]):
                 try:
-                    states[client] = found.round, self.unpack(found.state)
+                    states[client] = entry.round, self.unpack(entry.state)
                 except MissingStateError as error:
                     log.warning("no state of client %d in the checkpoint: %s", client, error)
         return states

@@ -43,10 +43,10 @@ def put(what: Any) -> Any:
         ) from None
 
 
-def is_lost(kept: Any) -> bool:
+def is_lost(reference: Any) -> bool:
     """Whether the machine that held a Ray object is gone."""
     try:
-        ray.get(kept)
+        ray.get(reference)
     except ObjectLostError:
         return True
     return False

@@ -70,9 +70,9 @@ def packed_before(memory: Memory | None, instruction: TrainInstruction) -> Any |
         )
     if instruction.accepted < 0:
         return None
-    found = version(memory, instruction.accepted)
-    if found is not None:
-        return found.state
+    entry = version(memory, instruction.accepted)
+    if entry is not None:
+        return entry.state
     if next(leaves(_like(instruction)), None) is None:  # stateless: nothing can be lost
         return None
     raise MissingStateError
@@ -141,8 +141,8 @@ class ContextStore(Store):
         others = (records.arrays_of(self.records, name) for name in (BEFORE, DURABLE))
         first, *rounds = info["rounds"]
         before, durable = (
-            None if kept is None else Version(round, kept)
-            for round, kept in zip(rounds, others, strict=True)
+            None if packed is None else Version(round, packed)
+            for round, packed in zip(rounds, others, strict=True)
         )
         return Memory(Version(first, latest), before, info["attempt"], durable)
 

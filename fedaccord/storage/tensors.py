@@ -27,11 +27,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:
 
 def map_tensors(path: Path, crc32: int) -> dict[str, Tensor]:
     """As `read_tensors`, but unused tensors need no memory; the file may be deleted."""
-    found = 0
+    actual = 0
     with regular(path).open("rb") as file:
         while block := file.read(2**20):
-            found = zlib.crc32(block, found)
-    return _loaded(path, found == crc32, lambda: load_file(path))
+            actual = zlib.crc32(block, actual)
+    return _loaded(path, actual == crc32, lambda: load_file(path))
 
 
 def read_tensors(path: Path, crc32: int) -> dict[str, Tensor]:

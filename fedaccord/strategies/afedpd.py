@@ -78,9 +78,9 @@ def _last(rounds: Iterable[int], t: int) -> int:
 
 def _after(state: ServerState, t: int) -> Vector:
     """The virtual steps up to round t, or to the last one before it that counted; zero at first."""
-    found = state.lam_bar_after.get(_last(state.lam_bar_after, t))
+    lam_bar = state.lam_bar_after.get(_last(state.lam_bar_after, t))
     zero = torch.zeros_like(state.lam_bar)
-    return zero if found is None else to_device(found, state.lam_bar.device)
+    return zero if lam_bar is None else to_device(lam_bar, state.lam_bar.device)
 
 
 @dataclass(frozen=True)
@@ -137,17 +137,17 @@ class AFedPD(FederatedStrategy):
         return ServerState(lam_bar=torch.zeros_like(w), lam_bar_after={})
 
     def broadcast(self, w: Vector, state: ServerState, client: Client) -> Down:
-        last, taken = client.last_round, client.last_round + client.delay
+        last, step_round = client.last_round, client.last_round + client.delay
         if self.has_noisy_sums:  # the virtual step of its own last round, too
-            taken -= 1
+            step_round -= 1
         elif last == client.round - 1:  # nothing missed (before round 0: no dual yet)
             return Down(w, None)
         now = _after(state, client.round)
         if last < 0:
             return Down(w, now)
-        missed = now - _after(state, taken)
+        missed = now - _after(state, step_round)
         if client.delay:  # the steps between the model received and the step with its reply
-            missed = missed + _after(state, taken - 1) - _after(state, last - 1)
+            missed = missed + _after(state, step_round - 1) - _after(state, last - 1)
         return Down(w, missed)
 
     def aggregate(
@@ -161,12 +161,12 @@ class AFedPD(FederatedStrategy):
             damped = cohort.undamped_mean(ups.w) - w_bar
             lam_bar = damped.mul_(self.rho * cohort.participation).add_(lam_bar)
         clients = torch.bincount(cohort.seen + 1)  # number of clients last seen in round t - 1
-        seen = (clients.nonzero().flatten() - 1).tolist()
+        visits = (clients.nonzero().flatten() - 1).tolist()
         if self.has_noisy_sums:
             virtual = _after(state, cohort.round) + step.mul_(1 - self.fraction_train)
-            seen = [t - 1 for t in seen]
+            visits = [t - 1 for t in visits]
         after = {**state.lam_bar_after, cohort.round: virtual}
-        needed = {cohort.round, *(_last(after, t) for t in seen)}
+        needed = {cohort.round, *(_last(after, t) for t in visits)}
         after = {t: v for t, v in after.items() if t in needed}
         return (lam_bar / self.rho).add_(w_bar), ServerState(lam_bar, after)
 

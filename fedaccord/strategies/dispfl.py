@@ -102,9 +102,9 @@ def next_mask(
     for ones, (old, values, scores) in zip(layer_sizes(shapes, density), layers, strict=True):
         n = math.ceil(kappa * ones)
         dropped = lowest(values.abs().masked_fill(old == 0, math.inf), n)
-        kept = old.masked_fill(dropped, 0)
-        grown = lowest((-scores).masked_fill(kept == 1, math.inf), n)
-        moved.append(kept.masked_fill(grown, 1))
+        pruned = old.masked_fill(dropped, 0)
+        grown = lowest((-scores).masked_fill(pruned == 1, math.inf), n)
+        moved.append(pruned.masked_fill(grown, 1))
     return torch.cat(moved, dim=-1)
 
 

@@ -72,7 +72,7 @@ class ServerState(NamedTuple):
 class Buffers(NamedTuple):
     climbed: Vector  # (..., d), mu_i plus the e of all steps so far, without their s
     s: Vector  # (..., d)
-    taken: Vector  # (1,), k - 1 before step k
+    past: Vector  # (1,), k - 1 before step k
     ascended: Vector  # (..., d), w + e
 
 
@@ -98,12 +98,12 @@ class FedSMOOClient(LocalRule):
     def gradient(
         self, w: Vector, g: Vector, buffers: Buffers, at: GradientAt, config: LocalConfig
     ) -> Tensor:
-        climbed, s, taken, ascended = buffers
+        climbed, s, past, ascended = buffers
         loss = at(w)
-        u = g.sub_(climbed).addcmul_(s, taken)  # g - mu_i - s
+        u = g.sub_(climbed).addcmul_(s, past)  # g - mu_i - s
         length = self.radius / (norm(u) + EPS)
         climbed.addcmul_(u, length)
-        taken.add_(1)
+        past.add_(1)
         at(torch.addcmul(w, u, length, out=ascended))
         clip_(g, config.clip_norm)
         return loss
@@ -112,7 +112,7 @@ class FedSMOOClient(LocalRule):
         self, w: Vector, g: Vector, buffers: Buffers, at: GradientAt, config: LocalConfig
     ) -> Vector:
         """mu_i after the last step."""
-        return torch.addcmul(buffers.climbed, buffers.s, buffers.taken + 1, value=-1)
+        return torch.addcmul(buffers.climbed, buffers.s, buffers.past + 1, value=-1)
 
     def upload(self, w_K: Vector, down: Down, state: ClientState, result: LocalResult) -> Up:
         return Up(w_K, mu=result.gradient)

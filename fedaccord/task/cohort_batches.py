@@ -17,7 +17,7 @@ Prepare = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # raw inputs (n, ..
 def cut(
     x: Tensor,
     y: Tensor,
-    held: Sequence[Tensor],
+    rows_of: Sequence[Tensor],
     generators: Sequence[torch.Generator],
     batch_size: int,
     epochs: int,
@@ -26,15 +26,15 @@ def cut(
 ) -> Iterator[Stack]:
     """A stack for each step of n clients, which are sorted by falling numbers of steps.
 
-    held: the rows of x and y that each client has, at least one each. A client takes ``epochs``
+    rows_of: the rows of x and y that each client has, at least one each. A client takes ``epochs``
     passes over them, shuffled each time by its generator, or ``steps`` steps if that is not 0.
     ``batch_size=0``: each step uses the whole client, in order. Raises ValueError for a client
     without samples, and if a client takes more steps than the one before it.
     """
-    n = torch.tensor([len(rows) for rows in held])
+    n = torch.tensor([len(rows) for rows in rows_of])
     if not n.all():
         raise ValueError("expected at least one batch of training data, got none")
-    rows, first = torch.cat([*held]), n.cumsum(0) - n  # of each client in ``rows``
+    rows, first = torch.cat([*rows_of]), n.cumsum(0) - n  # of each client in ``rows``
     if batch_size == 0:
         whole = Stack(*_cut(x, y, rows[_each(first, n)], prepare), n)
         yield from [whole] * (steps or epochs)
@@ -46,9 +46,9 @@ def cut(
         raise ValueError("expected clients in the order of falling numbers of steps")
     clients = zip(n.tolist(), passes.tolist(), generators, strict=True)
     orders = [torch.randperm(n_i, generator=g) for n_i, count, g in clients for _ in range(count)]
-    taken = passes * n
-    rows = rows[torch.cat(orders) + first.repeat_interleave(taken)]
-    first = taken.cumsum(0) - taken
+    counts = passes * n
+    rows = rows[torch.cat(orders) + first.repeat_interleave(counts)]
+    first = counts.cumsum(0) - counts
     ahead = max(1, AHEAD // max(1, len(n) * batch_size * x[0].numel()))
     for begin in range(0, int(K[0]), ahead):
         k = torch.arange(begin, min(begin + ahead, int(K[0])))[:, None]  # (s, 1)

@@ -45,18 +45,18 @@ def stacked(batches: Sequence[Iterable[Pair]]) -> Iterator[Stack]:
     iterators = [iter(client) for client in batches]
     while iterators:
         step = [next(client, None) for client in iterators]
-        taken = [batch for batch in step if batch is not None]
-        if None in step[: len(taken)]:
+        present = [batch for batch in step if batch is not None]
+        if None in step[: len(present)]:
             raise ValueError("expected clients in the order of falling numbers of steps")
-        iterators = iterators[: len(taken)]
-        if taken:
-            if not all(isinstance(inputs, Tensor) for inputs, _ in taken):
+        iterators = iterators[: len(present)]
+        if present:
+            if not all(isinstance(inputs, Tensor) for inputs, _ in present):
                 raise NotImplementedError("expected inputs in one tensor")
-            sizes = torch.tensor([len(targets) for _, targets in taken])
+            sizes = torch.tensor([len(targets) for _, targets in present])
             longest = int(sizes.max())
             inputs, targets = (
                 torch.stack([_fill(part, longest) for part in parts])
-                for parts in zip(*taken, strict=True)
+                for parts in zip(*present, strict=True)
             )
             yield Stack(inputs, targets, sizes)
 
@@ -159,7 +159,7 @@ class CohortSolver:
                     f"{type(self.model.module).__name__}: {str(error).splitlines()[0]}; "
                     "train its clients one at a time"
                 ) from error
-            found = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
+            gradients = torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
         self._tried = True
         if drawn_from(states):  # one draw for all clients; vmap itself refuses those of PyTorch
             raise NotImplementedError(
@@ -167,7 +167,7 @@ class CohortSolver:
                 f"{type(self.model.module).__name__}, where NumPy's or Python's are drawn; train "
                 "its clients one at a time"
             )
-        for view, gradient in zip(views(g), found, strict=True):
+        for view, gradient in zip(views(g), gradients, strict=True):
             view.copy_(gradient)
         return losses.detach()
 

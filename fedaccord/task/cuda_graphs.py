@@ -140,8 +140,8 @@ class GradientGraphs:
             with torch.enable_grad():
                 with torch.autocast(loss.device.type, torch.bfloat16, enabled=is_cast):
                     # a copy: the first layer may work in place
-                    found = model.with_parameters(leaves, inputs.clone())
-                value = loss_of(predictions(found).to(loss.dtype), targets)
+                    outputs = model.with_parameters(leaves, inputs.clone())
+                value = loss_of(predictions(outputs).to(loss.dtype), targets)
                 parts = torch.autograd.grad(value, leaves, materialize_grads=True)
             loss.copy_(value.detach())
             torch._foreach_copy_(views, parts)
@@ -154,12 +154,12 @@ def graphs_of(model: FlatModel, loss: Loss, precision: str) -> GradientGraphs | 
     if not is_on_gpu(model) or not isinstance(loss, FunctionType):  # others may have no hash
         return None
     if (loss, precision) not in model.graphs:
-        made = GradientGraphs(model, loss, precision) if records(model, loss) else None
-        model.graphs[loss, precision] = made
-    found: GradientGraphs | None = model.graphs[loss, precision]
-    if found is not None:
-        found.visits += 1
-    return found
+        recorder = GradientGraphs(model, loss, precision) if records(model, loss) else None
+        model.graphs[loss, precision] = recorder
+    graphs: GradientGraphs | None = model.graphs[loss, precision]
+    if graphs is not None:
+        graphs.visits += 1
+    return graphs
 
 
 def is_on_gpu(model: FlatModel) -> bool:

@@ -81,8 +81,8 @@ def _evaluate(
             value = value.masked_fill(number == 0, 0.0)  # cross-entropy of no target is NaN
         measured = select(metrics, of_classes=not targets.is_floating_point())
         chosen.update(measured)
-        found = {name: metric.sums(predictions, targets) for name, metric in measured.items()}
-        return Score(value, number, found)
+        metric_sums = {name: metric.sums(predictions, targets) for name, metric in measured.items()}
+        return Score(value, number, metric_sums)
 
     models = [model, *(deepcopy(model) for _ in range(threads - 1))]
     for batch in _scores(score, models, batches):
@@ -106,7 +106,7 @@ def _scores(
         yield from (score(models[0], batch) for batch in batches)
         return
     numbered: Iterator[tuple[int, Pair | None]] = enumerate(batches)
-    lock, found = Lock(), dict[int, Score]()
+    lock, scores = Lock(), dict[int, Score]()
 
     def work(model: FlatModel) -> None:
         nonlocal numbered
@@ -116,14 +116,14 @@ def _scores(
                     number, batch = next(numbered, (-1, None))
                 if batch is None:
                     return
-                found[number] = score(model, batch)
+                scores[number] = score(model, batch)
         finally:  # no batch is left, or this one failed: end the other threads too
             numbered = iter(())
 
     with ThreadPoolExecutor(len(models)) as pool:
         try:
-            for done in [pool.submit(work, model) for model in models]:
-                done.result()
+            for future in [pool.submit(work, model) for model in models]:
+                future.result()
         finally:  # the run is interrupted
             numbered = iter(())
-    yield from (found[number] for number in sorted(found))
+    yield from (scores[number] for number in sorted(scores))

@@ -48,8 +48,8 @@ def check_fit(
         with torch.no_grad(), seeded(0):
             model.module.eval()
             parts = batches.tensors_of(inputs)
-            found: Tensor = call_unchanged(lambda *_: forward(model, inputs, precision), *parts)
-            predictions = found.to(place)
+            outputs: Tensor = call_unchanged(lambda *_: forward(model, inputs, precision), *parts)
+            predictions = outputs.to(place)
     except Exception as error:  # the module's own code may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         reason += "; try precision=float32" if precision == "bfloat16" else ""
@@ -72,9 +72,9 @@ def check_fit(
     except Exception as error:
         if isinstance(loss, OwnLoss):
             raise
-        known = next((f", with loss={name}" for name, it in LOSSES.items() if it is loss), "")
+        with_loss = next((f", with loss={name}" for name, it in LOSSES.items() if it is loss), "")
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"{line} of {wanted}{known}: {reason}") from error
+        raise ValueError(f"{line} of {wanted}{with_loss}: {reason}") from error
     if isinstance(loss, OwnLoss) and value.isnan():
         log.warning("loss: %s is NaN for predictions of the untrained model", loss.name)
     return predictions

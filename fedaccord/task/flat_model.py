@@ -79,11 +79,13 @@ class FlatModel:
         shared = {n: p for n, p in trained.items() if id(p) not in is_local}
         own = {n: p for n, p in trained.items() if id(p) in is_local}
         if not shared:
-            kept = f" beside local-parameters={local_parameters!r}" if own else ""
-            fixed = f" beside frozen-parameters={frozen_parameters!r}" if frozen_parameters else ""
+            beside_local = f" beside local-parameters={local_parameters!r}" if own else ""
+            beside_frozen = (
+                f" beside frozen-parameters={frozen_parameters!r}" if frozen_parameters else ""
+            )
             raise ValueError(
                 f"model: expected parameters to train and exchange, {type(module).__name__} has "
-                f"none{kept}{fixed}"
+                f"none{beside_local}{beside_frozen}"
             )
         self.names = [*shared]
         self.shapes = [p.shape for p in shared.values()]
@@ -103,19 +105,19 @@ class FlatModel:
                 views[0],
             )
         self._hold(torch.cat([p.detach().reshape(-1) for p in self.parameters]))
-        held = {n: b for n, b in self.module.named_buffers() if n in state}
+        own_buffers = {n: b for n, b in self.module.named_buffers() if n in state}
         self.frozen: dict[str, Tensor] = {n: p for n, p in named.items() if not p.requires_grad} | (
-            held if buffers == "freeze" else {}
+            own_buffers if buffers == "freeze" else {}
         )
-        owners = {n: self.module.get_submodule(n.rpartition(".")[0]) for n in held}
-        self._held = [(n, owners[n], b) for n, b in held.items()]
-        self._mean = held if buffers == "mean" else {}
-        self._local = held if buffers == "local" else {}
+        owners = {n: self.module.get_submodule(n.rpartition(".")[0]) for n in own_buffers}
+        self._held = [(n, owners[n], b) for n, b in own_buffers.items()]
+        self._mean = own_buffers if buffers == "mean" else {}
+        self._local = own_buffers if buffers == "local" else {}
         self._still = [
             m
             for m in self.module.modules()
             if buffers == "freeze"
-            and any(any(b is own for own in held.values()) for b in m.buffers(recurse=False))
+            and any(any(b is own for own in own_buffers.values()) for b in m.buffers(recurse=False))
         ]
         for still in self._still:  # the module itself may be in training mode already
             still.eval()
@@ -200,13 +202,13 @@ class FlatModel:
     def _hidden_matrices(self, named: Mapping[str, nn.Parameter]) -> set[str]:
         """The parameters of two and more dimensions, without embeddings and the model's last one,
         its output layer, which may be frozen or stay at the client."""
-        found = []
+        names = []
         for name, parameter in named.items():
             owner = self.module.get_submodule(name.rpartition(".")[0])
             is_table = "embed" in name.lower() or isinstance(owner, nn.Embedding | nn.EmbeddingBag)
             if parameter.dim() > 1 and not is_table:
-                found.append(name)
-        return {*found[:-1]}
+                names.append(name)
+        return {*names[:-1]}
 
     @contextmanager
     def at(self, point: Tensor) -> Iterator[None]:
@@ -256,18 +258,18 @@ class FlatModel:
     def _settle(self) -> None:
         """Copy tensors that a forward pass has put in the place of buffers into these. Raises
         ValueError if one does not fit."""
-        for name, owner, held in self._held:
+        for name, owner, buffer in self._held:
             key = name.rpartition(".")[2]
-            found, owner._buffers[key] = owner._buffers[key], held
-            if found is held or self.policy == "freeze":
+            current, owner._buffers[key] = owner._buffers[key], buffer
+            if current is buffer or self.policy == "freeze":
                 continue
-            if found is None or found.shape != held.shape:
-                shape = None if found is None else tuple(found.shape)
+            if current is None or current.shape != buffer.shape:
+                shape = None if current is None else tuple(current.shape)
                 raise ValueError(
-                    f"model: expected the buffer {name} to keep its shape {tuple(held.shape)} in "
+                    f"model: expected the buffer {name} to keep its shape {tuple(buffer.shape)} in "
                     f"training, got {shape}; register it with persistent=False"
                 )
-            held.copy_(found)
+            buffer.copy_(current)
 
     def named_buffers(self) -> dict[str, Tensor]:
         """The buffers that the server averages, by name, in w's dtype."""
@@ -310,12 +312,12 @@ class FlatModel:
         return {name: digest(tensor) for name, tensor in self.frozen.items()}
 
 
-def predictions(found: Any) -> Tensor:
+def predictions(output: Any) -> Tensor:
     """What a module has returned. Raises ValueError if it is no tensor."""
-    if isinstance(found, Tensor):
-        return found
+    if isinstance(output, Tensor):
+        return output
     raise ValueError(
-        f"model: expected predictions in a tensor, got {describe(found)}; "
+        f"model: expected predictions in a tensor, got {describe(output)}; "
         "return them, or give forward=lambda model, batch: ..., which does"
     )
 

@@ -26,11 +26,11 @@ class Generator(NamedTuple):
 
 def generators(device: torch.device, others: bool) -> list[Generator]:
     """PyTorch's, of the CPU and of the device; others: NumPy's and Python's, too."""
-    found = [Generator(torch.get_rng_state, torch.set_rng_state, torch.equal)]
+    result = [Generator(torch.get_rng_state, torch.set_rng_state, torch.equal)]
     if device.type == "cuda":
         get = partial(torch.cuda.get_rng_state, device)
-        found.append(Generator(get, partial(torch.cuda.set_rng_state, device=device), torch.equal))
-    return found + (OTHERS if others else [])
+        result.append(Generator(get, partial(torch.cuda.set_rng_state, device=device), torch.equal))
+    return result + (OTHERS if others else [])
 
 
 def _equal(one: Sequence[Any], other: Sequence[Any]) -> bool:

@@ -45,7 +45,7 @@ class Layer:
         """The output, and the values that the backward pass needs; x is not changed."""
         raise NotImplementedError
 
-    def backward(self, dy: Tensor, kept: Any, p: Parameters, g: Parameters, on: bool) -> Any:
+    def backward(self, dy: Tensor, saved: Any, p: Parameters, g: Parameters, on: bool) -> Any:
         """Write the gradients of ``p`` to ``g``; returns that of x if the pass goes ``on``."""
         raise NotImplementedError
 
@@ -60,11 +60,11 @@ class Linear(Layer):
             return F.linear(x, weight, *bias), x
         return torch.baddbmm(bias[0].unsqueeze(1), x, weight.mT) if bias else x @ weight.mT, x
 
-    def backward(self, dy: Tensor, kept: Any, p: Parameters, g: Parameters, on: bool) -> Any:
+    def backward(self, dy: Tensor, saved: Any, p: Parameters, g: Parameters, on: bool) -> Any:
         if dy.dim() == 2:
-            torch.mm(dy.t(), kept, out=g[0])
+            torch.mm(dy.t(), saved, out=g[0])
         else:  # whose gradients would be copied to the rows of g client by client
-            g[0].copy_(dy.mT @ kept)
+            g[0].copy_(dy.mT @ saved)
         for g_bias in g[1:]:
             torch.sum(dy, -2, out=g_bias)
         return dy @ p[0] if on else None
@@ -77,8 +77,8 @@ class ReLU(Layer):
         y = torch.relu(x)
         return y, y
 
-    def backward(self, dy: Tensor, kept: Any, p: Parameters, g: Parameters, on: bool) -> Any:
-        return aten.threshold_backward.default(dy, kept, 0)
+    def backward(self, dy: Tensor, saved: Any, p: Parameters, g: Parameters, on: bool) -> Any:
+        return aten.threshold_backward.default(dy, saved, 0)
 
 
 class Flatten(Layer):
@@ -91,8 +91,8 @@ class Flatten(Layer):
     def forward(self, x: Tensor, p: Parameters, many: bool) -> tuple[Tensor, Any]:
         return x.flatten(1 + many), x.shape
 
-    def backward(self, dy: Tensor, kept: Any, p: Parameters, g: Parameters, on: bool) -> Any:
-        return dy.view(kept)
+    def backward(self, dy: Tensor, saved: Any, p: Parameters, g: Parameters, on: bool) -> Any:
+        return dy.view(saved)
 
 
 class Convolution(Layer):
@@ -106,14 +106,14 @@ class Convolution(Layer):
         conv, bias = self.layer, p[1] if len(p) == 2 else None
         return F.conv2d(x, p[0], bias, conv.stride, conv.padding, conv.dilation, conv.groups), x
 
-    def backward(self, dy: Tensor, kept: Any, p: Parameters, g: Parameters, on: bool) -> Any:
+    def backward(self, dy: Tensor, saved: Any, p: Parameters, g: Parameters, on: bool) -> Any:
         conv, has_bias = self.layer, len(p) == 2
-        dx, *found = aten.convolution_backward.default(
-            *(dy, kept, p[0], [conv.out_channels] if has_bias else None),
+        dx, *gradients = aten.convolution_backward.default(
+            *(dy, saved, p[0], [conv.out_channels] if has_bias else None),
             *(conv.stride, conv.padding, conv.dilation, False, [0, 0], conv.groups),
             [on, True, has_bias],
         )
-        for ours, its in zip(g, found, strict=False):
+        for ours, its in zip(g, gradients, strict=False):
             ours.copy_(its)
         return dx
 
@@ -137,8 +137,8 @@ class MaxPool(Layer):
         y, indices = aten.max_pool2d_with_indices.default(x, *self.how)
         return y, (x, indices)
 
-    def backward(self, dy: Tensor, kept: Any, p: Parameters, g: Parameters, on: bool) -> Any:
-        x, indices = kept
+    def backward(self, dy: Tensor, saved: Any, p: Parameters, g: Parameters, on: bool) -> Any:
+        x, indices = saved
         return aten.max_pool2d_with_indices_backward.default(dy, x, *self.how, indices)
 
 
@@ -149,8 +149,8 @@ class Masked(Layer):
         mask = self.layer.mask(x)
         return x * mask, mask
 
-    def backward(self, dy: Tensor, kept: Any, p: Parameters, g: Parameters, on: bool) -> Any:
-        return dy * kept
+    def backward(self, dy: Tensor, saved: Any, p: Parameters, g: Parameters, on: bool) -> Any:
+        return dy * saved
 
 
 PASSES = "forward_pre", "forward", "backward_pre", "backward"  # in the names of PyTorch's hooks
@@ -181,8 +181,8 @@ class Layers:
 
     def takes(self, inputs: Tensor, targets: Tensor, *, many: bool) -> bool:
         """Whether these are a batch and its classes, or ``many`` such batches of equal form."""
-        known = targets.dim() == 1 + many and self.dims in (0, inputs.dim() - many)
-        return known and (self._takes_many or not many)
+        fits = targets.dim() == 1 + many and self.dims in (0, inputs.dim() - many)
+        return fits and (self._takes_many or not many)
 
     @torch.no_grad()
     def gradient(self, inputs: Tensor, targets: Tensor, p: Parameters, g: Parameters) -> Tensor:
@@ -191,8 +191,8 @@ class Layers:
         x = inputs.contiguous(memory_format=torch.channels_last) if self.channels_last else inputs
         left: list[Any] = []
         for layer, own in self.layers:
-            x, kept = layer.forward(x, p[own], many)
-            left.append(kept)
+            x, saved = layer.forward(x, p[own], many)
+            left.append(saved)
         loss, dy = cross_entropies(x, targets) if many else cross_entropy(x, targets)
         for i in range(len(left) - 1, self._end - 1, -1):
             layer, own = self.layers[i]
@@ -205,7 +205,7 @@ def layers_of(module: nn.Module) -> Layers | None:
     if not isinstance(module, nn.Sequential) or type(module) not in STACKS or not is_plain(module):
         return None
     first = dims = 0  # of a batch: of the first layer's input, and of the current one
-    found = []
+    layers = []
     for child in module:
         kind = KNOWN.get(type(child))
         layer = kind(child) if kind and is_plain(child) else None
@@ -215,10 +215,10 @@ def layers_of(module: nn.Module) -> Layers | None:
             first = dims = layer.dims
         if isinstance(layer, Flatten):
             dims = 2
-        found.append(layer)
-    if dims != 2 or not any(layer.count for layer in found):
+        layers.append(layer)
+    if dims != 2 or not any(layer.count for layer in layers):
         return None
-    return Layers(found, first, isinstance(module, ChannelsLast))
+    return Layers(layers, first, isinstance(module, ChannelsLast))
 
 
 def is_plain(module: nn.Module) -> bool:

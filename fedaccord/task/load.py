@@ -51,10 +51,10 @@ def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[st
     metrics.select(measured, of_classes=data.classes > 0)
     x, y = data.x_train, data.y_train
     test = (data.x_test, data.y_test) if len(data.y_test) else None
-    held = _held_out(len(y), config.validation, config.seed) if config.validation else None
+    held_out = _held_out(len(y), config.validation, config.seed) if config.validation else None
     drawn = config.samples_per_client and config.partition not in GIVEN and not whole
-    if drawn and held is not None:  # clients get the other samples
-        test, x, y = (x[held], y[held]), x[~held], y[~held]
+    if drawn and held_out is not None:  # clients get the other samples
+        test, x, y = (x[held_out], y[held_out]), x[~held_out], y[~held_out]
     parts: Sequence[np.ndarray]
     if whole:
         parts = [np.arange(len(y))] * num_clients
@@ -72,8 +72,8 @@ def _load_task(config: TaskConfig, num_clients: int, whole: bool, code: tuple[st
             seed=config.seed,
         )
     clients, shape = Clients(x, y, parts), tuple(x.shape[1:])
-    if held is not None and not drawn:
-        clients, test = _without(clients, held, config.validation)
+    if held_out is not None and not drawn:
+        clients, test = _without(clients, held_out, config.validation)
 
     kind = datasets.kind_of(config.dataset)
 
@@ -134,20 +134,20 @@ def _usual_metric(classes: int) -> str:
 def _held_out(total: int, share: float, seed: int) -> Tensor:
     """(total,) bool: a random ``share`` of all samples."""
     rng = np.random.default_rng([seed, VALIDATION])
-    held = torch.zeros(total, dtype=torch.bool)
-    held[torch.from_numpy(rng.permutation(total)[: max(1, round(share * total))])] = True
-    return held
+    mask = torch.zeros(total, dtype=torch.bool)
+    mask[torch.from_numpy(rng.permutation(total)[: max(1, round(share * total))])] = True
+    return mask
 
 
-def _without(clients: Clients, held: Tensor, share: float) -> tuple[Clients, Samples]:
-    """The clients without the ``held`` samples, and these samples.
+def _without(clients: Clients, held_out: Tensor, share: float) -> tuple[Clients, Samples]:
+    """The clients without the ``held_out`` samples, and these samples.
 
     The other samples stay with their clients. Raises ValueError if a client has none left.
     """
     assert isinstance(clients.x, Tensor)
     assert isinstance(clients.y, Tensor)
     assert clients.parts is not None
-    free = ~held.numpy()
+    free = ~held_out.numpy()
     place = np.cumsum(free) - 1  # position of a sample among the remaining ones
     parts = [place[part[free[part]]] for part in clients.parts]
     if empty := [i for i, part in enumerate(parts) if not len(part)]:
@@ -155,8 +155,8 @@ def _without(clients: Clients, held: Tensor, share: float) -> tuple[Clients, Sam
             f"validation: expected samples left for every client, got none for client {empty[0]} "
             f"with {share:g}; lower it, or num-clients"
         )
-    left = Clients(clients.x[~held], clients.y[~held], parts)
-    return left, (clients.x[held], clients.y[held])
+    left = Clients(clients.x[~held_out], clients.y[~held_out], parts)
+    return left, (clients.x[held_out], clients.y[held_out])
 
 
 def _card(config: TaskConfig, data: Dataset) -> dict[str, Any]:

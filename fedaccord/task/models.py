@@ -48,13 +48,13 @@ def build(
     support, and if the function cannot be imported, fails, or returns anything but a module.
     """
     path = "" if name in NAMES else FUNCTIONS.path(name)
-    known = TEXT_MODELS if vocabulary else MODELS
-    if name not in known and not path:
-        hint = did_you_mean(name, known)
+    choices = TEXT_MODELS if vocabulary else MODELS
+    if name not in choices and not path:
+        hint = did_you_mean(name, choices)
         what = "tokens" if vocabulary else "images or features"
         floats = "; integers are tokens, make features floats" if vocabulary else ""
         raise ValueError(
-            f"model: expected one of {', '.join(known)}, or {named.FORM}, for {what}, got "
+            f"model: expected one of {', '.join(choices)}, or {named.FORM}, for {what}, got "
             f"{name!r}{hint}{floats}"
         )
     if stem not in STEMS:
@@ -69,19 +69,19 @@ def build(
         if name in MODELS:
             return MODELS[name](shape, classes, stem)
         offered = {"shape": tuple(shape), "classes": classes, "vocabulary": vocabulary}
-        found = named.call("model", path, offered)
-    if not isinstance(found, nn.Module):
+        module = named.call("model", path, offered)
+    if not isinstance(module, nn.Module):
         raise ValueError(
-            f"model: expected {path} to return a torch.nn.Module, got a {type(found).__name__}"
+            f"model: expected {path} to return a torch.nn.Module, got a {type(module).__name__}"
         )
-    for part, parameter in found.named_parameters():
+    for part, parameter in module.named_parameters():
         if _BUILT.get(id(parameter)) is parameter:
             raise ValueError(
                 f"model: expected {path} to build a new model at each call, got {part} of an "
                 "earlier one, which is trained: return copy.deepcopy(...) of what calls share"
             )
-    _BUILT.update((id(p), p) for p in found.parameters() if p.requires_grad)
-    return found
+    _BUILT.update((id(p), p) for p in module.parameters() if p.requires_grad)
+    return module
 
 
 def vocabulary_of(name: str, *inputs: Tensor) -> int:
@@ -241,8 +241,8 @@ class Dropout(nn.Dropout):
     def mask(self, x: torch.Tensor) -> torch.Tensor:
         """The factors of x, on a CPU: 0, or 1 / (1 - p)."""
         words = torch.randint(-(2**63), 2**63 - 1, (-(-x.numel() // 8),))  # int64
-        kept = words.view(torch.uint8)[: x.numel()].view(x.shape) >= round(256 * self.p)
-        return kept.to(x.dtype).mul_(1 / (1 - self.p))
+        keep = words.view(torch.uint8)[: x.numel()].view(x.shape) >= round(256 * self.p)
+        return keep.to(x.dtype).mul_(1 / (1 - self.p))
 
 
 class _Conv2d(nn.Conv2d):

@@ -171,8 +171,8 @@ def by_autograd(
             return value.detach()
         # not `backward`: it accumulates into g; with large layers and small batches clearing and
         # adding cost up to a tenth of a step
-        found = torch.autograd.grad(value, model.parameters, materialize_grads=True)
-    torch._foreach_copy_(model.gradients, found)
+        gradients = torch.autograd.grad(value, model.parameters, materialize_grads=True)
+    torch._foreach_copy_(model.gradients, gradients)
     return value.detach()
 
 
@@ -238,14 +238,14 @@ class Passes:
         return max(self.examples, self.format.size(self.batches))
 
     def one_pass(self, first: bool) -> Iterator[Pair]:
-        seen = False
+        has_batches = False
         for batch in self.batches:
-            seen = True
+            has_batches = True
             inputs, targets = self.format.read(batch, self.device, self.dtype)
             if first:
                 self.examples += targets.shape[0]
             yield inputs, targets
-        if not seen and self.examples:
+        if not has_batches and self.examples:
             raise ValueError(
                 "expected batches that can be iterated more than once (a list, a DataLoader), "
                 f"got a {type(self.batches).__name__} that was used up after the first pass"

@@ -72,14 +72,14 @@ class FunctionSource:
         The default generators of PyTorch, NumPy and Python are seeded for each batch, and restored.
         Raises ValueError for another number of samples than in the counted pass.
         """
-        made = self.make(random.generator if random else torch.Generator().manual_seed(0))
-        if not isinstance(made, Iterable):
+        content = self.make(random.generator if random else torch.Generator().manual_seed(0))
+        if not isinstance(content, Iterable):
             raise ValueError(
                 "expected a function that gives batches, got one that returns "
-                f"{type(made).__name__}; return or yield (inputs, targets)"
+                f"{type(content).__name__}; return or yield (inputs, targets)"
             )
         count = 0
-        for batch in each_seeded(made, random.seed if random else lambda: 0):
+        for batch in each_seeded(content, random.seed if random else lambda: 0):
             count += len(self.form.split(batch)[1])
             if count > self.size > 0:
                 break
@@ -115,30 +115,32 @@ Source = DatasetSource | FunctionSource
 TestSource = Source | PerClient
 
 
-def is_tensors(given: Any) -> bool:
+def is_tensors(samples: Any) -> bool:
     """Whether these look like (x, y)."""
-    return isinstance(given, tuple | list)
+    return isinstance(samples, tuple | list)
 
 
-def source_of(given: Any, form: BatchFormat) -> Source:
-    """The source of ``given``, one of `FORMS`; a function's batches are counted, the first is read.
+def source_of(samples: Any, form: BatchFormat) -> Source:
+    """The source of samples, one of `FORMS`; a function's batches are counted, the first is read.
 
     Raises ValueError, in one line, for anything else, for no samples, and for batches of another
     form, and any error of the user's code.
     """
-    if isinstance(given, Tensor | Mapping | str) or not (
-        callable(given) or (hasattr(given, "__len__") and hasattr(given, "__getitem__"))
+    if isinstance(samples, Tensor | Mapping | str) or not (
+        callable(samples) or (hasattr(samples, "__len__") and hasattr(samples, "__getitem__"))
     ):
-        raise ValueError(f"expected {FORMS}, got {type(given).__name__}")
-    if hasattr(given, "__getitem__"):
-        rows = tuple(given) if is_tensors(given) else given
-        found: Source = DatasetSource(rows, len(given[1]) if is_tensors(given) else len(given))
+        raise ValueError(f"expected {FORMS}, got {type(samples).__name__}")
+    if hasattr(samples, "__getitem__"):
+        rows = tuple(samples) if is_tensors(samples) else samples
+        source: Source = DatasetSource(
+            rows, len(samples[1]) if is_tensors(samples) else len(samples)
+        )
     else:
-        found = FunctionSource(given, form).counted()
-    if not found.size:
+        source = FunctionSource(samples, form).counted()
+    if not source.size:
         raise ValueError("expected at least one sample, got none")
-    form.split(next(iter(found.batches(1))))
-    return found
+    form.split(next(iter(source.batches(1))))
+    return source
 
 
 def labels_of(rows: Any) -> NDArray[Any] | None:

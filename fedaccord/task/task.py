@@ -78,8 +78,8 @@ class Task:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the parts that another process makes itself."""
-        kept = {name: part for name, part in self.__dict__.items() if name != "_near"}
-        return kept | {"_models": {}}
+        state = {name: part for name, part in self.__dict__.items() if name != "_near"}
+        return state | {"_models": {}}
 
     @cached_property
     def _near(self) -> tuple[Clients | SourceClients, Samples | TestSource | None]:
@@ -104,10 +104,10 @@ class Task:
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
         """Checksums of the data set and, if clients share one training set, of the partition."""
-        found: dict[str, Any] = {"samples": self.checksum}
+        digests: dict[str, Any] = {"samples": self.checksum}
         if self.clients.parts is not None and not self.own_test:
-            found["partition"] = fingerprint.of_parts(self.clients.parts)
-        return found
+            digests["partition"] = fingerprint.of_parts(self.clients.parts)
+        return digests
 
     def model(self, settings: ModelSettings = DEFAULT) -> FlatModel:
         """The cached model: before use, set its w and the tensors that the settings put beside w.
@@ -128,12 +128,12 @@ class Task:
         classes = arguments.get("classes")
         test = self.test if self.num_tests else None
         check_from_zero(self.clients, test, self.loss)
-        found = check_fit(model, inputs, targets, self.loss, classes, precision)
+        predictions = check_fit(model, inputs, targets, self.loss, classes, precision)
         check_frozen(model, inputs, precision)
         if self.num_tests:
             chosen = select(self.metrics, of_classes=not targets.is_floating_point())
-            check_metrics(found, targets.to(found.device), chosen)
-        check_labels(self.clients, test, found, self.loss)
+            check_metrics(predictions, targets.to(predictions.device), chosen)
+        check_labels(self.clients, test, predictions, self.loss)
 
     def fresh_model(self, settings: ModelSettings, device: torch.device | str) -> FlatModel:
         """A new model with the initial values."""
@@ -180,9 +180,9 @@ class Task:
             x, y = (to_device(part, self.device) for part in (x, y))
             return self.prepare(x, dtype), as_floats(y, dtype)
 
-        x, y, held = near.together(clients)
+        x, y, rows = near.together(clients)
         generators = [_generator(seed, round, i) for i in clients]
-        return cut(x, y, held, generators, batch_size, epochs, steps, prepare)
+        return cut(x, y, rows, generators, batch_size, epochs, steps, prepare)
 
     def evaluate(
         self,
@@ -197,14 +197,14 @@ class Task:
         test = self._near[1]
         if test is None:
             return {}
-        found = self._evaluate(w, self.batches(test, w.dtype), settings, threads, buffers)
-        return {f"{self.split}-{name}": value for name, value in found.items()}
+        values = self._evaluate(w, self.batches(test, w.dtype), settings, threads, buffers)
+        return {f"{self.split}-{name}": value for name, value in values.items()}
 
     def evaluate_train(self, w: Tensor, *model: Any) -> dict[str, float]:
         """Accuracy and mean loss of the model at w (d,) on all training samples, not augmented;
         model: as in `evaluate`."""
-        found = self._evaluate(w, self._train_batches(w.dtype), *model)
-        return {TRAIN_NAMES.get(name, f"train-{name}"): value for name, value in found.items()}
+        values = self._evaluate(w, self._train_batches(w.dtype), *model)
+        return {TRAIN_NAMES.get(name, f"train-{name}"): value for name, value in values.items()}
 
     def _evaluate(
         self,
@@ -282,12 +282,12 @@ class Task:
             order, ends = self._deal
             share = np.sort(order[ends[client] : ends[client + 1]])
         else:
-            held = self.clients.labels(client)
-            assert held is not None
+            labels = self.clients.labels(client)
+            assert labels is not None
             total = len(self._test_labels)
-            size = max(1, round(total * len(held) / self.clients.total))
+            size = max(1, round(total * len(labels) / self.clients.total))
             seed = np.random.SeedSequence([self.seed, client]).generate_state(1)[0]
-            share = matching_share(held, self._test_labels, size, int(seed))
+            share = matching_share(labels, self._test_labels, size, int(seed))
         rows = torch.from_numpy(share)
         if isinstance(test, DatasetSource):
             return test.only(rows) if len(rows) else None
@@ -297,8 +297,8 @@ class Task:
     def _test_labels(self) -> np.ndarray | None:
         """The classes of the test samples, if those of all clients are known too."""
         some = range(len(self.clients) if self.clients.parts is None else 1)
-        known = all(self.clients.labels(i) is not None for i in some)
-        return labels_of(self.test) if known else None
+        all_labelled = all(self.clients.labels(i) is not None for i in some)
+        return labels_of(self.test) if all_labelled else None
 
     @cached_property
     def _deal(self) -> tuple[np.ndarray, np.ndarray]:

@@ -37,8 +37,8 @@ def check_values(
             f"model: expected parameters with values, {type(module).__name__} has a lazy one: "
             "call it on a batch first, or give the sizes of its inputs"
         )
-    held = dict(module.named_buffers())
-    own = {name: held[name] for name in names} if policy in ("mean", "local") else {}
+    buffers = dict(module.named_buffers())
+    own = {name: buffers[name] for name in names} if policy in ("mean", "local") else {}
     for name, tensor in (*module.named_parameters(), *own.items()):
         if tensor.is_complex():
             raise ValueError(
@@ -64,16 +64,16 @@ def cast(
 ) -> nn.Module:
     """The module itself, on the device, with its floating tensors in ``dtype`` and its complex
     buffers in the complex one."""
-    kept = [
+    complex_buffers = [
         (owner, name, b)
         for owner in module.modules()
         for name, b in owner._buffers.items()
         if b is not None and b.is_complex()
     ]
-    for owner, name, _ in kept:  # Module.to would drop their imaginary parts
+    for owner, name, _ in complex_buffers:  # Module.to would drop their imaginary parts
         owner._buffers[name] = None
     module.to(device=device, dtype=dtype)
-    for owner, name, b in kept:
+    for owner, name, b in complex_buffers:
         owner._buffers[name] = b.to(device=device, dtype=dtype.to_complex() if dtype else None)
     return module
 

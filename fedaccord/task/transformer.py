@@ -53,7 +53,7 @@ class Layer(nn.Module):
             part.view(heads).transpose(-2, -3)
             for part in self.query_key_value(self.norm_attention(x)).chunk(3, dim=-1)
         )
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=is_token[..., None, None, :])
-        x = x + self.merge(seen.transpose(-2, -3).flatten(-2))
+        attention = F.scaled_dot_product_attention(q, k, v, attn_mask=is_token[..., None, None, :])
+        x = x + self.merge(attention.transpose(-2, -3).flatten(-2))
         out: Tensor = x + self.dense(self.norm_dense(x))
         return out

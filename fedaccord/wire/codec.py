@@ -63,7 +63,7 @@ def decode(encoded: Any, base: type) -> Any:
         )
     name = encoded["class"]
     values = {key: value for key, value in encoded.items() if key != "class"}
-    kind = Registered.known.get(name)
+    kind = Registered.registry.get(name)
     if kind is not None and issubclass(kind, base):
         try:
             return kind(**values)

@@ -33,11 +33,11 @@ def write_instruction(instruction: TrainInstruction) -> ConfigRecord:
 
 def check_own_config(config: Iterable[str], key: str) -> None:
     """Raise ValueError, in one line, if a caller's config, or its record, has a reserved name."""
-    taken = [own for own in config if own in (INSTRUCTION, CLIENT, ACCEPTED, DURABLE, HANDSHAKE)]
-    if taken:
+    clashes = [own for own in config if own in (INSTRUCTION, CLIENT, ACCEPTED, DURABLE, HANDSHAKE)]
+    if clashes:
         raise ValueError(
-            f"train_config: expected keys of your own, got {taken[0]!r}, which the strategy sets: "
-            "make it an option of the strategy or use another name"
+            f"train_config: expected keys of your own, got {clashes[0]!r}, which the strategy "
+            "sets: make it an option of the strategy or use another name"
         )
     if key in ARRAYS:
         raise ValueError(
@@ -101,9 +101,9 @@ def _not_ours(text: str) -> ValueError:
 def check_protocol(other: str, version: Any) -> None:
     """Raise ValueError, in one line, if a message from the ``other`` side has another protocol."""
     if type(version) is not int or version != PROTOCOL:
-        found = "one without a number" if version is None else f"protocol {version!r:.40}"
+        theirs = "one without a number" if version is None else f"protocol {version!r:.40}"
         raise ValueError(
-            f"expected a {other} with protocol {PROTOCOL}, as here, got {found}: install the same "
+            f"expected a {other} with protocol {PROTOCOL}, as here, got {theirs}: install the same "
             "version of FedAccord on server and clients"
         )
 

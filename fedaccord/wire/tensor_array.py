@@ -40,9 +40,9 @@ def _checked(array: Array) -> np.ndarray:
     version = np.lib.format.read_magic(file)
     shape, by_columns, dtype = HEADERS[version](file)
     size = math.prod(shape) * dtype.itemsize
-    said, read = (array.dtype, *array.shape), (str(dtype), *shape)
+    declared, actual = (array.dtype, *array.shape), (str(dtype), *shape)
     wrong = dtype.hasobject or array.stype != NUMPY
-    if wrong or said != read or len(array.data) - file.tell() != size:
+    if wrong or declared != actual or len(array.data) - file.tell() != size:
         raise ValueError
     if not size:
         return np.empty(shape, dtype)

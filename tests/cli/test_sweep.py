@@ -192,7 +192,7 @@ def test_the_best_trial_has_the_best_mean_over_all_seeds() -> None:
         job = Job("", f"fedavg-{lr}-seed{seed}", settings | {"validation": validation})
         split = "validation" if validation else "test"
         row = {"status": "completed", f"{split}-accuracy-mean-of-last-10": value}
-        display.on_step(Step(job, row, 3, found=False))
+        display.on_step(Step(job, row, 3, is_earlier=False))
         return display.best
 
     assert step(0.05, 0, 0.9) == ""
@@ -218,9 +218,9 @@ def test_the_remaining_time_counts_rounds_of_this_start_alone(
     total = f"of {display.left.rounds} rounds"
     assert said(2) == f"2 {total}"
     job = Job(str(tmp_path), "fedavg-seed0", settings | {"seed": 0})
-    display.on_step(Step(job, {"status": "failed"}, 3, found=True))
+    display.on_step(Step(job, {"status": "failed"}, 3, is_earlier=True))
     job = Job(str(tmp_path), "fedavg-seed1", settings | {"seed": 1})
-    display.on_step(Step(job, {"status": "failed"}, 2, found=True))
+    display.on_step(Step(job, {"status": "failed"}, 2, is_earlier=True))
     assert said(4) == f"5 {total}"
     assert "left" in said(9)
 

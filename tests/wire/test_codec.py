@@ -68,7 +68,7 @@ def test_two_classes_with_one_short_name_are_refused_in_one_line_that_names_both
 def test_a_class_may_be_defined_again_as_in_a_notebook() -> None:
     for alpha in (1, 2):
         twice = type("Twice", (LocalRule,), {"__module__": "notebook", "alpha": alpha})
-        assert Registered.known["twice"] is twice
+        assert Registered.registry["twice"] is twice
 
 
 @pytest.mark.parametrize(

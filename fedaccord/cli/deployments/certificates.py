@@ -52,9 +52,9 @@ def check_server(
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
         raise ValueError("the certificate is not signed by ca.crt") from None
-    known = hosts_of(certificate)
-    if str(_host(host).value) not in known:
-        raise ValueError(f"the certificate is for {', '.join(known)}, not for {host}")
+    names = hosts_of(certificate)
+    if str(_host(host).value) not in names:
+        raise ValueError(f"the certificate is for {', '.join(names)}, not for {host}")
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:

@@ -58,12 +58,12 @@ def metrics_of(groups: Sequence[Group]) -> dict[str, str]:
     """The metrics that some run has, with their titles."""
     tables = [table for group in groups for table in group.tables]
     names = dict.fromkeys([*METRIC, *(name for table in tables for name in own(table.columns))])
-    titled = (known for known in map(column_of, names) if known.title)
-    drawn = sorted(titled, key=lambda known: known.kind != EVALUATED)
-    found = {c.name: c.title for c in drawn if any(has(group, c.name) for group in groups)}
+    titled = (column for column in map(column_of, names) if column.title)
+    drawn = sorted(titled, key=lambda column: column.kind != EVALUATED)
+    titles = {c.name: c.title for c in drawn if any(has(group, c.name) for group in groups)}
     if not any("dropped" in table and (table["dropped"] > 0).any() for table in tables):
-        found.pop("dropped", None)
-    return found
+        titles.pop("dropped", None)
+    return titles
 
 
 def curves(group: Group, metrics: Iterable[str]) -> pd.DataFrame:

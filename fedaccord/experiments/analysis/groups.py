@@ -44,34 +44,34 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
         settings = {k: v for k, v in _complete(run.settings, usual).items() if k not in free}
         together.setdefault(tuple(sorted(settings.items())), []).append(run)
     together = {
-        (*settings, *found): alike
+        (*settings, *digests): alike
         for settings, same in together.items()
-        for found, alike in _of_same_contents(same).items()
+        for digests, alike in _of_same_contents(same).items()
     }
     each = [dict(key) for key in together]
     keys = differing(each)
-    found = []
+    groups = []
     for settings, same, name in zip(each, together.values(), _labels(each, keys), strict=True):
         counted, repeats = _once_a_seed(same)
         tables = [*map(with_costs, counted)]
-        found.append(Group(name, counted, settings, tables, repeats))
+        groups.append(Group(name, counted, settings, tables, repeats))
     methods = [*dict.fromkeys(settings.get("algo") for settings in each)]
 
     def place(group: Group) -> tuple[Any, ...]:
         values = [group.settings.get(key) for key in keys]
         return methods.index(group.settings.get("algo")), *map(_orderly, values)
 
-    return sorted(found, key=place)
+    return sorted(groups, key=place)
 
 
 def _of_same_contents(runs: Sequence[Run]) -> dict[tuple[tuple[str, str], ...], list[Run]]:
     """The runs by what their equal settings only name, where that differs: the hashes by key."""
     several = _several(runs)
-    found: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    by_contents: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
         digests = tuple((CONTENTS + name, run.contents.get(name, UNKNOWN)) for name in several)
-        found.setdefault(digests, []).append(run)
-    return found
+        by_contents.setdefault(digests, []).append(run)
+    return by_contents
 
 
 def _options(settings: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], set[str]]:
@@ -80,10 +80,10 @@ def _options(settings: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], set
     They are read from a file, because the code of the options loads PyTorch, which would dominate
     the time of a comparison; a key that is not in it belongs to another package's method.
     """
-    found = json.loads(OPTIONS.read_text(encoding="utf-8"))
-    if all(key in found for each in settings for key in each if not key.startswith(CONTENTS)):
-        usual = {key: default for key, (default, _) in found.items()}
-        return usual, {key for key, (_, decides) in found.items() if not decides}
+    table = json.loads(OPTIONS.read_text(encoding="utf-8"))
+    if all(key in table for each in settings for key in each if not key.startswith(CONTENTS)):
+        usual = {key: default for key, (default, _) in table.items()}
+        return usual, {key for key, (_, decides) in table.items() if not decides}
     from fedaccord.config import affecting, defaults
     from fedaccord.core.options import FREE
 
@@ -177,7 +177,7 @@ def _orderly(value: Any) -> tuple[bool, bool, Any]:
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys, except algo, in which settings differ. A key that only one method has is no
     difference to other methods; without a plug-in's table its keys have their defaults."""
-    found, (usual, _) = [], _options(settings)
+    keys, (usual, _) = [], _options(settings)
     for key in dict.fromkeys(key for each in settings for key in each if key != "algo"):
         of_method: dict[str, set[Any]] = {}
         for each in settings:
@@ -185,8 +185,8 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
             of_method.setdefault(str(each.get("algo")), set()).add(value)
         present = {each[key] for each in settings if key in each}
         if len(present) > 1 or any(len(values) > 1 for values in of_method.values()):
-            found.append(key)
-    return found
+            keys.append(key)
+    return keys
 
 
 def _labels(each: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
@@ -216,9 +216,9 @@ def several_contents(groups: Sequence[Group]) -> list[str]:
 
 def _several(runs: Sequence[Run]) -> list[str]:
     """The keys behind whose equal values the contents differ."""
-    found: dict[tuple[Any, ...], set[str]] = {}
+    digests: dict[tuple[Any, ...], set[str]] = {}
     for run in runs:
         for name, digest in run.contents.items():
             values = (run.settings.get(key) for key in (READING if name == SAMPLES else (name,)))
-            found.setdefault((name, *values), set()).add(digest)
-    return [*dict.fromkeys(name for (name, *_), known in found.items() if len(known) > 1)]
+            digests.setdefault((name, *values), set()).add(digest)
+    return [*dict.fromkeys(name for (name, *_), each in digests.items() if len(each) > 1)]

@@ -176,8 +176,8 @@ def fairness(saved: Saved) -> Iterator[Measure]:
         return
     of = f"of the model on the shares of {len(accuracies)} clients in the {saved.task.split} data"
     notes = f"mean, {of}", "mean of the tenth of the clients with the lowest", "over the clients"
-    found = over_clients("client-accuracy", accuracies, examples)
-    for (name, value), note in zip(found.items(), notes, strict=True):
+    values = over_clients("client-accuracy", accuracies, examples)
+    for (name, value), note in zip(values.items(), notes, strict=True):
         yield Measure(name, value, note)
 
 
@@ -187,12 +187,12 @@ def duals(saved: Saved) -> Iterator[Measure]:
     checkpoints = Checkpoints(saved.path / logbook.FOLDER)
     if not checkpoints.numbers():
         return
-    found, method = checkpoints.load(), saved.config.strategy
-    s, half = unpack(method, found.server, found.facts), method.client_half()
-    like = state_like(half, tuple(map(tuple, found.facts["shapes"])))
+    checkpoint, method = checkpoints.load(), saved.config.strategy
+    s, half = unpack(method, checkpoint.server, checkpoint.facts), method.client_half()
+    like = state_like(half, tuple(map(tuple, checkpoint.facts["shapes"])))
     squares, sizes, total = [], [], torch.zeros_like(saved.w)
-    for client in sorted(found.clients):
-        _, tensors = found.clients[client]
+    for client in sorted(checkpoint.clients):
+        _, tensors = checkpoint.clients[client]
         state = fill(like, tensors)
         dual = half.dual(broadcast(method, s, client), state)
         if dual is None:
@@ -207,7 +207,7 @@ def duals(saved: Saved) -> Iterator[Measure]:
         sizes.append(float(target.square().sum()))
         total += lam
     if squares:
-        of = f"{len(squares)} clients' duals after round {found.number}"
+        of = f"{len(squares)} clients' duals after round {checkpoint.number}"
         drift = sum(squares) / max(sum(sizes), 1e-30)
         yield Measure("dual-drift", drift, f"relative, {of}: 0 at a stationary point")
         mean = float((total / len(squares)).square().sum()) / max(sum(sizes) / len(sizes), 1e-30)
@@ -224,9 +224,9 @@ def shape(saved: Saved, options: Options) -> Iterator[Measure]:
     of = f"of the loss on {surface.total} training samples"
     note = f"{of}; residual {top.residual:.1e} after {top.steps} products"
     yield Measure("hessian-top-eigenvalue", top.value, note, top.residual <= options.tol)
-    found = curvature.trace(product, curvature.signs(options.probes, generator, w))
-    note = f"{of}; standard error {found.error:.2g} of {found.probes} probes"
-    yield Measure("hessian-trace", found.mean, note)
+    trace = curvature.trace(product, curvature.signs(options.probes, generator, w))
+    note = f"{of}; standard error {trace.error:.2g} of {trace.probes} probes"
+    yield Measure("hessian-trace", trace.mean, note)
     sharp = curvature.sharpness(surface, w, options.radius, top.vector)
     yield Measure("sharpness", sharp, f"{of}, at radius {options.radius:g}; a lower bound")
 

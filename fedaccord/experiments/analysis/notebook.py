@@ -26,15 +26,15 @@ def read_groups(runs: Paths, warn: Callable[[str], None] = log.warning) -> "list
     from fedaccord.runs import reader
 
     paths = [runs] if isinstance(runs, (str, Path)) else runs
-    found, lines = reader.read_all(Path(path).expanduser() for path in paths)
+    every_run, lines = reader.read_all(Path(path).expanduser() for path in paths)
     for line in lines[:LINES]:
         warn(f"left out: {line}")
     if len(lines) > LINES:
         warn(f"{len(lines) - LINES} more that cannot be read are left out")
-    groups = groups_of(found)
+    groups = groups_of(every_run)
     if repeats := sum(len(group.repeats) for group in groups):
         warn(
-            f"{repeats} of {len(found)} runs repeat the settings and the seed of another run: "
+            f"{repeats} of {len(every_run)} runs repeat the settings and the seed of another run: "
             "they are marked and not counted"
         )
     return groups

@@ -63,10 +63,10 @@ class Curves:
         self.labels = [group.label for group in groups]
         every = [*range(len(groups))]
         self.leading, self.chosen = [*leading] or every, []
-        found: dict[int, tuple[str, str]] = {}
+        look_of: dict[int, tuple[str, str]] = {}
         for some in (self.leading, [i for i in every if i not in self.leading]):
-            found |= dict(zip(some, looks([groups[i] for i in some]), strict=True))
-        self.looks = [(self.labels[i], *found[i]) for i in every]
+            look_of |= dict(zip(some, looks([groups[i] for i in some]), strict=True))
+        self.looks = [(self.labels[i], *look_of[i]) for i in every]
         self.groups = bk.CheckboxGroup(
             labels=self.labels, active=self.leading, inline=True, name="groups"
         )

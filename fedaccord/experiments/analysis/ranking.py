@@ -25,12 +25,12 @@ class Spread(NamedTuple):
 
     @staticmethod
     def of(values: Sequence[float], is_share: bool = False) -> "Spread":
-        known = [value for value in values if not math.isnan(value)]
-        mean = float(np.mean(known)) if known else math.nan
-        std = float(np.std(known, ddof=1)) if len(known) > 1 else math.nan
+        numbers = [value for value in values if not math.isnan(value)]
+        mean = float(np.mean(numbers)) if numbers else math.nan
+        std = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else math.nan
         if std <= ROUNDING * abs(mean):
             std = 0.0  # equal numbers, whose mean was rounded
-        return Spread(mean, std, len(known), is_share)
+        return Spread(mean, std, len(numbers), is_share)
 
 
 def measured(group: Group) -> list[pd.DataFrame]:
@@ -79,12 +79,12 @@ def main_metric(groups: Sequence[Group], wanted: str = "") -> str:
     if not wanted:
         return next((name for name in RANKED if any(has(g, name) for g in groups)), RANKED[0])
     ordered = [name for name, column in METRIC.items() if column.better]
-    known = [name for name in ordered if any(has(g, name) for g in groups)]
-    if wanted not in known:
+    choices = [name for name in ordered if any(has(g, name) for g in groups)]
+    if wanted not in choices:
         from fedaccord.core.options import did_you_mean  # loads PyTorch
 
-        near = did_you_mean(wanted, known)
-        names = ", ".join(known) or "none"
+        near = did_you_mean(wanted, choices)
+        names = ", ".join(choices) or "none"
         if any(has(group, wanted) for group in groups):
             near = ", of which it is not known whether a larger value is better"
         raise ValueError(f"--metric: expected one of these runs, {names}, got {wanted!r}{near}")
@@ -116,5 +116,6 @@ def costs_of(groups: Sequence[Group]) -> dict[str, str]:
 
 def of_untrained_parts(group: Group, metric: str) -> bool:
     """Whether the metric is of w with the clients' own parts as they were before round 1."""
-    kept = group.settings.get("local-parameters") or group.settings.get("buffers") == "local"
-    return bool(kept) and metric.startswith(tuple(f"{split}-" for split in SPLITS))
+    settings = group.settings
+    has_own_parts = settings.get("local-parameters") or settings.get("buffers") == "local"
+    return bool(has_own_parts) and metric.startswith(tuple(f"{split}-" for split in SPLITS))

@@ -133,16 +133,16 @@ def cost_heading(key: str, metric: str, target: float) -> str:
 
 def seeds(group: Group) -> str:
     """Runs that count, their seeds, failures and repeats: 2 (0, 1), 1 failed, 3 repeats."""
-    found = [run.settings.get("seed", 0) for run in group.runs]
-    if len(found) > LISTED and found == [*range(found[0], found[0] + len(found))]:
-        names = f"{found[0]} to {found[-1]}"
+    numbers = [run.settings.get("seed", 0) for run in group.runs]
+    if len(numbers) > LISTED and numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+        names = f"{numbers[0]} to {numbers[-1]}"
     else:
-        names = ", ".join(map(str, found[:LISTED])) + (", ..." if len(found) > LISTED else "")
+        names = ", ".join(map(str, numbers[:LISTED])) + (", ..." if len(numbers) > LISTED else "")
     counts = Counter(str(run.summary["status"]) for run in group.runs)
     ends = [f"{number} {status}" for status, number in counts.items() if status != COMPLETED]
     repeats = len(group.repeats)
     ends += [f"{repeats} repeat{'s' if repeats > 1 else ''}"] if repeats else []
-    return ", ".join([f"{len(found)} ({names})", *ends])
+    return ", ".join([f"{len(numbers)} ({names})", *ends])
 
 
 def text(cell: Cell) -> str:

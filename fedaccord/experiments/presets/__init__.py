@@ -21,11 +21,11 @@ def preset_file(name: str) -> Path:
     """Raises ValueError for an unknown name."""
     from fedaccord.core.options import did_you_mean
 
-    found = presets()
-    if name not in found:
-        near = did_you_mean(name, found)
+    files = presets()
+    if name not in files:
+        near = did_you_mean(name, files)
         raise ValueError(f"--preset: unknown preset {name!r}{near}; `fedaccord presets` lists them")
-    return found[name]
+    return files[name]
 
 
 def setting(path: Path) -> str:

@@ -86,8 +86,8 @@ def _samples_of_client(config: RunConfig) -> int:
 
 def _time(config: RunConfig) -> Pace:
     """One client of FedAvg: a round without and a round with an evaluation."""
-    kept = {k: v for k, v in config.flat.items() if "." not in k}
+    base = {k: v for k, v in config.flat.items() if "." not in k}
     own = {"algo": "fedavg", "fraction-train": 1 / config.num_clients, "local-steps": STEPS}
     rounds = {"num-server-rounds": 3, "eval-every": 3, "checkpoint-every": 3}
-    *_, without, evaluated, _ = timed(kept | own | rounds)
+    *_, without, evaluated, _ = timed(base | own | rounds)
     return Pace(without / STEPS, max(0.0, evaluated - without))

@@ -45,8 +45,8 @@ def of_run(run: Run, target: float | None) -> dict[str, float]:
     """The measures of a run; ``target``: accuracy in percent. Missing ones are absent."""
     rounds, values = with_costs(run), dict[str, float]()
     for name in ("consistency", *PERCENT):
-        if name in rounds and (known := rounds[name].dropna()).size:
-            values[name] = float(known.iloc[-1]) * (100 if name in PERCENT else 1)
+        if name in rounds and (series := rounds[name].dropna()).size:
+            values[name] = float(series.iloc[-1]) * (100 if name in PERCENT else 1)
     if count := int((rounds["round"] > 0).sum()):
         values["seconds-a-round"] = float(rounds["seconds"].iloc[-1]) / count
     if target is not None and (row := reached(rounds, ACCURACY, target / 100)) is not None:

@@ -73,14 +73,14 @@ def _rows(table: Table, results: pd.DataFrame) -> Iterator[str]:
         for key, runs in own.groupby(["changed", "rounds"]):
             changed, rounds = str(key[0]), int(runs["rounds"].iloc[0])
             name = f"`{cell.name}`" + (f" with `{changed}`" if changed else "")
-            done = runs[runs["status"] == COMPLETED]
-            failed = len(runs) - len(done)
-            seeds = f"{len(done)}" + (f", {failed} failed" if failed else "")
+            complete = runs[runs["status"] == COMPLETED]
+            failed = len(runs) - len(complete)
+            seeds = f"{len(complete)}" + (f", {failed} failed" if failed else "")
             length = f"{rounds} of {cell.rounds}"
-            accuracies = [_spread(done[x]) for x in ("last", "mean-of-last-10", "best")]
+            accuracies = [_spread(complete[x]) for x in ("last", "mean-of-last-10", "best")]
             alike = all(change.startswith("precision=") for change in changed.split())
-            difference = _difference(cell, rounds, done["best"]) if alike else "–"
-            spent = done if len(done) else runs
+            difference = _difference(cell, rounds, complete["best"]) if alike else "–"
+            spent = complete if len(complete) else runs
             cost = [f"{spent['gradients'].mean():,.0f}", f"{spent['hours'].mean():.2f}"]
             yield _line([name, _paper(cell), length, seeds, *accuracies, difference, *cost])
 
@@ -98,7 +98,7 @@ def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[
     lines = [["cell", *pairs, *target, *(f"{NAMES[name]}, ours" for name in unprinted)]]
     for cell in table.cells if table.measures else ended:
         own, base = _as_printed(cell, results), _baseline(table, cell)
-        known = {} if table.is_run else of_method(cell.settings, base.settings)
+        cell_costs = {} if table.is_run else of_method(cell.settings, base.settings)
         rounds = int(own["rounds"].max()) if len(own) else cell.rounds
         length = "" if rounds >= cell.rounds else f" ({rounds} of {cell.rounds} rounds)"
         words = [f"`{cell.name}`" + length]
@@ -107,7 +107,9 @@ def measures_of(table: Table, results: pd.DataFrame | None = None) -> list[list[
             if name in OF_RUN:
                 words.append(_spread(own[name].dropna()))
             else:
-                value = known[name] if known else ratio(name, own, _as_printed(base, results))
+                value = (
+                    cell_costs[name] if cell_costs else ratio(name, own, _as_printed(base, results))
+                )
                 words.append("–" if math.isnan(value) else f"{value:.2f}")
         words += [f"{cell.target:g}" if cell.target else "–" for _ in target]
         words += [_spread(own[name].dropna(), ",.0f") for name in unprinted]
@@ -146,8 +148,8 @@ def _not_run(table: Table, run: set[str]) -> list[str]:
     if not left:
         return []
     count = sum(map(len, left.values()))
-    known = any(cell.paper is not None for cell in table.cells)
-    after = "; in brackets the paper's number" if known else ""
+    has_numbers = any(cell.paper is not None for cell in table.cells)
+    after = "; in brackets the paper's number" if has_numbers else ""
     lines = [f"- `{column}`: {', '.join(rows)}" for column, rows in left.items()]
     return [f"Not run: {count} of {len(table.cells)} cells{after}.", "", *lines, ""]
 

@@ -78,8 +78,8 @@ class Study:
                 )
         study = Study(table, cells, seeds, rounds, changes)
         for cell in cells:
-            made = study.configuration(cell).config
-            made.strategy.check_clients(made.num_clients)
+            config = study.configuration(cell).config
+            config.strategy.check_clients(config.num_clients)
         return study
 
     def configuration(self, cell: Cell) -> Configuration:
@@ -100,9 +100,9 @@ class Study:
 
     def warnings(self) -> list[str]:
         """A line for each change that no cell reads."""
-        made = [self.configuration(cell).config for cell in self.cells]
-        found = [{x.partition("=")[0]: x for x in each.unread(self.changes)} for each in made]
-        return [found[0][key] for key in self.changes if all(key in lines for lines in found)]
+        configs = [self.configuration(cell).config for cell in self.cells]
+        unread = [{x.partition("=")[0]: x for x in each.unread(self.changes)} for each in configs]
+        return [unread[0][key] for key in self.changes if all(key in lines for lines in unread)]
 
     def runs(self, folder: Path) -> list[Run]:
         """Seed by seed, column by column: whenever it stops, a column's methods are comparable.
@@ -153,11 +153,11 @@ class Study:
         """The result of a run with as many rounds as requested or more; None: to be run, as is one
         that failed. A model that diverged in these rounds is a result, which would be the same."""
         files = (Path(run.job.folder) / "rows").glob(f"{run.job.name}-*.json")
-        found = {int(file.stem.rpartition("-")[2]): read_row(file) for file in files}
-        whole = [n for n, row in found.items() if row["status"] != FAILED and n >= run.job.rounds]
+        rows = {int(file.stem.rpartition("-")[2]): read_row(file) for file in files}
+        whole = [n for n, row in rows.items() if row["status"] != FAILED and n >= run.job.rounds]
         if whole:
-            return Done(run, max(whole), found[max(whole)])
-        row = found.get(run.job.rounds)
+            return Done(run, max(whole), rows[max(whole)])
+        row = rows.get(run.job.rounds)
         return Done(run, run.job.rounds, row) if row and DIVERGED in row["reason"] else None
 
     def result(self, done: Done) -> dict[str, Any]:

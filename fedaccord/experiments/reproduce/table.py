@@ -92,8 +92,8 @@ def tables() -> list[Table]:
 def find(name: str) -> Table:
     """Raises ValueError for an unknown name."""
     path = FOLDER / f"{name}.toml"
-    if path.name not in (known := {file.name for file in FOLDER.glob("*.toml")}):
-        near = did_you_mean(name, sorted(file.removesuffix(".toml") for file in known))
+    if path.name not in (files := {file.name for file in FOLDER.glob("*.toml")}):
+        near = did_you_mean(name, sorted(file.removesuffix(".toml") for file in files))
         raise ValueError(
             f"expected a table, got {name!r}{near}; `fedaccord reproduce --list` lists them"
         )
@@ -104,8 +104,10 @@ def _read(path: Path) -> Table:
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     columns, common = dict(_columns(content["axes"])), flatten(content.get("run", {}))
     base = _by_column(content["rows"].get(BASELINE, {}).get("paper", {}), [*columns])
-    found = {name: _number(each)[0] for name, each in base.items()}
-    targets = {name: value for name, value in found.items() if value and not math.isnan(value)}
+    base_values = {name: _number(each)[0] for name, each in base.items()}
+    targets = {
+        name: value for name, value in base_values.items() if value and not math.isnan(value)
+    }
     targets |= content.get("targets", {})
     cells = [
         _cell(row, values, column, common | columns[column], [*columns], targets)

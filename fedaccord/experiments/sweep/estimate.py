@@ -79,7 +79,7 @@ def _whole(configurations: Sequence[Configuration]) -> list[tuple[int, int]]:
     return [(n, rounds) for rounds, n in Counter(c.rounds for c in configurations).items()]
 
 
-def estimate(plan: Plan, found: Sequence[Part], share: float = 1.0) -> str:
+def estimate(plan: Plan, plan_parts: Sequence[Part], share: float = 1.0) -> str:
     """The time of a share of the rounds, from a run of the first method: its round, rounds of other
     methods by their gradients, and the overhead of every run. Raises ValueError if that run does
     not measure what ranks the trials."""
@@ -88,8 +88,8 @@ def estimate(plan: Plan, found: Sequence[Part], share: float = 1.0) -> str:
     settings = first.settings | {"seed": 0, "num-server-rounds": TIMED}
     job = Job("", "", settings, plan.options.metric)
     *rounds, rest = timed(settings, lambda path: check_measured(job, summary_of(path)))
-    seconds, one = rounds[-1], _work(found[0])
-    each = (rest * part.runs + seconds * part.rounds * _work(part) / one for part in found)
+    seconds, one = rounds[-1], _work(plan_parts[0])
+    each = (rest * part.runs + seconds * part.rounds * _work(part) / one for part in plan_parts)
     total = share * sum(each)
     if plan.options.ray_address:
         return f"{_words(total)} of one trial after another, {seconds:.2g} s a round"
@@ -125,8 +125,8 @@ def timed(settings: Mapping[str, Any], look: Callable[[Path], None] | None = Non
     began = time.perf_counter()
     ends: list[float] = []
     with TemporaryDirectory() as folder, engine.quiet():
-        made = RunConfig.make({**settings, "out-dir": folder, "name": "timed"})
-        engine.run(made, on_round=lambda _: ends.append(time.perf_counter()))
+        config = RunConfig.make({**settings, "out-dir": folder, "name": "timed"})
+        engine.run(config, on_round=lambda _: ends.append(time.perf_counter()))
         whole = time.perf_counter() - began
         if look:
             look(Path(folder) / "timed")

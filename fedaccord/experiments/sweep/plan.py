@@ -170,10 +170,10 @@ class Plan:
                 every += [self.configuration(method, p) for p in space.corners(self.of(method))]
             if self.options.search != "optuna":
                 every += self.configurations(method)
-            for made in (configuration.config for configuration in every):
-                made.strategy.check_clients(made.num_clients)
-                self._check_evaluation(made.strategy.evaluation)
-                if AT.search(self.options.metric) and made.strategy.device_profile == "none":
+            for run_config in (configuration.config for configuration in every):
+                run_config.strategy.check_clients(run_config.num_clients)
+                self._check_evaluation(run_config.strategy.evaluation)
+                if AT.search(self.options.metric) and run_config.strategy.device_profile == "none":
                     raise ValueError(
                         f"[sweep] metric={self.options.metric}: expected [run] device-profile, "
                         'which gives simulated seconds, got "none"'
@@ -208,17 +208,17 @@ class Plan:
             points = [*space.grid(own)]
         else:
             points = space.draw(own, self.trials(method), self.options.sampler_seed)
-        found = [self.configuration(method, point) for point in points]
-        return list({configuration.name: configuration for configuration in found}.values())
+        candidates = [self.configuration(method, point) for point in points]
+        return list({configuration.name: configuration for configuration in candidates}.values())
 
     def configuration(self, method: str, point: Mapping[str, Any]) -> Configuration:
         settings = space.of_method(self.run, method) | {"algo": method, **point}
         settings["validation"] = self.options.validation
         settings = SAME | settings
         if self.options.fair == "steps":
-            made = RunConfig.make(settings)
-            if (share := made.strategy.cost.gradients / self.cheapest) != 1:
-                settings |= _fewer(made, share)
+            config = RunConfig.make(settings)
+            if (share := config.strategy.cost.gradients / self.cheapest) != 1:
+                settings |= _fewer(config, share)
         return Configuration(method, {key: settings[key] for key in point}, settings)
 
     def tested(self, configuration: Configuration) -> Configuration:
@@ -253,10 +253,10 @@ class Plan:
         whose clients have models of their own if the mean model ranks them."""
         lines: dict[str, None] = {}
         for method in self.methods:
-            given = {*space.of_method(self.run, method), *self.of(method)}
+            explicit = {*space.of_method(self.run, method), *self.of(method)}
             for point in space.corners(self.of(method)):
-                made = self.configuration(method, point).config
-                lines |= dict.fromkeys(f"{method}: {line}" for line in made.unread(given))
+                config = self.configuration(method, point).config
+                lines |= dict.fromkeys(f"{method}: {line}" for line in config.unread(explicit))
         metric = self.options.metric
         own = [method for method in self.methods if self._has_personal(method)]
         if own and not metric.startswith((PERSONAL, OUTPUT, "loss")):
@@ -284,29 +284,29 @@ def managed_keys() -> set[str]:
     return {key for key, field in config.keys().items() if field.metadata["managed"]}
 
 
-def _fewer(made: RunConfig, share: float) -> dict[str, int]:
+def _fewer(config: RunConfig, share: float) -> dict[str, int]:
     """The share of the local steps, or epochs, that needs as many gradients."""
-    key = "local-steps" if made.flat["local-steps"] else "local-epochs"
-    value = made.flat[key] / share
+    key = "local-steps" if config.flat["local-steps"] else "local-epochs"
+    value = config.flat[key] / share
     if value != int(value):
         raise ValueError(
-            f"{key}: expected a multiple of {share:g} with fair=steps, since {made.algo} needs "
-            f"{share:g} times the gradients a step, got {made.flat[key]}; choose another number, "
+            f"{key}: expected a multiple of {share:g} with fair=steps, since {config.algo} needs "
+            f"{share:g} times the gradients a step, got {config.flat[key]}; choose another number, "
             "fair=trials or fair=none"
         )
     return {key: int(value)}
 
 
 def _options(table: Mapping[str, Any]) -> Options:
-    known = dict(keys())
+    fields = dict(keys())
     for key in table:
-        if key not in known and key not in LISTS:
-            near = did_you_mean(key, (*known, *LISTS))
-            raise ValueError(f"[sweep]: unknown key {key!r}{near}; known: {', '.join(known)}")
+        if key not in fields and key not in LISTS:
+            near = did_you_mean(key, (*fields, *LISTS))
+            raise ValueError(f"[sweep]: unknown key {key!r}{near}; known: {', '.join(fields)}")
     checked = Options(
         **{
             field.name: check_option(f"[sweep] {key}", table[key], field)
-            for key, field in known.items()
+            for key, field in fields.items()
             if key in table
         }
     )

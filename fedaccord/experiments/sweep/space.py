@@ -102,14 +102,14 @@ def of_method(table: Mapping[str, T], method: str) -> dict[str, T]:
 
     ``fedsam.lr`` is the key ``lr`` for fedsam alone, and overrides a common one.
     """
-    known = config.keys()
+    fields = config.keys()
     common, own = {}, {}
     for key, value in table.items():
         first, _, rest = key.partition(".")
         if first not in METHODS:
             common[key] = value
         elif first == method:
-            own[key if key in known else rest] = value
+            own[key if key in fields else rest] = value
     return common | own
 
 

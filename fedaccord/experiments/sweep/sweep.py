@@ -47,7 +47,7 @@ class Step(NamedTuple):
     job: Job
     row: Row
     rounds: int  # rounds since its last rung
-    found: bool  # completed by an earlier start
+    is_earlier: bool  # completed by an earlier start
 
 
 OnStep = Callable[[Step], None]
@@ -164,7 +164,7 @@ class Sweep:
         rows = {name: row for name, job in jobs.items() if (row := row_of(job)) is not None}
         before = self.trials
         for name in rows:
-            self._report(jobs[name], rows[name], found=True)
+            self._report(jobs[name], rows[name], is_earlier=True)
 
         def on_row(job: Job, row: Row) -> None:
             rows[job.name] = row
@@ -188,13 +188,13 @@ class Sweep:
                 if ask.rounds >= ask.configuration.rounds:
                     forget_checkpoints(job)
 
-    def _report(self, job: Job, row: Row, found: bool = False) -> None:
+    def _report(self, job: Job, row: Row, is_earlier: bool = False) -> None:
         """Each rung of a trial once."""
         check_measured(job, row)
         before = self.reported.get(job.name, 0)
         if job.rounds > before:
             self.reported[job.name] = job.rounds
-            self.on_step(Step(job, row, job.rounds - before, found))
+            self.on_step(Step(job, row, job.rounds - before, is_earlier))
 
     def _job(self, ask: Ask, seed: int) -> Job:
         configuration, rounds = ask
@@ -223,9 +223,9 @@ class Sweep:
         asha(options, ladders, self._report)
         winners = []
         for each in rungs.values():
-            done = [[ask for ask in asks if all(map(row_of, self._jobs(ask)))] for asks in each]
-            self._do(lambda *_: None, [ask for asks in done for ask in asks], self.plan.seeds)
-            last = [asks[-1] for asks in done if asks]
+            complete = [[ask for ask in asks if all(map(row_of, self._jobs(ask)))] for asks in each]
+            self._do(lambda *_: None, [ask for asks in complete for ask in asks], self.plan.seeds)
+            last = [asks[-1] for asks in complete if asks]
             if not last:  # their processes died: no run of this method left a row
                 raise ValueError(
                     f"{each[0][0].configuration.algo}: none of its runs could be made: their "

@@ -34,8 +34,8 @@ class Trial(NamedTuple):
     @property
     def status(self) -> str:
         whole = self.rounds >= self.configuration.rounds
-        done = self.row["status"] == COMPLETED
-        return STOPPED if done and not whole else str(self.row["status"])
+        is_complete = self.row["status"] == COMPLETED
+        return STOPPED if is_complete and not whole else str(self.row["status"])
 
 
 def trials_table(trials: Sequence[Trial]) -> pd.DataFrame:
@@ -45,7 +45,7 @@ def trials_table(trials: Sequence[Trial]) -> pd.DataFrame:
     for trial in trials:
         configuration = trial.configuration
         point = {key: configuration.point.get(key) for key in points}
-        known = {
+        facts = {
             "trial": configuration.name,
             "stage": trial.stage,
             "algo": configuration.algo,
@@ -53,7 +53,7 @@ def trials_table(trials: Sequence[Trial]) -> pd.DataFrame:
             "seed": trial.seed,
             "rounds": trial.rounds,
         }
-        rows.append(known | trial.row | {"status": trial.status})
+        rows.append(facts | trial.row | {"status": trial.status})
     columns = list(dict.fromkeys(key for row in rows for key in row if key not in LAST))
     return pd.DataFrame(rows, columns=[*columns, *LAST], dtype=object)
 
@@ -123,13 +123,13 @@ def costs_table(tests: Sequence[Group], metric: str, target: float) -> pd.DataFr
 def at_edges(winner: Configuration, tried: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A line for each number of the winner that is the smallest or the largest of those ``tried``:
     a better one may be outside, unless the key's own range ends there."""
-    known = config.keys()
+    fields = config.keys()
     for key, value in winner.point.items():
         values = sorted({point[key] for point in tried if type(point[key]) in (int, float)})
         if len(values) < 2 or value not in (values[0], values[-1]):
             continue
         which, bound = ("least", "low") if value == values[0] else ("largest", "high")
-        if known[key].metadata[bound] != value:
+        if fields[key].metadata[bound] != value:
             yield (
                 f"{winner.algo}: the winner's {key}={short(value)} is the {which} of "
                 f"{len(values)} that were tried; widen {key} in [space], a better one may lie "

@@ -100,27 +100,27 @@ def check_run(folder: Path, plan: Plan) -> None:
     now = {k: v for k, v in plan.run.items() if k.rpartition(".")[2] not in free and k != "algo"}
     now = {key: value for key, value in now.items() if key not in config.paths(now)}
     begun = file.exists() and any((folder / ROWS).glob("*.json"))
-    known: dict[str, Any] = (
+    record: dict[str, Any] = (
         read_table(file, "methods", "run") if begun else {"methods": [], "run": now}
     )
-    for key in {**known["run"], **now}:
-        before, value = (each.get(key, usual.get(key)) for each in (known["run"], now))
-        is_new = key.partition(".")[0] in {*plan.methods} - {*known["methods"]}
+    for key in {**record["run"], **now}:
+        before, value = (each.get(key, usual.get(key)) for each in (record["run"], now))
+        is_new = key.partition(".")[0] in {*plan.methods} - {*record["methods"]}
         if before != value and key not in plan.space and not is_new:
             raise ValueError(
                 f"{folder}: expected {key}={before}, as its trials were begun with, got {value}; "
                 "choose another --out"
             )
-    methods = sorted({*known["methods"], *plan.methods})
-    replace(file, json.dumps({"methods": methods, "run": known["run"] | now}).encode())
+    methods = sorted({*record["methods"], *plan.methods})
+    replace(file, json.dumps({"methods": methods, "run": record["run"] | now}).encode())
 
 
 def read_table(file: Path, *keys: str, advice: str = AGAIN) -> dict[str, Any]:
     """A JSON file of a sweep, with these keys. Raises ValueError, which names it, for another."""
     with suppress(ValueError):
-        found = read_json(file)
-        if isinstance(found, dict) and {*keys} <= {*found}:
-            return found
+        content = read_json(file)
+        if isinstance(content, dict) and {*keys} <= {*content}:
+            return content
     raise ValueError(f"{file}: expected a file of a sweep, got a damaged one; {advice}")
 
 
@@ -152,13 +152,13 @@ def execute(job: Job) -> Row:
 def check_measured(job: Job, row: Row) -> None:
     """Raises ValueError, in one line, if a completed run did not measure the metric that ranks it
     on its validation samples, or on the test samples."""
-    found = sorted({metrics.metric_of(key) for key in row} - {""})
+    names = sorted({metrics.metric_of(key) for key in row} - {""})
     split = "validation" if job.settings["validation"] else "test"
     ranking = metrics.metric_of(column(job.metric, split))
     of_samples = ranking.startswith(split)
-    if row["status"] == COMPLETED and of_samples and ranking not in found:
+    if row["status"] == COMPLETED and of_samples and ranking not in names:
         raise ValueError(
-            f"[sweep] metric: expected one that these runs measure, {', '.join(found)}, got "
+            f"[sweep] metric: expected one that these runs measure, {', '.join(names)}, got "
             f"{job.metric}; choose one of them, or add it to metrics in [run], in another --out"
         )
 
@@ -187,9 +187,9 @@ def _run(job: Job) -> Row:
             if not (begun and _resume(job)):
                 lock.check(job.path)
                 shutil.rmtree(job.path, ignore_errors=True)
-                made = _config(job)
-                _check_code(job, made)
-                engine.run(made)
+                config = _config(job)
+                _check_code(job, config)
+                engine.run(config)
         except (OSError, LockedError):
             raise
         except Exception as error:
@@ -200,10 +200,10 @@ def _run(job: Job) -> Row:
     return _row(job, COMPLETED)
 
 
-def _check_code(job: Job, made: RunConfig) -> None:
+def _check_code(job: Job, config: RunConfig) -> None:
     """Raises ValueError, in one line, if this process has other code than its trial is named by."""
     for key, digest in (job.code or {}).items():
-        paths = named_contents.functions(made)[key]
+        paths = named_contents.functions(config)[key]
         if named_contents.of_code(key, paths) != digest:
             raise ValueError(
                 f"{key}: the code of {', '.join(paths)} has changed since the sweep was started; "
@@ -256,8 +256,8 @@ def _at_seconds(job: Job) -> Row:
         return {}
     table = with_costs(run)
     group = Group(job.name, [run], job.settings, [table[table["round"] <= job.rounds]], [])
-    found = up_to(group, metrics.metric_of(key), Point(float(at[1])))
-    return {key: found.mean} if found.number else {}
+    spread = up_to(group, metrics.metric_of(key), Point(float(at[1])))
+    return {key: spread.mean} if spread.number else {}
 
 
 def _gradients(job: Job) -> int | None:

@@ -66,7 +66,7 @@ def test_the_same_sweep_again_runs_nothing(tmp_path: Path) -> None:
     finish(plan, tmp_path)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")}
     first = (tmp_path / "table.csv").read_bytes()
-    assert all(step.found for step in finish(plan, tmp_path))
+    assert all(step.is_earlier for step in finish(plan, tmp_path))
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").rglob("*")} == before
     assert (tmp_path / "table.csv").read_bytes() == first
 
@@ -101,7 +101,7 @@ def test_winners_have_their_costs_to_a_target_which_may_change(tmp_path: Path) -
         each = [first[cost] for first in firsts]
         assert row[f"{cost}-to-target"] == pytest.approx(sum(each) / len(each))
     assert row["round-to-target"] == pytest.approx(sum(f.name for f in firsts) / len(firsts))
-    assert [step.found for step in steps] == [False] * 4 + [True] * 4
+    assert [step.is_earlier for step in steps] == [False] * 4 + [True] * 4
     shutil.rmtree(tmp_path / "runs")
     assert costs(target=high)["fedavg"]["reached"] == "0 of 0"
     sweep = Sweep(make({"algo": ["fedavg"]}, seeds=[0]), tmp_path, lambda _: None)
@@ -112,8 +112,8 @@ def test_winners_have_their_costs_to_a_target_which_may_change(tmp_path: Path) -
 def test_a_larger_space_runs_only_new_trials(tmp_path: Path) -> None:
     finish(make({"algo": ["fedavg"], "lr": [0.05, 0.1]}), tmp_path)
     steps = finish(make({"algo": ["fedavg", "fedprox"], "lr": [0.05, 0.1]}), tmp_path)
-    assert {step.job.name.partition("-")[0] for step in steps if step.found} == {"fedavg"}
-    assert {step.job.name.partition("-")[0] for step in steps if not step.found} == {"fedprox"}
+    assert {step.job.name.partition("-")[0] for step in steps if step.is_earlier} == {"fedavg"}
+    assert {step.job.name.partition("-")[0] for step in steps if not step.is_earlier} == {"fedprox"}
 
 
 def test_one_configuration_a_method_goes_to_the_test_samples_at_once(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_metric_at_simulated_seconds_ranks_if_chosen(tmp_path: Path) -> None:
     for seconds, epochs, begun in ((200, 8, 3), (30, 1, 1)):
         name = f"accuracy-at-{seconds}"
         steps = finish(make(space, run, metric=name), tmp_path)
-        assert sum(not step.found for step in steps) == begun
+        assert sum(not step.is_earlier for step in steps) == begun
         trials, (winner,) = table(tmp_path), table(tmp_path, "winners.csv").to_dict("records")
         tuned = trials[trials.stage == "tune"].set_index("local-epochs")
         assert winner["settings"] == f"local-epochs={epochs}"
@@ -211,7 +211,9 @@ def test_a_new_start_runs_failed_trials_again_but_not_those_that_diverged(
         patch.setattr(trial, "engine", Mock(run=run))
         finish(plan, tmp_path)
     assert sorted(table(tmp_path).status) == ["completed", "completed", "failed", "failed"]
-    again = {step.job.settings["lr"]: step for step in finish(plan, tmp_path) if not step.found}
+    again = {
+        step.job.settings["lr"]: step for step in finish(plan, tmp_path) if not step.is_earlier
+    }
     assert again[0.1].row["status"] == "completed"
     assert 1e30 not in again
     assert "model diverged" in table(tmp_path).set_index("lr").loc[1e30].reason
@@ -294,7 +296,7 @@ def test_a_sweep_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) ->
     assert before["lr"] == 0.1
     for later in ({k: v for k, v in before.items() if k != "lr"}, before | {"gone": 1}):
         defaults.write_text(json.dumps(later))  # a key that came, one that went
-        assert all(step.found for step in finish(plan, tmp_path))
+        assert all(step.is_earlier for step in finish(plan, tmp_path))
         assert json.loads(defaults.read_text()) == before
     defaults.write_text(json.dumps(before | {"lr": 0.2}))
     with pytest.raises(ValueError, match=r"begun with the default lr=0.2, which is 0.1 today; ch"):
