@@ -5,8 +5,8 @@
 
 losses       the methods whose server sums up what clients keep, on least squares in float64, eight
              clients, full-batch steps, all asked in every round; replies are lost at random on
-             their way back. Before: clients go on from the state of their last step, heard or not.
-             After: from the last accepted one
+             their way back. Before: clients continue from the state of their last step, whether
+             or not its reply arrived. After: from the last accepted one
 checkpoints  seconds of a checkpoint beside a round, 100 clients with a state each, 10 active
 replies      the kinds of bad reply in tests/server/test_bad_replies.py, four methods each
 data         the nasty data sets of tests/data/nasty
@@ -104,7 +104,7 @@ TIED: dict[str, dict[str, Any]] = {  # without the ascent of SAM, which moves th
 
 
 class GoingOn(LocalFleet):
-    """Clients without the protocol: each goes on from its last step, whoever heard of it."""
+    """Clients without the protocol: each continues from its last step, whoever heard of it."""
 
     def train(self, requests: Sequence[TrainRequest], timeout: float) -> TrainReplies:
         def last(request: TrainRequest) -> TrainRequest:

@@ -4,7 +4,7 @@
     python benchmarks/methods.py scaffold feddyn        # these methods only
     python benchmarks/methods.py --check                # exit 1 where a target is missed
     python benchmarks/methods.py --clock cpu --threads 1        # on a machine that others use too
-    python benchmarks/methods.py --out out.json         # stopped and started again, it goes on
+    python benchmarks/methods.py --out out.json         # stopped and started again, it resumes
 
 CIFAR-10, LeNet and ResNet-18 with GroupNorm; a few clients of 500 samples, all of them active in
 every round, because FedPD requires it; batch 50, random crops and mirrored images. The first round,

@@ -7,7 +7,7 @@
 
 The peers are no dependency of this package: each has its own environment, with `pfl`, `blazefl`
 and torchvision, or is a checkout that runs with this Python. Every contestant is a process of its
-own that tells when a round is done; this one takes the time, and counts the CPU seconds of the
+own that knows when a round is done; this one takes the time, and counts the CPU seconds of the
 process and all its children. The contestants take turns, each repetition in another order, and
 every ratio is taken within a repetition. Another call adds its repetitions to those in FOLDER.
 """

@@ -315,7 +315,7 @@ def beside(runs: Sequence[reader.Run], found: Sequence[Tested]) -> list[str]:
     if not lines:
         return []
     return [
-        "Of equal configurations one goes on, by a rule that knows nothing of them. Another one, "
+        "Of equal configurations one continues, by a rule that knows nothing of them. Another one, "
         "which had been as good as one that went on, ended better on the held-out samples than the "
         f"winner when it was trained beside the search: {'; '.join(lines)}. It was not tested.",
         "",

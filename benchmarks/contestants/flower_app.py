@@ -121,7 +121,7 @@ def evaluate(round: int, weights: ArrayRecord) -> MetricRecord:
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     clients = len(JOB["cohorts"][0])
-    strategy = FedAvg(  # which goes on without the clients that fail
+    strategy = FedAvg(  # which continues without the clients that fail
         fraction_train=1.0,
         fraction_evaluate=0.0,
         min_train_nodes=clients,

@@ -45,8 +45,8 @@ def resume(
         for key in ("out-dir", "name", "resume"):
             if key in settings:
                 raise ValueError(
-                    f"resume: expected {path} to go on, got {key}={settings[key]}; leave it out, "
-                    "or copy the directory and resume the copy"
+                    f"resume: expected to resume {path} in place, got {key}={settings[key]}; leave "
+                    "it out, or copy the directory and resume the copy"
                 )
     if force:
         lock.force(path)

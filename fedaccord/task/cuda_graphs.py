@@ -6,7 +6,7 @@ kernels, which are its branches, run beside each other. They are the kernels of 
 time, and so are the gradients. A graph reads and writes the memory with which it was recorded:
 batch, points, gradients and losses are copied to and from buffers.
 
-What a module does in Python happens only in the recording: `records` tells which are taken.
+What a module does in Python happens only in the recording: `records` says which are recorded.
 """
 
 import gc

@@ -39,8 +39,11 @@ def test_a_run_that_cannot_resume_gives_one_line(tmp_path: Path) -> None:
         ("lr=0.3", "resume: expected lr=0.1, as the run began with, got 0.3"),
         ("num-server-rounds=2", "all 2 rounds are done"),
         ("lrr=1", "unknown key 'lrr'"),
-        ("out-dir=elsewhere", f"resume: expected {directory} to go on, got out-dir="),
-        ("name=y", f"resume: expected {directory} to go on, got name=y; leave it out, or copy"),
+        ("out-dir=elsewhere", f"resume: expected to resume {directory} in place, got out-dir="),
+        (
+            "name=y",
+            f"resume: expected to resume {directory} in place, got name=y; leave it out, or copy",
+        ),
     ):
         result = invoke("resume", directory, word)
         assert result.exit_code == 2
